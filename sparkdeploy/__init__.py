@@ -1,0 +1,3 @@
+"""Deploy large mixture-of-experts models with vLLM on NVIDIA DGX Spark."""
+
+__version__ = "0.1.0"

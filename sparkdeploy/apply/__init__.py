@@ -1,0 +1,1 @@
+"""The apply room: observe, then do what a plan says."""

@@ -1,0 +1,58 @@
+"""One change at a time on this node, and the end of what an earlier one left half done."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from sparkdeploy.apply.serving import answers
+from sparkdeploy.console import console
+from sparkdeploy.runtime import recovery
+from sparkdeploy.runtime.lock import node_lock
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.runtime.recovery import Recovery
+    from sparkdeploy.settings import Settings
+
+LOCK_WAIT_S = 5.0
+SETTLE_WAIT_S = 120.0
+"""A start that has ended must be settled: it waits for whoever stops another container."""
+
+
+def changing(
+    settings: Settings, command: str, *, wait_s: float = LOCK_WAIT_S
+) -> AbstractContextManager[None]:
+    """Hold the node's lock; NodeError names the holder when it stays held for `wait_s`.
+
+    `command` is what is held up to others, without the program's name: `up v2 --name main`.
+    """
+    return node_lock(
+        settings.lock_dir,
+        settings.node_name,
+        command=f"sparkdeploy {command}",
+        wait_s=wait_s,
+        on_wait=console.info,
+    )
+
+
+def crashes_dir(settings: Settings) -> Path:
+    """Return where the evidence of failed containers is kept."""
+    return settings.state_dir / "crashes"
+
+
+def recover(host: DockerHost, deployment: str, settings: Settings) -> Recovery:
+    """Finish or revert what an interrupted command left; say what was done."""
+    found = recovery.recover(
+        host,
+        deployment,
+        crashes_dir=crashes_dir(settings),
+        is_answering=answers,
+        now=datetime.now(UTC),
+    )
+    if found.text:
+        console.warn(found.text)
+    return found

@@ -1,0 +1,107 @@
+"""Prebuilt FP8 tensors of a recipe: which they are, and bringing them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checkpoint import contents, pull
+from sparkdeploy.checkpoint.fp8 import expected_bytes
+from sparkdeploy.checkpoint.fp8_shard import (
+    Order,
+    fetch_shard,
+    read_shard,
+    shard_folder,
+    take_shard,
+)
+from sparkdeploy.checkpoint.hub import open_hub
+from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges
+from sparkdeploy.checkpoint.source import open_folder, source_identity
+from sparkdeploy.console import console
+from sparkdeploy.recipe.anchors import is_folder
+
+if TYPE_CHECKING:
+    from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
+    from sparkdeploy.checkpoint.ranges import RangeSource
+    from sparkdeploy.checkpoint.source import CheckpointSource
+    from sparkdeploy.recipe.schema import Checkpoint
+    from sparkdeploy.settings import Settings
+
+
+def fp8_origin(checkpoint: Checkpoint, settings: Settings) -> str:
+    """Name the recipe's FP8 tensors to the commit, or to the state of a folder; no network.
+
+    Empty when the recipe takes none; a repository that was not resolved yet is named as asked for.
+    """
+    source = checkpoint.fp8_dense.source
+    if checkpoint.fp8_dense.mode != "prebuilt" or source is None:
+        return ""
+    if is_folder(source):
+        return f"folder {source} {source_identity(open_folder(Path(source)))}"
+    repo, revision = _repository(source)
+    return f"{repo}@{HubLock(settings.state_dir).commit(repo, revision)}"
+
+
+def resolve_fp8(checkpoint: Checkpoint, settings: Settings) -> bool:
+    """Pin the FP8 repository's commit if it is not pinned; say whether that changed anything."""
+    source = checkpoint.fp8_dense.source
+    if checkpoint.fp8_dense.mode != "prebuilt" or source is None or is_folder(source):
+        return False
+    repo, revision = _repository(source)
+    lock = HubLock(settings.state_dir)
+    if lock.pin(repo, revision) is not None:
+        return False
+    pull.resolve(open_hub(settings), lock, repo, revision, anew=False)
+    return True
+
+
+def bring_fp8(
+    checkpoint: Checkpoint, source: CheckpointSource, settings: Settings
+) -> Fp8Shard | None:
+    """Fetch the shard for a model by range, or find it; None when the recipe takes none.
+
+    Raises CheckpointError when the FP8 repository does not hold exactly what the model needs.
+    """
+    origin = fp8_origin(checkpoint, settings)
+    if not origin:
+        return None
+    sizes = contents.model_sizes(contents.read_config(source.files_dir))
+    order = Order(sizes, origin, model=source.files_dir)
+    folder = shard_folder(shard_store(settings), order)
+    done = take_shard(folder)
+    if done is not None:
+        return done
+    ranges = open_ranges(checkpoint.fp8_dense.source or "", settings)
+    with console.step(f"FP8 tensors of {ranges.name}") as step:
+        return fetch_shard(ranges, order, folder, step.progress)
+
+
+def fp8_bytes(checkpoint: Checkpoint, source: CheckpointSource, settings: Settings) -> int:
+    """Bytes of FP8 tensors that are still to come for a model; 0 when they are here."""
+    origin = fp8_origin(checkpoint, settings)
+    if not origin:
+        return 0
+    sizes = contents.model_sizes(contents.read_config(source.files_dir))
+    is_here = read_shard(shard_folder(shard_store(settings), Order(sizes, origin))) is not None
+    return 0 if is_here else expected_bytes(sizes)
+
+
+def open_ranges(source: str, settings: Settings) -> RangeSource:
+    """A folder, or ORG/NAME[@REVISION] on the hub at the commit that is pinned."""
+    if is_folder(source):
+        return FolderRanges(open_folder(Path(source)).files_dir)
+    repo, revision = _repository(source)
+    hub = open_hub(settings)
+    lock = HubLock(settings.state_dir)
+    return HubRanges(hub, pull.resolve(hub, lock, repo, revision, anew=False))
+
+
+def shard_store(settings: Settings) -> Path:
+    """Where fetched FP8 tensors are kept, so that every overlay over them fetches nothing."""
+    return settings.data_dir / "m" / "fp8"
+
+
+def _repository(source: str) -> tuple[str, str]:
+    repo, _, revision = source.partition("@")
+    return repo, revision or "main"

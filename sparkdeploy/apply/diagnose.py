@@ -1,0 +1,143 @@
+"""`diagnose`: everything a bug report needs, in one file and without secrets."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import tempfile
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.apply.changing import crashes_dir
+from sparkdeploy.apply.drafting import connect, library
+from sparkdeploy.apply.examine import doctor_report
+from sparkdeploy.apply.operating import current_rows
+from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.runtime.deployments import find_deployment
+from sparkdeploy.runtime.evidence import ROOT_CAUSE, write_evidence
+from sparkdeploy.runtime.secrets import known_secrets, text_without_secrets
+from sparkdeploy.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.settings import Settings
+
+FILE_MODE = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What was packed, and where to."""
+
+    path: Path
+    root_cause: str
+    files: dict[str, int]
+    """Names in the archive, with their sizes in bytes."""
+
+
+def diagnose(subject: str, output: Path | None) -> Bundle:
+    """Pack a crash folder, or what is known of a deployment: its newest crash and how it is now.
+
+    `subject` is a deployment's name or a folder of evidence. The file is a tar.gz, readable by its
+    owner only. Raises SparkdeployError when nothing is known of the subject or the file cannot be
+    written.
+    """
+    settings = load_settings()
+    keys = known_secrets([settings.state_dir / "keys"])
+    with tempfile.TemporaryDirectory(prefix="sparkdeploy-") as scratch:
+        found = _collect(subject, Path(scratch), settings, keys)
+        if not found:
+            raise SparkdeployError(
+                f"nothing is known of {subject}: it is no deployment, no folder, and left no crash",
+                hint=f"`sparkdeploy status`, or a folder below {crashes_dir(settings)}",
+            )
+        found |= dict(_surroundings(settings))
+        contents = {
+            name: text_without_secrets(text, keys).encode() for name, text in sorted(found.items())
+        }
+    path = output or Path(f"sparkdeploy-{Path(subject).name}-{_now()}.tar.gz")
+    _pack(path, contents)
+    sizes = {name: len(content) for name, content in contents.items()}
+    return Bundle(path, _root_cause(found), sizes)
+
+
+def _collect(
+    subject: str, scratch: Path, settings: Settings, keys: tuple[str, ...]
+) -> dict[str, str]:
+    folder = Path(subject)
+    if folder.is_dir():
+        return dict(_read_folder(folder, "crash"))
+    found: dict[str, str] = {}
+    newest = _newest_crash(subject, settings)
+    if newest is not None:
+        found.update(_read_folder(newest, "crash"))
+    with connect(settings) as host:
+        deployment = find_deployment(host, subject)
+        if deployment is not None:
+            container_id = deployment.current.container_id
+            write_evidence(host, container_id, scratch, details={}, keys=keys)
+            found.update(_read_folder(scratch, "now"))
+    return found
+
+
+def _newest_crash(name: str, settings: Settings) -> Path | None:
+    """Return the folder with the latest time in its name; names of others may begin alike."""
+    folders = [
+        path
+        for path in sorted(crashes_dir(settings).glob(f"{name}-2*"))
+        if path.is_dir() and path.name.removeprefix(f"{name}-")[:1].isdigit()
+    ]
+    return max(folders, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _read_folder(folder: Path, place: str) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not path.is_symlink():
+            yield f"{place}/{path.name}", path.read_text(errors="replace")
+
+
+def _surroundings(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield what holds for the whole machine: doctor, deployments, settings, the last bug."""
+    resolved = load_recipe(library(settings), settings.default_recipe)
+    yield "doctor.json", _as_json(doctor_report(resolved, settings))
+    yield "status.json", _as_json([asdict(row) for row in current_rows()])
+    for path in (settings.config_dir / "config.yaml", settings.state_dir / "crash.log"):
+        if path.is_file():
+            yield path.name, path.read_text(errors="replace")
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, indent=2, sort_keys=True, default=str) + "\n"
+
+
+def _root_cause(found: dict[str, str]) -> str:
+    for place in ("crash", "now"):
+        if text := found.get(f"{place}/{ROOT_CAUSE}"):
+            return text.strip()
+    return "unknown"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def _pack(path: Path, contents: dict[str, bytes]) -> None:
+    """Write beside the target and rename: half an archive is none."""
+    staged = path.with_name(f".{path.name}.new")
+    try:
+        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
+            for name, content in contents.items():
+                member = tarfile.TarInfo(name)
+                member.size, member.mode = len(content), FILE_MODE
+                tar.addfile(member, io.BytesIO(content))
+        staged.replace(path)
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        raise SparkdeployError(f"{path} cannot be written: {error.strerror}") from error

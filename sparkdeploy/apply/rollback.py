@@ -1,0 +1,85 @@
+"""`rollback`: end a replacement under way or left half done, or go back to the one before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdeploy import labels
+from sparkdeploy.apply.changing import SETTLE_WAIT_S, changing, crashes_dir, recover
+from sparkdeploy.apply.drafting import connect
+from sparkdeploy.apply.watch import Start, Watch
+from sparkdeploy.console import console
+from sparkdeploy.recipe.schema import Limits
+from sparkdeploy.runtime import replace as replacing
+from sparkdeploy.runtime.deployments import find_deployment
+from sparkdeploy.runtime.recovery import abandon
+from sparkdeploy.settings import load_settings
+
+if TYPE_CHECKING:
+    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """What `rollback` did."""
+
+    action: str
+    """nothing, finished, reverted or returned."""
+    text: str
+
+
+def roll_back(name: str) -> RolledBack:
+    """Bring a deployment to a whole and earlier state, and wait until that answers.
+
+    A replacement that was interrupted is finished when the new container answers, and reverted
+    otherwise; one that is still starting is given up. With nothing half done, the newest kept
+    container takes the place of the current one, which is kept in turn.
+    """
+    settings = load_settings()
+    with connect(settings) as host:
+        with changing(settings, f"rollback {name}"):
+            begun = _begin(host, name, settings)
+        if isinstance(begun, RolledBack):
+            return begun
+        watch = Watch(_start_of(host, begun), host, settings)
+        replacing.see_through(
+            begun,
+            wait=watch.wait,
+            changing=lambda: changing(settings, f"rollback {name}", wait_s=SETTLE_WAIT_S),
+            details=watch.details,
+        )
+    return RolledBack("returned", f"{name}: the earlier container is back and answers")
+
+
+def _begin(host: DockerHost, name: str, settings: Settings) -> RolledBack | replacing.Replacement:
+    done = recover(host, name, settings)
+    if done.action == "waiting":
+        crashes = crashes_dir(settings)
+        done = abandon(host, name, crashes_dir=crashes, reason="`rollback` gave it up")
+        console.info(done.text)
+    if done.action != "nothing":
+        return RolledBack(done.action, done.text)
+    found = find_deployment(host, name)
+    if found is None or not found.kept:
+        return RolledBack("nothing", f"nothing to do: no earlier container of {name} is kept")
+    return replacing.begin_return(host, found.kept[0], crashes_dir=crashes_dir(settings))
+
+
+def _start_of(host: DockerHost, replacement: replacing.Replacement) -> Start:
+    fact = host.find_container(replacement.container_id)
+    known = fact.labels if fact is not None else {}
+    return Start(
+        deployment=replacement.deployment,
+        command=f"rollback {replacement.deployment}",
+        deadline_s=float(known.get(labels.STARTUP_TIMEOUT, Limits().startup_timeout_s)),
+        pace=_pace(fact),
+    )
+
+
+def _pace(fact: ContainerFact | None) -> str:
+    if fact is None:
+        return "rollback"
+    return f"{fact.image_id} {fact.labels.get(labels.RECIPE, '')}"

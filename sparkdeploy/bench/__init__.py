@@ -1,0 +1,1 @@
+"""Measuring a served model: suites, counting, records, comparison."""

@@ -1,0 +1,238 @@
+"""What a streamed answer says, from its bytes and the moments they came: pure, no sockets.
+
+The client only stores bytes while it measures; all reading happens here, afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.bench.record import Counting, Failure, FailureKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+_DONE = "[DONE]"
+_SHOWN_CHARACTERS = 200
+_TEXT_FIELDS = ("content", "reasoning", "reasoning_content", "tool_calls")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Bytes that were read from the socket at one moment."""
+
+    at_s: float
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request as the wire showed it."""
+
+    sent_s: float
+    ended_s: float
+    arrivals: tuple[Arrival, ...] = ()
+    failure: Failure | None = None
+    """What the connection did wrong; what the bytes say is read later."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenArrival:
+    """Tokens that came together. Their number is a fraction where only the total is known."""
+
+    at_s: float
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A streamed answer, counted; with `failure` nothing else of it may be used."""
+
+    tokens: tuple[TokenArrival, ...] = ()
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    counting: Counting | None = None
+    finish_reason: str = ""
+    failure: Failure | None = None
+
+
+@dataclass(slots=True)
+class _Event:
+    """One event that may hold tokens."""
+
+    at_s: float
+    has_text: bool
+    id_count: int | None
+    usage_total: int | None
+    """`completion_tokens` up to and with this event, where the server says it each time."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    events: list[_Event] = field(default_factory=list)
+    prompt_tokens: int = 0
+    usage_total: int | None = None
+    finish_reason: str = ""
+    is_done: bool = False
+
+
+class _UnusableError(Exception):
+    def __init__(self, kind: FailureKind, message: str) -> None:
+        super().__init__(message)
+        self.failure = Failure(kind, message[:_SHOWN_CHARACTERS])
+
+
+def read_answer(exchange: Exchange) -> Answer:
+    """Count an answer's tokens and say when they came, or why it cannot be counted."""
+    reading = _Reading()
+    try:
+        for at_s, text in server_events(exchange.arrivals):
+            _read_event(reading, at_s, text)
+            if reading.is_done:
+                break
+        _check_end(reading, exchange)
+        tokens, counting = _count(reading)
+    except _UnusableError as error:
+        return Answer(failure=error.failure)
+    return Answer(
+        tokens=tokens,
+        prompt_tokens=reading.prompt_tokens,
+        completion_tokens=round(sum(item.tokens for item in tokens)),
+        counting=counting,
+        finish_reason=reading.finish_reason,
+    )
+
+
+def server_events(arrivals: Iterable[Arrival]) -> Iterator[tuple[float, str]]:
+    """Yield the data of each server-sent event and when its last byte came.
+
+    However the bytes were cut, the events are the same.
+    """
+    rest = b""
+    data: list[str] = []
+    for arrival in arrivals:
+        *lines, rest = (rest + arrival.data).split(b"\n")
+        for raw in lines:
+            line = raw.rstrip(b"\r").decode(errors="replace")
+            if line.startswith("data:"):
+                data.append(line[5:].removeprefix(" "))
+            elif not line and data:
+                yield arrival.at_s, "\n".join(data)
+                data = []
+
+
+def _read_event(reading: _Reading, at_s: float, text: str) -> None:
+    if text.strip() == _DONE:
+        reading.is_done = True
+        return
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise _UnusableError(FailureKind.MALFORMED, f"{error}: {text}") from error
+    if not isinstance(content, dict):
+        raise _UnusableError(FailureKind.MALFORMED, f"not an object: {text}")
+    if content.get("error"):
+        raise _UnusableError(FailureKind.SERVER_ERROR, _words(content["error"]))
+    try:
+        usage_total = _read_usage(reading, content.get("usage"))
+        _read_choices(reading, at_s, content.get("choices") or (), usage_total)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _UnusableError(FailureKind.MALFORMED, f"unexpected shape: {text}") from error
+
+
+def _words(error: Any) -> str:  # noqa: ANN401 - whatever the server sent
+    return str(error.get("message") or error) if isinstance(error, dict) else str(error)
+
+
+def _read_usage(reading: _Reading, usage: Any) -> int | None:  # noqa: ANN401 - JSON
+    if not usage:
+        return None
+    reading.prompt_tokens = int(usage.get("prompt_tokens") or reading.prompt_tokens)
+    if usage.get("completion_tokens") is None:
+        return None
+    reading.usage_total = int(usage["completion_tokens"])
+    return reading.usage_total
+
+
+def _read_choices(
+    reading: _Reading, at_s: float, choices: Sequence[Any], usage_total: int | None
+) -> None:
+    for choice in choices:
+        delta = choice.get("delta") or {}
+        has_text = bool(choice.get("text")) or any(delta.get(name) for name in _TEXT_FIELDS)
+        ids = choice.get("token_ids")
+        id_count = len(ids) if ids is not None else None
+        reading.finish_reason = choice.get("finish_reason") or reading.finish_reason
+        reading.events.append(_Event(at_s, has_text, id_count, usage_total))
+
+
+def _check_end(reading: _Reading, exchange: Exchange) -> None:
+    if reading.is_done:
+        return
+    if exchange.failure is not None:
+        raise _UnusableError(exchange.failure.kind, exchange.failure.message)
+    # Some servers close without [DONE]; one that told why it stopped has said everything.
+    if not reading.finish_reason:
+        raise _UnusableError(FailureKind.BROKEN_OFF, "the stream ended without [DONE]")
+
+
+def _count(reading: _Reading) -> tuple[tuple[TokenArrival, ...], Counting]:
+    for count_events, counting in (
+        (_by_token_ids, Counting.TOKEN_IDS),
+        (_by_usage_each, Counting.USAGE_EACH),
+        (_by_usage, Counting.USAGE),
+    ):
+        counted = count_events(reading)
+        if counted is not None:
+            return _together(counted), counting
+    if reading.usage_total == 0:
+        raise _UnusableError(FailureKind.MALFORMED, "the answer holds no token")
+    raise _UnusableError(FailureKind.UNCOUNTED, "neither usage nor token ids came with the answer")
+
+
+def _by_token_ids(reading: _Reading) -> list[TokenArrival] | None:
+    """Every event with text must have ids, and their sum must be what `usage` says."""
+    if any(event.has_text and event.id_count is None for event in reading.events):
+        return None
+    counted = [TokenArrival(event.at_s, event.id_count or 0) for event in reading.events]
+    total = sum(item.tokens for item in counted)
+    return counted if total and total == (reading.usage_total or total) else None
+
+
+def _by_usage_each(reading: _Reading) -> list[TokenArrival] | None:
+    totals = [event.usage_total for event in reading.events]
+    if not totals or reading.usage_total is None or totals[-1] != reading.usage_total:
+        return None
+    if any(event.has_text and event.usage_total is None for event in reading.events):
+        return None
+    known = [0, *(total for total in totals if total is not None)]
+    moments = [event.at_s for event in reading.events if event.usage_total is not None]
+    steps = [later - earlier for earlier, later in pairwise(known)]
+    if not reading.usage_total or min(steps) < 0:
+        return None
+    return [TokenArrival(at_s, step) for at_s, step in zip(moments, steps, strict=True)]
+
+
+def _by_usage(reading: _Reading) -> list[TokenArrival] | None:
+    """Only the total is known: every event with text is taken to hold as many tokens."""
+    moments = [event.at_s for event in reading.events if event.has_text]
+    if not reading.usage_total or not moments:
+        return None
+    each = reading.usage_total / len(moments)
+    return [TokenArrival(at_s, each) for at_s in moments]
+
+
+def _together(counted: Iterable[TokenArrival]) -> tuple[TokenArrival, ...]:
+    """Merge what came at one moment, and leave out what held no token."""
+    merged: list[TokenArrival] = []
+    for item in counted:
+        if not item.tokens:
+            continue
+        if merged and merged[-1].at_s == item.at_s:
+            merged.append(TokenArrival(item.at_s, merged.pop().tokens + item.tokens))
+        else:
+            merged.append(item)
+    return tuple(merged)

@@ -1,0 +1,203 @@
+"""Two runs side by side: paired differences, and only what the rounds can show.
+
+A round of one run is paired with the round of the same number of the other, for the same prompt,
+concurrency and context. The interval is Student's, over the differences of the pairs; over all
+cells of a suite it is over the rounds' mean logarithm of the ratios.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.bench.figures import figures_of
+from sparkdeploy.bench.record import METRICS, Summary
+from sparkdeploy.bench.summary import summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sparkdeploy.bench.record import Cell, Run, SuiteResult
+
+
+class Verdict(StrEnum):
+    """What the rounds show."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+    NONE = "no difference shown"
+    UNKNOWN = "one round shows nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One figure of one cell: the other run minus the base."""
+
+    suite: str
+    prompt: str
+    concurrency: int
+    context_tokens: int | None
+    metric: str
+    base: float
+    """Mean over the paired rounds."""
+    other: float
+    difference: Summary
+    verdict: Verdict
+
+    @property
+    def relative(self) -> float:
+        """Return the mean difference as a fraction of the base."""
+        return self.difference.mean / self.base if self.base else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Overall:
+    """One figure over all cells of a suite: other / base."""
+
+    suite: str
+    metric: str
+    cells: int
+    ratio: float
+    """Geometric mean."""
+    low95: float | None
+    high95: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything that two runs show of each other."""
+
+    base: str
+    other: str
+    differences: tuple[Difference, ...]
+    overall: tuple[Overall, ...]
+    changed: tuple[str, ...]
+    """What made them that is not the same: `driver: 580.1 -> 590.2`."""
+    notes: tuple[str, ...]
+    """What could not be compared, and why."""
+
+
+def compare(base: Run, other: Run) -> Comparison:
+    """Return what changed from one run to another."""
+    differences: list[Difference] = []
+    overall: list[Overall] = []
+    notes: list[str] = []
+    for suite in base.suites:
+        match = other.suite(suite.name)
+        reason = _why_not(suite, match)
+        if match is None or reason:
+            notes.append(f"{suite.name}: {reason}")
+            continue
+        pairs = _cell_pairs(suite, match)
+        lost = len(suite.cells) + len(match.cells) - 2 * len(pairs)
+        if lost:
+            notes.append(f"{suite.name}: {lost} cells are in one of the runs only")
+        for metric in METRICS:
+            by_cell = [(cell, _rounds(cell, pair, metric)) for cell, pair in pairs]
+            shown = [(cell, values) for cell, values in by_cell if values]
+            differences += [_difference(suite.name, cell, metric, v) for cell, v in shown]
+            if len(shown) > 1:
+                overall.append(_overall(suite.name, metric, [values for _, values in shown]))
+    return Comparison(
+        base=base.run_id,
+        other=other.run_id,
+        differences=tuple(differences),
+        overall=tuple(overall),
+        changed=tuple(_changed(base, other)),
+        notes=tuple(notes),
+    )
+
+
+def _why_not(base: SuiteResult, other: SuiteResult | None) -> str:
+    if other is None:
+        return "is in one of the runs only"
+    if base.prompts != other.prompts:
+        return "the prompts differ"
+    return ""
+
+
+def _cell_pairs(base: SuiteResult, other: SuiteResult) -> list[tuple[Cell, Cell]]:
+    there = {cell.key: cell for cell in other.cells}
+    return [(cell, there[cell.key]) for cell in base.cells if cell.key in there]
+
+
+Values = dict[int, tuple[float, float]]
+"""By round: the base's figure and the other's."""
+
+
+def _rounds(base: Cell, other: Cell, metric: str) -> Values:
+    before = {item.round: figures_of(item) for item in base.rounds}
+    after = {item.round: figures_of(item) for item in other.rounds}
+    return {
+        number: (before[number][metric], after[number][metric])
+        for number in sorted(before.keys() & after.keys())
+        if metric in before[number] and metric in after[number]
+    }
+
+
+def _difference(suite: str, cell: Cell, metric: str, values: Values) -> Difference:
+    found = summarise([after - before for before, after in values.values()])
+    if found is None:
+        raise ValueError("no rounds to compare")
+    return Difference(
+        suite=suite,
+        prompt=cell.prompt,
+        concurrency=cell.concurrency,
+        context_tokens=cell.context_tokens,
+        metric=metric,
+        base=statistics.fmean(before for before, _ in values.values()),
+        other=statistics.fmean(after for _, after in values.values()),
+        difference=found,
+        verdict=_verdict(found),
+    )
+
+
+def _overall(suite: str, metric: str, cells: list[Values]) -> Overall:
+    """A round is one observation: its cells share whatever disturbed it."""
+    numbers = set.intersection(*(set(values) for values in cells))
+    logs = [
+        statistics.fmean(math.log(values[number][1] / values[number][0]) for values in cells)
+        for number in sorted(numbers)
+        if all(min(values[number]) > 0 for values in cells)
+    ]
+    found = summarise(logs)
+    if found is None:
+        return Overall(suite, metric, len(cells), math.nan, None, None, Verdict.UNKNOWN)
+    return Overall(
+        suite=suite,
+        metric=metric,
+        cells=len(cells),
+        ratio=math.exp(found.mean),
+        low95=math.exp(found.low95) if found.low95 is not None else None,
+        high95=math.exp(found.high95) if found.high95 is not None else None,
+        verdict=_verdict(found),
+    )
+
+
+def _verdict(found: Summary) -> Verdict:
+    if found.low95 is None or found.high95 is None:
+        return Verdict.UNKNOWN
+    if found.low95 <= 0 <= found.high95:
+        return Verdict.NONE
+    return Verdict.HIGHER if found.low95 > 0 else Verdict.LOWER
+
+
+def _changed(base: Run, other: Run) -> Iterator[str]:
+    before, after = (dict(_flat(asdict(run.origin))) for run in (base, other))
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            yield f"{name}: {before.get(name)} -> {after.get(name)}"
+
+
+def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    for name, item in value.items():
+        if isinstance(item, dict):
+            yield from _flat(item, f"{above}{name}.")
+        elif isinstance(item, list | tuple) and any(isinstance(part, dict) for part in item):
+            yield from _flat({str(n): part for n, part in enumerate(item)}, f"{above}{name}.")
+        else:
+            yield above + name, item

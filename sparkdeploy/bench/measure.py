@@ -1,0 +1,238 @@
+"""A suite under way: each turn is asked, timed, counted and kept."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sparkdeploy.bench import prompts
+from sparkdeploy.bench.answers import read_answer
+from sparkdeploy.bench.asking import Ask, Dialect, Length, chat_body
+from sparkdeploy.bench.counters import Counters, difference, read_counters, together
+from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, measure
+from sparkdeploy.bench.record import FailureKind, SuiteResult
+from sparkdeploy.bench.sizing import PROBE_WORDS, Sizer
+from sparkdeploy.bench.suites import Forecast
+from sparkdeploy.bench.watch import kv_peak, machine_watch
+from sparkdeploy.errors import BenchError, SparkdeployError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from sparkdeploy.bench.prompts import Prompt
+    from sparkdeploy.bench.record import ServerDelta
+    from sparkdeploy.bench.streams import Streams
+    from sparkdeploy.bench.suites import Condition, Suite, Turn
+    from sparkdeploy.bench.watch import Reading, Watch
+
+SETTLE_S = 10.0
+SETTLE_POLL_S = 0.02
+GONE = "the server no longer answers"
+_GREETING = prompts.Prompt("hello", ({"role": "user", "content": "Hello"},), 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server that is measured."""
+
+    streams: Streams
+    model: str
+    dialect: Dialect
+    exposition: Callable[[], str] | None = None
+    """Returns /metrics; None where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a turn showed, for a person who waits."""
+
+    turn: Turn
+    tok_s: float | None
+    remaining_s: float | None
+
+
+@dataclass(slots=True)
+class _Collected:
+    rounds: dict[int, list[Measured]] = field(default_factory=dict)
+    deltas: list[ServerDelta] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
+
+
+def find_dialect(streams: Streams, model: str) -> Dialect:
+    """Return the best dialect the server takes; BenchError when it takes none."""
+    words = ""
+    for dialect in Dialect:
+        body = chat_body(Ask(_GREETING, Length.EXACT), model=model, dialect=dialect)
+        failure = streams.round([body])[0].failure
+        if failure is None:
+            return dialect
+        words = f"{failure.kind}: {failure.message}"
+        if failure.kind is not FailureKind.REFUSED:
+            break
+    raise BenchError(f"the server cannot be measured: {words}")
+
+
+class Measurement:
+    """One suite against one server."""
+
+    def __init__(
+        self,
+        suite: Suite,
+        target: Target,
+        watch: Watch,
+        *,
+        asked: Sequence[Prompt] = (),
+        seed: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Prepare. `asked` are the suite's fixed prompts, `seed` begins those made to measure."""
+        self._suite = suite
+        self._target = target
+        self._watch = watch
+        self._asked = {item.name: item for item in asked}
+        self._seed = seed
+        self._clock = clock
+        self._sizer = Sizer()
+        self._forecast = Forecast()
+        self._collected: dict[Condition, _Collected] = {}
+        self._began_s = clock()
+
+    def run(self, on_progress: Callable[[Progress], None]) -> SuiteResult:
+        """Take every turn; an interruption, or a server that is gone, ends with what there is."""
+        turns = self._suite.turns
+        notes = self._suite.notes
+        is_complete = False
+        try:
+            if any(turn.condition.context_tokens for turn in turns):
+                self._probe()
+            for index, turn in enumerate(turns):
+                measured = self._take(turn)
+                if all(_is_gone(item) for item in measured):
+                    notes = (*notes, GONE)
+                    break
+                remaining_s = self._forecast.remaining_s(turns[index + 1 :])
+                on_progress(Progress(turn, _speed(measured), remaining_s))
+            else:
+                is_complete = True
+        except KeyboardInterrupt:
+            notes = (*notes, "interrupted")
+        return self._result(notes, is_complete=is_complete)
+
+    def _probe(self) -> None:
+        for index, words in enumerate(PROBE_WORDS):
+            prompt = prompts.context_prompt(words, seed=self._seed - 1 - index, max_tokens=1)
+            exchange = self._target.streams.round([self._body(Ask(prompt, Length.EXACT))])[0]
+            answer = read_answer(exchange)
+            if answer.failure is not None:
+                raise BenchError(f"a prompt of {words} words failed: {answer.failure.message}")
+            self._sizer.learn(words, answer.prompt_tokens)
+
+    def _take(self, turn: Turn) -> list[Measured]:
+        condition = turn.condition
+        asks = self._asks(turn)
+        before = self._counters()
+        start_s = self._clock()
+        exchanges = self._target.streams.round([self._body(ask) for ask in asks])
+        end_s = self._clock()
+        measured = [
+            measure(
+                exchange,
+                read_answer(exchange),
+                prompt=condition.prompt,
+                number=turn.round,
+                stream=stream,
+                began_s=self._began_s,
+            )
+            for stream, exchange in enumerate(exchanges)
+        ]
+        self._learn(asks, measured)
+        kept = self._collected.setdefault(condition, _Collected())
+        kept.rounds[turn.round] = measured
+        # Also after a warm-up: what it counts late must not fall into the next round.
+        tokens = sum(item.sample.completion_tokens for item in measured)
+        after = self._settled(before, tokens) if before is not None else None
+        if turn.round != WARM_UP:
+            kept.readings += self._watch.between(start_s, end_s)
+            if before is not None and after is not None:
+                kept.deltas.append(difference(before, after))
+        return measured
+
+    def _asks(self, turn: Turn) -> list[Ask]:
+        condition = turn.condition
+        if condition.context_tokens is None:
+            return [Ask(self._asked[condition.prompt])] * condition.concurrency
+        words = self._sizer.words_for(condition.context_tokens - condition.max_tokens)
+        asks = []
+        for _ in range(condition.concurrency):
+            self._seed += 1
+            prompt = prompts.context_prompt(words, seed=self._seed, max_tokens=condition.max_tokens)
+            asks.append(Ask(prompt, Length.EXACT, condition.context_tokens, words))
+        return asks
+
+    def _body(self, ask: Ask) -> Mapping[str, Any]:
+        return chat_body(ask, model=self._target.model, dialect=self._target.dialect)
+
+    def _learn(self, asks: Sequence[Ask], measured: Sequence[Measured]) -> None:
+        counted = [item.sample for item in measured if item.is_counted]
+        if not counted:
+            return
+        self._forecast.learn(
+            prompt_tokens=sum(sample.prompt_tokens for sample in counted),
+            prompt_s=max(sample.ttft_s or 0.0 for sample in counted),
+            tokens=max(sample.completion_tokens for sample in counted),
+            decode_s=max(sample.duration_s - (sample.ttft_s or 0.0) for sample in counted),
+        )
+        for ask, item in zip(asks, measured, strict=True):
+            if ask.words is not None and item.is_counted:
+                self._sizer.learn(ask.words, item.sample.prompt_tokens)
+
+    def _counters(self) -> Counters | None:
+        if self._target.exposition is None:
+            return None
+        try:
+            return read_counters(self._target.exposition())
+        except SparkdeployError:
+            return None
+
+    def _settled(self, before: Counters, tokens: int) -> Counters | None:
+        """Read until the server has counted what it has answered, a moment later at most."""
+        deadline_s = self._clock() + SETTLE_S
+        while True:
+            after = self._counters()
+            counted = after.generated_since(before) if after is not None else None
+            if counted is None or counted >= tokens or self._clock() > deadline_s:
+                return after
+            time.sleep(SETTLE_POLL_S)
+
+    def _result(self, notes: tuple[str, ...], *, is_complete: bool) -> SuiteResult:
+        cells = tuple(
+            cell_of(
+                condition,
+                kept.rounds,
+                server=together(kept.deltas, kv_usage_peak=kv_peak(kept.readings)),
+                machine=machine_watch(kept.readings),
+            )
+            for condition, kept in self._collected.items()
+            if any(number != WARM_UP for number in kept.rounds)
+        )
+        return SuiteResult(
+            name=self._suite.name,
+            prompts=self._suite.prompts,
+            rounds=self._suite.rounds,
+            warmups=self._suite.warmups,
+            is_complete=is_complete,
+            cells=cells,
+            notes=notes,
+        )
+
+
+def _is_gone(item: Measured) -> bool:
+    failure = item.sample.failure
+    return failure is not None and failure.kind is FailureKind.UNREACHABLE
+
+
+def _speed(measured: Sequence[Measured]) -> float | None:
+    own = [item.sample.decode_tok_s for item in measured if item.sample.decode_tok_s is not None]
+    return sum(own) / len(own) if own else None

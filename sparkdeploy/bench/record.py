@@ -1,0 +1,357 @@
+"""The record of one run: what made it, what was asked, what came back. One JSON file each.
+
+docs/bench.md describes every field; `json_schema()` gives the schema itself. All times are seconds
+of the client's monotonic clock, all speeds tokens a second, all tokens are the server's own
+(`usage` and token ids), never chunks.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from sparkdeploy.bench.origin import Origin
+from sparkdeploy.errors import BenchError
+
+# No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
+
+SCHEMA_VERSION = 1
+
+
+class FailureKind(StrEnum):
+    """Why a request has no figures."""
+
+    UNREACHABLE = "unreachable"
+    """No connection, or it ended before the answer began."""
+    REFUSED = "refused"
+    """An HTTP status other than 200."""
+    BROKEN_OFF = "broken off"
+    """The stream ended before it said that it was done."""
+    SERVER_ERROR = "server error"
+    """An error event in the middle of the stream."""
+    MALFORMED = "malformed"
+    """A chunk that cannot be read."""
+    UNCOUNTED = "uncounted"
+    """The server said neither `usage` nor token ids, and chunks are not tokens."""
+    TIMEOUT = "timeout"
+    """Nothing came for too long."""
+
+
+class Counting(StrEnum):
+    """Where the number of tokens, and of tokens in each chunk, comes from."""
+
+    TOKEN_IDS = "usage and token ids"  # noqa: S105 - no password
+    USAGE_EACH = "usage in every chunk"
+    USAGE = "usage at the end"
+    """How many tokens the first chunk held is unknown: it is taken for an average one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Of all values of one kind (linear interpolation between ranks); `count` says how many."""
+
+    count: int
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Waiting as a reader feels it, in seconds; None where nothing was measured."""
+
+    ttft_s: Quantiles | None = None
+    """From sending the request to the first token."""
+    tpot_s: Quantiles | None = None
+    """Time per output token of a request after its first arrival, one value a request."""
+    gap_s: Quantiles | None = None
+    """Between two arrivals of tokens. Tokens that arrive together have no gap between them."""
+    end_to_end_s: Quantiles | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Over rounds. `stdev` (sample) and the interval of the mean need two rounds or more."""
+
+    count: int
+    mean: float
+    median: float
+    stdev: float | None = None
+    low95: float | None = None
+    high95: float | None = None
+    """Student's t interval for the mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong with a request."""
+
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSample:
+    """One request. A failed one has `failure` and counts in no figure."""
+
+    round: int
+    """From 1. Round 0 is a warm-up and counts nowhere."""
+    stream: int
+    """Which of the concurrent streams, from 0."""
+    prompt: str
+    """The prompt's name, such as `qa`."""
+    sent_s: float
+    """Since the suite began."""
+    duration_s: float
+    """From sending to the last token."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    first_arrival_tokens: float = 0.0
+    """Tokens that came with the first arrival; decoding counts from there."""
+    arrivals: int = 0
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    gap_s: Quantiles | None = None
+    end_to_end_tok_s: float | None = None
+    """completion_tokens / duration_s: prefill and HTTP included, as published tables count."""
+    decode_tok_s: float | None = None
+    """Tokens after the first arrival / time after the first arrival."""
+    counting: Counting | None = None
+    finish_reason: str = ""
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """All streams of one round together; failed requests are counted and left out."""
+
+    round: int
+    duration_s: float
+    """From the first request's sending to the last token of all."""
+    requests: int
+    failures: int
+    prompt_tokens: int
+    completion_tokens: int
+    end_to_end_tok_s: float | None
+    """All completion tokens / duration_s."""
+    decode_tok_s: float | None
+    """All tokens after each request's first arrival / time in which any request was decoding."""
+    stream_decode_tok_s: float | None
+    """Mean over the requests of each one's own decode speed: what one user sees."""
+    latency: Latency = Latency()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDelta:
+    """What the server's own /metrics counted meanwhile; other clients' requests count too."""
+
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
+    preemptions: int | None = None
+    drafts: int | None = None
+    """Steps that drafted; None without speculation."""
+    draft_tokens: int | None = None
+    accepted_tokens: int | None = None
+    accepted_per_position: tuple[int, ...] = ()
+    prefix_queries: int | None = None
+    prefix_hits: int | None = None
+    kv_usage_before: float | None = None
+    """Fraction of the KV cache in use, 0 to 1."""
+    kv_usage_after: float | None = None
+    kv_usage_peak: float | None = None
+    """The highest value seen while it ran, looked at once a second."""
+
+    @property
+    def acceptance(self) -> float | None:
+        """Return accepted / drafted tokens; None when nothing was drafted."""
+        if not self.draft_tokens or self.accepted_tokens is None:
+            return None
+        return self.accepted_tokens / self.draft_tokens
+
+    @property
+    def acceptance_per_position(self) -> tuple[float, ...]:
+        """Return how often the draft at each position was accepted."""
+        return tuple(n / self.drafts for n in self.accepted_per_position) if self.drafts else ()
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Return tokens produced a step: one sure token and the accepted drafts."""
+        if not self.drafts or self.accepted_tokens is None:
+            return None
+        return 1 + self.accepted_tokens / self.drafts
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Lowest, median and highest reading."""
+
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class MachineWatch:
+    """The serving machine while it ran, looked at once a second; None where it does not tell."""
+
+    readings: int
+    sm_clock_mhz: Range | None = None
+    temperature_c: Range | None = None
+    power_w: Range | None = None
+    memory_floor_bytes: int | None = None
+    """The least MemAvailable seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One condition of a suite: a prompt (or prompt class), a concurrency and a context."""
+
+    prompt: str
+    """`qa`, `code`, `json`, `math`, `long_code`; `prose`, `code`, `agent`; `context`."""
+    concurrency: int
+    max_tokens: int
+    context_tokens: int | None = None
+    """Prompt length aimed at, in the model's tokens; None for a prompt taken as it is."""
+    samples: tuple[RequestSample, ...] = ()
+    """Warm-ups too: round 0."""
+    rounds: tuple[RoundResult, ...] = ()
+    latency: Latency = Latency()
+    """Over all requests of all rounds."""
+    statistics: Mapping[str, Summary] = field(default_factory=dict)
+    """Over rounds, by the name of a figure: those of METRICS that could be taken."""
+    server: ServerDelta | None = None
+    machine: MachineWatch | None = None
+
+    @property
+    def failures(self) -> int:
+        """Return failed requests, warm-ups left out."""
+        return sum(item.failures for item in self.rounds)
+
+    @property
+    def key(self) -> tuple[str, int, int | None, int]:
+        """Return what makes cells of two runs comparable."""
+        return self.prompt, self.concurrency, self.context_tokens, self.max_tokens
+
+
+METRICS = (
+    "end_to_end_tok_s",
+    "decode_tok_s",
+    "stream_decode_tok_s",
+    "ttft_p50_s",
+    "ttft_p95_s",
+    "tpot_p50_s",
+    "gap_p50_s",
+    "gap_p99_s",
+)
+"""Figures that `Cell.statistics` may hold, each one value a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a standard tool reported: `vllm bench serve` or llama-benchy, with their own names."""
+
+    tool: str
+    version: str
+    command: tuple[str, ...]
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Read from its report; METRICS' names where they mean the same."""
+    report: Mapping[str, object] = field(default_factory=dict)
+    """The tool's own report, whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """One suite of a run."""
+
+    name: str
+    """`five`, `decode`, `sweep` or `standard`."""
+    prompts: str
+    """Hash of the prompts' text: figures of other prompts are not compared."""
+    rounds: int
+    warmups: int
+    temperature: float = 0.0
+    is_complete: bool = True
+    """False when it was interrupted: what had been measured by then is here."""
+    cells: tuple[Cell, ...] = ()
+    tools: tuple[ToolResult, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was left out and why, such as contexts beyond the model's length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of `bench`."""
+
+    run_id: str
+    """Unique and sortable: `20261121T085134Z-v2-five`; the file's name without `.json`."""
+    label: str
+    """What a person calls it: `--save LABEL`, else the recipe's or the model's name."""
+    started_at: str
+    """ISO 8601, UTC."""
+    finished_at: str
+    origin: Origin
+    suites: tuple[SuiteResult, ...]
+    schema: int = SCHEMA_VERSION
+
+    def suite(self, name: str) -> SuiteResult | None:
+        """Return the suite of that name, or None."""
+        return next((suite for suite in self.suites if suite.name == name), None)
+
+
+def _adapter() -> TypeAdapter[Run]:
+    return TypeAdapter(Run)
+
+
+def record_text(run: Run) -> str:
+    """Return the record as it is written."""
+    return _adapter().dump_json(run, indent=1).decode() + "\n"
+
+
+def write_record(run: Run, path: Path) -> None:
+    """Write the record; it appears whole or not at all."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staged.write_text(record_text(run), encoding="utf-8")
+        staged.replace(path)
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        raise BenchError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_record(path: Path) -> Run:
+    """Read a record; raise BenchError for one that is damaged or of a newer schema.
+
+    Within a schema version fields may be added, with defaults; unknown ones are passed over.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BenchError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BenchError(f"{path} is no record of a run: {error}") from error
+    version = content.get("schema") if isinstance(content, dict) else None
+    if not isinstance(version, int):
+        raise BenchError(f"{path} is no record of a run: it has no schema version")
+    if version > SCHEMA_VERSION:
+        raise BenchError(
+            f"{path} has schema {version}, and this sparkdeploy reads up to {SCHEMA_VERSION}",
+            hint="update sparkdeploy",
+        )
+    try:
+        return _adapter().validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BenchError(f"{path} is damaged: {place}: {first['msg']}") from error
+
+
+def json_schema() -> dict[str, object]:
+    """Return the JSON schema of a record."""
+    return _adapter().json_schema()

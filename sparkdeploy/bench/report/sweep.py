@@ -1,0 +1,220 @@
+"""Latency and throughput over concurrency and over context: the suite `sweep`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdeploy.bench.report.chart import Line, LineChart, Point, plottable
+from sparkdeploy.bench.report.section import Section, Table, bounds, figure, interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sparkdeploy.bench.record import Cell, Quantiles
+    from sparkdeploy.bench.report.section import Shown
+
+MILLISECONDS = 1000.0
+
+
+def concurrency_section(runs: Sequence[Shown]) -> Section | None:
+    """Waiting and throughput as more requests come at once, at the shortest context swept."""
+    swept = [(shown, _at_shortest_context(shown)) for shown in runs]
+    charts = (
+        _chart(
+            swept, "Time to first token", "seconds, median to 95th percentile", _over_streams(_ttft)
+        ),
+        _chart(
+            swept,
+            "Time per output token",
+            "milliseconds, median to 95th percentile",
+            _over_streams(_tpot),
+        ),
+        _chart(
+            swept,
+            "All requests together",
+            "tok/s, decoding, 95 % interval",
+            _over_streams(_statistic("decode_tok_s")),
+        ),
+    )
+    drawn = tuple(chart for chart in charts if chart is not None)
+    if not drawn:
+        return None
+    rows = tuple(_concurrency_row(shown, cell) for shown, cells in swept for cell in cells)
+    columns = ("run", "at once", "TTFT p50 s", "p95 s", "TPOT p50 ms", "p95 ms")
+    more = ("all tok/s", "95 % interval", "each tok/s", "failed", "KV peak")
+    return Section(
+        anchor="concurrency",
+        heading="Latency over concurrency",
+        explanation=(
+            "Bars at the points of the first two charts reach from the median to the 95th "
+            "percentile of all requests; at those of the third they are 95 % intervals."
+        ),
+        charts=drawn,
+        table=Table((*columns, *more), rows, text_columns=1),
+        notes=_notes(runs),
+    )
+
+
+def context_section(runs: Sequence[Shown]) -> Section | None:
+    """Speed and waiting as the prompt grows, one request at a time."""
+    swept = [(shown, _alone(shown)) for shown in runs]
+    charts = (
+        _chart(
+            swept,
+            "Decode speed",
+            "tok/s, 95 % interval",
+            _over_context(_statistic("stream_decode_tok_s")),
+            "tokens of context",
+        ),
+        _chart(
+            swept,
+            "Time to first token",
+            "seconds, median to 95th percentile",
+            _over_context(_ttft),
+            "tokens of context",
+        ),
+    )
+    drawn = tuple(chart for chart in charts if chart is not None)
+    if not drawn:
+        return None
+    rows = tuple(_context_row(shown, cell) for shown, cells in swept for cell in cells)
+    columns = (
+        "run",
+        "context",
+        "decode tok/s",
+        "95 % interval",
+        "TTFT p50 s",
+        "prefill tok/s",
+        "failed",
+    )
+    return Section(
+        anchor="context",
+        heading="Throughput over context",
+        explanation=(
+            "One request at a time. Prefill tok/s is the context over the median time to first "
+            "token."
+        ),
+        charts=drawn,
+        table=Table(columns, rows, text_columns=1),
+    )
+
+
+def _chart(
+    swept: Sequence[tuple[Shown, Sequence[Cell]]],
+    title: str,
+    unit: str,
+    read: Callable[[Cell], Point | None],
+    x_title: str = "requests at once",
+) -> LineChart | None:
+    lines = []
+    for shown, cells in swept:
+        points = [point for cell in cells if (point := read(cell)) is not None]
+        if points:
+            ordered = tuple(sorted(points, key=lambda point: point.x))
+            lines.append(Line(shown.name, ordered, shown.series))
+    if not lines:
+        return None
+    return LineChart(title, x_title, unit, tuple(lines), thousands=x_title != "requests at once")
+
+
+def _over_streams(read: Callable[[Cell, float], Point | None]) -> Callable[[Cell], Point | None]:
+    return lambda cell: read(cell, float(cell.concurrency))
+
+
+def _over_context(read: Callable[[Cell, float], Point | None]) -> Callable[[Cell], Point | None]:
+    return lambda cell: read(cell, float(cell.context_tokens)) if cell.context_tokens else None
+
+
+def _ttft(cell: Cell, x: float) -> Point | None:
+    return _quantiles(cell.latency.ttft_s, x, 1.0)
+
+
+def _tpot(cell: Cell, x: float) -> Point | None:
+    return _quantiles(cell.latency.tpot_s, x, MILLISECONDS)
+
+
+def _quantiles(found: Quantiles | None, x: float, factor: float) -> Point | None:
+    if found is None or not (plottable(found.p50 * factor) and plottable(found.p95 * factor)):
+        return None
+    return Point(x, found.p50 * factor, found.p50 * factor, found.p95 * factor)
+
+
+def _statistic(name: str) -> Callable[[Cell, float], Point | None]:
+    def read(cell: Cell, x: float) -> Point | None:
+        summary = cell.statistics.get(name)
+        if summary is None or not plottable(summary.mean):
+            return None
+        return Point(x, summary.mean, *bounds(summary))
+
+    return read
+
+
+def _cells(shown: Shown) -> tuple[Cell, ...]:
+    suite = shown.run.suite("sweep")
+    cells = suite.cells if suite is not None else ()
+    return tuple(cell for cell in cells if _stands(cell.concurrency) and _has_place(cell))
+
+
+def _has_place(cell: Cell) -> bool:
+    return cell.context_tokens is None or _stands(cell.context_tokens)
+
+
+def _stands(condition: int) -> bool:
+    """Say whether a condition has a place on a logarithmic axis."""
+    return condition > 0 and plottable(condition)
+
+
+def _at_shortest_context(shown: Shown) -> tuple[Cell, ...]:
+    cells = _cells(shown)
+    shortest = min((cell.context_tokens or 0 for cell in cells), default=0)
+    found = (cell for cell in cells if (cell.context_tokens or 0) == shortest)
+    return tuple(sorted(found, key=lambda cell: cell.concurrency))
+
+
+def _alone(shown: Shown) -> tuple[Cell, ...]:
+    found = (cell for cell in _cells(shown) if cell.concurrency == 1 and cell.context_tokens)
+    return tuple(sorted(found, key=lambda cell: cell.context_tokens or 0))
+
+
+def _concurrency_row(shown: Shown, cell: Cell) -> tuple[str, ...]:
+    ttft, tpot = cell.latency.ttft_s, cell.latency.tpot_s
+    total, each = (cell.statistics.get(f"{name}decode_tok_s") for name in ("", "stream_"))
+    peak = cell.server.kv_usage_peak if cell.server is not None else None
+    return (
+        shown.name,
+        str(cell.concurrency),
+        figure(ttft.p50 if ttft else None, 3),
+        figure(ttft.p95 if ttft else None, 3),
+        figure(tpot.p50 * MILLISECONDS if tpot else None),
+        figure(tpot.p95 * MILLISECONDS if tpot else None),
+        figure(total.mean if total else None),
+        interval(total),
+        figure(each.mean if each else None),
+        str(cell.failures),
+        f"{peak:.0%}" if peak is not None and plottable(peak) else "-",
+    )
+
+
+def _context_row(shown: Shown, cell: Cell) -> tuple[str, ...]:
+    speed, ttft = cell.statistics.get("stream_decode_tok_s"), cell.latency.ttft_s
+    prefill = None
+    if ttft is not None and ttft.p50 > 0 and cell.context_tokens:
+        prefill = cell.context_tokens / ttft.p50
+    return (
+        shown.name,
+        f"{cell.context_tokens:,}",
+        figure(speed.mean if speed else None),
+        interval(speed),
+        figure(ttft.p50 if ttft else None, 3),
+        figure(prefill, 0),
+        str(cell.failures),
+    )
+
+
+def _notes(runs: Sequence[Shown]) -> tuple[str, ...]:
+    return tuple(
+        f"{shown.name}: {note}."
+        for shown in runs
+        if (suite := shown.run.suite("sweep")) is not None
+        for note in suite.notes
+    )

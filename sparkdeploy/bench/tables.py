@@ -1,0 +1,215 @@
+"""Runs and comparisons as a person reads them on a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdeploy.console import format_gib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from sparkdeploy.bench.compare import Comparison, Difference, Overall
+    from sparkdeploy.bench.record import Cell, Range, Run, SuiteResult, Summary, ToolResult
+    from sparkdeploy.bench.shelf import Kept
+
+TITLES = {
+    "end_to_end_tok_s": "tok/s end to end",
+    "decode_tok_s": "tok/s decode only",
+    "stream_decode_tok_s": "tok/s decode only, each stream",
+    "ttft_p50_s": "s to first token",
+}
+_SHOWN = {
+    "five": ("end_to_end_tok_s", "decode_tok_s", "ttft_p50_s"),
+    "decode": ("decode_tok_s", "end_to_end_tok_s", "ttft_p50_s"),
+    "sweep": ("decode_tok_s", "stream_decode_tok_s", "ttft_p50_s"),
+}
+
+
+def list_lines(kept: Sequence[Kept]) -> Iterator[str]:
+    """Yield one line a run."""
+    if not kept:
+        yield "no runs are kept; `sparkdeploy bench` makes one"
+        return
+    yield f"{'run':<44} {'label':<16} {'suites':<20} {'tok/s':>7}"
+    for item in kept:
+        run = item.run
+        names = ", ".join(suite.name for suite in run.suites)
+        yield f"{run.run_id:<44} {run.label:<16} {names:<20} {_headline(run):>7}"
+
+
+def run_lines(run: Run) -> Iterator[str]:
+    """Yield what made a run and what it measured."""
+    yield f"{run.label}  {run.run_id}  {run.started_at}"
+    yield from (f"  {line}" for line in _origin_lines(run))
+    for suite in run.suites:
+        yield ""
+        yield from suite_lines(suite)
+
+
+def suite_lines(suite: SuiteResult) -> Iterator[str]:
+    """Yield a suite's tables."""
+    state = "" if suite.is_complete else ", not finished"
+    if suite.cells:
+        yield f"suite {suite.name}: {suite.rounds} rounds, temperature 0{state}"
+        yield from _cell_table(suite)
+    for tool in suite.tools:
+        yield from _tool_lines(tool)
+    for note in suite.notes:
+        yield f"  note: {note}"
+    failed = sum(cell.failures for cell in suite.cells)
+    if failed:
+        yield f"  {failed} requests failed and are in no figure: {_kinds(suite)}"
+
+
+def comparison_lines(comparison: Comparison) -> Iterator[str]:
+    """Yield the differences of the figures that matter to each suite."""
+    yield f"{comparison.other} against {comparison.base}"
+    for suite, metrics in _SHOWN.items():
+        for metric in metrics:
+            found = [
+                item
+                for item in comparison.differences
+                if item.suite == suite and item.metric == metric
+            ]
+            if found:
+                yield ""
+                yield f"{suite}, {TITLES[metric]}"
+                yield from map(_difference_line, found)
+                yield from (
+                    _overall_line(item)
+                    for item in comparison.overall
+                    if item.suite == suite and item.metric == metric
+                )
+    for note in comparison.notes:
+        yield f"not compared: {note}"
+    if comparison.changed:
+        yield ""
+        yield "made by different things:"
+        yield from (f"  {_shortened(line)}" for line in comparison.changed)
+
+
+def _cell_table(suite: SuiteResult) -> Iterator[str]:
+    metrics = _SHOWN[suite.name]
+    heads = "".join(f"{TITLES[name]:>32}" for name in metrics)
+    yield f"  {'':<24}{heads}{'accepted':>12}"
+    for cell in suite.cells:
+        values = "".join(f"{_summary(cell.statistics.get(name)):>32}" for name in metrics)
+        yield f"  {_cell_name(cell):<24}{values}{_acceptance(cell):>12}"
+    if suite.name == "five" and len(suite.cells) > 1:
+        yield f"  {'mean of all':<24}{mean_end_to_end(suite):>10.2f}"
+    yield from _machine_lines(suite.cells)
+
+
+def mean_end_to_end(suite: SuiteResult) -> float:
+    """Return the mean of the cells' mean end-to-end speed; 0 when none was measured."""
+    means = [
+        cell.statistics["end_to_end_tok_s"].mean
+        for cell in suite.cells
+        if "end_to_end_tok_s" in cell.statistics
+    ]
+    return sum(means) / len(means) if means else 0.0
+
+
+def _machine_lines(cells: Iterable[Cell]) -> Iterator[str]:
+    watched = [cell.machine for cell in cells if cell.machine is not None]
+    floors = [item.memory_floor_bytes for item in watched if item.memory_floor_bytes]
+    parts = []
+    for unit, ranges in (
+        ("MHz SM clock", [item.sm_clock_mhz for item in watched]),
+        ("degrees C", [item.temperature_c for item in watched]),
+        ("W", [item.power_w for item in watched]),
+    ):
+        if known := [item for item in ranges if item is not None]:
+            parts.append(f"{_span(known)} {unit}")
+    if floors:
+        parts.append(f"{format_gib(min(floors))} least available memory")
+    if parts:
+        yield f"  machine: {', '.join(parts)}"
+
+
+def _origin_lines(run: Run) -> Iterator[str]:
+    origin = run.origin
+    yield f"server: {origin.model} at {origin.url}"
+    if origin.recipe is not None:
+        yield f"recipe: {origin.recipe.name} ({origin.recipe.fingerprint[:12]})"
+    if origin.images:
+        yield f"image: {origin.images[0].reference}"
+    if origin.checkpoint is not None:
+        yield f"checkpoint: {origin.checkpoint.source} {origin.checkpoint.revision or ''}".rstrip()
+    if origin.engine is not None:
+        backend = f", {origin.engine.attention_backend}" if origin.engine.attention_backend else ""
+        yield f"engine: vLLM {origin.engine.version}{backend}"
+    if (machine := origin.machine) is not None:
+        parts = (machine.product, machine.gpu, machine.architecture, machine.kernel)
+        driver = f", driver {machine.driver}" if machine.driver else ""
+        yield f"machine: {', '.join(part for part in parts if part)}{driver}"
+
+
+def _tool_lines(tool: ToolResult) -> Iterator[str]:
+    yield f"{tool.tool} {tool.version}"
+    for name, value in tool.figures.items():
+        yield f"  {TITLES.get(name, name):<32} {value:.3f}"
+
+
+def _difference_line(item: Difference) -> str:
+    interval = _interval(item.difference.low95, item.difference.high95, "+.2f")
+    return (
+        f"  {_condition(item.prompt, item.concurrency, item.context_tokens):<24}"
+        f"{item.base:>9.2f} -> {item.other:<9.2f} {item.difference.mean:+.2f}{interval} "
+        f"({item.relative:+.1%})  {item.verdict}"
+    )
+
+
+def _overall_line(item: Overall) -> str:
+    interval = _interval(item.low95, item.high95, ".3f")
+    return f"  {f'all {item.cells}':<24}ratio {item.ratio:.3f}{interval}  {item.verdict}"
+
+
+def _interval(low: float | None, high: float | None, form: str) -> str:
+    return "" if low is None or high is None else f" [{low:{form}}, {high:{form}}]"
+
+
+def _summary(found: Summary | None) -> str:
+    if found is None:
+        return "-"
+    spread = f" ± {found.high95 - found.mean:.2f}" if found.high95 is not None else ""
+    return f"{found.mean:.2f}{spread}"
+
+
+def _cell_name(cell: Cell) -> str:
+    return _condition(cell.prompt, cell.concurrency, cell.context_tokens)
+
+
+def _condition(prompt: str, concurrency: int, context_tokens: int | None) -> str:
+    if context_tokens is None:
+        return prompt
+    return f"{concurrency} x {context_tokens} tokens"
+
+
+def _acceptance(cell: Cell) -> str:
+    found = cell.server.acceptance_per_position if cell.server is not None else ()
+    return " ".join(f"{value:.0%}" for value in found) or "-"
+
+
+def _kinds(suite: SuiteResult) -> str:
+    kinds: dict[str, int] = {}
+    for cell in suite.cells:
+        for sample in cell.samples:
+            if sample.failure is not None and sample.round:
+                kinds[sample.failure.kind] = kinds.get(sample.failure.kind, 0) + 1
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+
+
+def _span(ranges: Sequence[Range]) -> str:
+    low, high = min(item.low for item in ranges), max(item.high for item in ranges)
+    return f"{low:.0f} to {high:.0f}"
+
+
+def _headline(run: Run) -> str:
+    suite = run.suite("five")
+    return f"{mean_end_to_end(suite):.1f}" if suite is not None and suite.cells else "-"
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= 160 else line[:157] + "..."

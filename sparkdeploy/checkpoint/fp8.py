@@ -1,0 +1,183 @@
+"""The FP8 tensors of the shared experts: which there must be, and where a repository has them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checkpoint.contents import ModelSizes, shared_expert_shapes, summary
+from sparkdeploy.checkpoint.ranges import read_remote_header
+from sparkdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sparkdeploy.checkpoint.ranges import RangeSource
+    from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
+
+BLOCK = 128
+"""Rows and columns that share one scale."""
+WEIGHT_DTYPES = frozenset({"F8_E4M3"})
+SCALE_DTYPES = frozenset({"BF16", "F32"})
+WEIGHT_SUFFIX, SCALE_SUFFIX = ".weight", ".weight_scale_inv"
+OWN_SUFFIXES: Mapping[str, str] = {WEIGHT_SUFFIX: ".fp8_weight", SCALE_SUFFIX: ".fp8_scale_inv"}
+"""What the tensors are called beside the BF16 ones of the untouched download."""
+
+_RELATED = re.compile(
+    r"model\.language_model\.layers\.\d+\.mlp\.shared_expert\.(?:gate|up|down)_proj\..+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A tensor that must be there."""
+
+    name: str
+    dtypes: frozenset[str]
+    shape: tuple[int, ...]
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it is a matrix, and not the scales of one."""
+        return self.dtypes == WEIGHT_DTYPES
+
+    @property
+    def own_name(self) -> str:
+        """Its name beside the untouched download."""
+        stem, _, suffix = self.name.rpartition(".")
+        return stem + OWN_SUFFIXES[f".{suffix}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A tensor in a file of a repository; `begin` and `end` count from the file's beginning."""
+
+    info: TensorInfo
+    file: str
+    begin: int
+    end: int
+
+
+def expected_fp8(sizes: ModelSizes) -> tuple[Expected, ...]:
+    """Three weights for each layer, each with its scales: 288 tensors for 48 layers."""
+    return tuple(
+        expected
+        for name, (rows, columns) in shared_expert_shapes(sizes)
+        for expected in (
+            Expected(name, WEIGHT_DTYPES, (rows, columns)),
+            Expected(
+                name.removesuffix(WEIGHT_SUFFIX) + SCALE_SUFFIX,
+                SCALE_DTYPES,
+                (-(-rows // BLOCK), -(-columns // BLOCK)),
+            ),
+        )
+    )
+
+
+def expected_bytes(sizes: ModelSizes) -> int:
+    """Bytes of the tensors, with scales of two bytes."""
+    return sum(
+        item.shape[0] * item.shape[1] * (1 if item.is_weight else 2) for item in expected_fp8(sizes)
+    )
+
+
+class Mismatch(Enum):
+    """What becomes of a repository that does not hold exactly the expected tensors."""
+
+    REFUSE = "refuse"
+    LEAVE = "leave"
+    """Take the modules that fit; the others stay at 16 bits."""
+
+
+def find_fp8(
+    source: RangeSource,
+    sizes: ModelSizes,
+    indexed: Mapping[str, str],
+    mismatch: Mismatch = Mismatch.REFUSE,
+) -> tuple[tuple[Expected, Found], ...]:
+    """Find every expected tensor by the headers of the files that `indexed` (name to file) names.
+
+    Raises CheckpointError naming what is missing, extra, or has another dtype or shape, unless
+    that is to be left.
+    """
+    expected = expected_fp8(sizes)
+    needed = {indexed[item.name] for item in expected if item.name in indexed}
+    related = {file for name, file in indexed.items() if _RELATED.fullmatch(name)}
+    headers = {file: read_remote_header(source, file) for file in sorted(needed | related)}
+    found = _related_tensors(headers)
+    if mismatch is Mismatch.LEAVE:
+        expected = _fitting(expected, found)
+    else:
+        check_fp8(source.name, expected, {name: item.info for name, item in found.items()})
+    return tuple((item, found[item.name]) for item in expected)
+
+
+def check_finished(
+    name: str, sizes: ModelSizes, found: Mapping[str, TensorInfo]
+) -> tuple[Expected, ...]:
+    """Hold a finished hybrid's shared experts against what its sizes ask for, and return that."""
+    expected = expected_fp8(sizes)
+    check_fp8(name, expected, found, hint="use another checkpoint, or build one: --standalone")
+    return expected
+
+
+def check_fp8(
+    place: str,
+    expected: Iterable[Expected],
+    found: Mapping[str, TensorInfo],
+    hint: str = "use the FP8 repository of the same model, or mode online",
+) -> None:
+    """Hold related tensors against the expected ones; CheckpointError names every difference."""
+    wanted = {item.name: item for item in expected}
+    lines = [
+        f"{kind}: {summary(names)}"
+        for kind, names in (
+            ("missing", [name for name in wanted if name not in found]),
+            ("extra", [name for name in found if name not in wanted]),
+        )
+        if names
+    ]
+    lines += [
+        f"{name} is {info.dtype} {list(info.shape)}, expected "
+        f"{' or '.join(sorted(wanted[name].dtypes))} {list(wanted[name].shape)}"
+        for name, info in found.items()
+        if name in wanted
+        and (info.dtype not in wanted[name].dtypes or info.shape != wanted[name].shape)
+    ]
+    if lines:
+        raise CheckpointError(
+            f"{place} does not hold the FP8 shared experts of this model: {lines[0]}",
+            detail="\n".join(lines[:50]),
+            hint=hint,
+        )
+
+
+def _fitting(expected: tuple[Expected, ...], found: Mapping[str, Found]) -> tuple[Expected, ...]:
+    """The tensors of modules whose weight and scales both are as expected."""
+
+    def fits(item: Expected) -> bool:
+        info = found[item.name].info if item.name in found else None
+        return info is not None and info.dtype in item.dtypes and info.shape == item.shape
+
+    unfit = {item.name.rpartition(".")[0] for item in expected if not fits(item)}
+    return tuple(item for item in expected if item.name.rpartition(".")[0] not in unfit)
+
+
+def is_related(name: str) -> bool:
+    """Whether a tensor belongs to a shared-expert projection of the target model."""
+    return _RELATED.fullmatch(name) is not None
+
+
+def _related_tensors(headers: Mapping[str, Header]) -> dict[str, Found]:
+    found: dict[str, Found] = {}
+    for file, header in headers.items():
+        for name, info in header.tensors.items():
+            if not is_related(name):
+                continue
+            if name in found:
+                raise CheckpointError(f"{name} stands in both {found[name].file} and {file}.")
+            begin = header.data_offset + info.begin
+            found[name] = Found(info, file, begin, header.data_offset + info.end)
+    return found

@@ -1,0 +1,307 @@
+"""One shard with the FP8 shared experts, fetched by range and kept beside the downloads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from sparkdeploy.checkpoint import durable
+from sparkdeploy.checkpoint.contents import summary
+from sparkdeploy.checkpoint.fp8 import (
+    OWN_SUFFIXES,
+    SCALE_SUFFIX,
+    WEIGHT_SUFFIX,
+    Mismatch,
+    expected_fp8,
+    find_fp8,
+)
+from sparkdeploy.checkpoint.fp8_sample import unlike
+from sparkdeploy.checkpoint.locking import only_one
+from sparkdeploy.checkpoint.ranges import Span, coalesced, index_of
+from sparkdeploy.checkpoint.safetensors import (
+    DTYPE_BITS,
+    TensorInfo,
+    header_bytes,
+    read_header,
+)
+from sparkdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from sparkdeploy.checkpoint.contents import ModelSizes
+    from sparkdeploy.checkpoint.fp8 import Expected, Found
+    from sparkdeploy.checkpoint.ranges import RangeSource
+
+SHARD_FILE = "sparkdeploy-fp8.safetensors"
+DONE_FILE = "sparkdeploy-fp8.json"
+_PART_FILE, _JOURNAL_FILE = "shard.part", "journal.jsonl"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Shard:
+    """A finished shard: its file, where it came from, and the sha256 of every tensor in it."""
+
+    path: Path
+    origin: str
+    digests: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which tensors are wanted, from where, and what they must be like."""
+
+    sizes: ModelSizes
+    origin: str
+    """A repository at a commit, or a folder's state."""
+    mismatch: Mismatch = Mismatch.REFUSE
+    model: Path | None = None
+    """The folder of the same weights at 16 bits; without one nothing is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A tensor on its way: where it lies, and where it goes in bytes from the file's beginning."""
+
+    found: Found
+    target: TensorInfo
+    target_begin: int
+
+
+def shard_folder(store: Path, order: Order) -> Path:
+    """Where the shard that is ordered belongs."""
+    expected = [(item.name, item.shape) for item in expected_fp8(order.sizes)]
+    inputs = [_VERSION, order.origin, expected, order.mismatch.value]
+    return store / hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:24]
+
+
+def read_shard(folder: Path) -> Fp8Shard | None:
+    """The finished shard of a folder, or None; its content is not read again."""
+    try:
+        content = json.loads((folder / DONE_FILE).read_text(encoding="utf-8"))
+        size_bytes = (folder / SHARD_FILE).stat().st_size
+    except (OSError, ValueError):
+        return None
+    if content.get("version") != _VERSION or content.get("size_bytes") != size_bytes:
+        return None
+    return Fp8Shard(folder / SHARD_FILE, content["origin"], content["digests"])
+
+
+def take_shard(folder: Path) -> Fp8Shard | None:
+    """The finished shard of a folder, alone in it, or None."""
+    done = read_shard(folder)
+    if done is not None:
+        # A builder that was killed after its last step has left this to the next one.
+        (folder / _JOURNAL_FILE).unlink(missing_ok=True)
+    return done
+
+
+def fetch_shard(
+    source: RangeSource,
+    order: Order,
+    folder: Path,
+    on_progress: Callable[[int, int], None],
+) -> Fp8Shard:
+    """Make the shard in `folder`, or go on with one that was interrupted.
+
+    Only headers and the tensors that are needed are read. What is in the journal has been written
+    and synced, and is read back and compared before it is believed. What is not like the model's
+    weights is fetched once more. Raises CheckpointError when that does not help, and when the
+    source does not hold exactly the expected tensors.
+    """
+    with only_one(folder.with_name(f".{folder.name}.lock"), f"FP8 tensors of {source.name}"):
+        done = take_shard(folder)
+        if done is not None:
+            return done
+        matches = find_fp8(source, order.sizes, index_of(source), order.mismatch)
+        with durable.disk_errors(str(folder)):
+            folder.mkdir(parents=True, exist_ok=True)
+            header, pieces = _layout(matches)
+            digests = _fetch(source, header, pieces, folder, on_progress)
+            wrong = _drop_unlike(folder, digests, order.model)
+            if wrong:
+                digests = _fetch(source, header, pieces, folder, on_progress)
+                wrong = _drop_unlike(folder, digests, order.model)
+            if wrong:
+                raise _unlike_error(source, wrong)
+            return _finish(folder, order.origin, digests)
+
+
+def _fetch(
+    source: RangeSource,
+    header: bytes,
+    pieces: Sequence[_Piece],
+    folder: Path,
+    on_progress: Callable[[int, int], None],
+) -> dict[str, str]:
+    """Bring what is missing into the part file; return the sha256 of every tensor in it."""
+    part = folder / _PART_FILE
+    shard = folder / SHARD_FILE
+    if shard.exists() and shard.stat().st_nlink == 1:
+        # Only the word that it is finished was missing.
+        shard.replace(part)
+    if not part.exists() or not _starts_with(part, header):
+        (folder / _JOURNAL_FILE).unlink(missing_ok=True)
+        part.write_bytes(header)
+    total_bytes = sum(piece.target.size_bytes for piece in pieces)
+    with part.open("r+b") as file:
+        file.truncate(len(header) + total_bytes)
+        digests = _trusted(file, folder / _JOURNAL_FILE, pieces)
+        meter = _Meter(total_bytes, on_progress)
+        meter.add(sum(p.target.size_bytes for p in pieces if p.target.name in digests))
+        missing = [piece for piece in pieces if piece.target.name not in digests]
+        for group in _groups(missing):
+            came = _copy_group(source, group, file, meter)
+            _note(folder / _JOURNAL_FILE, came)
+            digests.update(came)
+        os.fchmod(file.fileno(), 0o644)
+        os.fsync(file.fileno())
+    return digests
+
+
+def _drop_unlike(folder: Path, digests: dict[str, str], model: Path | None) -> tuple[str, ...]:
+    """Take tensors that are not the model's out of the journal; return their names."""
+    wrong = () if model is None else unlike(folder / _PART_FILE, model)
+    if wrong:
+        weight, scale = OWN_SUFFIXES[WEIGHT_SUFFIX], OWN_SUFFIXES[SCALE_SUFFIX]
+        dropped = {*wrong, *(name.removesuffix(weight) + scale for name in wrong)}
+        (folder / _JOURNAL_FILE).unlink(missing_ok=True)
+        _note(folder / _JOURNAL_FILE, {n: d for n, d in digests.items() if n not in dropped})
+    return wrong
+
+
+def _unlike_error(source: RangeSource, wrong: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"{source.name}: what came as {summary(wrong)} is not the model's own weight in FP8.",
+        detail="\n".join(wrong),
+        hint="use the FP8 repository of the same model, or mode online; if it is that one, the "
+        "network or the disk changes bytes",
+    )
+
+
+def _layout(matches: Sequence[tuple[Expected, Found]]) -> tuple[bytes, list[_Piece]]:
+    """The shard's header, and every tensor's place: larger elements first, then by name."""
+    ordered = sorted(
+        matches, key=lambda match: (-DTYPE_BITS[match[1].info.dtype], match[0].own_name)
+    )
+    infos: list[TensorInfo] = []
+    position = 0
+    for expected, found in ordered:
+        end = position + found.info.size_bytes
+        infos.append(TensorInfo(expected.own_name, found.info.dtype, expected.shape, position, end))
+        position = end
+    header = header_bytes(infos, {"format": "pt"})
+    pieces = [
+        _Piece(found, info, len(header) + info.begin)
+        for (_, found), info in zip(ordered, infos, strict=True)
+    ]
+    return header, pieces
+
+
+def _groups(pieces: Sequence[_Piece]) -> Iterator[tuple[Span, list[_Piece]]]:
+    """What one request brings: neighbours, with the little that lies between them."""
+    spans = [Span(p.found.file, p.found.begin, p.found.end) for p in pieces]
+    by_place = sorted(pieces, key=lambda piece: (piece.found.file, piece.found.begin))
+    for span in coalesced(spans):
+        inside = [
+            piece
+            for piece in by_place
+            if piece.found.file == span.file and span.begin <= piece.found.begin < span.end
+        ]
+        yield span, inside
+
+
+def _copy_group(
+    source: RangeSource, group: tuple[Span, list[_Piece]], file: BinaryIO, meter: _Meter
+) -> dict[str, str]:
+    """Write one span's tensors to their places, synced; return the sha256 of each."""
+    span, pieces = group
+    digests = {piece.target.name: hashlib.sha256() for piece in pieces}
+    position = span.begin
+    for chunk in source.read(span.file, span.begin, span.end):
+        for piece in pieces:
+            begin = max(piece.found.begin, position)
+            end = min(piece.found.end, position + len(chunk))
+            if begin < end:
+                data = chunk[begin - position : end - position]
+                file.seek(piece.target_begin + begin - piece.found.begin)
+                file.write(data)
+                digests[piece.target.name].update(data)
+                meter.add(len(data))
+        position += len(chunk)
+    file.flush()
+    os.fdatasync(file.fileno())
+    return {name: digest.hexdigest() for name, digest in digests.items()}
+
+
+def _trusted(file: BinaryIO, journal: Path, pieces: Sequence[_Piece]) -> dict[str, str]:
+    """Tensors that the journal lists and that are in the file as it lists them."""
+    noted = _read_journal(journal)
+    trusted: dict[str, str] = {}
+    for piece in pieces:
+        name, begin = piece.target.name, piece.target_begin
+        if name in noted:
+            digest = durable.digest_of(file, begin, begin + piece.target.size_bytes)
+            if digest == noted[name]:
+                trusted[name] = digest
+    return trusted
+
+
+def _read_journal(path: Path) -> dict[str, str]:
+    noted: dict[str, str] = {}
+    if not path.exists():
+        return noted
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            noted.update(json.loads(line))
+        except (ValueError, TypeError):
+            # The line that was being written when the power went.
+            continue
+    return noted
+
+
+def _note(path: Path, digests: Mapping[str, str]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps({name: d}) + "\n" for name, d in digests.items()))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _finish(folder: Path, origin: str, digests: Mapping[str, str]) -> Fp8Shard:
+    part, shard = folder / _PART_FILE, folder / SHARD_FILE
+    if set(read_header(part).tensors) != set(digests):
+        raise CheckpointError(f"{part} does not hold the tensors that were fetched.")
+    part.replace(shard)
+    content = {
+        "version": _VERSION,
+        "origin": origin,
+        "size_bytes": shard.stat().st_size,
+        "digests": dict(sorted(digests.items())),
+    }
+    durable.write_text(folder / DONE_FILE, json.dumps(content, indent=1, sort_keys=True) + "\n")
+    (folder / _JOURNAL_FILE).unlink(missing_ok=True)
+    return Fp8Shard(shard, origin, digests)
+
+
+def _starts_with(path: Path, header: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(header)) == header
+
+
+class _Meter:
+    """Counts bytes towards a total."""
+
+    def __init__(self, total_bytes: int, on_progress: Callable[[int, int], None]) -> None:
+        self._total_bytes = total_bytes
+        self._on_progress = on_progress
+        self._done_bytes = 0
+
+    def add(self, more_bytes: int) -> None:
+        """Some bytes are done."""
+        self._done_bytes += more_bytes
+        self._on_progress(self._done_bytes, self._total_bytes)

@@ -1,0 +1,128 @@
+"""Which commit each repository was resolved to, kept until the user asks for a newer one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.checkpoint.hub import RepoFacts, RepoFile
+from sparkdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+LOCK_FILE = "hub-lock.json"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What a branch or tag of a repository means on this machine.
+
+    `files` is empty for a snapshot that was found in the cache and never asked of a hub.
+    `is_verified` says that every file has come and had the size and hash the hub states.
+    """
+
+    commit: str
+    resolved_at: str
+    license: str | None = None
+    is_verified: bool = False
+    files: tuple[RepoFile, ...] = ()
+
+    def facts(self, repo: str, revision: str) -> RepoFacts:
+        """The repository as the hub described it when it was resolved."""
+        return RepoFacts(repo, revision, self.commit, self.license, self.files)
+
+    def missing_in(self, snapshot: Path) -> tuple[RepoFile, ...]:
+        """The files that a snapshot lacks or has in another size."""
+        return tuple(file for file in self.files if not _is_there(snapshot / file.name, file))
+
+
+@dataclass(frozen=True, slots=True)
+class HubLock:
+    """The pins of a state folder; reading needs no lock, writing takes one."""
+
+    state_dir: Path
+
+    @property
+    def path(self) -> Path:
+        """The file, readable by people."""
+        return self.state_dir / LOCK_FILE
+
+    def pin(self, repo: str, revision: str) -> Pin | None:
+        """What the revision was resolved to, or None when it never was."""
+        entry = self._read().get(repo, {}).get(revision)
+        return None if entry is None else _pin(entry)
+
+    def pins(self) -> Mapping[tuple[str, str], Pin]:
+        """Every pin by repository and revision."""
+        return {
+            (repo, revision): _pin(entry)
+            for repo, revisions in sorted(self._read().items())
+            for revision, entry in sorted(revisions.items())
+        }
+
+    def commit(self, repo: str, revision: str) -> str:
+        """The pinned commit, or the revision itself when it is not pinned."""
+        pin = self.pin(repo, revision)
+        return revision if pin is None else pin.commit
+
+    def set(self, repo: str, revision: str, pin: Pin) -> None:
+        """Record a pin in the place of an older one."""
+        self._change(lambda models: models.setdefault(repo, {}).update({revision: asdict(pin)}))
+
+    def mark_verified(self, repo: str, revision: str) -> None:
+        """Record that every file is here and right."""
+        pin = self.pin(repo, revision)
+        if pin is not None and not pin.is_verified:
+            self.set(repo, revision, replace(pin, is_verified=True))
+
+    def forget(self, repo: str) -> None:
+        """Remove every pin of a repository."""
+        self._change(lambda models: models.pop(repo, None))
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.path} cannot be read: {error}", hint="remove it to resolve revisions anew"
+            ) from error
+        if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
+            raise CheckpointError(
+                f"{self.path} was written by another version.",
+                hint="remove it to resolve revisions anew",
+            )
+        models: dict[str, dict[str, Any]] = content["models"]
+        return models
+
+    def _change(self, change: Callable[[dict[str, dict[str, Any]]], object]) -> None:
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("a") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            models = self._read()
+            change(models)
+            staged = self.path.with_suffix(".new")
+            with staged.open("w", encoding="utf-8") as file:
+                json.dump({"schema": _SCHEMA, "models": models}, file, indent=1, sort_keys=True)
+                file.flush()
+                os.fsync(file.fileno())
+            staged.replace(self.path)
+
+
+def _pin(entry: dict[str, Any]) -> Pin:
+    files = tuple(RepoFile(**file) for file in entry["files"])
+    return Pin(**{**entry, "files": files})
+
+
+def _is_there(path: Path, file: RepoFile) -> bool:
+    try:
+        return path.stat().st_size == file.size_bytes
+    except OSError:
+        return False

@@ -1,0 +1,45 @@
+"""sparkdeploy.json: written last into a prepared checkpoint, so its presence means "done"."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+MANIFEST_FILE = "sparkdeploy.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an overlay was made from and what it holds; enough to make it again elsewhere."""
+
+    version: int
+    fingerprint: str
+    source_kind: str
+    source_name: str
+    source_root: str
+    source_files: str
+    source_revision: str | None
+    mount_name: str
+    treatment: dict[str, Any]
+    fp8_layer_count: int
+    mtp_tensor_count: int
+    digests: dict[str, str]
+    """The hash of every file that is no link, but for the manifest: sha256, or `crc32:` for large
+    files that were written here."""
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """The manifest of the prepared checkpoint at `path`, or None when there is no whole one."""
+    try:
+        content = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    names = {field.name for field in fields(Manifest)}
+    if not isinstance(content, dict) or set(content) != names:
+        return None
+    return Manifest(**content)
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """The manifest as it is written."""
+    return json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n"

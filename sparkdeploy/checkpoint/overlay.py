@@ -1,0 +1,274 @@
+"""Overlays: relative links to untouched files, beside an edited config.json and a true index."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sparkdeploy.checkpoint import contents, durable
+from sparkdeploy.checkpoint.contents import INDEX_FILE, Located
+from sparkdeploy.checkpoint.draft_vocabulary import OVERLAY_FILE, DraftVocabulary
+from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Fp8Shard
+from sparkdeploy.checkpoint.locking import only_one
+from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, manifest_text, read_manifest
+from sparkdeploy.checkpoint.safetensors import read_header
+from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
+from sparkdeploy.checkpoint.staging import hidden_beside, tidy_beside
+from sparkdeploy.checkpoint.treatment import SourceFacts, Treatment, check_source
+from sparkdeploy.errors import CheckpointError
+
+OVERLAY_VERSION = 2
+"""Counts up whenever the same source and treatment give another overlay."""
+
+_WRITTEN = frozenset({"config.json", INDEX_FILE, MANIFEST_FILE, OVERLAY_FILE})
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayResult:
+    """A finished overlay. `fp8_layer_count` counts gate, up and down: three for each layer."""
+
+    path: Path
+    fingerprint: str
+    fp8_layer_count: int
+    mtp_tensor_count: int
+
+
+def overlay_fingerprint(source: CheckpointSource, treatment: Treatment) -> str:
+    """A sha256 in hex over everything that shapes the overlay; reads file status only."""
+    inputs = {
+        "version": OVERLAY_VERSION,
+        "source": source_identity(source),
+        "files": str(_place_in_mount(source)),
+        "mount_name": source.mount_name,
+        "treatment": asdict(treatment),
+    }
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def build_overlay(
+    source: CheckpointSource,
+    treatment: Treatment,
+    target: Path,
+    shard: Fp8Shard | None = None,
+    draft: DraftVocabulary | None = None,
+) -> OverlayResult:
+    """Make `target`, which is <data>/m/ck/NAME, an overlay of `source`; reuse it when it is one.
+
+    `shard` holds the tensors of mode prebuilt; it gets a second name in the overlay, not a copy.
+    `draft` ranks the tokens of the draft head, of which the overlay lists the first.
+    The links are relative and lead to ../../hub/<mount_name>, in the container as well as here,
+    where <data>/m/hub/<mount_name> is made a link to the source's root. The overlay replaces an
+    older one at once, and never a folder that is none. The source is not written to. Raises
+    CheckpointError as `check_source` does, and when a folder cannot be written.
+    """
+    fingerprint = overlay_fingerprint(source, treatment)
+    try:
+        with only_one(target.with_name(f".{target.name}.lock"), str(target)):
+            tidy_beside(target)
+            _link_source(source, target.parent.parent / "hub")
+            known = read_manifest(target)
+            if known is None or known.fingerprint != fingerprint:
+                _check_shard(treatment, shard)
+                _check_draft(treatment, draft)
+                facts = check_source(source, treatment)
+                known = _make_manifest(source, treatment, fingerprint, facts)
+                _replace_overlay(source, facts, known, target, shard, draft)
+    except OSError as error:
+        raise CheckpointError(f"{target}: the overlay cannot be written: {error}") from error
+    return OverlayResult(
+        path=target,
+        fingerprint=fingerprint,
+        fp8_layer_count=known.fp8_layer_count,
+        mtp_tensor_count=known.mtp_tensor_count,
+    )
+
+
+def overlay_config(
+    config: Mapping[str, Any], treatment: Treatment, fp8_layer_count: int
+) -> dict[str, Any]:
+    """The source's config.json with its quantization handed to the plugin.
+
+    Raises CheckpointError when the source is not quantized, since there is nothing to build on.
+
+    An engine without the plugin does not know the method and refuses, instead of serving garbage.
+    """
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, dict) or not isinstance(quantization.get("quant_method"), str):
+        raise CheckpointError("config.json has no quantization_config with a quant_method.")
+    fp8 = {"mode": treatment.fp8_mode, "layers": treatment.fp8_layers, "block": [128, 128]}
+    spark_hybrid: dict[str, Any] = {
+        "version": 1,
+        "base_method": quantization["quant_method"],
+        "fp8": fp8 if treatment.fp8_mode != "off" else None,
+        "lm_head": treatment.lm_head,
+        "expected_fp8_layers": fp8_layer_count,
+    }
+    if treatment.draft_rows:
+        draft = {"rows": treatment.draft_rows, "dtype": "int8", "file": OVERLAY_FILE}
+        spark_hybrid["draft_lm_head"] = draft
+    changed = {**quantization, "quant_method": "spark-hybrid", "spark_hybrid": spark_hybrid}
+    return {**config, "quantization_config": changed}
+
+
+def _make_manifest(
+    source: CheckpointSource, treatment: Treatment, fingerprint: str, facts: SourceFacts
+) -> Manifest:
+    return Manifest(
+        version=OVERLAY_VERSION,
+        fingerprint=fingerprint,
+        source_kind=source.kind,
+        source_name=source.name,
+        source_root=str(source.root),
+        source_files=str(_place_in_mount(source)),
+        source_revision=source.revision,
+        mount_name=source.mount_name,
+        treatment=asdict(treatment),
+        fp8_layer_count=facts.fp8_layer_count,
+        mtp_tensor_count=facts.mtp_tensor_count,
+        digests={},
+    )
+
+
+def _check_shard(treatment: Treatment, shard: Fp8Shard | None) -> None:
+    origin = "" if shard is None else shard.origin
+    if origin != treatment.fp8_origin:
+        raise CheckpointError(
+            f"FP8 tensors of {treatment.fp8_origin or 'nowhere'} were asked for, and those of "
+            f"{origin or 'nowhere'} are here."
+        )
+
+
+def _check_draft(treatment: Treatment, draft: DraftVocabulary | None) -> None:
+    if (draft.origin if draft is not None else "") != treatment.draft_origin:
+        raise CheckpointError("the draft vocabulary changed while the overlay was made")
+
+
+def _place_in_mount(source: CheckpointSource) -> Path:
+    return source.files_dir.relative_to(source.root)
+
+
+def _link_source(source: CheckpointSource, hub: Path) -> None:
+    """Make the links of overlays resolve on the host as they do in the container."""
+    link = hub / source.mount_name
+    hub.mkdir(parents=True, exist_ok=True)
+    tidy_beside(link)
+    if link.is_symlink() and link.readlink() == source.root:
+        return
+    staged = hidden_beside(link)
+    staged.symlink_to(source.root, target_is_directory=True)
+    staged.replace(link)
+
+
+def _replace_overlay(
+    source: CheckpointSource,
+    facts: SourceFacts,
+    manifest: Manifest,
+    target: Path,
+    shard: Fp8Shard | None,
+    draft: DraftVocabulary | None,
+) -> None:
+    if target.exists() and not _may_be_replaced(target):
+        raise CheckpointError(
+            f"{target} is no overlay of ours, and is left alone.",
+            hint="Move that folder away, or choose another name.",
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = hidden_beside(target)
+    try:
+        staging.mkdir()
+        staging.chmod(0o755)
+        _fill(source, facts, manifest, staging, shard, draft)
+        _swap(staging, target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _may_be_replaced(target: Path) -> bool:
+    if target.is_symlink() or not target.is_dir():
+        return False
+    return (target / MANIFEST_FILE).is_file() or not any(target.iterdir())
+
+
+def _fill(
+    source: CheckpointSource,
+    facts: SourceFacts,
+    manifest: Manifest,
+    staging: Path,
+    shard: Fp8Shard | None,
+    draft: DraftVocabulary | None,
+) -> None:
+    _link_files(source, staging)
+    tensors = dict(facts.tensors)
+    if shard is not None:
+        durable.link_or_copy(shard.path, staging / SHARD_FILE)
+        added = read_header(staging / SHARD_FILE).tensors
+        tensors |= {name: Located(SHARD_FILE, info) for name, info in added.items()}
+    treatment = Treatment(**manifest.treatment)
+    config = overlay_config(facts.config, treatment, manifest.fp8_layer_count)
+    durable.write_text(staging / "config.json", _json_text(config))
+    if draft is not None:
+        tokens = {"tokens": draft.first(treatment.draft_rows)}
+        durable.write_text(staging / OVERLAY_FILE, json.dumps(tokens) + "\n")
+    durable.write_text(staging / INDEX_FILE, _json_text(_index(tensors)))
+    _verify(source, tensors, staging)
+    finished = replace(manifest, digests=_own_digests(staging))
+    durable.write_text(staging / MANIFEST_FILE, manifest_text(finished))
+
+
+def _own_digests(folder: Path) -> dict[str, str]:
+    digests = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def _link_files(source: CheckpointSource, staging: Path) -> None:
+    in_mount = Path("hub") / source.mount_name / _place_in_mount(source)
+    for relative in source.files():
+        if str(relative) in _WRITTEN:
+            continue
+        link = staging / relative
+        for folder in reversed(relative.parents[:-1]):
+            (staging / folder).mkdir(exist_ok=True)
+            (staging / folder).chmod(0o755)
+        # Up from the link's folder to the overlay, and from there over ck/ to m/.
+        link.symlink_to(Path(*[".."] * (len(relative.parts) + 1)) / in_mount / relative)
+
+
+def _index(tensors: Mapping[str, Located]) -> dict[str, object]:
+    total = sum(located.info.size_bytes for located in tensors.values())
+    return {
+        "metadata": {"total_size": total},
+        "weight_map": {name: tensors[name].file for name in sorted(tensors)},
+    }
+
+
+def _verify(source: CheckpointSource, tensors: Mapping[str, Located], staging: Path) -> None:
+    """Every link leads to its file, and the overlay itself shows exactly the tensors counted."""
+    for relative in source.files():
+        if str(relative) in _WRITTEN:
+            continue
+        if not (staging / relative).samefile(source.files_dir / relative):
+            raise CheckpointError(f"The link for {relative} does not lead to {source.name}'s file.")
+    if dict(contents.read_tensors(staging)) != dict(tensors):
+        raise CheckpointError(f"{source.name} changed while its overlay was made.")
+
+
+def _swap(staging: Path, target: Path) -> None:
+    if not target.exists():
+        staging.rename(target)
+    else:
+        retired = hidden_beside(target, "retired")
+        target.rename(retired)
+        staging.rename(target)
+        shutil.rmtree(retired)
+    durable.sync_folder(target.parent)
+
+
+def _json_text(content: object) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,181 @@
+"""Downloads: resolved once, resumed, and every file held against what the hub says of it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checkpoint.blobs import bring_blob
+from sparkdeploy.checkpoint.durable import disk_errors
+from sparkdeploy.checkpoint.hub import RepoFacts, RepoFile, repo_folder
+from sparkdeploy.checkpoint.hub_lock import HubLock, Pin
+from sparkdeploy.checkpoint.locking import only_one
+from sparkdeploy.checkpoint.ranges import HubRanges
+from sparkdeploy.console import format_bytes
+from sparkdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sparkdeploy.checkpoint.hub import Hub
+
+SPARE_BYTES = 1 << 30
+"""What a download leaves free on its disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A repository at one commit, what of it is still missing, and the room there is for it."""
+
+    facts: RepoFacts
+    missing: tuple[RepoFile, ...]
+    is_verified: bool
+    free_bytes: int
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is to come over the network, at most."""
+        return sum(file.size_bytes for file in self.missing)
+
+
+def resolve(hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool) -> RepoFacts:
+    """What the revision means here: as pinned, or as the hub says now when `anew` or not pinned.
+
+    The answer of the hub is pinned before anything is downloaded.
+    """
+    pin = lock.pin(repo, revision)
+    if pin is not None and pin.files and not anew:
+        return pin.facts(repo, revision)
+    # A pin without files came from the cache: the hub is asked for that commit, not for the branch.
+    asked = pin.commit if pin is not None and not anew else revision
+    facts = hub.describe(repo, asked)
+    if pin is None or pin.commit != facts.commit or not pin.files:
+        lock.set(
+            repo,
+            revision,
+            Pin(facts.commit, _now(), facts.license, is_verified=False, files=facts.files),
+        )
+    return RepoFacts(repo, revision, facts.commit, facts.license, facts.files)
+
+
+def plan_download(hub: Hub, lock: HubLock, facts: RepoFacts, *, free_bytes: int) -> Download:
+    """Say what is missing of a repository; nothing is written."""
+    pin = lock.pin(facts.repo, facts.revision)
+    snapshot = repo_folder(hub.cache, facts.repo) / "snapshots" / facts.commit
+    missing = pin.missing_in(snapshot) if pin is not None else facts.files
+    verified = pin is not None and pin.is_verified and not missing
+    return Download(facts, missing, verified, free_bytes)
+
+
+def pull(
+    hub: Hub, lock: HubLock, download: Download, on_progress: Callable[[int, int], None]
+) -> Path:
+    """Bring everything that is missing, check every file, and return the snapshot's folder.
+
+    `on_progress` gets bytes done and bytes in all. What was interrupted is gone on with; a file
+    that is not what the hub says is fetched once more. Raises CheckpointError when that does not
+    help, and before anything is fetched when the disk is too small.
+    """
+    facts = download.facts
+    folder = repo_folder(hub.cache, facts.repo)
+    snapshot = folder / "snapshots" / facts.commit
+    if download.is_verified:
+        return snapshot
+    _check_disk(download, folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    meter = _Meter(facts.size_bytes, on_progress)
+    with only_one(folder.parent / f".{folder.name}.sparkdeploy-lock", f"download of {facts.repo}"):
+        source = HubRanges(hub, facts)
+        with disk_errors(str(folder)):
+            for file in facts.files:
+                _bring(source, file, snapshot, meter)
+        hub.point_branch(facts)
+        # Last: whoever was killed before it does all of this once more.
+        lock.mark_verified(facts.repo, facts.revision)
+    return snapshot
+
+
+def check_content(path: Path, file: RepoFile) -> None:
+    """Raise CheckpointError unless the file has the size and hash the hub states."""
+    size_bytes = path.stat().st_size
+    if size_bytes != file.size_bytes:
+        raise CheckpointError(
+            f"{file.name} has {size_bytes} bytes, and the hub states {file.size_bytes}."
+        )
+    expected = file.sha256 or file.git_sha1
+    if expected is not None and _hash_of(path, file) != expected:
+        raise CheckpointError(f"{file.name} is not the file the hub describes: its hash differs.")
+
+
+class _Meter:
+    """Counts bytes of one repository, file by file."""
+
+    def __init__(self, total_bytes: int, on_progress: Callable[[int, int], None]) -> None:
+        self._total_bytes = total_bytes
+        self._on_progress = on_progress
+        self._before_bytes = 0
+        self._file_bytes = 0
+
+    def add(self, more_bytes: int) -> None:
+        """Some bytes of the present file have come."""
+        self._file_bytes += more_bytes
+        self._on_progress(self._before_bytes + self._file_bytes, self._total_bytes)
+
+    def end_file(self, size_bytes: int) -> None:
+        """The present file is whole."""
+        self._before_bytes += size_bytes
+        self._file_bytes = 0
+        self._on_progress(self._before_bytes, self._total_bytes)
+
+
+def _bring(source: HubRanges, file: RepoFile, snapshot: Path, meter: _Meter) -> None:
+    path = snapshot / file.name
+    for attempt in (1, 2):
+        if not path.exists():
+            bring_blob(source, file, snapshot, meter.add)
+        try:
+            check_content(path, file)
+        except CheckpointError as error:
+            _discard(path)
+            if attempt == 2:
+                raise CheckpointError(
+                    f"{source.name}: {error.message}",
+                    hint="it came wrong twice; check the network and the disk, then try again",
+                ) from error
+        else:
+            break
+    meter.end_file(file.size_bytes)
+
+
+def _check_disk(download: Download, folder: Path) -> None:
+    needed_bytes = download.missing_bytes + SPARE_BYTES
+    if needed_bytes > download.free_bytes and download.missing:
+        raise CheckpointError(
+            f"disk: {download.facts.repo} needs {format_bytes(needed_bytes)} and "
+            f"{folder.parent} has {format_bytes(download.free_bytes)} free.",
+            hint="free some space, or point HF_HOME at another disk",
+        )
+
+
+def _hash_of(path: Path, file: RepoFile) -> str:
+    with path.open("rb") as content:
+        if file.sha256 is not None:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+        # Git's own name of a small file; it is no signature and only finds damage.
+        digest = hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
+        digest.update(content.read())
+        return digest.hexdigest()
+
+
+def _discard(path: Path) -> None:
+    """Remove a file of a snapshot and the blob behind it."""
+    blob = path.resolve()
+    path.unlink(missing_ok=True)
+    blob.unlink(missing_ok=True)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,262 @@
+"""Parts of files that lie elsewhere: byte ranges over HTTP, or of a folder."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import requests
+
+from sparkdeploy.checkpoint.contents import INDEX_FILE, parse_index
+from sparkdeploy.checkpoint.hub import Hub, RepoFacts, RepoFile, wait_s
+from sparkdeploy.checkpoint.safetensors import Header, check_header_length, parse_header
+from sparkdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+CHUNK_BYTES = 1 << 16
+"""What is lost at most when a connection breaks."""
+TIMEOUT_S = (15.0, 60.0)
+"""Until a connection stands, and until the next bytes come."""
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_PASSING = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class RangeSource(Protocol):
+    """Files of which parts can be read."""
+
+    @property
+    def name(self) -> str:
+        """What the place is called in errors."""
+
+    def files(self) -> tuple[str, ...]:
+        """Every file's name."""
+
+    def size_bytes(self, file: str) -> int:
+        """The length of a file."""
+
+    def read(self, file: str, begin: int, end: int) -> Iterator[bytes]:
+        """Yield exactly the bytes from `begin` up to `end`; CheckpointError when it cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a file: from `begin` up to `end`."""
+
+    file: str
+    begin: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        """How long it is."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class FolderRanges:
+    """Files of a folder on this machine."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The folder."""
+        return str(self.folder)
+
+    def files(self) -> tuple[str, ...]:
+        """Files directly in the folder."""
+        return tuple(sorted(path.name for path in self.folder.iterdir() if path.is_file()))
+
+    def size_bytes(self, file: str) -> int:
+        """The length of a file."""
+        return (self.folder / file).stat().st_size
+
+    def read(self, file: str, begin: int, end: int) -> Iterator[bytes]:
+        """Yield exactly the bytes from `begin` up to `end`."""
+        with (self.folder / file).open("rb") as content:
+            content.seek(begin)
+            while begin < end:
+                chunk = content.read(min(CHUNK_BYTES, end - begin))
+                if not chunk:
+                    raise CheckpointError(f"{self.folder / file} ends before byte {end}.")
+                begin += len(chunk)
+                yield chunk
+
+
+@dataclass(slots=True)
+class HubRanges:
+    """Files of one commit on a hub, over connections that are kept.
+
+    A broken transfer goes on at the byte where it broke. An answer counts only when it says that
+    it is exactly the range that was asked for, of a file as long as the hub states, at the commit
+    that was resolved.
+    """
+
+    hub: Hub
+    facts: RepoFacts
+    session: requests.Session = field(default_factory=requests.Session)
+    received_bytes: int = 0
+    """Bytes of bodies that have come."""
+    _places: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The repository."""
+        return self.facts.repo
+
+    def files(self) -> tuple[str, ...]:
+        """Files of the commit."""
+        return tuple(file.name for file in self.facts.files)
+
+    def size_bytes(self, file: str) -> int:
+        """The length the hub states."""
+        return self._described(file).size_bytes
+
+    def read(self, file: str, begin: int, end: int) -> Iterator[bytes]:
+        """Yield exactly the bytes from `begin` up to `end`."""
+        attempt = 1
+        while begin < end:
+            came_bytes = 0
+            try:
+                for chunk in self._request(file, begin, end):
+                    begin += len(chunk)
+                    came_bytes += len(chunk)
+                    yield chunk
+                error: Exception = _RetryError(f"the connection ended at byte {begin}")
+            except (requests.RequestException, _RetryError) as broken:
+                error = broken
+            if begin < end:
+                # What brings bytes is no failure, however often it breaks.
+                attempt = 1 if came_bytes else attempt + 1
+                self._rest(file, error, attempt)
+
+    def _request(self, file: str, begin: int, end: int) -> Iterator[bytes]:
+        place = self._places.get(file)
+        url = place or self.hub.url(self.facts.repo, self.facts.commit, file)
+        headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
+        if self.hub.token and place is None:
+            # requests drops it when the hub redirects to the host that keeps the bytes.
+            headers["Authorization"] = f"Bearer {self.hub.token}"
+        with self.session.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
+            self._check(file, begin, end, response)
+            if response.history:
+                # Redirects cost a round trip each, and hubs count them.
+                self._places[file] = response.url
+            for chunk in response.iter_content(CHUNK_BYTES):
+                self.received_bytes += len(chunk)
+                if len(chunk) > end - begin:
+                    raise CheckpointError(f"{self.name}: more of {file} came than was asked for.")
+                begin += len(chunk)
+                yield chunk
+
+    def _check(self, file: str, begin: int, end: int, response: requests.Response) -> None:
+        status = response.status_code
+        if status not in {200, 206} and self._places.pop(file, None) is not None:
+            raise _RetryError("the redirect has expired")
+        if status in {401, 403}:
+            raise self.hub.access_error(self.facts.repo, status)
+        if status == 404:
+            raise self.hub.missing_error(self.facts.repo, file)
+        if status in _PASSING:
+            raise _RetryError(f"HTTP {status}", response.headers.get("Retry-After"))
+        found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        expected = (begin, end - 1, self.size_bytes(file))
+        is_part = status == 206 and found and tuple(map(int, found.groups())) == expected
+        is_whole = status == 200 and (begin, end) == (0, self.size_bytes(file))
+        if not is_part and not is_whole:
+            raise CheckpointError(
+                f"{self.name}: {file} cannot be read in parts (HTTP {status}, "
+                f"Content-Range {response.headers.get('Content-Range')!r}).",
+                hint="use mode online, which needs no FP8 repository",
+            )
+        self._check_identity(file, response)
+
+    def _check_identity(self, file: str, response: requests.Response) -> None:
+        answer = response.history[0] if response.history else response
+        commit = answer.headers.get("X-Repo-Commit", self.facts.commit)
+        etag = answer.headers.get("X-Linked-Etag", "").strip('"')
+        described = self._described(file)
+        if commit != self.facts.commit or (etag and described.sha256 not in (None, etag)):
+            raise CheckpointError(f"{self.name}: {file} is not the one of {self.facts.commit}.")
+
+    def _described(self, file: str) -> RepoFile:
+        for described in self.facts.files:
+            if described.name == file:
+                return described
+        raise CheckpointError(f"{self.name} has no file {file} at {self.facts.commit}.")
+
+    def _rest(self, file: str, error: Exception, attempt: int) -> None:
+        if attempt > self.hub.attempts:
+            raise CheckpointError(
+                f"{self.name}: {file} does not come: {error}",
+                hint="check the network; what has come so far is kept",
+            ) from error
+        self.hub.sleep(wait_s(attempt, getattr(error, "retry_after", None)))
+
+
+def read_remote_header(source: RangeSource, file: str) -> Header:
+    """Read and check a safetensors header without the tensors behind it."""
+    size_bytes = source.size_bytes(file)
+    name = f"{source.name}: {file}"
+    if size_bytes < 8:
+        raise CheckpointError(f"{name} has {size_bytes} bytes, too few for a header.")
+    length = int.from_bytes(b"".join(source.read(file, 0, 8)), "little")
+    check_header_length(name, length, file_size_bytes=size_bytes)
+    text = b"".join(source.read(file, 8, 8 + length))
+    return parse_header(name, text, file_size_bytes=size_bytes)
+
+
+def read_whole(source: RangeSource, file: str) -> bytes:
+    """A small file's content."""
+    return b"".join(source.read(file, 0, source.size_bytes(file)))
+
+
+def index_of(source: RangeSource) -> Mapping[str, str]:
+    """Every tensor's file: by the index, or by the headers where there is none."""
+    if INDEX_FILE in source.files():
+        return parse_index(f"{source.name}: {INDEX_FILE}", read_whole(source, INDEX_FILE))
+    files = [name for name in source.files() if name.endswith(".safetensors")]
+    return {name: file for file in files for name in read_remote_header(source, file).tensors}
+
+
+def coalesced(spans: Sequence[Span], *, waste: float = 0.02) -> tuple[Span, ...]:
+    """Join neighbours in one file, narrowest gaps first, while all gaps stay under `waste`.
+
+    `waste` is a part of the bytes that are needed; a request costs about as much as many bytes.
+    """
+    ordered = sorted(spans, key=lambda span: (span.file, span.begin))
+    allowance = int(sum(span.size_bytes for span in ordered) * waste)
+    gaps = sorted(
+        (after.begin - before.end, index)
+        for index, (before, after) in enumerate(itertools.pairwise(ordered))
+        if before.file == after.file
+    )
+    joined: set[int] = set()
+    for gap_bytes, index in gaps:
+        allowance -= gap_bytes
+        if allowance < 0:
+            break
+        joined.add(index)
+    return tuple(_merge(ordered, joined))
+
+
+def _merge(ordered: Sequence[Span], joined: set[int]) -> Iterator[Span]:
+    begin = 0
+    for index, span in enumerate(ordered):
+        if index not in joined:
+            yield Span(span.file, ordered[begin].begin, span.end)
+            begin = index + 1
+
+
+class _RetryError(Exception):
+    """A failure that may pass, with the server's own word on when."""
+
+    def __init__(self, reason: str, retry_after: str | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after

@@ -1,0 +1,197 @@
+"""Where a checkpoint's files come from: the Hugging Face cache or a folder of one's own."""
+
+import hashlib
+import os
+import shlex
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sparkdeploy.checkpoint.hub import repo_folder
+from sparkdeploy.errors import CheckpointError
+
+_SNAPSHOTS = "snapshots"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSource:
+    """Untouched files and the folder that must be mounted for all of them to be found.
+
+    `root` is the cache's folder models--ORG--NAME, or the local folder itself. `files_dir` holds
+    the files by name: the snapshot of one commit, or the local folder. In a container `root` is at
+    /m/hub/<mount_name>.
+    """
+
+    kind: Literal["hub", "folder"]
+    name: str
+    root: Path
+    files_dir: Path
+    revision: str | None
+    mount_name: str
+
+    def files(self) -> tuple[Path, ...]:
+        """Every file, relative to `files_dir`, sorted; names that begin with a dot are left out."""
+        return tuple(sorted(_files_below(self.files_dir, Path())))
+
+
+def find_in_hub_cache(repo: str, revision: str | None, hub_cache: Path) -> CheckpointSource | None:
+    """The cached snapshot of `repo` at a branch, tag or commit (default: main), or None.
+
+    Raises CheckpointError when the snapshot is there but files in it lead nowhere.
+    """
+    root = repo_folder(hub_cache, repo)
+    commit = _resolved_revision(root, revision or "main")
+    if commit is None:
+        return None
+    return _snapshot(root, repo, commit)
+
+
+def open_folder(path: Path) -> CheckpointSource:
+    """A folder of one's own; a snapshot inside a Hugging Face cache is recognised as one.
+
+    Raises CheckpointError when it is no folder, holds no config.json, or links out of itself, since
+    a container that mounts it would not find those files.
+    """
+    folder = path.expanduser().absolute()
+    if not folder.is_dir():
+        raise CheckpointError(f"{path} is not a folder.")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{path} has no config.json.", hint="Name the folder that holds the model's files."
+        )
+    cached_root = folder.parent.parent
+    if folder.parent.name == _SNAPSHOTS and cached_root.name.startswith("models--"):
+        repo = cached_root.name.removeprefix("models--").replace("--", "/", 1)
+        return _snapshot(cached_root.resolve(), repo, folder.name)
+    folder = folder.resolve()
+    # Two folders may share a name; the mounts of a machine must not.
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
+    return _checked(
+        CheckpointSource(
+            kind="folder",
+            name=folder.name,
+            root=folder,
+            files_dir=folder,
+            revision=None,
+            mount_name=f"local--{folder.name}-{digest}",
+        )
+    )
+
+
+def fetch_command(repo: str, revision: str | None) -> str:
+    """The shell command that downloads `repo` to where `find_in_hub_cache` looks."""
+    pinned = repo if revision in (None, "main") else f"{repo}@{revision}"
+    return shlex.join(["sparkdeploy", "checkpoint", "pull", pinned])
+
+
+def source_identity(source: CheckpointSource) -> str:
+    """A sha256 in hex that changes when a file does; nothing but file status is read.
+
+    A cached file is known by the name of its blob (its hash), another by its time of change.
+    """
+    digest = hashlib.sha256()
+    for relative in source.files():
+        file = _real(source.files_dir / relative)
+        status = file.stat()
+        is_blob = file.parent == source.root.resolve() / "blobs"
+        content = file.name if is_blob else str(status.st_mtime_ns)
+        digest.update(f"{relative}\0{status.st_size}\0{content}\0".encode())
+    return digest.hexdigest()
+
+
+def unreadable_by(source: CheckpointSource, uid: int, gid: int) -> tuple[Path, ...]:
+    """What a process of this user and group could not read: files, or folders on the way to them.
+
+    Judged by mode bits from `root` downwards, because that is what a mount shows; supplementary
+    groups do not count, and neither does being root, who has no capability to ignore modes in our
+    containers.
+    """
+    blocked: dict[Path, None] = {}
+    for relative in source.files():
+        named = source.files_dir / relative
+        real = _real(named)
+        folders = [*_folders_down_to(source.root, named), *_folders_down_to(source.root, real)]
+        shut = [folder for folder in folders if not _permits(folder, uid, gid, stat.S_IXOTH)]
+        blocked.update(dict.fromkeys(shut))
+        if not shut and not _permits(real, uid, gid, stat.S_IROTH):
+            blocked[named] = None
+    return tuple(blocked)
+
+
+def _resolved_revision(root: Path, revision: str) -> str | None:
+    if (root / _SNAPSHOTS / revision).is_dir():
+        return revision
+    try:
+        commit = (root / "refs" / revision).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return commit if commit and (root / _SNAPSHOTS / commit).is_dir() else None
+
+
+def _snapshot(root: Path, repo: str, commit: str) -> CheckpointSource:
+    return _checked(
+        CheckpointSource(
+            kind="hub",
+            name=repo,
+            root=root,
+            files_dir=root / _SNAPSHOTS / commit,
+            revision=commit,
+            mount_name=root.name,
+        )
+    )
+
+
+def _checked(source: CheckpointSource) -> CheckpointSource:
+    root = source.root.resolve()
+    for relative in source.files():
+        named = source.files_dir / relative
+        real = _real(named)
+        if not real.exists():
+            again = "Download the model again; an interrupted download looks like this."
+            raise CheckpointError(f"{named} links to {real}, which is not there.", hint=again)
+        if not real.is_relative_to(root):
+            raise CheckpointError(
+                f"{named} links to {real}, outside the folder that would be mounted.",
+                hint="Copy the file into the folder, or name the folder that holds the real files.",
+            )
+        if named.is_symlink() and named.readlink().is_absolute():
+            raise CheckpointError(
+                f"{named} is an absolute link, which leads nowhere in a container.",
+                hint="Make it relative: `ln -srf TARGET LINK`.",
+            )
+    return source
+
+
+def _files_below(folder: Path, relative: Path) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_below(folder / entry.name, relative / entry.name)
+            else:
+                yield relative / entry.name
+
+
+def _real(path: Path) -> Path:
+    """The file behind all links; Path.resolve raises on links that go in circles."""
+    return Path(os.path.realpath(path))
+
+
+def _folders_down_to(root: Path, file: Path) -> Iterator[Path]:
+    for candidate in (root, root.resolve()):
+        if file.is_relative_to(candidate):
+            yield from reversed([p for p in file.parents if p.is_relative_to(candidate)])
+            return
+
+
+def _permits(path: Path, uid: int, gid: int, bit: int) -> bool:
+    """Whether the class that `uid` and `gid` fall into has `bit`, given as the bit for others."""
+    status = path.stat()
+    if status.st_uid == uid:
+        return bool(status.st_mode & bit << 6)
+    if status.st_gid == gid:
+        return bool(status.st_mode & bit << 3)
+    return bool(status.st_mode & bit)

@@ -1,0 +1,329 @@
+"""The rewritten checkpoint the field knows: FP8 under the original names, complete, for any stack.
+
+Shard by shard, tensors in their old order: what is untouched is copied by the kernel, each BF16
+weight that has an FP8 one is replaced by it, and its scales follow it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checkpoint import contents, durable
+from sparkdeploy.checkpoint.contents import INDEX_FILE
+from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, SCALE_SUFFIX, WEIGHT_SUFFIX
+from sparkdeploy.checkpoint.locking import only_one
+from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, manifest_text, read_manifest
+from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, header_bytes, read_header
+from sparkdeploy.checkpoint.source import source_identity
+from sparkdeploy.checkpoint.staging import tidy_beside
+from sparkdeploy.checkpoint.treatment import HYBRID_NOTE
+from sparkdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
+    from sparkdeploy.checkpoint.source import CheckpointSource
+
+STANDALONE_VERSION = 1
+_FINISHERS = 2
+_REWRITTEN = frozenset({"config.json", INDEX_FILE, MANIFEST_FILE})
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Bytes that lie together in a source file, from the file's beginning."""
+
+    path: Path
+    begin: int
+    size_bytes: int
+
+
+def build_standalone(
+    source: CheckpointSource,
+    shard: Fp8Shard,
+    out: Path,
+    *,
+    replaces: Callable[[Path], bool],
+    on_progress: Callable[[int, int], None],
+) -> Manifest:
+    """Write the complete checkpoint to `out`; nothing is done when it is there already.
+
+    It appears all at once, manifest last; an interrupted build is gone on with, shard by shard.
+    `replaces` is asked before another checkpoint gives way. Raises CheckpointError when `out`
+    holds anything else, and when something cannot be written.
+    """
+    fingerprint = _fingerprint(source, shard)
+    out = out.absolute()
+    with durable.disk_errors(str(out)), only_one(out.with_name(f".{out.name}.lock"), str(out)):
+        known = read_manifest(out)
+        if known is None or known.fingerprint != fingerprint:
+            _check_target(out, replaces)
+            staging = _beside(out, "staging")
+            journal = _Journal.open(_beside(out, "journal"), staging, fingerprint)
+            _write_shards(source, shard, staging, journal, on_progress)
+            _copy_small_files(source, staging)
+            known = _write_last(source, shard, staging, journal, fingerprint)
+            _swap(staging, out)
+        # A build that was killed after its last step has left these to the next one.
+        _tidy(out)
+    return known
+
+
+def _beside(out: Path, part: str) -> Path:
+    """Where a build keeps what the next try goes on with."""
+    return out.with_name(f".{out.name}.{part}")
+
+
+def _tidy(out: Path) -> None:
+    """Remove what a finished build needs no more."""
+    for folder in (_beside(out, "staging"), _beside(out, "retired")):
+        shutil.rmtree(folder, ignore_errors=True)
+    _beside(out, "journal").unlink(missing_ok=True)
+    tidy_beside(_beside(out, "journal"))
+
+
+def _fingerprint(source: CheckpointSource, shard: Fp8Shard) -> str:
+    inputs = [STANDALONE_VERSION, source_identity(source), shard.origin, dict(shard.digests)]
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def _check_target(out: Path, replaces: Callable[[Path], bool]) -> None:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / MANIFEST_FILE).is_file():
+        raise CheckpointError(
+            f"{out} holds something that is no checkpoint of ours, and is left alone.",
+            hint="name a new folder",
+        )
+    if not replaces(out):
+        raise CheckpointError(
+            f"{out} holds another checkpoint.", hint="name a new folder, or pass --overwrite"
+        )
+
+
+class _Journal:
+    """Files of a staging folder that are finished, with their hashes; lies beside the folder."""
+
+    def __init__(self, path: Path, fingerprint: str, done: dict[str, str]) -> None:
+        self._path = path
+        self._writing = threading.Lock()
+        self.done = done
+        lines = [{"fingerprint": fingerprint}, *_lines_of(done)]
+        durable.write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+    @classmethod
+    def open(cls, path: Path, staging: Path, fingerprint: str) -> _Journal:
+        """Go on with a staging folder of this very build, or empty it."""
+        lines = _journal_lines(path)
+        if not lines or lines[0].get("fingerprint") != fingerprint:
+            path.unlink(missing_ok=True)
+            shutil.rmtree(staging, ignore_errors=True)
+            lines = []
+        staging.mkdir(parents=True, exist_ok=True)
+        staging.chmod(0o755)
+        done = {line["file"]: line["hash"] for line in lines[1:]}
+        whole = {name: digest for name, digest in done.items() if (staging / name).is_file()}
+        return cls(path, fingerprint, whole)
+
+    def finished(self, name: str, digest: str) -> None:
+        """Record a file that is whole and synced under its name; any thread may."""
+        with self._writing, self._path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in _lines_of({name: digest}))
+            file.flush()
+            os.fsync(file.fileno())
+            self.done[name] = digest
+
+
+def _lines_of(done: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"file": name, "hash": digest} for name, digest in done.items()]
+
+
+def _journal_lines(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    lines = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        # What is no whole line was being written when the power went.
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(line if line.endswith("}\n") else ""))
+    return lines
+
+
+def _write_shards(
+    source: CheckpointSource,
+    shard: Fp8Shard,
+    staging: Path,
+    journal: _Journal,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    tensors = contents.read_tensors(source.files_dir)
+    files = sorted({located.file for located in tensors.values()})
+    total_bytes = sum((source.files_dir / name).stat().st_size for name in files)
+    fp8 = read_header(shard.path)
+    done_bytes = 0
+    # While one shard is copied, those before are hashed out of the page cache, synced and noted.
+    with ThreadPoolExecutor(max_workers=_FINISHERS) as finishers:
+        pending: list[Future[None]] = []
+        for name in files:
+            if name not in journal.done:
+                _settle(pending, leave=_FINISHERS)
+                part = staging / f".{name}.part"
+                _copy_shard(source.files_dir / name, fp8, shard.path, part)
+                pending.append(finishers.submit(_finish_shard, part, staging / name, journal))
+            done_bytes += (source.files_dir / name).stat().st_size
+            on_progress(done_bytes, total_bytes)
+        _settle(pending, leave=0)
+
+
+def _settle(pending: list[Future[None]], *, leave: int) -> None:
+    while len(pending) > leave:
+        pending.pop(0).result()
+
+
+def _copy_shard(old: Path, fp8: Header, fp8_path: Path, part: Path) -> None:
+    header = read_header(old)
+    infos, runs = _new_layout(header, old, fp8, fp8_path)
+    with part.open("wb") as target:
+        beginning = header_bytes(infos, {**header.metadata, "format": "pt"})
+        target.write(beginning)
+        target.flush()
+        for run in _joined(runs):
+            with run.path.open("rb") as content:
+                durable.copy_range(content.fileno(), target.fileno(), run.begin, run.size_bytes)
+        os.fchmod(target.fileno(), 0o644)
+        size_bytes = os.fstat(target.fileno()).st_size
+    if size_bytes != len(beginning) + infos[-1].end:
+        raise CheckpointError(f"{part} does not hold what was written.")
+
+
+def _finish_shard(part: Path, new: Path, journal: _Journal) -> None:
+    """Sync a shard, give it its own name, and note its hash.
+
+    The folder is synced once, at the end: a name that a power cut took is not there for the next
+    try, which then copies that shard again.
+    """
+    digest = durable.content_hash(part, "crc32")
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(new)
+    journal.finished(new.name, digest)
+
+
+def _new_layout(
+    header: Header, path: Path, fp8: Header, fp8_path: Path
+) -> tuple[list[TensorInfo], list[_Run]]:
+    """The tensors of a rewritten shard with their new places, and where their bytes are now."""
+    infos: list[TensorInfo] = []
+    runs: list[_Run] = []
+    position = 0
+
+    def add(name: str, info: TensorInfo, place: Path, data_offset: int) -> None:
+        nonlocal position
+        end = position + info.size_bytes
+        infos.append(TensorInfo(name, info.dtype, info.shape, position, end))
+        runs.append(_Run(place, data_offset + info.begin, info.size_bytes))
+        position = end
+
+    for name, info in header.tensors.items():
+        stem = name.removesuffix(WEIGHT_SUFFIX)
+        weight = fp8.tensors.get(stem + OWN_SUFFIXES[WEIGHT_SUFFIX])
+        if weight is None or stem == name:
+            add(name, info, path, header.data_offset)
+        elif weight.shape != info.shape:
+            raise CheckpointError(f"{name} is {list(info.shape)}, its FP8 {list(weight.shape)}.")
+        else:
+            scales = fp8.tensors[stem + OWN_SUFFIXES[SCALE_SUFFIX]]
+            add(name, weight, fp8_path, fp8.data_offset)
+            add(stem + SCALE_SUFFIX, scales, fp8_path, fp8.data_offset)
+    return infos, runs
+
+
+def _joined(runs: Iterable[_Run]) -> list[_Run]:
+    """Neighbours as one run, so that the kernel copies long stretches."""
+    joined: list[_Run] = []
+    for run in runs:
+        last = joined[-1] if joined else None
+        if last and last.path == run.path and last.begin + last.size_bytes == run.begin:
+            joined[-1] = _Run(last.path, last.begin, last.size_bytes + run.size_bytes)
+        else:
+            joined.append(run)
+    return joined
+
+
+def _copy_small_files(source: CheckpointSource, staging: Path) -> None:
+    for relative in source.files():
+        if str(relative) in _REWRITTEN or relative.suffix == ".safetensors":
+            continue
+        target = staging / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.chmod(0o755)
+        durable.copy_file(source.files_dir / relative, target)
+
+
+def _write_last(
+    source: CheckpointSource,
+    shard: Fp8Shard,
+    staging: Path,
+    journal: _Journal,
+    fingerprint: str,
+) -> Manifest:
+    """Write configuration, index and, when all of it fits together, the manifest."""
+    replaced = sum(name.endswith(OWN_SUFFIXES[WEIGHT_SUFFIX]) for name in shard.digests)
+    config = contents.read_config(source.files_dir)
+    config[HYBRID_NOTE] = f"{replaced} shared-expert weights in FP8, from {shard.origin}"
+    durable.write_text(staging / "config.json", _json_text(config))
+    headers = {name: read_header(staging / name) for name in sorted(journal.done)}
+    places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
+    total = sum(t.size_bytes for header in headers.values() for t in header.tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+    durable.write_text(staging / INDEX_FILE, _json_text(index))
+    manifest = Manifest(
+        version=STANDALONE_VERSION,
+        fingerprint=fingerprint,
+        source_kind=source.kind,
+        source_name=source.name,
+        source_root=str(source.root),
+        source_files=str(source.files_dir),
+        source_revision=source.revision,
+        mount_name=source.mount_name,
+        treatment={"fp8_mode": "standalone", "fp8_origin": shard.origin},
+        fp8_layer_count=replaced,
+        mtp_tensor_count=sum(name.startswith("mtp.") for name in places),
+        digests={**journal.done, **_small_digests(staging, journal)},
+    )
+    durable.write_text(staging / MANIFEST_FILE, manifest_text(manifest))
+    durable.sync_folder(staging)
+    return manifest
+
+
+def _small_digests(staging: Path, journal: _Journal) -> dict[str, str]:
+    # A build that was killed right before the end has left its manifest, which is made anew.
+    hashed_already = {*journal.done, MANIFEST_FILE}
+    return {
+        str(path.relative_to(staging)): durable.content_hash(path, "sha256")
+        for path in sorted(staging.rglob("*"))
+        if path.is_file() and path.name not in hashed_already and not path.name.startswith(".")
+    }
+
+
+def _swap(staging: Path, out: Path) -> None:
+    retired = _beside(out, "retired")
+    shutil.rmtree(retired, ignore_errors=True)
+    if out.exists():
+        out.rename(retired)
+    staging.rename(out)
+    durable.sync_folder(out.parent)
+
+
+def _json_text(content: object) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

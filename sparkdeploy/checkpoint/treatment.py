@@ -1,0 +1,147 @@
+"""What is done to a checkpoint while it is loaded, and what a source must hold for that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from sparkdeploy.checkpoint import contents
+from sparkdeploy.checkpoint.contents import summary
+from sparkdeploy.checkpoint.fp8 import WEIGHT_DTYPES, check_finished, is_related
+from sparkdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from sparkdeploy.checkpoint.contents import Located, ModelSizes
+    from sparkdeploy.checkpoint.source import CheckpointSource
+
+HYBRID_NOTE = "_hybrid_quant_info"
+"""The key that the field's builder, and ours, adds to config.json; no engine reads it."""
+_FLOAT16 = frozenset({"BF16", "F16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """What the engine's plugin shall do with a checkpoint while loading it."""
+
+    fp8_mode: Literal["off", "online", "prebuilt", "finished"] = "off"
+    fp8_layers: Literal["shared_expert"] = "shared_expert"
+    lm_head: Literal["bf16", "int8"] = "bf16"
+    mtp: Literal["required", "off"] = "off"
+    fp8_origin: str = ""
+    """Where prebuilt FP8 tensors come from, to the commit; empty in the other modes."""
+    draft_rows: int = 0
+    """Rows of the draft model's own INT8 head; 0 leaves it the target's."""
+    draft_origin: str = ""
+    """The draft vocabulary's hash; empty without a draft head."""
+
+    @property
+    def is_none(self) -> bool:
+        """Nothing to convert: the untouched files are mounted instead of an overlay."""
+        return self.fp8_mode == "off" and self.lm_head == "bf16" and not self.draft_rows
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What a source holds for a treatment. The counts are tensors in the checkpoint."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Located]
+    fp8_layer_count: int
+    mtp_tensor_count: int
+
+
+def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
+    """Read every header and the configuration, and hold them against what the treatment needs.
+
+    Raises CheckpointError naming what is missing or has an unexpected shape or dtype.
+    """
+    config = contents.read_config(source.files_dir)
+    tensors = contents.read_tensors(source.files_dir)
+    sizes = contents.model_sizes(config)
+    related = {name: located.info for name, located in tensors.items() if is_related(name)}
+    fp8_layer_count = 0
+    if treatment.fp8_mode == "finished":
+        expected = check_finished(source.name, sizes, related)
+        fp8_layer_count = sum(item.is_weight for item in expected)
+    elif any(info.dtype in WEIGHT_DTYPES for info in related.values()):
+        raise _fp8_already(source)
+    elif treatment.fp8_mode != "off":
+        # The plugin compares prebuilt tensors with the 16-bit ones before it drops those.
+        fp8_layer_count = _check_shared_experts(source, sizes, tensors)
+    if treatment.lm_head == "int8" or treatment.draft_rows:
+        _check_head(source, sizes, tensors)
+    if treatment.mtp == "required":
+        check_mtp(source.name, sizes, tensors)
+    mtp_tensor_count = sum(name.startswith("mtp.") for name in tensors)
+    return SourceFacts(config, tensors, fp8_layer_count, mtp_tensor_count)
+
+
+def check_untouched(source: CheckpointSource) -> None:
+    """Raise CheckpointError for a finished hybrid that would be mounted as if it were plain INT4.
+
+    An engine without the plugin would take its FP8 bytes for weights without their scales.
+    """
+    if HYBRID_NOTE in contents.read_config(source.files_dir):
+        raise _fp8_already(source)
+
+
+def _check_shared_experts(
+    source: CheckpointSource, sizes: ModelSizes, tensors: Mapping[str, Located]
+) -> int:
+    expected = dict(contents.shared_expert_shapes(sizes))
+    missing = [name for name in expected if name not in tensors]
+    if missing:
+        raise CheckpointError(
+            f"{source.name}: {len(missing)} of {len(expected)} shared-expert weights are missing: "
+            f"{summary(missing)}.",
+            hint="FP8 needs the shared experts at 16 bits, as Intel's INT4 checkpoint has them.",
+        )
+    for name, shape in expected.items():
+        _check_tensor(source, tensors[name], shape)
+    return len(expected)
+
+
+def _fp8_already(source: CheckpointSource) -> CheckpointError:
+    return CheckpointError(
+        f"{source.name} is a finished hybrid: its shared experts are FP8 already.",
+        hint="checkpoint.fp8_dense: {mode: prebuilt, from: hub}, or `from: folder` with model.path",
+    )
+
+
+def _check_head(
+    source: CheckpointSource, sizes: ModelSizes, tensors: Mapping[str, Located]
+) -> None:
+    if sizes.ties_embeddings or "lm_head.weight" not in tensors:
+        raise CheckpointError(
+            f"{source.name} has no lm_head.weight of its own to convert.",
+            hint="Set lm_head: bf16 for models that share it with the embeddings.",
+        )
+    _check_tensor(source, tensors["lm_head.weight"], (sizes.vocab, sizes.hidden))
+
+
+def check_mtp(name: str, sizes: ModelSizes, tensors: Collection[str]) -> None:
+    """Raise CheckpointError unless the checkpoint called `name` has the whole draft layer."""
+    if sizes.mtp_layers == 0:
+        raise CheckpointError(
+            f"{name} has no draft layer (mtp_num_hidden_layers is 0).",
+            hint="Use a recipe without speculation, such as hybrid.",
+        )
+    expected = contents.mtp_names(sizes)
+    missing = sorted(expected - set(tensors))
+    if missing:
+        raise CheckpointError(
+            f"{name}: {len(missing)} of {len(expected)} tensors of the draft layer are "
+            f"missing: {summary(missing)}.",
+            hint="Intel keeps them in model_extra_tensors.safetensors; download that file as well.",
+        )
+
+
+def _check_tensor(source: CheckpointSource, found: Located, shape: tuple[int, ...]) -> None:
+    info = found.info
+    if info.shape != shape or info.dtype not in _FLOAT16:
+        raise CheckpointError(
+            f"{source.name}: {info.name} in {found.file} is {info.dtype} {list(info.shape)}, "
+            f"where BF16 {list(shape)} is expected."
+        )

@@ -1,0 +1,107 @@
+"""The twin of an FP8 repository: the shared experts of a twin in blocks of 128 x 128."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import struct
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checkpoint.contents import (
+    INDEX_FILE,
+    model_sizes,
+    read_config,
+    read_tensors,
+    shared_expert_shapes,
+)
+from sparkdeploy.checkpoint.durable import write_text
+from sparkdeploy.checkpoint.fp8 import BLOCK, SCALE_SUFFIX, WEIGHT_SUFFIX
+from sparkdeploy.checkpoint.fp8_values import decode_bf16, e4m3_values
+from sparkdeploy.checkpoint.safetensors import read_header, write_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.checkpoint.safetensors import TensorData
+
+FP8_MAX = 448.0
+SHARDS = 2
+
+
+_VALUES = e4m3_values()
+_MIDPOINTS = [(low + high) / 2 for low, high in itertools.pairwise(_VALUES)]
+
+
+def build_fp8_twin(out: Path, twin: Path) -> None:
+    """Make `out` a repository of FP8 tensors for the twin in `twin`, unless it is there already.
+
+    Only the shared experts are in it, spread over shards among filler, as in the real one.
+    """
+    if (out / INDEX_FILE).is_file():
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    config = read_config(twin)
+    located = read_tensors(twin)
+    shards: list[dict[str, TensorData]] = [{} for _ in range(SHARDS)]
+    for number, (name, shape) in enumerate(shared_expert_shapes(model_sizes(config))):
+        content = _read_tensor(twin / located[name].file, name)
+        weight, scales = quantize(content, *shape)
+        shard = shards[number % SHARDS]
+        blocks = (-(-shape[0] // BLOCK), -(-shape[1] // BLOCK))
+        shard[name] = ("F8_E4M3", shape, weight)
+        shard[name.removesuffix(WEIGHT_SUFFIX) + SCALE_SUFFIX] = ("BF16", blocks, scales)
+        shard[name.replace("shared_expert", "experts.0")] = ("F8_E4M3", (8, 16), bytes(128))
+    places = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{SHARDS:05}.safetensors"
+        write_file(out / file, shard)
+        places.update(dict.fromkeys(shard, file))
+    quantization = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
+    write_text(out / "config.json", json.dumps({**config, "quantization_config": quantization}))
+    write_text(out / INDEX_FILE, json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def quantize(content: bytes, rows: int, columns: int) -> tuple[bytes, bytes]:
+    """BF16 values to e4m3 bytes and the BF16 scales of their blocks, both row by row."""
+    weights = decode_bf16(content)
+    codes = bytearray(rows * columns)
+    scales = bytearray()
+    for top in range(0, rows, BLOCK):
+        for left in range(0, columns, BLOCK):
+            places = [
+                row * columns + column
+                for row in range(top, min(top + BLOCK, rows))
+                for column in range(left, min(left + BLOCK, columns))
+            ]
+            amax = max(abs(weights[place]) for place in places)
+            encoded = _encode_bf16(max(amax, 1e-4) / FP8_MAX)
+            scale = decode_bf16(encoded)[0]
+            scales += encoded
+            known = {value: encode_e4m3(value / scale) for value in {weights[p] for p in places}}
+            for place in places:
+                codes[place] = known[weights[place]]
+    return bytes(codes), bytes(scales)
+
+
+def encode_e4m3(value: float) -> int:
+    """The code of the nearest value; beyond the largest it is the largest."""
+    size = abs(value)
+    code = bisect.bisect_left(_MIDPOINTS, size)
+    if code < len(_MIDPOINTS) and size == _MIDPOINTS[code]:
+        code += code & 1
+    return code | (0x80 if value < 0 else 0)
+
+
+def _read_tensor(path: Path, name: str) -> bytes:
+    header = read_header(path)
+    info = header.tensors[name]
+    with path.open("rb") as file:
+        file.seek(header.data_offset + info.begin)
+        return file.read(info.size_bytes)
+
+
+def _encode_bf16(value: float) -> bytes:
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return struct.pack("<H", rounded)

@@ -1,0 +1,260 @@
+"""Every tensor of a twin: names, dtypes and shapes as in Intel's INT4 checkpoint of Qwen3.5 MoE."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from sparkdeploy.checkpoint.safetensors import TensorData
+from sparkdeploy.checkpoint.twin import grammar, values
+from sparkdeploy.checkpoint.twin.grammar import Grammar
+from sparkdeploy.checkpoint.twin.shape import GROUP_SIZE, ExpertFormat, TwinShape
+
+TEXT_PREFIX = "model.language_model"
+VISION_PATCH = 16
+VISION_POSITIONS = 64
+
+_BLOCK_GAIN = 0.08
+"""How far a block of random weights moves the residual stream, whose embeddings have size 1."""
+_SYMMETRIC_ZERO_POINT = 0x77777777
+"""Eight zero points of 8, each stored less one: what auto_gptq writes for symmetric weights."""
+
+
+def language_tensors(text: Grammar) -> Mapping[str, TensorData]:
+    """The language model with its head: what the numbered shards hold besides the vision tower."""
+    shape = text.shape
+    make = _Maker(shape, text.seed)
+    by_token = (shape.vocab, shape.hidden)
+    tensors: dict[str, TensorData] = {
+        f"{TEXT_PREFIX}.embed_tokens.weight": ("BF16", by_token, text.embeddings),
+        f"{TEXT_PREFIX}.norm.weight": make.offset_norm(f"{TEXT_PREFIX}.norm.weight", shape.hidden),
+        "lm_head.weight": ("BF16", by_token, text.head),
+    }
+    for layer, kind in enumerate(shape.layer_types):
+        tensors.update(_decoder_layer(make, f"{TEXT_PREFIX}.layers.{layer}", kind))
+    return {**tensors, **_remembering(make, tensors, f"{TEXT_PREFIX}.layers.0.linear_attn")}
+
+
+def mtp_tensors(shape: TwinShape, seed: int) -> Mapping[str, TensorData]:
+    """The draft layer, all BF16: three tensors an expert and 17 others."""
+    make = _Maker(shape, seed)
+    layer, hidden = "mtp.layers.0", shape.hidden
+    tensors = {
+        "mtp.fc.weight": make.adjusted(
+            make.normal("mtp.fc.weight", (hidden, 2 * hidden), std=0.2 / math.sqrt(2 * hidden)),
+            partial(grammar.draft_projection, hidden=hidden),
+        ),
+        **{
+            f"mtp.{name}.weight": make.offset_norm(f"mtp.{name}.weight", shape.hidden)
+            for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")
+        },
+        **_layer_norms(make, layer),
+        **_mlp(make, f"{layer}.mlp", ExpertFormat.BF16),
+        **_attention_norms(make, f"{layer}.self_attn"),
+    }
+    for name, outputs, inputs, gain in _attention_linears(shape):
+        tensors.update(make.linear(f"{layer}.self_attn.{name}", outputs, inputs, gain=gain))
+    return tensors
+
+
+def vision_tensors(shape: TwinShape, seed: int) -> Mapping[str, TensorData]:
+    """The vision tower: 12 tensors a block and 9 others."""
+    make = _Maker(shape, seed)
+    width, merged = shape.vision_hidden, 4 * shape.vision_hidden
+    prefix = "model.visual"
+    patch = (width, 3, 2, VISION_PATCH, VISION_PATCH)
+    positions = f"{prefix}.pos_embed.weight"
+    tensors = {
+        **make.biased(f"{prefix}.patch_embed.proj", patch),
+        positions: make.normal(positions, (VISION_POSITIONS, width), std=0.1),
+        **make.layer_norm(f"{prefix}.merger.norm", width),
+        **make.biased(f"{prefix}.merger.linear_fc1", (merged, merged)),
+        **make.biased(f"{prefix}.merger.linear_fc2", (shape.hidden, merged)),
+    }
+    for block in range(shape.vision_depth):
+        name = f"{prefix}.blocks.{block}"
+        tensors |= make.layer_norm(f"{name}.norm1", width)
+        tensors |= make.layer_norm(f"{name}.norm2", width)
+        tensors |= make.biased(f"{name}.attn.qkv", (3 * width, width))
+        tensors |= make.biased(f"{name}.attn.proj", (width, width))
+        tensors |= make.biased(f"{name}.mlp.linear_fc1", (2 * width, width))
+        tensors |= make.biased(f"{name}.mlp.linear_fc2", (width, 2 * width))
+    return tensors
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes tensors whose values wait until they are written."""
+
+    shape: TwinShape
+    seed: int
+
+    def normal(
+        self, name: str, shape: tuple[int, ...], *, std: float, mean: float = 0.0
+    ) -> TensorData:
+        count = math.prod(shape)
+        return (
+            "BF16",
+            shape,
+            lambda: values.normal_bf16(self.seed, name, count=count, std=std, mean=mean),
+        )
+
+    def offset_norm(self, name: str, width: int) -> TensorData:
+        """An RMS norm that multiplies by one plus its weight."""
+        return self.normal(name, (width,), std=0.05)
+
+    def linear(
+        self, name: str, outputs: int, inputs: int, *, gain: float = 1.0
+    ) -> Mapping[str, TensorData]:
+        weight = f"{name}.weight"
+        std = gain / math.sqrt(inputs)
+        return {weight: self.normal(weight, (outputs, inputs), std=std)}
+
+    def packed(
+        self, name: str, outputs: int, inputs: int, *, gain: float = 1.0
+    ) -> Mapping[str, TensorData]:
+        """An INT4 linear layer, packed along its inputs as auto_gptq does."""
+        groups, std = inputs // GROUP_SIZE, gain / math.sqrt(inputs)
+        words, scales = f"{name}.qweight", f"{name}.scales"
+        zeros = _SYMMETRIC_ZERO_POINT.to_bytes(4, "little") * (groups * outputs // 8)
+        return {
+            words: (
+                "I32",
+                (inputs // 8, outputs),
+                lambda: values.int4_words(self.seed, words, count=inputs // 8 * outputs),
+            ),
+            f"{name}.qzeros": ("I32", (groups, outputs // 8), zeros),
+            scales: (
+                "F16",
+                (groups, outputs),
+                lambda: values.int4_scales_f16(self.seed, scales, count=groups * outputs, std=std),
+            ),
+        }
+
+    def biased(self, name: str, shape: tuple[int, ...]) -> Mapping[str, TensorData]:
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        std = 1 / math.sqrt(math.prod(shape[1:]))
+        return {
+            weight: self.normal(weight, shape, std=std),
+            bias: self.normal(bias, shape[:1], std=0.02),
+        }
+
+    def layer_norm(self, name: str, width: int) -> Mapping[str, TensorData]:
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        return {
+            weight: self.normal(weight, (width,), std=0.05, mean=1.0),
+            bias: self.normal(bias, (width,), std=0.02),
+        }
+
+    def adjusted(self, data: TensorData, adjust: Callable[[bytes], bytes]) -> TensorData:
+        """The same tensor with some of its values set."""
+        dtype, shape, payload = data
+        return dtype, shape, lambda: adjust(payload if isinstance(payload, bytes) else payload())
+
+
+def _decoder_layer(make: _Maker, name: str, kind: str) -> Mapping[str, TensorData]:
+    mixer = _linear_attention if kind == "linear_attention" else _full_attention
+    return {
+        **_layer_norms(make, name),
+        **mixer(make, name),
+        **_mlp(make, f"{name}.mlp", make.shape.expert_format),
+    }
+
+
+def _layer_norms(make: _Maker, layer: str) -> Mapping[str, TensorData]:
+    names = (f"{layer}.input_layernorm.weight", f"{layer}.post_attention_layernorm.weight")
+    return {name: make.offset_norm(name, make.shape.hidden) for name in names}
+
+
+def _full_attention(make: _Maker, layer: str) -> Mapping[str, TensorData]:
+    tensors = dict(_attention_norms(make, f"{layer}.self_attn"))
+    for name, outputs, inputs, gain in _attention_linears(make.shape):
+        tensors.update(make.packed(f"{layer}.self_attn.{name}", outputs, inputs, gain=gain))
+    return tensors
+
+
+def _attention_norms(make: _Maker, attention: str) -> Mapping[str, TensorData]:
+    names = (f"{attention}.q_norm.weight", f"{attention}.k_norm.weight")
+    return {name: make.offset_norm(name, make.shape.head_dim) for name in names}
+
+
+def _attention_linears(shape: TwinShape) -> Iterator[tuple[str, int, int, float]]:
+    # Queries come with an output gate of the same width.
+    yield "q_proj", 2 * shape.query_width, shape.hidden, 1.0
+    yield "k_proj", shape.kv_width, shape.hidden, 1.0
+    yield "v_proj", shape.kv_width, shape.hidden, 1.0
+    yield "o_proj", shape.hidden, shape.query_width, _BLOCK_GAIN * 2
+
+
+def _linear_attention(make: _Maker, layer: str) -> Mapping[str, TensorData]:
+    shape, name = make.shape, f"{layer}.linear_attn"
+    heads, values_width = shape.linear_value_heads, shape.linear_value_width
+    qkv = 2 * shape.linear_key_width + values_width
+    gate_linear = make.packed if shape.in_proj_ab_is_packed else make.linear
+    conv, decay, bias = f"{name}.conv1d.weight", f"{name}.A_log", f"{name}.dt_bias"
+    norm = f"{name}.norm.weight"
+    return {
+        **make.packed(f"{name}.in_proj_qkv", qkv, shape.hidden),
+        **make.packed(f"{name}.in_proj_z", values_width, shape.hidden),
+        **gate_linear(f"{name}.in_proj_b", heads, shape.hidden),
+        **gate_linear(f"{name}.in_proj_a", heads, shape.hidden),
+        **make.packed(f"{name}.out_proj", shape.hidden, values_width, gain=_BLOCK_GAIN),
+        conv: make.normal(conv, (qkv, 1, shape.conv_kernel), std=0.5),
+        decay: (
+            "F32",
+            (heads,),
+            lambda: values.uniform_f32(make.seed, decay, count=heads, low=-4.0, high=0.0),
+        ),
+        bias: make.normal(bias, (heads,), std=0.5),
+        norm: (
+            "F32",
+            (shape.linear_head_dim,),
+            lambda: values.uniform_f32(
+                make.seed, norm, count=shape.linear_head_dim, low=0.9, high=1.1
+            ),
+        ),
+    }
+
+
+def _remembering(
+    make: _Maker, tensors: Mapping[str, TensorData], name: str
+) -> Mapping[str, TensorData]:
+    """The tensors of the first DeltaNet layer, its first head being the memory of the grammar."""
+    shape = make.shape
+    adjust: Mapping[str, Callable[[bytes], bytes]] = {
+        "in_proj_qkv.qweight": partial(grammar.remember_in_qkv, shape=shape),
+        "in_proj_qkv.scales": partial(grammar.remember_in_qkv_scales, shape=shape),
+        "in_proj_z.qweight": partial(grammar.remember_in_gate, shape=shape),
+        "in_proj_z.scales": partial(grammar.remember_in_gate_scales, shape=shape),
+        "out_proj.qweight": partial(grammar.remember_in_output, shape=shape),
+        "out_proj.scales": grammar.remember_in_output_scales,
+        "conv1d.weight": partial(grammar.remember_in_convolution, shape=shape),
+        "A_log": lambda values_: values.f32(grammar.FORGETTING_DECAY) + values_[4:],
+        "dt_bias": lambda values_: values.bf16(grammar.FORGETTING_BIAS) + values_[2:],
+    }
+    return {
+        f"{name}.{part}": make.adjusted(tensors[f"{name}.{part}"], change)
+        for part, change in adjust.items()
+    }
+
+
+def _mlp(make: _Maker, name: str, experts: ExpertFormat) -> Mapping[str, TensorData]:
+    shape = make.shape
+    expert_linear = make.packed if experts is ExpertFormat.INT4 else make.linear
+    tensors = {
+        **make.linear(f"{name}.gate", shape.experts, shape.hidden),
+        **make.linear(f"{name}.shared_expert_gate", 1, shape.hidden),
+    }
+    for linear, outputs, inputs, gain in _gated(shape.hidden, shape.shared_expert_intermediate):
+        tensors |= make.linear(f"{name}.shared_expert.{linear}", outputs, inputs, gain=gain)
+    for expert in range(shape.experts):
+        for linear, outputs, inputs, gain in _gated(shape.hidden, shape.expert_intermediate):
+            expert_name = f"{name}.experts.{expert}.{linear}"
+            tensors |= expert_linear(expert_name, outputs, inputs, gain=gain)
+    return tensors
+
+
+def _gated(hidden: int, intermediate: int) -> Iterator[tuple[str, int, int, float]]:
+    yield "gate_proj", intermediate, hidden, 1.0
+    yield "up_proj", intermediate, hidden, 1.0
+    yield "down_proj", hidden, intermediate, _BLOCK_GAIN * 2

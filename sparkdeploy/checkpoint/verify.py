@@ -1,0 +1,246 @@
+"""Is a checkpoint whole and true to itself? Headers only, or every byte."""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.checkpoint import contents
+from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
+from sparkdeploy.checkpoint.durable import CRC_PREFIX, content_hash
+from sparkdeploy.checkpoint.fp8 import check_fp8, expected_fp8, is_related
+from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
+from sparkdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from sparkdeploy.checkpoint.durable import Algorithm
+    from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
+
+_BLOB = re.compile(r"[0-9a-f]{64}")
+_OWN_SUFFIX = {"fp8_weight": "weight", "fp8_scale_inv": "weight_scale_inv"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was looked at. `hashed_bytes` is 0 unless every byte was read."""
+
+    files: int
+    tensors: int
+    fp8_weights: int
+    mtp_tensors: int
+    hashed_files: int
+    hashed_bytes: int
+    unhashed: tuple[str, ...]
+    """Files of which nobody has stated a hash."""
+
+
+def verify_headers(folder: Path) -> Verified:
+    """Check index, headers, FP8 tensors, MTP and configuration against one another.
+
+    Raises CheckpointError with every problem that was found.
+    """
+    with contents.collector_paused():
+        return _verify_headers(folder)
+
+
+def _verify_headers(folder: Path) -> Verified:
+    config = contents.read_config(folder)
+    headers = contents.read_headers(folder)
+    tensors = contents.read_tensors(folder, headers)
+    sizes = contents.model_sizes(config)
+    problems = [
+        *_index_problems(folder, headers, tensors),
+        *_fp8_problems(folder, config, sizes, tensors),
+        *_mtp_problems(sizes, tensors),
+        *_shape_problems(sizes, tensors),
+        *_manifest_problems(folder, tensors),
+    ]
+    if problems:
+        raise CheckpointError(
+            f"{folder} is not a sound checkpoint: {problems[0]}", detail="\n".join(problems)
+        )
+    fp8 = sum(item.info.dtype == "F8_E4M3" and is_weight(name) for name, item in tensors.items())
+    mtp = sum(name.startswith("mtp.") for name in tensors)
+    files = len({item.file for item in tensors.values()})
+    return Verified(files, len(tensors), fp8, mtp, 0, 0, ())
+
+
+def verify_bytes(
+    folder: Path,
+    stated: Mapping[str, str],
+    on_progress: Callable[[int, int], None],
+) -> Verified:
+    """Check headers, then the hash of every file somebody has stated one of.
+
+    Hashes come from the manifest, from the names of blobs in a hub's cache, and from `stated`, by
+    file name. Raises CheckpointError naming every file whose content is another.
+    """
+    found = verify_headers(folder)
+    hashes = {**stated, **_blob_hashes(folder), **_manifest_hashes(folder)}
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not _is_hidden(path))
+    total_bytes = sum(path.stat().st_size for path in files)
+    done_bytes, hashed, wrong, unhashed = 0, 0, [], []
+    for path in files:
+        name = str(path.relative_to(folder))
+        if name in hashes:
+            hashed += 1
+            done_bytes += path.stat().st_size
+            algorithm: Algorithm = "crc32" if hashes[name].startswith(CRC_PREFIX) else "sha256"
+            if content_hash(path, algorithm) != hashes[name]:
+                wrong.append(name)
+            on_progress(done_bytes, total_bytes)
+        elif name != MANIFEST_FILE:
+            unhashed.append(name)
+    if wrong:
+        raise CheckpointError(
+            f"{folder}: the content of {summary(wrong)} has changed.",
+            detail="\n".join(wrong),
+            hint="a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again",
+        )
+    return Verified(
+        found.files,
+        found.tensors,
+        found.fp8_weights,
+        found.mtp_tensors,
+        hashed,
+        done_bytes,
+        tuple(unhashed),
+    )
+
+
+def is_weight(name: str) -> bool:
+    """Whether a tensor is a matrix rather than the scales of one."""
+    return name.endswith((".weight", ".fp8_weight"))
+
+
+def _index_problems(
+    folder: Path, headers: Mapping[str, Header], tensors: Mapping[str, Located]
+) -> Iterator[str]:
+    path = folder / INDEX_FILE
+    if not path.is_file():
+        if len({item.file for item in tensors.values()}) > 1:
+            yield f"there are several files and no {INDEX_FILE}"
+        return
+    content = json.loads(path.read_text(encoding="utf-8"))
+    places: Mapping[str, str] = content["weight_map"]
+    elsewhere = [name for name, file in places.items() if tensors[name].file != file]
+    if elsewhere:
+        yield f"the index names another file for {summary(elsewhere)}"
+    unlisted = [name for name in tensors if name not in places]
+    if unlisted:
+        yield f"the index does not list {summary(unlisted)}"
+    repeated = _repeated(headers[file] for file in set(places.values()))
+    if repeated:
+        yield f"two indexed files hold {summary(repeated)}"
+    stated = content.get("metadata", {}).get("total_size")
+    total = sum(item.info.size_bytes for item in tensors.values())
+    if stated is not None and stated != total:
+        yield f"the index states {stated} bytes of tensors, the files have {total}"
+
+
+def _repeated(headers: Iterable[Header]) -> list[str]:
+    """Tensors of which an engine that reads whole files would see two."""
+    counts = collections.Counter(name for header in headers for name in header.tensors)
+    return sorted(name for name, count in counts.items() if count > 1)
+
+
+def _fp8_problems(
+    folder: Path, config: Mapping[str, Any], sizes: ModelSizes, tensors: Mapping[str, Located]
+) -> Iterator[str]:
+    block = (config.get("quantization_config") or {}).get("spark_hybrid") or {}
+    mode = (block.get("fp8") or {}).get("mode")
+    own = {_original(name): item.info for name, item in tensors.items() if _is_own(name)}
+    original = {
+        name: item.info for name, item in tensors.items() if is_related(name) and not _is_own(name)
+    }
+    is_rewritten = mode == "finished" or any(info.dtype == "F8_E4M3" for info in original.values())
+    if mode != "prebuilt" and own:
+        yield "it holds prebuilt FP8 tensors, and config.json does not ask for them"
+    for wanted, found in (
+        (mode == "prebuilt", own),
+        (is_rewritten, original),
+    ):
+        if wanted:
+            yield from _set_problems(folder, sizes, found)
+    if block and block.get("expected_fp8_layers") != (3 * sizes.layers if mode else 0):
+        yield f"config.json expects {block.get('expected_fp8_layers')} FP8 layers"
+
+
+def _set_problems(
+    folder: Path, sizes: ModelSizes, found: Mapping[str, TensorInfo]
+) -> Iterator[str]:
+    try:
+        check_fp8(str(folder), expected_fp8(sizes), found)
+    except CheckpointError as error:
+        yield from (error.detail or error.message).splitlines()
+
+
+def _mtp_problems(sizes: ModelSizes, tensors: Mapping[str, Located]) -> Iterator[str]:
+    present = {name for name in tensors if name.startswith("mtp.")}
+    if not present:
+        return
+    missing = sorted(contents.mtp_names(sizes) - present)
+    if missing:
+        yield f"{len(missing)} tensors of the draft layer are missing: {summary(missing)}"
+
+
+def _shape_problems(sizes: ModelSizes, tensors: Mapping[str, Located]) -> Iterator[str]:
+    by_token = (sizes.vocab, sizes.hidden)
+    wanted = {"model.language_model.embed_tokens.weight": by_token}
+    if not sizes.ties_embeddings:
+        wanted["lm_head.weight"] = by_token
+    wanted |= dict(contents.shared_expert_shapes(sizes))
+    for name, shape in wanted.items():
+        if name not in tensors:
+            yield f"{name} is missing"
+        elif tensors[name].info.shape != shape:
+            yield f"{name} is {list(tensors[name].info.shape)}, config.json says {list(shape)}"
+
+
+def _manifest_problems(folder: Path, tensors: Mapping[str, Located]) -> Iterator[str]:
+    if not (folder / MANIFEST_FILE).exists():
+        return
+    manifest = read_manifest(folder)
+    if manifest is None:
+        yield f"{MANIFEST_FILE} is not whole"
+        return
+    mtp = sum(name.startswith("mtp.") for name in tensors)
+    if manifest.mtp_tensor_count != mtp:
+        yield f"{mtp} MTP tensors, {MANIFEST_FILE} says {manifest.mtp_tensor_count}"
+    lost = [name for name in manifest.digests if not (folder / name).is_file()]
+    if lost:
+        yield f"{summary(lost)} of {MANIFEST_FILE} is not there"
+
+
+def _manifest_hashes(folder: Path) -> dict[str, str]:
+    manifest = read_manifest(folder)
+    return {} if manifest is None else manifest.digests
+
+
+def _blob_hashes(folder: Path) -> dict[str, str]:
+    """What files of a hub's cache are called, which is the sha256 of the large ones."""
+    hashes = {}
+    for path in folder.rglob("*"):
+        real = path.resolve()
+        if path.is_symlink() and real.parent.name == "blobs" and _BLOB.fullmatch(real.name):
+            hashes[str(path.relative_to(folder))] = real.name
+    return hashes
+
+
+def _is_own(name: str) -> bool:
+    return name.rpartition(".")[2] in _OWN_SUFFIX
+
+
+def _original(name: str) -> str:
+    stem, _, last = name.rpartition(".")
+    return f"{stem}.{_OWN_SUFFIX[last]}"
+
+
+def _is_hidden(path: Path) -> bool:
+    return path.name.startswith(".")

@@ -1,0 +1,253 @@
+"""`checkpoint`: downloads, prepared checkpoints, and the twin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparkdeploy.cli.options import JsonOption, RecipeArgument, SetOption, YesOption
+from sparkdeploy.console import console
+
+group = typer.Typer(
+    help="Checkpoints: downloads, what is made of them, and the miniature for rehearsals.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.add_typer(group, name="checkpoint")
+
+
+@group.callback()
+def _group() -> None:
+    """Checkpoints: downloads, what is made of them, and the miniature for rehearsals."""
+
+
+@group.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="ORGANISATION/NAME[@REVISION], or a recipe.")],
+    update: Annotated[
+        bool, typer.Option("--update", help="Take what the branch holds now.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Download a model or what a recipe needs; verify every file, and keep to that commit."""
+    from dataclasses import asdict
+
+    from sparkdeploy.apply.checkpoint_fetch import pull_repositories, wanted_by
+    from sparkdeploy.settings import load_settings
+
+    settings = load_settings()
+    pulled = pull_repositories(wanted_by(name, settings), settings, anew=update)
+    if as_json:
+        console.answer_json([asdict(item) for item in pulled])
+        return
+    for item in pulled:
+        console.answer(str(item.path))
+
+
+@group.command("ls")
+def list_stored(as_json: JsonOption = False) -> None:
+    """List downloads and prepared checkpoints."""
+    from dataclasses import asdict
+
+    from sparkdeploy.apply.checkpoint_store import stored
+    from sparkdeploy.console import format_bytes
+    from sparkdeploy.settings import load_settings
+
+    found = stored(load_settings())
+    if as_json:
+        console.answer_json([asdict(item) for item in found])
+        return
+    for item in found:
+        console.answer(
+            f"{item.kind:<9} {format_bytes(item.size_bytes):>9}  {item.name}  ({item.state})"
+        )
+
+
+@group.command("rm")
+def remove_stored(
+    name: Annotated[str, typer.Argument(help="A name that `checkpoint ls` shows.")],
+    yes: YesOption = False,
+) -> None:
+    """Delete a download or a prepared checkpoint."""
+    from sparkdeploy.apply.checkpoint_store import find_stored, remove
+    from sparkdeploy.console import format_bytes
+    from sparkdeploy.errors import SparkdeployError
+    from sparkdeploy.settings import load_settings
+
+    settings = load_settings()
+    item = find_stored(name, settings)
+    size = format_bytes(item.size_bytes)
+    if not yes and not console.confirm(f"Delete {item.path} ({size})?"):
+        raise SparkdeployError(f"{name} was not deleted", hint="say yes, or pass --yes")
+    remove(item, settings)
+    console.answer(f"deleted {item.path}, {size}")
+
+
+@group.command("plan")
+def plan_checkpoint(
+    recipe: RecipeArgument = None,
+    assignments: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """State bytes to fetch, bytes to write and free space, before anything starts."""
+    from dataclasses import asdict
+
+    from sparkdeploy.apply.checkpoint_takes import checkpoint_takes
+    from sparkdeploy.settings import load_settings
+
+    settings = load_settings()
+    takes = checkpoint_takes(recipe or settings.default_recipe, assignments or (), settings)
+    if as_json:
+        console.answer_json(asdict(takes))
+        return
+    for line in takes.lines():
+        console.answer(line)
+
+
+@group.command()
+def build(
+    standalone: Annotated[
+        Path, typer.Option("--standalone", help="The folder of the complete checkpoint to write.")
+    ],
+    recipe: RecipeArgument = None,
+    assignments: SetOption = None,
+    allow_mismatch: Annotated[
+        bool,
+        typer.Option("--allow-mismatch", help="Leave modules in BF16 whose FP8 does not fit."),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace another checkpoint in that folder.")
+    ] = False,
+) -> None:
+    """Write a recipe's model with FP8 shared experts as a complete checkpoint for any stack."""
+    from sparkdeploy.apply.checkpoint_build import write_standalone
+    from sparkdeploy.checkpoint.fp8 import Mismatch
+    from sparkdeploy.settings import load_settings
+
+    settings = load_settings()
+    manifest = write_standalone(
+        recipe or settings.default_recipe,
+        assignments or (),
+        standalone,
+        settings,
+        mismatch=Mismatch.LEAVE if allow_mismatch else Mismatch.REFUSE,
+        replaces=lambda _out: overwrite,
+    )
+    console.answer(
+        f"{standalone}: {manifest.fp8_layer_count} FP8 weights, "
+        f"{manifest.mtp_tensor_count} MTP tensors"
+    )
+
+
+@group.command()
+def verify(
+    name: Annotated[str, typer.Argument(help="A folder, or a name that `checkpoint ls` shows.")],
+    deep: Annotated[bool, typer.Option("--deep", help="Read every byte.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check index, headers, FP8, MTP and configuration against one another."""
+    from dataclasses import asdict
+
+    from sparkdeploy.apply.checkpoint_build import find_folder, verify_deep
+    from sparkdeploy.checkpoint.verify import verify_headers
+    from sparkdeploy.console import format_bytes
+    from sparkdeploy.settings import load_settings
+
+    settings = load_settings()
+    folder = find_folder(name, settings)
+    found = verify_deep(folder, settings) if deep else verify_headers(folder)
+    if as_json:
+        console.answer_json(asdict(found))
+        return
+    console.answer(
+        f"sound: {found.tensors} tensors in {found.files} files, {found.fp8_weights} FP8 weights, "
+        f"{found.mtp_tensors} MTP tensors"
+    )
+    if deep:
+        console.answer(f"hashed {found.hashed_files} files, {format_bytes(found.hashed_bytes)}")
+        for file in found.unhashed:
+            console.answer(f"nobody has stated a hash of {file}")
+
+
+@group.command()
+def inspect(
+    name: Annotated[str, typer.Argument(help="A folder, or a name that `checkpoint ls` shows.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a checkpoint is: tensors and bytes by kind and dtype."""
+    from dataclasses import asdict
+
+    from sparkdeploy.apply.checkpoint_build import find_folder
+    from sparkdeploy.checkpoint.inspect import inspect_checkpoint
+    from sparkdeploy.console import format_bytes
+    from sparkdeploy.settings import load_settings
+
+    found = inspect_checkpoint(find_folder(name, load_settings()))
+    if as_json:
+        console.answer_json(asdict(found))
+        return
+    console.answer(
+        f"{found.tensors} tensors in {found.files} files, {format_bytes(found.size_bytes)}, "
+        f"quantization {found.quantization}"
+    )
+    for share in found.shares:
+        size = format_bytes(share.size_bytes)
+        console.answer(f"  {share.kind:<16} {share.dtype:<9} {share.tensors:>7}  {size:>9}")
+
+
+@group.command("draft-vocab")
+def draft_vocabulary(
+    recipe: Annotated[str, typer.Argument(help="A recipe whose model is here.")],
+    texts: Annotated[list[Path], typer.Argument(help="Text files, or folders of them.")],
+    assignments: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count a model's tokens in text of yours, for recipes with checkpoint.draft_lm_head."""
+    from sparkdeploy.apply.draft_counting import count_for
+    from sparkdeploy.settings import load_settings
+
+    found = count_for(recipe, tuple(assignments or ()), texts, load_settings())
+    if as_json:
+        console.answer_json({"counted": found.counted, "distinct": found.distinct})
+        return
+    console.answer(
+        f"{found.counted:,} tokens counted, {found.distinct:,} different ones of "
+        f"{len(found.tokens):,}; the next `up` of a recipe with a draft head uses them"
+    )
+
+
+@group.command()
+def twin(
+    out: Annotated[Path, typer.Argument(help="The folder to make.")],
+    like: Annotated[str | None, typer.Option(help="The recipe whose model it resembles.")] = None,
+    int4_experts: Annotated[
+        bool, typer.Option("--int4-experts", help="Pack the experts too (for GPUs).")
+    ] = False,
+    layers: Annotated[int, typer.Option(min=4, help="Layers; every fourth attends fully.")] = 4,
+    hidden: Annotated[int, typer.Option(min=128, help="Hidden size.")] = 128,
+    vocab: Annotated[int, typer.Option(min=512, help="Vocabulary.")] = 512,
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 20261121,
+) -> None:
+    """Make a miniature checkpoint with the real tensor names; the same bytes for the same seed."""
+    from sparkdeploy.apply.drafting import Request, resolve
+    from sparkdeploy.checkpoint.twin import ExpertFormat, TwinShape, build_twin
+    from sparkdeploy.settings import load_settings
+
+    settings = load_settings()
+    # Every shipped recipe serves one architecture; a recipe of another would be refused here.
+    resolve(Request(like or settings.default_recipe), settings)
+    shape = TwinShape(
+        layers=layers,
+        hidden=hidden,
+        vocab=vocab,
+        expert_format=ExpertFormat.INT4 if int4_experts else ExpertFormat.BF16,
+    )
+    with console.step(f"twin {out}"):
+        build_twin(out, shape, seed=seed)
+    console.answer(str(out))

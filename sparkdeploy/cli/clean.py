@@ -1,0 +1,58 @@
+"""`clean`: remove what sparkdeploy itself has left behind."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparkdeploy.cli.options import JsonOption, YesOption
+from sparkdeploy.console import console, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdeploy.apply.cleaning import Leftover
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("clean")(clean)
+
+
+def clean(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, remove nothing.")] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove our own old images, crash folders and caches, after showing them and their size."""
+    import time
+
+    from sparkdeploy.apply import cleaning
+    from sparkdeploy.apply.drafting import connect
+    from sparkdeploy.settings import load_settings
+
+    def agrees(found: Sequence[Leftover]) -> bool:
+        _show(found)
+        return yes or console.confirm("Remove them?")
+
+    settings = load_settings()
+    with connect(settings) as host:
+        if dry_run:
+            found = cleaning.find_leftovers(settings, host, now_s=time.time())
+            _show(found)
+        else:
+            found = cleaning.clean(settings, host, agrees=agrees)
+            console.info(f"removed {len(found)}" if found else "nothing was removed")
+    if as_json:
+        console.answer_json([asdict(item) for item in found])
+
+
+def _show(found: Sequence[Leftover]) -> None:
+    for item in found:
+        console.info(
+            f"{item.kind:<12} {format_bytes(item.size_bytes):>9}  {item.name} ({item.why})"
+        )
+    total = format_bytes(sum(item.size_bytes for item in found))
+    console.info(f"{len(found)} leftovers, at most {total}: images share layers")

@@ -1,0 +1,97 @@
+"""`status`, `logs`, `down` and `rollback`: what runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparkdeploy.cli.options import JsonOption
+from sparkdeploy.console import console, format_bytes
+
+NameArgument = Annotated[str, typer.Argument(help="The deployment's name.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("status")(status)
+    app.command("logs")(logs)
+    app.command("down")(down)
+    app.command("rollback")(rollback)
+    app.command("diagnose")(diagnose)
+
+
+def status(as_json: JsonOption = False) -> None:
+    """Show every deployment on this machine."""
+    from sparkdeploy.apply.operating import current_rows, status_lines
+
+    rows = current_rows()
+    if as_json:
+        from dataclasses import asdict
+
+        console.answer_json([asdict(row) for row in rows])
+        return
+    for line in status_lines(rows):
+        console.answer(line)
+
+
+def logs(
+    name: NameArgument = "main",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on reading.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines.")] = None,
+    node: Annotated[str | None, typer.Option(help="On a cluster: this node's log.")] = None,
+) -> None:
+    """Show a deployment's log."""
+    from sparkdeploy.apply.operating import read_log
+
+    for text in read_log(name, node=node, follow=follow, tail=tail):
+        console.answer_raw(text)
+
+
+def down(
+    name: NameArgument = "main",
+    everything: Annotated[bool, typer.Option("--all", help="Every deployment.")] = False,
+) -> None:
+    """Stop and remove a deployment; images, checkpoints and caches stay."""
+    from sparkdeploy.apply.operating import take_down, take_everything_down
+
+    removed = take_everything_down() if everything else take_down(name)
+    if not removed:
+        console.info("nothing to do" if everything else f"nothing to do: no deployment {name}")
+    for container in removed:
+        console.info(f"removed {container}")
+
+
+def rollback(name: NameArgument = "main", as_json: JsonOption = False) -> None:
+    """End a replacement under way or interrupted, or bring the deployment before this one back."""
+    from sparkdeploy.apply.rollback import roll_back
+
+    done = roll_back(name)
+    if as_json:
+        console.answer_json({"deployment": name, "action": done.action, "text": done.text})
+    else:
+        console.answer(done.text)
+
+
+def diagnose(
+    subject: Annotated[
+        str, typer.Argument(help="A deployment's name, or a crash folder.")
+    ] = "main",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Pack all that is known of a failure into one file for a bug report, secrets removed."""
+    from sparkdeploy.apply.diagnose import diagnose as pack
+
+    bundle = pack(subject, output)
+    if as_json:
+        answer = {"path": bundle.path, "root_cause": bundle.root_cause, "files": bundle.files}
+        console.answer_json(answer)
+        return
+    console.answer(f"root cause: {bundle.root_cause}")
+    for name, size_bytes in bundle.files.items():
+        console.info(f"  {format_bytes(size_bytes):>9}  {name}")
+    console.answer(f"packed into {bundle.path}; read it before you send it")

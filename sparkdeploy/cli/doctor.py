@@ -1,0 +1,39 @@
+"""`doctor`: what may go wrong on this machine, and the command that fixes it."""
+
+from __future__ import annotations
+
+import typer
+
+from sparkdeploy.cli.options import JsonOption, RecipeArgument, SetOption
+from sparkdeploy.console import console
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    recipe: RecipeArgument = None,
+    assignments: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine for a recipe: GPU, memory, Docker, folders, ports, network."""
+    from sparkdeploy.apply.drafting import Request, resolve
+    from sparkdeploy.apply.examine import examine
+    from sparkdeploy.doctor import report
+    from sparkdeploy.errors import NodeError
+    from sparkdeploy.settings import load_settings
+
+    settings = load_settings()
+    request = Request(recipe or settings.default_recipe, tuple(assignments or ()))
+    findings = examine(resolve(request, settings), settings)
+    if as_json:
+        console.answer_json(report.as_dict(findings))
+    else:
+        for line in report.lines(findings):
+            console.answer(line)
+    failed = report.failures(findings)
+    if failed:
+        count = "1 check" if failed == 1 else f"{failed} checks"
+        raise NodeError(f"{count} failed", hint="the commands above, then `sparkdeploy doctor`")

@@ -1,0 +1,99 @@
+"""`export`: a deployment in the words of other tools."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import typer
+
+from sparkdeploy.cli.options import (
+    KnownBadOption,
+    NameOption,
+    PublicOption,
+    RecipeArgument,
+    SetOption,
+    UnsafeOption,
+    exposure_of,
+    with_consent,
+)
+from sparkdeploy.console import console
+
+if TYPE_CHECKING:
+    from sparkdeploy.apply.drafting import Request
+    from sparkdeploy.settings import Settings
+
+group = typer.Typer(
+    help="A deployment as a systemd unit or a Compose file.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.add_typer(group, name="export")
+
+
+@group.callback()
+def _group() -> None:
+    """A deployment as a systemd unit or a Compose file."""
+
+
+@group.command()
+def systemd(
+    recipe: RecipeArgument = None,
+    assignments: SetOption = None,
+    name: NameOption = "main",
+    public: PublicOption = False,
+    allow_known_bad: KnownBadOption = False,
+    allow_unsafe: UnsafeOption = False,
+) -> None:
+    """Print a unit that starts the deployment at boot by the same `up`; after 3 tries it stops."""
+    from sparkdeploy.apply.exporting import export_systemd
+    from sparkdeploy.plan.systemd_unit import unit_name
+
+    request, settings = _request(
+        recipe,
+        with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe),
+        name,
+        public,
+    )
+    console.answer_raw(export_systemd(request, settings, os.environ))
+    unit = unit_name(name)
+    console.info(f"to use it: sparkdeploy export systemd ... | sudo tee /etc/systemd/system/{unit}")
+    console.info(f"           sudo systemctl daemon-reload && sudo systemctl enable {unit}")
+
+
+@group.command()
+def compose(
+    recipe: RecipeArgument = None,
+    assignments: SetOption = None,
+    name: NameOption = "main",
+    public: PublicOption = False,
+    allow_known_bad: KnownBadOption = False,
+    allow_unsafe: UnsafeOption = False,
+) -> None:
+    """Print a Compose file of the very container that `up` would start."""
+    from sparkdeploy.apply.exporting import export_compose
+
+    request, settings = _request(
+        recipe,
+        with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe),
+        name,
+        public,
+    )
+    console.answer_raw(export_compose(request, settings))
+
+
+def _request(
+    recipe: str | None, assignments: list[str] | None, name: str, public: bool
+) -> tuple[Request, Settings]:
+    from sparkdeploy.apply.planning import make_request
+    from sparkdeploy.settings import load_settings
+
+    settings = load_settings()
+    request = make_request(
+        recipe, assignments, name=name, exposure=exposure_of(public), settings=settings
+    )
+    return request, settings

@@ -1,0 +1,182 @@
+"""`image`: engines' locks and wheels, and the images that were built from them."""
+
+from __future__ import annotations
+
+import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparkdeploy.cli.options import JsonOption
+from sparkdeploy.console import console
+
+group = typer.Typer(
+    help="Engines and their images.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+ImageArgument = Annotated[
+    str,
+    typer.Argument(help="A tag, the start of an id or fingerprint, or an engine for its newest."),
+]
+EngineArgument = Annotated[str, typer.Argument(help="An engine's name, as `list` shows it.")]
+
+
+class Platform(StrEnum):
+    """For which machines."""
+
+    AARCH64 = "aarch64"
+    X86_64 = "x86_64"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.add_typer(group, name="image")
+
+
+@group.callback()
+def _group() -> None:
+    """Engines and their images."""
+
+
+@group.command()
+def lock(
+    engine: EngineArgument,
+    date: Annotated[
+        str | None,
+        typer.Option(help="Ignore what was published later (YYYY-MM-DD); the locks' own day."),
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 9 on any.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make an engine's locks anew, for both platforms and every Python, and show what differs."""
+    from sparkdeploy.apply.image_lock import remake_locks, write_locks
+    from sparkdeploy.errors import ChangesPendingError
+    from sparkdeploy.settings import load_settings
+
+    remade = remake_locks(engine, _day(date), load_settings())
+    if as_json:
+        console.answer_json({item.path.name: list(item.differences) for item in remade})
+    else:
+        for item in remade:
+            state = "new" if item.is_new else f"{len(item.differences)} differ"
+            console.answer(f"{item.path.name}: {state if item.differences else 'reproduced'}")
+            for line in item.differences:
+                console.answer(f"  {line}")
+    if check and any(item.differences for item in remade):
+        raise ChangesPendingError("the locks differ", hint=f"sparkdeploy image lock {engine}")
+    if not check:
+        write_locks(remade)
+
+
+@group.command()
+def wheelhouse(
+    engine: EngineArgument,
+    folder: Annotated[Path, typer.Argument(help="Where the wheels go; what is there is kept.")],
+    platform: Annotated[
+        Platform, typer.Option(help="For which machine; a Spark is aarch64.")
+    ] = Platform.AARCH64,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch every wheel of an engine's lock, verified, for builds without a network."""
+    from sparkdeploy.apply.image_wheelhouse import make_wheelhouse
+    from sparkdeploy.console import format_bytes
+    from sparkdeploy.settings import load_settings
+
+    made = make_wheelhouse(engine, folder, load_settings(), architecture=platform.value)
+    if as_json:
+        console.answer_json({"wheels": len(made.wheels), "size_bytes": made.size_bytes})
+        return
+    console.answer(f"{folder}: {len(made.wheels)} wheels, {format_bytes(made.size_bytes)}")
+    console.answer(f"build from it: SPARKDEPLOY_WHEELHOUSE={folder.resolve()} sparkdeploy up ...")
+
+
+@group.command("ls")
+def list_images(as_json: JsonOption = False) -> None:
+    """List sparkdeploy's images on this machine."""
+    from dataclasses import asdict
+
+    from sparkdeploy.apply.image_shelf import list_images
+    from sparkdeploy.console import format_bytes
+    from sparkdeploy.settings import load_settings
+
+    rows = list_images(load_settings())
+    if as_json:
+        console.answer_json([asdict(row) for row in rows])
+        return
+    for row in rows:
+        used = f"  used by {', '.join(row.deployments)}" if row.deployments else ""
+        size = format_bytes(row.size_bytes)
+        console.answer(f"{row.tag:<38} {row.engine:<12} {row.stage:<7} {size:>9}{used}")
+
+
+@group.command("show")
+def show_image(image: ImageArgument, as_json: JsonOption = False) -> None:
+    """Show what an image holds: versions, kernels, the plugin's self-check, its inputs."""
+    from sparkdeploy.apply.image_shelf import show_image
+    from sparkdeploy.settings import load_settings
+
+    facts = show_image(image, load_settings())
+    if as_json:
+        console.answer_json(facts)
+        return
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            console.answer(f"{name}:")
+            for key, inner in value.items():
+                console.answer(f"  {key}: {inner}")
+        else:
+            console.answer(f"{name}: {', '.join(value) if isinstance(value, list) else value}")
+
+
+@group.command("rm")
+def remove_images(
+    images: Annotated[list[str], typer.Argument(help="Tags, ids, fingerprints or engines.")],
+) -> None:
+    """Remove images that sparkdeploy made, and no others."""
+    from sparkdeploy.apply.image_shelf import remove_images
+    from sparkdeploy.settings import load_settings
+
+    for tag in remove_images(images, load_settings()):
+        console.answer(f"removed {tag}")
+
+
+@group.command("export")
+def export_image(
+    image: ImageArgument, file: Annotated[Path, typer.Argument(help="The tar to write.")]
+) -> None:
+    """Write an image, with the stages below it, into a tar for a machine without a network."""
+    from sparkdeploy.apply.image_shelf import export_images
+    from sparkdeploy.settings import load_settings
+
+    for written in export_images(image, file, load_settings()):
+        console.answer(f"{written.image_id} {written.tags[0]}")
+
+
+@group.command("import")
+def import_image(
+    file: Annotated[Path, typer.Argument(help="A tar that `export` wrote.")],
+    digest: Annotated[
+        str | None, typer.Option(help="An id that `export` printed; no other image is taken.")
+    ] = None,
+) -> None:
+    """Load a tar of images after every byte of it was held against its digest."""
+    from sparkdeploy.apply.image_shelf import import_images
+    from sparkdeploy.settings import load_settings
+
+    for image in import_images(file, digest, load_settings()):
+        console.answer(f"sha256:{image.digest} {' '.join(image.tags)}")
+
+
+def _day(date: str | None) -> str | None:
+    from sparkdeploy.errors import UsageError
+
+    if date is None:
+        return None
+    try:
+        return datetime.date.fromisoformat(date).isoformat()
+    except ValueError as error:
+        raise UsageError(f"{date!r} is no day", hint="write it as 2026-11-15") from error

@@ -1,0 +1,120 @@
+"""The program: commands by group, and the one place where an error becomes an exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparkdeploy import __version__
+from sparkdeploy.cli import (
+    bench,
+    checkpoint,
+    clean,
+    cluster,
+    config,
+    deployments,
+    doctor,
+    export,
+    image,
+    recipes,
+    rehearse,
+    up,
+)
+from sparkdeploy.console import console
+from sparkdeploy.errors import SparkdeployError
+
+app = typer.Typer(
+    name="sparkdeploy",
+    help="Deploy large mixture-of-experts models with vLLM on NVIDIA DGX Spark.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+recipes.register(app)
+up.register(app)
+deployments.register(app)
+doctor.register(app)
+export.register(app)
+config.register(app)
+clean.register(app)
+rehearse.register(app)
+checkpoint.register(app)
+image.register(app)
+bench.register(app)
+cluster.register(app)
+
+BUG_EXIT_CODE = 70
+INTERRUPTED_EXIT_CODE = 130
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        console.answer(f"sparkdeploy {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show details.")] = False,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print and exit."),
+    ] = False,
+) -> None:
+    """Deploy large mixture-of-experts models with vLLM on NVIDIA DGX Spark."""
+    console.quiet = quiet
+    console.verbose = verbose
+
+
+def main() -> None:
+    """Run a command; exit with its code and never with a traceback for a user's mistake."""
+    _hear_stop_signals()
+    try:
+        app()
+    except SparkdeployError as error:
+        console.error(error.message, hint=error.hint, detail=error.detail)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        console.error("interrupted")
+        sys.exit(INTERRUPTED_EXIT_CODE)
+    except BrokenPipeError:
+        # The reader of our answer has gone, as `head` does; nothing is left to say.
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:  # noqa: BLE001 - the one place where a bug becomes a message
+        place = _write_crash_log()
+        console.error(f"unexpected {type(error).__name__}: {error}", hint=f"details in {place}")
+        sys.exit(BUG_EXIT_CODE)
+
+
+def _hear_stop_signals() -> None:
+    """A terminal that goes away, or a `kill`, interrupts like Ctrl-C: nothing stays half done."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Under nohup the signal is ignored, and stays so.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, interrupt)
+
+
+def _write_crash_log() -> str:
+    from sparkdeploy.settings import load_settings
+
+    try:
+        folder = load_settings().state_dir
+        folder.mkdir(parents=True, exist_ok=True)
+    except (SparkdeployError, OSError):
+        folder = Path(tempfile.mkdtemp(prefix="sparkdeploy-"))
+    path = folder / "crash.log"
+    path.write_text(f"sparkdeploy {__version__}\n{traceback.format_exc()}")
+    return str(path)

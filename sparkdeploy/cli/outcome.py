@@ -1,0 +1,106 @@
+"""What `up` prints when it is done."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.apply.deploy import Extent, Handover, Outcome, up
+from sparkdeploy.apply.drafting import resolve
+from sparkdeploy.apply.planning import make_request, up_words
+from sparkdeploy.console import console
+from sparkdeploy.plan.backends import planned_backends
+from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.runtime.truth import findings
+from sparkdeploy.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from sparkdeploy.apply.drafting import Request
+
+
+def deploy_and_print(
+    recipe: str | None,
+    assignments: Iterable[str] | None,
+    *,
+    name: str,
+    exposure: Exposure,
+    extent: Extent,
+    consent: Callable[[str], bool],
+    handover: Handover,
+    as_json: bool,
+    deploy: Callable[..., Outcome] = up,
+) -> None:
+    """Run `up`, or the `up` of a cluster, and print where the model answers."""
+    settings = load_settings()
+    request = make_request(recipe, assignments, name=name, exposure=exposure, settings=settings)
+    resolved = resolve(request, settings)
+    outcome = deploy(resolved, request, settings, extent=extent, consent=consent, handover=handover)
+    if as_json:
+        console.answer_json(_as_dict(outcome, extent))
+        return
+    for line in _lines(outcome, extent, request):
+        console.answer(line)
+
+
+def start_command(request: Request) -> str:
+    """Return the `up` that starts what a request with `--prepare` has prepared."""
+    return shlex.join(["sparkdeploy", *up_words(request)])
+
+
+def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
+    name = outcome.plan.deployment.name
+    if extent is Extent.PREPARE:
+        yield f"ready to start: {start_command(request)}"
+        return
+    if extent is Extent.DETACH and outcome.changed:
+        yield f"{name} is starting; `sparkdeploy status` shows when it answers"
+        return
+    model = outcome.plan.resolved.recipe.model.served_name
+    state = "answers" if outcome.changed else "was up already and answers"
+    yield f"{name} {state} at {outcome.base_url}/v1 as {model}"
+    yield f"try: {_example(outcome)}"
+    if outcome.plan.deployment.exposure is Exposure.PUBLIC:
+        yield f"key: {outcome.plan.folders.key_file}"
+
+
+def _example(outcome: Outcome) -> str:
+    model = outcome.plan.resolved.recipe.model.served_name
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    command = ["curl", "-s", f"{outcome.base_url}/v1/chat/completions"]
+    command += ["-H", "Content-Type: application/json"]
+    if outcome.plan.deployment.exposure is Exposure.PUBLIC:
+        key = f'-H "Authorization: Bearer $(cat {outcome.plan.folders.key_file})" '
+        return f"{shlex.join(command)} {key}-d {shlex.quote(body)}"
+    return f"{shlex.join(command)} -d {shlex.quote(body)}"
+
+
+def _as_dict(outcome: Outcome, extent: Extent) -> dict[str, Any]:
+    readiness = outcome.readiness
+    return {
+        "deployment": outcome.plan.deployment.name,
+        "recipe": outcome.plan.resolved.recipe.name,
+        "extent": extent.name.lower(),
+        "base_url": outcome.base_url,
+        "changed": outcome.changed,
+        "startup_s": readiness.startup_s if readiness else None,
+        "phases_s": dict(readiness.phases_s) if readiness else None,
+        "backends": _backends(outcome),
+    }
+
+
+def _backends(outcome: Outcome) -> list[dict[str, str | None]] | None:
+    """Return what was planned, what the log tells, and how they agree."""
+    if outcome.readiness is None:
+        return None
+    planned = planned_backends(outcome.plan.resolved)
+    return [
+        {
+            "subject": finding.planned.subject,
+            "planned": finding.planned.wanted,
+            "seen": finding.seen,
+            "verdict": finding.verdict.value,
+        }
+        for finding in findings(planned, outcome.readiness.facts)
+    ]

@@ -1,0 +1,80 @@
+"""How plans and estimates are printed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdeploy.console import console
+from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.plan import report
+from sparkdeploy.plan.steps import plan_as_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from sparkdeploy.plan.steps import Plan
+
+PARTS = {
+    "dockerfile": report.dockerfile_text,
+    "args": report.arguments_text,
+    "container": report.container_text,
+}
+
+
+def print_plan(plan: Plan, part: str | None, *, as_json: bool) -> None:
+    """Print one part of the plan in full, the plan as JSON, or the plan in words."""
+    if part is not None:
+        console.answer(PARTS[part](plan))
+    elif as_json:
+        console.answer_json(plan_as_dict(plan))
+    else:
+        for line in report.plan_lines(plan):
+            console.answer(line)
+
+
+def print_outlook(
+    recipe: str | None,
+    assignments: Iterable[str] | None,
+    *,
+    hardware: str | None,
+    html: Path | None,
+    headers: bool,
+    as_json: bool,
+) -> None:
+    """Print what fits and how fast it would be, and write the page when one is wanted."""
+    from sparkdeploy.apply.estimate import WhenMissing, outlook_for
+
+    outlook = outlook_for(
+        recipe,
+        assignments,
+        hardware=hardware or "spark",
+        when_missing=WhenMissing.HUB if headers else WhenMissing.SHIPPED,
+    )
+    if html is not None:
+        _write_page(html, outlook.page())
+    if as_json:
+        console.answer_json(outlook.as_dict())
+        return
+    for line in (*outlook.capacity_lines(), *outlook.speed_lines()):
+        console.answer(line)
+
+
+def print_capacity(recipe: str | None, assignments: Iterable[str] | None, *, as_json: bool) -> None:
+    """Print the memory and the KV cache on this machine."""
+    from sparkdeploy.apply.estimate import HERE, outlook_for
+
+    outlook = outlook_for(recipe, assignments, hardware=HERE)
+    if as_json:
+        console.answer_json(outlook.as_dict())
+        return
+    for line in outlook.capacity_lines():
+        console.answer(line)
+
+
+def _write_page(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SparkdeployError(f"{path} cannot be written: {error.strerror}") from error
+    console.info(f"wrote {path}")

@@ -1,0 +1,146 @@
+"""`list`, `show` and `plan`: what there is and what would be done."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparkdeploy.cli.options import (
+    ClusterOption,
+    JsonOption,
+    KnownBadOption,
+    NameOption,
+    PublicOption,
+    RecipeArgument,
+    SetOption,
+    UnsafeOption,
+    exposure_of,
+    with_consent,
+)
+from sparkdeploy.console import console
+
+HardwareOption = Annotated[
+    str | None,
+    typer.Option(help="Say what fits and how fast it is on: spark, h200, here."),
+]
+HtmlOption = Annotated[
+    Path | None, typer.Option(help="Write the estimate as a page with a picture.")
+]
+HeadersOption = Annotated[
+    bool,
+    typer.Option("--headers", help="Estimate from the model's headers on the hub (some MB)."),
+]
+
+
+class Shown(StrEnum):
+    """What `plan --show` prints in full."""
+
+    DOCKERFILE = "dockerfile"
+    ARGS = "args"
+    CONTAINER = "container"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("list")(list_recipes)
+    app.command("show")(show_recipe)
+    app.command("plan")(plan_recipe)
+
+
+def list_recipes(as_json: JsonOption = False) -> None:
+    """List the recipes and engines."""
+    from sparkdeploy.apply.drafting import library
+    from sparkdeploy.recipe import report
+    from sparkdeploy.settings import load_settings
+
+    shelf = library(load_settings())
+    recipes, engines = report.recipe_rows(shelf), report.engine_rows(shelf)
+    if as_json:
+        console.answer_json({"recipes": recipes, "engines": engines})
+        return
+    for line in report.list_lines(recipes, engines):
+        console.answer(line)
+
+
+def show_recipe(
+    recipe: RecipeArgument = None,
+    assignments: SetOption = None,
+    capacity: Annotated[
+        bool, typer.Option("--capacity", help="Memory and KV cache on this machine instead.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a recipe with everything it inherits, and where each value was written."""
+    if capacity:
+        from sparkdeploy.cli.printing import print_capacity
+
+        print_capacity(recipe, assignments, as_json=as_json)
+        return
+    from sparkdeploy.apply.drafting import Request, resolve
+    from sparkdeploy.recipe import report
+    from sparkdeploy.settings import load_settings
+
+    settings = load_settings()
+    request = Request(recipe or settings.default_recipe, tuple(assignments or ()))
+    resolved = resolve(request, settings)
+    if as_json:
+        console.answer_json(resolved.recipe.model_dump(by_alias=True, mode="json"))
+        return
+    for line in report.origin_lines(resolved):
+        console.answer(line)
+
+
+def plan_recipe(
+    recipe: RecipeArgument = None,
+    assignments: SetOption = None,
+    name: NameOption = "main",
+    public: PublicOption = False,
+    cluster: ClusterOption = False,
+    show: Annotated[Shown | None, typer.Option(help="Print one part in full.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit 9 when there is work.")] = False,
+    hardware: HardwareOption = None,
+    html: HtmlOption = None,
+    headers: HeadersOption = False,
+    allow_known_bad: KnownBadOption = False,
+    allow_unsafe: UnsafeOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what `up` would do, and do nothing; with --hardware, what would fit and how fast."""
+    assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
+    if cluster:
+        from sparkdeploy.cli.cluster import print_plan as print_cluster_plan
+
+        print_cluster_plan(
+            recipe, assignments, name=name, exposure=exposure_of(public), as_json=as_json
+        )
+        return
+    if hardware is not None or html is not None or headers:
+        from sparkdeploy.cli.printing import print_outlook
+
+        _refuse_parts_of_a_plan(show=show, check=check)
+        print_outlook(
+            recipe, assignments, hardware=hardware, html=html, headers=headers, as_json=as_json
+        )
+        return
+    from sparkdeploy.apply.planning import plan_for
+    from sparkdeploy.cli.printing import print_plan
+    from sparkdeploy.errors import ChangesPendingError
+
+    plan = plan_for(recipe, assignments, name=name, exposure=exposure_of(public))
+    print_plan(plan, show.value if show else None, as_json=as_json)
+    if check and plan.has_work:
+        raise ChangesPendingError("the plan has work to do", hint="run `sparkdeploy up`")
+
+
+def _refuse_parts_of_a_plan(*, show: Shown | None, check: bool) -> None:
+    """An estimate has no steps to show or to check."""
+    if show is not None or check:
+        from sparkdeploy.errors import UsageError
+
+        raise UsageError(
+            "--hardware, --html and --headers estimate; --show and --check are about the plan",
+            hint="run `sparkdeploy plan` once with each",
+        )

@@ -1,0 +1,91 @@
+"""`up`: deploy a recipe."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sparkdeploy.cli.options import (
+    ClusterOption,
+    JsonOption,
+    KnownBadOption,
+    NameOption,
+    PublicOption,
+    RecipeArgument,
+    SetOption,
+    UnsafeOption,
+    YesOption,
+    exposure_of,
+    with_consent,
+)
+from sparkdeploy.console import console
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("up")(up)
+
+
+def up(
+    recipe: RecipeArgument = None,
+    assignments: SetOption = None,
+    name: NameOption = "main",
+    public: PublicOption = False,
+    cluster: ClusterOption = False,
+    solo: Annotated[bool, typer.Option("--solo", help="Deploy on this machine alone.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, do nothing.")] = False,
+    prepare: Annotated[bool, typer.Option("--prepare", help="Do all but the start.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return after the start.")] = False,
+    allow_known_bad: KnownBadOption = False,
+    allow_unsafe: UnsafeOption = False,
+    keep: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Earlier containers to keep for `rollback`.")
+    ] = 1,
+    drop_page_cache: Annotated[
+        bool, typer.Option("--drop-page-cache", help="Drop it (root) when CUDA needs the room.")
+    ] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Deploy a recipe: images, checkpoint, container, and the model's first answer."""
+    from sparkdeploy.apply.deploy import Extent, Handover
+    from sparkdeploy.apply.room import PageCache
+    from sparkdeploy.cli.outcome import deploy_and_print
+    from sparkdeploy.errors import UsageError
+
+    if sum((prepare, detach, dry_run)) > 1:
+        raise UsageError("--dry-run, --prepare and --detach exclude each other")
+    if solo and cluster:
+        raise UsageError("--solo and --cluster exclude each other")
+    assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
+    if dry_run and cluster:
+        from sparkdeploy.cli.cluster import print_plan as print_cluster_plan
+
+        print_cluster_plan(
+            recipe, assignments, name=name, exposure=exposure_of(public), as_json=as_json
+        )
+        return
+    if dry_run:
+        from sparkdeploy.apply.planning import plan_for
+        from sparkdeploy.cli.printing import print_plan
+
+        plan = plan_for(recipe, assignments, name=name, exposure=exposure_of(public))
+        print_plan(plan, None, as_json=as_json)
+        return
+    extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
+    if cluster:
+        from sparkdeploy.apply.cluster_deploy import up as deploy
+    else:
+        from sparkdeploy.apply.deploy import up as deploy
+    deploy_and_print(
+        recipe,
+        assignments,
+        name=name,
+        exposure=exposure_of(public),
+        extent=extent,
+        consent=(lambda _question: True) if yes else console.confirm,
+        handover=Handover(keep, PageCache.DROP if drop_page_cache else PageCache.ASK),
+        as_json=as_json,
+        deploy=deploy,
+    )

@@ -1,0 +1,202 @@
+"""The only thing that prints: answers on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PLAIN_UPDATE_EVERY_S = 10.0
+"""Without a terminal a running step says so at most this often."""
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Return a size in decimal units, as disks and downloads are sold: `4.8 GB`."""
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def format_gib(size_bytes: float) -> str:
+    """Return memory in binary units, as the kernel and vLLM count it: `4.0 GiB`."""
+    return f"{size_bytes / 2**30:.1f} GiB"
+
+
+def format_seconds(duration_s: float) -> str:
+    """Return a duration as a person reads it: `12m03s`, `4.2s`."""
+    if duration_s < 60:
+        return f"{duration_s:.1f}s"
+    minutes, seconds = divmod(round(duration_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
+
+
+class StatusLine(Protocol):
+    """Where a running step shows its latest word."""
+
+    def show(self, text: str) -> None:
+        """Replace what the step says."""
+
+    def close(self) -> None:
+        """Remove the line."""
+
+
+@dataclass(slots=True)
+class TerminalStatus:
+    """One line that is overwritten in place."""
+
+    stream: TextIO
+
+    def show(self, text: str) -> None:
+        """Overwrite the line, cut to the terminal's width."""
+        import shutil  # noqa: PLC0415 - only a terminal needs its width
+
+        width = shutil.get_terminal_size().columns
+        with contextlib.suppress(OSError):
+            self.stream.write("\r\x1b[2K" + text[: width - 1])
+            self.stream.flush()
+
+    def close(self) -> None:
+        """Wipe the line."""
+        with contextlib.suppress(OSError):
+            self.stream.write("\r\x1b[2K")
+            self.stream.flush()
+
+
+@dataclass(slots=True)
+class PlainStatus:
+    """A new line now and then, for logs and pipes."""
+
+    stream: TextIO
+    clock: Callable[[], float] = time.monotonic
+    _last_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        """Stay quiet for the first interval: short steps need no middle."""
+        self._last_s = self.clock()
+
+    def show(self, text: str) -> None:
+        """Write the text if the interval has passed."""
+        now_s = self.clock()
+        if now_s - self._last_s >= PLAIN_UPDATE_EVERY_S:
+            self._last_s = now_s
+            with contextlib.suppress(OSError):
+                self.stream.write(f"  {text}\n")
+                self.stream.flush()
+
+    def close(self) -> None:
+        """Nothing to remove."""
+
+
+@dataclass(slots=True)
+class Step:
+    """A piece of work that is under way."""
+
+    title: str
+    started_s: float
+    status: StatusLine
+    clock: Callable[[], float]
+
+    def say(self, text: str) -> None:
+        """Show what the step is doing now."""
+        elapsed = format_seconds(self.clock() - self.started_s)
+        self.status.show(f"{self.title}: {text} [{elapsed}]")
+
+    def progress(self, done_bytes: int, total_bytes: int) -> None:
+        """Show bytes done, bytes in all and the time that is left at the average rate so far."""
+        elapsed_s = self.clock() - self.started_s
+        left = "?"
+        if done_bytes > 0:
+            left = format_seconds(elapsed_s * max(total_bytes - done_bytes, 0) / done_bytes)
+        self.say(f"{format_bytes(done_bytes)} of {format_bytes(total_bytes)}, {left} left")
+
+
+@dataclass(slots=True)
+class Console:
+    """Writes for a person on stderr and for a program on stdout."""
+
+    quiet: bool = False
+    verbose: bool = False
+    clock: Callable[[], float] = time.monotonic
+
+    def answer(self, text: str) -> None:
+        """Print a line of the answer itself."""
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    def answer_raw(self, text: str) -> None:
+        """Pass text on as it came, line ends and all."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def answer_json(self, value: object) -> None:
+        """Print the answer as JSON."""
+        self.answer(json.dumps(value, indent=2, sort_keys=True, default=str))
+
+    def info(self, text: str) -> None:
+        """Say something that is worth knowing."""
+        if not self.quiet:
+            self._write(text)
+
+    def detail(self, text: str) -> None:
+        """Say something only a curious user wants (`-v`)."""
+        if self.verbose:
+            self._write(f"  {text}")
+
+    def warn(self, text: str) -> None:
+        """Say that something may go wrong."""
+        self._write(f"warning: {text}")
+
+    def error(self, message: str, *, hint: str | None = None, detail: str | None = None) -> None:
+        """Show a failure: the message, the long text beneath it, the way out."""
+        self._write(f"error: {message}")
+        if detail:
+            self._write("\n".join(f"  | {line}" for line in detail.splitlines()))
+        if hint:
+            self._write(f"  fix: {hint}")
+
+    @contextlib.contextmanager
+    def step(self, title: str) -> Iterator[Step]:
+        """Show a step while it runs, and how long it took when it has ended."""
+        started_s = self.clock()
+        step = Step(title, started_s, self._status(), self.clock)
+        step.status.show(f"{title} ...")
+        outcome = "failed"
+        try:
+            yield step
+            outcome = "done"
+        finally:
+            step.status.close()
+            self.info(f"{title}: {outcome} ({format_seconds(self.clock() - started_s)})")
+
+    def confirm(self, question: str) -> bool:
+        """Ask on a terminal; without one the answer is no."""
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return False
+        sys.stderr.write(f"{question} [y/N] ")
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+    def _status(self) -> StatusLine:
+        if sys.stderr.isatty() and not self.quiet:
+            return TerminalStatus(sys.stderr)
+        return PlainStatus(sys.stderr, self.clock)
+
+    def _write(self, text: str) -> None:
+        # A terminal that has gone away is no reason to leave work half done.
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+
+console = Console()
+"""The console of this process."""

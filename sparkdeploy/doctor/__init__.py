@@ -1,0 +1,1 @@
+"""Preflight checks: what may go wrong on this machine, and the command that fixes it."""

@@ -1,0 +1,1 @@
+"""The checks themselves: pure functions from facts to findings."""

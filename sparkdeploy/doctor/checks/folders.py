@@ -1,0 +1,42 @@
+"""Folders: ours are writable, and no model lies on the disk twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdeploy.doctor.finding import fail, ok, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from sparkdeploy.doctor.finding import Finding
+    from sparkdeploy.doctor.surroundings import Folder
+
+
+def folder_findings(folders: Iterable[Folder], *, caller_uid: int) -> Iterator[Finding]:
+    """Yield whether this user can write where files of ours go."""
+    for folder in folders:
+        check = f"folders.{folder.role}"
+        if folder.owner_uid is None:
+            yield ok(check, f"{folder.path} is not there yet; it is made when it is needed")
+        elif folder.is_writable:
+            yield ok(check, folder.path)
+        else:
+            yield fail(
+                check,
+                f"{folder.path} belongs to uid {folder.owner_uid} and cannot be written by "
+                f"uid {caller_uid}",
+                f"sudo chown -R {caller_uid} {folder.path}",
+            )
+
+
+def check_duplicates(copies: Sequence[str], hub_cache: str) -> Finding:
+    """Say whether the recipe's model lies in a second hub cache too."""
+    check = "folders.duplicates"
+    if not copies:
+        return ok(check, "the model lies in no second cache")
+    return warn(
+        check,
+        f"the model lies in {', '.join(copies)} too, and {hub_cache} is the cache in use",
+        f"rm -r {copies[0]}, or point HF_HUB_CACHE at that cache instead",
+    )

@@ -1,0 +1,53 @@
+"""What one check found: a verdict, the value seen, and the command that fixes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Verdict(Enum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    NOT_SEEN = "not seen"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check."""
+
+    check: str
+    """Stable: `group.name`, as docs/doctor.md lists them."""
+    verdict: Verdict
+    seen: str
+    """The value seen, in words that name the thing."""
+    fix: str | None = None
+    """A command, or what to do; None when nothing is wrong."""
+
+    @property
+    def group(self) -> str:
+        """Return the part of the machine it is about."""
+        return self.check.partition(".")[0]
+
+
+def ok(check: str, seen: str) -> Finding:
+    """Return a finding about which nothing needs to be done."""
+    return Finding(check, Verdict.OK, seen)
+
+
+def warn(check: str, seen: str, fix: str) -> Finding:
+    """Return a finding that may hurt later."""
+    return Finding(check, Verdict.WARN, seen, fix)
+
+
+def fail(check: str, seen: str, fix: str) -> Finding:
+    """Return a finding that stops a deployment."""
+    return Finding(check, Verdict.FAIL, seen, fix)
+
+
+def not_seen(check: str, why: str) -> Finding:
+    """Return that a value could not be read; never a failure by itself."""
+    return Finding(check, Verdict.NOT_SEEN, why)

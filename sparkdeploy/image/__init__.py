@@ -1,0 +1,1 @@
+"""Images in stages: rendered, fingerprinted, built through the Docker Engine."""

@@ -1,0 +1,110 @@
+"""The base stage made from Debian packages, for where no registry answers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy import shell
+from sparkdeploy.console import format_bytes
+from sparkdeploy.errors import BuildError, NodeError
+from sparkdeploy.image.failures import Scene, ended_by_node
+
+if TYPE_CHECKING:
+    from sparkdeploy.console import Step
+    from sparkdeploy.image.stages import DebianRecipe, Stage
+    from sparkdeploy.node.container import ImageFact
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.settings import Settings
+
+POLL_EVERY_S = 0.5
+MAKE_TIMEOUT_S = 3600
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> ImageFact:
+    """Make a root file system with mmdebstrap and import it; nothing else stays behind.
+
+    Raises NodeError when mmdebstrap is missing and BuildError when it fails.
+    """
+    if stage.debian is None:
+        raise BuildError(f"stage {stage.tag} is not made from Debian packages")
+    if shell.which("mmdebstrap") is None:
+        raise NodeError(
+            "mmdebstrap is not installed, and no registry answers for the base image",
+            hint="sudo apt-get install --yes mmdebstrap",
+        )
+    settings.cache_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="base-", dir=settings.cache_dir) as scratch:
+        archive, log = Path(scratch) / "root.tar", Path(scratch) / "mmdebstrap.log"
+        argv = mmdebstrap_argv(stage.debian, stage.architecture, settings, archive, log)
+        _run_watched(argv, log, step)
+        step.say(f"importing {format_bytes(archive.stat().st_size)}")
+        _import(host, stage, archive)
+    image = host.find_image(stage.tag)
+    if image is None:
+        raise BuildError(f"{stage.tag} did not appear after the import")
+    return image
+
+
+def mmdebstrap_argv(
+    recipe: DebianRecipe, architecture: str, settings: Settings, archive: Path, log: Path
+) -> tuple[str, ...]:
+    """Return the command that writes the root file system; proxies come from the environment."""
+    reach = []
+    if settings.build.ca_bundle is not None:
+        reach.append(f'--aptopt=Acquire::https::CAInfo "{settings.build.ca_bundle}"')
+    return (
+        "mmdebstrap",
+        *recipe.options,
+        f"--architectures={DEBIAN_ARCHITECTURES[architecture]}",
+        *reach,
+        f"--logfile={log}",
+        recipe.suite,
+        str(archive),
+        settings.hosts.debian_mirror,
+    )
+
+
+def _run_watched(argv: tuple[str, ...], log: Path, step: Step) -> None:
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
+        running = pool.submit(shell.run, argv, timeout_s=MAKE_TIMEOUT_S)
+        while not running.done():
+            step.say(_tail(log, 1) or "mmdebstrap")
+            concurrent.futures.wait([running], timeout=POLL_EVERY_S)
+        done = running.result()
+    if done.exit_code != 0:
+        detail = _tail(log, 30) or done.stderr[-2000:]
+        raise BuildError(
+            f"mmdebstrap failed with exit code {done.exit_code}: the base was not made",
+            detail=detail,
+            hint=_hint(detail, log.parent),
+        )
+
+
+def _hint(log_text: str, scratch: Path) -> str:
+    if "o space left on device" in log_text:
+        return f"free space below {scratch.parent}"
+    return "does the Debian mirror answer? `debian_mirror` in config.yaml names another"
+
+
+def _import(host: DockerHost, stage: Stage, archive: Path) -> None:
+    try:
+        with archive.open("rb") as stream:
+            host.import_rootfs(stream, reference=stage.tag, changes=_changes(stage))
+    except NodeError as error:
+        raise ended_by_node(Scene(stage.name, stage.engine), error) from error
+
+
+def _tail(log: Path, lines: int) -> str:
+    if not log.is_file():
+        return ""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _changes(stage: Stage) -> list[str]:
+    labels = [f'LABEL "{name}"="{value}"' for name, value in stage.labels().items()]
+    return [*labels, f"ENV PATH={SEARCH_PATH}", 'CMD ["/bin/sh"]']

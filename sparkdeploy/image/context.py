@@ -1,0 +1,55 @@
+"""The files that travel to the Docker Engine with a build, as a tar that is always the same."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+CHUNK_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ContextFile:
+    """One file of a build context: its place in the context, its bytes or where they stand."""
+
+    path: str
+    content: bytes | Path
+    mode: int = 0o644
+
+    def size_bytes(self) -> int:
+        """Return the size of the content."""
+        if isinstance(self.content, bytes):
+            return len(self.content)
+        return self.content.stat().st_size
+
+    def digest(self) -> str:
+        """Return the sha256 over mode and content, in hex."""
+        digest = hashlib.sha256(f"{self.mode:o}\n".encode())
+        with self.open() as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+    def open(self) -> IO[bytes]:
+        """Open the content for reading."""
+        if isinstance(self.content, bytes):
+            return io.BytesIO(self.content)
+        return self.content.open("rb")
+
+
+def write_tar(files: Iterable[ContextFile], out: IO[bytes]) -> None:
+    """Write a tar with sorted names, no owner and no times; large files are streamed from disk."""
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for file in sorted(files, key=lambda file: file.path):
+            entry = tarfile.TarInfo(file.path)
+            entry.mode = file.mode
+            entry.size = file.size_bytes()
+            with file.open() as stream:
+                archive.addfile(entry, stream)

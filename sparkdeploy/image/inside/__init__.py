@@ -1,0 +1,1 @@
+"""Programs that travel into images; each stands alone on the standard library."""

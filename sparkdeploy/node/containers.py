@@ -1,0 +1,235 @@
+"""The containers of a Docker Engine: made, watched and, when ours, removed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from docker.errors import APIError
+from docker.types import DeviceRequest, LogConfig
+from docker.types import Mount as DockerMount
+from docker.types import Ulimit as DockerUlimit
+from requests.exceptions import RequestException
+
+from sparkdeploy import labels
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node import reports
+from sparkdeploy.node.connection import DockerConnection, means_missing, translated
+from sparkdeploy.node.listener import CALL_TIMEOUT_S
+from sparkdeploy.node.log_stream import LogStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+
+FIRST_STOP_S = 1
+REMOVAL_TIMEOUT_S = 30.0
+REMOVAL_POLL_S = 0.1
+_BEING_REMOVED = "is already in progress"
+LOG_SIZE = {"max-size": "50m", "max-file": "3"}
+
+
+class Containers(DockerConnection):
+    """What can be done with containers."""
+
+    def own_containers(self) -> tuple[ContainerFact, ...]:
+        """Return every container that carries our label, running or not."""
+        with translated("list containers"):
+            found = self._api.containers(all=True, filters={"label": labels.DEPLOYMENT})
+        facts = (self.find_container(item["Id"]) for item in found)
+        return tuple(fact for fact in facts if fact is not None)
+
+    def find_container(self, reference: str) -> ContainerFact | None:
+        """Return a container by name or id, ours or not, or None."""
+        try:
+            with translated(f"inspect container {reference}"):
+                item = self._api.inspect_container(reference)
+        except NodeError as error:
+            if means_missing(error):
+                return None
+            raise
+        return reports.read_container(item)
+
+    def inspect(self, container_id: str) -> dict[str, Any]:
+        """Return Docker's own record of a container."""
+        with translated(f"inspect container {container_id[:12]}"):
+            return dict(self._api.inspect_container(container_id))
+
+    def endless_gpu_containers(self) -> tuple[str, ...]:
+        """Return the names of GPU containers, ours or not, that Docker restarts for ever."""
+        with translated("list containers"):
+            found = [item["Id"] for item in self._api.containers(all=True)]
+        records = (self.inspect(container_id) for container_id in found)
+        return tuple(
+            str(record["Name"]).lstrip("/")
+            for record in records
+            if reports.restarts_for_ever(record) and reports.uses_gpu(record)
+        )
+
+    def create(self, spec: ContainerSpec) -> str:
+        """Create a container from its spec; return its id."""
+        with translated(f"create container {spec.name}"):
+            host_config = self._api.create_host_config(**_host_options(spec))
+            created = self._api.create_container(
+                image=spec.image,
+                name=spec.name,
+                entrypoint=list(spec.entrypoint),
+                command=list(spec.command),
+                environment=dict(spec.env),
+                user=spec.user,
+                labels=dict(spec.labels),
+                stop_signal="SIGTERM",
+                host_config=host_config,
+            )
+        return str(created["Id"])
+
+    def start(self, container_id: str) -> None:
+        """Start a created or stopped container."""
+        with translated(f"start container {container_id[:12]}"):
+            self._api.start(container_id)
+
+    def stop(self, container_id: str, *, timeout_s: int = 30) -> None:
+        """Stop a container: SIGTERM, then SIGKILL after the timeout. Stopped is fine.
+
+        SIGTERM is sent twice: the first process of a container that has just been started may not
+        have been there for the first one, and the kernel keeps no signal for it.
+        """
+        with translated(f"stop container {container_id[:12]}"), contextlib.suppress(APIError):
+            self._api.kill(container_id, "SIGTERM")
+            with contextlib.suppress(RequestException):
+                self._api.wait(container_id, timeout=FIRST_STOP_S)
+        with translated(f"stop container {container_id[:12]}"):
+            self._api.stop(container_id, timeout=timeout_s)
+
+    def remove(self, container_id: str) -> None:
+        """Remove one container of ours, running or not; a foreign one is refused."""
+        fact = self.find_container(container_id)
+        if fact is None:
+            return
+        if fact.labels.get(labels.KIND) != "container":
+            raise NodeError(f"container {fact.name} is not ours; it stays")
+        try:
+            with translated(f"remove container {fact.name}"):
+                self._api.remove_container(fact.container_id, force=True, v=True)
+        except NodeError as error:
+            if _BEING_REMOVED not in error.message:
+                raise
+            self._wait_until_gone(fact.container_id, error)
+
+    def _wait_until_gone(self, container_id: str, error: NodeError) -> None:
+        """A command that was killed may have asked for the removal; its name is free only after."""
+        deadline_s = time.monotonic() + REMOVAL_TIMEOUT_S
+        while self.find_container(container_id) is not None:
+            if time.monotonic() >= deadline_s:
+                raise error
+            time.sleep(REMOVAL_POLL_S)
+
+    def rename(self, container_id: str, name: str) -> None:
+        """Give a container another name."""
+        with translated(f"rename container {container_id[:12]}"):
+            self._api.rename(container_id, name)
+
+    def logs(
+        self, container_id: str, *, follow: bool = False, tail: int | None = None
+    ) -> Iterator[bytes]:
+        """Return the container's output, oldest first, in chunks as they come.
+
+        With `follow` the iterator ends when the container does.
+        """
+        with translated(f"read the log of {container_id[:12]}"):
+            stream = self._api.logs(
+                container_id,
+                stdout=True,
+                stderr=True,
+                stream=True,
+                follow=follow,
+                tail="all" if tail is None else tail,
+            )
+            yield from stream
+
+    @contextlib.contextmanager
+    def open_log(self, container_id: str) -> Iterator[LogStream]:
+        """Follow a container's output from its beginning; another thread may close it."""
+        with translated(f"follow the log of {container_id[:12]}"):
+            stream = self._api.logs(container_id, stream=True, follow=True)
+        log = LogStream(stream)
+        try:
+            yield log
+        finally:
+            log.close()
+
+    def memory_bytes(self, container_id: str) -> int | None:
+        """Return the memory a running container takes without page cache; None when unknown."""
+        with translated(f"measure container {container_id[:12]}"):
+            stats = self._api.stats(container_id, stream=False, one_shot=True)
+        memory = stats.get("memory_stats") or {}
+        if "usage" not in memory:
+            return None
+        details = memory.get("stats") or {}
+        cached = details.get("total_inactive_file", details.get("inactive_file", 0))
+        return max(int(memory["usage"]) - int(cached), 0)
+
+    def exec(self, container_id: str, argv: Sequence[str]) -> tuple[int, str]:
+        """Run a command in a running container as its user; return exit code and all output.
+
+        Waits as long as it takes. The command outlives a caller that is interrupted.
+        """
+        with translated(f"run {argv[0]} in container {container_id[:12]}"):
+            made = self._api.exec_create(container_id, list(argv))
+            output = b"".join(self._api.exec_start(made["Id"], stream=True))
+            code = self._api.exec_inspect(made["Id"])["ExitCode"]
+        return int(code or 0), output.decode(errors="replace")
+
+    def run_once(
+        self,
+        image: str,
+        command: Sequence[str],
+        *,
+        entrypoint: Sequence[str] = (),
+        timeout_s: int = CALL_TIMEOUT_S,
+    ) -> tuple[int, str]:
+        """Run a command in a throw-away container without network; return exit code and output."""
+        with translated(f"run {command[0]} in {image}"):
+            created = self._api.create_container(
+                image=image,
+                command=list(command),
+                entrypoint=list(entrypoint) or None,
+                labels={labels.KIND: "container", labels.ROLE: "check"},
+                host_config=self._api.create_host_config(network_mode="none"),
+            )
+            try:
+                self._api.start(created["Id"])
+                code = int(self._api.wait(created["Id"], timeout=timeout_s)["StatusCode"])
+                output = self._api.logs(created["Id"]).decode(errors="replace")
+            finally:
+                self._api.remove_container(created["Id"], force=True, v=True)
+        return code, output
+
+
+def _host_options(spec: ContainerSpec) -> dict[str, Any]:
+    gpus = [DeviceRequest(count=-1, capabilities=[["gpu"]])] if spec.gpus == "all" else None
+    return {
+        # Mounts rather than binds: a path may hold a colon, and a missing source is an error
+        # instead of a new folder that belongs to root.
+        "mounts": [
+            DockerMount(mount.target, mount.source, type="bind", read_only=mount.mode == "ro")
+            for mount in spec.mounts
+        ],
+        "network_mode": spec.network,
+        "cap_drop": list(spec.cap_drop),
+        "cap_add": list(spec.cap_add) or None,
+        "security_opt": list(spec.security_options),
+        "read_only": spec.read_only_root,
+        "tmpfs": dict(spec.tmpfs),
+        "shm_size": spec.shm_size_bytes,
+        "ulimits": [
+            DockerUlimit(name=limit.name, soft=limit.value, hard=limit.value)
+            for limit in spec.ulimits
+        ],
+        "devices": list(spec.devices) or None,
+        "device_requests": gpus,
+        "restart_policy": {"Name": spec.restart_policy},
+        "log_config": LogConfig(type=LogConfig.types.JSON, config=LOG_SIZE),
+    }

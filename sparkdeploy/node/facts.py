@@ -1,0 +1,106 @@
+"""What a local machine is and what is free on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.gpu import (
+    GPU_QUERY,
+    PROCESS_QUERY,
+    GpuReading,
+    parse_gpu_processes,
+    parse_gpus,
+)
+from sparkdeploy.node.machine import LocalMachine, output_or_none, read_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkdeploy.node.gpu import GpuProcess
+    from sparkdeploy.node.machine import Machine
+
+Architecture = Literal["x86_64", "aarch64"]
+
+THIS_MACHINE = LocalMachine()
+QUERY_TIMEOUT_S = 10.0
+CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
+
+
+def read_meminfo(path: Path = Path("/proc/meminfo")) -> Mapping[str, int]:
+    """Return the kernel's memory figures in bytes; empty where there are none."""
+    return parse_meminfo(read_or_none(THIS_MACHINE, str(path)) or "")
+
+
+def parse_meminfo(text: str) -> Mapping[str, int]:
+    """Return the figures of a /proc/meminfo in bytes."""
+    figures: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdecimal():
+            figures[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
+    return figures
+
+
+def read_gpus(machine: Machine = THIS_MACHINE) -> GpuReading:
+    """Return the machine's GPUs, or why the driver named none."""
+    try:
+        done = machine.run(GPU_QUERY, timeout_s=QUERY_TIMEOUT_S)
+    except NodeError as error:
+        return GpuReading(failure=error.message)
+    gpus = parse_gpus(done.stdout) if done.exit_code == 0 else ()
+    if gpus:
+        return GpuReading(gpus)
+    words = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return GpuReading(failure=words[0] if words else f"nvidia-smi ended with {done.exit_code}")
+
+
+def read_gpu_processes(machine: Machine = THIS_MACHINE) -> tuple[GpuProcess, ...]:
+    """Return who computes on the GPUs, each with the container that it runs in."""
+    output = output_or_none(machine, PROCESS_QUERY, timeout_s=QUERY_TIMEOUT_S)
+    found = parse_gpu_processes(output or "")
+    return tuple(replace(item, container_id=_container_of(machine, item.pid)) for item in found)
+
+
+def _container_of(machine: Machine, pid: int) -> str | None:
+    """Return the container's id from the process's cgroup, which names it in v1 and v2 alike."""
+    match = CONTAINER_ID.search(read_or_none(machine, f"/proc/{pid}/cgroup") or "")
+    return match.group() if match else None
+
+
+def architecture() -> Architecture:
+    """Return what the kernel calls the processor; NodeError for one no engine is built for."""
+    found = platform.machine()
+    if found == "aarch64":
+        return "aarch64"
+    if found == "x86_64":
+        return "x86_64"
+    raise NodeError(f"there is no vLLM for {found}", hint="use a machine with x86_64 or aarch64")
+
+
+def free_bytes(path: Path) -> int | None:
+    """Return the free space of the file system a path is, or would be, on."""
+    current = path.absolute()
+    while not current.exists() and current != current.parent:
+        current = current.parent
+    try:
+        return shutil.disk_usage(current).free
+    except OSError:
+        return None
+
+
+def current_uid() -> int:
+    """Return the user this process acts as."""
+    return os.geteuid()
+
+
+def is_root() -> bool:
+    """Say whether this process may give files to other users."""
+    return current_uid() == 0

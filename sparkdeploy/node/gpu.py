@@ -1,0 +1,91 @@
+"""What `nvidia-smi` says of a machine's GPUs and of who computes on them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MIB = 2**20
+VERSION = re.compile(r"[0-9]+(\.[0-9]+)+")
+
+GPU_QUERY = (
+    "nvidia-smi",
+    "--query-gpu=name,compute_cap,memory.total,driver_version,clocks.sm,clocks.max.sm,"
+    "utilization.gpu",
+    "--format=csv,noheader,nounits",
+)
+PROCESS_QUERY = (
+    "nvidia-smi",
+    "--query-compute-apps=pid,process_name,used_memory",
+    "--format=csv,noheader,nounits",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFact:
+    """One GPU; None means that the driver did not say."""
+
+    name: str
+    compute_capability: str | None = None
+    memory_bytes: int | None = None
+    """On a Spark None: nvidia-smi says `[N/A]`, the memory is the machine's own."""
+    driver_version: str | None = None
+    sm_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+    utilization_percent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """Every GPU of a machine, or why none was seen."""
+
+    gpus: tuple[GpuFact, ...] = ()
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process with a compute context on a GPU."""
+
+    pid: int
+    name: str
+    memory_bytes: int | None = None
+    container_id: str | None = None
+    """None for a process of the host's own."""
+
+
+def parse_gpus(output: str) -> tuple[GpuFact, ...]:
+    """Read the output of GPU_QUERY; lines of another shape are left out."""
+    rows = [[field.strip() for field in line.split(",")] for line in output.splitlines()]
+    return tuple(_gpu(row) for row in rows if len(row) == 7)
+
+
+def parse_gpu_processes(output: str) -> tuple[GpuProcess, ...]:
+    """Read the output of PROCESS_QUERY; a name may hold commas."""
+    found = []
+    for line in output.splitlines():
+        pid, _, rest = line.partition(",")
+        name, _, memory = rest.rpartition(",")
+        if pid.strip().isdecimal():
+            memory_mib = _number(memory.strip())
+            memory_bytes = None if memory_mib is None else memory_mib * MIB
+            found.append(GpuProcess(int(pid), name.strip(), memory_bytes))
+    return tuple(found)
+
+
+def _gpu(row: list[str]) -> GpuFact:
+    name, capability, memory, driver, clock, max_clock, utilization = row
+    memory_mib = _number(memory)
+    return GpuFact(
+        name=name,
+        compute_capability=capability if VERSION.fullmatch(capability) else None,
+        memory_bytes=None if memory_mib is None else memory_mib * MIB,
+        driver_version=driver if VERSION.fullmatch(driver) else None,
+        sm_clock_mhz=_number(clock),
+        max_sm_clock_mhz=_number(max_clock),
+        utilization_percent=_number(utilization),
+    )
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,115 @@
+"""What Docker's JSON says, as our own facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.node.container import ContainerFact, ImageFact
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the Docker Engine says of itself and its machine."""
+
+    name: str
+    version: str
+    root_dir: str
+    architecture: str
+    memory_bytes: int
+    cpu_count: int
+    has_nvidia_runtime: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BuildEvent:
+    """One message of a running build: a line of output, or bytes of a pull."""
+
+    text: str
+    done_bytes: int | None = None
+    total_bytes: int | None = None
+    layer: str | None = None
+    """Which layer the bytes belong to; a pull fetches several at a time."""
+    image_id: str | None = None
+    error: str | None = None
+
+
+def read_engine_info(item: Mapping[str, Any]) -> EngineInfo:
+    """Read the answer of `docker info`."""
+    return EngineInfo(
+        name=item.get("Name", ""),
+        version=item.get("ServerVersion", ""),
+        root_dir=item.get("DockerRootDir", ""),
+        architecture=item.get("Architecture", ""),
+        memory_bytes=int(item.get("MemTotal", 0)),
+        cpu_count=int(item.get("NCPU", 0)),
+        has_nvidia_runtime="nvidia" in (item.get("Runtimes") or {}),
+    )
+
+
+def read_build_event(message: Mapping[str, Any]) -> BuildEvent:
+    """Read one message of a build."""
+    if "error" in message:
+        return BuildEvent(text=str(message["error"]), error=str(message["error"]).strip())
+    progress = message.get("progressDetail") or {}
+    aux = message.get("aux") or {}
+    text = message.get("stream") or message.get("status") or ""
+    return BuildEvent(
+        text=str(text),
+        done_bytes=progress.get("current"),
+        total_bytes=progress.get("total"),
+        layer=message.get("id"),
+        image_id=aux.get("ID"),
+    )
+
+
+def read_listed_image(item: Mapping[str, Any]) -> ImageFact:
+    """Read one entry of the list of images."""
+    tags = tuple(tag for tag in item.get("RepoTags") or () if tag != "<none>:<none>")
+    return ImageFact(item["Id"], tags, item.get("Labels") or {}, int(item["Size"]))
+
+
+def read_inspected_image(item: Mapping[str, Any]) -> ImageFact:
+    """Read the inspection of an image."""
+    return ImageFact(
+        image_id=item["Id"],
+        tags=tuple(item.get("RepoTags") or ()),
+        labels=item["Config"].get("Labels") or {},
+        size_bytes=int(item["Size"]),
+    )
+
+
+def read_container(item: Mapping[str, Any]) -> ContainerFact:
+    """Read the inspection of a container."""
+    state = item["State"]
+    return ContainerFact(
+        container_id=item["Id"],
+        name=str(item["Name"]).lstrip("/"),
+        image_id=item["Image"],
+        state=state["Status"],
+        labels=item["Config"].get("Labels") or {},
+        exit_code=state.get("ExitCode"),
+        oom_killed=bool(state.get("OOMKilled")),
+        error=state.get("Error") or "",
+        created_at=item.get("Created") or "",
+        started_at=state.get("StartedAt") or "",
+        finished_at=state.get("FinishedAt") or "",
+    )
+
+
+def restarts_for_ever(item: Mapping[str, Any]) -> bool:
+    """Say whether Docker starts a container again however often it dies."""
+    policy = (item.get("HostConfig") or {}).get("RestartPolicy") or {}
+    return policy.get("Name") in {"always", "unless-stopped"}
+
+
+def uses_gpu(item: Mapping[str, Any]) -> bool:
+    """Say whether a container was given GPUs, by request or by the nvidia runtime."""
+    settings = item.get("HostConfig") or {}
+    requests = settings.get("DeviceRequests") or ()
+    return settings.get("Runtime") == "nvidia" or any(
+        "gpu" in group for request in requests for group in request.get("Capabilities") or ()
+    )

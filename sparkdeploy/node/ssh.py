@@ -1,0 +1,147 @@
+"""One ssh connection to one node: commands, its Docker Engine's socket, and rsync's way there."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from sparkdeploy import shell
+from sparkdeploy.errors import NodeError
+
+if TYPE_CHECKING:
+    from sparkdeploy.shell import Completed
+
+CONNECT_TIMEOUT_S = 5
+ALIVE_EVERY_S = 3
+OPEN_TIMEOUT_S = 20.0
+READY = "sparkdeploy-ready"
+SSH_FAILED = 255
+OPTIONS = (
+    *("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"),
+    *("-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"),
+    # A cable that is pulled is noticed within ten seconds.
+    *("-o", f"ServerAliveInterval={ALIVE_EVERY_S}", "-o", "ServerAliveCountMax=2"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SshTarget:
+    """Whom to connect to; ssh's own configuration fills in what is left out."""
+
+    name: str
+    """What messages call it."""
+    address: str
+    user: str | None = None
+    docker_socket: str = "/var/run/docker.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class SshFault:
+    """Why ssh did not connect, in our words, and the command that helps."""
+
+    cause: str
+    fix: str
+
+
+def explain(said: str, address: str, user: str | None) -> SshFault:
+    """Read what ssh wrote to standard error."""
+    target = f"{user}@{address}" if user else address
+    for words, cause, fix in (
+        (
+            "REMOTE HOST IDENTIFICATION HAS CHANGED",
+            "its host key is another one than before",
+            f"if it was reinstalled: ssh-keygen -R {address}, then ssh {target} true",
+        ),
+        (
+            "Host key verification failed",
+            "its host key is not known here",
+            f"compare the fingerprint that this shows, and say yes: ssh {target} true",
+        ),
+        ("Permission denied", "ssh needs a password or a key there", f"ssh-copy-id {target}"),
+        (
+            "Connection refused",
+            f"nothing listens for ssh at {address}",
+            "on that node: sudo systemctl enable --now ssh",
+        ),
+        (
+            "Could not resolve hostname",
+            f"the name {address} is not known",
+            "write its address into `ssh:` in config.yaml",
+        ),
+    ):
+        if words in said:
+            return SshFault(cause, fix)
+    last = said.strip().splitlines()[-1:] or ["it did not answer"]
+    return SshFault(f"ssh to {address}: {last[0]}", f"is it on, and on this network? ssh {target}")
+
+
+class SshLink:
+    """An open connection; a context manager. It ends with this process, however that ends."""
+
+    def __init__(self, target: SshTarget) -> None:
+        """Connect; raise NodeError naming the node, the cause and the fix."""
+        self._target = target
+        # A socket's path may have 108 characters, so not below the user's own folders.
+        self._folder = tempfile.TemporaryDirectory(prefix="sparkdeploy-ssh-")
+        control, docker = (str(Path(self._folder.name) / name) for name in ("ctl", "docker"))
+        self._control = ("ssh", "-S", control, *OPTIONS, *self._login())
+        forward = ("-L", f"{docker}:{target.docker_socket}", "-o", "ExitOnForwardFailure=yes")
+        # The remote `cat` ends with our end of its input: no connection outlives us.
+        wait = f"echo {READY}; exec cat"
+        self._program = shell.Running(
+            ("ssh", "-M", "-S", control, *OPTIONS, *forward, *self._login(), target.address, wait)
+        )
+        self.docker_address = f"unix://{docker}"
+        if self._program.read_until(READY, timeout_s=OPEN_TIMEOUT_S) is None:
+            said = self._program.errors()
+            self.close()
+            raise self._fault(said)
+
+    def __enter__(self) -> Self:
+        """Return the connection."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._program.end()
+        self._folder.cleanup()
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether it still stands."""
+        return self._program.is_alive
+
+    def run(
+        self, script: str, *, stdin: str | None = None, timeout_s: float | None = None
+    ) -> Completed:
+        """Run a POSIX shell script there; NodeError when the connection does not carry it."""
+        if not self.is_open:
+            raise self._fault(self._program.errors())
+        argv = (*self._control, self._target.address, f"sh -c {shlex.quote(script)}")
+        done = shell.run(argv, stdin=stdin, timeout_s=timeout_s)
+        if done.exit_code == SSH_FAILED:
+            raise self._fault(done.stderr)
+        return done
+
+    def start(self, script: str) -> shell.Running:
+        """Start a script there that goes on until its input ends."""
+        return shell.Running((*self._control, self._target.address, f"sh -c {shlex.quote(script)}"))
+
+    def rsync_shell(self) -> str:
+        """Return rsync's `-e`: over the fabric's address, held to the key of the ssh address."""
+        argv = ("ssh", *OPTIONS, "-o", f"HostKeyAlias={self._target.address}", *self._login())
+        return shlex.join(argv)
+
+    def _login(self) -> tuple[str, ...]:
+        return ("-l", self._target.user) if self._target.user else ()
+
+    def _fault(self, said: str) -> NodeError:
+        fault = explain(said, self._target.address, self._target.user)
+        return NodeError(f"{self._target.name}: {fault.cause}", hint=fault.fix)

@@ -1,0 +1,107 @@
+"""The files of a folder on any node: what they are, and their hashes, asked only once."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdeploy.errors import NodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from sparkdeploy.node.machines import ClusterMachine
+
+HASH_TIMEOUT_S = 3600.0
+"""72 GB at 0.5 GB/s take three minutes; a disk that is slower than that is still not stuck."""
+_LIST = r"find {root} -printf '%P\t%y\t%s\t%T@\t%C@\t%i\t%l\n' 2>/dev/null || true"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or a link below a root. `stamp` changes whenever the content may have changed."""
+
+    kind: str
+    size_bytes: int
+    stamp: str
+    """Size, times of change of content and of status, inode: the latter two cannot be forged by
+    setting a file's time back."""
+    link: str
+
+
+def list_tree(machine: ClusterMachine, root: Path) -> dict[str, Entry]:
+    """Return every file and link below a root by its relative path; none when it is missing."""
+    done = machine.run(_LIST.format(root=shlex.quote(str(root))))
+    return read_listing(done.stdout)
+
+
+def read_listing(text: str) -> dict[str, Entry]:
+    """Read what `find` printed."""
+    entries: dict[str, Entry] = {}
+    for line in text.splitlines():
+        path, kind, size, changed, status, inode, link = line.split("\t")
+        if kind in {"f", "l"}:
+            entries[path] = Entry(kind, int(size), f"{size} {changed} {status} {inode}", link)
+    return entries
+
+
+class Ledger:
+    """Hashes that were computed before, kept per node and valid as long as the stamp is."""
+
+    def __init__(self, state_dir: Path, node: str) -> None:
+        """Read what is known; a broken file counts as nothing known."""
+        self._file = state_dir / "cluster" / f"hashes-{node}.json"
+        try:
+            known = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            known = {}
+        self._known: dict[str, list[str]] = known if isinstance(known, dict) else {}
+
+    def find(self, path: Path, entry: Entry) -> str | None:
+        """Return the hash of a file that has not changed since."""
+        stamp, digest = self._known.get(str(path), ("", ""))
+        return digest if stamp == entry.stamp else None
+
+    def remember(self, digests: Mapping[Path, tuple[Entry, str]]) -> None:
+        """Keep these; the file appears whole or not at all."""
+        for path, (entry, digest) in digests.items():
+            self._known[str(path)] = [entry.stamp, digest]
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        staged = self._file.with_suffix(".new")
+        staged.write_text(json.dumps(self._known), encoding="utf-8")
+        staged.replace(self._file)
+
+
+def hashes(
+    machine: ClusterMachine, root: Path, entries: Mapping[str, Entry], ledger: Ledger
+) -> dict[str, str]:
+    """Return the sha256 of every regular file; only those that changed are read again."""
+    known = {
+        path: ledger.find(root / path, entry)
+        for path, entry in entries.items()
+        if entry.kind == "f"
+    }
+    missing = [path for path, digest in known.items() if digest is None]
+    fresh = _read(machine, root, missing)
+    ledger.remember({root / path: (entries[path], digest) for path, digest in fresh.items()})
+    return {**{path: digest for path, digest in known.items() if digest}, **fresh}
+
+
+def _read(machine: ClusterMachine, root: Path, paths: Iterable[str]) -> dict[str, str]:
+    names = list(paths)
+    if not names:
+        return {}
+    script = f"cd {shlex.quote(str(root))} && xargs -d '\\n' -n 1 -P 4 sha256sum --"
+    done = machine.run(script, stdin="\n".join(names), timeout_s=HASH_TIMEOUT_S)
+    if done.exit_code != 0:
+        raise NodeError(
+            f"{machine.name}: files below {root} cannot be read", detail=done.stderr.strip()
+        )
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        digest, _, path = line.partition("  ")
+        found[path] = digest
+    return found

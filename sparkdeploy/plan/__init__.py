@@ -1,0 +1,1 @@
+"""The plan room: from a recipe and what was observed to the steps that would be done."""

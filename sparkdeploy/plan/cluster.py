@@ -1,0 +1,108 @@
+"""Who does what in a launch over several nodes. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from sparkdeploy.errors import NodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkdeploy.node.cluster import ClusterConfig, ClusterNode
+    from sparkdeploy.recipe.load import Resolved
+
+Backend = Literal["native", "ray"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One node's place: its rank, and the fabric as its container is told of it."""
+
+    node: str
+    rank: int
+    address: str
+    interface: str
+    rdma: tuple[str, ...] = ()
+    """All RDMA devices, twins included: NCCL reaches the port's full rate only over both."""
+    gid_index: int | None = None
+
+    @property
+    def is_head(self) -> bool:
+        """Say whether the API lives here."""
+        return self.rank == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """The nodes of one launch, the head first."""
+
+    seats: tuple[Seat, ...]
+    backend: Backend
+    master_port: int
+    ray_port: int
+    left_alone: tuple[str, ...] = ()
+    """Nodes that are configured and not needed."""
+
+    @property
+    def head(self) -> Seat:
+        """The node with the API."""
+        return self.seats[0]
+
+    @property
+    def start_order(self) -> tuple[Seat, ...]:
+        """Workers first; a Ray worker, though, has to find its head."""
+        head, *workers = self.seats
+        return (head, *workers) if self.backend == "ray" else (*workers, head)
+
+
+def for_cluster(resolved: Resolved) -> Resolved:
+    """Return the recipe with what its `cluster` section changes for several nodes."""
+    override = resolved.recipe.cluster.speculative
+    if override is None:
+        return resolved
+    speculative = None if override == "off" else override
+    serve = resolved.recipe.serve.model_copy(update={"speculative": speculative})
+    return replace(resolved, recipe=resolved.recipe.model_copy(update={"serve": serve}))
+
+
+def form_up(
+    resolved: Resolved,
+    config: ClusterConfig,
+    head: str,
+    gid_indexes: Mapping[str, int] | None = None,
+) -> Formation:
+    """Give each node that is needed a rank: `head` 0, the others in the order of the file.
+
+    `gid_indexes` has the RoCEv2 index by node. Raises NodeError when there are too few nodes.
+    """
+    cluster = resolved.recipe.cluster
+    nodes = sorted(config.nodes, key=lambda node: node.name != head)
+    wanted = cluster.tensor_parallel
+    if len(nodes) < wanted:
+        raise NodeError(
+            f"{resolved.recipe.name} spreads over {wanted} nodes, and {len(nodes)} are configured",
+            hint=f"--set cluster.tensor_parallel={len(nodes)}, or add nodes to config.yaml",
+        )
+    return Formation(
+        seats=_seats(nodes[:wanted], gid_indexes or {}),
+        backend=cluster.backend,
+        master_port=config.master_port,
+        ray_port=config.ray_port,
+        left_alone=tuple(node.name for node in nodes[wanted:]),
+    )
+
+
+def _seats(nodes: Sequence[ClusterNode], gid_indexes: Mapping[str, int]) -> tuple[Seat, ...]:
+    return tuple(
+        Seat(
+            node=node.name,
+            rank=rank,
+            address=node.ip,
+            interface=node.fabric[0].interface,
+            rdma=tuple(port.rdma for port in node.fabric if port.rdma is not None),
+            gid_index=gid_indexes.get(node.name),
+        )
+        for rank, node in enumerate(nodes)
+    )

@@ -1,0 +1,299 @@
+"""Whether nodes can serve together: facts in, one verdict per question out. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from sparkdeploy.console import format_gib
+from sparkdeploy.node.fabric import twin_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sparkdeploy.errors import NodeError
+    from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort
+    from sparkdeploy.node.fabric import FabricFacts
+    from sparkdeploy.node.probes import Connection, Packet, Seen
+    from sparkdeploy.node.reports import EngineInfo
+
+Verdict = Literal["ok", "warning", "failed"]
+CLOCK_TOLERANCE_S = 5.0
+TOOLS = {"rsync": "rsync", "ping": "iputils-ping", "sha256sum": "coreutils"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question to one node: what was found, what is needed, and the command that helps."""
+
+    node: str
+    subject: str
+    verdict: Verdict
+    value: str
+    expected: str = ""
+    fix: str = ""
+
+    def describe(self) -> str:
+        """Return the check in one line."""
+        wanted = f", expected {self.expected}" if self.expected and self.verdict != "ok" else ""
+        return f"{self.node}: {self.subject}: {self.value}{wanted}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def _check(node: str, subject: str, good: bool, value: str, expected: str, fix: str) -> Check:
+    return Check(node, subject, "ok" if good else "failed", value, expected, fix)
+
+
+def unreachable_checks(unreachable: Mapping[str, NodeError]) -> Iterator[Check]:
+    """Yield a failed check for every node that did not answer ssh or docker."""
+    for node, error in unreachable.items():
+        value = error.message.removeprefix(f"{node}: ")
+        yield Check(node, "reachable", "failed", value, "ssh and docker answer", error.hint or "")
+
+
+def node_checks(config: ClusterConfig, seen: Mapping[str, Seen]) -> Iterator[Check]:
+    """Yield what each node's own facts say."""
+    for node in config.nodes:
+        if node.name in seen:
+            facts = seen[node.name].facts
+            yield _clock(node, seen[node.name].clock_skew_s)
+            yield from _tools(node, facts)
+            for port in node.fabric:
+                yield from _interface(node, port, facts)
+            yield from _subnets(node, facts)
+            yield from _rdma(node, facts)
+            yield Check(node.name, "free memory", "ok", format_gib(facts.memory_available_bytes))
+
+
+def pair_checks(config: ClusterConfig, seen: Mapping[str, Seen]) -> Iterator[Check]:
+    """Yield what must be equal on all nodes: each is held against the first."""
+    nodes = [node for node in config.nodes if node.name in seen]
+    if not nodes:
+        return
+    first, *others = nodes
+    for node in others:
+        yield from _same_mtu(first, node, seen)
+        yield _same_driver(first, node, seen)
+        yield _same_architecture(first, node, seen)
+
+
+def version_checks(versions: Mapping[str, str]) -> Iterator[Check]:
+    """Yield each node's Docker version; another major one is worth a warning."""
+    first = next(iter(versions.values()), "")
+    for node, version in versions.items():
+        same = version.split(".")[0] == first.split(".")[0]
+        yield Check(node, "docker", "ok" if same else "warning", version, f"like {first}")
+
+
+def gpu_checks(engines: Mapping[str, EngineInfo], seen: Mapping[str, Seen]) -> Iterator[Check]:
+    """Yield whether each node can give a GPU to a container; asked for engines that need one."""
+    for node, item in seen.items():
+        yield _check(
+            node,
+            "GPU",
+            item.facts.gpu is not None,
+            item.facts.gpu or "nvidia-smi names none",
+            "a GPU",
+            f"on {node}: nvidia-smi must work; without a GPU: sparkdeploy rehearse --cluster",
+        )
+    for node, engine in engines.items():
+        yield _check(
+            node,
+            "docker runtime",
+            engine.has_nvidia_runtime,
+            "nvidia" if engine.has_nvidia_runtime else "has no nvidia runtime",
+            "nvidia",
+            f"on {node}: sudo nvidia-ctk runtime configure --runtime=docker && "
+            "sudo systemctl restart docker",
+        )
+
+
+def memory_checks(
+    needed_bytes: int | None, seen: Mapping[str, Seen], freed_bytes: Mapping[str, int]
+) -> Iterator[Check]:
+    """Yield whether each node has the memory for its part; every node takes the same share.
+
+    `freed_bytes` is what a container that will be replaced gives back.
+    """
+    for node, item in seen.items():
+        free_bytes = item.facts.memory_available_bytes + freed_bytes.get(node, 0)
+        yield _check(
+            node,
+            "memory",
+            needed_bytes is None or free_bytes >= needed_bytes,
+            f"{format_gib(free_bytes)} available",
+            "as much as the recipe takes"
+            if needed_bytes is None
+            else f"{format_gib(needed_bytes)}",
+            f"on {node}: stop what else runs there, or lower serve.gpu_memory_utilization",
+        )
+
+
+def packet_checks(packets: Sequence[Packet]) -> Iterator[Check]:
+    """Yield whether full-size packets arrive: small ones may pass where those of a model hang."""
+    for packet in packets:
+        yield _check(
+            packet.source,
+            f"path MTU to {packet.target} over {packet.interface}",
+            packet.arrived,
+            f"{packet.mtu} bytes {'pass' if packet.arrived else 'do not pass'}",
+            f"{packet.mtu} bytes to pass",
+            f"on both nodes: sudo ip link set {packet.interface} mtu {packet.mtu}; a switch "
+            "between them must allow jumbo frames",
+        )
+
+
+def connection_checks(connections: Sequence[Connection]) -> Iterator[Check]:
+    """Yield whether TCP connects to every port that will be used."""
+    for item in connections:
+        port = str(item.port) if item.port else "any free port"
+        subnet = ipaddress.ip_network(f"{item.address}/24", strict=False)
+        yield _check(
+            item.source,
+            f"TCP to {item.target} at {item.address}, {port}",
+            not item.error,
+            item.error or "connects",
+            "a connection",
+            f"on {item.target}, let the fabric through its firewall: sudo ufw allow from {subnet}",
+        )
+
+
+def _clock(node: ClusterNode, skew_s: float) -> Check:
+    return _check(
+        node.name,
+        "clock",
+        abs(skew_s) <= CLOCK_TOLERANCE_S,
+        f"{skew_s:+.1f} s from this machine's",
+        f"within {CLOCK_TOLERANCE_S:g} s",
+        "on both nodes: sudo timedatectl set-ntp true",
+    )
+
+
+def _tools(node: ClusterNode, facts: FabricFacts) -> Iterator[Check]:
+    for tool, package in TOOLS.items():
+        if tool not in facts.tools:
+            yield Check(
+                node.name, tool, "failed", "not installed", "installed",
+                f"on {node.name}: sudo apt-get install {package}",
+            )  # fmt: skip
+
+
+def _interface(node: ClusterNode, port: FabricPort, facts: FabricFacts) -> Iterator[Check]:
+    found = facts.interface(port.interface)
+    if found is None:
+        there = ", ".join(item.name for item in facts.interfaces)
+        yield Check(
+            node.name, port.interface, "failed", "no such interface", f"one of: {there}",
+            "correct `fabric:` in config.yaml; `sparkdeploy cluster discover` shows them",
+        )  # fmt: skip
+        return
+    yield _check(
+        node.name,
+        f"{port.interface} link",
+        found.is_up,
+        "up" if found.is_up else "down",
+        "up",
+        f"is the cable in the same port of both nodes? on {node.name}: "
+        f"sudo ip link set {port.interface} up",
+    )
+    yield _check(
+        node.name,
+        f"{port.interface} address",
+        port.address in found.addresses,
+        ", ".join(found.addresses) or "none",
+        port.address,
+        f"on {node.name}: sudo ip address add {port.address} dev {port.interface} "
+        "(for good: netplan, docs/cluster.md)",
+    )
+
+
+def _subnets(node: ClusterNode, facts: FabricFacts) -> Iterator[Check]:
+    """Two interfaces in one subnet: packets leave by one and are answered to the other."""
+    used: dict[str, str] = {}
+    for port in node.fabric:
+        found = facts.interface(port.interface)
+        for address in found.addresses if found else (port.address,):
+            subnet = str(ipaddress.IPv4Interface(address).network)
+            other = used.setdefault(subnet, port.interface)
+            if other != port.interface:
+                yield Check(
+                    node.name,
+                    "subnets",
+                    "failed",
+                    f"{other} and {port.interface} are both in {subnet}",
+                    "a subnet of its own for each",
+                    f"give {port.interface} an address in another subnet on every node "
+                    "(netplan, docs/cluster.md)",
+                )
+
+
+def _rdma(node: ClusterNode, facts: FabricFacts) -> Iterator[Check]:
+    for port in node.fabric:
+        if port.rdma is None:
+            continue
+        found = facts.rdma_device(port.rdma)
+        there = ", ".join(item.name for item in facts.rdma) or "none"
+        if found is None:
+            yield Check(
+                node.name, f"RDMA {port.rdma}", "failed", f"not there; there is: {there}",
+                "an RDMA device", "correct `rdma:` in config.yaml; on the node: rdma link",
+            )  # fmt: skip
+            continue
+        good = found.is_active and found.interface == port.interface
+        yield _check(
+            node.name,
+            f"RDMA {port.rdma}",
+            good,
+            f"{'active' if found.is_active else 'not active'} on {found.interface}",
+            f"active on {port.interface}",
+            "correct `rdma:` in config.yaml, or see to the cable; on the node: rdma link",
+        )
+    yield from _forgotten_twin(node, facts)
+
+
+def _forgotten_twin(node: ClusterNode, facts: FabricFacts) -> Iterator[Check]:
+    """One twin alone carries half of the port's rate (field.md section 3)."""
+    used = {port.interface for port in node.fabric}
+    keys = {twin_key(name) for name in used} - {None}
+    for item in facts.interfaces:
+        if item.name not in used and twin_key(item.name) in keys and item.is_up:
+            yield Check(
+                node.name, "twins", "warning", f"{item.name} is up and not in config.yaml",
+                "both twins of the port", f"add {item.name} to `fabric:` of {node.name}",
+            )  # fmt: skip
+
+
+def _same_mtu(first: ClusterNode, node: ClusterNode, seen: Mapping[str, Seen]) -> Iterator[Check]:
+    for ours, theirs in zip(node.fabric, first.fabric, strict=False):
+        here = seen[node.name].facts.interface(ours.interface)
+        there = seen[first.name].facts.interface(theirs.interface)
+        if here is None or there is None:
+            continue
+        yield _check(
+            node.name,
+            f"{ours.interface} MTU",
+            here.mtu == there.mtu,
+            str(here.mtu),
+            f"{there.mtu}, as on {first.name}",
+            f"on {node.name}: sudo ip link set {ours.interface} mtu {there.mtu}",
+        )
+
+
+def _same_driver(first: ClusterNode, node: ClusterNode, seen: Mapping[str, Seen]) -> Check:
+    ours, theirs = seen[node.name].facts.driver, seen[first.name].facts.driver
+    verdict: Verdict = "ok" if ours == theirs else "warning"
+    wanted = f"{theirs or 'none'}, as on {first.name}"
+    return Check(
+        node.name, "GPU driver", verdict, ours or "none", wanted, "install the same driver on both"
+    )
+
+
+def _same_architecture(first: ClusterNode, node: ClusterNode, seen: Mapping[str, Seen]) -> Check:
+    ours, theirs = seen[node.name].facts.architecture, seen[first.name].facts.architecture
+    return _check(
+        node.name, "architecture", ours == theirs, ours, theirs, "use machines of one kind"
+    )

@@ -1,0 +1,150 @@
+"""The one container shape: decided here, done by the runtime room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from sparkdeploy import __version__, labels
+from sparkdeploy.node.container import ContainerSpec, Mount, Ulimit
+from sparkdeploy.plan import launch
+from sparkdeploy.plan.launch import Exposure, ModelPaths
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sparkdeploy.plan.observed import ModelFact
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.schema import Recipe
+
+UNPRIVILEGED_ID = 65532
+"""User and group of the container when the model folder belongs to root."""
+SHM_SIZE_BYTES = 10 * 2**30
+GUARD_MEMLOCK_BYTES = 256 * 2**20
+"""Lets the guard lock its own pages, so that it still runs when memory is gone."""
+GIB = 2**30
+GUARD_ENTRYPOINT = ("/opt/venv/bin/python", "-I", "-m", "sparkdeploy_vllm.guard")
+MAX_RESTARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class HostFolders:
+    """Host paths that a container uses beside the model."""
+
+    cache: Path
+    key_file: Path
+    chat_template: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What the user asked for: the name, and who may reach it."""
+
+    name: str
+    exposure: Exposure = Exposure.LOOPBACK
+
+
+def container_name(deployment: str) -> str:
+    """Return the container's name for a deployment."""
+    return f"sparkdeploy-{deployment}"
+
+
+def container_user(model: ModelFact) -> tuple[int, int]:
+    """Return uid and gid: the model folder's owner, or an unprivileged pair for root's."""
+    if model.owner_uid == 0:
+        return UNPRIVILEGED_ID, UNPRIVILEGED_ID
+    return model.owner_uid, model.owner_gid
+
+
+def model_path(model: ModelFact) -> str:
+    """Return where vLLM finds the model in the container."""
+    if model.overlay is not None:
+        return f"/m/ck/{model.overlay.path.name}"
+    return str(PurePosixPath("/m/hub") / model.name / model.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The model that is served, and the drafter's own model where a recipe has one."""
+
+    model: ModelFact
+    drafter: ModelFact | None = None
+
+    def paths(self) -> ModelPaths:
+        """Return where vLLM finds both in the container."""
+        drafter = model_path(self.drafter) if self.drafter is not None else None
+        return ModelPaths(model_path(self.model), drafter)
+
+
+def container_spec(
+    resolved: Resolved,
+    weights: Weights,
+    *,
+    image: str,
+    deployment: Deployment,
+    folders: HostFolders,
+) -> ContainerSpec:
+    """Return the container of a solo deployment."""
+    recipe, engine = resolved.recipe, resolved.engine
+    uid, gid = container_user(weights.model)
+    return ContainerSpec(
+        name=container_name(deployment.name),
+        image=image,
+        entrypoint=GUARD_ENTRYPOINT,
+        command=(
+            *_guard_options(recipe, deployment.exposure),
+            "--",
+            *launch.serve_argv(recipe, weights.paths(), deployment.exposure),
+        ),
+        env=launch.serve_env(recipe, engine),
+        mounts=_mounts(weights, deployment.exposure, folders),
+        user=f"{uid}:{gid}",
+        gpus="none" if engine.runs_on == "cpu" else "all",
+        # Docker's own default for /tmp is noexec, where compiled kernels cannot be loaded from.
+        tmpfs={"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # noqa: S108 - inside the container
+        shm_size_bytes=SHM_SIZE_BYTES,
+        # A rehearsal may run where even root may not raise limits, and it guards no GPU memory.
+        ulimits=() if engine.runs_on == "cpu" else (Ulimit("memlock", GUARD_MEMLOCK_BYTES),),
+        labels=_labels(recipe, deployment),
+    )
+
+
+def _guard_options(recipe: Recipe, exposure: Exposure) -> list[str]:
+    floor_bytes = int(recipe.limits.memory_floor_gib * GIB)
+    options = ["--memory-floor-bytes", str(floor_bytes)]
+    options += ["--health-url", f"http://127.0.0.1:{recipe.serve.port}/health"]
+    options += ["--max-restarts", str(MAX_RESTARTS)]
+    if exposure is Exposure.PUBLIC:
+        options += ["--key-file", launch.KEY_TARGET]
+    return options
+
+
+def _mounts(weights: Weights, exposure: Exposure, folders: HostFolders) -> tuple[Mount, ...]:
+    model, drafter = weights.model, weights.drafter
+    mounts = [Mount(str(model.root), f"/m/hub/{model.name}")]
+    if drafter is not None:
+        mounts.append(Mount(str(drafter.root), f"/m/hub/{drafter.name}"))
+    if model.overlay is not None:
+        mounts.append(Mount(str(model.overlay.path), f"/m/ck/{model.overlay.path.name}"))
+    mounts.append(Mount(str(folders.cache), launch.CACHE_TARGET, "rw"))
+    if exposure is Exposure.PUBLIC:
+        mounts.append(Mount(str(folders.key_file), launch.KEY_TARGET))
+    if folders.chat_template is not None:
+        mounts.append(Mount(str(folders.chat_template), launch.CHAT_TEMPLATE_TARGET))
+    return tuple(mounts)
+
+
+def _labels(recipe: Recipe, deployment: Deployment) -> Mapping[str, str]:
+    return {
+        labels.KIND: "container",
+        labels.VERSION: __version__,
+        labels.DEPLOYMENT: deployment.name,
+        labels.ROLE: "serving",
+        labels.RECIPE: recipe.name,
+        labels.PORT: str(recipe.serve.port),
+        labels.SERVED_NAME: recipe.model.served_name,
+        labels.EXPOSURE: deployment.exposure.value,
+        labels.STARTUP_TIMEOUT: f"{recipe.limits.startup_timeout_s:g}",
+    }

@@ -1,0 +1,127 @@
+"""vLLM's argument list and environment, as a pure function of the recipe."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.recipe import flags
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.recipe.schema import Engine, Recipe, Speculative
+
+CACHE_TARGET = "/cache"
+CHAT_TEMPLATE_TARGET = "/run/sparkdeploy/chat_template.jinja"
+KEY_TARGET = "/run/sparkdeploy/key"
+KEY_MIDDLEWARE = "sparkdeploy_vllm.key_middleware.RequireKey"
+CUDA_CACHE_BYTES = 4 * 2**30
+CPU_KV_CACHE_GIB = 1
+
+
+class Exposure(Enum):
+    """Who can reach the server."""
+
+    LOOPBACK = "loopback"
+    PUBLIC = "public"
+
+    @property
+    def host(self) -> str:
+        """Return the address to bind. Host network, so loopback is the machine's own."""
+        return "127.0.0.1" if self is Exposure.LOOPBACK else "0.0.0.0"  # noqa: S104 - --public
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPaths:
+    """Where vLLM finds the weights inside the container."""
+
+    model: str
+    drafter: str | None = None
+
+
+def serve_argv(recipe: Recipe, paths: ModelPaths, exposure: Exposure) -> tuple[str, ...]:
+    """Return `vllm serve ...` for one node, each flag once, in a stable order."""
+    argv = ["vllm", "serve", paths.model, "--served-model-name", recipe.model.served_name]
+    argv += ["--host", exposure.host, "--port", str(recipe.serve.port)]
+    if exposure is Exposure.PUBLIC:
+        argv += ["--middleware", KEY_MIDDLEWARE]
+    argv += _value_arguments(recipe)
+    argv += _switch_arguments(recipe)
+    argv += _json_arguments(recipe)
+    if recipe.serve.speculative is not None:
+        argv += ["--speculative-config", _speculative_json(recipe.serve.speculative, paths)]
+    if recipe.serve.chat_template is not None:
+        argv += ["--chat-template", CHAT_TEMPLATE_TARGET]
+    return (*argv, *recipe.serve.extra_args)
+
+
+def serve_env(recipe: Recipe, engine: Engine) -> dict[str, str]:
+    """Return the environment of the container; it never holds a secret."""
+    env = {
+        # Without HOME torch.compile writes to /.cache; a uid without passwd entry needs USER.
+        "HOME": CACHE_TARGET,
+        "USER": "sparkdeploy",
+        "XDG_CACHE_HOME": f"{CACHE_TARGET}/xdg",
+        "XDG_CONFIG_HOME": f"{CACHE_TARGET}/config",
+        "VLLM_CACHE_ROOT": f"{CACHE_TARGET}/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_TARGET}/inductor",
+        "TRITON_CACHE_DIR": f"{CACHE_TARGET}/triton",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        # Without these a solo run may wait for a socket of a second node (field.md section 3).
+        "VLLM_HOST_IP": "127.0.0.1",
+        "NCCL_IB_DISABLE": "1",
+    }
+    env |= _cpu_env() if engine.runs_on == "cpu" else _cuda_env()
+    return dict(sorted({**env, **recipe.serve.env}.items()))
+
+
+def _cuda_env() -> dict[str, str]:
+    return {
+        "FLASHINFER_WORKSPACE_BASE": CACHE_TARGET,
+        "CUDA_CACHE_PATH": f"{CACHE_TARGET}/cuda",
+        # FlashAttention-2 is compiled by the driver at first use and must stay in its cache.
+        "CUDA_CACHE_MAXSIZE": str(CUDA_CACHE_BYTES),
+    }
+
+
+def _cpu_env() -> dict[str, str]:
+    return {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB)}
+
+
+def _value_arguments(recipe: Recipe) -> Iterator[str]:
+    for field, flag in flags.VALUE_FLAGS.items():
+        value = getattr(recipe.serve, field)
+        if value is None or (field == "kv_cache_dtype" and value == "auto"):
+            continue
+        yield from (flag, f"{value:g}" if isinstance(value, float) else str(value))
+
+
+def _switch_arguments(recipe: Recipe) -> Iterator[str]:
+    for field, name in flags.SWITCH_FLAGS.items():
+        value = getattr(recipe.serve, field)
+        if value is not None:
+            yield f"--{name}" if value else f"--no-{name}"
+
+
+def _json_arguments(recipe: Recipe) -> Iterator[str]:
+    for field, flag in flags.JSON_FLAGS.items():
+        value = getattr(recipe.serve, field)
+        if value is not None:
+            yield from (flag, _compact(value))
+
+
+def _speculative_json(speculative: Speculative, paths: ModelPaths) -> str:
+    config: dict[str, Any] = {"method": speculative.method}
+    if speculative.model is not None:
+        config["model"] = paths.drafter or speculative.model
+    config["num_speculative_tokens"] = speculative.tokens
+    return _compact(config)
+
+
+def _compact(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,107 @@
+"""What was seen on a node before anything is decided. Plain facts, no verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sparkdeploy.node.container import ContainerFact, ImageFact
+    from sparkdeploy.node.facts import Architecture
+    from sparkdeploy.node.gpu import GpuFact, GpuProcess
+    from sparkdeploy.node.reports import EngineInfo
+
+BaseSource = Literal["registry", "debian"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFact:
+    """A machine: what it is and what is free on it. None means: could not be observed."""
+
+    name: str
+    architecture: Architecture
+    memory_total_bytes: int | None
+    memory_available_bytes: int | None
+    gpu: GpuFact | None
+    """The first one."""
+    docker: EngineInfo | None
+    docker_free_bytes: int | None = None
+    data_free_bytes: int | None = None
+    meminfo: Mapping[str, int] = field(default_factory=dict)
+    """The kernel's figures in bytes, by their own names."""
+    gpu_failure: str | None = None
+    """Why no GPU was seen, in the driver's own words."""
+    gpu_processes: tuple[GpuProcess, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayFact:
+    """The overlay a recipe needs: where it belongs, and whether it is complete there."""
+
+    path: Path
+    fingerprint: str
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFact:
+    """A model that is on this machine."""
+
+    name: str
+    """The folder's name in the container under /m/hub."""
+    root: Path
+    """What is mounted: the repository's folder in the hub cache, or the local folder."""
+    files: str
+    """The folder of the files, relative to `root`; empty for the root itself."""
+    revision: str | None
+    size_bytes: int
+    owner_uid: int
+    owner_gid: int
+    overlay: OverlayFact | None
+    """None when the recipe mounts the untouched download."""
+    fp8_bytes: int = 0
+    """FP8 tensors that must still be fetched for the overlay."""
+    unreadable: tuple[Path, ...] = ()
+    """Files the container's user could not read."""
+    has_draft_vocabulary: bool = True
+    """Whether the tokens of a draft head, if the recipe has one, were counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class MissingModel:
+    """A model that is not on this machine, and the command that brings it."""
+
+    repo: str
+    fetch_command: str
+    size_bytes: int | None
+    revision: str = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class PortFact:
+    """Who listens on the recipe's port; None when it is free."""
+
+    owner: str
+    deployment: str | None = None
+    """The owner's deployment when it is one of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything a plan is decided on."""
+
+    node: NodeFact
+    base_source: BaseSource
+    images: Mapping[str, ImageFact] = field(default_factory=dict)
+    """Our images by tag."""
+    containers: tuple[ContainerFact, ...] = ()
+    model: ModelFact | MissingModel | None = None
+    drafter: ModelFact | MissingModel | None = None
+    port: PortFact | None = None
+    caller_uid: int = 0
+    """Who runs this command; 0 may give files to anyone."""
+    unobserved: tuple[str, ...] = ()
+    """Sentences about what could not be seen, and why."""

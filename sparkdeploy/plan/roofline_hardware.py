@@ -1,0 +1,91 @@
+"""Machines a recipe may run on: memory, bandwidth, and the one factor fitted to a measurement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparkdeploy.errors import UsageError
+from sparkdeploy.recipe.document import read_document
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A published speed that the efficiency factor is fitted to, and nothing else."""
+
+    recipe: str
+    decode_tok_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Memory in bytes, its bandwidth in bytes a second, and where both come from."""
+
+    name: str
+    title: str
+    memory_bytes: int
+    bandwidth_bytes_s: float
+    source: str
+    shares_memory: bool = True
+    """Whether what vLLM takes is taken from the machine itself, which must keep its floor."""
+    gpu: str | None = None
+    """What its GPU's name contains."""
+    fit: Fit | None = None
+    """None where no measurement is known: speeds are then upper bounds."""
+
+
+def read_hardware(path: Path) -> Mapping[str, Hardware]:
+    """Return every machine of the shipped table by name."""
+    table = read_document(path).content["hardware"]
+    return {
+        name: Hardware(
+            name=name,
+            title=entry["title"],
+            memory_bytes=entry["memory_bytes"],
+            bandwidth_bytes_s=float(entry["bandwidth_bytes_s"]),
+            source=entry["source"],
+            shares_memory=entry["shares_memory"],
+            gpu=entry["gpu"],
+            fit=Fit(**entry["fit"]) if "fit" in entry else None,
+        )
+        for name, entry in table.items()
+    }
+
+
+def hardware_seen(
+    *,
+    gpu: str | None,
+    gpu_memory_bytes: int | None,
+    memory_bytes: int,
+    copy_bytes_s: float,
+    table: Mapping[str, Hardware],
+) -> Hardware:
+    """Return the machine at hand: its GPU's row with its own memory, or its measured memory.
+
+    `copy_bytes_s` is what one core moves, read and written, where no GPU of the table is seen. A
+    GPU without memory of its own, as on a Spark, has the machine's.
+    """
+    for known in table.values():
+        if gpu is not None and known.gpu is not None and known.gpu in gpu:
+            return replace(known, memory_bytes=gpu_memory_bytes or memory_bytes)
+    return Hardware(
+        name="here",
+        title=gpu or "this machine, which has no GPU",
+        memory_bytes=gpu_memory_bytes or memory_bytes,
+        bandwidth_bytes_s=copy_bytes_s,
+        source="measured now: one core copying memory, read and written bytes counted",
+        shares_memory=gpu_memory_bytes is None,
+    )
+
+
+def hardware_named(name: str, table: Mapping[str, Hardware]) -> Hardware:
+    """Return a machine of the table; raise UsageError for a name that is not in it."""
+    if name not in table:
+        raise UsageError(
+            f"there is no hardware {name}", hint="known: " + ", ".join([*sorted(table), "here"])
+        )
+    return table[name]

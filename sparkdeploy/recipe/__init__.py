@@ -1,0 +1,1 @@
+"""The recipe room: what a user writes, checked and resolved."""

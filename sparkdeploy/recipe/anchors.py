@@ -1,0 +1,42 @@
+"""Folders in recipes: relative to the file that names them, not to where the command is run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.recipe.document import Document, KeyPath
+
+MODEL_PATH: KeyPath = ("model", "path")
+FP8_SOURCE: KeyPath = ("checkpoint", "fp8_dense", "source")
+
+
+def anchored(document: Document, folder: Path) -> Document:
+    """Make the document's relative folders absolute, as seen from `folder`; `~` is for later."""
+    content = _changed(document.content, MODEL_PATH, lambda text: _below(folder, text))
+    # A source that does not begin like a path is a repository on the hub.
+    content = _changed(
+        content, FP8_SOURCE, lambda text: _below(folder, text) if text.startswith(".") else text
+    )
+    return replace(document, content=content)
+
+
+def is_folder(source: str) -> bool:
+    """Whether a recipe means a folder of this machine, by how it is written."""
+    return source.startswith(("/", "~", "."))
+
+
+def _below(folder: Path, text: str) -> str:
+    return text if text.startswith("~") else os.path.normpath(folder.absolute() / text)
+
+
+def _changed(content: Any, path: KeyPath, change: Any) -> Any:  # noqa: ANN401 - YAML content
+    if not path:
+        return change(content) if isinstance(content, str) and content else content
+    if not isinstance(content, dict) or path[0] not in content:
+        return content
+    return {**content, path[0]: _changed(content[path[0]], path[1:], change)}

@@ -1,0 +1,107 @@
+"""Which vLLM flag each `serve` field becomes, and which flags sparkdeploy sets itself."""
+
+from __future__ import annotations
+
+import re
+
+VALUE_FLAGS: dict[str, str] = {
+    "max_model_len": "--max-model-len",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+    "attention_backend": "--attention-backend",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "reasoning_parser": "--reasoning-parser",
+    "tool_call_parser": "--tool-call-parser",
+    "load_format": "--load-format",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "max_num_seqs": "--max-num-seqs",
+}
+"""Fields whose value follows the flag, in the order in which they are written."""
+
+SWITCH_FLAGS: dict[str, str] = {
+    "enable_chunked_prefill": "enable-chunked-prefill",
+    "enable_prefix_caching": "enable-prefix-caching",
+    "enable_auto_tool_choice": "enable-auto-tool-choice",
+    "enforce_eager": "enforce-eager",
+    "trust_remote_code": "trust-remote-code",
+}
+"""Fields that are on (`--x`), off (`--no-x`) or left to vLLM (null)."""
+
+JSON_FLAGS: dict[str, str] = {
+    "override_generation_config": "--override-generation-config",
+    "compilation_config": "--compilation-config",
+}
+"""Fields that are passed as JSON."""
+
+OWNED_FLAGS: dict[str, str] = {
+    "--model": "model.repo or model.path",
+    "--served-model-name": "model.served_name",
+    "--host": "--public on the command line",
+    "--port": "serve.port",
+    "--api-key": "the key file that --public uses (a key in argv is readable by everyone)",
+    "--hf-token": "your own `hf auth login`: the token never enters a container, models are local",
+    "--middleware": "--public on the command line",
+    "--speculative-config": "serve.speculative",
+    "--chat-template": "serve.chat_template",
+    "--quantization": "checkpoint",
+    "--tensor-parallel-size": "cluster.tensor_parallel",
+    "--nnodes": "--cluster on the command line",
+    "--node-rank": "--cluster on the command line",
+    "--master-addr": "--cluster on the command line",
+    "--master-port": "--cluster on the command line",
+    "--headless": "--cluster on the command line",
+}
+"""Flags that sparkdeploy decides, and where a user changes them instead."""
+
+SHORT_FORMS = {
+    "-tp": "--tensor-parallel-size",
+    "-q": "--quantization",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
+    "-sc": "--speculative-config",
+    "-cc": "--compilation-config",
+    "-O": "--compilation-config",
+}
+KNOWN_FLAGS = frozenset(
+    {
+        *OWNED_FLAGS,
+        *VALUE_FLAGS.values(),
+        *JSON_FLAGS.values(),
+        *(f"--{name}" for name in SWITCH_FLAGS.values()),
+    }
+)
+
+FORBIDDEN_ENV: dict[str, str] = {
+    "HF_TOKEN": "the token never enters a container",
+    "HUGGING_FACE_HUB_TOKEN": "the token never enters a container",
+    "VLLM_API_KEY": "the key is mounted as a file; use --public",
+    "VLLM_HOST_IP": "the node's address decides it",
+    "PATH": "the image decides it",
+    "LD_PRELOAD": "it would run foreign code in vLLM",
+}
+"""Environment names a recipe may not set, and why."""
+
+
+def flag_of(argument: str) -> str | None:
+    """Return the long flag an argument names, or None when it is a value.
+
+    `-tp`, `--no-x`, `--x.key` and the start of a flag that sparkdeploy decides are folded in:
+    argparse takes any start that fits one flag only.
+    """
+    if not argument.startswith("-") or argument.lstrip("-")[:1].isdecimal():
+        return None
+    name = re.split("[=.]", argument, maxsplit=1)[0]
+    name = SHORT_FORMS.get(name, name).replace("_", "-")
+    name = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
+    if name.startswith("--") and len(name) > 2:
+        meant = [flag for flag in OWNED_FLAGS if flag.startswith(name)]
+        return name if name in KNOWN_FLAGS or not meant else meant[0]
+    return name
+
+
+def flags_of_field(field: str) -> str | None:
+    """Return the flag a `serve` field becomes, or None when it becomes none."""
+    if field in VALUE_FLAGS:
+        return VALUE_FLAGS[field]
+    if field in SWITCH_FLAGS:
+        return "--" + SWITCH_FLAGS[field]
+    return JSON_FLAGS.get(field)

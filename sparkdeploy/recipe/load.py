@@ -1,0 +1,253 @@
+"""Find recipes and engines, resolve what they inherit, and report all mistakes at once."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe import rules, unsafe
+from sparkdeploy.recipe.anchors import anchored
+from sparkdeploy.recipe.document import (
+    Document,
+    KeyPath,
+    Origin,
+    merge,
+    read_document,
+    with_setting,
+)
+from sparkdeploy.recipe.rules import Problem
+from sparkdeploy.recipe.schema import Engine, Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pydantic import BaseModel
+    from pydantic_core import ErrorDetails
+
+NOT_INHERITED = ("name", "title", "extends", "expect")
+"""Keys that describe one recipe and mean nothing in its children."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The folders in which recipes are looked up, the user's before the shipped ones."""
+
+    folders: tuple[Path, ...]
+
+    def recipe_files(self) -> dict[str, Path]:
+        """Return every recipe by name; the first folder that has a name wins."""
+        found: dict[str, Path] = {}
+        for folder in self.folders:
+            for path in sorted(folder.glob("*.yaml")):
+                found.setdefault(path.stem, path)
+        return found
+
+    def engine_files(self) -> dict[str, Path]:
+        """Return every engine by name."""
+        found: dict[str, Path] = {}
+        for folder in self.folders:
+            for path in sorted((folder / "engines").glob("*.yaml")):
+                found.setdefault(path.stem, path)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A recipe that is valid, its engine, and where each of its values was written."""
+
+    recipe: Recipe
+    engine: Engine
+    origins: Mapping[KeyPath, Origin]
+
+
+def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> Resolved:
+    """Load a recipe by name or path with `--set` values applied.
+
+    Raises RecipeError that lists every mistake with file, line and fix.
+    """
+    path = _locate(library, wanted)
+    document = _resolve_inheritance(library, path, ())
+    for assignment in settings:
+        document = with_setting(document, assignment)
+    document = anchored(document, Path())
+    recipe, problems = _validate(document, Recipe)
+    engine, engine_problems = _engine_of(library, document)
+    problems += engine_problems
+    if isinstance(recipe, Recipe):
+        if engine is not None and recipe.image is not None:
+            engine = engine.model_copy(update={"image": recipe.image})
+        problems += rules.find_contradictions(recipe, engine)
+        problems += unsafe.find_unsafe(recipe, document.origins, library.folders)
+    if problems:
+        raise _report(f"recipe {wanted}", document, problems)
+    if not isinstance(recipe, Recipe) or engine is None:
+        raise RecipeError(f"recipe {wanted} could not be resolved")
+    return Resolved(recipe, engine, document.origins)
+
+
+def load_engine(library: Library, name: str) -> Engine:
+    """Load an engine by name; raise RecipeError when it is unknown or invalid."""
+    files = library.engine_files()
+    if name not in files:
+        raise RecipeError(f"there is no engine {name}", hint=_closest(name, files))
+    document = read_document(files[name])
+    engine, problems = _validate(document, Engine)
+    if problems or not isinstance(engine, Engine):
+        raise _report(f"engine {name}", document, problems)
+    return engine
+
+
+def _locate(library: Library, wanted: str) -> Path:
+    if wanted.endswith((".yaml", ".yml")) or "/" in wanted:
+        path = Path(wanted).expanduser()
+        if path.is_file():
+            return path
+        raise RecipeError(f"there is no recipe file {wanted}")
+    files = library.recipe_files()
+    if wanted not in files:
+        raise RecipeError(f"there is no recipe {wanted}", hint=_closest(wanted, files))
+    return files[wanted]
+
+
+def _closest(wanted: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(wanted, names, n=1)
+    return f"did you mean {near[0]}?" if near else "known: " + ", ".join(names)
+
+
+def _resolve_inheritance(library: Library, path: Path, chain: Sequence[Path]) -> Document:
+    if path.resolve() in chain:
+        names = " -> ".join(item.stem for item in (*chain, path))
+        raise RecipeError(f"{path} extends itself: {names}")
+    document = anchored(read_document(path), path.parent)
+    parent = document.content.get("extends")
+    if not isinstance(parent, str):
+        return document
+    parent_path = _locate_parent(library, parent, path)
+    inherited = _resolve_inheritance(library, parent_path, (*chain, path.resolve()))
+    return merge(_without(inherited, NOT_INHERITED), document)
+
+
+def _locate_parent(library: Library, parent: str, child: Path) -> Path:
+    beside = child.parent / (parent if parent.endswith((".yaml", ".yml")) else f"{parent}.yaml")
+    if beside.is_file() and beside.resolve() != child.resolve():
+        return beside
+    # A user's `v2.yaml` that extends `v2` means the shipped one, not itself.
+    others = [folder for folder in library.folders if folder.resolve() != child.parent.resolve()]
+    try:
+        return _locate(Library(tuple(others)), parent)
+    except RecipeError as error:
+        raise RecipeError(f"{child} extends {parent}: {error.message}", hint=error.hint) from error
+
+
+def _without(document: Document, keys: Iterable[str]) -> Document:
+    dropped = set(keys)
+    return Document(
+        {key: value for key, value in document.content.items() if key not in dropped},
+        {path: origin for path, origin in document.origins.items() if path[0] not in dropped},
+        document.duplicates,
+    )
+
+
+def _engine_of(library: Library, document: Document) -> tuple[Engine | None, list[Problem]]:
+    name = document.content.get("engine")
+    if not isinstance(name, str):
+        return None, []
+    files = library.engine_files()
+    if name not in files:
+        problem = Problem(("engine",), f"there is no engine {name}", _closest(name, files))
+        return None, [problem]
+    return load_engine(library, name), []
+
+
+def _validate(
+    document: Document, model: type[Recipe | Engine]
+) -> tuple[Recipe | Engine | None, list[Problem]]:
+    """Validate; on mistakes validate again without the wrong values, so that rules still run."""
+    problems = [
+        Problem(path, "the key stands twice in one mapping", "keep one of them")
+        for path, _ in document.duplicates
+    ]
+    content: Any = document.content
+    for _ in range(2):
+        try:
+            return model.model_validate(content), problems
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+            problems += [_problem(item, model) for item in details]
+            content = _prune(content, {_written_path(item, document) for item in details})
+    return None, problems
+
+
+def _problem(item: ErrorDetails, model: type[BaseModel]) -> Problem:
+    path = tuple(item["loc"])
+    if item["type"] == "extra_forbidden":
+        known = _keys_at(model, path[:-1])
+        return Problem(path, "unknown key", _closest(str(path[-1]), known))
+    if item["type"] == "missing":
+        return Problem(path, "missing", f"add {'.'.join(map(str, path))}")
+    given = item.get("input")
+    return Problem(path, f"{given!r} is wrong", item["msg"])
+
+
+def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
+    current: type[BaseModel] | None = model
+    for key in path:
+        field = current.model_fields.get(str(key)) if current is not None else None
+        current = _model_in(field.annotation) if field is not None else None
+    if current is None:
+        return []
+    return [info.alias or name for name, info in current.model_fields.items()]
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - a type expression
+    candidates = (annotation, *getattr(annotation, "__args__", ()))
+    return next((item for item in candidates if hasattr(item, "model_fields")), None)
+
+
+def _written_path(item: ErrorDetails, document: Document) -> KeyPath:
+    """Return the longest part of an error's location that stands in the document."""
+    path = tuple(item["loc"])
+    while path and path not in document.origins:
+        path = path[:-1]
+    return path
+
+
+def _prune(content: Any, paths: Iterable[KeyPath]) -> Any:  # noqa: ANN401 - YAML content
+    by_depth = sorted((path for path in paths if path), key=lambda path: path, reverse=True)
+    for path in by_depth:
+        content = _remove(content, path)
+    return content
+
+
+def _remove(content: Any, path: KeyPath) -> Any:  # noqa: ANN401 - YAML content
+    if isinstance(content, dict):
+        key = path[0]
+        if len(path) == 1:
+            return {name: value for name, value in content.items() if name != key}
+        return {
+            name: _remove(value, path[1:]) if name == key else value
+            for name, value in content.items()
+        }
+    if isinstance(content, list) and isinstance(path[0], int):
+        return [value for index, value in enumerate(content) if index != path[0]]
+    return content
+
+
+def _report(what: str, document: Document, problems: list[Problem]) -> RecipeError:
+    lines = [_line(document, problem) for problem in dict.fromkeys(problems)]
+    count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
+    return RecipeError(f"{what} has {count}", detail="\n".join(lines))
+
+
+def _line(document: Document, problem: Problem) -> str:
+    path = problem.path
+    while path and path not in document.origins:
+        path = path[:-1]
+    where = f"{document.origins[path]}: " if path else ""
+    return f"{where}{'.'.join(map(str, problem.path))}: {problem.message}; {problem.fix}"

@@ -1,0 +1,99 @@
+"""A recipe in miniature: the same treatment and speculation on a CPU engine and a twin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.errors import RecipeError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.schema import Engine, Serve
+
+MAX_MODEL_LEN = 2048
+DRAFT_ROWS = 256
+"""Half of the twin's tokens: the other half is what a draft head leaves out."""
+STARTUP_TIMEOUT_S = 600.0
+MEMORY_FLOOR_GIB = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Miniature:
+    """The recipe that is rehearsed, and what had to be left out, in sentences."""
+
+    resolved: Resolved
+    dropped: tuple[str, ...]
+
+
+def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -> Miniature:
+    """Return the rehearsal of a recipe; raise RecipeError when nothing of it would be left."""
+    recipe = resolved.recipe
+    if recipe.serve.speculative is not None and recipe.serve.speculative.method != "mtp":
+        raise RecipeError(
+            f"{recipe.name} drafts with {recipe.serve.speculative.method}, whose drafter has no "
+            "miniature",
+            hint="rehearse v2: it is the same treatment with MTP",
+        )
+    serve, dropped = _serve_on_cpu(recipe.serve, port)
+    small = recipe.model_copy(
+        update={
+            "engine": engine.name,
+            "model": recipe.model.model_copy(update={"path": str(twin)}),
+            "serve": serve,
+            "limits": recipe.limits.model_copy(
+                update={
+                    "memory_floor_gib": min(recipe.limits.memory_floor_gib, MEMORY_FLOOR_GIB),
+                    "startup_timeout_s": STARTUP_TIMEOUT_S,
+                }
+            ),
+        }
+    )
+    draft = recipe.checkpoint.draft_lm_head
+    if draft is not None and draft.rows > DRAFT_ROWS:
+        dropped.append(f"checkpoint.draft_lm_head.rows={draft.rows} -> {DRAFT_ROWS}: a twin")
+        fewer = draft.model_copy(update={"rows": DRAFT_ROWS})
+        checkpoint = recipe.checkpoint.model_copy(update={"draft_lm_head": fewer})
+        small = small.model_copy(update={"checkpoint": checkpoint})
+    notes = (f"engine {resolved.engine.name} -> {engine.name}", *dropped)
+    return Miniature(replace(resolved, recipe=small, engine=engine), notes)
+
+
+def without_speculation(resolved: Resolved) -> Resolved:
+    """Return the same recipe without a drafter: what its greedy text is compared with."""
+    serve = resolved.recipe.serve.model_copy(update={"speculative": None})
+    return replace(resolved, recipe=resolved.recipe.model_copy(update={"serve": serve}))
+
+
+def _serve_on_cpu(serve: Serve, port: int) -> tuple[Serve, list[str]]:
+    changed: dict[str, Any] = {"port": port}
+    dropped: list[str] = []
+    for field, reason in _DROPPED.items():
+        value = getattr(serve, field)
+        default = type(serve).model_fields[field].default
+        if value is not None and value != default:
+            dropped.append(f"serve.{field}={value}: {reason}")
+            changed[field] = default
+    if serve.max_model_len is None or serve.max_model_len > MAX_MODEL_LEN:
+        dropped.append(f"serve.max_model_len={serve.max_model_len} -> {MAX_MODEL_LEN}: a twin")
+        changed["max_model_len"] = MAX_MODEL_LEN
+    if serve.enforce_eager is None:
+        dropped.append("serve.enforce_eager=null -> true: compiling outlasts the rehearsal")
+        changed["enforce_eager"] = True
+    if serve.extra_args:
+        dropped.append(f"serve.extra_args={serve.extra_args}: they may exist on CUDA only")
+        changed["extra_args"] = []
+    # The CPU build answers 500 to the first request when MTP meets prefix caching.
+    changed["enable_prefix_caching"] = False
+    return serve.model_copy(update=changed), dropped
+
+
+_DROPPED = {
+    "attention_backend": "the CPU engine has its own",
+    "kv_cache_dtype": "the CPU engine has no such cache",
+    "compilation_config": "it speaks of CUDA graphs",
+    "load_format": "it reads through a GPU",
+    "enable_prefix_caching": "the CPU engine cannot combine it with MTP",
+}

@@ -1,0 +1,83 @@
+"""Recipes in words: the table of all, and one with the origin of every value."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.load import load_engine, load_recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.recipe.document import KeyPath
+    from sparkdeploy.recipe.load import Library, Resolved
+
+
+def recipe_rows(library: Library) -> list[dict[str, Any]]:
+    """Return name, title, engine and the reported figure of every recipe; broken ones too."""
+    rows: list[dict[str, Any]] = []
+    for name in sorted(library.recipe_files()):
+        try:
+            recipe = load_recipe(library, name).recipe
+        except RecipeError as error:
+            rows.append({"name": name, "error": error.message})
+            continue
+        expect = recipe.expect
+        rows.append(
+            {
+                "name": name,
+                "title": recipe.title,
+                "engine": recipe.engine,
+                "reported_tok_s": expect.decode_tok_s if expect else None,
+                "source": expect.source if expect else None,
+            }
+        )
+    return rows
+
+
+def engine_rows(library: Library) -> list[dict[str, Any]]:
+    """Return name, title and vLLM version of every engine."""
+    return [_engine_row(library, name) for name in sorted(library.engine_files())]
+
+
+def _engine_row(library: Library, name: str) -> dict[str, Any]:
+    try:
+        engine = load_engine(library, name)
+    except RecipeError as error:
+        return {"name": name, "error": error.message}
+    return {"name": name, "title": engine.title, "kind": engine.kind, "vllm": engine.vllm}
+
+
+def list_lines(recipes: list[dict[str, Any]], engines: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the tables a person reads."""
+    yield "recipes (tok/s are others' figures, see README):"
+    for row in recipes:
+        if "error" in row:
+            yield f"  {row['name']:<12} broken: {row['error']}"
+            continue
+        figure = f"{row['reported_tok_s']:g}" if row["reported_tok_s"] else "-"
+        yield f"  {row['name']:<12} {figure:>6}  {row['title']}"
+    yield "engines:"
+    for row in engines:
+        if "error" in row:
+            yield f"  {row['name']:<12} broken: {row['error']}"
+        else:
+            yield f"  {row['name']:<12} {row['vllm']:>6}  {row['title']}"
+
+
+def origin_lines(resolved: Resolved) -> Iterator[str]:
+    """Yield `path: value  # where it was written` for every value of a resolved recipe."""
+    content = resolved.recipe.model_dump(by_alias=True)
+    for path, value in _leaves(content, ()):
+        text = f"{'.'.join(map(str, path))}: {json.dumps(value)}"
+        yield f"{text:<64} # {resolved.origins.get(path, 'default')}"
+
+
+def _leaves(value: Any, prefix: KeyPath) -> Iterator[tuple[KeyPath, Any]]:  # noqa: ANN401 - any
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, (*prefix, str(key)))
+    else:
+        yield prefix, value

@@ -1,0 +1,1 @@
+"""What happens to containers: put in place, watched, asked, replaced, taken down."""

@@ -1,0 +1,51 @@
+"""Which nodes a deployment may have containers on, so that `down` finds them all.
+
+Labels tell the same, but not of a node that does not answer: what is left there is kept here
+until the node is back and has been cleaned.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord:
+    """The notes below the state folder, one file a deployment."""
+
+    folder: Path
+
+    @classmethod
+    def below(cls, state_dir: Path) -> ClusterRecord:
+        """Return the record of a user's state folder."""
+        return cls(state_dir / "cluster" / "deployments")
+
+    def nodes(self, deployment: str) -> tuple[str, ...]:
+        """Return the nodes, by rank; empty for a deployment that is none of a cluster's."""
+        try:
+            names = json.loads(self._file(deployment).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return ()
+        return tuple(map(str, names))
+
+    def deployments(self) -> tuple[str, ...]:
+        """Return every deployment that is noted."""
+        return tuple(sorted(path.stem for path in self.folder.glob("*.json")))
+
+    def note(self, deployment: str, nodes: tuple[str, ...]) -> None:
+        """Keep the nodes; without any the note goes."""
+        if not nodes:
+            self._file(deployment).unlink(missing_ok=True)
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        staged = self._file(deployment).with_suffix(".new")
+        staged.write_text(json.dumps(nodes), encoding="utf-8")
+        staged.replace(self._file(deployment))
+
+    def _file(self, deployment: str) -> Path:
+        return self.folder / f"{deployment}.json"

@@ -1,0 +1,236 @@
+"""The deployments on a node, known by their labels alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from sparkdeploy import labels
+from sparkdeploy.errors import NodeError
+from sparkdeploy.plan.container import container_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.host import DockerHost
+
+REPLACED_SUFFIX = "-replaced"
+KEPT_MARK = "-kept-"
+RUNNING = "running"
+BROKEN = "broken"
+"""A cluster that lost a node: its head may look healthy and will hang."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One name: the container that serves it and, mid-replacement, the one it replaces."""
+
+    name: str
+    serving: ContainerFact | None
+    replaced: ContainerFact | None = None
+    kept: tuple[ContainerFact, ...] = ()
+    """Earlier ones, stopped, for `rollback`; the newest first."""
+
+    @property
+    def is_half_replaced(self) -> bool:
+        """Say whether a replacement is under way, or was left so by a CLI that died."""
+        return self.replaced is not None
+
+    @property
+    def current(self) -> ContainerFact:
+        """Return the container that stands for the name now."""
+        fact = self.serving or self.replaced or next(iter(self.kept), None)
+        if fact is None:
+            raise NodeError(f"deployment {self.name} has no container")
+        return fact
+
+    @property
+    def port(self) -> int | None:
+        """Return the port it serves on."""
+        text = self.current.labels.get(labels.PORT, "")
+        return int(text) if text.isdigit() else None
+
+    @property
+    def containers(self) -> tuple[ContainerFact, ...]:
+        """Return all of its containers."""
+        current = tuple(fact for fact in (self.serving, self.replaced) if fact is not None)
+        return (*current, *self.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRow:
+    """What `status` shows of a cluster deployment on one of its other nodes."""
+
+    node: str
+    state: str
+    """running, exited (N), no container, or why the node does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRow:
+    """What `status` shows of a deployment."""
+
+    name: str
+    recipe: str
+    state: str
+    """healthy, starting, exited (N), created, half or being replaced; stopped: only kept ones;
+    broken: a cluster that lost a node."""
+    port: int | None
+    uptime_s: float | None
+    memory_bytes: int | None
+    exit_code: int | None
+    container: str
+    half_done: str = ""
+    """What a replacement under way or interrupted has come to."""
+    kept: int = 0
+    """How many earlier containers `rollback` can go back to."""
+    members: tuple[MemberRow, ...] = ()
+
+
+def replaced_name(deployment: str) -> str:
+    """Return the name its old container bears while a new one is tried."""
+    return container_name(deployment) + REPLACED_SUFFIX
+
+
+def kept_name(deployment: str, number: int) -> str:
+    """Return the name of a container that is kept for `rollback`; later ones count higher."""
+    return f"{container_name(deployment)}{KEPT_MARK}{number}"
+
+
+def list_deployments(host: DockerHost) -> tuple[Deployment, ...]:
+    """Return every deployment, by name; containers without our labels are not looked at."""
+    by_name: dict[str, list[ContainerFact]] = {}
+    for fact in host.own_containers():
+        if fact.labels.get(labels.KIND) == "container" and fact.deployment:
+            by_name.setdefault(fact.deployment, []).append(fact)
+    return tuple(_deployment(name, facts) for name, facts in sorted(by_name.items()))
+
+
+def find_deployment(host: DockerHost, name: str) -> Deployment | None:
+    """Return the deployment of that name, or None."""
+    return next((found for found in list_deployments(host) if found.name == name), None)
+
+
+def require_deployment(host: DockerHost, name: str) -> Deployment:
+    """Return the deployment of that name; NodeError naming those that exist when there is none."""
+    deployments = list_deployments(host)
+    for found in deployments:
+        if found.name == name:
+            return found
+    others = ", ".join(other.name for other in deployments)
+    raise NodeError(
+        f"no deployment named {name}",
+        hint=f"there is: {others}"
+        if others
+        else "nothing is deployed; start with `sparkdeploy up`",
+    )
+
+
+def status_rows(
+    host: DockerHost, is_healthy: Callable[[Deployment], bool], *, now: datetime
+) -> tuple[StatusRow, ...]:
+    """Return one row a deployment; `is_healthy` asks its server, `now` is an aware time."""
+    return tuple(
+        _row(host, deployment, is_healthy, now=now) for deployment in list_deployments(host)
+    )
+
+
+def down(host: DockerHost, name: str, *, timeout_s: int = 30) -> tuple[str, ...]:
+    """Stop and remove a deployment's containers; return their names, none when there was none."""
+    deployment = find_deployment(host, name)
+    if deployment is None:
+        return ()
+    for fact in deployment.containers:
+        if fact.is_running:
+            host.stop(fact.container_id, timeout_s=timeout_s)
+        host.remove(fact.container_id)
+    return tuple(fact.name for fact in deployment.containers)
+
+
+def deployment_log(
+    host: DockerHost, name: str, *, follow: bool = False, tail: int | None = None
+) -> Iterator[bytes]:
+    """Return a deployment's log, and with `follow` what comes until its container ends."""
+    deployment = require_deployment(host, name)
+    return host.logs(deployment.current.container_id, follow=follow, tail=tail)
+
+
+def uptime_s(fact: ContainerFact, now: datetime) -> float | None:
+    """Return the seconds since a running container started, or None."""
+    if not fact.is_running:
+        return None
+    started = parse_time(fact.started_at)
+    # A clock that was set back is no reason to show a start in the future.
+    return max((now - started).total_seconds(), 0.0) if started else None
+
+
+def parse_time(text: str) -> datetime | None:
+    """Read Docker's time (nanoseconds, year 1 for never)."""
+    whole, _, _ = text.rstrip("Z").partition(".")
+    try:
+        moment = datetime.fromisoformat(whole).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return moment if moment.year > 1 else None
+
+
+def _deployment(name: str, facts: list[ContainerFact]) -> Deployment:
+    """Sort a deployment's containers by what their names say."""
+    serving = replaced = None
+    kept: dict[int, ContainerFact] = {}
+    for fact in facts:
+        ending = fact.name.removeprefix(container_name(name))
+        number = ending.removeprefix(KEPT_MARK)
+        if ending.startswith(KEPT_MARK) and number.isdigit():
+            kept[int(number)] = fact
+        elif ending == REPLACED_SUFFIX:
+            replaced = fact
+        else:
+            serving = fact
+    return Deployment(name, serving, replaced, tuple(kept[key] for key in sorted(kept)[::-1]))
+
+
+def _row(
+    host: DockerHost,
+    deployment: Deployment,
+    is_healthy: Callable[[Deployment], bool],
+    *,
+    now: datetime,
+) -> StatusRow:
+    fact = deployment.current
+    return StatusRow(
+        name=deployment.name,
+        recipe=fact.labels.get(labels.RECIPE, ""),
+        state=_state(deployment, is_healthy),
+        port=deployment.port,
+        uptime_s=uptime_s(fact, now),
+        memory_bytes=host.memory_bytes(fact.container_id) if fact.is_running else None,
+        exit_code=None if fact.is_running else fact.exit_code,
+        container=fact.name,
+        half_done=_half_done(deployment),
+        kept=len(deployment.kept),
+    )
+
+
+def _state(deployment: Deployment, is_healthy: Callable[[Deployment], bool]) -> str:
+    fact = deployment.current
+    if deployment.is_half_replaced:
+        return "half replaced"
+    if deployment.serving is None:
+        return "stopped"
+    if fact.is_running:
+        return "healthy" if is_healthy(deployment) else "starting"
+    return f"exited ({fact.exit_code})" if fact.state == "exited" else fact.state
+
+
+def _half_done(deployment: Deployment) -> str:
+    old, new = deployment.replaced, deployment.serving
+    if old is None:
+        return ""
+    fate = "still runs" if old.is_running else "is stopped"
+    if new is None:
+        return f"the old container was set aside and {fate}; there is no new one"
+    state = "has been started" if new.is_running else f"is {new.state}"
+    return f"the new container {state}; the old one {fate}"

@@ -1,0 +1,181 @@
+"""Why a container died, and the evidence that is kept of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.console import format_gib
+from sparkdeploy.runtime.log_lines import LogLine, lines_of, read_line
+from sparkdeploy.runtime.signatures import SIGNATURES, Signature
+from sparkdeploy.runtime.tracebacks import decisive, tracebacks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+EXIT_MEMORY_FLOOR = 86
+_GUARD_MARK = "sparkdeploy-guard: "
+_GUARD_FAILURE = re.compile(r'"event": "(?:cannot_run|refused)"')
+_SERVES = "Application startup complete"
+_QUIET_LEVELS = {"DEBUG", "INFO", "WARNING"}
+_FAILURE_WORDS = re.compile(r"(?i)\berror\b|\bfatal\b|\bfailed\b|\bpanic\b|exception|core dumped")
+
+_EXIT_MEANINGS = {
+    125: "Docker could not start it",
+    126: "its command may not be executed",
+    127: "its command was not found",
+    132: "it ran an instruction this processor does not have (SIGILL)",
+    134: "it aborted itself (SIGABRT)",
+    135: "it accessed memory that a file no longer backs (SIGBUS)",
+    136: "an arithmetic fault ended it (SIGFPE)",
+    137: "something killed it (SIGKILL)",
+    139: "it crashed in native code (SIGSEGV)",
+    143: "it was told to stop (SIGTERM)",
+}
+_SIGNAL_EXITS = {132, 134, 135, 136, 137, 139, 143}
+"""Deaths that leave no traceback: one found in the log is of something else, survived."""
+_EXIT_HINTS = {
+    132: "this engine's wheel needs newer instructions (AVX-512 or AVX2); use another machine",
+    135: "its shared memory is full, or a mapped model file was cut; verify the checkpoint",
+    137: "if nobody stopped it, the kernel did: `sudo dmesg | grep -i oom`",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The root cause: its name in the table of signatures, the line, its meaning, the way out."""
+
+    name: str
+    line: str
+    meaning: str
+    hint: str | None = None
+
+    def describe(self) -> str:
+        """Return the cause in one line."""
+        return f"{self.meaning}: {self.line}" if self.line else self.meaning
+
+
+def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
+    """Say why a container died, from its log's end and how it ended. Never fails to answer."""
+    lines = [read_line(text) for text in lines_of(log.encode())]
+    return (
+        _guard_cause(lines)
+        or _kernel_cause(oom_killed)
+        or _log_cause(_since_it_served(lines), by_signal=exit_code in _SIGNAL_EXITS)
+        or _exit_cause(exit_code)
+    )
+
+
+def guard_reports(log: str) -> list[dict[str, Any]]:
+    """Return what the guard said, oldest first; broken lines are left out."""
+    return _reports(read_line(text) for text in lines_of(log.encode()))
+
+
+def log_tail(log: str, line_count: int) -> str:
+    """Return a log's last lines, progress bars and terminal codes undone."""
+    return "\n".join(lines_of(log.encode())[-line_count:])
+
+
+def _reports(lines: Iterable[LogLine]) -> list[dict[str, Any]]:
+    found = []
+    for line in lines:
+        _, mark, payload = line.text.partition(_GUARD_MARK)
+        if not mark:
+            continue
+        try:
+            report = json.loads(payload)
+        except ValueError:
+            continue
+        if isinstance(report, dict):
+            found.append(report)
+    return found
+
+
+def _guard_cause(lines: Sequence[LogLine]) -> Cause | None:
+    trips = [report for report in _reports(lines) if report.get("event") == "memory_floor"]
+    if not trips:
+        return None
+    return Cause(
+        "memory_floor",
+        f"{_gib(trips[-1], 'mem_available_bytes')} were available,"
+        f" the floor is {_gib(trips[-1], 'floor_bytes')}",
+        "the memory guard stopped it before the machine could freeze",
+        "stop other programs, or lower serve.gpu_memory_utilization or serve.max_model_len",
+    )
+
+
+def _gib(report: Mapping[str, Any], key: str) -> str:
+    value = report.get(key)
+    return format_gib(value) if isinstance(value, int | float) else "?"
+
+
+def _kernel_cause(oom_killed: bool) -> Cause | None:
+    if not oom_killed:
+        return None
+    return Cause(
+        "oom_killed",
+        "",
+        "the kernel killed it because memory ran out",
+        "stop other programs, or lower serve.gpu_memory_utilization",
+    )
+
+
+def _since_it_served(lines: Sequence[LogLine]) -> Sequence[LogLine]:
+    """Return what came after the server was up, if it ever was: all before that it has survived."""
+    served = [index for index, line in enumerate(lines) if _SERVES in line.text]
+    return lines[served[-1] + 1 :] if served else lines
+
+
+def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
+    """Fatal traceback by signature, certain signatures anywhere, traceback as it is, last words."""
+    suspects = [line.text for line in lines if _is_suspect(line)]
+    certain = [signature for signature in SIGNATURES if signature.is_certain]
+    if by_signal:
+        return _by_signature(suspects, certain)
+    trace = decisive(tracebacks(lines))
+    words = Cause("exception", trace.exceptions[0], "the engine failed") if trace else None
+    fatal = trace.exceptions + trace.lines if trace and not trace.is_echo else []
+    return (
+        _by_signature(fatal, SIGNATURES)
+        or _by_signature(suspects, certain)
+        or words
+        or _by_signature(suspects, SIGNATURES)
+        or _last_words(lines)
+    )
+
+
+def _is_suspect(line: LogLine) -> bool:
+    if _GUARD_MARK in line.text:
+        return _GUARD_FAILURE.search(line.text) is not None
+    return line.level not in _QUIET_LEVELS
+
+
+def _by_signature(texts: Sequence[str], signatures: Iterable[Signature]) -> Cause | None:
+    for signature in signatures:
+        for text in texts:
+            if signature.pattern.search(text):
+                return Cause(signature.name, text.strip(), signature.meaning, signature.hint)
+    return None
+
+
+def _last_words(lines: Sequence[LogLine]) -> Cause | None:
+    suspects = [line for line in lines if _is_suspect(line)]
+    loud = [line.text for line in suspects if line.level]
+    spoken = [line.text for line in suspects if _FAILURE_WORDS.search(line.text)]
+    words = loud or spoken
+    return Cause("last_error", words[-1].strip(), "the log's last error") if words else None
+
+
+def _exit_cause(exit_code: int | None) -> Cause:
+    if exit_code == EXIT_MEMORY_FLOOR:
+        return Cause(
+            "memory_floor",
+            "",
+            "the memory guard stopped it before the machine could freeze",
+            "stop other programs, or lower serve.gpu_memory_utilization",
+        )
+    if exit_code in _EXIT_MEANINGS:
+        return Cause(f"exit_{exit_code}", "", _EXIT_MEANINGS[exit_code], _EXIT_HINTS.get(exit_code))
+    return Cause("unknown", "", "its log names no cause")

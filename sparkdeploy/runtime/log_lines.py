@@ -1,0 +1,82 @@
+"""A container's output, cut into lines as it comes and told apart by the process that wrote it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_LINE_BYTES = 8192
+"""What a line has beyond this is dropped: a progress bar without line ends must not fill memory."""
+
+_SEPARATOR = re.compile(rb"[\r\n]")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
+_ORIGIN = re.compile(r"^\((?P<origin>[A-Za-z][\w.-]*?)(?P<rank>_[A-Z]+\d\w*)?(?: pid=\d+)?\) ?")
+_HEAD = re.compile(
+    r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line without its decoration."""
+
+    text: str
+    origin: str = ""
+    """The process that wrote it as vLLM names it (`EngineCore`, `APIServer`), or nothing."""
+    level: str = ""
+    """INFO, WARNING, ERROR...; nothing for a line that no logger wrote."""
+
+
+@dataclass(slots=True)
+class LineSplitter:
+    r"""Cuts bytes into lines at `\r` and `\n`, wherever the chunks happen to end.
+
+    Holds at most one unfinished line. Empty lines are dropped.
+    """
+
+    _open: bytearray = field(default_factory=bytearray, init=False)
+
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        """Yield the lines that this chunk finishes, without terminal codes."""
+        *finished, rest = _SEPARATOR.split(chunk)
+        for piece in finished:
+            self._append(piece)
+            text = self.unfinished()
+            self._open.clear()
+            if text:
+                yield text
+        self._append(rest)
+
+    def unfinished(self) -> str:
+        """Return the line that has begun and not ended."""
+        return plain_text(bytes(self._open))
+
+    def _append(self, piece: bytes) -> None:
+        self._open += piece[: MAX_LINE_BYTES - len(self._open)]
+
+
+def plain_text(raw: bytes) -> str:
+    """Decode and strip terminal codes and trailing blanks."""
+    return _ANSI.sub("", raw.decode(errors="replace")).rstrip()
+
+
+def lines_of(log: bytes) -> list[str]:
+    """Return a whole log's lines."""
+    return list(LineSplitter().feed(log + b"\n"))
+
+
+def read_line(text: str) -> LogLine:
+    """Split a line into who wrote it, how serious it is, and what it says."""
+    origin = ""
+    if match := _ORIGIN.match(text):
+        origin = match["origin"] + (match["rank"] or "")
+        text = text[match.end() :]
+    level = ""
+    if match := _HEAD.match(text):
+        level = match["level"]
+        text = text[match.end() :]
+    return LogLine(text, origin, level)

@@ -1,0 +1,104 @@
+"""Prometheus text, and what vLLM counts about speculative decoding."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+_SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
+_LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
+_SPEC = "vllm:spec_decode_num_"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measured value."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Counters of speculative decoding since the server started."""
+
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+    accepted_per_position: tuple[int, ...] = ()
+
+    @property
+    def acceptance(self) -> float | None:
+        """Return accepted / drafted tokens; None before anything was drafted."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
+
+    @property
+    def mean_length(self) -> float | None:
+        """Return tokens produced a step: one sure token and the accepted drafts."""
+        return 1 + self.accepted_tokens / self.drafts if self.drafts else None
+
+    @property
+    def tokens_a_draft(self) -> float | None:
+        """Return tokens drafted a step."""
+        return self.draft_tokens / self.drafts if self.drafts else None
+
+    def since(self, before: Speculation) -> Speculation:
+        """Return what was counted after `before`."""
+        return Speculation(
+            self.drafts - before.drafts,
+            self.draft_tokens - before.draft_tokens,
+            self.accepted_tokens - before.accepted_tokens,
+            tuple(
+                now - then
+                for now, then in zip(
+                    self.accepted_per_position,
+                    before.accepted_per_position or (0,) * len(self.accepted_per_position),
+                    strict=True,
+                )
+            ),
+        )
+
+
+def parse_samples(text: str) -> Iterator[Sample]:
+    """Yield the samples of a Prometheus exposition; comments and broken lines are left out."""
+    for line in text.splitlines():
+        match = _SAMPLE.match(line)
+        if match is None:
+            continue
+        try:
+            value = float(match["value"])
+        except ValueError:
+            continue
+        yield Sample(match["name"], dict(_LABEL.findall(match["labels"] or "")), value)
+
+
+def totals(samples: Iterable[Sample]) -> dict[str, float]:
+    """Return each name's sum over all of its labels (engines, positions, buckets)."""
+    summed: dict[str, float] = {}
+    for sample in samples:
+        summed[sample.name] = summed.get(sample.name, 0.0) + sample.value
+    return summed
+
+
+def speculation(samples: Iterable[Sample]) -> Speculation | None:
+    """Return the speculation counters, or None when the server has none."""
+    found = [sample for sample in samples if sample.name.startswith(_SPEC)]
+    summed = totals(found)
+    if f"{_SPEC}drafts_total" not in summed:
+        return None
+    positions: dict[int, float] = {}
+    for sample in found:
+        if sample.name == f"{_SPEC}accepted_tokens_per_pos_total":
+            position = int(sample.labels.get("position", "0"))
+            positions[position] = positions.get(position, 0.0) + sample.value
+    return Speculation(
+        drafts=int(summed[f"{_SPEC}drafts_total"]),
+        draft_tokens=int(summed.get(f"{_SPEC}draft_tokens_total", 0)),
+        accepted_tokens=int(summed.get(f"{_SPEC}accepted_tokens_total", 0)),
+        accepted_per_position=tuple(int(positions[key]) for key in sorted(positions)),
+    )

@@ -1,0 +1,84 @@
+"""Whether a port is free, and whose it is when it is not."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy import labels
+from sparkdeploy.errors import NodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from sparkdeploy.node.container import ContainerFact
+
+_LISTENING = "0A"
+
+
+@dataclass(frozen=True, slots=True)
+class PortOwner:
+    """Who listens on a port, as far as this user may see."""
+
+    deployment: str | None = None
+    process: str | None = None
+    pid: int | None = None
+
+    def describe(self) -> str:
+        """Return the owner in words."""
+        if self.deployment:
+            return f"deployment {self.deployment}"
+        if self.process:
+            return f"process {self.process} (pid {self.pid})"
+        return "a process of another user"
+
+
+def is_port_free(port: int, address: str = "127.0.0.1") -> bool:
+    """Say whether a server could listen there now; connections that linger do not count."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+            probe.listen(1)
+        except OSError as error:
+            if error.errno in {errno.EADDRINUSE, errno.EACCES}:
+                return False
+            raise NodeError(f"cannot try port {port} on {address}: {error.strerror}") from error
+    return True
+
+
+def port_owner(
+    port: int, containers: Iterable[ContainerFact], proc: Path = Path("/proc")
+) -> PortOwner:
+    """Name who listens: one of our running deployments, or a process."""
+    for fact in containers:
+        if fact.is_running and fact.labels.get(labels.PORT) == str(port):
+            return PortOwner(deployment=fact.deployment)
+    inodes = set(_listening_inodes(port, proc))
+    for pid, process in _socket_holders(inodes, proc):
+        return PortOwner(process=process, pid=pid)
+    return PortOwner()
+
+
+def _listening_inodes(port: int, proc: Path) -> Iterator[str]:
+    wanted = f"{port:04X}"
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (proc / "net" / table).read_text().splitlines()[1:]:
+                columns = line.split()
+                if columns[3] == _LISTENING and columns[1].rpartition(":")[2] == wanted:
+                    yield columns[9]
+
+
+def _socket_holders(inodes: set[str], proc: Path) -> Iterator[tuple[int, str]]:
+    targets = {f"socket:[{inode}]" for inode in inodes}
+    if not targets:
+        return
+    for folder in sorted(proc.glob("[0-9]*")):
+        with contextlib.suppress(OSError):
+            if any(str(link.readlink()) in targets for link in (folder / "fd").iterdir()):
+                yield int(folder.name), (folder / "comm").read_text().strip()

@@ -1,0 +1,93 @@
+"""Finishing or reverting what a command that died left half done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sparkdeploy import labels
+from sparkdeploy.runtime.deployments import Deployment, find_deployment, uptime_s
+from sparkdeploy.runtime.replace import Replacement, drop_kept, returning_or_made
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+    from pathlib import Path
+
+    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.host import DockerHost
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What was found half done, and what became of it."""
+
+    action: Literal["nothing", "waiting", "finished", "reverted"]
+    text: str = ""
+
+
+def recover(
+    host: DockerHost,
+    deployment: str,
+    *,
+    crashes_dir: Path,
+    is_answering: Callable[[ContainerFact], bool],
+    now: datetime,
+) -> Recovery:
+    """Finish or revert what a CLI that died or detached left half done, under the node's lock.
+
+    A new container that still has time to start is left alone; `now` is an aware time.
+    """
+    found = find_deployment(host, deployment)
+    if found is None:
+        return Recovery("nothing")
+    if found.replaced is None:
+        _drop_forgotten(host, found)
+        return Recovery("nothing")
+    new = found.serving
+    if new is not None and new.is_running and is_answering(new):
+        _half_done(host, found, crashes_dir).commit()
+        return Recovery("finished", f"{deployment}: the new container answers; the old one is gone")
+    if new is not None and _may_still_start(new, now):
+        return Recovery("waiting", f"{deployment}: the new container is still starting")
+    _half_done(host, found, crashes_dir).revert(
+        {"cause": {"meaning": "the command that started it was gone before it answered"}}
+    )
+    return Recovery("reverted", f"{deployment}: the old container is back; the new one is gone")
+
+
+def _drop_forgotten(host: DockerHost, found: Deployment) -> None:
+    """Finish what a command that died after its last rename did not come to."""
+    if found.serving is not None:
+        wanted = int(found.serving.labels.get(labels.KEEP, "0"))
+        drop_kept(host, found.name, beyond=max(wanted, 1))
+
+
+def abandon(host: DockerHost, deployment: str, *, crashes_dir: Path, reason: str) -> Recovery:
+    """Give up a new container that still starts: the old one is back, and may be replaced anew.
+
+    `reason` goes into the new container's evidence.
+    """
+    found = find_deployment(host, deployment)
+    if found is None or found.replaced is None:
+        return Recovery("nothing")
+    _half_done(host, found, crashes_dir).revert({"cause": {"meaning": reason}})
+    return Recovery("reverted", f"{deployment}: the old container is back; the new one is gone")
+
+
+def _half_done(host: DockerHost, found: Deployment, crashes_dir: Path) -> Replacement:
+    assert found.replaced is not None  # noqa: S101 - both callers have looked
+    return Replacement(
+        host,
+        found.name,
+        crashes_dir,
+        old_id=found.replaced.container_id,
+        new_id=found.serving.container_id if found.serving else None,
+        origin=returning_or_made(found.serving, found.replaced),
+    )
+
+
+def _may_still_start(fact: ContainerFact, now: datetime) -> bool:
+    running_s = uptime_s(fact, now)
+    timeout_s = fact.labels.get(labels.STARTUP_TIMEOUT)
+    return running_s is not None and timeout_s is not None and running_s < float(timeout_s)

@@ -1,0 +1,174 @@
+"""The only place that starts other programs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.console import console
+from sparkdeploy.errors import NodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+END_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A program that has ended: what was run, how it ended and what it printed."""
+
+    argv: tuple[str, ...]
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def which(name: str) -> Path | None:
+    """Return where a program stands on PATH, or None."""
+    found = shutil.which(name)
+    return Path(found) if found else None
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float | None = None,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Completed:
+    """Run a program to its end; raise NodeError when it cannot start or runs out of time."""
+    console.detail(shlex.join(argv))
+    try:
+        done = subprocess.run(
+            list(argv),
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            env=dict(env) if env is not None else None,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise NodeError(
+            f"{argv[0]} is not installed", hint=f"install the package that brings `{argv[0]}`"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise NodeError(f"`{shlex.join(argv)}` did not end within {timeout_s:g} s") from error
+    return Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
+
+
+def follow(argv: Sequence[str], on_text: Callable[[str], None]) -> Completed:
+    """Run a program to its end, handing on its output as it comes; it is also returned."""
+    console.detail(shlex.join(argv))
+    with running(argv) as program:
+        said = []
+        while text := program.read_some():
+            said.append(text)
+            on_text(text)
+        code = program.wait()
+        return Completed(tuple(argv), code, "".join(said), program.errors())
+
+
+@contextlib.contextmanager
+def list_file(lines: Sequence[str]) -> Iterator[Path]:
+    """Keep lines in a file for a program that wants them so."""
+    with tempfile.NamedTemporaryFile("w", prefix="sparkdeploy-", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.flush()
+        yield Path(file.name)
+
+
+class Running:
+    """A program that goes on beside us; its standard input stays open until we let it go."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Start it; raise NodeError when it is not installed."""
+        console.detail(shlex.join(argv))
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        try:
+            self._process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                # Ctrl-C at the terminal is for us; we end what we started.
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            self._errors.close()
+            raise NodeError(
+                f"{argv[0]} is not installed", hint=f"install the package that brings `{argv[0]}`"
+            ) from error
+
+    @property
+    def is_alive(self) -> bool:
+        """Say whether it has not ended yet."""
+        return self._process.poll() is None
+
+    def read_some(self, *, timeout_s: float | None = None) -> str:
+        """Return what it printed next; empty at its end, or when nothing came in time."""
+        output = self._process.stdout
+        if output is None:
+            return ""
+        with selectors.DefaultSelector() as selector:
+            selector.register(output, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                return ""
+        return os.read(output.fileno(), 65536).decode(errors="replace")
+
+    def read_until(self, mark: str, *, timeout_s: float) -> str | None:
+        """Return what it printed up to a mark; None when it ended or took too long."""
+        deadline_s = time.monotonic() + timeout_s
+        said = ""
+        while mark not in said:
+            left_s = deadline_s - time.monotonic()
+            more = self.read_some(timeout_s=left_s) if left_s > 0 else ""
+            if not more:
+                return None
+            said += more
+        return said
+
+    def errors(self) -> str:
+        """Return what it wrote to standard error so far."""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit code."""
+        return self._process.wait()
+
+    def end(self) -> None:
+        """Close its input, then end it; ended is fine."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._process.terminate()
+        try:
+            self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+
+@contextlib.contextmanager
+def running(argv: Sequence[str]) -> Iterator[Running]:
+    """Keep a program running inside the block."""
+    program = Running(argv)
+    try:
+        yield program
+    finally:
+        program.end()

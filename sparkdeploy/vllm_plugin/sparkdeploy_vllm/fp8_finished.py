@@ -1,0 +1,82 @@
+"""Layers whose checkpoint is FP8 already, under the layer's own names: nothing to convert."""
+
+from typing import Any
+
+import torch
+from torch.nn import Module
+from vllm.model_executor.layers.linear import LinearMethodBase
+from vllm.model_executor.layers.quantization.fp8 import Fp8LinearMethod
+from vllm.platforms import current_platform
+
+from sparkdeploy_vllm.fp8_linear import LedgerEntry, ReferenceFp8LinearMethod, replace_parameter
+from sparkdeploy_vllm.fp8_prebuilt import add_fp8_parameters, serialized_config
+from sparkdeploy_vllm.ledger import ConversionMismatchError
+
+WEIGHT, SCALE = "weight", "weight_scale_inv"
+
+
+class FinishedReferenceMethod(ReferenceFp8LinearMethod):
+    """The plain torch path for a weight that is loaded as FP8."""
+
+    def create_weights(
+        self,
+        layer: Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        *_sizes: Any,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Create the FP8 weight and its scales; there never is a BF16 one."""
+        weight_loader = extra_weight_attrs["weight_loader"]
+        names = (WEIGHT, SCALE)
+        add_fp8_parameters(
+            layer, names, input_size_per_partition, output_partition_sizes, weight_loader
+        )
+        self.entry.created()
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        """Check that both came, and keep them as plain parameters."""
+        check_loaded(layer, self.entry.name)
+        for name in (WEIGHT, SCALE):
+            replace_parameter(layer, name, getattr(layer, name).data)
+        self.entry.converted(layer)
+
+
+class FinishedKernelMethod(Fp8LinearMethod):
+    """vLLM's own method for FP8 in blocks, entered in the books."""
+
+    def __init__(self, entry: LedgerEntry) -> None:
+        super().__init__(serialized_config())
+        self.entry = entry
+
+    def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
+        """Create FP8 weight and scales as vLLM does."""
+        super().create_weights(layer, *weight_args, **extra_weight_attrs)
+        self.entry.created()
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        """Check that both came; then what vLLM does with them."""
+        check_loaded(layer, self.entry.name)
+        self.entry.converted(layer)
+        super().process_weights_after_loading(layer)
+
+
+def finished_linear_method(entry: LedgerEntry) -> LinearMethodBase:
+    """Return the method for this platform."""
+    if current_platform.is_cpu():
+        return FinishedReferenceMethod(entry)
+    return FinishedKernelMethod(entry)
+
+
+def check_loaded(layer: Module, name: str) -> None:
+    """Raise ConversionMismatchError unless every weight is a number and every scale positive.
+
+    Parameters begin as what no checkpoint holds, so this also finds what was never loaded.
+    """
+    scales = getattr(layer, SCALE).data.float()
+    weight_is_nan = torch.isnan(getattr(layer, WEIGHT).data.float()).any()
+    if weight_is_nan or not bool((torch.isfinite(scales) & (scales > 0)).all()):
+        raise ConversionMismatchError(
+            f"sparkdeploy: {name} has no sound FP8 weight and scales: the checkpoint lacks them, "
+            "or they are damaged"
+        )

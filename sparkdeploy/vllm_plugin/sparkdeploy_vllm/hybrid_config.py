@@ -1,0 +1,126 @@
+"""The quantisation config `spark-hybrid`: AutoRound INT4, FP8 shared experts, an INT8 head."""
+
+from typing import Any
+
+from torch.nn import Module
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.inc import INCConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+)
+
+from sparkdeploy_vllm.draft_head import draft_head_method
+from sparkdeploy_vllm.fp8_finished import finished_linear_method
+from sparkdeploy_vllm.fp8_linear import LedgerEntry, fp8_linear_method
+from sparkdeploy_vllm.fp8_prebuilt import prebuilt_linear_method
+from sparkdeploy_vllm.ledger import ConversionLedger
+from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, ReportingLMHeadMethod
+from sparkdeploy_vllm.treatment import (
+    BLOCK_KEY,
+    METHOD_NAME,
+    Treatment,
+    checkpoint_modules,
+    is_fp8_layer,
+)
+
+_FP8_METHODS = {
+    "online": fp8_linear_method,
+    "prebuilt": prebuilt_linear_method,
+    "finished": finished_linear_method,
+}
+
+
+class SparkHybridConfig(INCConfig):
+    """vLLM's AutoRound config with two exceptions: shared experts and the LM head.
+
+    Defined at module level and cheap to import: instances travel to engine processes by pickle.
+    """
+
+    treatment: Treatment
+    ledger: ConversionLedger
+    is_draft: bool = False
+    """Whether the layers of a draft model are being made: its draft layers come first."""
+    draft_head: ParallelLMHead | None = None
+    """The draft model's own head, for its logits processor to find."""
+
+    @classmethod
+    def get_name(cls) -> str:
+        """The name in config.json that vLLM without this plugin refuses."""
+        return METHOD_NAME
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "SparkHybridConfig":
+        """Read our block, hand the rest to AutoRound's reader under its original method name.
+
+        ValueError when the block is missing or asks for something this plugin does not know.
+        """
+        rest = dict(config)
+        block = rest.pop(BLOCK_KEY, None)
+        if block is None:
+            raise ValueError(f"quantization_config says {METHOD_NAME!r} but has no {BLOCK_KEY!r}")
+        treatment = Treatment.from_block(block)
+        rest["quant_method"] = treatment.base_method
+        made = super().from_config(rest)
+        made.treatment = treatment
+        made.ledger = ConversionLedger(
+            expected_fp8_modules=treatment.expected_fp8_layers,
+            int8_head_wanted=treatment.int8_lm_head,
+        )
+        return made
+
+    @classmethod
+    def override_quantization_method(
+        cls,
+        hf_quant_cfg: Any,
+        user_quant: str | None = None,  # noqa: ARG003 - vLLM's signature
+        hf_config: Any = None,  # noqa: ARG003 - passed from 0.20 on
+        **_: Any,
+    ) -> str | None:
+        """Claim every checkpoint that carries our block, whatever its method is called."""
+        if isinstance(hf_quant_cfg, dict) and BLOCK_KEY in hf_quant_cfg:
+            return METHOD_NAME
+        return None
+
+    def maybe_update_config(self, *_: Any, **__: Any) -> None:
+        """Nothing to add: everything is in config.json (the arguments differ between versions)."""
+
+    def get_quant_method(self, layer: Module, prefix: str) -> Any:
+        """Our two exceptions first (AutoRound's list calls both plain), then AutoRound."""
+        if "mtp" in prefix.split("."):
+            # A draft model: no exception applies, and its short-lived head must not be counted.
+            self.ledger.closed = True
+            self.is_draft = True
+            return super().get_quant_method(layer, prefix)
+        if isinstance(layer, ParallelLMHead):
+            return self._head_method(layer, prefix)
+        if (
+            isinstance(layer, LinearBase)
+            and self.treatment.fp8_mode is not None
+            and is_fp8_layer(prefix)
+        ):
+            self._note_pipeline()
+            modules = checkpoint_modules(prefix, self.packed_modules_mapping)
+            return _FP8_METHODS[self.treatment.fp8_mode](
+                LedgerEntry(self.ledger, prefix, modules=modules)
+            )
+        return super().get_quant_method(layer, prefix)
+
+    def _head_method(self, layer: Module, prefix: str) -> Any:
+        if self.is_draft and self.treatment.draft_head is not None:
+            self.draft_head = layer
+            return draft_head_method(self.treatment.draft_head, layer.org_vocab_size)
+        self._note_pipeline()
+        if self.treatment.int8_lm_head:
+            return Int8LMHeadMethod(self.ledger, prefix)
+        method = super().get_quant_method(layer, prefix)
+        if method is None or isinstance(
+            method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod
+        ):
+            return ReportingLMHeadMethod(self.ledger, prefix)
+        return method
+
+    def _note_pipeline(self) -> None:
+        parallel = get_current_vllm_config().parallel_config
+        self.ledger.whole_model = getattr(parallel, "pipeline_parallel_size", 1) == 1

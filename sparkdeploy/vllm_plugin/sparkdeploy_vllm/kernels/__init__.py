@@ -1,0 +1,1 @@
+"""GPU kernels of the plugin; importing a kernel module needs Triton."""

@@ -1,0 +1,69 @@
+"""Counts what was really converted and says so once; standard library only."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+class ConversionMismatchError(RuntimeError):
+    """What was converted is not what the checkpoint says must be converted."""
+
+
+@dataclass(slots=True)
+class ConversionLedger:
+    """Books of one model: every layer that was created with one of our methods must be converted.
+
+    The first time all created layers are converted the books are closed: the counts are compared
+    with the checkpoint's and handed to `announce`. The target model is always complete before a
+    draft model's first layer is created, so the draft (it shares the target's configuration and
+    makes a second, short-lived head) never counts, and neither does a later reload of weights.
+
+    `whole_model` is false for one stage of a pipeline, whose own counts prove nothing.
+    """
+
+    expected_fp8_modules: int | None
+    int8_head_wanted: bool
+    whole_model: bool = True
+    fp8_modules: int = 0
+    int8_heads: int = 0
+    closed: bool = False
+    _open: dict[str, None] = field(default_factory=dict)
+
+    def layer_created(self, name: str) -> None:
+        """A layer whose weights one of our methods will convert now exists."""
+        if not self.closed:
+            self._open[name] = None
+
+    def fp8_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
+        """The layer's weights are FP8 now; it holds `modules` modules of the checkpoint."""
+        if not self.closed and name in self._open:
+            self.fp8_modules += modules
+            self._settle(name, announce)
+
+    def head_ready(self, name: str, *, is_int8: bool, announce: Callable[[str], None]) -> None:
+        """The LM head's weights have their final form."""
+        if not self.closed and name in self._open:
+            self.int8_heads += is_int8
+            self._settle(name, announce)
+
+    def _settle(self, name: str, announce: Callable[[str], None]) -> None:
+        del self._open[name]
+        if self._open:
+            return
+        self.closed = True
+        self._compare()
+        head = "int8" if self.int8_heads else "bf16"
+        announce(f"sparkdeploy: spark-hybrid active: fp8={self.fp8_modules} layers, lm_head={head}")
+
+    def _compare(self) -> None:
+        if not self.whole_model:
+            return
+        if self.expected_fp8_modules not in (None, self.fp8_modules):
+            raise ConversionMismatchError(
+                f"sparkdeploy: the checkpoint expects {self.expected_fp8_modules} FP8 layers, "
+                f"{self.fp8_modules} were converted; this vLLM names or fuses them differently"
+            )
+        if self.int8_head_wanted and not self.int8_heads:
+            raise ConversionMismatchError(
+                "sparkdeploy: the checkpoint asks for an INT8 LM head, but this vLLM never asked "
+                "the plugin for one (tied embeddings?)"
+            )

@@ -1,0 +1,82 @@
+"""Starts Ray's head, waits until every node has joined, then becomes the server.
+
+python -m sparkdeploy_vllm.ray_head --address IP --port N --nodes N -- vllm serve ...
+"""
+
+import argparse
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+from sparkdeploy_vllm.guard.report import report
+
+POLL_S = 0.5
+EXIT_NOT_JOINED = 87
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Start, wait, and become the server; a code is returned only when that failed."""
+    options = _parser().parse_args(argv)
+    started = subprocess.run(start_command(options), check=False)
+    if started.returncode != 0:
+        report("ray_head_failed", exit_code=started.returncode)
+        return started.returncode
+    joined = wait_for_nodes(options.nodes, alive_nodes, timeout_s=options.join_timeout_s)
+    if joined < options.nodes:
+        report("ray_nodes_missing", joined=joined, wanted=options.nodes, exit_code=EXIT_NOT_JOINED)
+        return EXIT_NOT_JOINED
+    report("ray_nodes_joined", joined=joined)
+    os.environ["RAY_ADDRESS"] = f"{options.address}:{options.port}"
+    os.execvp(options.command[0], options.command)  # noqa: S606 - its arguments come from us
+    return 0
+
+
+def start_command(options: argparse.Namespace) -> list[str]:
+    """The head, without a dashboard; were one started, it would listen on loopback only."""
+    return [
+        *("ray", "start", "--head", "--node-ip-address", options.address),
+        *("--port", str(options.port), "--num-cpus", "2"),
+        *("--object-store-memory", str(options.object_store_bytes)),
+        *("--include-dashboard=false", "--dashboard-host", "127.0.0.1", "--disable-usage-stats"),
+    ]
+
+
+def wait_for_nodes(
+    wanted: int,
+    count: Callable[[], int],
+    *,
+    timeout_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Wait until `count()` reaches `wanted` or time is up; return the last count."""
+    deadline_s = clock() + timeout_s
+    while (joined := count()) < wanted and clock() < deadline_s:
+        sleep(POLL_S)
+    return joined
+
+
+def alive_nodes() -> int:
+    """How many nodes Ray calls alive, asked through a driver of its own."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    joined = sum(bool(node["Alive"]) for node in ray.nodes())
+    return joined
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sparkdeploy-ray-head")
+    parser.add_argument("--address", required=True, help="this node's address on the fabric")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--join-timeout-s", type=float, default=120.0)
+    parser.add_argument("--object-store-bytes", type=int, default=2**30)
+    parser.add_argument("command", nargs="+", metavar="-- COMMAND")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,49 @@
+"""Joins Ray's head, which may still be starting, and stays with it.
+
+python -m sparkdeploy_vllm.ray_worker --join-timeout-s 120 -- ray start --block --address ...
+"""
+
+import argparse
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+from sparkdeploy_vllm.guard.report import report
+
+PAUSE_S = 2.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command to its end; return its exit code."""
+    options = _parser().parse_args(argv)
+
+    def attempt() -> int:
+        return subprocess.run(options.command, check=False).returncode
+
+    return join(attempt, timeout_s=options.join_timeout_s)
+
+
+def join(
+    attempt: Callable[[], int],
+    *,
+    timeout_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Try again while time is left: Ray refuses a head whose own node is not registered yet."""
+    deadline_s = clock() + timeout_s
+    while (code := attempt()) != 0 and clock() < deadline_s:
+        report("ray_not_joined", exit_code=code)
+        sleep(PAUSE_S)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sparkdeploy-ray-worker")
+    parser.add_argument("--join-timeout-s", type=float, default=120.0)
+    parser.add_argument("command", nargs="+", metavar="-- COMMAND")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

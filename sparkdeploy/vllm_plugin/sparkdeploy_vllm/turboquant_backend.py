@@ -1,0 +1,126 @@
+"""The TurboQuant back end, correct under speculation; see turboquant.py."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.v1.attention.backends import turboquant_attn
+
+from sparkdeploy_vllm.turboquant_rows import verification_as_decoding
+
+try:
+    from vllm.v1.attention.backend import AttentionCGSupport
+except ImportError:
+    from vllm.v1.attention.backends.utils import AttentionCGSupport
+
+
+class SparkTurboQuantBuilder(turboquant_attn.TurboQuantMetadataBuilder):
+    """vLLM's builder; under speculation every verified token decodes as a request of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """Full graphs for uniform batches only without speculation."""
+        if getattr(vllm_config, "speculative_config", None) is not None:
+            return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+        return super().get_cudagraph_support(vllm_config, kv_cache_spec)
+
+    def build(self, *args: Any, **kwargs: Any) -> turboquant_attn.TurboQuantMetadata:
+        """As vLLM, then with the verification split into single tokens."""
+        return verification_as_decoding(super().build(*args, **kwargs))
+
+
+class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
+    """vLLM's attention, held to what its scratch memory and its shortcut were made for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.most_rows = get_current_vllm_config().scheduler_config.max_num_seqs
+        """vLLM reserves its scratch memory for this many rows, and no more may be taken later."""
+
+    def _decode_attention(
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Any,
+        *rest: Any,
+        **named: Any,
+    ) -> torch.Tensor:
+        decode = super()._decode_attention
+        count = query.shape[0]
+        if count <= self.most_rows:
+            return decode(query, kv_cache, attn_metadata, *rest, **named)
+        output = torch.empty_like(query)
+        for start in range(0, count, self.most_rows):
+            rows = slice(start, start + self.most_rows)
+            part = replace(
+                attn_metadata,
+                seq_lens=attn_metadata.seq_lens[rows],
+                block_table=attn_metadata.block_table[rows],
+            )
+            output[rows] = decode(query[rows], kv_cache, part, *rest, **named)
+        return output
+
+    def _prefill_attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Any,
+        *rest: Any,
+        **named: Any,
+    ) -> torch.Tensor:
+        if shortcut_hides_a_cache(attn_metadata):
+            attn_metadata = replace(attn_metadata, max_seq_len=attn_metadata.max_seq_len + 1)
+        prefill = super()._prefill_attention
+        return prefill(query, key, value, kv_cache, attn_metadata, *rest, **named)
+
+
+def shortcut_hides_a_cache(metadata: Any) -> bool:
+    """Whether vLLM would take a batch for fresh prompts although a request has a cache.
+
+    It compares the longest query with the longest context, which can be two different requests'.
+    """
+    starts, lengths = metadata.query_start_loc_cpu, metadata.seq_lens_cpu
+    if metadata.max_query_len != metadata.max_seq_len or starts is None or lengths is None:
+        return False
+    return bool(torch.any(starts[1:] - starts[:-1] != lengths))
+
+
+class SparkTurboQuantBackend(turboquant_attn.TurboQuantAttentionBackend):
+    """vLLM's back end with our builder."""
+
+    @staticmethod
+    def get_builder_cls() -> type[SparkTurboQuantBuilder]:
+        """Return the builder that is honest about graphs."""
+        return SparkTurboQuantBuilder
+
+    @staticmethod
+    def get_impl_cls() -> type[SparkTurboQuantImpl]:
+        """Return the attention with its guards."""
+        return SparkTurboQuantImpl
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        cache_dtype_str: str = "auto",
+    ) -> tuple[int, ...]:
+        """(blocks, tokens, heads, slot bytes), whatever dtype the runner believes in.
+
+        vLLM 0.25.1 has no quantisation mode for TurboQuant and passes "auto", which vLLM's own
+        method refuses: no TurboQuant engine starts. The engine's configuration knows the dtype.
+        From 0.29 on back ends describe layouts instead, and nobody calls this.
+        """
+        if not cache_dtype_str.startswith("turboquant_"):
+            cache_dtype_str = get_current_vllm_config().cache_config.cache_dtype
+        return turboquant_attn.TurboQuantAttentionBackend.get_kv_cache_shape(
+            num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str=cache_dtype_str
+        )

@@ -1,0 +1,143 @@
+"""Two machines for all tests of this folder, and the program on the first of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from sparkdeploy.console import console
+from sparkdeploy.image.build import build_stage, find_built
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.settings import load_settings
+from tests.cluster.machines import HOME, Machine, cluster_section, two_machines
+from tests.cluster.stand_in.image import build_stand_in_engine, cpu_stages
+from tests.engine.conftest import WITHOUT_DOCKER
+from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sparkdeploy.image.stages import Stage
+
+RUN_TIMEOUT_S = 1000
+
+
+@dataclass(frozen=True)
+class Program:
+    """`sparkdeploy` on one machine, with its folders where that machine has its own."""
+
+    machine: Machine
+    package: Path = REPOSITORY
+    """Where the package is imported from."""
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start it and return at once."""
+        folders = {
+            f"SPARKDEPLOY_{kind.upper()}_DIR": f"{HOME}/{kind}"
+            for kind in ("config", "state", "data", "cache")
+        }
+        return subprocess.Popen(
+            self.machine.command(sys.executable, "-m", "sparkdeploy", *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                **folders,
+                "HOME": "/root",
+                "HF_HUB_CACHE": f"{HOME}/hub",
+                "PYTHONPATH": str(self.package),
+                "SPARKDEPLOY_RESOURCES": str(REPOSITORY),
+            },
+        )
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        return self.finish(self.start(*arguments))
+
+    def finish(self, process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+        """Wait for its end."""
+        try:
+            stdout, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def answer(self, *arguments: str) -> Any:
+        """Run it, expect success, and return its JSON answer."""
+        done = self.run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[tuple[Machine, Machine]]:
+    """Both machines, the first configured as the head of both."""
+    if os.geteuid() != 0:
+        pytest.skip("making machines needs root")
+    if os.environ.get(WITHOUT_DOCKER):
+        pytest.skip(f"{WITHOUT_DOCKER} is set")
+    with two_machines() as both:
+        config = both[0].own / "home" / "config"
+        config.mkdir()
+        (config / "config.yaml").write_text(yaml.safe_dump({"cluster": cluster_section(both)}))
+        yield both
+
+
+@pytest.fixture(scope="module")
+def head(machines: tuple[Machine, Machine]) -> Machine:
+    """The machine the program runs on."""
+    return machines[0]
+
+
+@pytest.fixture(scope="module")
+def worker(machines: tuple[Machine, Machine]) -> Machine:
+    """The other one."""
+    return machines[1]
+
+
+@pytest.fixture(scope="module")
+def program(head: Machine) -> Program:
+    """The program on the head."""
+    return Program(head)
+
+
+@pytest.fixture(scope="module")
+def stand_in(head: Machine) -> str:
+    """The stand-in as the head's CPU engine; the worker gets it from the head."""
+    bring(head, cpu_stages()[:1])
+    with docker_of(head) as host:
+        return build_stand_in_engine(host)
+
+
+@pytest.fixture(scope="module")
+def cpu_engine(head: Machine) -> None:
+    """The real CPU engine on the head; the plugin stage is left to the product."""
+    bring(head, cpu_stages()[:2])
+
+
+def bring(machine: Machine, stages: tuple[Stage, ...]) -> None:
+    """Bring stages to a machine from the real one's engine, where they are built when missing."""
+    with DockerHost(os.environ.get("DOCKER_HOST")) as ours:
+        for stage in stages:
+            if find_built(ours, stage) is None:
+                with console.step(f"stage {stage.name} for tests") as step:
+                    build_stage(ours, stage, load_settings(), step)
+        with docker_of(machine) as theirs:
+            theirs.load_images(ours.save_images([stage.tag for stage in stages]))
+
+
+def docker_of(machine: Machine) -> DockerHost:
+    """A machine's Docker Engine, reached from the real machine."""
+    return DockerHost(f"unix:///proc/{machine.pid}/root/run/docker.sock")

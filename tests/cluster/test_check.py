@@ -1,0 +1,148 @@
+"""What `cluster` says of two machines, and of each thing that can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.cluster.machines import TWINS, Machine, configure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cluster.conftest import Program
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+FIRST, SECOND = (name for name, _ in TWINS)
+HOUR_S = 3600
+
+
+def failed(program: Program) -> list[dict[str, Any]]:
+    done = program.run("cluster", "check", "--json")
+    found = [item for item in json.loads(done.stdout) if item["verdict"] == "failed"]
+    assert done.returncode == (4 if found else 0), done.stderr
+    return found
+
+
+def test_two_sound_machines_have_nothing_to_object(program: Program) -> None:
+    assert failed(program) == []
+    shown = program.run("cluster", "show").stdout
+    assert "spark-a: head (this machine)" in shown
+    assert "spark-b: ssh 10.77.0.12" in shown
+
+
+def test_discover_writes_down_the_hosts_that_have_a_gpu(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    asked = ("cluster", "discover", "--hosts", f"{head.address},{worker.address}")
+    head.give_command("nvidia-smi", "echo NVIDIA GB10, 580.95")
+    try:
+        done = program.run(*asked)
+        assert "10.77.0.12 does not count: nvidia-smi names no GPU" in done.stderr
+        worker.give_command("nvidia-smi", "echo NVIDIA GB10, 580.95")
+        found = yaml.safe_load(program.run(*asked).stdout)["cluster"]["nodes"]
+    finally:
+        head.take_command("nvidia-smi")
+        worker.run("rm -f /usr/local/sbin/nvidia-smi")
+    assert [node["name"] for node in found] == ["spark-a", "spark-b"]
+    assert [port["interface"] for port in found[1]["fabric"]] == [FIRST, SECOND]
+    assert found[1]["fabric"][1]["address"] == "10.78.0.12/24"
+
+
+def test_a_host_key_that_is_not_known_is_never_taken(program: Program, head: Machine) -> None:
+    known = head.own / "ssh" / "known_hosts"
+    text = known.read_text()
+    known.write_text("")
+    try:
+        (found,) = failed(program)
+    finally:
+        known.write_text(text)
+    assert found["node"] == "spark-b"
+    assert "host key is not known" in found["value"]
+    assert "ssh root@10.77.0.12 true" in found["fix"]
+    assert known.read_text() == text
+
+
+def break_mtu(worker: Machine) -> None:
+    worker.run(f"ip link set {FIRST} mtu 1500")
+
+
+def break_address(worker: Machine) -> None:
+    worker.run(f"ip address flush dev {SECOND}")
+
+
+def break_link(worker: Machine) -> None:
+    worker.run(f"ip link set {SECOND} down")
+
+
+def break_subnet(worker: Machine) -> None:
+    worker.run(f"ip address add 10.77.0.112/24 dev {SECOND}")
+
+
+def break_clock(worker: Machine) -> None:
+    worker.give_command("date", f"echo $(( $(/bin/date +%s) + {HOUR_S} )).0")
+
+
+def break_master_port(worker: Machine) -> None:
+    worker.run("iptables -A OUTPUT -p tcp --dport 29501 -j DROP")
+
+
+@pytest.mark.parametrize(
+    ("break_it", "subject", "value"),
+    [
+        (break_mtu, f"{FIRST} MTU", "1500"),
+        (break_mtu, f"path MTU to spark-b over {FIRST}", "9000 bytes do not pass"),
+        (break_address, f"{SECOND} address", "none"),
+        (break_link, f"{SECOND} link", "down"),
+        (break_subnet, "subnets", "are both in 10.77.0.0/24"),
+        (break_clock, "clock", "s from this machine's"),
+        (break_master_port, "TCP to spark-a at 10.77.0.11, 29501", "no answer within 5 s"),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_what_is_wrong_is_named_with_its_node_and_a_command(
+    program: Program,
+    worker: Machine,
+    break_it: Callable[[Machine], None],
+    subject: str,
+    value: str,
+) -> None:
+    break_it(worker)
+    try:
+        found = {item["subject"]: item for item in failed(program)}
+    finally:
+        mend(worker)
+    assert value in found[subject]["value"]
+    assert found[subject]["expected"]
+    assert found[subject]["fix"]
+    assert failed(program) == []
+
+
+def mend(worker: Machine) -> None:
+    """Undo every way in which a test of this file breaks a machine."""
+    worker.run("rm -f /usr/local/sbin/date; iptables -F")
+    for interface, _ in TWINS:
+        configure(worker, interface)
+
+
+def test_a_node_without_docker_is_said_within_seconds(program: Program, worker: Machine) -> None:
+    worker.stop("dockerd")
+    try:
+        (found,) = failed(program)
+    finally:
+        worker.start_dockerd()
+    assert found["node"] == "spark-b"
+    assert "Docker Engine does not answer" in found["value"]
+
+
+def test_a_node_without_ssh_is_said_within_seconds(program: Program, worker: Machine) -> None:
+    worker.stop("sshd")
+    try:
+        (found,) = failed(program)
+    finally:
+        worker.start_sshd()
+    assert found["node"] == "spark-b"
+    assert "nothing listens for ssh" in found["value"]

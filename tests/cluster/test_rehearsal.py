@@ -1,0 +1,37 @@
+"""The real vLLM over two machines: the same greedy text as on one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.apply.rehearse import SERVED_BEFORE
+from tests.cluster.conftest import Program, docker_of
+
+if TYPE_CHECKING:
+    from tests.cluster.machines import Machine
+
+pytestmark = [
+    pytest.mark.docker,
+    # Two machines, 0.8 GB from one to the other and three starts of the real vLLM.
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.usefixtures("cpu_engine"),
+]
+FP8_LAYERS = 12
+
+
+def test_v2_over_two_nodes_says_what_one_node_says(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    report = program.answer("rehearse", "v2", "--cluster")
+    assert all(answer["tokens"] == 32 and answer["text"] for answer in report["answers"])
+    drafted = report["speculation"]
+    assert drafted["draft_tokens"] == 2 * drafted["drafts"] > 0
+    assert (report["fp8_layers"], report["lm_head"]) == (FP8_LAYERS, "int8")
+    # What was served just before was one machine's text, without a drafter.
+    assert report["reference"] == SERVED_BEFORE
+    for machine in (head, worker):
+        with docker_of(machine) as host:
+            assert host.own_containers() == (), machine.name

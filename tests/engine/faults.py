@@ -1,0 +1,118 @@
+"""A user with the stand-in on an engine of the test's own, and what must hold after any fault."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.runtime.deployments import Deployment, find_deployment
+from sparkdeploy.runtime.lock import lock_holder, watch_name
+from tests.engine.conftest import model_at, until
+from tests.engine.small_engine import SmallEngine, small_engine
+from tests.engine.stand_in.engine import build_image, copy_image, install
+from tests.engine.stand_in.warm_cli import Running, WarmCli
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NAME = "main"
+DISK_MIB = 1024
+
+
+@dataclass
+class Ground:
+    """One engine, one user, one deployment."""
+
+    engine: SmallEngine
+    cli: WarmCli
+    root: Path
+    port: int
+
+    def host(self) -> DockerHost:
+        """A new connection; the engine may have been killed since the last one."""
+        return DockerHost(self.engine.address)
+
+    def start(self, text: str, *more: str, behaviour: str = "") -> Running:
+        """Start `up` of a version that answers with `text`."""
+        words = f"serve.env.STAND_IN=--text '{text}' {behaviour}"
+        return self.cli.start("up", "standin", "--yes", "--set", words, *more)
+
+    def up(self, text: str, *more: str, behaviour: str = "") -> tuple[int, str]:
+        """Run `up` to its end."""
+        running = self.start(text, *more, behaviour=behaviour)
+        return running.wait(), running.said()
+
+    def deployment(self) -> Deployment | None:
+        """What there is of it."""
+        with self.host() as host:
+            return find_deployment(host, NAME)
+
+    def text(self) -> str:
+        """What it answers, once it does."""
+        with model_at(self.port) as model:
+            until(model.is_healthy, timeout_s=30)
+            return model.complete("x", 1).text
+
+    def kill_container(self, signal_name: str = "KILL") -> None:
+        """`docker kill` of the deployment's current container."""
+        found = self.deployment()
+        assert found is not None
+        with self.host() as host:
+            host._api.kill(found.current.container_id, signal_name)
+
+    def settle(self) -> None:
+        """Wait until the engine has done what a killed command had asked of it."""
+        before, quiet_looks = self._seen(), 0
+        while quiet_looks < 3:
+            time.sleep(0.05)
+            now = self._seen()
+            quiet_looks = quiet_looks + 1 if now == before else 0
+            before = now
+
+    def _seen(self) -> list[tuple[str, str, str]]:
+        with self.host() as host:
+            return [(fact.container_id, fact.name, fact.state) for fact in host.own_containers()]
+
+    def check_whole(self, *texts: str) -> None:
+        """One container runs and answers with one of these; nothing is half done or left over."""
+        found = self.deployment()
+        assert found is not None
+        assert not found.is_half_replaced
+        assert found.serving is not None
+        assert found.serving.is_running
+        assert [fact.name for fact in found.kept if fact.is_running] == []
+        assert len(found.kept) <= 1
+        assert self.text() in texts
+        assert self.servers() == 1
+        with self.host() as host:
+            ours = [fact.container_id for fact in host.own_containers()]
+        assert sorted(ours) == sorted(fact.container_id for fact in found.containers)
+
+    def is_waited_for(self) -> bool:
+        """Say whether a command waits for a start now."""
+        watch = watch_name(socket.gethostname(), NAME)
+        return lock_holder(self.root / "lock", watch) is not None
+
+    def servers(self) -> int:
+        """How many servers run, in a container that is known or in one that was forgotten."""
+        return len(self.engine.processes(b"/usr/local/bin/vllm"))
+
+
+@contextlib.contextmanager
+def ground(
+    host: DockerHost, base: str, root: Path, port: int, *, disk_mib: int = DISK_MIB
+) -> Iterator[Ground]:
+    """Make an engine with the stand-in on it, and a user."""
+    image = build_image(host, base)
+    with small_engine(disk_mib) as engine:
+        with DockerHost(engine.address) as own:
+            copy_image(host, own, image)
+            user = install(own, root, port)
+        env = {**user.env, "DOCKER_HOST": engine.address}
+        with engine.network(), WarmCli(env, root) as cli:
+            yield Ground(engine, cli, root, port)

@@ -1,0 +1,113 @@
+"""A draft model's own head on real layers: which tokens it proposes, and nothing else moves."""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from check_vllm_hooks import _config, _head, _load, _mlp, _one_rank, _process, _vllm_log
+from sparkdeploy_vllm import register
+from sparkdeploy_vllm.draft_head import DraftHeadMethod, SparkLogitsProcessor
+from sparkdeploy_vllm.layer_overrides import SparkLMHead
+from sparkdeploy_vllm.lm_head import Int8LMHeadMethod
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+VOCABULARY = 500
+TOKENS = [3, 7, 99, 200, 499]
+FILE = "draft_vocabulary.json"
+
+
+@contextlib.contextmanager
+def _checkpoint(tokens: list[int]) -> Iterator[None]:
+    """One rank that serves a checkpoint with a list of draft tokens."""
+    with _one_rank(), tempfile.TemporaryDirectory() as folder:
+        register()
+        (Path(folder) / FILE).write_text(json.dumps({"tokens": tokens}))
+        current = get_current_vllm_config()
+        object.__setattr__(current, "model_config", SimpleNamespace(model=folder, head_dtype=None))
+        yield
+
+
+def _both_heads(rows: int = len(TOKENS)) -> tuple[Any, Any, Any, torch.Tensor]:
+    """Target head, draft head and draft processor, made and loaded in vLLM's order."""
+    config = _config(draft_lm_head={"rows": rows, "dtype": "int8", "file": FILE})
+    object.__setattr__(get_current_vllm_config(), "quant_config", config)
+    target = _head(config)
+    assert not LogitsProcessor(VOCABULARY).own_head
+    _mlp(config, "mtp.layers.0.mlp.shared_expert")
+    draft = _head(config)
+    processor = LogitsProcessor(VOCABULARY)
+    weight = _load(target.weight, VOCABULARY)
+    draft.weight.weight_loader(draft.weight, weight)
+    _process(target, draft)
+    return target, draft, processor, weight
+
+
+def check_the_draft_proposes_frequent_tokens_by_the_target_s_own_logits() -> None:
+    with _checkpoint(TOKENS), _vllm_log() as log:
+        target, draft, processor, weight = _both_heads()
+        assert isinstance(target.quant_method, Int8LMHeadMethod)
+        assert isinstance(draft.quant_method, DraftHeadMethod)
+        assert "sparkdeploy: draft head active: rows=5" in log.getvalue()
+        x = torch.randn(4, 128).bfloat16()
+        x[0] = weight[99] * 20
+        x[1] = weight[100] * 20
+        # vLLM has given the draft model the target's head by now.
+        drafted = processor(target, x)
+        verified = SparkLogitsProcessor.__mro__[1].forward(processor, target, x)
+        top = processor.get_top_tokens(target, x)
+    assert drafted.shape == verified.shape == (4, VOCABULARY)
+    assert torch.equal(drafted[:, TOKENS], verified[:, TOKENS])
+    others = torch.ones(VOCABULARY, dtype=torch.bool)
+    others[TOKENS] = False
+    assert torch.isneginf(drafted[:, others]).all()
+    assert torch.equal(top, drafted.argmax(dim=1))
+    assert (drafted.argmax(dim=1)[0], verified.argmax(dim=1)[1]) == (99, 100)
+    assert draft.weight.shape == (len(TOKENS), 128)
+    assert draft.weight.dtype == torch.int8
+
+
+def check_a_second_processing_changes_nothing() -> None:
+    with _checkpoint(TOKENS):
+        _, draft, _, _ = _both_heads()
+        before = draft.weight.clone()
+        _process(draft)
+        assert torch.equal(draft.weight, before)
+
+
+def check_a_list_that_is_not_the_announced_one_is_refused() -> None:
+    for tokens, rows in ((TOKENS, 6), ([1, 1, 2], 3), ([0, VOCABULARY], 2), ([-1, 2], 2)):
+        with _checkpoint(tokens):
+            said = ""
+            try:
+                _both_heads(rows)
+            except ValueError as error:
+                said = str(error)
+            assert FILE in said, (tokens, rows)
+
+
+def check_without_the_option_the_draft_shares_the_target_s_head() -> None:
+    with _one_rank():
+        register()
+        config = _config()
+        object.__setattr__(get_current_vllm_config(), "quant_config", config)
+        _mlp(config, "mtp.layers.0.mlp.shared_expert")
+        _head(config)
+        assert LogitsProcessor(VOCABULARY).own_head == ()
+
+
+def check_a_head_made_without_the_config_gets_it() -> None:
+    # As Qwen3.5 makes it before vLLM 0.23.
+    with _one_rank():
+        config = _config()
+        object.__setattr__(get_current_vllm_config(), "quant_config", config)
+        head = SparkLMHead(VOCABULARY, 128, prefix="language_model.lm_head")
+        assert isinstance(head.quant_method, Int8LMHeadMethod)
+        object.__setattr__(get_current_vllm_config(), "quant_config", None)
+        plain = SparkLMHead(VOCABULARY, 128, prefix="language_model.lm_head")
+        assert not isinstance(plain.quant_method, Int8LMHeadMethod)

@@ -1,0 +1,70 @@
+"""FP8 under the layers' own names on real layers of the real vLLM: loaded, used or refused."""
+
+import torch
+from check_vllm_hooks import EXPERT, _config, _mlp, _one_rank, _process, _vllm_log
+from sparkdeploy_vllm.fp8_finished import FinishedReferenceMethod
+from sparkdeploy_vllm.fp8_maths import dequantize_blocks, quantize_blocks
+from sparkdeploy_vllm.ledger import ConversionMismatchError
+
+FINISHED = {"mode": "finished", "layers": "shared_expert", "block": [128, 128]}
+
+
+def _layers(config):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - vLLM's types
+    gate_up, down = _mlp(config)
+    # .bfloat16() reaches the FP8 parameters too; vLLM itself never casts after it has made them.
+    for layer in (gate_up, down):
+        layer.weight.data = layer.weight.data.to(torch.float8_e4m3fn)
+        layer.weight_scale_inv.data = layer.weight_scale_inv.data.float()
+    return gate_up, down
+
+
+def _load(layer, *shard):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
+    rows = layer.weight.shape[0] // (2 if shard else 1)
+    weight = torch.randn(rows, layer.weight.shape[1]) * 0.05
+    quantized, scales = quantize_blocks(weight)
+    layer.weight.weight_loader(layer.weight, quantized, *shard)
+    layer.weight_scale_inv.weight_loader(layer.weight_scale_inv, scales.bfloat16(), *shard)
+    return quantized, scales.bfloat16().float()
+
+
+def check_the_checkpoints_weights_are_used_as_they_are() -> None:
+    with _one_rank(), _vllm_log() as log:
+        gate_up, down = _layers(_config(fp8=FINISHED, lm_head="bf16"))
+        assert isinstance(gate_up.quant_method, FinishedReferenceMethod)
+        loaded = [_load(gate_up, shard) for shard in (0, 1)]
+        own = _load(down)
+        _process(gate_up, down)
+        assert "fp8=3 layers" in log.getvalue(), log.getvalue()
+        _process(gate_up, down)
+    assert torch.equal(gate_up.weight.float(), torch.cat([q for q, _ in loaded]).float())
+    assert torch.equal(gate_up.weight_scale_inv, torch.cat([s for _, s in loaded]))
+    assert {name for name, _ in gate_up.named_parameters()} == {"weight", "weight_scale_inv"}
+    x = torch.randn(5, down.weight.shape[1]).bfloat16()
+    exact = x.double() @ dequantize_blocks(*own).double().T
+    assert ((down(x)[0].double() - exact).norm() / exact.norm()).item() < 0.06
+
+
+def _refusal(damage) -> str:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    with _one_rank():
+        _, down = _layers(_config(fp8=FINISHED, lm_head="bf16"))
+        damage(down)
+        try:
+            _process(down)
+        except ConversionMismatchError as error:
+            return str(error)
+    return "nothing"
+
+
+def check_what_was_not_loaded_stops_the_start() -> None:
+    said = _refusal(lambda _layer: None)
+    assert f"{EXPERT}.down_proj" in said, said
+
+
+def check_scales_that_are_none_stop_the_start() -> None:
+    for wrong in (0.0, -1.0, float("inf"), float("nan")):
+
+        def damage(layer, scale=wrong) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+            _load(layer)
+            layer.weight_scale_inv.data[0, 0] = scale
+
+        assert "no sound FP8" in _refusal(damage), wrong

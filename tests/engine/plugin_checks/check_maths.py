@@ -1,0 +1,170 @@
+"""The plain-torch arithmetic against FP64, and its independence of the batch."""
+
+import torch
+from sparkdeploy_vllm.fp8_maths import (
+    dequantize_blocks,
+    fp8_block_linear,
+    quantize_blocks,
+    requantize_activations,
+)
+from sparkdeploy_vllm.int8_maths import (
+    CHUNK_ELEMENTS,
+    dequantize_gather,
+    int8_linear,
+    quantize_rows,
+    row_chunks,
+)
+
+SHAPES = ((128, 512), (256, 128), (512, 128), (100, 77), (129, 257), (1024, 300))
+
+
+def _weight(columns: int, rows: int, *, outliers: bool = False) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rows * 1009 + columns)
+    weight = torch.randn(rows, columns, generator=generator) * 0.05
+    if outliers:
+        weight[::7, ::13] *= 50
+    return weight.bfloat16()
+
+
+def _rows(columns: int, count: int = 8) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(columns)
+    return torch.randn(count, columns, generator=generator).bfloat16()
+
+
+def _relative_error(got: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((got.double() - exact).norm() / exact.norm()).item()
+
+
+def check_fp8_weights_keep_three_bits_of_mantissa() -> None:
+    for columns, rows in SHAPES:
+        weight = _weight(columns, rows).double()
+        quantized, scales = quantize_blocks(weight.bfloat16())
+        assert quantized.dtype == torch.float8_e4m3fn
+        assert scales.shape == (-(-rows // 128), -(-columns // 128))
+        assert scales.dtype == torch.float32
+        error = (dequantize_blocks(quantized, scales).double() - weight).abs()
+        # Half a unit of e4m3 (2^-4 relative), or half its smallest step in the block's scale.
+        amax = weight.abs().max()
+        assert (error <= weight.abs() * 2**-4 + amax / 448 * 2**-10).all()
+
+
+def check_fp8_weights_equal_vllm_s_own_online_method() -> None:
+    from vllm.utils.deep_gemm import per_block_cast_to_fp8
+
+    for columns, rows in SHAPES:
+        weight = _weight(columns, rows, outliers=True)
+        ours, our_scales = quantize_blocks(weight)
+        theirs, their_scales = per_block_cast_to_fp8(weight, block_size=[128, 128], use_ue8m0=False)
+        assert torch.equal(our_scales, their_scales)
+        # Their product is rounded to the weight's dtype only when both factors have it.
+        assert torch.equal(ours.float(), theirs.float())
+
+
+def check_fp8_linear_is_as_exact_as_its_inputs() -> None:
+    for columns, rows in SHAPES:
+        weight, x = _weight(columns, rows), _rows(columns)
+        quantized, scales = quantize_blocks(weight)
+        rounded = requantize_activations(x).double()
+        exact = rounded @ dequantize_blocks(quantized, scales).double().T
+        got = fp8_block_linear(x, quantized, scales, None)
+        assert got.dtype == torch.bfloat16
+        assert _relative_error(got, exact) < 2**-8  # BF16 output
+        assert _relative_error(got, x.double() @ weight.double().T) < 0.06  # FP8 itself
+
+
+def check_int8_rows_are_within_half_a_step() -> None:
+    for columns, rows in SHAPES:
+        weight = _weight(columns, rows, outliers=True)
+        quantized, scales = quantize_rows(weight)
+        back = quantized.double() * scales.double().unsqueeze(1)
+        step = weight.double().abs().amax(dim=1, keepdim=True) / 127
+        assert ((back - weight.double()).abs() <= step * 0.50001).all()
+        assert (quantized.abs().amax(dim=1) == 127).all()
+
+
+def check_int8_linear_is_as_exact_as_its_weights() -> None:
+    for columns, rows in SHAPES:
+        weight, x = _weight(columns, rows), _rows(columns)
+        quantized, scales = quantize_rows(weight)
+        exact = x.double() @ (quantized.double() * scales.double().unsqueeze(1)).T
+        got = int8_linear(x, quantized, scales, None)
+        assert got.dtype == torch.bfloat16
+        assert _relative_error(got, exact) < 2**-8
+        assert _relative_error(got, x.double() @ weight.double().T) < 0.015
+
+
+def check_a_row_of_zeros_gives_zero_logits() -> None:
+    weight = _weight(128, 64)
+    weight[5] = 0
+    quantized, scales = quantize_rows(weight)
+    assert (int8_linear(_rows(128), quantized, scales, None)[:, 5] == 0).all()
+
+
+def check_chunks_cover_every_row_once() -> None:
+    weight = torch.empty(5001, 3072, device="meta")
+    chunks = row_chunks(weight)
+    assert len(chunks) > 1
+    assert [row for chunk in chunks for row in range(chunk.start, chunk.stop)] == list(range(5001))
+    assert max(chunk.stop - chunk.start for chunk in chunks) * 3072 <= CHUNK_ELEMENTS
+
+
+def check_a_large_vocabulary_is_the_same_in_chunks() -> None:
+    weight, x = _weight(1024, 24_000), _rows(1024, 2)
+    quantized, scales = quantize_rows(weight)
+    assert len(row_chunks(weight)) > 1
+    exact = x.double() @ (quantized.double() * scales.double().unsqueeze(1)).T
+    assert _relative_error(int8_linear(x, quantized, scales, None), exact) < 2**-8
+
+
+def check_bias_is_added() -> None:
+    weight, x = _weight(128, 64), _rows(128)
+    bias = torch.arange(64).bfloat16()
+    for quantize, linear in ((quantize_rows, int8_linear), (quantize_blocks, fp8_block_linear)):
+        quantized, scales = quantize(weight)
+        plain = linear(x, quantized, scales, None).float()
+        assert torch.allclose(
+            linear(x, quantized, scales, bias).float(), plain + bias.float(), atol=0.5
+        )
+
+
+def check_embedding_rows_are_the_dequantised_weights() -> None:
+    weight = _weight(128, 64)
+    quantized, scales = quantize_rows(weight)
+    ids = torch.tensor([[3, 63], [0, 3]])
+    got = dequantize_gather(ids, quantized, scales, torch.bfloat16)
+    assert got.shape == (2, 2, 128)
+    assert _relative_error(got, weight[ids].double()) < 0.01
+
+
+def check_a_row_does_not_depend_on_its_batch() -> None:
+    for columns, rows in SHAPES:
+        weight, x = _weight(columns, rows), _rows(columns)
+        for quantize, linear in ((quantize_rows, int8_linear), (quantize_blocks, fp8_block_linear)):
+            quantized, scales = quantize(weight)
+            alone = torch.cat([linear(x[i : i + 1], quantized, scales, None) for i in range(8)])
+            for count in range(1, 9):
+                for start in range(9 - count):
+                    batch = linear(x[start : start + count], quantized, scales, None)
+                    assert torch.equal(batch, alone[start : start + count]), (columns, rows, count)
+
+
+def check_any_leading_shape_is_kept() -> None:
+    weight = _weight(128, 64)
+    x = _rows(128).view(2, 4, 128)
+    for quantize, linear in ((quantize_rows, int8_linear), (quantize_blocks, fp8_block_linear)):
+        quantized, scales = quantize(weight)
+        assert linear(x, quantized, scales, None).shape == (2, 4, 64)
+        assert linear(x[:, :0], quantized, scales, None).shape == (2, 0, 64)
+
+
+def check_torch_compile_takes_the_fp8_operator_whole() -> None:
+    quantized, scales = quantize_blocks(_weight(128, 64))
+    compiled = torch.compile(
+        lambda x: fp8_block_linear(x * 2, quantized, scales, None) + 1,
+        backend="aot_eager",
+        fullgraph=True,
+        dynamic=True,
+    )
+    for count in (1, 3, 8):
+        x = _rows(128, count)
+        assert torch.equal(compiled(x), fp8_block_linear(x * 2, quantized, scales, None) + 1)

@@ -1,0 +1,61 @@
+"""The program as a user runs it, with folders of the test session's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+DEADLINE_S = 1500
+
+
+@dataclass(frozen=True)
+class Program:
+    """`sparkdeploy` with its folders under one root; all else is the machine's own."""
+
+    root: Path
+    more_env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment: the machine's, with our own folders."""
+        folders = {
+            f"SPARKDEPLOY_{kind.upper()}_DIR": str(self.root / kind)
+            for kind in ("config", "state", "data", "cache")
+        }
+        return {**os.environ, **folders, "HF_HUB_CACHE": str(self.root / "hub"), **self.more_env}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start it and return at once."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "sparkdeploy", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.env,
+        )
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        process = self.start(*arguments)
+        try:
+            stdout, stderr = process.communicate(timeout=DEADLINE_S)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+
+    def answer(self, *arguments: str) -> Any:
+        """Run it, expect success, and return its JSON answer."""
+        done = self.run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)

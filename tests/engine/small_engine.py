@@ -1,0 +1,167 @@
+"""A Docker Engine of a test's own on a disk of a few megabytes, which may fill up or be killed.
+
+It lives in mount, process and network namespaces of its own: the machine's engine never sees it
+(a second daemon told to have no bridge takes the first one's bridge away), and when the
+namespace's first process ends, everything in it ends, the disk too. Builds have no network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.host import DockerHost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+START_DEADLINE_S = 60.0
+DISK_MIB = 96
+
+
+@dataclass
+class SmallEngine:
+    """One dockerd; `folder` holds its socket, its log and the mount point of its disk."""
+
+    folder: Path
+    init_pid: int
+    daemon: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"unix://{self.folder}/docker.sock"
+
+    @property
+    def disk(self) -> Path:
+        """Its disk, as a process outside reaches it."""
+        return Path(f"/proc/{self.init_pid}/root{self.folder}/disk")
+
+    def start(self) -> None:
+        """Start the daemon and wait until it answers."""
+        argv = (
+            "nsenter", f"--target={self.init_pid}", "--mount", "--pid", "--net", "--",
+            "dockerd", "--host", self.address,
+            "--data-root", f"{self.folder}/disk/root", "--storage-driver", "overlay2",
+            "--exec-root", "/run/docker", "--pidfile", "/run/docker.pid",
+            "--bridge", "none", "--iptables=false", "--ip-masq=false",
+        )  # fmt: skip
+        with (self.folder / "daemon.log").open("ab") as log:
+            self.daemon = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT)
+        deadline_s = time.monotonic() + START_DEADLINE_S
+        while not self._answers():
+            alive = self.daemon.poll() is None and time.monotonic() < deadline_s
+            assert alive, (self.folder / "daemon.log").read_text()[-3000:]
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End the daemon at once, as a crash would; what runs in containers goes on."""
+        assert self.daemon is not None
+        for pid in _children(self.daemon.pid):
+            os.kill(pid, signal.SIGKILL)
+        self.daemon.wait()
+        (self.folder / "docker.sock").unlink(missing_ok=True)
+        Path(f"/proc/{self.init_pid}/root/run/docker.pid").unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def network(self) -> Iterator[None]:
+        """Put this thread, and what it starts, where a container on the host's network listens."""
+        with (
+            Path("/proc/thread-self/ns/net").open("rb") as own,
+            Path(f"/proc/{self.init_pid}/ns/net").open("rb") as inner,
+        ):
+            _enter(inner.fileno())
+            try:
+                yield
+            finally:
+                _enter(own.fileno())
+
+    def processes(self, words: bytes) -> list[int]:
+        """Find what runs on it, in containers or not, by words of the command line."""
+        # Orphans go to the namespace's first process; the daemon came from outside.
+        found = []
+        queue = [self.init_pid] + ([self.daemon.pid] if self.daemon is not None else [])
+        while queue:
+            pid = queue.pop()
+            with contextlib.suppress(OSError):
+                queue += _offspring(pid)
+                if words in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
+
+    def open_files(self) -> int:
+        """Count the files that the daemon holds open."""
+        assert self.daemon is not None
+        (pid,) = _children(self.daemon.pid)
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+    def fill(self, *, leave_bytes: int) -> None:
+        """Fill the disk until no more than this is free."""
+        disk = os.statvfs(self.disk)
+        with (self.disk / "filler").open("wb") as filler:
+            os.posix_fallocate(filler.fileno(), 0, disk.f_bavail * disk.f_frsize - leave_bytes)
+
+    def free(self) -> None:
+        """Give that space back."""
+        (self.disk / "filler").unlink(missing_ok=True)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(NodeError), DockerHost(self.address):
+            return True
+        return False
+
+
+@contextlib.contextmanager
+def small_engine(disk_mib: int = DISK_MIB) -> Iterator[SmallEngine]:
+    """Start one; at the end it and all that it holds are gone. The disk is memory."""
+    with tempfile.TemporaryDirectory(prefix="small-engine-") as name:
+        folder = Path(name)
+        (folder / "disk").mkdir()
+        prepare = (
+            f"mount -t tmpfs -o size={disk_mib}m tmpfs {folder}/disk"
+            " && mount -t tmpfs tmpfs /run && ip link set lo up && echo ready"
+            # A first process has to reap: a dead containerd that stays would count as running.
+            " && while :; do sleep 3600 & wait $!; done"
+        )
+        argv = ("unshare", "--mount", "--propagation", "private", "--net", "--pid", "--fork",
+                "--mount-proc", "--kill-child", "sh", "-c", prepare)  # fmt: skip
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as namespace:
+            try:
+                assert namespace.stdout is not None
+                assert namespace.stdout.readline() == "ready\n", "no namespace: is this root?"
+                engine = SmallEngine(folder, init_pid=_children(namespace.pid)[0])
+                engine.start()
+                yield engine
+            finally:
+                namespace.kill()
+        if engine.daemon is not None:
+            engine.daemon.wait()
+
+
+def _enter(namespace: int) -> None:
+    """Like os.setns, which Python has from 3.12 on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, 0) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def _offspring(pid: int) -> list[int]:
+    """Return the children of all of a process's threads."""
+    return [
+        int(child)
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+        for child in (thread / "children").read_text().split()
+    ]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

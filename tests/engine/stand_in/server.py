@@ -1,0 +1,146 @@
+"""A small stand-in for vLLM: replays a log, then answers over HTTP. Standard library only.
+
+Runs inside the test image; nothing of sparkdeploy is importable there.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+LOGS = Path(__file__).parent / "logs"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Live the life that the arguments describe."""
+    orders = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if orders.ignore_sigterm else _stop)
+    if orders.say:
+        print(orders.say, file=sys.stderr, flush=True)
+    ballast = _allocate(orders.allocate_mib)
+    if orders.hog_after_s is not None:
+        threading.Thread(target=_hog, args=(orders.hog_after_s,), daemon=True).start()
+    if orders.die_after_s is not None:
+        threading.Thread(target=_die, args=(orders,), daemon=True).start()
+    _replay(orders.log, orders.lines_per_s)
+    while orders.never_healthy:
+        time.sleep(1)
+    server = _Server(orders)
+    print("INFO:     Application startup complete.", file=sys.stderr, flush=True)
+    server.serve_forever(0.05)
+    del ballast
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--served-model-name", default="stand-in")
+    parser.add_argument("--text", default=" Paris", help="what every answer says")
+    parser.add_argument("--say", help="a line of the log")
+    parser.add_argument("--log", help="recorded log that is replayed before the API starts")
+    parser.add_argument("--lines-per-s", type=float, default=2000.0)
+    parser.add_argument("--die-after-s", type=float)
+    parser.add_argument("--exit-code", type=int, default=1)
+    parser.add_argument("--crash-log", help="recorded log that is written before dying")
+    parser.add_argument("--never-healthy", action="store_true")
+    parser.add_argument("--ignore-sigterm", action="store_true")
+    parser.add_argument("--allocate-mib", type=int, default=0)
+    parser.add_argument("--hog-after-s", type=float, help="then take 1 GiB a second, up to 1.5")
+    parser.add_argument("--answer-status", type=int, default=200)
+    return parser
+
+
+def _stop(*_: object) -> None:
+    os._exit(0)
+
+
+def _allocate(size_mib: int) -> bytearray:
+    ballast = bytearray(size_mib << 20)
+    for position in range(0, len(ballast), 4096):
+        ballast[position] = 1
+    return ballast
+
+
+def _hog(after_s: float) -> None:
+    time.sleep(after_s)
+    held: list[bytes] = []
+    started_s = time.monotonic()
+    while len(held) < 48:
+        held.append(b"x" * (32 << 20))
+        time.sleep(max(started_s + len(held) / 32 - time.monotonic(), 0))
+    while held:
+        time.sleep(1)
+
+
+def _die(orders: argparse.Namespace) -> None:
+    time.sleep(orders.die_after_s)
+    if orders.crash_log:
+        _replay(orders.crash_log, float("inf"))
+    os._exit(orders.exit_code)
+
+
+def _replay(name: str | None, lines_per_s: float) -> None:
+    if not name:
+        return
+    output = sys.stderr.buffer
+    for piece in re.split(rb"(?<=[\r\n])", (LOGS / f"{name}.log").read_bytes()):
+        output.write(piece)
+        output.flush()
+        time.sleep(1 / lines_per_s)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, orders: argparse.Namespace) -> None:
+        super().__init__(("127.0.0.1", orders.port), _Handler)
+        self.orders = orders
+        self.generated_tokens = 0
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self._answer(200, "")
+        elif self.path == "/v1/models":
+            self._answer(200, {"data": [{"id": self.server.orders.served_model_name}]})
+        elif self.path == "/metrics":
+            self._answer(200, f"vllm:generation_tokens_total {self.server.generated_tokens}\n")
+        else:
+            self._answer(404, "no such route")
+
+    def do_POST(self) -> None:
+        orders = self.server.orders
+        asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
+        tokens = int(asked.get("max_tokens") or 1)
+        if orders.answer_status != 200:
+            self._answer(orders.answer_status, "the stand-in was told to refuse")
+            return
+        self.server.generated_tokens += tokens
+        choice = {"finish_reason": "length", "text": orders.text}
+        if self.path == "/v1/chat/completions":
+            choice = {"finish_reason": "length", "message": {"content": orders.text}}
+        usage = {"prompt_tokens": 5, "completion_tokens": tokens}
+        self._answer(200, {"choices": [choice], "usage": usage})
+
+    def _answer(self, status: int, content: object) -> None:
+        text = content if isinstance(content, str) else json.dumps(content)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing: the log is the recording."""
+
+
+if __name__ == "__main__":
+    main()

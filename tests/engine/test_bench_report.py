@@ -1,0 +1,114 @@
+"""The report in a real browser: nothing overflows, nothing is refused, every chart is seen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.bench.report.page import report_page
+from sparkdeploy.bench.report.published import read_published
+from sparkdeploy.settings import resources
+from tests.engine.browser import Browser, Screen
+from tests.unit.bench.runs import sample_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+WITHOUT_BROWSER = "SPARKDEPLOY_TESTS_WITHOUT_BROWSER"
+LONG = "a-recipe-whose-name-goes-on-and-on-and-on-until-nobody-wants-to-read-it-any-further"
+SCREENS = (Screen(360, 800), Screen(768, 1024), Screen(1280, 900), Screen(360, 800, "dark"))
+CHARTS = 8
+VISIBLE_CHARTS = """
+return [...document.querySelectorAll("svg.chart")].filter(chart => {
+  const box = chart.getBoundingClientRect();
+  return box.width > 0 && box.height > 100 && chart.querySelector(".bar, .mark");
+}).length
+"""
+OUTSIDE = """
+const width = document.documentElement.clientWidth;
+return [...document.querySelectorAll("body *")].filter(item =>
+  !item.closest(".scroll") && item.getBoundingClientRect().right > width + 1
+).map(item => item.outerHTML.slice(0, 120))
+"""
+WORDS_OUTSIDE = """
+return [...document.querySelectorAll("svg.chart text")].filter(words => {
+  const chart = words.closest("svg").getBoundingClientRect();
+  const box = words.getBoundingClientRect();
+  return box.width > 0 && (box.left < chart.left - 1 || box.right > chart.right + 1);
+}).map(words => words.textContent)
+"""
+SCROLLS = "const root = document.documentElement; return root.scrollWidth > root.clientWidth"
+SMALLEST_WORDS = """
+return Math.min(...[...document.querySelectorAll("svg.chart text")]
+  .map(words => words.getBoundingClientRect().height).filter(height => height > 0))
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if shutil.which("chromedriver") is None:
+        if os.environ.get(WITHOUT_BROWSER):
+            pytest.skip(f"{WITHOUT_BROWSER} is set")
+        pytest.fail(f"chromedriver is not there (set {WITHOUT_BROWSER}=1 to go without)")
+    with Browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A report of four runs, one with a name that is far too long."""
+    runs = [
+        sample_run("baseline", speed=28.1),
+        sample_run("v2", speed=51.4),
+        sample_run("dflash", speed=63.0),
+        sample_run(LONG, speed=44.0),
+    ]
+    field = read_published(resources() / "recipes" / "facts" / "published.yaml")
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(report_page(runs, field, made_at="2026-11-21 09:00 UTC", version="0"))
+    return path.as_uri()
+
+
+@pytest.mark.parametrize("screen", SCREENS, ids=str)
+def test_it_fits_the_screen(browser: Browser, page: str, screen: Screen) -> None:
+    browser.show(page, screen)
+    assert browser.evaluate("return innerWidth") == screen.width
+    assert browser.evaluate(VISIBLE_CHARTS) == CHARTS
+    assert browser.evaluate(OUTSIDE) == []
+    assert browser.evaluate(WORDS_OUTSIDE) == []
+    assert browser.evaluate(SCROLLS) is False
+    assert browser.evaluate(SMALLEST_WORDS) >= 10
+    assert browser.messages() == []
+
+
+def test_it_follows_light_and_dark(browser: Browser, page: str) -> None:
+    grounds = set()
+    for scheme in ("light", "dark"):
+        browser.show(page, Screen(768, 1024, scheme))
+        grounds.add(browser.evaluate("return getComputedStyle(document.body).backgroundColor"))
+    assert grounds == {"rgb(255, 255, 255)", "rgb(20, 23, 27)"}
+
+
+def test_it_prints(browser: Browser, page: str) -> None:
+    """In print every chart is wide, light and whole, and no table is cut off by a scroller."""
+    browser.show(page, Screen(768, 1024, "dark"))
+    assert browser.print_out().startswith(b"%PDF-")
+    browser.devtools("Emulation.setEmulatedMedia", {"media": "print"})
+    assert browser.evaluate(VISIBLE_CHARTS) == CHARTS
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    assert browser.evaluate(ground) == "rgb(255, 255, 255)"
+    scroller = "return getComputedStyle(document.querySelector('.scroll')).overflowX"
+    assert browser.evaluate(scroller) == "visible"
+
+
+def test_the_browser_test_would_notice(browser: Browser, tmp_path: Path) -> None:
+    """What the tests above look for is found where it is."""
+    path = tmp_path / "bad.html"
+    path.write_text('<img src="http://127.0.0.1:9/x.png"><p style="width:900px">wide</p>')
+    browser.show(path.as_uri(), Screen(360, 800))
+    assert browser.evaluate(OUTSIDE) != []
+    assert any("x.png" in message for message in browser.messages())

@@ -1,0 +1,123 @@
+"""Prebuilt FP8 tensors where they are used: in other readers, and served by the real vLLM."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import docker
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.checkpoint.contents import model_sizes, read_config
+from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard
+from sparkdeploy.checkpoint.ranges import FolderRanges
+from sparkdeploy.checkpoint.source import open_folder
+from sparkdeploy.checkpoint.standalone import build_standalone
+from sparkdeploy.checkpoint.twin import TwinShape, build_twin
+from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
+from tests.engine.conftest import TEST_LABEL
+from tests.engine.program import Program
+
+if TYPE_CHECKING:
+    from sparkdeploy.node.host import DockerHost
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800), pytest.mark.usefixtures("host")]
+
+READERS = """
+import json, sys
+from pathlib import Path
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoTokenizer
+folder = Path(sys.argv[1])
+config = AutoConfig.from_pretrained(folder)
+AutoTokenizer.from_pretrained(folder)
+index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+seen = {}
+for file in sorted(set(index.values())):
+    with safe_open(folder / file, framework="pt") as opened:
+        assert opened.metadata() == {"format": "pt"}, file
+    seen.update({name: (tensor, file) for name, tensor in load_file(folder / file).items()})
+assert {name: file for name, (_, file) in seen.items()} == index
+fp8 = [name for name, (tensor, _) in seen.items() if tensor.dtype == torch.float8_e4m3fn]
+scales = [seen[name + "_scale_inv"][0] for name in fp8]
+assert all(torch.isfinite(scale.float()).all() and scale.min() > 0 for scale in scales)
+print("opened", config.text_config.num_hidden_layers, "layers,", len(fp8), "FP8 weights")
+"""
+
+
+def test_a_rehearsal_serves_prebuilt_tensors(tmp_path: Path) -> None:
+    program = Program(tmp_path)
+    source = "checkpoint.fp8_dense.source=Qwen/Qwen3.5-122B-A10B-FP8"
+    mode = "checkpoint.fp8_dense.mode=prebuilt"
+    report = program.answer("rehearse", "hybrid", "--set", mode, "--set", source)
+    assert (report["fp8_layers"], report["lm_head"]) == (12, "bf16")
+    assert all(answer["tokens"] == 32 and answer["text"] for answer in report["answers"])
+
+
+def test_a_rehearsal_serves_a_finished_hybrid(tmp_path: Path) -> None:
+    program = Program(tmp_path)
+    report = program.answer(
+        "rehearse", "hybrid", "--set", "checkpoint.fp8_dense={mode: prebuilt, from: hub}"
+    )
+    assert (report["fp8_layers"], report["lm_head"]) == (12, "bf16")
+    assert all(answer["tokens"] == 32 and answer["text"] for answer in report["answers"])
+
+
+def test_transformers_and_safetensors_open_the_standalone_checkpoint(
+    host: DockerHost, mark: str, tmp_path: Path
+) -> None:
+    twin, fp8, out = tmp_path / "twin", tmp_path / "fp8", tmp_path / "standalone"
+    build_twin(twin, TwinShape(), seed=1)
+    build_fp8_twin(fp8, twin)
+    order = Order(model_sizes(read_config(twin)), "lab", model=twin)
+    shard = fetch_shard(FolderRanges(fp8), order, tmp_path / "shard", lambda _done, _total: None)
+    build_standalone(
+        open_folder(twin),
+        shard,
+        out,
+        replaces=lambda _out: False,
+        on_progress=lambda _done, _total: None,
+    )
+    (tmp_path / "readers.py").write_text(READERS)
+    command = ["/lab/readers.py", "/lab/standalone"]
+    output = python_in(engine_image(host), tmp_path, mark, command)
+    assert output.strip().splitlines()[-1] == "opened 4 layers, 12 FP8 weights"
+
+
+def test_the_plugin_takes_compares_and_refuses_on_real_layers(host: DockerHost, mark: str) -> None:
+    checks = Path(__file__).parent / "plugin_checks"
+    about = ("check_prebuilt", "check_finished", "check_draft_head", "check_turboquant")
+    output = python_in(engine_image(host), checks, mark, ["/lab/run_checks.py", *about])
+    assert output.count("\nok ") + output.startswith("ok ") >= 22, output
+    assert "FAILED" not in output
+
+
+def engine_image(host: DockerHost) -> str:
+    """The CPU engine that the rehearsal before has built or found."""
+    found = [
+        image
+        for image in host.own_images()
+        if (image.labels.get(labels.STAGE), image.labels.get(labels.ENGINE))
+        == ("plugin", "cpu-0.32")
+    ]
+    assert found, "no CPU engine: run the whole file"
+    return found[0].image_id
+
+
+def python_in(image: str, folder: Path, mark: str, command: list[str]) -> str:
+    """What a script prints in a container that sees its folder read-only."""
+    with contextlib.closing(docker.from_env()) as client:
+        output: bytes = client.containers.run(
+            image,
+            entrypoint=["/opt/venv/bin/python", *command],
+            volumes={str(folder): {"bind": "/lab", "mode": "ro"}},
+            network_mode="none",
+            environment={"HF_HUB_OFFLINE": "1", "HOME": "/tmp"},
+            labels={TEST_LABEL: mark},
+            remove=True,
+        )
+    return output.decode()

@@ -1,0 +1,115 @@
+"""Exports held against the tools they are for: Compose starts one, systemd reads one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.node.container import Mount, Ulimit
+from sparkdeploy.plan.compose_file import compose_text
+from tests.engine.conftest import model_at, port_of, until
+from tests.engine.program import Program
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.node.host import DockerHost
+    from tests.engine.conftest import SpecMaker
+
+COMPARED = (
+    "CapAdd",
+    "CapDrop",
+    "IpcMode",
+    "LogConfig",
+    "NetworkMode",
+    "Privileged",
+    "ReadonlyRootfs",
+    "RestartPolicy",
+    "SecurityOpt",
+    "ShmSize",
+    "Tmpfs",
+    "Ulimits",
+)
+UNEXPANDED = "$HOME ${PATH} $$ %h \"quoted\" 'x' \\ # : {{ }}"
+
+
+@pytest.mark.docker
+def test_compose_starts_the_very_container(
+    host: DockerHost, make_spec: SpecMaker, tmp_path: Path
+) -> None:
+    shape = make_spec(text=UNEXPANDED)
+    spec = replace(
+        shape,
+        env={**shape.env, "STRANGE": UNEXPANDED},
+        mounts=(Mount(str(tmp_path), "/models/with space"),),
+        ulimits=(Ulimit("memlock", 1 << 20),),
+    )
+    ours = host.inspect(host.create(spec))
+    host.remove(ours["Id"])
+
+    file = tmp_path / "compose.yaml"
+    file.write_text(compose_text(spec, prepare="true"))
+    try:
+        compose(file, "up", "-d")
+        with model_at(port_of(spec)) as model:
+            until(model.is_healthy, timeout_s=60)
+        theirs = host.inspect(spec.name)
+    finally:
+        compose(file, "down", "-t", "1")
+    assert {key: theirs["HostConfig"][key] for key in COMPARED} == {
+        key: ours["HostConfig"][key] for key in COMPARED
+    }
+    for key in ("Entrypoint", "Cmd", "User", "StopSignal", "Image"):
+        assert theirs["Config"][key] == ours["Config"][key], key
+    assert set(theirs["Config"]["Env"]) == set(ours["Config"]["Env"])
+    assert ours["Config"]["Labels"].items() <= theirs["Config"]["Labels"].items()
+    assert mounts(theirs) == mounts(ours)
+
+
+def test_compose_accepts_a_container_with_gpus(make_spec: SpecMaker, tmp_path: Path) -> None:
+    file = tmp_path / "compose.yaml"
+    file.write_text(compose_text(replace(make_spec(), gpus="all"), prepare="true"))
+    assert "capabilities" in compose(file, "config")
+
+
+def test_systemd_finds_no_fault_with_a_unit(tmp_path: Path) -> None:
+    strange = f"serve.env.STRANGE={json.dumps(UNEXPANDED)}"
+    done = Program(tmp_path).run("export", "systemd", "v2", "--name", "second", "--set", strange)
+    assert done.returncode == 0, done.stderr
+    unit = tmp_path / "sparkdeploy-second.service"
+    unit.write_text(done.stdout)
+    assert verified(unit) == []
+    unit.write_text(done.stdout.replace("Restart=on-failure", "Restart=whenever"))
+    assert verified(unit), "a fault that is there is found"
+
+
+def compose(file: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["docker-compose", "-p", file.parent.name.lower(), "-f", str(file), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def verified(unit: Path) -> list[str]:
+    """Return what systemd says about the unit; about this machine's others it says more."""
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return [line for line in done.stderr.splitlines() if unit.name in line]
+
+
+def mounts(record: dict[str, Any]) -> list[tuple[str, str, bool]]:
+    return sorted((item["Source"], item["Destination"], item["RW"]) for item in record["Mounts"])

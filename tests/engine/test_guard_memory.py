@@ -1,0 +1,145 @@
+"""The guard against a real child that eats memory as fast as a model that loads.
+
+/proc/meminfo is the whole machine's, and a test may not empty that. The guard reads a file in its
+form instead: what was free before, less what the child really holds (its resident set).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.engine.conftest import until
+
+PLUGIN_TREE = Path(__file__).parents[2] / "sparkdeploy" / "vllm_plugin"
+GUARD = (sys.executable, "-m", "sparkdeploy_vllm.guard")
+GIB = 1 << 30
+FREE_BEFORE_BYTES = 5 * GIB // 2
+FLOOR_BYTES = 3 * GIB // 4
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+HUNGRY = """
+import os, time
+print(os.getpid(), flush=True)
+held, started = [], time.monotonic()
+while True:
+    held.append(b"x" * (32 << 20))
+    time.sleep(max(started + len(held) / 32 - time.monotonic(), 0))
+"""
+"""1 GiB a second, every page touched."""
+
+DAEMON_OF_A_HUNGRY_ONE = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.execv(sys.executable, [sys.executable, "-c", {hungry!r}])
+os.wait()
+while True:
+    time.sleep(60)  # what `ray start --block` does
+"""
+
+
+class Mirror:
+    """Keeps a meminfo file in step with one process; remembers the least it ever showed."""
+
+    def __init__(self, path: Path) -> None:
+        """Write the first figures."""
+        self.least_bytes = FREE_BEFORE_BYTES
+        self._file = path.open("wb", buffering=0)
+        self._is_over = threading.Event()
+        self._show(FREE_BEFORE_BYTES)
+
+    def follow(self, pid: int) -> None:
+        """Mirror the process until it is gone or `close` is called."""
+        statm = Path(f"/proc/{pid}/statm")
+        while not self._is_over.wait(0.002):
+            try:
+                resident_bytes = int(statm.read_text().split()[1]) * PAGE_BYTES
+            except (OSError, IndexError):
+                return
+            self._show(FREE_BEFORE_BYTES - resident_bytes)
+
+    def close(self) -> None:
+        """End `follow`."""
+        self._is_over.set()
+        self._file.close()
+
+    def _show(self, available_bytes: int) -> None:
+        self.least_bytes = min(self.least_bytes, available_bytes)
+        text = f"MemTotal: {125829120:>12} kB\nMemAvailable: {available_bytes // 1024:>12} kB\n"
+        os.pwrite(self._file.fileno(), text.encode(), 0)
+
+
+def guarded(script: str, meminfo: Path) -> subprocess.Popen[str]:
+    options = ["--memory-floor-bytes", str(FLOOR_BYTES), "--meminfo", str(meminfo)]
+    options += ["--max-restarts", "3"]
+    return subprocess.Popen(
+        [*GUARD, *options, "--", sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(PLUGIN_TREE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def fight(script: str, meminfo: Path) -> tuple[int, list[dict[str, object]], int, int]:
+    """Return exit code, what the guard said, the least memory seen and the child's pid."""
+    mirror = Mirror(meminfo)
+    with guarded(script, meminfo) as guard:
+        try:
+            assert guard.stdout is not None
+            pid = int(guard.stdout.readline())
+            watcher = threading.Thread(target=mirror.follow, args=(pid,))
+            watcher.start()
+            _, stderr = guard.communicate(timeout=60)
+            watcher.join(10)
+        finally:
+            guard.kill()
+            mirror.close()
+    said = [json.loads(line.partition(": ")[2]) for line in stderr.splitlines()]
+    return guard.returncode, said, mirror.least_bytes, pid
+
+
+@pytest.mark.parametrize("round_number", range(20))
+def test_a_child_that_eats_a_gib_a_second_is_stopped_above_the_floor(
+    tmp_path: Path, round_number: int
+) -> None:
+    code, said, least_bytes, pid = fight(HUNGRY, tmp_path / "meminfo")
+
+    assert code == 86
+    assert [event["event"] for event in said if event["event"] != "memory_not_locked"] == [
+        "memory_floor"
+    ]
+    assert least_bytes >= FLOOR_BYTES
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_what_a_child_has_sent_into_the_background_is_stopped_too(tmp_path: Path) -> None:
+    script = DAEMON_OF_A_HUNGRY_ONE.format(hungry=HUNGRY)
+
+    code, _, least_bytes, pid = fight(script, tmp_path / "meminfo")
+
+    assert code == 86
+    assert least_bytes >= FLOOR_BYTES
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_stop_also_ends_what_was_sent_into_the_background(tmp_path: Path) -> None:
+    mirror = Mirror(tmp_path / "meminfo")
+    idle = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with guarded(DAEMON_OF_A_HUNGRY_ONE.format(hungry=idle), tmp_path / "meminfo") as guard:
+        assert guard.stdout is not None
+        pid = int(guard.stdout.readline())
+        guard.terminate()
+        guard.wait(30)
+    mirror.close()
+
+    until(lambda: not Path(f"/proc/{pid}").exists())

@@ -1,0 +1,258 @@
+"""Stages built by the real Docker Engine, from next to nothing."""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import textwrap
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import docker
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.console import console
+from sparkdeploy.errors import BuildError, NodeError
+from sparkdeploy.image.build import build_stage, find_built
+from sparkdeploy.image.context import ContextFile
+from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage, fingerprint
+from sparkdeploy.node.container import ImageFact
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.settings import BuildNetwork, Settings, load_settings
+
+from .conftest import until
+
+MakeStage = Callable[[str], Stage]
+ONE_FILE = "FROM scratch\nCOPY hello /hello\n"
+IN_HALVES = f"""
+FROM scratch AS throw-away
+LABEL {LEFTOVER_LABEL}
+COPY network/ /network/
+COPY hello /hello
+FROM scratch
+COPY --from=throw-away /hello /hello
+"""
+SECRET = "hush-proxy-password"
+
+
+@pytest.fixture
+def make_stage(host: DockerHost) -> Iterator[MakeStage]:
+    """Makes stages that differ from everybody else's; their images go when the test ends."""
+    made: list[Stage] = []
+
+    def make(dockerfile: str) -> Stage:
+        hello = ContextFile("hello", uuid.uuid4().bytes, 0o755)
+        inputs = {"dockerfile": fingerprint({"": dockerfile}), "hello": hello.digest()}
+        mark = fingerprint(inputs)
+        stage = Stage(
+            name="engine",
+            engine="lab-image-test",
+            base_source="registry",
+            tag=f"sparkdeploy/lab-image-test:{mark[:16]}",
+            fingerprint=mark,
+            dockerfile=dockerfile,
+            context=(hello,),
+            build_args={},
+            below=None,
+            inputs=inputs,
+        )
+        made.append(stage)
+        return stage
+
+    yield make
+    for stage in made:
+        host.remove_image(stage.tag)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings with a proxy and a certificate bundle that nobody may ever see again."""
+    bundle = tmp_path / "ca.pem"
+    bundle.write_text(SECRET)
+    network = BuildNetwork(
+        ca_bundle=bundle, proxies={"http_proxy": f"http://u:{SECRET}@proxy.test:1"}
+    )
+    return replace(load_settings(), cache_dir=tmp_path / "cache", build=network)
+
+
+def build(host: DockerHost, stage: Stage, settings: Settings) -> ImageFact:
+    with console.step(stage.tag) as step:
+        return build_stage(host, stage, settings, step)
+
+
+def leftovers(host: DockerHost) -> set[str]:
+    with contextlib.closing(docker.from_env()) as client:
+        found = client.api.images(filters={"label": LEFTOVER_LABEL, "dangling": True})
+    return {item["Id"] for item in found}
+
+
+def test_a_stage_is_built_labelled_and_found_again(
+    host: DockerHost, make_stage: MakeStage, settings: Settings
+) -> None:
+    stage = make_stage(ONE_FILE)
+    assert find_built(host, stage) is None
+    built = build(host, stage, settings)
+    assert dict(built.labels) == stage.labels()
+    assert built.tags == (stage.tag,)
+    assert build(host, stage, settings) == built
+    assert not list(settings.cache_dir.iterdir())
+
+
+def test_a_tag_on_another_fingerprint_does_not_count(
+    host: DockerHost, make_stage: MakeStage, settings: Settings
+) -> None:
+    stage = make_stage(ONE_FILE)
+    build(host, stage, settings)
+    assert find_built(host, replace(stage, fingerprint="0" * 64)) is None
+
+
+def test_a_failing_build_shows_its_end_and_leaves_nothing(
+    host: DockerHost, make_stage: MakeStage, settings: Settings
+) -> None:
+    before = leftovers(host)
+    stage = make_stage(
+        f"FROM scratch\nLABEL {LEFTOVER_LABEL}\nCOPY hello /hello\nRUN nothing-here\n"
+    )
+    with pytest.raises(BuildError, match="step 4/") as caught:
+        build(host, stage, settings)
+    assert caught.value.exit_code == 5
+    assert "RUN nothing-here" in (caught.value.detail or "")
+    assert host.find_image(stage.tag) is None
+    assert leftovers(host) == before
+
+
+def test_what_the_network_needs_is_in_no_layer_and_no_history(
+    host: DockerHost, make_stage: MakeStage, settings: Settings
+) -> None:
+    before = leftovers(host)
+    stage = replace(make_stage(IN_HALVES), needs_network=True)
+    built = build(host, stage, settings)
+    with contextlib.closing(docker.from_env()) as client:
+        saved = b"".join(client.images.get(built.image_id).save(named=False))
+        history = json.dumps(client.images.get(built.image_id).history())
+    assert SECRET.encode() not in saved
+    assert SECRET not in history
+    assert "network" not in history
+    with tarfile.open(fileobj=io.BytesIO(saved)) as archive:
+        assert archive.getnames()
+    assert leftovers(host) == before
+
+
+def test_foreign_images_stay(host: DockerHost, make_stage: MakeStage, settings: Settings) -> None:
+    reference = f"lab-image-foreign:{uuid.uuid4().hex[:12]}"
+    empty = io.BytesIO()
+    tarfile.open(fileobj=empty, mode="w").close()
+    foreign = host.import_rootfs(io.BytesIO(empty.getvalue()), reference=reference, changes=[])
+    try:
+        build(host, make_stage(IN_HALVES.replace("COPY network/ /network/\n", "")), settings)
+        host.remove_leftovers((foreign,))
+        with pytest.raises(NodeError, match="not ours"):
+            host.remove_image(reference)
+        with pytest.raises(NodeError, match="not ours"):
+            find_built(host, replace(make_stage(ONE_FILE), tag=reference))
+        assert host.find_image(reference) is not None
+    finally:
+        with contextlib.closing(docker.from_env()) as client:
+            client.images.remove(reference)
+
+
+def test_a_killed_build_leaves_no_tag(
+    host: DockerHost, make_stage: MakeStage, settings: Settings, python_base_image: str
+) -> None:
+    stage = make_stage(f"FROM {python_base_image}\nRUN sleep 30\n")
+    program = textwrap.dedent(f"""
+        import io, sys
+        from sparkdeploy.image.context import ContextFile, write_tar
+        from sparkdeploy.node.host import DockerHost
+        context = io.BytesIO()
+        dockerfile = {stage.dockerfile!r}.encode()
+        files = [ContextFile("Dockerfile", dockerfile), ContextFile("hello", b"")]
+        write_tar(files, context)
+        context.seek(0)
+        with DockerHost() as host:
+            for event in host.build(context, tag={stage.tag!r}, build_args={{}}, image_labels={{}}):
+                print(event.text, flush=True)
+    """)
+    running = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    assert running.stdout is not None
+    with running:
+        for line in running.stdout:
+            if "Running in" in line:
+                running.kill()
+                container = line.split()[-1]
+                break
+        else:
+            pytest.fail("the build never came to its last step")
+    until(lambda: _is_gone(host, container), timeout_s=20)
+    assert host.find_image(stage.tag) is None
+
+
+def _is_gone(host: DockerHost, container: str) -> bool:
+    fact = host.find_container(container)
+    return fact is None or not fact.is_running
+
+
+def test_a_missing_lower_stage_is_not_looked_for_in_a_registry(
+    host: DockerHost, make_stage: MakeStage, settings: Settings
+) -> None:
+    stage = make_stage(ONE_FILE)
+    above = replace(stage, below="sparkdeploy/base:none", inputs={"below": "0" * 64})
+    with pytest.raises(BuildError, match="sparkdeploy/base:none, which is not there"):
+        build(host, above, settings)
+
+
+def test_our_images_are_listed_by_label(
+    host: DockerHost, make_stage: MakeStage, settings: Settings
+) -> None:
+    built = build(host, make_stage(ONE_FILE), settings)
+    assert built.image_id in {image.image_id for image in host.own_images()}
+    assert all(image.labels[labels.KIND] == "image" for image in host.own_images())
+
+
+LOCKED = "idna==3.11 --hash=sha256:{digest}"
+RIGHT = "771a87f49d9defaf64091e6e6fe9c18d4833f140bd19464795bc32d966ca37ea"
+
+
+def locked_stage(make_stage: MakeStage, base: str, digest: str) -> Stage:
+    install = f"/v/bin/pip install --no-cache-dir --require-hashes --requirement /lock/{digest}"
+    stage = make_stage(
+        f"FROM {base} AS environment\nLABEL {LEFTOVER_LABEL}\n"
+        "COPY network/ /network/\nCOPY lock/ /lock/\n"
+        f"RUN . /network/environment && python3 -m venv /v && {install}\n"
+        f"FROM {base}\nCOPY --from=environment /v /v\n"
+    )
+    lock = ContextFile(f"lock/{digest}", LOCKED.format(digest=digest).encode())
+    return replace(stage, context=(*stage.context, lock), needs_network=True)
+
+
+def test_a_wheel_that_differs_from_its_lock_fails_and_the_next_run_succeeds(
+    host: DockerHost, make_stage: MakeStage, python_base_image: str
+) -> None:
+    own = load_settings()
+    wrong = locked_stage(make_stage, python_base_image, "0" * 64)
+    with pytest.raises(BuildError, match="did not build") as caught:
+        build(host, wrong, own)
+    assert caught.value.exit_code == 5
+    assert "differs from the lock" in (caught.value.hint or "")
+    assert host.find_image(wrong.tag) is None
+    right = locked_stage(make_stage, python_base_image, RIGHT)
+    assert build(host, right, own).tags == (right.tag,)
+
+
+def test_an_index_that_does_not_answer_leaves_no_image(
+    host: DockerHost, make_stage: MakeStage, python_base_image: str, tmp_path: Path
+) -> None:
+    network = BuildNetwork(index_url="https://index.invalid/simple")
+    gone = replace(load_settings(), cache_dir=tmp_path / "cache", build=network)
+    stage = locked_stage(make_stage, python_base_image, RIGHT)
+    with pytest.raises(BuildError, match="did not build") as caught:
+        build(host, stage, gone)
+    assert "cannot reach the index" in (caught.value.hint or "")
+    assert host.find_image(stage.tag) is None

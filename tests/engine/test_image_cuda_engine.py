@@ -1,0 +1,132 @@
+"""The default CUDA engine: built for real on a machine without a GPU, and its Spark wheels read."""
+
+import json
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.console import console
+from sparkdeploy.image import lock
+from sparkdeploy.image.build import build_stage
+from sparkdeploy.image.inside.prove import kernels_of, runs_on
+from sparkdeploy.image.stages import stages_of
+from sparkdeploy.image.wheelhouse import Platform, Source, fetch_wheels
+from sparkdeploy.node.container import ImageFact
+from sparkdeploy.node.facts import architecture
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.recipe.load import Library, load_engine
+from sparkdeploy.settings import load_settings, resources
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
+SPARK = 121
+
+
+@pytest.fixture(scope="module")
+def built(host: DockerHost) -> list[ImageFact]:
+    """Every stage's image; 11 GB of images and 30 GB of disk on the way."""
+    return build_all(host)
+
+
+def build_all(host: DockerHost) -> list[ImageFact]:
+    engine = load_engine(Library((resources() / "recipes",)), "cuda-0.25")
+    images = []
+    for stage in stages_of(
+        engine, base_source="debian", architecture=architecture(), resources=resources()
+    ):
+        with console.step(f"image {stage.tag}") as step:
+            images.append(build_stage(host, stage, load_settings(), step))
+    return images
+
+
+def test_the_engine_is_what_its_lock_says_and_has_code_for_the_spark(
+    built: list[ImageFact],
+) -> None:
+    proof = json.loads(built[1].labels[labels.PROOF])
+    assert proof["versions"]["vllm"] == "0.25.1"
+    assert proof["versions"]["torch"] == "2.11.0"
+    assert proof["torch_cuda"].startswith("13.")
+    kernels = {
+        library: [name for name in counts if runs_on(name, SPARK)]
+        for library, counts in proof["kernels"].items()
+    }
+    for library in ("_C_stable_libtorch.abi3.so", "_moe_C_stable_libtorch.abi3.so"):
+        assert kernels[library] == ["sm_120", "sm_120f"]
+
+
+def test_the_plugin_fits(built: list[ImageFact]) -> None:
+    assert json.loads(built[2].labels[labels.PROOF])["selfcheck"] == "fits"
+
+
+def test_vllm_is_installed_for_the_python_that_serves(
+    host: DockerHost, built: list[ImageFact]
+) -> None:
+    # `vllm --version` itself looks for a GPU and dies without one.
+    program = "import vllm.version; print(vllm.version.__version__)"
+    code, output = host.run_once(
+        built[-1].image_id, ["-c", program], entrypoint=["/opt/venv/bin/python"], timeout_s=600
+    )
+    assert (code, output.strip().splitlines()[-1]) == (0, "0.25.1")
+
+
+def test_flashinfer_compiles_and_links_a_kernel_of_its_own_for_the_spark(
+    host: DockerHost, built: list[ImageFact]
+) -> None:
+    program = (
+        "from flashinfer.jit.page import gen_page_module as made; spec = made(); spec.build(False);"
+        " print(spec.jit_library_path.stat().st_size)"
+    )
+    command = ["FLASHINFER_CUDA_ARCH_LIST=12.1a", "/opt/venv/bin/python", "-c", program]
+    code, output = host.run_once(
+        built[-1].image_id, command, entrypoint=["/usr/bin/env"], timeout_s=900
+    )
+    assert code == 0, output[-4000:]
+    assert int(output.split()[-1]) > 0
+
+
+def test_what_no_spark_loads_is_not_in_the_image(host: DockerHost, built: list[ImageFact]) -> None:
+    searched = ["/opt/venv", "-name", "*.cubin", "-o", "-name", "*.a", "-not", "-path", "*/cu13/*"]
+    code, output = host.run_once(built[-1].image_id, searched, entrypoint=["/usr/bin/find"])
+    assert (code, output) == (0, "")
+
+
+def test_a_second_build_does_nothing_in_under_three_seconds(
+    host: DockerHost, built: list[ImageFact]
+) -> None:
+    started_s = time.monotonic()
+    assert build_all(host) == built
+    assert time.monotonic() - started_s < 3
+
+
+@pytest.mark.parametrize("engine", ["cuda-0.25", "cuda-0.33"])
+@pytest.mark.parametrize(
+    ("package", "libraries"),
+    [("vllm", ("vllm/_C*.so", "vllm/_moe_C*.so")), ("torch", ("torch/lib/libtorch_cuda.so",))],
+)
+def test_the_sparks_own_wheels_match_their_hashes_and_run_on_its_gpu(
+    tmp_path: Path, engine: str, package: str, libraries: tuple[str, ...]
+) -> None:
+    settings = load_settings()
+    files = lock.lock_files(
+        load_engine(Library((resources() / "recipes",)), engine),
+        architecture="aarch64",
+        resources=resources(),
+    )
+    packages = lock.read_packages(files.packages.read_text(encoding="utf-8"))
+    index = settings.build.index_url or settings.hosts.package_index
+    (wheel,) = fetch_wheels(
+        [item for item in packages if item.pin.name == package],
+        tmp_path,
+        Platform("aarch64", "3.11"),
+        Source((index,), (), settings.build.ca_bundle),
+        on_wheel=lambda path: print(path.name),
+    )
+    for pattern in libraries:
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (name for name in archive.namelist() if Path(name).match(pattern))
+            unpacked = Path(archive.extract(name, tmp_path))
+        found = {str(kernel) for kernel in kernels_of(unpacked)}
+        print(engine, name, sorted(found))
+        assert any(runs_on(kernel, SPARK) for kernel in found)

@@ -1,0 +1,208 @@
+"""Builds that end in the middle: a full disk; a killed container, program or Docker Engine.
+
+Each time: exit 5 with the reason, no tag, nothing left over, and the next run goes on from the
+stage below. All of it happens in a Docker Engine of the tests' own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import docker
+import pytest
+
+from sparkdeploy.errors import BuildError
+from sparkdeploy.image.context import ContextFile
+from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.settings import Settings, load_settings
+from tests.engine.conftest import until
+from tests.engine.lab_stages import build, make_stage
+from tests.engine.small_engine import SmallEngine, small_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.node.container import ImageFact
+
+MIB = 2**20
+PROGRAMS = ("sh", "head", "sleep")
+SLOWLY = "sleep 4 && head -c 1000 /dev/zero > /made"
+killed_in_time = pytest.mark.slow
+"""The kill has to meet those four seconds, which a machine that is busy otherwise may let pass."""
+KILLED_PROGRAM = """
+import pickle, sys
+from pathlib import Path
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.settings import load_settings
+from tests.engine.lab_stages import build
+with DockerHost(sys.argv[1]) as host:
+    build(host, pickle.loads(Path(sys.argv[2]).read_bytes()), load_settings())
+"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[SmallEngine]:
+    """The engine that fills up and dies; the machine's own keeps its network."""
+    bridge = Path("/sys/class/net/docker0")
+    had_bridge = bridge.exists()
+    with small_engine() as started:
+        yield started
+    assert bridge.exists() == had_bridge
+
+
+@dataclass
+class Bench:
+    """A good lower stage, a connection, and what the engine holds beside the upper stage."""
+
+    engine: SmallEngine
+    host: DockerHost
+    settings: Settings
+    lower: Stage
+    image: ImageFact
+    ids_before: set[str]
+
+    def upper(self, command: str, *files: ContextFile) -> Stage:
+        """Return a stage in halves, like an engine's, that runs one command."""
+        dockerfile = (
+            f"FROM {self.lower.tag} AS environment\nLABEL {LEFTOVER_LABEL}\n"
+            f"COPY content/ /\nRUN {command}\nFROM {self.lower.tag}\n"
+            "COPY --from=environment /made /made\n"
+        )
+        content = (ContextFile("content/hello", b"hello"), *files)
+        return make_stage("plugin", dockerfile, self.lower, context=content)
+
+    def held(self) -> set[str]:
+        """Return the ids of all images, those between two instructions too."""
+        with contextlib.closing(docker.DockerClient(base_url=self.engine.address)) as client:
+            return {item["Id"] for item in client.api.images(all=True)}
+
+    def builds(self) -> list[str]:
+        """Return the ids of the containers in which a build runs at this moment."""
+        with contextlib.closing(docker.DockerClient(base_url=self.engine.address)) as client:
+            return [container.id for container in client.containers.list() if container.id]
+
+    def kill_build(self) -> None:
+        """Kill the container of the running build, as the machine does when memory is short."""
+        with contextlib.closing(docker.DockerClient(base_url=self.engine.address)) as client:
+            client.containers.list()[0].kill()
+
+    def assert_nothing_half(self, stage: Stage) -> None:
+        """Hold what is there against what was there before the build."""
+        assert self.host.find_image(stage.tag) is None
+        assert self.held() == self.ids_before
+
+    def assert_resumes(self, stage: Stage) -> None:
+        """Build again: the upper stage appears, on the very same lower one."""
+        assert build(self.host, self.lower, self.settings) == self.image
+        assert build(self.host, stage, self.settings).tags == (stage.tag,)
+        self.host.remove_image(stage.tag)
+        assert self.held() == self.ids_before
+
+
+@pytest.fixture
+def bench(engine: SmallEngine, tmp_path: Path) -> Iterator[Bench]:
+    """An empty engine but for a lower stage: a shell and two programs of this machine."""
+    settings = replace(load_settings(), cache_dir=tmp_path / "cache")
+    lower = make_stage("engine", "FROM scratch\nCOPY rootfs/ /\n", context=tuple(rootfs()))
+    with DockerHost(engine.address) as host:
+        image = build(host, lower, settings)
+        made = Bench(engine, host, settings, lower, image, set())
+        made.ids_before = made.held()
+        yield made
+        engine.free()
+        host.remove_image(lower.tag)
+
+
+def rootfs() -> Iterator[ContextFile]:
+    """Yield programs of this machine and the libraries they load, in the places they expect."""
+    libraries = set()
+    for name in PROGRAMS:
+        program = shutil.which(name)
+        assert program is not None
+        yield ContextFile(f"rootfs/bin/{name}", Path(program).resolve(), 0o755)
+        listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True)
+        libraries |= {word for word in listed.stdout.split() if word.startswith("/")}
+    for library in sorted(libraries):
+        yield ContextFile(f"rootfs{library}", Path(library).resolve(), 0o755)
+
+
+@contextlib.contextmanager
+def building(bench: Bench, stage: Stage) -> Iterator[Future[ImageFact]]:
+    """Build in another thread; enter when its command is running."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        future = pool.submit(build, bench.host, stage, bench.settings)
+        until(lambda: future.done() or bool(bench.builds()), timeout_s=60)
+        yield future
+
+
+@pytest.mark.parametrize(
+    ("where", "left_mib"), [("the upload", 5), ("a layer", 25), ("a program", 20)]
+)
+def test_a_full_disk_ends_a_build_and_the_next_one_resumes(
+    bench: Bench, where: str, left_mib: int
+) -> None:
+    if where == "a program":
+        stage = bench.upper("head -c 31457280 /dev/zero > /made")
+    else:
+        stage = bench.upper("true", ContextFile("content/made", os.urandom(15 * MIB)))
+    bench.engine.fill(leave_bytes=left_mib * MIB)
+    with pytest.raises(BuildError, match="did not build") as caught:
+        build(bench.host, stage, bench.settings)
+    assert caught.value.exit_code == 5
+    assert "o space left on device" in (caught.value.detail or "")
+    assert "free space under Docker's data root" in (caught.value.hint or "")
+    bench.assert_nothing_half(stage)
+    bench.engine.free()
+    bench.assert_resumes(stage)
+
+
+@killed_in_time
+def test_a_killed_container_ends_a_build_and_the_next_one_resumes(bench: Bench) -> None:
+    stage = bench.upper(SLOWLY)
+    with building(bench, stage) as future:
+        bench.kill_build()
+        with pytest.raises(BuildError, match="failed at step 4/7") as caught:
+            future.result(timeout=60)
+    assert "ran out of memory" in (caught.value.hint or "")
+    bench.assert_nothing_half(stage)
+    bench.assert_resumes(stage)
+
+
+@killed_in_time
+def test_an_engine_that_dies_ends_a_build_and_the_next_one_resumes(bench: Bench) -> None:
+    stage = bench.upper(SLOWLY)
+    with building(bench, stage) as future:
+        bench.engine.kill()
+        with pytest.raises(BuildError, match="failed at step 4/7") as caught:
+            future.result(timeout=60)
+    assert caught.value.exit_code == 5
+    assert caught.value.hint
+    bench.engine.start()
+    assert bench.host.find_image(stage.tag) is None
+    bench.assert_resumes(stage)
+
+
+@killed_in_time
+def test_a_killed_program_leaves_no_tag_and_the_next_one_resumes(
+    bench: Bench, tmp_path: Path
+) -> None:
+    stage = bench.upper(SLOWLY)
+    pickled = tmp_path / "stage.pickle"
+    pickled.write_bytes(pickle.dumps(stage))
+    argv = [sys.executable, "-c", KILLED_PROGRAM, bench.engine.address, str(pickled)]
+    with subprocess.Popen(argv, cwd=Path(__file__).parents[2]) as program:
+        until(lambda: program.poll() is not None or bool(bench.builds()), timeout_s=60)
+        program.kill()
+    until(lambda: not bench.builds(), timeout_s=60)
+    assert bench.host.find_image(stage.tag) is None
+    bench.assert_resumes(stage)

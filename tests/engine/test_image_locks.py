@@ -1,0 +1,60 @@
+"""The committed locks against the index: made anew they are the same, and everything installs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy.apply.image_lock import remake_locks
+from sparkdeploy.image import lock
+from sparkdeploy.image.resolution import OLDEST_GLIBC, find_uv
+from sparkdeploy.recipe.load import Library, load_engine
+from sparkdeploy.settings import load_settings, resources
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+ENGINES = ("cuda-0.25", "cuda-0.33")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_lock_made_anew_is_the_committed_one(engine: str) -> None:
+    remade = remake_locks(engine, None, load_settings())
+    assert len(remade) == len(lock.ARCHITECTURES) * len(lock.PYTHONS)
+    assert {item.path.name: item.differences for item in remade if item.differences} == {}
+
+
+@pytest.mark.parametrize("python", lock.PYTHONS)
+@pytest.mark.parametrize("architecture", lock.ARCHITECTURES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_package_of_a_lock_has_a_wheel_for_its_platform(
+    engine: str, architecture: lock.Architecture, python: str, tmp_path: Path
+) -> None:
+    packages = lock.lock_files(
+        load_engine(Library((resources() / "recipes",)), engine),
+        architecture=architecture,
+        resources=resources(),
+        python=python,
+    ).packages
+    build = load_settings().build
+    argv = [
+        str(find_uv()), "pip", "install", "--dry-run", "--no-config", "--no-deps",
+        "--only-binary", ":all:", "--require-hashes", "--requirement", str(packages),
+        "--python-version", python, "--python-platform", f"{architecture}-{OLDEST_GLIBC}",
+        "--target", str(tmp_path / "nowhere"), "--python", sys.executable,
+    ]  # fmt: skip
+    environment = {"HOME": str(tmp_path)}
+    if build.ca_bundle is not None:
+        environment["SSL_CERT_FILE"] = str(build.ca_bundle)
+    if build.index_url is not None:
+        environment["UV_DEFAULT_INDEX"] = build.index_url
+    done = subprocess.run(
+        argv, capture_output=True, text=True, env={**environment, **build.proxies}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    wanted = {(pin.name, pin.version) for pin in lock.read_pins(packages.read_text())}
+    found = {
+        tuple(line.removeprefix(" + ").split("==", 1))
+        for line in done.stderr.splitlines()
+        if line.startswith(" + ")
+    }
+    assert found == wanted

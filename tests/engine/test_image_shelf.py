@@ -1,0 +1,138 @@
+"""Images listed, removed and carried elsewhere; a build from a wheelhouse without a network."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.apply import image_shelf
+from sparkdeploy.errors import BuildError, NodeError, UsageError
+from sparkdeploy.image.lock import LockedPackage, Pin
+from sparkdeploy.image.stages import Stage
+from sparkdeploy.image.wheelhouse import Platform, Source, fetch_wheels
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.settings import BuildNetwork, Settings, load_settings
+from tests.engine.lab_stages import build, make_stage
+
+IDNA = Pin("idna", "3.11")
+SHA256 = "771a87f49d9defaf64091e6e6fe9c18d4833f140bd19464795bc32d966ca37ea"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return replace(load_settings(), cache_dir=tmp_path / "cache")
+
+
+@pytest.fixture
+def pair(host: DockerHost, settings: Settings) -> Iterator[tuple[Stage, Stage]]:
+    """Two small images of ours, one on the other."""
+    lower = make_stage("engine", "FROM scratch\nCOPY hello /lower\n")
+    upper = make_stage("plugin", f"FROM {lower.tag}\nCOPY hello /upper\n", lower)
+    for stage in (lower, upper):
+        build(host, stage, settings)
+    yield lower, upper
+    for stage in (upper, lower):
+        host.remove_image(stage.tag)
+
+
+def test_an_image_is_found_by_every_name_a_user_has(
+    host: DockerHost, pair: tuple[Stage, Stage]
+) -> None:
+    own, upper = host.own_images(), pair[1]
+    image = host.find_image(upper.tag)
+    assert image is not None
+    names = (upper.tag, image.image_id, image.image_id[7:19], upper.fingerprint[:12], upper.engine)
+    assert {image_shelf.find_own(own, name).image_id for name in names} == {image.image_id}
+    with pytest.raises(UsageError, match="no image of sparkdeploy is known as"):
+        image_shelf.find_own(own, "debian")
+
+
+def test_an_image_that_another_stands_on_stays_until_both_go(
+    host: DockerHost, pair: tuple[Stage, Stage], settings: Settings
+) -> None:
+    lower, upper = pair
+    with pytest.raises(NodeError, match="stands on"):
+        image_shelf.remove_images([lower.tag], settings)
+    assert host.find_image(lower.tag) is not None
+    assert image_shelf.remove_images([lower.tag, upper.tag], settings) == (upper.tag, lower.tag)
+    assert host.find_image(lower.tag) is None
+
+
+def test_images_travel_as_one_verified_tar(
+    host: DockerHost, pair: tuple[Stage, Stage], settings: Settings, tmp_path: Path
+) -> None:
+    lower, upper = pair
+    file = tmp_path / "images.tar"
+    chain = image_shelf.export_images(upper.tag, file, settings)
+    assert [image.tags[0] for image in chain] == [upper.tag, lower.tag]
+    image_shelf.remove_images([lower.tag, upper.tag], settings)
+    with pytest.raises(BuildError, match="holds no image with the digest"):
+        image_shelf.import_images(file, "sha256:" + "0" * 64, settings)
+    assert host.find_image(upper.tag) is None
+    image_shelf.import_images(file, chain[0].image_id, settings)
+    for stage, before in ((upper, chain[0]), (lower, chain[1])):
+        assert host.find_image(stage.tag) == before
+
+
+def test_a_damaged_tar_loads_nothing(
+    host: DockerHost, pair: tuple[Stage, Stage], settings: Settings, tmp_path: Path
+) -> None:
+    lower, upper = pair
+    file = tmp_path / "images.tar"
+    image_shelf.export_images(upper.tag, file, settings)
+    image_shelf.remove_images([lower.tag, upper.tag], settings)
+    content = file.read_bytes()
+    place = content.index(lower.fingerprint.encode() + b"\0" * 8)
+    file.write_bytes(content[:place] + b"x" + content[place + 1 :])
+    with pytest.raises(BuildError, match="is damaged"):
+        image_shelf.import_images(file, None, settings)
+    assert host.find_image(lower.tag) is None
+
+
+def test_what_an_image_proved_is_shown(pair: tuple[Stage, Stage], settings: Settings) -> None:
+    shown = image_shelf.show_image(pair[1].tag, settings)
+    assert (shown["stands_on"], shown["proof"]) == ([pair[0].tag], {})
+    assert shown["inputs"]["below"] == pair[0].fingerprint
+    assert pair[1].tag in {row.tag for row in image_shelf.list_images(settings)}
+    json.dumps(shown)
+
+
+def test_a_whole_wheelhouse_builds_without_a_network(
+    host: DockerHost, python_base_image: str, settings: Settings, tmp_path: Path
+) -> None:
+    build_network = settings.build
+    index = build_network.index_url or settings.hosts.package_index
+    package = LockedPackage(IDNA, frozenset({SHA256}))
+    fetch_wheels(
+        [package],
+        tmp_path,
+        Platform("x86_64", "3.11"),
+        Source((index,), (), build_network.ca_bundle),
+        on_wheel=lambda _path: None,
+    )
+    dockerfile = (
+        f"FROM {python_base_image} AS environment\n"
+        f"LABEL {labels.KIND}=leftover\n"
+        "COPY network/ /network/\n"
+        "RUN . /network/environment && python3 -m venv /v"
+        ' && test -z "$(ls /sys/class/net | grep -v lo)"'
+        f" && /v/bin/pip install --no-cache-dir --no-deps {IDNA.name}=={IDNA.version}\n"
+        f"FROM {python_base_image}\nCOPY --from=environment /v /v\n"
+    )
+    stage = make_stage("engine", dockerfile)
+    stage = replace(
+        stage, context=(), needs_network=True, pins=(IDNA,), python="3.11", architecture="x86_64"
+    )
+    offline = replace(settings, build=BuildNetwork(find_links=(tmp_path,)))
+    try:
+        image = build(host, stage, offline)
+        code, output = host.run_once(
+            image.image_id, ["-c", "import idna; print(idna.__version__)"],
+            entrypoint=["/v/bin/python"],
+        )  # fmt: skip
+        assert (code, output.strip()) == (0, IDNA.version)
+    finally:
+        host.remove_image(stage.tag)

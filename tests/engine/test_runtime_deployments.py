@@ -1,0 +1,148 @@
+"""Status, logs and down in real Docker, by label alone."""
+
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.runtime.deployments import (
+    Deployment,
+    StatusRow,
+    deployment_log,
+    down,
+    find_deployment,
+    list_deployments,
+    require_deployment,
+    status_rows,
+)
+from sparkdeploy.runtime.ports import port_owner
+from tests.engine.conftest import SpecMaker, model_at, port_of, start_serving, until
+
+pytestmark = pytest.mark.docker
+
+
+def is_healthy(deployment: Deployment) -> bool:
+    assert deployment.port is not None
+    with model_at(deployment.port) as model:
+        return model.is_healthy()
+
+
+def row_of(host: DockerHost, name: str) -> StatusRow:
+    rows = status_rows(host, is_healthy, now=datetime.now(UTC))
+    return next(row for row in rows if row.name == name)
+
+
+def test_a_serving_deployment_is_shown_with_all_it_has(
+    host: DockerHost, make_spec: SpecMaker, deployment: str
+) -> None:
+    spec = make_spec()
+    start_serving(host, spec)
+
+    row = row_of(host, deployment)
+
+    assert (row.recipe, row.state, row.port) == ("stand-in", "healthy", port_of(spec))
+    assert row.uptime_s is not None
+    assert 0 <= row.uptime_s < 60
+    assert (row.memory_bytes or 0) > 1 << 20
+
+
+def test_a_dead_deployment_is_shown_with_its_exit_code(
+    host: DockerHost, make_spec: SpecMaker, deployment: str
+) -> None:
+    container_id = host.create(make_spec(die_after_s=0, exit_code=5))
+    host.start(container_id)
+    until(lambda: row_of(host, deployment).state == "exited (5)")
+
+    row = row_of(host, deployment)
+
+    assert (row.exit_code, row.uptime_s, row.memory_bytes) == (5, None, None)
+
+
+def test_a_deployment_that_does_not_answer_yet_is_starting(
+    host: DockerHost, make_spec: SpecMaker, deployment: str
+) -> None:
+    host.start(host.create(make_spec(never_healthy=True)))
+
+    assert row_of(host, deployment).state == "starting"
+
+
+def test_down_removes_it_and_a_second_down_does_nothing(
+    host: DockerHost, make_spec: SpecMaker, deployment: str
+) -> None:
+    start_serving(host, make_spec())
+
+    assert down(host, deployment) == (f"sparkdeploy-{deployment}",)
+    assert down(host, deployment) == ()
+    assert find_deployment(host, deployment) is None
+
+
+def test_down_takes_the_half_replaced_one_along(
+    host: DockerHost, make_spec: SpecMaker, deployment: str
+) -> None:
+    old = start_serving(host, make_spec())
+    host.rename(old, f"sparkdeploy-{deployment}-replaced")
+    start_serving(host, make_spec())
+
+    assert row_of(host, deployment).state == "half replaced"
+    assert len(down(host, deployment)) == 2
+    assert find_deployment(host, deployment) is None
+
+
+def test_down_ends_a_server_that_ignores_the_stop_signal(
+    host: DockerHost, make_spec: SpecMaker, deployment: str
+) -> None:
+    start_serving(host, make_spec(ignore_sigterm=True))
+    started_s = time.monotonic()
+
+    down(host, deployment, timeout_s=1)
+
+    assert time.monotonic() - started_s < 10
+    assert find_deployment(host, deployment) is None
+
+
+def test_a_foreign_container_is_neither_listed_nor_removed(
+    host: DockerHost, foreign_container: str, make_spec: SpecMaker, deployment: str
+) -> None:
+    start_serving(host, make_spec())
+
+    listed = [fact.container_id for item in list_deployments(host) for fact in item.containers]
+    assert foreign_container not in listed
+    down(host, deployment)
+    with pytest.raises(NodeError, match="not ours"):
+        host.remove(foreign_container)
+    fact = host.find_container(foreign_container)
+    assert fact is not None
+    assert fact.is_running
+
+
+def test_the_log_is_followed_until_the_container_ends(
+    host: DockerHost, make_spec: SpecMaker, deployment: str
+) -> None:
+    host.start(host.create(make_spec(log="cpu-0.32-mtp", die_after_s=1.5)))
+
+    text = b"".join(deployment_log(host, deployment, follow=True)).decode()
+
+    assert "Application startup complete" in text
+
+
+def test_an_unknown_deployment_is_answered_with_those_that_exist(
+    host: DockerHost, make_spec: SpecMaker, deployment: str
+) -> None:
+    start_serving(host, make_spec())
+
+    with pytest.raises(NodeError) as caught:
+        require_deployment(host, "nowhere")
+
+    assert deployment in (caught.value.hint or "")
+
+
+def test_the_port_of_a_deployment_is_named_after_it(
+    host: DockerHost, make_spec: SpecMaker, deployment: str
+) -> None:
+    spec = make_spec()
+    start_serving(host, spec)
+
+    owner = port_owner(port_of(spec), host.own_containers())
+    assert owner.deployment == deployment

@@ -1,0 +1,168 @@
+"""Waiting for a container in real Docker."""
+
+import signal
+import time
+
+import pytest
+
+from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.runtime.health import ContainerDiedError, Readiness, wait_until_answering
+from sparkdeploy.runtime.phases import PhaseTracker, read_whole
+from tests.engine.conftest import SpecMaker, model_at, port_of, start_serving, until
+
+pytestmark = pytest.mark.docker
+
+
+def start_and_wait(host: DockerHost, make_spec: SpecMaker, **options: object) -> Readiness:
+    spec = make_spec(**options)
+    container_id = host.create(spec)
+    host.start(container_id)
+    with model_at(port_of(spec)) as model:
+        return wait_until_answering(host, container_id, model, deadline_s=20)
+
+
+def test_a_start_is_followed_to_its_first_answer(host: DockerHost, make_spec: SpecMaker) -> None:
+    readiness = start_and_wait(host, make_spec, log="spark-0.19-mtp", lines_per_s=300)
+
+    assert readiness.answer.text == " Paris"
+    assert readiness.facts.fp8_layers == 144
+    assert {"weights", "draft", "compiling", "graphs", "answering"} <= set(readiness.phases_s)
+
+
+def test_progress_arrives_while_the_start_is_under_way(
+    host: DockerHost, make_spec: SpecMaker
+) -> None:
+    spec = make_spec(log="spark-0.33-mtp", lines_per_s=40)
+    container_id = host.create(spec)
+    host.start(container_id)
+    seen: list[str] = []
+
+    def note(tracker: PhaseTracker, _elapsed_s: float) -> None:
+        seen.append(tracker.phase.name)
+
+    with model_at(port_of(spec)) as model:
+        wait_until_answering(host, container_id, model, deadline_s=20, on_phase=note)
+
+    assert "weights" in seen
+    assert len(set(seen)) >= 3
+
+
+def test_a_container_that_dies_at_once_is_told_within_two_seconds(
+    host: DockerHost, make_spec: SpecMaker
+) -> None:
+    started_s = time.monotonic()
+
+    with pytest.raises(ContainerDiedError, match="exit code 7") as caught:
+        start_and_wait(
+            host, make_spec, die_after_s=0, exit_code=7, crash_log="crashes/missing_tensor"
+        )
+
+    assert time.monotonic() - started_s < 4  # two seconds for Docker to start it at all
+    assert caught.value.cause.name == "missing_tensor"
+    assert "shared_expert.gate_proj.weight_scale_inv" in caught.value.message
+    assert caught.value.exit_code == 7
+
+
+def test_a_container_that_is_killed_during_its_start_is_told_within_two_seconds(
+    host: DockerHost, make_spec: SpecMaker
+) -> None:
+    spec = make_spec(never_healthy=True)
+    container_id = host.create(spec)
+    host.start(container_id)
+    killed_s: list[float] = []
+
+    def kill_once(_tracker: PhaseTracker, elapsed_s: float) -> None:
+        if elapsed_s > 1 and not killed_s:
+            host.stop(container_id, timeout_s=0)
+            killed_s.append(time.monotonic())
+
+    with (
+        model_at(port_of(spec)) as model,
+        pytest.raises(ContainerDiedError),
+    ):
+        wait_until_answering(host, container_id, model, deadline_s=30, on_phase=kill_once)
+
+    assert time.monotonic() - killed_s[0] < 2
+
+
+def test_a_container_removed_by_hand_ends_the_wait(host: DockerHost, make_spec: SpecMaker) -> None:
+    spec = make_spec(never_healthy=True)
+    container_id = host.create(spec)
+    host.start(container_id)
+
+    with (
+        model_at(port_of(spec)) as model,
+        pytest.raises(ContainerDiedError, match="gone"),
+    ):
+        wait_until_answering(
+            host, container_id, model, deadline_s=30, on_phase=lambda *_: host.remove(container_id)
+        )
+
+
+def test_a_container_that_never_answers_fails_at_its_deadline(
+    host: DockerHost, make_spec: SpecMaker
+) -> None:
+    spec = make_spec(log="cpu-0.32-mtp", never_healthy=True)
+    container_id = host.create(spec)
+    host.start(container_id)
+
+    with model_at(port_of(spec)) as model, pytest.raises(UnhealthyError) as caught:
+        wait_until_answering(host, container_id, model, deadline_s=2)
+
+    assert "no answer within 2.0s" in caught.value.message
+    assert not isinstance(caught.value, ContainerDiedError)
+
+
+def test_a_server_that_is_healthy_and_refuses_to_complete_is_not_ready(
+    host: DockerHost, make_spec: SpecMaker
+) -> None:
+    spec = make_spec(answer_status=500)
+    container_id = host.create(spec)
+    host.start(container_id)
+
+    with (
+        model_at(port_of(spec)) as model,
+        pytest.raises(UnhealthyError, match="the stand-in was told to refuse"),
+    ):
+        wait_until_answering(host, container_id, model, deadline_s=3)
+
+
+def test_an_interrupted_wait_leaves_the_container_alone(
+    host: DockerHost, make_spec: SpecMaker
+) -> None:
+    spec = make_spec(never_healthy=True)
+    container_id = host.create(spec)
+    host.start(container_id)
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with model_at(port_of(spec)) as model, pytest.raises(KeyboardInterrupt):
+        wait_until_answering(host, container_id, model, deadline_s=30, on_phase=interrupt)
+
+    fact = host.find_container(container_id)
+    assert fact is not None
+    assert fact.is_running
+
+
+def test_the_log_of_a_running_container_can_be_let_go(
+    host: DockerHost, make_spec: SpecMaker
+) -> None:
+    container_id = start_serving(host, make_spec(log="cpu-0.32-mtp"))
+    started_s = time.monotonic()
+
+    with host.open_log(container_id) as log:
+        first = next(iter(log))
+    assert first
+    assert time.monotonic() - started_s < 5
+    assert read_whole(host.logs(container_id)).is_serving
+
+
+def test_what_a_container_takes_of_memory_is_measured(
+    host: DockerHost, make_spec: SpecMaker
+) -> None:
+    container_id = start_serving(host, make_spec(allocate_mib=200))
+
+    until(lambda: (host.memory_bytes(container_id) or 0) > 200 << 20)
+    assert (host.memory_bytes(container_id) or 0) < 300 << 20

@@ -1,0 +1,373 @@
+"""Replacing a deployment in real Docker: success, failure, interruption, a CLI that is killed."""
+
+import dataclasses
+import json
+import pickle
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.node.container import ContainerFact, ContainerSpec
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.runtime.deployments import find_deployment
+from sparkdeploy.runtime.health import ContainerDiedError, Readiness, wait_until_answering
+from sparkdeploy.runtime.recovery import Recovery, recover
+from sparkdeploy.runtime.replace import begin
+from tests.engine.conftest import (
+    SpecMaker,
+    crashes_in,
+    free_port,
+    model_at,
+    port_of,
+    start_serving,
+    until,
+)
+from tests.engine.stand_in.replacing import put_in_place
+
+pytestmark = pytest.mark.docker
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+def up(host: DockerHost, spec: ContainerSpec, crashes_dir: Path) -> Readiness:
+    def wait(container_id: str) -> Readiness:
+        with model_at(port_of(spec)) as model:
+            return wait_until_answering(host, container_id, model, deadline_s=20)
+
+    return put_in_place(
+        host,
+        spec,
+        crashes_dir=crashes_dir,
+        wait=wait,
+        details={"plan": {"recipe": "stand-in"}},
+    )
+
+
+def is_answering(fact: ContainerFact) -> bool:
+    with model_at(int(fact.labels[labels.PORT])) as model:
+        return model.is_healthy()
+
+
+def recovered(host: DockerHost, deployment: str, crashes_dir: Path) -> Recovery:
+    return recover(
+        host,
+        deployment,
+        crashes_dir=crashes_dir,
+        is_answering=is_answering,
+        now=datetime.now(UTC),
+    )
+
+
+def text_served_at(port: int) -> str:
+    with model_at(port) as model:
+        until(model.is_healthy)
+        return model.complete("x", 1).text
+
+
+def containers_of(host: DockerHost, deployment: str) -> list[tuple[str, str]]:
+    return [
+        (fact.name, fact.state) for fact in host.own_containers() if fact.deployment == deployment
+    ]
+
+
+def test_a_first_start_answers(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    assert up(host, make_spec(), tmp_path).answer.text == " Paris"
+
+    assert containers_of(host, deployment) == [(f"sparkdeploy-{deployment}", "running")]
+    assert crashes_in(tmp_path) == []
+
+
+def test_the_same_name_replaces(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    up(host, make_spec(port=port, text="old"), tmp_path)
+
+    up(host, make_spec(port=port, text="new"), tmp_path)
+
+    assert text_served_at(port) == "new"
+    assert containers_of(host, deployment) == [(f"sparkdeploy-{deployment}", "running")]
+
+
+def test_a_first_start_that_dies_leaves_evidence_and_no_container(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ContainerDiedError, match="evidence: ") as caught:
+        up(
+            host,
+            make_spec(die_after_s=0, exit_code=9, crash_log="crashes/cuda_oom"),
+            tmp_path,
+        )
+
+    assert containers_of(host, deployment) == []
+    (folder,) = crashes_in(tmp_path)
+    assert str(folder) in caught.value.message
+    assert "CUDA out of memory" in (folder / "container.log").read_text()
+    assert json.loads((folder / "cause.json").read_text())["name"] == "cuda_oom"
+    assert json.loads((folder / "plan.json").read_text()) == {"recipe": "stand-in"}
+    assert json.loads((folder / "inspect.json").read_text())["State"]["ExitCode"] == 9
+
+
+def test_the_evidence_holds_no_secret_and_is_the_users_alone(
+    host: DockerHost, make_spec: SpecMaker, tmp_path: Path
+) -> None:
+    with pytest.raises(ContainerDiedError):
+        up(host, make_spec(die_after_s=0), tmp_path)
+
+    (folder,) = crashes_in(tmp_path)
+    assert "not-to-be-kept" not in (folder / "inspect.json").read_text()
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_failed_replacement_brings_the_old_one_back(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    up(host, make_spec(port=port, text="old"), tmp_path)
+    old = find_deployment(host, deployment)
+
+    with pytest.raises(ContainerDiedError, match="the previous deployment is starting again"):
+        up(host, make_spec(port=port, never_healthy=True, die_after_s=0.5, exit_code=7), tmp_path)
+
+    assert text_served_at(port) == "old"
+    back = find_deployment(host, deployment)
+    assert old is not None
+    assert back is not None
+    assert back.current.container_id == old.current.container_id
+    assert not back.is_half_replaced
+
+
+def test_a_replacement_that_never_answers_brings_the_old_one_back(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    up(host, make_spec(port=port, text="old"), tmp_path)
+
+    def give_up(_container_id: str) -> None:
+        raise UnhealthyError("no answer within 1.0s")
+
+    with pytest.raises(UnhealthyError):
+        put_in_place(
+            host,
+            make_spec(port=port, never_healthy=True, ignore_sigterm=True),
+            crashes_dir=tmp_path,
+            wait=give_up,
+        )
+
+    assert text_served_at(port) == "old"
+
+
+def test_an_interrupted_replacement_brings_the_old_one_back(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    up(host, make_spec(port=port, text="old"), tmp_path)
+
+    with pytest.raises(KeyboardInterrupt):
+        put_in_place(
+            host,
+            make_spec(port=port, never_healthy=True),
+            crashes_dir=tmp_path,
+            wait=lambda _: signal.raise_signal(signal.SIGINT),
+        )
+
+    assert text_served_at(port) == "old"
+    assert containers_of(host, deployment) == [(f"sparkdeploy-{deployment}", "running")]
+
+
+def test_an_interrupted_first_start_goes_on_starting(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    spec = make_spec()
+
+    with pytest.raises(KeyboardInterrupt):
+        put_in_place(
+            host,
+            spec,
+            crashes_dir=tmp_path,
+            wait=lambda _: signal.raise_signal(signal.SIGINT),
+        )
+
+    assert text_served_at(port_of(spec)) == " Paris"
+
+
+def test_an_image_that_is_not_there_leaves_the_old_one_running(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    spec = make_spec(port=port, text="old")
+    up(host, spec, tmp_path)
+
+    with pytest.raises(NodeError, match="create container"):
+        up(host, dataclasses.replace(spec, image="sparkdeploy-test/none:0"), tmp_path)
+
+    assert text_served_at(port) == "old"
+
+
+def test_an_old_container_that_had_died_is_replaced_and_its_log_kept(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    dying = make_spec(die_after_s=0, exit_code=3)
+    container_id = host.create(dying)
+    host.start(container_id)
+    until(lambda: not _lives(host, container_id))
+
+    up(host, make_spec(), tmp_path)
+
+    assert containers_of(host, deployment) == [(f"sparkdeploy-{deployment}", "running")]
+    assert len(crashes_in(tmp_path)) == 1
+
+
+def test_a_foreign_container_with_our_name_is_refused_and_stays(
+    host: DockerHost,
+    make_spec: SpecMaker,
+    foreign_container: str,
+    deployment: str,
+    tmp_path: Path,
+) -> None:
+    host.rename(foreign_container, f"sparkdeploy-{deployment}")
+
+    with pytest.raises(NodeError, match="that sparkdeploy did not make"):
+        up(host, make_spec(), tmp_path)
+
+    assert _lives(host, foreign_container)
+
+
+def test_two_names_on_two_ports_run_side_by_side(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    one, two = make_spec(text="one"), make_spec(name=f"{deployment}-b", text="two")
+    up(host, one, tmp_path)
+    up(host, two, tmp_path)
+
+    assert text_served_at(port_of(one)) == "one"
+    assert text_served_at(port_of(two)) == "two"
+
+
+def test_a_second_replacement_waits_until_the_first_is_finished(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    up(host, make_spec(port=port), tmp_path)
+    begin(host, make_spec(port=port), deployment, crashes_dir=tmp_path)
+
+    with pytest.raises(NodeError, match="half replaced"):
+        begin(host, make_spec(port=port), deployment, crashes_dir=tmp_path)
+
+
+def test_a_new_container_that_may_still_start_is_left_alone(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    up(host, make_spec(), tmp_path)
+    slow = make_spec(never_healthy=True)
+    slow = dataclasses.replace(slow, labels={**slow.labels, labels.STARTUP_TIMEOUT: "600"})
+    begin(host, slow, deployment, crashes_dir=tmp_path)
+    assert recovered(host, deployment, tmp_path).action == "waiting"
+    assert len(containers_of(host, deployment)) == 2
+
+
+def test_nothing_half_done_needs_no_recovery(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    assert recovered(host, deployment, tmp_path).action == "nothing"
+    start_serving(host, make_spec())
+
+    assert recovered(host, deployment, tmp_path).action == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("killed_before", "outcome"),
+    [
+        (1, ("nothing", "old")),
+        (2, ("reverted", "old")),
+        (3, ("reverted", "old")),
+        (4, ("reverted", "old")),
+        (5, ("finished", "new")),
+    ],
+)
+def test_a_cli_killed_while_replacing_is_recovered_from(
+    host: DockerHost,
+    make_spec: SpecMaker,
+    deployment: str,
+    tmp_path: Path,
+    killed_before: int,
+    outcome: tuple[str, str],
+) -> None:
+    port = free_port()
+    start_serving(host, make_spec(port=port, text="old"))
+    killed = run_dying_cli(make_spec(port=port, text="new"), tmp_path, killed_before)
+
+    recovery = recovered(host, deployment, tmp_path / "crashes")
+
+    assert killed.returncode == -signal.SIGKILL
+    assert (recovery.action, text_served_at(port)) == outcome
+    assert containers_of(host, deployment) == [(f"sparkdeploy-{deployment}", "running")]
+
+
+@pytest.mark.parametrize("killed_before", [5, 6, 7])
+def test_a_cli_killed_while_bringing_the_old_one_back_is_recovered_from(
+    host: DockerHost,
+    make_spec: SpecMaker,
+    deployment: str,
+    tmp_path: Path,
+    killed_before: int,
+) -> None:
+    port = free_port()
+    start_serving(host, make_spec(port=port, text="old"))
+    dying = make_spec(port=port, text="new", die_after_s=0, exit_code=7)
+    killed = run_dying_cli(dying, tmp_path, killed_before)
+
+    recovered(host, deployment, tmp_path / "crashes")
+
+    assert killed.returncode == -signal.SIGKILL
+    assert text_served_at(port) == "old"
+    assert containers_of(host, deployment) == [(f"sparkdeploy-{deployment}", "running")]
+    assert len(crashes_in(tmp_path / "crashes")) >= 1
+
+
+def test_a_deployment_can_be_replaced_after_a_recovery(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    start_serving(host, make_spec(port=port, text="old"))
+    run_dying_cli(make_spec(port=port, text="lost"), tmp_path, 4)
+    recovered(host, deployment, tmp_path)
+    assert text_served_at(port) == "old"
+
+    up(host, make_spec(port=port, text="new"), tmp_path)
+
+    assert text_served_at(port) == "new"
+
+
+def run_dying_cli(
+    spec: ContainerSpec, folder: Path, killed_before: int
+) -> "subprocess.CompletedProcess[str]":
+    spec_file = folder / "spec.pickle"
+    spec_file.write_bytes(pickle.dumps(spec))
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.engine.stand_in.dying_cli",
+            str(spec_file),
+            str(folder / "crashes"),
+            str(killed_before),
+        ],
+        cwd=CHECKOUT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def _lives(host: DockerHost, container_id: str) -> bool:
+    fact = host.find_container(container_id)
+    return fact is not None and fact.is_running

@@ -1,0 +1,140 @@
+"""A secret of every kind is planted, and looked for everywhere somebody else could read it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.plan.container import Deployment, HostFolders, Weights, container_spec
+from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.runtime.evidence import save_evidence
+from sparkdeploy.settings import resources
+from tests.engine.conftest import TEST_LABEL, free_port, model_at, until
+from tests.engine.program import Program
+from tests.engine.stand_in.image import SERVER
+from tests.engine.test_network_exposure import _some_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sparkdeploy.node.host import DockerHost
+
+pytestmark = pytest.mark.docker
+
+KEY = "planted-api-key-7d1f"
+PLANTED = {
+    "HF_TOKEN": "hf_planted7d1fToken",
+    "VLLM_API_KEY": "planted-vllm-key-7d1f",
+    "https_proxy": "http://user:planted-proxy-7d1f@127.0.0.1:9",
+    "PIP_EXTRA_INDEX_URL": "https://user:planted-index-7d1f@packages.invalid/simple",
+}
+WORDS = (KEY, "hf_planted7d1fToken", "planted-vllm-key-7d1f", "planted-proxy", "planted-index")
+
+
+def found_in(text: str) -> list[str]:
+    return [word for word in WORDS if word in text]
+
+
+@pytest.fixture
+def deployed(
+    host: DockerHost, stand_in_image: str, mark: str, deployment: str, tmp_path: Path
+) -> Iterator[str]:
+    """A public deployment in the product's shape, with a key, served by the stand-in."""
+    key = tmp_path / "state" / "keys" / deployment
+    key.parent.mkdir(parents=True, mode=0o700)
+    key.write_text(KEY + "\n")
+    key.chmod(0o600)
+    port = free_port()
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    shape = container_spec(
+        load_recipe(Library((resources() / "recipes",)), "v2", [f"serve.port={port}"]),
+        Weights(_some_model(tmp_path)),
+        image=stand_in_image,
+        deployment=Deployment(deployment, Exposure.PUBLIC),
+        folders=HostFolders(cache=cache, key_file=key),
+    )
+    spec = replace(
+        shape,
+        entrypoint=("python3", SERVER),
+        command=("--port", str(port), "--log", "cpu-0.32-mtp"),
+        gpus="none",
+        ulimits=(),
+        labels={**shape.labels, TEST_LABEL: mark},
+    )
+    container_id = host.create(spec)
+    host.start(container_id)
+    with model_at(port) as model:
+        until(model.is_healthy, timeout_s=60)
+    yield container_id
+    host.remove(container_id)
+
+
+def test_what_others_can_read_holds_no_secret(
+    host: DockerHost,
+    deployed: str,
+    deployment: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in PLANTED.items():
+        monkeypatch.setenv(name, value)
+    program = Program(tmp_path, PLANTED)
+    places = {
+        "inspect": json.dumps(host.inspect(deployed)),
+        "history": output("docker", "history", "--no-trunc", host.inspect(deployed)["Image"]),
+        "processes": output("ps", "-eo", "args"),
+        "log": b"".join(host.logs(deployed)).decode(errors="replace"),
+    }
+    for command in (
+        ("plan", "v2", "--public", "--json"),
+        ("-v", "doctor", "v2", "--json"),
+        ("status", "--json"),
+        ("export", "systemd", "v2", "--public"),
+        ("logs", deployment),
+    ):
+        done = program.run(*command)
+        places[" ".join(command)] = done.stdout + done.stderr
+    folder = save_evidence(
+        host,
+        deployed,
+        tmp_path / "state" / "crashes",
+        deployment=deployment,
+        details={"plan": json.loads(places["plan v2 --public --json"])},
+    )
+    assert (folder / "plan.json").is_file()
+    places |= {str(path): path.read_text(errors="replace") for path in files(tmp_path)}
+    assert {place: words for place, text in places.items() if (words := found_in(text))} == {}
+    assert len(places) > 12
+
+
+def test_the_search_would_find_one(tmp_path: Path) -> None:
+    (tmp_path / "crashes").mkdir()
+    (tmp_path / "crashes" / "container.log").write_text(f"INFO api_key=['{KEY}']")
+    assert [found_in(path.read_text()) for path in files(tmp_path)] == [[KEY]]
+
+
+def test_the_key_is_its_users_alone(host: DockerHost, deployed: str, tmp_path: Path) -> None:
+    key = next((tmp_path / "state" / "keys").iterdir())
+    assert key.stat().st_mode & 0o777 == 0o600
+    mounts = {item["Destination"]: item for item in host.inspect(deployed)["Mounts"]}
+    assert mounts["/run/sparkdeploy/key"]["RW"] is False
+
+
+def files(folder: Path) -> list[Path]:
+    """Every file below, without the key's own."""
+    return [
+        path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent.name != "keys"
+    ]
+
+
+def output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

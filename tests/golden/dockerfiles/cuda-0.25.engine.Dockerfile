@@ -1,0 +1,24 @@
+# The engine stage of cuda-0.25: vLLM 0.25.1 from wheels, as the lock says.
+# Containers have a read-only root, so what Python compiles at import has to be here already:
+# everything on CUDA engines; on a small CPU only what a server imports (104 MB of 361).
+FROM sparkdeploy/base:<fingerprint> AS environment
+LABEL dev.sparkdeploy.kind=leftover
+RUN python3 -c "import sys; found = '%d.%d' % sys.version_info[:2]; sys.exit(found != '3.11' and 'sparkdeploy-refused: the base has Python ' + found + ' and the lock is for 3.11')"
+COPY network/ /network/
+COPY lock/ /lock/
+COPY inside/ /inside/
+RUN . /network/environment \
+ && python3 -m venv /opt/uv \
+ && /opt/uv/bin/pip install --quiet --no-cache-dir --require-hashes --requirement /lock/uv.txt
+RUN . /network/environment \
+ && python3 -m venv --without-pip /opt/venv \
+ && /opt/uv/bin/uv pip install --python /opt/venv/bin/python --no-cache --no-deps \
+      --only-binary :all: --require-hashes --compile-bytecode --requirement /lock/packages.txt \
+ && /opt/venv/bin/python /inside/trim.py /opt/venv 121 \
+ && sh /inside/toolkit.sh
+
+FROM sparkdeploy/base:<fingerprint>
+COPY --from=environment /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin
+ENV CUDA_HOME=/opt/venv/cuda NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+WORKDIR /tmp

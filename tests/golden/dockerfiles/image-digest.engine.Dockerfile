@@ -1,0 +1,9 @@
+# The engine stage of image: an image that was there already. Its Python with vLLM becomes
+# known as /opt/venv, or the build ends with the reason why it does not fit.
+ARG BASE_IMAGE=nvidia/vllm@sha256:0000000000000000000000000000000000000000000000000000000000000000
+FROM ${BASE_IMAGE}
+USER 0
+COPY adopt/ /opt/sparkdeploy/
+RUN sh /opt/sparkdeploy/adopt.sh 0.25.1 cuda
+ENV PATH=/opt/venv/bin:$PATH:/usr/local/bin:/usr/bin:/bin
+WORKDIR /tmp

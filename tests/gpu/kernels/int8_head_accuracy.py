@@ -1,0 +1,301 @@
+"""Check the INT8 head on a CUDA GPU against FP64, at its edges, in graphs and for independence.
+
+`python tests/gpu/kernels/int8_head_accuracy.py [name ...]`; exit 0 or 1. Needs a CUDA GPU with
+16 GB free, torch and Triton; vLLM is not needed.
+"""
+
+# mypy: disable-error-code="import-not-found"
+
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
+sys.path.insert(0, str(PLUGIN))
+from sparkdeploy_vllm.int8_maths import quantize_rows  # noqa: E402
+from sparkdeploy_vllm.kernels import int8_head as kernels  # noqa: E402
+from sparkdeploy_vllm.kernels.int8_head import compile_tiles, int8_head  # noqa: E402
+from sparkdeploy_vllm.kernels.int8_head_configs import COMPACT, tiles_for  # noqa: E402
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 200)
+HEADS = ((16_384, 3072), (12_345, 2048), (1_000, 2000), (63, 1040), (65, 64), (7, 16))
+"""Vocabularies and hidden sizes, most of them divisible by no tile."""
+
+SUMMATION = 1e-5
+"""Relative error that the order and width of FP32 sums on tensor cores may add."""
+
+
+def check_errors_stay_near_those_of_exact_int8_rounding() -> None:
+    for kind in ("random", "outliers"):
+        worst = 0.0
+        for vocab, hidden in HEADS:
+            plain = weights(vocab, hidden, kind=kind)
+            quantized, scales = quantize_rows(plain)
+            for rows in ROWS:
+                x = inputs(rows, hidden, kind=kind)
+                truth = x.double() @ plain.double().T
+                exact = exact_product(x, quantized, scales)
+                for dtype in (torch.bfloat16, torch.float32):
+                    # In the toy head, rounding to BF16 alone is 12 times the INT8 error.
+                    toy = vocab * hidden < 1000
+                    rounded = relative_error(exact.to(dtype) if toy else exact, truth)
+                    ours = int8_head(x, quantized, scales, out_dtype=dtype)
+                    worst = max(worst, relative_error(ours, truth) / rounded)
+        say(f"  {kind}: error at most {worst:.4f} x that of exact INT8 rounding")
+        assert worst <= 1.5
+
+
+def check_fp32_logits_are_the_exact_product_up_to_summation() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        for vocab, hidden in HEADS:
+            quantized, scales = quantize_rows(weights(vocab, hidden))
+            for rows in ROWS:
+                x = inputs(rows, hidden).to(dtype)
+                ours = int8_head(x, quantized, scales, out_dtype=torch.float32)
+                assert relative_error(ours, exact_product(x, quantized, scales)) < SUMMATION
+
+
+def check_the_first_choice_agrees_with_bf16() -> None:
+    plain = weights(248_320, 3072)
+    quantized, scales = quantize_rows(plain)
+    agreed = counted = 0
+    for batch in range(64):
+        x = leaning_inputs(plain, rows=64, seed=batch)
+        logits = torch.nn.functional.linear(x, plain)
+        top = logits.float().topk(2, dim=1)
+        error = int8_head(x, quantized, scales, out_dtype=torch.float32) - (x @ plain.T).float()
+        rounding = 4 * error.std(dim=1) + top.values[:, 0].abs() * 2**-8
+        clear = top.values[:, 0] - top.values[:, 1] > rounding
+        same = int8_head(x, quantized, scales).argmax(dim=1) == top.indices[:, 0]
+        agreed += int((same & clear).sum())
+        counted += int(clear.sum())
+    say(f"  {agreed} of {counted} clear choices of {64 * 64} agree")
+    assert counted > 1000
+    assert agreed >= 0.999 * counted
+
+
+def check_rows_of_zeros_give_zeros() -> None:
+    plain = weights(1000, 2048)
+    plain[::3] = 0
+    quantized, scales = quantize_rows(plain)
+    for rows in ROWS:
+        x = inputs(rows, 2048)
+        x[0] = 0
+        logits = int8_head(x, quantized, scales)
+        assert (logits[:, ::3] == 0).all()
+        assert (logits[0] == 0).all()
+
+
+def check_infinities_in_padding_reach_nothing() -> None:
+    quantized, scales = quantize_rows(weights(1024, 2048))
+    padded_scales = scales.clone()
+    padded_scales[1000:] = float("inf")
+    for rows in ROWS:
+        around = torch.full((rows + 64, 2048 + 64), float("inf"), device="cuda").bfloat16()
+        x = around[:rows, :2048]
+        x.copy_(inputs(rows, 2048))
+        clean = int8_head(x.contiguous(), quantized, scales)
+        padded = int8_head(x, quantized, padded_scales)
+        assert torch.equal(padded[:, :1000], clean[:, :1000])
+
+
+def check_small_scales_survive() -> None:
+    plain = weights(1000, 2048).float()
+    quantized, scales = quantize_rows(plain)
+    x = inputs(5, 2048)
+    tiny = scales * 1e-12
+    ours = int8_head(x, quantized, tiny, out_dtype=torch.float32)
+    assert relative_error(ours, exact_product(x, quantized, tiny)) < SUMMATION
+
+
+def check_strides_and_leading_dimensions_are_followed() -> None:
+    quantized, scales = quantize_rows(weights(1000, 2048))
+    for rows in (1, 3, 16, 20, 64, 100):
+        wide = inputs(2 * rows, 3 * 2048)
+        slices = wide[::2, 2048:4096], wide[:rows, ::3], wide[rows:, 8:2056], wide[rows:, 1:2049]
+        for x in slices:
+            assert torch.equal(
+                int8_head(x, quantized, scales), int8_head(x.contiguous(), quantized, scales)
+            )
+        cube = inputs(4 * rows, 2048).view(2, 2 * rows, 2048)[:, :rows]
+        assert torch.equal(
+            int8_head(cube, quantized, scales).view(2 * rows, -1),
+            int8_head(cube.reshape(2 * rows, 2048), quantized, scales),
+        )
+    assert int8_head(inputs(0, 2048), quantized, scales).shape == (0, 1000)
+
+
+def check_a_bias_is_added() -> None:
+    quantized, scales = quantize_rows(weights(1000, 2048))
+    bias = torch.randn(1000, device="cuda").bfloat16()
+    for rows in ROWS:
+        x = inputs(rows, 2048)
+        ours = int8_head(x, quantized, scales, bias, out_dtype=torch.float32)
+        expected = exact_product(x, quantized, scales) + bias
+        assert relative_error(ours, expected) < SUMMATION
+
+
+def check_a_captured_graph_gives_what_a_plain_call_gives() -> None:
+    quantized, scales = quantize_rows(weights(16_384, 3072))
+    compile_tiles(quantized, scales, torch.bfloat16)
+    for rows in ROWS:
+        x = inputs(rows, 3072)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = int8_head(x, quantized, scales)
+        for seed in range(3):
+            x.copy_(inputs(rows, 3072, seed=seed))
+            graph.replay()
+            assert torch.equal(logits, int8_head(x, quantized, scales))
+
+
+def check_the_tiles_of_smaller_cards_are_right_on_this_card_too() -> None:
+    for vocab, hidden in HEADS:
+        quantized, scales = quantize_rows(weights(vocab, hidden))
+        for tile in COMPACT:
+            for rows in (1, tile.rows, 3 * tile.rows + 1):
+                x = inputs(rows, hidden)
+                logits = torch.empty(rows, vocab, device="cuda")
+                kernels._launch_gathered(tile, x, (quantized, scales, None), logits)
+                assert relative_error(logits, exact_product(x, quantized, scales)) < SUMMATION
+
+
+def check_a_row_does_not_depend_on_the_other_rows() -> None:
+    quantized, scales = quantize_rows(weights(12_345, 3072))
+    for tile in tiles_for(torch.cuda.get_device_capability()):
+        x = inputs(tile.rows, 3072)
+        whole = int8_head(x, quantized, scales, out_dtype=torch.float32)
+        others = x.clone()
+        others[1:] = float("nan")
+        first = int8_head(others, quantized, scales, out_dtype=torch.float32)
+        assert torch.equal(first[0], whole[0])
+        order = torch.randperm(tile.rows, device="cuda")
+        assert torch.equal(
+            int8_head(x[order], quantized, scales, out_dtype=torch.float32), whole[order]
+        )
+
+
+def check_which_tiles_agree_bit_for_bit() -> None:
+    quantized, scales = quantize_rows(weights(16_384, 3072))
+    x = inputs(128, 3072)
+    tiles = tiles_for(torch.cuda.get_device_capability())
+
+    def alone(rows: int) -> torch.Tensor:
+        parts = [
+            int8_head(part, quantized, scales, out_dtype=torch.float32) for part in x.split(rows)
+        ]
+        return torch.cat(parts)
+
+    results = {tile.rows: alone(tile.rows) for tile in tiles}
+    assert torch.equal(alone(1), results[tiles[0].rows])
+    for rows, logits in results.items():
+        for others, reference in results.items():
+            if others < rows:
+                moved = float((logits != reference).float().mean())
+                rounded = int((logits.bfloat16() != reference.bfloat16()).sum())
+                say(
+                    f"  tile of {rows} rows against {others}: {moved:.4f} of FP32 logits differ,"
+                    f" {rounded} of {logits.numel()} after rounding to BF16"
+                )
+
+
+def check_repeated_calls_agree_bit_for_bit() -> None:
+    quantized, scales = quantize_rows(weights(248_320, 2048))
+    for rows in ROWS:
+        x = inputs(rows, 2048)
+        expected = int8_head(x, quantized, scales)
+        for _ in range(20):
+            assert torch.equal(int8_head(x, quantized, scales), expected)
+
+
+def check_tensor_cores_have_read_their_registers_before_the_next_step() -> None:
+    quantized, scales = quantize_rows(weights(1000, 3072))
+    compile_tiles(quantized, scales, torch.bfloat16)
+    texts = [
+        compiled.asm["ttgir"]
+        for kernel in (kernels._gathered, kernels._streamed)
+        for compiled in kernel.device_caches[torch.cuda.current_device()][0].values()
+    ]
+    assert texts
+    for text in texts:
+        assert text.count("pendings =") == text.count("pendings = 0")
+        assert "isAsync = true" not in text or "pendings = 0" in text
+
+
+def weights(vocab: int, hidden: int, *, kind: str = "random") -> torch.Tensor:
+    """A BF16 head; with `kind` outliers, every 13th column of every 7th row is 50 times larger."""
+    generator = torch.Generator("cuda").manual_seed(vocab + hidden)
+    plain = torch.randn(vocab, hidden, device="cuda", generator=generator) * 0.02
+    if kind == "outliers":
+        plain[::7, ::13] *= 50
+    return plain.bfloat16()
+
+
+def inputs(rows: int, hidden: int, *, kind: str = "random", seed: int = 0) -> torch.Tensor:
+    """BF16 activations; with `kind` outliers, every 17th column is 100 times larger."""
+    generator = torch.Generator("cuda").manual_seed(seed * 1000 + rows)
+    x = torch.randn(rows, hidden, device="cuda", generator=generator)
+    if kind == "outliers":
+        x[:, ::17] *= 100
+    return x.bfloat16()
+
+
+def leaning_inputs(plain: torch.Tensor, *, rows: int, seed: int) -> torch.Tensor:
+    """Activations that lean towards a random token, some hardly and some strongly."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    token = torch.randint(plain.shape[0], (rows,), device="cuda", generator=generator)
+    noise = torch.randn(rows, plain.shape[1], device="cuda", generator=generator)
+    lean = torch.rand(rows, 1, device="cuda", generator=generator) * 8
+    return (noise + lean * plain[token].float()).bfloat16()
+
+
+def exact_product(x: torch.Tensor, quantized: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """FP64 logits of the INT8 head."""
+    return (x.double() @ quantized.double().T) * scales.double()
+
+
+def relative_error(got: torch.Tensor, truth: torch.Tensor) -> float:
+    """Norm of the difference over the norm of `truth`."""
+    return float((got.double() - truth).norm() / truth.norm())
+
+
+def main(names: list[str]) -> int:
+    """Run the checks whose names contain one of `names` (all without)."""
+    say(f"card: {torch.cuda.get_device_name()}; torch {torch.__version__}")
+    return 1 if sum(fails(name, check) for name, check in checks(names)) else 0
+
+
+def checks(names: list[str]) -> list[tuple[str, Callable[[], None]]]:
+    """The check_* functions of this file, in order."""
+    return [
+        (name, member)
+        for name, member in globals().items()
+        if name.startswith("check_") and (not names or any(part in name for part in names))
+    ]
+
+
+def fails(name: str, check: Callable[[], None]) -> bool:
+    """Run one check and report it."""
+    begin_s = time.monotonic()
+    try:
+        check()
+    except Exception:  # noqa: BLE001 - whatever a check raises is its finding
+        say(traceback.format_exc())
+        say(f"FAILED {name}")
+        return True
+    say(f"ok     {name} ({time.monotonic() - begin_s:.1f} s)")
+    return False
+
+
+def say(line: str) -> None:
+    """Print at once, so that a run cut short shows what it found."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# On the GPU machine: unpack the committed code, make the plugin's folders, and make both twins in
+# the background (again only when how they are made has changed).
+set -euo pipefail
+mkdir -p /tmp/code /tmp/m /tmp/zstd
+rm -rf /tmp/code/sparkdeploy /tmp/code/tests /tmp/plugin /tmp/plugin-variant /tmp/stand
+tar -xf .gpu/code.tar -C /tmp/code
+cp .gpu/zstd/* /tmp/zstd/
+cp -r /tmp/code/tests/gpu/stand /tmp/stand
+python3 - <<'P'
+import sys, zipfile
+from pathlib import Path
+sys.path.insert(0, "/tmp/code/sparkdeploy/vllm_plugin")
+from wheel_backend import write_wheel
+for folder in ("/tmp/plugin", "/tmp/plugin-variant"):
+    zipfile.ZipFile(write_wheel(Path("/tmp"))).extractall(folder)
+P
+cp /tmp/stand/variants/*.py /tmp/plugin-variant/
+sed -i 's/^sparkdeploy = .*/sparkdeploy = stand_variants:register/' \
+  /tmp/plugin-variant/*.dist-info/entry_points.txt
+if ! cmp -s /tmp/stand/twins.py /tmp/m/twins.py; then
+  cp /tmp/stand/twins.py /tmp/m/twins.py
+  for twin in ${TWINS:-wide nervous}; do
+    rm -rf "/tmp/m/twins/$twin"
+    PYTHONPATH=/tmp/code setsid nohup python3 /tmp/m/twins.py "$twin" /tmp/m \
+      > "/tmp/m/$twin.log" 2>&1 &
+  done
+fi

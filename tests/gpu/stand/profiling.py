@@ -1,0 +1,54 @@
+"""GPU time of a decode step by kind of kernel, out of torch's profiler in a vLLM server."""
+
+import gzip
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+KINDS = (
+    ("INT8 head", re.compile(r"^_gathered|^_streamed")),
+    ("FP8 linear", re.compile(r"blockwise|fp8|float_e4m3|per_token_group_quant", re.I)),
+    ("INT4 experts", re.compile(r"marlin|moe|topk", re.I)),
+    ("attention", re.compile(r"flash|fmha|attention|_tq_|stage2|reshape_and_cache", re.I)),
+    ("linear attention", re.compile(r"delta|gdn|conv1d|chunk_|fused_sigmoid|gated", re.I)),
+    ("BF16 matrices", re.compile(r"nvjet|gemm|gemv|cublas|splitk|cutlass", re.I)),
+)
+
+
+def flags(folder: Path) -> list[str]:
+    """What a server needs to be profiled into `folder`."""
+    wanted = {
+        "profiler": "torch",
+        "torch_profiler_dir": str(folder),
+        "torch_profiler_with_stack": False,
+        "torch_profiler_dump_cuda_time_total": False,
+        "ignore_frontend": True,
+    }
+    return ["--profiler-config", json.dumps(wanted)]
+
+
+def kernel_us(trace: Path) -> Counter:
+    """Microseconds on the GPU by kernel (copies and fills included)."""
+    opened = gzip.open if trace.suffix == ".gz" else open
+    with opened(trace, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    spent: Counter = Counter()
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            spent[event["name"]] += event["dur"]
+    return spent
+
+
+def step_by_kind(short: Counter, long: Counter, steps: float) -> dict:
+    """Microseconds a step between two traces that are `steps` decode steps apart."""
+    by_kind: Counter = Counter()
+    by_kernel = {name: (long[name] - short[name]) / steps for name in long}
+    for name, spent_us in by_kernel.items():
+        by_kind[next((kind for kind, like in KINDS if like.search(name)), "other")] += spent_us
+    most = sorted(by_kernel.items(), key=lambda item: -item[1])[:30]
+    return {
+        "gpu_us": round(sum(by_kernel.values()), 1),
+        "kinds_us": {kind: round(spent_us, 1) for kind, spent_us in by_kind.most_common()},
+        "kernels_us": {name[:140]: round(spent_us, 2) for name, spent_us in most},
+    }

@@ -1,0 +1,159 @@
+"""Make the two widened twins of the GPU proofs, and their overlays.
+
+`wide` has the real vocabulary and hidden size; a grammar decides its text by wide margins, about
+half of its drafts are accepted. `nervous` has eight full-attention layers that matter and no
+margins at all: nonsense in its attention shows in its text at once.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from sparkdeploy.checkpoint.contents import model_sizes, read_config
+from sparkdeploy.checkpoint.draft_vocabulary import DraftVocabulary, rank_tokens
+from sparkdeploy.checkpoint.fp8_shard import Fp8Shard, Order, fetch_shard
+from sparkdeploy.checkpoint.overlay import build_overlay
+from sparkdeploy.checkpoint.ranges import FolderRanges
+from sparkdeploy.checkpoint.safetensors import TensorData
+from sparkdeploy.checkpoint.source import open_folder
+from sparkdeploy.checkpoint.treatment import Treatment
+from sparkdeploy.checkpoint.twin import (
+    ExpertFormat,
+    TwinShape,
+    build_twin,
+    fp8,
+    grammar,
+    tensors,
+    values,
+)
+
+SEED = 7
+WIDE = TwinShape(
+    layers=20,
+    hidden=3072,
+    vocab=248_320,
+    experts=16,
+    experts_per_token=4,
+    expert_intermediate=1024,
+    shared_expert_intermediate=1024,
+    attention_heads=8,
+    kv_heads=2,
+    linear_key_heads=4,
+    linear_value_heads=8,
+    expert_format=ExpertFormat.INT4,
+)
+NERVOUS = TwinShape(
+    layers=32,
+    hidden=1024,
+    vocab=512,
+    experts=8,
+    experts_per_token=2,
+    expert_intermediate=512,
+    shared_expert_intermediate=512,
+    attention_heads=8,
+    kv_heads=2,
+    linear_key_heads=4,
+    linear_value_heads=8,
+    expert_format=ExpertFormat.INT4,
+)
+DRAFT_ROWS = 32_768
+DRAFT = DraftVocabulary(rank_tokens({}, special=(), vocabulary=WIDE.vocab), 0, 0, ())
+"""By token number alone: this grammar says nearly every token there is, so any list is as good."""
+SHARD_ORIGIN = "the wide twin"
+TREATMENTS = {
+    "hybrid": Treatment(fp8_mode="online", mtp="required"),
+    "v2": Treatment(fp8_mode="online", lm_head="int8", mtp="required"),
+    "v2-draft": Treatment(
+        fp8_mode="online",
+        lm_head="int8",
+        mtp="required",
+        draft_rows=DRAFT_ROWS,
+        draft_origin=DRAFT.origin,
+    ),
+    "prebuilt": Treatment(fp8_mode="prebuilt", mtp="required", fp8_origin=SHARD_ORIGIN),
+}
+
+
+def make(which: str, root: Path) -> None:
+    """Write `root`/twins/WHICH and, for the wide one, its overlays in `root`/m/ck."""
+    started = time.monotonic()
+    if which == "wide":
+        _scale_grammar(WIDE)
+        _build(root, which, WIDE)
+        source = open_folder(root / "twins" / which)
+        for name, treatment in TREATMENTS.items():
+            shard = _prebuilt_shard(root) if treatment.fp8_origin else None
+            draft = DRAFT if treatment.draft_rows else None
+            built = build_overlay(source, treatment, root / "m" / "ck" / name, shard, draft)
+            _say(f"{name}: {built.fp8_layer_count} fp8, {built.mtp_tensor_count} mtp tensors")
+    else:
+        _make_attention_matter(NERVOUS)
+        _build(root, which, NERVOUS)
+    _say(f"{which} took {time.monotonic() - started:.0f} s")
+
+
+def _build(root: Path, which: str, shape: TwinShape) -> None:
+    (root / "twins").mkdir(parents=True, exist_ok=True)
+    build_twin(root / "twins" / which, shape, seed=SEED)
+
+
+def _prebuilt_shard(root: Path) -> Fp8Shard:
+    """The shared experts as the official FP8 repository has them, quantised on the GPU."""
+    fp8.quantize = _quantize
+    wide, repository = root / "twins" / "wide", root / "twins" / "wide-fp8"
+    fp8.build_fp8_twin(repository, wide)
+    order = Order(model_sizes(read_config(wide)), SHARD_ORIGIN, model=wide)
+    return fetch_shard(
+        FolderRanges(repository), order, root / "m" / "fp8", lambda _done, _total: None
+    )
+
+
+def _quantize(content: bytes, rows: int, columns: int) -> tuple[bytes, bytes]:
+    # The product's own takes minutes for matrices of this size.
+    import torch
+
+    exact = torch.frombuffer(bytearray(content), dtype=torch.bfloat16).float()
+    tiles = exact.view(rows // fp8.BLOCK, fp8.BLOCK, columns // fp8.BLOCK, fp8.BLOCK)
+    amax = tiles.abs().amax(dim=(1, 3), keepdim=True).clamp_min(1e-4)
+    scales = (amax / fp8.FP8_MAX).bfloat16()
+    codes = (tiles / scales.float()).to(torch.float8_e4m3fn)
+    return (codes.view(torch.uint8).numpy().tobytes(), scales.view(torch.int16).numpy().tobytes())
+
+
+def _scale_grammar(shape: TwinShape) -> None:
+    """Logits of the size they have at hidden 128, where BF16 still tells the sides apart."""
+    factor = 128 / shape.hidden
+    grammar._HEAD_SIZE *= factor
+    grammar._UNPRINTED_SIZE *= factor
+
+
+def _make_attention_matter(shape: TwinShape) -> None:
+    plain_linears = tensors._attention_linears
+
+    def linears(of: TwinShape) -> Iterator[tuple[str, int, int, float]]:
+        for name, outputs, inputs, gain in plain_linears(of):
+            yield name, outputs, inputs, 1.5 if name == "o_proj" else gain
+
+    def norms(make: tensors._Maker, attention: str) -> Mapping[str, TensorData]:
+        names = (f"{attention}.q_norm.weight", f"{attention}.k_norm.weight")
+        return {n: make.normal(n, (make.shape.head_dim,), std=0.05, mean=0.8) for n in names}
+
+    def matrix(name: str, std: float) -> Callable[[grammar.Grammar], bytes]:
+        count = shape.vocab * shape.hidden
+        return lambda _self: values.normal_bf16(SEED, name, count=count, std=std)
+
+    tensors._attention_linears = linears
+    tensors._attention_norms = norms
+    tensors._BLOCK_GAIN = 0.02
+    grammar.Grammar.embeddings = matrix("nervous embeddings", 1.0)
+    grammar.Grammar.head = matrix("nervous head", 2 / shape.hidden**0.5)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    make(sys.argv[1], Path(sys.argv[2]))

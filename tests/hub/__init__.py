@@ -1,0 +1,1 @@
+"""A hub of our own for tests."""

@@ -1,0 +1,343 @@
+"""The Hugging Face hub as a client sees it, on two local ports: one for the API, one for blobs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import lru_cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CHUNK_BYTES = 1 << 16
+_API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?")
+_RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+
+
+@dataclass(slots=True)
+class Fault:
+    """What goes wrong, and how often, with requests whose path contains `path`."""
+
+    path: str
+    times: int = 1
+    status: int | None = None
+    """Answer with this status and nothing else."""
+    retry_after_s: int | None = None
+    keep_bytes: int | None = None
+    """Close the connection after this many bytes of the body."""
+    flip_byte: int | None = None
+    """Send the body with this byte changed."""
+    garble_from: int | None = None
+    """Send other bytes than there are from here on."""
+    skip: int = 0
+    """Let this many requests through first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One request as a server saw it."""
+
+    server: str
+    method: str
+    path: str
+    byte_range: str | None
+    authorization: str | None
+
+
+@dataclass(slots=True)
+class Repo:
+    """A repository: folders of files by commit, and branches that name commits."""
+
+    commits: dict[str, Path]
+    branches: dict[str, str]
+    license: str = "apache-2.0"
+    token: str | None = None
+    """Who does not send it gets 401, and who sends another one 403."""
+
+
+@dataclass(slots=True)
+class HubDouble:
+    """Both servers, what they serve, and what they saw."""
+
+    repos: dict[str, Repo] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    body_bytes: int = 0
+    """Bytes of file contents and listings that were sent."""
+    delay_s: float = 0.0
+    """A pause after each chunk of a blob, so that a test can interrupt."""
+    endpoint: str = ""
+    blobs: str = ""
+    is_held: threading.Event = field(default_factory=threading.Event)
+    """Set while a blob is held back, as `hold_after` asked."""
+    go_on: threading.Event = field(default_factory=threading.Event)
+    _hold_after_bytes: int | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def hold_after(self, sent_bytes: int) -> None:
+        """Stop in the middle of a body after so many bytes in all, until `go_on` is set."""
+        self.is_held.clear()
+        self.go_on.clear()
+        self._hold_after_bytes = sent_bytes
+
+    def wait_if_held(self) -> None:
+        """Called after each chunk."""
+        if self._hold_after_bytes is not None and self.body_bytes >= self._hold_after_bytes:
+            self._hold_after_bytes = None
+            self.is_held.set()
+            self.go_on.wait(60)
+
+    def take_fault(self, path: str) -> Fault | None:
+        """The first fault for a path that is not used up."""
+        with self._lock:
+            for fault in self.faults:
+                if fault.path not in path or not fault.times:
+                    continue
+                if fault.skip:
+                    fault.skip -= 1
+                    continue
+                fault.times -= 1
+                return fault
+        return None
+
+    def count(self, sent_bytes: int) -> None:
+        """Add to the bytes that were sent."""
+        with self._lock:
+            self.body_bytes += sent_bytes
+
+
+@contextlib.contextmanager
+def hub_double() -> Iterator[HubDouble]:
+    """Serve an empty hub; the blobs are on another host name, as they are in the real one."""
+    double = HubDouble()
+    servers = [_server(double, "hub"), _server(double, "blobs")]
+    double.endpoint = f"http://127.0.0.1:{servers[0].server_port}"
+    double.blobs = f"http://localhost:{servers[1].server_port}"
+    threads = [threading.Thread(target=server.serve_forever, args=(0.02,)) for server in servers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield double
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()
+        for thread in threads:
+            thread.join()
+
+
+def is_lfs(path: Path) -> bool:
+    """Large files live outside git, as .gitattributes of the real hub says."""
+    return path.suffix == ".safetensors" or path.name == "tokenizer.json"
+
+
+def sha256_of(path: Path) -> str:
+    """A file's sha256, remembered as long as the file does not change."""
+    status = path.stat()
+    return _sha256(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=256)
+def _sha256(path: Path, _changed_ns: int, _size_bytes: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def git_blob_sha1(path: Path) -> str:
+    """The name git gives a file's content."""
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def _server(double: HubDouble, name: str) -> ThreadingHTTPServer:
+    class Handler(_Handler):
+        pass
+
+    Handler.double = double
+    Handler.server_name = name
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    return server
+
+
+class _Handler(BaseHTTPRequestHandler):
+    double: HubDouble
+    server_name: str
+    protocol_version = "HTTP/1.1"
+    # Headers and body leave in two writes; without this each answer waits 40 ms for an ACK.
+    disable_nagle_algorithm = True
+    timeout = 30
+
+    def handle(self) -> None:
+        """A client that was killed in the middle is no fault of the hub's."""
+        with contextlib.suppress(ConnectionError):
+            super().handle()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        """Answer without a body."""
+        self._answer()
+
+    def do_GET(self) -> None:
+        """Answer with a body."""
+        self._answer()
+
+    def _answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        headers = self.headers
+        self.double.seen.append(
+            Seen(self.server_name, self.command, path, headers["Range"], headers["Authorization"])
+        )
+        fault = self.double.take_fault(path)
+        if fault is not None and fault.status is not None:
+            extra = {} if fault.retry_after_s is None else {"Retry-After": str(fault.retry_after_s)}
+            self._send(fault.status, b"no", extra)
+        elif self.server_name == "blobs":
+            self._blob(path, fault)
+        elif api := _API.fullmatch(path):
+            self._listing(api[1], api[2] or "main")
+        elif resolve := _RESOLVE.fullmatch(path):
+            self._resolve(resolve[1], resolve[2], resolve[3], fault)
+        else:
+            self._send(404, b"nothing here")
+
+    def _repo(self, name: str, revision: str) -> tuple[Repo, str] | None:
+        repo = self.double.repos.get(name)
+        if repo is None:
+            self._send(401, b"", {"X-Error-Code": "RepoNotFound"})
+            return None
+        if repo.token is not None and self.headers["Authorization"] != f"Bearer {repo.token}":
+            status = 403 if self.headers["Authorization"] else 401
+            message = "Access to this model is restricted"
+            self._send(status, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": message})
+            return None
+        commit = repo.branches.get(revision, revision)
+        if commit not in repo.commits:
+            self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+            return None
+        return repo, commit
+
+    def _listing(self, name: str, revision: str) -> None:
+        found = self._repo(name, revision)
+        if found is None:
+            return
+        repo, commit = found
+        folder = repo.commits[commit]
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        content = {
+            "_id": "1",
+            "id": name,
+            "modelId": name,
+            "sha": commit,
+            "private": False,
+            "gated": "manual" if repo.token else False,
+            "disabled": False,
+            "downloads": 0,
+            "likes": 0,
+            "tags": [f"license:{repo.license}"],
+            "cardData": {"license": repo.license},
+            "siblings": [_sibling(folder, path) for path in files],
+        }
+        body = json.dumps(content).encode()
+        self.double.count(len(body))
+        self._send(200, body, {"Content-Type": "application/json"})
+
+    def _resolve(self, name: str, revision: str, file: str, fault: Fault | None) -> None:
+        found = self._repo(name, revision)
+        if found is None:
+            return
+        repo, commit = found
+        path = repo.commits[commit] / file
+        if not path.is_file():
+            self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+            return
+        headers = {"X-Repo-Commit": commit}
+        if is_lfs(path):
+            digest = sha256_of(path)
+            headers["X-Linked-Etag"] = f'"{digest}"'
+            headers["X-Linked-Size"] = str(path.stat().st_size)
+            headers["Location"] = f"{self.double.blobs}/{name}/{commit}/{file}"
+            self._send(302, b"", headers)
+        else:
+            headers["ETag"] = f'"{git_blob_sha1(path)}"'
+            self._send_file(path, headers, fault)
+
+    def _blob(self, path: str, fault: Fault | None) -> None:
+        organisation, name, commit, file = path.lstrip("/").split("/", 3)
+        repo = self.double.repos[f"{organisation}/{name}"]
+        self._send_file(repo.commits[commit] / file, {"ETag": '"of-the-blob-store"'}, fault)
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _send_file(self, path: Path, headers: dict[str, str], fault: Fault | None) -> None:
+        size_bytes = path.stat().st_size
+        begin, end = 0, size_bytes
+        wanted = _RANGE.fullmatch(self.headers["Range"] or "")
+        if wanted:
+            begin, end = int(wanted[1]), min(int(wanted[2] or size_bytes - 1) + 1, size_bytes)
+            if begin >= size_bytes:
+                self._send(416, b"", {"Content-Range": f"bytes */{size_bytes}"})
+                return
+        self.send_response(206 if wanted else 200)
+        if wanted:
+            headers = {**headers, "Content-Range": f"bytes {begin}-{end - 1}/{size_bytes}"}
+        headers = {**headers, "Content-Length": str(end - begin), "Accept-Ranges": "bytes"}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self._send_body(path, begin, end, fault)
+
+    def _send_body(self, path: Path, begin: int, end: int, fault: Fault | None) -> None:
+
+        position = begin
+        stop = end if fault is None or fault.keep_bytes is None else begin + fault.keep_bytes
+        with path.open("rb") as file, contextlib.suppress(ConnectionError):
+            file.seek(begin)
+            while position < min(end, stop):
+                chunk = bytearray(file.read(min(CHUNK_BYTES, min(end, stop) - position)))
+                if fault is not None and fault.flip_byte is not None:
+                    at = begin + fault.flip_byte - position
+                    if 0 <= at < len(chunk):
+                        chunk[at] ^= 0x01
+                if fault is not None and fault.garble_from is not None:
+                    first = max(0, min(len(chunk), begin + fault.garble_from - position))
+                    chunk[first:] = bytes(byte ^ 0x55 for byte in chunk[first:])
+                self.wfile.write(chunk)
+                self.double.count(len(chunk))
+                self.double.wait_if_held()
+                position += len(chunk)
+                if self.double.delay_s:
+                    time.sleep(self.double.delay_s)
+        if position < end:
+            self.close_connection = True
+
+
+def _sibling(folder: Path, path: Path) -> dict[str, Any]:
+    size_bytes = path.stat().st_size
+    entry: dict[str, Any] = {
+        "rfilename": str(path.relative_to(folder)),
+        "size": size_bytes,
+        "blobId": "0" * 40 if is_lfs(path) else git_blob_sha1(path),
+    }
+    if is_lfs(path):
+        entry["lfs"] = {"sha256": sha256_of(path), "size": size_bytes, "pointerSize": 134}
+    return entry

@@ -1,0 +1,294 @@
+"""`bench` as a user runs it, against a server that answers at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.cli.main import main
+from tests.unit.bench.fake_engine import FakeEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def bench(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """The program in this process: `bench("ls")`."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["sparkdeploy", "bench", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        said = capsys.readouterr()
+        return Done(code, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def records(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in (tmp_path / "state" / "bench").glob("*.json")]
+
+
+def test_any_endpoint_is_measured_by_its_url_and_kept(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    done = bench("--url", engine.url + "/v1/", "--rounds", "2", "--save", "first")
+
+    assert done.returncode == 0, done.stderr
+    assert "suite five: 2 rounds" in done.stdout
+    (record,) = records(tmp_path)
+    assert record["label"] == "first"
+    assert record["origin"]["url"] == engine.url
+    assert record["origin"]["engine"]["version"] == "0.0-fake"
+    (suite,) = record["suites"]
+    assert [cell["prompt"] for cell in suite["cells"]] == [
+        "qa",
+        "code",
+        "json",
+        "math",
+        "long_code",
+    ]
+    for cell in suite["cells"]:
+        assert [item["completion_tokens"] for item in cell["rounds"]] == [cell["max_tokens"]] * 2
+        assert cell["server"]["generation_tokens"] == 2 * cell["max_tokens"]
+        assert cell["samples"][0]["counting"] == "usage and token ids"
+        assert cell["server"]["kv_usage_peak"] == 0.125
+
+
+def test_a_sweep_makes_prompts_to_measure_that_no_cache_can_know(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    done = bench(
+        *("--url", engine.url, "--suite", "sweep", "--rounds", "1"),
+        *("--concurrency", "1,3", "--context", "1K,4K,16K"),
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "context 16384 left out: the model serves up to 8192 tokens" in done.stdout
+    (record,) = records(tmp_path)
+    for cell in record["suites"][0]["cells"]:
+        room = cell["context_tokens"] - cell["max_tokens"]
+        for sample in cell["samples"]:
+            assert room * 0.9 - 60 <= sample["prompt_tokens"] <= room
+    texts = [body["messages"][0]["content"] for body in engine.asked if body["max_tokens"] == 128]
+    assert len({text[:30] for text in texts}) == len(texts)
+
+
+def test_decode_keeps_its_classes_apart(bench: Callable[..., Done], engine: FakeEngine) -> None:
+    done = bench("--url", engine.url, "--suite", "decode", "--rounds", "1", "--json")
+
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(done.stdout)["suites"][0]["cells"]
+    assert [cell["prompt"] for cell in cells] == ["prose", "code", "agent"]
+
+
+def test_what_a_server_counts_late_falls_into_the_round_it_belongs_to(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.counts_late_s = 0.1
+
+    done = bench("--url", engine.url, "--suite", "decode", "--rounds", "1")
+
+    assert done.returncode == 0, done.stderr
+    for cell in records(tmp_path)[0]["suites"][0]["cells"]:
+        assert cell["server"]["generation_tokens"] == 512
+
+
+def test_a_server_that_knows_no_extensions_is_measured_by_its_usage(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.refuse = lambda body: "unknown field" if "return_token_ids" in body else None
+    engine.has_metrics = False
+
+    done = bench("--url", engine.url, "--suite", "decode", "--rounds", "1")
+
+    assert done.returncode == 0, done.stderr
+    cell = records(tmp_path)[0]["suites"][0]["cells"][0]
+    assert cell["samples"][0]["counting"] == "usage at the end"
+    assert cell["server"] is None
+
+
+def test_a_server_that_counts_nothing_fails_with_eight(
+    bench: Callable[..., Done], engine: FakeEngine
+) -> None:
+    engine.refuse = lambda body: "unknown field" if "stream_options" in body else None
+
+    done = bench("--url", engine.url, "--suite", "decode", "--rounds", "1")
+
+    assert done.returncode == 8
+    assert "uncounted" in done.stderr
+
+
+def test_failed_requests_are_shown_and_fail_the_gate(
+    bench: Callable[..., Done], engine: FakeEngine
+) -> None:
+    rounds: dict[str, int] = {}
+
+    def refuse(body: dict[str, Any]) -> str | None:
+        text = body["messages"][0]["content"]
+        rounds[text] = rounds.get(text, 0) + 1
+        return "busy" if "4827" in text and rounds[text] == 3 else None
+
+    engine.refuse = refuse
+
+    done = bench("--url", engine.url, "--rounds", "2", "--floor", "0.001")
+
+    assert done.returncode == 8
+    assert "1 requests failed and are in no figure: 1 refused" in done.stdout
+    assert "--gate: 1 requests failed" in done.stderr
+
+
+def test_a_gate_ends_with_eight_below_its_floor_and_keeps_the_run(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    assert bench("--url", engine.url, "--rounds", "1", "--floor", "0.001").returncode == 0
+    done = bench("--url", engine.url, "--rounds", "1", "--floor", "1e12")
+
+    assert done.returncode == 8
+    assert "is below the floor of 1e+12 (--floor)" in done.stderr
+    assert len(records(tmp_path)) >= 1
+
+
+def test_a_gate_that_cannot_be_held_is_refused_before_measuring(
+    bench: Callable[..., Done], engine: FakeEngine
+) -> None:
+    assert bench("--url", engine.url, "--gate").returncode == 2
+    assert bench("--url", engine.url, "--gate", "--suite", "sweep").returncode == 2
+    assert engine.asked == []
+
+
+def test_an_interrupted_run_keeps_what_was_measured(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path, interruptible: None
+) -> None:
+    seen: list[int] = []
+
+    def interrupt(body: dict[str, Any]) -> None:
+        seen.append(body["max_tokens"])
+        if len(seen) == 10:  # the dialect, two rounds of three, and the third round begins
+            os.kill(os.getpid(), signal.SIGINT)
+
+    engine.before = interrupt
+
+    done = bench("--url", engine.url, "--suite", "decode", "--rounds", "5")
+
+    assert done.returncode == 130, done.stderr
+    (record,) = records(tmp_path)
+    (suite,) = record["suites"]
+    assert suite["is_complete"] is False
+    assert suite["notes"] == ["interrupted"]
+    assert suite["cells"][0]["rounds"]
+    assert "not finished" in done.stdout
+
+
+def test_a_server_that_dies_meanwhile_ends_the_run_with_what_there_is(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+
+    def die(body: dict[str, Any]) -> None:
+        seen.append(1)
+        if len(seen) > 6:
+            raise ConnectionAbortedError
+
+    engine.before = die
+    engine.handle_error = lambda *_: None  # type: ignore[method-assign]
+
+    done = bench("--url", engine.url, "--suite", "decode", "--rounds", "3")
+
+    assert done.returncode == 8
+    assert "the server no longer answers" in done.stderr
+    (record,) = records(tmp_path)
+    assert record["suites"][0]["is_complete"] is False
+
+
+def test_runs_are_listed_shown_and_compared(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    file = tmp_path / "other.json"
+    bench("--url", engine.url, "--rounds", "2", "--save", "mine")
+    bench("--url", engine.url, "--rounds", "2", "--save", str(file))
+
+    (listed,) = json.loads(bench("ls", "--json").stdout)
+    assert listed["label"] == "mine"
+    assert "mine" in bench("ls").stdout
+    shown = bench("show", "mine")
+    assert shown.stdout.startswith(f"mine  {listed['run_id']}")
+    compared = bench("compare", "mine", str(file))
+    assert compared.returncode == 0, compared.stderr
+    assert "five, tok/s end to end" in compared.stdout
+    (comparison,) = json.loads(bench("compare", "mine", str(file), "--json").stdout)
+    assert comparison["base"] == listed["run_id"]
+
+
+def test_a_damaged_record_is_named_and_the_others_are_listed(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    bench("--url", engine.url, "--suite", "decode", "--rounds", "1", "--save", "good")
+    (tmp_path / "state" / "bench" / "bad.json").write_text("{")
+
+    done = bench("ls")
+
+    assert done.returncode == 0
+    assert "good" in done.stdout
+    assert "bad.json is no record" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("show", "nothing"), 8, "no run nothing"),
+        (("compare", "one"), 2, "needs two runs"),
+        (("--url", "ftp://x"), 2, "is no address"),
+        (("--url", "http://127.0.0.1:9"), 7, "not reachable"),
+        (("--suite", "six"), 2, "'six' is no suite"),
+        (("--url", "http://127.0.0.1:9", "--key-file", "/no/file"), 2, "cannot be read"),
+    ],
+)
+def test_mistakes_are_named(
+    bench: Callable[..., Done], arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    done = bench(*arguments)
+
+    assert done.returncode == code
+    assert words in done.stderr

@@ -1,0 +1,289 @@
+"""Captures, needles and tool calls against an HTTP server that answers as the test says."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from sparkdeploy.bench.quality import needle, tool_calls
+from sparkdeploy.bench.quality.asking import Questions, take_capture
+from sparkdeploy.bench.quality.texts import TEXTS
+from sparkdeploy.cli.main import main
+from sparkdeploy.errors import BenchError
+from sparkdeploy.runtime.client import ServedModel
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+NOW = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
+TOKENS_A_WORD = 2
+MAX_MODEL_LEN = 4096
+
+
+class Server(ThreadingHTTPServer):
+    """Passes the body of every POST to `answer`."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer = answer
+        self.asked: list[dict[str, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self._send({"data": [{"id": "qwen", "max_model_len": MAX_MODEL_LEN}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        self._send(self.server.answer(body))
+
+    def _send(self, content: object) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Answer], Server]]:
+    running: list[tuple[Server, threading.Thread]] = []
+
+    def start(answer: Answer) -> Server:
+        server = Server(answer)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        running.append((server, thread))
+        return server
+
+    yield start
+    for server, thread in running:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+Serve = Callable[[Answer], Server]
+
+
+def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["sparkdeploy", "bench", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def told(logprob: float, rank: int) -> dict[str, object]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": "x"}
+
+
+def completion(_body: dict[str, Any]) -> dict[str, Any]:
+    """As vLLM 0.32 answered on a twin: nothing for the first token, then top and own."""
+    choice = {
+        "text": " on",
+        "token_ids": [8, 9],
+        "prompt_token_ids": [5, 6, 7],
+        "prompt_logprobs": [
+            None,
+            {"6": told(-0.1, 1), "3": told(-2.5, 2)},
+            {"7": told(-31.0, 443), "4": told(-0.01, 1)},
+        ],
+    }
+    return {"choices": [choice], "usage": {}}
+
+
+def test_a_capture_holds_what_the_server_told(serve: Serve) -> None:
+    server = serve(completion)
+    seen: list[tuple[int, int]] = []
+    with ServedModel(server.url) as model:
+        taken = take_capture(
+            model,
+            Questions(text_count=2, max_tokens=2),
+            label="here",
+            now=NOW,
+            on_progress=lambda done, total: seen.append((done, total)),
+        )
+    assert [text.name for text in taken.texts] == list(TEXTS)[:2]
+    first = taken.texts[0]
+    assert first.token_ids == (6, 7)
+    assert [position.logprob for position in first.positions] == [-0.1, -31.0]
+    assert [position.best for position in first.positions] == [6, 4]
+    assert (first.greedy_ids, first.greedy_text) == ((8, 9), " on")
+    assert (taken.model, taken.taken_at) == ("qwen", "2026-11-21T09:00:00+00:00")
+    assert server.asked[1] == {
+        "model": "qwen",
+        "prompt": list(TEXTS.values())[1],
+        "max_tokens": 2,
+        "temperature": 0.0,
+        "prompt_logprobs": 20,
+        "return_token_ids": True,
+        "ignore_eos": True,
+    }
+    assert seen == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"text": "x"}, "does not tell the log-probabilities of a prompt"),
+        (
+            {"prompt_token_ids": [5, 6], "prompt_logprobs": [None, {"7": told(-1.0, 1)}]},
+            "unreadable of letter: token 6 has no log-probability",
+        ),
+        (
+            {"prompt_token_ids": [5, 6], "prompt_logprobs": [None, {"6": "?"}]},
+            "unreadable of letter",
+        ),
+        ({"prompt_token_ids": [5, 6], "prompt_logprobs": [None]}, "unreadable of letter"),
+    ],
+)
+def test_a_server_that_tells_too_little_is_named(
+    serve: Serve, choice: dict[str, Any], said: str
+) -> None:
+    server = serve(lambda _body: {"choices": [choice]})
+    with ServedModel(server.url) as model, pytest.raises(BenchError, match=said):
+        take_capture(model, Questions(), label="here", now=NOW)
+
+
+def test_quality_by_url_captures_and_compares(
+    serve: Serve,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = serve(completion)
+    file = tmp_path_factory.mktemp("captures") / "one.json"
+    asked = ("quality", "--url", f"{server.url}/v1", "--texts", "3", "--tokens", "2")
+    assert run(*asked, "--save", str(file), monkeypatch=monkeypatch) == 0
+    assert f"wrote {file}" in capsys.readouterr().err
+    done = run("quality", str(file), *asked[1:], "--gate", monkeypatch=monkeypatch)
+    assert done == 0
+    assert "6 positions of 3 texts" in capsys.readouterr().out
+
+
+def remembering(window_words: int) -> Answer:
+    """A model that reads only the last words of what it is asked."""
+
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        words = body["messages"][0]["content"].split()
+        found = re.search(r"opens with (\d+)\.", " ".join(words[-window_words:]))
+        said = f"It is {found[1]}." if found else "I cannot find it."
+        return {
+            "choices": [{"message": {"content": said}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": TOKENS_A_WORD * len(words), "completion_tokens": 5},
+        }
+
+    return answer
+
+
+def test_a_needle_outside_the_memory_is_missed(serve: Serve) -> None:
+    server = serve(remembering(window_words=700))
+    with ServedModel(server.url) as model:
+        found = list(needle.search(model, (1000, 4000)))
+    assert [(item.length, item.depth, item.is_found) for item in found] == [
+        (1000, 0.1, True),
+        (1000, 0.5, True),
+        (1000, 0.9, True),
+        (4000, 0.1, False),
+        (4000, 0.5, False),
+        (4000, 0.9, True),
+    ]
+    assert all(0.85 * item.length < item.prompt_tokens <= item.length for item in found)
+    table = list(needle.needle_lines(found))
+    assert table[:3] == [
+        "  tokens      10%    50%    90%",
+        "    1000        +      +      +",
+        "    4000        -      -      +",
+    ]
+    assert "found 4 of 6" in table
+
+
+def test_needle_gates_and_keeps_to_the_model_s_length(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(remembering(window_words=500))
+    asked = ("needle", "--url", server.url, "--lengths", "1K,64K", "--json")
+    assert run(*asked, "--gate", monkeypatch=monkeypatch) == 8
+    rows = json.loads(capsys.readouterr().out)
+    assert sorted({row["length"] for row in rows}) == [1024, MAX_MODEL_LEN]
+    assert max(row["prompt_tokens"] for row in rows) <= MAX_MODEL_LEN - needle.MAX_TOKENS
+    assert run("needle", "--url", server.url, "--lengths", "1M", monkeypatch=monkeypatch) == 2
+
+
+def test_a_number_counts_only_as_a_whole_one() -> None:
+    assert needle.is_answer("The code is 48,213.", 48213)
+    assert not needle.is_answer("148213", 48213)
+    assert not needle.is_answer("4821", 48213)
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
+def test_a_haystack_has_its_needle_once_and_in_place(depth: float) -> None:
+    lines = needle.haystack(100, depth, 48213, seed=1).splitlines()
+    assert [at for at, line in enumerate(lines) if "48213" in line] == [round(depth * 100)]
+    assert len(set(lines)) == 101
+
+
+def call(name: str, arguments: object) -> dict[str, Any]:
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"tool_calls": [{"type": "function", "function": {"name": name, "arguments": text}}]}
+
+
+TIDE = call("get_tide", {"harbour": "Bergen", "date": "2026-05-04"})
+MARKUP = "<tool_call>\n<function=get_tide>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("case", "message", "problem"),
+    [
+        (0, TIDE, ""),
+        (0, {"content": MARKUP}, "the parser left '<tool_call' in the text"),
+        (0, {"content": "At noon."}, "expected one call of get_tide, got none"),
+        (0, {"content": None, "tool_calls": TIDE["tool_calls"] * 2}, "got 2"),
+        (0, call("get_tides", {}), "expected get_tide, got 'get_tides'"),
+        (0, call("get_tide", "{"), "the arguments are no JSON"),
+        (0, call("get_tide", {"harbour": "Bergen"}), "expected the arguments date, harbour"),
+        (0, call("get_tide", {"harbour": "Bergen", "date": 2026}), "wrong value or type: date"),
+        (1, call("set_heating", {"room": "workshop", "celsius": 17.5}), ""),
+        (1, call("set_heating", {"room": "workshop", "celsius": "17.5"}), "type: celsius"),
+        (2, call("add_to_list", {"items": ["flour", "lemons", "salt"]}), ""),
+        (2, call("add_to_list", {"items": '["flour", "lemons", "salt"]'}), "type: items"),
+        (3, {"content": "God morgen!"}, ""),
+        (3, TIDE, "a tool was called that nobody needs"),
+    ],
+)
+def test_a_call_is_right_or_says_why_not(case: int, message: dict[str, Any], problem: str) -> None:
+    found = tool_calls.judge(tool_calls.CASES[case], message)
+    assert problem in found.problem
+    assert bool(problem) == bool(found.problem)
+
+
+def test_tools_are_tried_one_by_one(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        right = "Bergen" in body["messages"][0]["content"]
+        return {"choices": [{"message": TIDE if right else {"content": "Good."}}], "usage": {}}
+
+    server = serve(answer)
+    assert run("tools", "--url", server.url, "--gate", monkeypatch=monkeypatch) == 8
+    said = capsys.readouterr()
+    assert "  strings  ok" in said.out
+    assert "  none     ok" in said.out
+    assert "right 2 of 4" in said.out
+    assert "2 of 4 tool calls went wrong" in said.err
+    assert [len(body["tools"]) for body in server.asked] == [3, 3, 3, 3]

@@ -1,0 +1,127 @@
+"""Captures as files, and `bench quality` over them as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.bench.quality.capture import Capture, read_capture, write_capture
+from sparkdeploy.bench.quality.texts import TEXTS
+from sparkdeploy.cli.main import main
+from sparkdeploy.errors import BenchError
+from tests.unit.bench.captures import capture, logs, text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GOOD = capture(text((1, logs(t1=0.8, t2=0.2))), text((1, logs(t1=0.7, t2=0.3)), name="b"))
+BAD = capture(
+    text((1, logs(t1=0.2, t2=0.8))), text((1, logs(t1=0.7, t2=0.3)), name="b"), label="two"
+)
+
+
+def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["sparkdeploy", "bench", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    for name, content in (("good", GOOD), ("bad", BAD)):
+        write_capture(content, tmp_path / f"{name}.json")
+    return str(tmp_path / "good.json"), str(tmp_path / "bad.json")
+
+
+def test_a_capture_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "capture.json"
+    write_capture(GOOD, path)
+    assert read_capture(path) == GOOD
+    assert [item.name for item in path.parent.iterdir()] == ["capture.json"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[", "is no quality capture"),
+        ('{"schema": 1}', "is no quality capture"),
+        (json.dumps({"kind": GOOD.kind, "schema": 99}), "has schema 99"),
+        (json.dumps({"kind": GOOD.kind, "schema": 1}), "is damaged: label"),
+    ],
+)
+def test_what_is_no_capture_is_named(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(BenchError, match=said):
+        read_capture(path)
+
+
+@pytest.mark.parametrize("told", [{"1": 0.5}, {"1": math.nan}, {"2": -1.0}, {"1": -math.inf}])
+def test_what_is_no_distribution_is_damage(tmp_path: Path, told: dict[str, float]) -> None:
+    path = tmp_path / "x.json"
+    write_capture(GOOD, path)
+    content = json.loads(path.read_text())
+    content["texts"][0]["positions"][0]["told"] = told
+    path.write_text(json.dumps(content))
+    with pytest.raises(BenchError, match=r"is damaged: texts\.0\.positions\.0"):
+        read_capture(path)
+
+
+def test_the_gate_exits_eight(
+    files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = files
+    assert run("quality", good, good, "--gate", monkeypatch=monkeypatch) == 0
+    assert run("quality", good, bad, monkeypatch=monkeypatch) == 0
+    capsys.readouterr()
+    assert run("quality", good, bad, "--gate", "--json", monkeypatch=monkeypatch) == 8
+    said = capsys.readouterr()
+    assert json.loads(said.out)["gate"]["passed"] is False
+    assert (
+        "bad (two) is not close enough to good (one): top-1 agreement 50.00% is below 97.00%"
+        in said.err
+    )
+    loose = ("--min-agreement", "0.5", "--max-kl", "9", "--max-perplexity-rise", "9")
+    assert run("quality", good, bad, "--gate", *loose, monkeypatch=monkeypatch) == 0
+    assert (
+        run("quality", good, bad, "--gate", *loose, "--max-drift", "0.1", monkeypatch=monkeypatch)
+        == 8
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "a comparison has two sides, and 0 came"),
+        (("a.json", "b.json", "c.json"), "and 3 came"),
+        (("a.json", "b.json", "--save", "c.json"), "--save captures one side"),
+        (("a.json", "--save", "c.txt"), "ends in .json"),
+    ],
+)
+def test_a_command_line_without_sense(
+    arguments: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("quality", *arguments, monkeypatch=monkeypatch) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_fingerprint_is_of_the_texts_alone() -> None:
+    def fingerprint(of: Capture) -> str:
+        return of.fingerprint
+
+    assert fingerprint(GOOD) == fingerprint(BAD)
+    assert fingerprint(GOOD) != fingerprint(capture(GOOD.texts[0]))
+
+
+def test_the_texts_are_many_and_of_one_line_end() -> None:
+    assert len(TEXTS) == 12
+    assert all(300 < len(item) + 200 * (name == "chinese") < 1000 for name, item in TEXTS.items())
+    assert not any("\r" in item or "\t" in item for item in TEXTS.values())

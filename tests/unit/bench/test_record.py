@@ -1,0 +1,140 @@
+"""A record says everything again when it is read, and its schema is the documented one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.bench.origin import CheckpointOrigin
+from sparkdeploy.bench.record import (
+    METRICS,
+    SCHEMA_VERSION,
+    ServerDelta,
+    json_schema,
+    read_record,
+    record_text,
+    write_record,
+)
+from sparkdeploy.bench.shelf import Shelf
+from sparkdeploy.checkpoint.treatment import Treatment
+from sparkdeploy.errors import BenchError
+from tests.unit.bench.runs import sample_run
+from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEMA_FILE = REPOSITORY / "docs" / "bench-record.schema.json"
+
+
+def fields_of(schema: Any) -> dict[str, tuple[list[str], list[str]]]:
+    """Names and required names of every object: pydantic's wording differs between versions."""
+    objects = {**schema["$defs"], "Run": schema}
+    return {
+        name: (sorted(item.get("properties", item.get("enum", ()))), item.get("required", []))
+        for name, item in objects.items()
+    }
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    run = sample_run()
+    path = tmp_path / "folder" / "run.json"
+
+    write_record(run, path)
+
+    assert read_record(path) == run
+    assert [item.name for item in path.parent.iterdir()] == ["run.json"]
+
+
+def test_every_treatment_of_a_checkpoint_is_read_again(tmp_path: Path) -> None:
+    run = sample_run()
+    treatment = asdict(Treatment(fp8_mode="online", lm_head="int8", draft_rows=32768))
+    checkpoint = CheckpointOrigin("lab/model", "c" * 40, "f" * 16, treatment)
+    run = replace(run, origin=replace(run.origin, checkpoint=checkpoint))
+
+    write_record(run, tmp_path / "run.json")
+
+    assert read_record(tmp_path / "run.json") == run
+
+
+def test_a_run_that_is_not_found_names_the_damaged_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"schema": 1}')
+
+    with pytest.raises(BenchError) as caught:
+        Shelf(tmp_path).find("a")
+
+    assert "a.json is damaged" in (caught.value.hint or "")
+
+
+def test_the_documented_schema_is_the_real_one(request: pytest.FixtureRequest) -> None:
+    schema = json_schema()
+    if request.config.getoption("--update-golden"):
+        SCHEMA_FILE.write_text(json.dumps(schema, indent=1, sort_keys=True) + "\n")
+    assert fields_of(json.loads(SCHEMA_FILE.read_text())) == fields_of(schema)
+
+
+def test_statistics_bear_only_documented_names() -> None:
+    for suite in sample_run().suites:
+        for cell in suite.cells:
+            assert set(cell.statistics) <= set(METRICS)
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    content = json.loads(record_text(sample_run())) | {"schema": SCHEMA_VERSION + 1}
+    path.write_text(json.dumps(content))
+
+    with pytest.raises(BenchError, match="schema 2") as caught:
+        read_record(path)
+
+    assert caught.value.hint == "update sparkdeploy"
+
+
+def test_a_field_of_a_later_version_of_the_same_schema_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(json.loads(record_text(sample_run())) | {"colour": "red"}))
+
+    assert read_record(path) == sample_run()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no record"),
+        ("[]", "no schema version"),
+        ("{}", "no schema version"),
+        ('{"schema": 1}', "damaged: run_id"),
+    ],
+)
+def test_what_is_no_record_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+
+    with pytest.raises(BenchError, match=words):
+        read_record(path)
+
+
+def test_a_record_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"gone\.json cannot be read"):
+        read_record(tmp_path / "gone.json")
+
+
+def test_acceptance_is_counted_per_position() -> None:
+    counted = ServerDelta(
+        drafts=10, draft_tokens=20, accepted_tokens=15, accepted_per_position=(9, 6)
+    )
+
+    assert counted.acceptance == pytest.approx(0.75)
+    assert counted.acceptance_per_position == pytest.approx((0.9, 0.6))
+    assert counted.mean_acceptance_length == pytest.approx(2.5)
+
+
+def test_without_speculation_there_is_no_acceptance() -> None:
+    nothing = ServerDelta(drafts=0, draft_tokens=0, accepted_tokens=0)
+
+    assert nothing.acceptance is None
+    assert nothing.acceptance_per_position == ()
+    assert nothing.mean_acceptance_length is None

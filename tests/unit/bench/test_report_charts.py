@@ -1,0 +1,228 @@
+"""The drawing: whatever is drawn is finite, inside its picture, and legible."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sparkdeploy.bench.report import palette, svg
+from sparkdeploy.bench.report.axis import Linear, Logarithmic, spread, thin, ticks
+from sparkdeploy.bench.report.bars import draw_bars
+from sparkdeploy.bench.report.chart import (
+    LARGEST,
+    Bar,
+    BarChart,
+    Group,
+    Kind,
+    Line,
+    LineChart,
+    Point,
+    plottable,
+)
+from sparkdeploy.bench.report.lines import draw_lines
+from sparkdeploy.bench.report.page import NARROW, WIDE
+
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+FONTS = {"group": 13.0, "value": 13.0}
+values = st.floats(0, LARGEST) | st.integers(0, 200).map(float) | st.just(0.0)
+labels = st.text(max_size=40)
+widths = st.sampled_from([WIDE, NARROW])
+
+
+@st.composite
+def bars(draw: st.DrawFn) -> Bar:
+    value = draw(values)
+    spread_out = draw(st.none() | st.floats(0, 0.5))
+    low, high = (None, None) if spread_out is None else (value * (1 - spread_out), value)
+    return Bar(
+        draw(labels), value, low, high, draw(st.integers(0, 20)), draw(st.sampled_from(Kind))
+    )
+
+
+@st.composite
+def bar_charts(draw: st.DrawFn) -> BarChart:
+    groups = st.builds(Group, labels, st.lists(bars(), min_size=1, max_size=4).map(tuple))
+    return BarChart(
+        draw(labels), "tok/s", draw(st.lists(groups, min_size=1, max_size=4).map(tuple))
+    )
+
+
+@st.composite
+def line_charts(draw: st.DrawFn) -> LineChart:
+    point = st.builds(Point, st.integers(1, 2**20).map(float), values, st.none(), st.none())
+    points = st.lists(point, min_size=1, max_size=6, unique_by=lambda item: item.x).map(
+        lambda found: tuple(sorted(found, key=lambda item: item.x))
+    )
+    lines = st.lists(
+        st.builds(Line, labels, points, st.integers(0, 20)), min_size=1, max_size=20
+    ).map(tuple)
+    return LineChart(draw(labels), "streams", "tok/s", draw(lines), draw(st.booleans()))
+
+
+def line_chart_of(*conditions: float) -> LineChart:
+    line = Line("", tuple(Point(x, 1.0, None, None) for x in conditions), 0)
+    return LineChart("", "streams", "tok/s", (line,), False)
+
+
+def check_inside(text: str) -> None:
+    """Every coordinate is a number and within the picture, and so is every word."""
+    root = ElementTree.fromstring(text)
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    for item in root.iter():
+        name = item.tag.rpartition("}")[2]
+        for key, limit in (("x", width), ("y", height), ("cx", width), ("cy", height)):
+            if key in item.attrib:
+                assert 0 <= float(item.attrib[key]) <= limit, (name, item.attrib)
+        if name == "rect":
+            assert float(item.attrib["x"]) + float(item.attrib["width"]) <= width + 0.01
+            assert float(item.attrib["y"]) + float(item.attrib["height"]) <= height + 0.01
+        if name == "path":
+            assert "n" not in item.attrib["d"], item.attrib
+            assert all(
+                0 <= float(n) <= max(width, height) for n in NUMBER.findall(item.attrib["d"])
+            )
+        if name == "text" and item.text:
+            check_words(item, width)
+
+
+def check_words(item: ElementTree.Element, width: float) -> None:
+    size = FONTS.get(item.attrib["class"].split()[0], 12.0)
+    long = svg.width_of(item.text or "", size)
+    share = {"start": 0.0, "middle": 0.5, "end": 1.0}[item.attrib.get("text-anchor", "start")]
+    start = float(item.attrib["x"]) - share * long
+    assert start >= -1, (item.attrib, item.text)
+    assert start + long <= width + 1, (item.attrib, item.text)
+
+
+@settings(max_examples=25, deadline=None)
+@given(bar_charts(), widths)
+def test_bars_stay_in_their_picture(chart: BarChart, width: float) -> None:
+    check_inside(draw_bars(chart, width))
+
+
+@settings(max_examples=25, deadline=None)
+@given(line_charts(), widths)
+@example(line_chart_of(1.0, 1000006.0), WIDE)
+def test_lines_stay_in_their_picture(chart: LineChart, width: float) -> None:
+    check_inside(draw_lines(chart, width))
+
+
+def test_a_bar_s_length_is_its_value() -> None:
+    chart = BarChart("t", "tok/s", (Group("g", (Bar("a", 25.0), Bar("b", 50.0, 40.0, 50.0))),))
+    root = ElementTree.fromstring(draw_bars(chart, WIDE))
+    short, long = (float(i.attrib["width"]) for i in root.iter() if i.tag.endswith("rect"))
+    assert long == pytest.approx(2 * short, abs=0.05)
+    assert [i.text for i in root.iter() if i.attrib.get("class") == "value measured"] == [
+        "25.0",
+        "50.0",
+    ]
+
+
+@given(st.floats(1e-9, LARGEST), st.integers(2, 12))
+def test_ticks_are_round_and_reach_the_largest(largest: float, about: int) -> None:
+    marks = ticks(largest, about)
+    assert marks[0] == 0.0
+    assert marks[-1] >= largest * (1 - 1e-6)
+    assert len(marks) <= about + 2
+    step = marks[1]
+    assert f"{step:.0e}"[0] in "125" or f"{step:.1e}"[:3] == "2.5"
+    assert ticks(0.0, about) == (0.0, 1.0)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=12), st.floats(1, 30))
+def test_labels_keep_their_distance_where_there_is_room(places: list[float], apart: float) -> None:
+    found = spread(places, apart=apart, low=0, high=100)
+    assert all(-1e-9 <= place <= 100 + 1e-9 for place in found)
+    gap = min(apart, 100 / max(len(places) - 1, 1))
+    pairs = itertools.pairwise(sorted(found))
+    assert all(upper - lower >= gap - 1e-6 for lower, upper in pairs)
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    assert [found[index] for index in order] == sorted(found)
+
+
+def test_axes() -> None:
+    assert [Linear(10, 0, 100).place(value) for value in (-1, 0, 5, 11)] == [0, 0, 50, 100]
+    powers = Logarithmic(1, 16, 0, 100)
+    assert [round(powers.place(value)) for value in (1, 4, 16)] == [0, 50, 100]
+    assert Logarithmic(8, 8, 0, 100).place(8) == 50
+    assert thin([0, 3, 10, 12, 25], 10) == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("value", "stands"),
+    [(0.0, True), (51.3, True), (None, False), (-1.0, False), (math.nan, False), (math.inf, False)],
+)
+def test_what_can_stand_on_an_axis(value: float | None, stands: bool) -> None:
+    assert plottable(value) is stands
+    assert plottable(10**400) is False
+
+
+@given(st.text())
+def test_any_text_is_sound_xml(text: str) -> None:
+    drawn = svg.element("g", svg.words(text, 1, 2, class_=text) + svg.hint(text), id=text)
+    assert ElementTree.fromstring(drawn).tag == "g"
+
+
+def luminance(colour: tuple[float, float, float]) -> float:
+    """WCAG 2.1's relative luminance of linear red, green and blue."""
+    return 0.2126 * colour[0] + 0.7152 * colour[1] + 0.0722 * colour[2]
+
+
+def linear(colour: str) -> tuple[float, float, float]:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return red, green, blue
+
+
+@pytest.mark.parametrize("ground", [0, 1])
+def test_every_colour_stands_out_from_its_ground(ground: int) -> None:
+    behind = luminance(linear((palette.LIGHT_GROUND, palette.DARK_GROUND)[ground]))
+    for pair in palette.SERIES:
+        own = luminance(linear(pair[ground]))
+        lighter, darker = max(own, behind), min(own, behind)
+        assert (lighter + 0.05) / (darker + 0.05) >= 3.0, pair[ground]
+
+
+COLOUR_BLINDNESS = {
+    "protanopia": ((0.1521, 1.0526, -0.2049), (0.1145, 0.7863, 0.0992), (-0.0039, -0.0481, 1.0520)),
+    "deuteranopia": (
+        (0.3673, 0.8606, -0.2280),
+        (0.2801, 0.6725, 0.0474),
+        (-0.0118, 0.0429, 0.9689),
+    ),
+}
+"""Machado, Oliveira and Fernandes 2009, severity 1.0, on linear colours."""
+
+
+@pytest.mark.parametrize("ground", [0, 1])
+@pytest.mark.parametrize("kind", list(COLOUR_BLINDNESS))
+def test_the_first_five_colours_stay_apart_for_every_eye(kind: str, ground: int) -> None:
+    seen = [lab(mixed(linear(pair[ground]), kind)) for pair in palette.SERIES[:5]]
+    for one, other in itertools.combinations(seen, 2):
+        assert math.dist(one, other) > 9.0, (kind, one, other)
+
+
+def mixed(colour: tuple[float, float, float], kind: str) -> tuple[float, float, float]:
+    red, green, blue = (
+        min(max(sum(w * c for w, c in zip(row, colour, strict=True)), 0.0), 1.0)
+        for row in COLOUR_BLINDNESS[kind]
+    )
+    return red, green, blue
+
+
+def lab(colour: tuple[float, float, float]) -> tuple[float, float, float]:
+    """CIE L*a*b* (D65) of linear sRGB."""
+    red, green, blue = colour
+    x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505
+    y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.0891
+    fx, fy, fz = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
+    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)

@@ -1,0 +1,201 @@
+"""The page: what stands in it, that no record breaks out of it, and that it needs no network."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from sparkdeploy.bench.record import Run, record_text
+from sparkdeploy.bench.report.page import report_page
+from sparkdeploy.bench.report.published import Field, read_published
+from tests.unit.bench.runs import sample_run
+from tests.unit.conftest import REPOSITORY
+
+ATTACK = """"><script>alert(1)</script><img src=x onerror=alert(1)>' onload='x"""
+VOID = {"meta", "br", "img", "link", "input"}
+ALLOWED = {
+    *("html", "head", "meta", "title", "style", "body", "header", "nav", "a", "h1", "h2", "h3"),
+    *("p", "ul", "li", "div", "article", "dl", "dt", "dd", "section", "figure", "figcaption"),
+    *("table", "thead", "tbody", "tr", "th", "td", "footer"),
+    *("svg", "text", "path", "rect", "circle", "polygon"),
+}
+
+
+@pytest.fixture(scope="module")
+def field() -> Field:
+    return read_published(REPOSITORY / "recipes" / "facts" / "published.yaml")
+
+
+class Page(HTMLParser):
+    """The page's elements and words; fails on an element that is not closed in its turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self._open or self._open[-1] != "style":
+            self.words.append(data)
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def page_of(*runs: Run, field: Field) -> Page:
+    return Page(report_page(runs, field, made_at="2026-11-21 09:00 UTC", version="0"))
+
+
+def changed(run: Run, change: Any) -> Run:
+    """Return a record after `change` has been at its JSON, read as a file would be."""
+    return TypeAdapter(Run).validate_python(change(json.loads(record_text(run))))
+
+
+def replaced(value: Any, old: type, new: Any) -> Any:
+    """Put `new` in the place of every leaf of a type, and leave what a record cannot do without."""
+    if isinstance(value, dict):
+        return {key: replaced(item, old, new) for key, item in value.items()}
+    if isinstance(value, list):
+        return [replaced(item, old, new) for item in value]
+    return new if type(value) is old else value
+
+
+def test_every_chart_is_there_with_its_table(field: Field) -> None:
+    page = page_of(sample_run("baseline", speed=28.0), sample_run("v2"), field=field)
+    # Each chart twice: for wide and for narrow screens.
+    assert page.count("svg") == 2 * (1 + 1 + 3 + 2 + 1)
+    assert page.count("section") == page.count("table") == 6
+    for heading in (
+        "Speed by prompt class, end to end",
+        "Decode speed by kind of text",
+        "Latency over concurrency",
+        "Throughput over context",
+        "Accepted drafts by position",
+        "Beside published figures",
+    ):
+        assert page.text.count(heading) >= 2  # in the list of contents and above the section
+
+
+def test_figures_stand_beside_published_ones_with_source(field: Field) -> None:
+    page = page_of(sample_run("v2"), field=field)
+    assert "v2, end to end (albond v2.4)" in page.text
+    # The mean of the sample's five classes over the published 51.6.
+    assert "49.4 51.6 -4%" in page.text
+    assert "release v2.4 of 2026-05-09" in page.text
+    assert "albond v1" not in page.text  # no baseline here
+    assert "Not taken on a DGX Spark" not in page.text
+
+
+def test_failures_interruptions_and_other_prompts_are_said_first(field: Field) -> None:
+    other = changed(sample_run("mine", run_id="x"), _other_prompts)
+    page = page_of(sample_run("v2"), other, field=field)
+    assert "v2: the suite sweep was interrupted" in page.text
+    assert "v2: 5 of 198 requests of sweep failed" in page.text
+    assert "The prompts of five are not the same in all runs" in page.text
+
+
+def _other_prompts(record: dict[str, Any]) -> dict[str, Any]:
+    record["suites"][0]["prompts"] = "other"
+    return record
+
+
+def test_runs_of_the_same_label_have_names_of_their_own(field: Field) -> None:
+    page = page_of(sample_run("v2", run_id="a"), sample_run("v2", run_id="b"), field=field)
+    assert "Benchmark: v2 (1) and v2 (2)" in page.text
+
+
+def test_nothing_in_a_record_becomes_markup(field: Field) -> None:
+    evil = changed(sample_run("v2"), lambda record: {**_attacked(record), "label": ATTACK})
+    page = page_of(evil, sample_run("v2"), field=field)
+    assert {tag for tag, _ in page.elements} == ALLOWED - {"img", "link"} | {"title"}
+    attributes = {name for _, attributes in page.elements for name in attributes}
+    assert not {name for name in attributes if name.startswith("on")}
+    assert "alert(1)" in page.text  # it is shown, as words
+
+
+def _attacked(record: dict[str, Any]) -> dict[str, Any]:
+    """Every free text of the record says the worst it can."""
+    origin = replaced(record["origin"], str, ATTACK)
+    suites = record["suites"]
+    for suite in suites:
+        suite["notes"] = [ATTACK]
+        for number, cell in enumerate(suite["cells"]):
+            cell["prompt"] = f"{ATTACK}{number}"
+    return {**record, "origin": origin, "suites": suites, "started_at": ATTACK, "run_id": ATTACK}
+
+
+@pytest.mark.parametrize("damage", [math.nan, math.inf, -1.0, 1e308])
+def test_a_figure_that_cannot_be_is_left_out(field: Field, damage: float) -> None:
+    broken = changed(sample_run("v2"), lambda record: replaced(record, float, damage))
+    text = report_page([broken, sample_run("v2")], field, made_at="", version="")
+    assert not re.search(r"\b(nan|inf)\b|e\+\d", text.partition("</style>")[2], re.IGNORECASE)
+    page_of(broken, field=field)
+
+
+@pytest.mark.parametrize("damage", [0, -3, 10**400])
+def test_counts_that_cannot_be_do_no_harm(field: Field, damage: int) -> None:
+    def change(record: dict[str, Any]) -> dict[str, Any]:
+        return {**replaced(record, int, damage), "schema": 1}
+
+    page_of(changed(sample_run("v2"), change), field=field)
+
+
+def test_a_record_of_a_bare_url_without_suites_is_a_page(field: Field) -> None:
+    bare = changed(
+        sample_run("v2"),
+        lambda record: {
+            **record,
+            "origin": {key: record["origin"][key] for key in ("url", "model", "client")},
+            "suites": [],
+        },
+    )
+    page = page_of(bare, field=field)
+    assert page.count("svg") == 0
+    assert "Not taken on a DGX Spark" in page.text
+
+
+def test_the_page_loads_nothing_and_runs_nothing(field: Field) -> None:
+    text = report_page([sample_run("v2")], field, made_at="", version="")
+    page = Page(text)
+    links = [value for _, found in page.elements for key, value in found.items() if key == "href"]
+    assert links
+    assert all(link is not None and link.startswith("#") for link in links)
+    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.elements}
+    assert not re.search(r"url\(|@import|javascript:|src=", text)
+    assert "default-src 'none'" in text
+    assert len(text.encode()) < 400_000
+
+
+def test_every_published_figure_has_a_source_and_names_a_recipe(field: Field) -> None:
+    recipes = {path.stem for path in (REPOSITORY / "recipes").glob("*.yaml")}
+    for item in field.published:
+        assert item.recipe in recipes
+        assert item.source
+        assert 0 < item.mean < 200
+        assert set(item.prompts) <= {"qa", "code", "json", "math", "long_code", "prose", "agent"}
+    assert all(other.source and other.tok_s > 0 for other in field.others)

@@ -1,0 +1,162 @@
+"""What is measured in which order, how long prompts become, and what a gate demands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdeploy.bench import prompts
+from sparkdeploy.bench.asking import TOKEN_IDS_UP_TO, Ask, Dialect, Length, chat_body
+from sparkdeploy.bench.gate import floor_of, gate_of, require_gate, require_gated_suite
+from sparkdeploy.bench.sizing import SPARE_TOKENS, Sizer
+from sparkdeploy.bench.suites import (
+    Forecast,
+    SuiteName,
+    fixed_suite,
+    parse_counts,
+    parse_suites,
+    sweep_suite,
+)
+from sparkdeploy.errors import BenchError, UsageError
+from tests.unit.bench.runs import origin, sample_run
+
+
+def test_five_asks_the_five_lengths_of_the_published_tables() -> None:
+    assert [item.max_tokens for item in prompts.FIVE] == [256, 512, 1024, 64, 2048]
+
+
+def test_rounds_go_over_all_prompts_after_a_warm_up() -> None:
+    suite = fixed_suite(SuiteName.FIVE, prompts.FIVE, 2)
+
+    assert [(turn.condition.prompt, turn.round) for turn in suite.turns[:6]] == [
+        *((item.name, 0) for item in prompts.FIVE),
+        ("qa", 1),
+    ]
+    assert len(suite.turns) == 15
+
+
+def test_a_sweep_finishes_one_condition_before_the_next() -> None:
+    suite = sweep_suite(2, concurrency=(1, 4), context=(1024, 4096))
+
+    assert [
+        (turn.condition.concurrency, turn.condition.context_tokens, turn.round)
+        for turn in suite.turns
+    ] == [
+        *((1, 1024, number) for number in range(3)),
+        *((4, 1024, number) for number in range(3)),
+        *((1, 4096, number) for number in range(3)),
+    ]
+
+
+def test_a_sweep_goes_as_far_as_the_model() -> None:
+    suite = sweep_suite(1, max_model_len=5000)
+
+    assert {condition.context_tokens for condition in suite.conditions} == {1024, 2048, 4096}
+    assert suite.notes[0] == "context 8192 left out: the model serves up to 5000 tokens"
+    assert max(condition.concurrency for condition in suite.conditions) == 32
+
+
+@pytest.mark.parametrize(("context", "limit"), [((1024,), 512), ((128,), None)])
+def test_a_sweep_without_room_is_refused(context: tuple[int, ...], limit: int | None) -> None:
+    with pytest.raises(UsageError, match="no context of"):
+        sweep_suite(1, context=context, max_model_len=limit)
+
+
+def test_counts_are_read_with_k() -> None:
+    assert parse_counts("1K, 16k,300", "--context") == (1024, 16384, 300)
+    for wrong in ("", "1,,2", "x", "0", "-1"):
+        with pytest.raises(UsageError, match="--context"):
+            parse_counts(wrong, "--context")
+
+
+def test_suites_are_read_once_each() -> None:
+    assert parse_suites(["five,decode", "five"]) == (SuiteName.FIVE, SuiteName.DECODE)
+    with pytest.raises(UsageError, match="'six' is no suite"):
+        parse_suites(["six"])
+
+
+def test_the_forecast_scales_prompt_and_answer_apart() -> None:
+    suite = sweep_suite(1, concurrency=(1,), context=(1024, 2048))
+    forecast = Forecast()
+    assert forecast.remaining_s(suite.turns) is None
+
+    forecast.learn(prompt_tokens=1024, prompt_s=1.0, tokens=128, decode_s=4.0)
+
+    assert forecast.remaining_s(suite.turns[-1:]) == pytest.approx(2.0 + 4.0)
+
+
+def test_the_filler_is_the_same_for_the_same_seed_only() -> None:
+    assert prompts.filler(80, seed=1) == prompts.filler(80, seed=1)
+    assert prompts.filler(80, seed=1)[:24] != prompts.filler(80, seed=2)[:24]
+    assert 80 <= len(prompts.filler(80, seed=1).split()) < 100
+
+
+@settings(deadline=None)
+@given(
+    st.integers(5, 60),
+    st.floats(1.0, 4.0),
+    st.integers(512, 262144),
+)
+def test_a_prompt_fits_and_is_nearly_as_long_as_asked(
+    template: int, tokens_a_word: float, wanted: int
+) -> None:
+    def tokens(words: int) -> int:
+        return template + round(words * tokens_a_word)
+
+    sizer = Sizer()
+    for words in (40, 4000, 40_000):
+        sizer.learn(words, tokens(words))
+
+    made = tokens(sizer.words_for(wanted))
+
+    assert made <= wanted
+    assert made >= wanted - SPARE_TOKENS - wanted * 0.01 - tokens_a_word - 2
+
+
+ASK = Ask(prompts.context_prompt(10, seed=0, max_tokens=128), Length.EXACT, 1024, 10)
+
+
+def test_a_full_body_asks_for_every_count() -> None:
+    body = chat_body(ASK, model="qwen", dialect=Dialect.FULL)
+
+    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert body["return_token_ids"] is True
+    assert (body["min_tokens"], body["ignore_eos"], body["temperature"]) == (128, True, 0.0)
+
+
+def test_long_prompts_are_asked_without_token_ids() -> None:
+    body = chat_body(
+        replace(ASK, context_tokens=TOKEN_IDS_UP_TO + 1), model="qwen", dialect=Dialect.FULL
+    )
+
+    assert "return_token_ids" not in body
+    assert body["stream_options"]["continuous_usage_stats"] is True
+
+
+def test_a_plain_body_has_nothing_that_a_strict_server_refuses() -> None:
+    body = chat_body(ASK, model="qwen", dialect=Dialect.PLAIN)
+
+    assert set(body) == {"model", "messages", "max_tokens", "temperature", "stream"}
+
+
+def test_a_gate_needs_its_suite_and_a_floor() -> None:
+    with pytest.raises(UsageError, match="needs suite five"):
+        require_gated_suite(["sweep"])
+    with pytest.raises(UsageError, match="no floor"):
+        floor_of(replace(origin("v2", 51), recipe=None), None)
+    assert floor_of(origin("v2", 51), None)[0] == 51
+    assert floor_of(origin("v2", 51), 40.0) == (40.0, "--floor")
+
+
+def test_a_gate_holds_the_mean_against_the_floor() -> None:
+    gate = gate_of(sample_run(speed=51), 51.0, "albond")
+
+    assert gate.reached_tok_s == pytest.approx(0.96 * 51 * 1.008)
+    with pytest.raises(BenchError, match=r"49\.4 tok/s end to end is below the floor of 51"):
+        require_gate(gate)
+    require_gate(replace(gate, floor_tok_s=49.0))
+    with pytest.raises(BenchError, match="1 requests failed"):
+        require_gate(replace(gate, floor_tok_s=49.0, failures=1))

@@ -1,0 +1,93 @@
+"""Quantiles and intervals, held against the standard library and published tables."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdeploy.bench.summary import covered_s, gaps, quantiles, summarise, t_quantile
+
+VALUES = st.floats(min_value=-1e6, max_value=1e6)
+
+
+@settings(deadline=None)
+@given(st.lists(VALUES, min_size=2, max_size=60))
+def test_quantiles_are_those_of_the_standard_library(values: list[float]) -> None:
+    found = quantiles(values)
+
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    assert found is not None
+    expected = (cuts[49], cuts[94], cuts[98])
+    assert (found.p50, found.p95, found.p99) == pytest.approx(expected, abs=1e-6)
+    assert found.count == len(values)
+    assert min(values) <= found.p50 <= found.p95 <= found.p99 <= found.max
+
+
+def test_one_value_is_every_quantile() -> None:
+    found = quantiles([3.0])
+
+    assert found is not None
+    assert (found.p50, found.p99, found.max) == (3.0, 3.0, 3.0)
+
+
+def test_nothing_has_no_quantiles_and_no_summary() -> None:
+    assert quantiles([]) is None
+    assert summarise([]) is None
+
+
+@pytest.mark.parametrize(
+    ("degrees", "t"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (10, 2.2281), (120, 1.9799)],
+)
+def test_t_is_that_of_the_tables(degrees: int, t: float) -> None:
+    assert t_quantile(degrees) == pytest.approx(t, abs=5e-5)
+
+
+@settings(deadline=None)
+@given(st.lists(VALUES, min_size=2, max_size=30))
+def test_the_interval_stands_around_the_mean(values: list[float]) -> None:
+    found = summarise(values)
+
+    assert found is not None
+    assert found.low95 is not None
+    assert found.high95 is not None
+    assert found.low95 <= found.mean <= found.high95
+    assert found.stdev == pytest.approx(statistics.stdev(values))
+
+
+def test_published_rounds_give_the_published_interval() -> None:
+    found = summarise([51.3, 51.9, 51.2])
+
+    assert found is not None
+    assert found.mean == pytest.approx(51.4667, abs=1e-4)
+    assert found.median == pytest.approx(51.3)
+    assert found.low95 == pytest.approx(50.5260, abs=1e-3)
+    assert found.high95 == pytest.approx(52.4073, abs=1e-3)
+
+
+def test_one_round_has_no_interval() -> None:
+    found = summarise([51.0])
+
+    assert found is not None
+    assert (found.mean, found.stdev, found.low95) == (51.0, None, None)
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=12)
+
+
+@settings(deadline=None)
+@given(SPANS)
+def test_a_moment_covered_twice_counts_once(pairs: list[tuple[int, int]]) -> None:
+    spans = [(min(pair), max(pair)) for pair in pairs]
+
+    seconds = {second for start, end in spans for second in range(start, end)}
+
+    assert covered_s([(float(start), float(end)) for start, end in spans]) == len(seconds)
+
+
+def test_gaps_lie_between_neighbours() -> None:
+    assert gaps([1.0, 1.5, 3.0]) == [0.5, 1.5]
+    assert gaps([1.0]) == []

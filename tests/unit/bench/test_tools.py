@@ -1,0 +1,166 @@
+"""The standard tools' options, and what is read from reports that they really wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from sparkdeploy import shell
+from sparkdeploy.apply import bench_tools
+from sparkdeploy.apply.bench_tools import measure_with_tools
+from sparkdeploy.bench.tools import (
+    Load,
+    llama_benchy_options,
+    load_for,
+    read_llama_benchy,
+    read_vllm_bench,
+    vllm_bench_options,
+)
+from sparkdeploy.errors import BenchError
+from sparkdeploy.settings import load_settings
+
+LOAD = Load("http://127.0.0.1:8000", "qwen", 2048, 128, 3)
+VLLM_REPORT = {
+    # `vllm bench serve` 0.32.0 against a twin, four prompts; lists left out.
+    "backend": "openai-chat",
+    "completed": 4,
+    "failed": 0,
+    "duration": 11.11649610600034,
+    "total_output_tokens": 256,
+    "output_throughput": 23.02883908373063,
+    "median_ttft_ms": 134.98816650053413,
+    "median_tpot_ms": 21.391112095234202,
+    "median_itl_ms": 30.894772000010562,
+    "p99_itl_ms": 155.1475404101425,
+    "spec_decode_acceptance_length": 1.8823529411764706,
+}
+
+
+def benchy(**figures: float) -> str:
+    """A report of llama-benchy 0.4.0."""
+    test = {
+        "concurrency": 1,
+        "prompt_size": 256,
+        "tg_throughput": None,
+        "peak_throughput": None,
+        **{name: {"mean": value, "std": 0.1, "values": [value]} for name, value in figures.items()},
+    }
+    return json.dumps({"version": "0.4.0", "model": "qwen", "benchmarks": [test]})
+
+
+def test_both_tools_ask_for_the_same_load_without_sampling() -> None:
+    ours = vllm_bench_options(LOAD, tokenizer="/m/ck/x", result="/tmp/r.json")
+    theirs = llama_benchy_options(
+        LOAD, tokenizer="/host/x", book_url="http://127.0.0.1:1/book.txt", result="/tmp/l.json"
+    )
+
+    assert ours[ours.index("--random-input-len") + 1] == "2048"
+    assert ours[ours.index("--temperature") + 1] == "0"
+    assert ours[ours.index("--result-dir") + 1 :] == ("/tmp", "--result-filename", "r.json")
+    assert theirs[theirs.index("--pp") + 1] == "2048"
+    assert theirs[theirs.index("--extra-body") + 1] == "temperature=0"
+    assert theirs[theirs.index("--book-url") + 1] == "http://127.0.0.1:1/book.txt"
+
+
+def test_the_load_fits_the_model() -> None:
+    assert load_for("u", "m", rounds=3, max_model_len=262144).prompt_tokens == 2048
+    assert load_for("u", "m", rounds=3, max_model_len=1024).prompt_tokens == 832
+    with pytest.raises(BenchError, match="does not fit into 256"):
+        load_for("u", "m", rounds=3, max_model_len=256)
+
+
+def test_vllms_report_is_folded_in_with_our_names() -> None:
+    found = read_vllm_bench(json.dumps(VLLM_REPORT), version="0.32.0", command=("vllm",))
+
+    assert found.figures["end_to_end_tok_s"] == pytest.approx(256 / 11.11649610600034)
+    assert found.figures["ttft_p50_s"] == pytest.approx(0.134988, abs=1e-6)
+    assert found.figures["gap_p99_s"] == pytest.approx(0.155148, abs=1e-6)
+    assert found.figures["failed_requests"] == 0
+    assert found.report == VLLM_REPORT
+
+
+def test_llama_benchys_report_is_folded_in_with_our_names() -> None:
+    text = benchy(tg_throughput=54.4, tg_req_throughput=54.4, pp_throughput=1800, e2e_ttft=1100)
+
+    found = read_llama_benchy(text, command=("llama-benchy",))
+
+    assert found.version == "0.4.0"
+    assert found.figures == {
+        "decode_tok_s": 54.4,
+        "stream_decode_tok_s": 54.4,
+        "prefill_tok_s": 1800,
+        "ttft_mean_s": pytest.approx(1.1),
+    }
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"benchmarks": []}', benchy(), '{"completed": 0}'])
+def test_a_report_without_figures_is_an_error(text: str) -> None:
+    with pytest.raises(BenchError):
+        read_llama_benchy(text, command=())
+    with pytest.raises(BenchError):
+        read_vllm_bench(text, version="", command=())
+
+
+def test_an_endpoint_without_a_container_is_refused() -> None:
+    with pytest.raises(BenchError, match="needs a deployment of ours"):
+        measure_with_tools(LOAD, None, load_settings(), has_key=False)
+
+
+@dataclass
+class FakeHost:
+    """A Docker Engine with one container of ours; keeps what was run in it."""
+
+    run: list[list[str]] = field(default_factory=list)
+    interrupts: bool = False
+
+    def inspect(self, container_id: str) -> dict[str, Any]:
+        return {"Args": ["--", "vllm", "serve", "/m/ck/twin", "--port", "1"], "Mounts": []}
+
+    def exec(self, container_id: str, argv: list[str]) -> tuple[int, str]:
+        self.run.append(argv)
+        if argv[0] == "vllm":
+            return 0, "0.32.0\n"
+        if "vllm bench serve" in argv[2] and self.interrupts:
+            raise KeyboardInterrupt
+        return 0, json.dumps(VLLM_REPORT)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> FakeHost:
+    made = FakeHost()
+    monkeypatch.setattr(bench_tools, "connect", lambda _settings: contextlib.nullcontext(made))
+    monkeypatch.setattr(shell, "which", lambda _name: None)
+    return made
+
+
+def test_a_tool_that_is_not_installed_is_left_out_with_a_note(host: FakeHost) -> None:
+    found = measure_with_tools(LOAD, "abc", load_settings(), has_key=False)
+
+    assert [(tool.tool, tool.version) for tool in found.tools] == [("vllm bench serve", "0.32.0")]
+    assert found.notes == (
+        "llama-benchy left out: it is not installed (pipx install llama-benchy)",
+    )
+    fetched = host.run[1]
+    assert fetched[2] == 'cat "$1" && rm -f "$1" "$1.pid"'
+
+
+def test_a_key_is_read_in_the_container_and_stands_in_no_argument(host: FakeHost) -> None:
+    found = measure_with_tools(LOAD, "abc", load_settings(), has_key=True)
+
+    assert 'OPENAI_API_KEY="$(cat /run/sparkdeploy/key)"' in host.run[0][2]
+    assert "everybody could read it" in found.notes[0]
+
+
+def test_an_interrupted_tool_is_ended_in_the_container_too(host: FakeHost) -> None:
+    host.interrupts = True
+
+    found = measure_with_tools(LOAD, "abc", load_settings(), has_key=False)
+
+    assert not found.is_complete
+    assert found.notes == ("interrupted",)
+    assert host.run[-1][2].startswith("kill")
+    assert host.run[-1][4] == host.run[0][4]

@@ -1,0 +1,275 @@
+"""`checkpoint pull`, `ls` and `rm`, and what `up` fetches, against a hub of our own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.apply.checkpoint_fetch import bring_models
+from sparkdeploy.apply.drafting import Request, draft_plan, resolve
+from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.errors import CheckpointError
+from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.plan.steps import Action
+from sparkdeploy.settings import load_settings
+from tests.hub.double import Fault, HubDouble, Repo, hub_double
+from tests.unit.cli.test_commands import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sparkdeploy.plan.steps import Plan
+
+COMMIT, MOVED = "1" * 40, "2" * 40
+SETS = ("model.repo=lab/twin", "engine=cpu-0.32", "serve.attention_backend=null")
+
+
+@pytest.fixture
+def double(small_twin: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDouble]:
+    with hub_double() as made:
+        made.repos["lab/twin"] = Repo({COMMIT: small_twin}, {"main": COMMIT})
+        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+        yield made
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(monkeypatch, capsys)
+
+
+def plan_of(recipe: str, *sets: str) -> Plan:
+    settings = load_settings()
+    request = Request(recipe, (*SETS, *sets))
+    return draft_plan(resolve(request, settings), settings, None, request.deployment)
+
+
+def test_pull_says_bytes_disk_and_licence_and_answers_with_the_folder(
+    run: Run, double: HubDouble
+) -> None:
+    done = run("checkpoint", "pull", "lab/twin")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(f"models--lab--twin/snapshots/{COMMIT}")
+    said = done.stderr.splitlines()[0]
+    assert said.startswith("lab/twin at 111111111111: ")
+    assert "to download of" in said
+    assert "free in" in said
+    assert said.endswith("licence apache-2.0")
+
+
+def test_pull_update_follows_the_branch_and_pull_alone_does_not(
+    run: Run, double: HubDouble, small_twin: Path
+) -> None:
+    run("checkpoint", "pull", "lab/twin")
+    double.repos["lab/twin"] = Repo({COMMIT: small_twin, MOVED: small_twin}, {"main": MOVED})
+    assert run("checkpoint", "pull", "lab/twin").stdout.strip().endswith(COMMIT)
+    assert run("checkpoint", "pull", "lab/twin", "--update").stdout.strip().endswith(MOVED)
+    assert run("checkpoint", "pull", "lab/twin").stdout.strip().endswith(MOVED)
+
+
+def test_ls_shows_what_rm_then_deletes(run: Run, double: HubDouble) -> None:
+    run("checkpoint", "pull", "lab/twin")
+    listed = run.answer("checkpoint", "ls", "--json")
+    assert [(item["kind"], item["name"]) for item in listed] == [("download", "lab/twin")]
+    assert listed[0]["state"] == "main = 111111111111, verified"
+    assert run("checkpoint", "rm", "lab/twin").returncode == 1
+    assert run("checkpoint", "rm", "lab/twin", "--yes").returncode == 0
+    assert run.answer("checkpoint", "ls", "--json") == []
+    assert HubLock(load_settings().state_dir).pin("lab/twin", "main") is None
+    assert run("checkpoint", "rm", "lab/twin", "--yes").returncode == 6
+
+
+def test_ls_passes_over_a_folder_nobody_can_name(run: Run, double: HubDouble) -> None:
+    (load_settings().hub_cache / "models--a--b--c").mkdir(parents=True)
+    assert run.answer("checkpoint", "ls", "--json") == []
+
+
+def test_a_closed_repository_exits_six_and_names_its_page(run: Run, double: HubDouble) -> None:
+    double.repos["lab/twin"].token = "secret"
+    done = run("checkpoint", "pull", "lab/twin")
+    assert done.returncode == 6
+    assert f"{double.endpoint}/lab/twin" in done.stderr
+
+
+def test_a_plan_fetches_a_missing_model_after_a_yes(double: HubDouble) -> None:
+    plan = plan_of("baseline")
+    assert plan.checkpoint.action is Action.FETCH
+    asked: list[str] = []
+
+    def agree(question: str) -> bool:
+        asked.append(question)
+        return True
+
+    assert bring_models(plan, load_settings(), agree)
+    assert len(asked) == 1
+    assert asked[0].startswith("Download lab/twin (")
+    after = plan_of("baseline")
+    assert after.checkpoint.action is Action.REUSE
+    assert not bring_models(after, load_settings(), lambda _question: False)
+
+
+def test_without_a_yes_nothing_comes(double: HubDouble) -> None:
+    with pytest.raises(CheckpointError, match="lab/twin is not on this machine") as caught:
+        bring_models(plan_of("baseline"), load_settings(), lambda _question: False)
+    assert "--yes" in (caught.value.hint or "")
+    assert [seen for seen in double.seen if seen.server == "blobs"] == []
+
+
+def test_an_interrupted_download_is_no_model(double: HubDouble) -> None:
+    double.faults = [Fault("model_extra_tensors.safetensors", status=404, times=99)]
+    with pytest.raises(CheckpointError, match="no such repository, revision or file"):
+        bring_models(plan_of("baseline"), load_settings(), lambda _question: True)
+    assert plan_of("baseline").checkpoint.action is Action.FETCH
+    double.faults = []
+    bring_models(plan_of("baseline"), load_settings(), lambda _question: True)
+    assert plan_of("baseline").checkpoint.action is Action.REUSE
+
+
+def test_a_snapshot_of_other_programs_is_pinned_where_it_is(
+    run: Run, double: HubDouble, small_twin: Path
+) -> None:
+    run("checkpoint", "pull", "lab/twin")
+    settings = load_settings()
+    HubLock(settings.state_dir).path.unlink()
+    assert not bring_models(plan_of("baseline"), settings, lambda _question: False)
+    (settings.hub_cache / "models--lab--twin" / "refs" / "main").write_text(MOVED)
+    pin = HubLock(settings.state_dir).pin("lab/twin", "main")
+    assert pin is not None
+    assert (pin.commit, pin.files, pin.is_verified) == (COMMIT, (), False)
+    found = plan_of("baseline").observed.model
+    assert isinstance(found, ModelFact)
+    assert found.revision == COMMIT
+
+
+def test_the_cache_serves_without_a_hub(run: Run, double: HubDouble) -> None:
+    run("checkpoint", "pull", "lab/twin")
+    double.repos.clear()
+    assert run("checkpoint", "pull", "lab/twin").returncode == 0
+    assert plan_of("baseline").checkpoint.action is Action.REUSE
+
+
+def test_a_drafter_is_fetched_with_its_model(double: HubDouble, small_twin: Path) -> None:
+    double.repos["lab/draft"] = replace(double.repos["lab/twin"])
+    drafter = ("serve.speculative={method: dflash, tokens: 3, model: lab/draft}",)
+    plan = plan_of("baseline", "engine=cuda-0.33", *drafter)
+    assert bring_models(plan, load_settings(), lambda _question: True)
+    lock = HubLock(load_settings().state_dir)
+    assert {repo for repo, _ in lock.pins()} == {"lab/twin", "lab/draft"}
+
+
+FP8_COMMIT = "8" * 40
+PREBUILT = (
+    "--set=checkpoint.fp8_dense.mode=prebuilt",
+    "--set=checkpoint.fp8_dense.source=lab/fp8",
+    *(f"--set={assignment}" for assignment in SETS),
+)
+
+
+@pytest.fixture
+def fp8_double(double: HubDouble, fp8_twin: Path) -> HubDouble:
+    double.repos["lab/fp8"] = Repo({FP8_COMMIT: fp8_twin}, {"main": FP8_COMMIT})
+    return double
+
+
+def test_plan_asks_the_hub_about_a_model_that_is_not_here_and_pins_nothing(
+    run: Run, fp8_double: HubDouble, small_twin: Path
+) -> None:
+    missing = run.answer("checkpoint", "plan", "hybrid", *PREBUILT, "--json")
+    twin_bytes = sum(path.stat().st_size for path in small_twin.iterdir())
+    assert missing["known_from"] == "the hub, at 111111111111"
+    assert missing["fetch_bytes"] == twin_bytes + 4 * 3 * (256 * 128 + 2 * 2)
+    assert missing["standalone_bytes"] == twin_bytes
+    assert HubLock(load_settings().state_dir).pins() == {}
+
+
+def test_plan_without_a_hub_states_shipped_facts_and_says_so(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Port 1 of this machine answers nobody.
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    fp8 = "--set=checkpoint.fp8_dense={mode: prebuilt, source: Qwen/Qwen3.5-122B-A10B-FP8}"
+    plain = run.answer("checkpoint", "plan", "v2", "--json")
+    takes = run.answer("checkpoint", "plan", "v2", fp8, "--json")
+    assert plain["known_from"].startswith("shipped facts, derived, because ")
+    assert plain["fetch_bytes"] == 72_379_244_512
+    assert takes["fetch_bytes"] - plain["fetch_bytes"] == 144 * (1024 * 3072 + 192 * 2)
+    unknown = run.answer("checkpoint", "plan", "v2", "--set=model.repo=lab/unknown", "--json")
+    assert (unknown["fetch_bytes"], unknown["known_from"][:6]) == (None, "nobody")
+
+
+def test_plan_states_bytes_and_room_without_asking_the_hub(run: Run, fp8_double: HubDouble) -> None:
+    run("checkpoint", "pull", "lab/twin")
+    fp8_double.seen.clear()
+    takes = run.answer("checkpoint", "plan", "hybrid", *PREBUILT, "--json")
+    assert fp8_double.seen == []
+    weights, scales = 4 * 3 * 256 * 128, 4 * 3 * 2 * 2
+    assert takes["fetch_bytes"] == weights + scales
+    assert takes["write_bytes"] > takes["fetch_bytes"]
+    assert takes["free_bytes"] > 0
+
+
+def test_build_writes_a_standalone_checkpoint_that_verify_and_inspect_know(
+    run: Run, fp8_double: HubDouble, tmp_path: Path
+) -> None:
+    run("checkpoint", "pull", "lab/twin")
+    out = str(tmp_path / "standalone")
+    done = run("checkpoint", "build", "hybrid", *PREBUILT, "--standalone", out)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"{out}: 12 FP8 weights, 23 MTP tensors"
+    assert HubLock(load_settings().state_dir).commit("lab/fp8", "main") == FP8_COMMIT
+    assert run.answer("checkpoint", "verify", out, "--deep", "--json")["unhashed"] == []
+    kept = [item for item in run.answer("checkpoint", "ls", "--json") if item["kind"] == "fp8"]
+    assert [item["state"] for item in kept] == [f"from lab/fp8@{FP8_COMMIT}"]
+    assert run("checkpoint", "rm", kept[0]["name"], "--yes").returncode == 0
+    shares = run.answer("checkpoint", "inspect", out, "--json")["shares"]
+    assert ("shared experts", "F8_E4M3", 12) in {
+        (share["kind"], share["dtype"], share["tensors"]) for share in shares
+    }
+
+
+def test_verify_deep_holds_a_download_against_the_hub(run: Run, double: HubDouble) -> None:
+    folder = run("checkpoint", "pull", "lab/twin").stdout.strip()
+    found = run.answer("checkpoint", "verify", "lab/twin", "--deep", "--json")
+    assert found["hashed_files"] >= 4
+    shard = next(load_settings().hub_cache.glob("**/snapshots/*/model-00001*"))
+    assert str(shard).startswith(folder)
+    blob = shard.resolve()
+    content = bytearray(blob.read_bytes())
+    content[-1] ^= 1
+    blob.write_bytes(content)
+    done = run("checkpoint", "verify", "lab/twin", "--deep")
+    assert done.returncode == 6
+    assert "model-00001" in done.stderr
+
+
+def test_an_fp8_repository_of_another_model_is_refused(
+    run: Run, fp8_double: HubDouble, tmp_path: Path
+) -> None:
+    run("checkpoint", "pull", "lab/twin")
+    fp8_double.repos["lab/fp8"] = Repo(
+        {FP8_COMMIT: fp8_double.repos["lab/twin"].commits[COMMIT]}, {"main": FP8_COMMIT}
+    )
+    done = run("checkpoint", "build", "hybrid", *PREBUILT, "--standalone", str(tmp_path / "x"))
+    assert done.returncode == 6
+    assert "does not hold the FP8 shared experts" in done.stderr
+
+
+def test_build_without_a_source_says_which_settings_name_one(run: Run, double: HubDouble) -> None:
+    run("checkpoint", "pull", "lab/twin")
+    sets = [f"--set={assignment}" for assignment in SETS]
+    done = run("checkpoint", "build", "hybrid", *sets, "--standalone", "out")
+    assert done.returncode == 6
+    assert "fp8_dense.source=" in done.stderr
+
+
+def test_resolving_an_fp8_repository_makes_the_plan_anew(fp8_double: HubDouble) -> None:
+    sets = ("checkpoint.fp8_dense.mode=prebuilt", "checkpoint.fp8_dense.source=lab/fp8")
+    bring_models(plan_of("hybrid", *sets), load_settings(), lambda _question: True)
+    plan = plan_of("hybrid", *sets)
+    assert not bring_models(plan, load_settings(), lambda _question: False)
+    assert "of FP8 tensors to fetch" in plan.checkpoint.reason
+    fetched = plan.needs.download_bytes
+    assert fetched is not None
+    assert fetched > 0

@@ -1,0 +1,96 @@
+"""Ranking, keeping and counting the tokens of a draft head."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.checkpoint.draft_vocabulary import (
+    OVERLAY_FILE,
+    DraftVocabulary,
+    rank_tokens,
+    read_vocabulary,
+    write_vocabulary,
+)
+from sparkdeploy.checkpoint.overlay import build_overlay, overlay_fingerprint
+from sparkdeploy.checkpoint.source import open_folder
+from sparkdeploy.checkpoint.token_counts import count_tokens
+from sparkdeploy.checkpoint.treatment import Treatment
+from sparkdeploy.errors import CheckpointError
+
+SMALL = DraftVocabulary(tokens=(4, 0, 3, 1, 2), counted=9, distinct=2, texts=("a.txt",))
+
+
+@given(
+    counts=st.dictionaries(st.integers(0, 40), st.integers(1, 9)),
+    special=st.sets(st.integers(0, 40)),
+)
+def test_every_token_has_one_rank_and_special_ones_come_first(
+    counts: dict[int, int], special: set[int]
+) -> None:
+    ranked = rank_tokens(counts, special=special, vocabulary=41)
+    assert sorted(ranked) == list(range(41))
+    assert set(ranked[: len(special)]) == special
+    seen = [counts.get(token, 0) for token in ranked[len(special) :]]
+    assert seen == sorted(seen, reverse=True)
+
+
+def test_unseen_tokens_follow_by_number() -> None:
+    assert rank_tokens({3: 2}, special=(4,), vocabulary=5) == (4, 3, 0, 1, 2)
+
+
+def test_the_first_rows_are_listed_in_order() -> None:
+    assert SMALL.first(3) == [0, 3, 4]
+
+
+def test_more_rows_than_tokens_are_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"6 rows .* 5 tokens"):
+        SMALL.first(6)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "model.json"
+    assert read_vocabulary(file) is None
+    write_vocabulary(file, SMALL)
+    assert read_vocabulary(file) == SMALL
+    file.write_text('{"version": 0}')
+    assert read_vocabulary(file) is None
+
+
+def test_text_is_counted_in_the_model_s_own_tokens(small_twin: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
+    first.write_text("the the the\n" * 3)
+    second.write_text("zebra <|im_end|>")
+    told: list[tuple[int, int]] = []
+    seen = count_tokens(
+        small_twin, [first, second], on_progress=lambda done, total: told.append((done, total))
+    )
+    assert told[-1] == (52, 52)
+    assert max(seen.counts.values()) >= 9
+    assert seen.vocabulary == 320
+    assert set(seen.special) & set(seen.counts), "a special token in the text is one token"
+
+
+def test_a_text_that_is_not_there_is_named(small_twin: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"gone\.txt"):
+        count_tokens(small_twin, [tmp_path / "gone.txt"], on_progress=lambda _d, _t: None)
+
+
+def test_the_overlay_lists_the_tokens_and_follows_their_order(
+    small_twin: Path, tmp_path: Path
+) -> None:
+    source = open_folder(small_twin)
+    counted = DraftVocabulary(rank_tokens({9: 5}, special=(), vocabulary=512), 5, 1, ())
+    treatment = Treatment(draft_rows=3, draft_origin=counted.origin)
+    target = tmp_path / "m" / "ck" / "draft"
+    build_overlay(source, treatment, target, draft=counted)
+    assert json.loads((target / OVERLAY_FILE).read_text()) == {"tokens": [0, 1, 9]}
+    config = json.loads((target / "config.json").read_text())["quantization_config"]
+    block = {"rows": 3, "dtype": "int8", "file": OVERLAY_FILE}
+    assert config["spark_hybrid"]["draft_lm_head"] == block
+    other = Treatment(draft_rows=3, draft_origin=SMALL.origin)
+    assert overlay_fingerprint(source, treatment) != overlay_fingerprint(source, other)
+    with pytest.raises(CheckpointError, match="changed while"):
+        build_overlay(source, other, target, draft=counted)

@@ -1,0 +1,154 @@
+"""Checkpoints whose shared experts are FP8 already: served as what they are, or refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.apply.checkpoint_fetch import pull_repositories, wanted_by
+from sparkdeploy.checkpoint.contents import model_sizes, read_config
+from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard
+from sparkdeploy.checkpoint.overlay import build_overlay
+from sparkdeploy.checkpoint.ranges import FolderRanges
+from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
+from sparkdeploy.checkpoint.source import open_folder
+from sparkdeploy.checkpoint.standalone import build_standalone
+from sparkdeploy.checkpoint.treatment import Treatment, check_source, check_untouched
+from sparkdeploy.checkpoint.verify import verify_headers
+from sparkdeploy.errors import CheckpointError
+from sparkdeploy.settings import load_settings
+from tests.hub.double import HubDouble, Repo, hub_double
+from tests.unit.checkpoint.conftest import tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+COMMIT = "d" * 40
+REPO = "bleysg/Qwen3.5-122B-A10B-int4-fp8-hybrid"
+GATE = "model.language_model.layers.0.mlp.shared_expert.gate_proj"
+V2 = Treatment(fp8_mode="finished", lm_head="int8", mtp="required")
+
+
+def _ignore(_done: int, _total: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def finished(small_twin: Path, fp8_twin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished hybrid that no test may change."""
+    folder = tmp_path_factory.mktemp("finished")
+    order = Order(model_sizes(read_config(small_twin)), "lab", model=small_twin)
+    shard = fetch_shard(FolderRanges(fp8_twin), order, folder / "fp8", _ignore)
+    build_standalone(
+        open_folder(small_twin),
+        shard,
+        folder / "hybrid",
+        replaces=lambda _out: False,
+        on_progress=_ignore,
+    )
+    return folder / "hybrid"
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubDouble]:
+    with hub_double() as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+        yield made
+
+
+def damaged(finished: Path, out: Path, lost: str) -> Path:
+    """A copy without one tensor; its index knows it is gone."""
+    shutil.copytree(finished, out)
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    path = out / index["weight_map"].pop(lost)
+    header = read_header(path)
+    data = path.read_bytes()[header.data_offset :]
+    tensors: dict[str, TensorData] = {
+        name: (info.dtype, info.shape, data[info.begin : info.end])
+        for name, info in header.tensors.items()
+        if name != lost
+    }
+    write_file(path, tensors)
+    index["metadata"] = {}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    return out
+
+
+def test_the_overlay_links_it_and_tells_the_plugin(finished: Path, tmp_path: Path) -> None:
+    before = tree(finished)
+    target = tmp_path / "m" / "ck" / "hybrid"
+    made = build_overlay(open_folder(finished), V2, target)
+    assert (made.fp8_layer_count, made.mtp_tensor_count) == (12, 23)
+    block = json.loads((target / "config.json").read_text())["quantization_config"]
+    assert block["quant_method"] == "spark-hybrid"
+    assert block["spark_hybrid"]["fp8"]["mode"] == "finished"
+    assert block["spark_hybrid"]["expected_fp8_layers"] == 12
+    assert all(path.is_symlink() for path in target.glob("*.safetensors"))
+    assert verify_headers(target).fp8_weights == 12
+    assert tree(finished) == before
+
+
+def test_an_overlay_that_promises_fp8_over_plain_weights_is_unsound(
+    small_twin: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "m" / "ck" / "twin"
+    build_overlay(open_folder(small_twin), Treatment(fp8_mode="online"), target)
+    config = json.loads((target / "config.json").read_text())
+    config["quantization_config"]["spark_hybrid"]["fp8"]["mode"] = "finished"
+    (target / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="missing"):
+        verify_headers(target)
+
+
+@pytest.mark.parametrize("lost", [f"{GATE}.weight_scale_inv", f"{GATE}.weight"])
+def test_one_that_lacks_a_tensor_is_refused(finished: Path, tmp_path: Path, lost: str) -> None:
+    with pytest.raises(CheckpointError, match=lost):
+        check_source(open_folder(damaged(finished, tmp_path / "hybrid", lost)), V2)
+
+
+def test_a_plain_checkpoint_is_no_finished_hybrid(small_twin: Path) -> None:
+    with pytest.raises(CheckpointError, match="missing"):
+        check_source(open_folder(small_twin), V2)
+
+
+@pytest.mark.parametrize("mode", ["off", "online", "prebuilt"])
+def test_a_recipe_that_expects_plain_weights_refuses_one(finished: Path, mode: str) -> None:
+    treatment = Treatment(fp8_mode=mode, lm_head="int8")  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="FP8 already") as caught:
+        check_source(open_folder(finished), treatment)
+    assert "from: hub" in (caught.value.hint or "")
+
+
+def test_one_is_never_mounted_untouched(finished: Path, small_twin: Path) -> None:
+    check_untouched(open_folder(small_twin))
+    with pytest.raises(CheckpointError, match="FP8 already"):
+        check_untouched(open_folder(finished))
+
+
+def test_the_recipe_pulls_it_and_its_headers_were_looked_at_first(
+    finished: Path, double: HubDouble
+) -> None:
+    double.repos[REPO] = Repo({COMMIT: finished}, {"main": COMMIT})
+    settings = load_settings()
+    (pulled,) = pull_repositories(wanted_by("v2-hub", settings), settings, anew=False)
+    assert (pulled.repo, pulled.commit) == (REPO, COMMIT)
+    assert verify_headers(pulled.path).fp8_weights == 12
+
+
+@pytest.mark.parametrize("lost", [f"{GATE}.weight_scale_inv", "mtp.layers.0.mlp.gate.weight"])
+def test_one_that_lacks_a_tensor_is_refused_before_it_is_fetched(
+    finished: Path, double: HubDouble, tmp_path: Path, lost: str
+) -> None:
+    folder = damaged(finished, tmp_path / "hybrid", lost)
+    double.repos[REPO] = Repo({COMMIT: folder}, {"main": COMMIT})
+    settings = load_settings()
+    with pytest.raises(CheckpointError, match="missing"):
+        pull_repositories(wanted_by("v2-hub", settings), settings, anew=False)
+    total_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    assert double.body_bytes < total_bytes / 2
+    assert not list((tmp_path / "hub").rglob("*.safetensors"))

@@ -1,0 +1,31 @@
+"""One builder at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.checkpoint.locking import only_one
+from sparkdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_second_builder_is_told_and_gives_up_when_its_patience_ends(tmp_path: Path) -> None:
+    said: list[str] = []
+    with (
+        only_one(tmp_path / "lock", "a shard"),
+        pytest.raises(CheckpointError, match="a shard"),
+        only_one(tmp_path / "lock", "a shard", patience_s=0.0, on_wait=said.append),
+    ):
+        raise AssertionError("two builders at once")
+    assert said == ["waiting for another process that does the same: a shard"]
+
+
+def test_a_lock_is_free_again_after_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), only_one(tmp_path / "lock", "a shard"):
+        raise ZeroDivisionError
+    with only_one(tmp_path / "lock", "a shard", patience_s=0.0):
+        assert (tmp_path / "lock").is_file()

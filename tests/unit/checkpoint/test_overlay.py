@@ -1,0 +1,300 @@
+"""Overlays: an edited configuration over files that nobody touches."""
+
+import json
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdeploy.checkpoint.manifest import read_manifest
+from sparkdeploy.checkpoint.overlay import (
+    build_overlay,
+    overlay_fingerprint,
+)
+from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
+from sparkdeploy.checkpoint.source import CheckpointSource, find_in_hub_cache, open_folder
+from sparkdeploy.checkpoint.treatment import Treatment, check_source
+from sparkdeploy.errors import CheckpointError
+from tests.unit.checkpoint.conftest import tree
+
+V2 = Treatment(fp8_mode="online", lm_head="int8", mtp="required")
+_MTP_FILE = "model_extra_tensors.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(params=["hub", "folder"])
+def source(request: pytest.FixtureRequest) -> CheckpointSource:
+    if request.param == "folder":
+        return open_folder(request.getfixturevalue("folder"))
+    found = find_in_hub_cache("lab/twin", None, request.getfixturevalue("hub_cache"))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "m" / "ck" / "v2"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def _edit_config(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    config = _json(folder / "config.json")
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _edit_shards(folder: Path, change: Callable[[dict[str, TensorData]], None]) -> None:
+    """Rewrite every shard after `change`, without the index."""
+    for path in folder.glob("*.safetensors"):
+        header = read_header(path)
+        data = path.read_bytes()[header.data_offset :]
+        tensors: dict[str, TensorData] = {
+            name: (info.dtype, info.shape, data[info.begin : info.end])
+            for name, info in header.tensors.items()
+        }
+        change(tensors)
+        write_file(path, tensors)
+    (folder / _INDEX).unlink()
+
+
+def test_an_overlay_is_links_to_the_source_and_three_files_of_its_own(
+    source: CheckpointSource, target: Path
+) -> None:
+    build_overlay(source, V2, target)
+    own = {path.name for path in target.iterdir() if not path.is_symlink()}
+    assert own == {"config.json", _INDEX, "sparkdeploy.json"}
+    linked = {path.name for path in target.iterdir() if path.is_symlink()}
+    assert linked | own == {str(path) for path in source.files()} | {"sparkdeploy.json"}
+
+
+def test_links_are_relative_and_resolve_on_the_host(source: CheckpointSource, target: Path) -> None:
+    build_overlay(source, V2, target)
+    for path in target.iterdir():
+        if path.is_symlink():
+            assert str(path.readlink()).startswith(f"../../hub/{source.mount_name}/")
+            assert path.samefile(source.files_dir / path.name)
+
+
+def test_links_resolve_in_a_container_that_mounts_source_and_overlay(
+    source: CheckpointSource, target: Path, tmp_path: Path
+) -> None:
+    build_overlay(source, V2, target)
+    inside = tmp_path / "container" / "m"
+    shutil.copytree(source.root, inside / "hub" / source.mount_name, symlinks=True)
+    shutil.copytree(target, inside / "ck" / "any-name", symlinks=True)
+    names = source.files()
+    shutil.rmtree(source.root)
+    for relative in names:
+        assert (inside / "ck" / "any-name" / relative).is_file()
+
+
+def test_files_in_folders_are_linked_at_their_depth(folder: Path, target: Path) -> None:
+    (folder / "extra" / "deep").mkdir(parents=True)
+    (folder / "extra" / "deep" / "note.txt").write_text("here")
+    build_overlay(open_folder(folder), V2, target)
+    assert (target / "extra" / "deep" / "note.txt").read_text() == "here"
+    assert (target / "extra" / "deep" / "note.txt").is_symlink()
+
+
+def test_the_source_is_untouched(source: CheckpointSource, target: Path) -> None:
+    before = tree(source.root)
+    build_overlay(source, V2, target)
+    assert tree(source.root) == before
+
+
+def test_everyone_can_read_an_overlay(source: CheckpointSource, target: Path) -> None:
+    build_overlay(source, V2, target)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o755
+    own = [path for path in target.iterdir() if not path.is_symlink()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in own} == {0o644}
+
+
+def test_the_configuration_names_the_plugin_and_keeps_the_rest(
+    source: CheckpointSource, target: Path
+) -> None:
+    build_overlay(source, V2, target)
+    before, after = _json(source.files_dir / "config.json"), _json(target / "config.json")
+    quantization = after.pop("quantization_config")
+    original = before.pop("quantization_config")
+    assert after == before
+    assert quantization.pop("quant_method") == "spark-hybrid"
+    assert original.pop("quant_method") == "auto-round"
+    assert quantization.pop("spark_hybrid") == {
+        "version": 1,
+        "base_method": "auto-round",
+        "fp8": {"mode": "online", "layers": "shared_expert", "block": [128, 128]},
+        "lm_head": "int8",
+        "expected_fp8_layers": 12,
+    }
+    assert quantization == original
+
+
+def test_without_fp8_none_is_expected(source: CheckpointSource, target: Path) -> None:
+    build_overlay(source, Treatment(lm_head="int8"), target)
+    block = _json(target / "config.json")["quantization_config"]["spark_hybrid"]
+    assert block["fp8"] is None
+    assert block["expected_fp8_layers"] == 0
+
+
+def test_the_index_comes_from_the_headers_and_not_from_the_old_index(
+    folder: Path, target: Path
+) -> None:
+    (folder / _INDEX).write_text(json.dumps({"weight_map": {}}))
+    build_overlay(open_folder(folder), V2, target)
+    truth = {
+        name: path.name
+        for path in folder.glob("*.safetensors")
+        for name in read_header(path).tensors
+    }
+    assert _json(target / _INDEX)["weight_map"] == truth
+
+
+def test_the_manifest_says_what_was_made_from_what(source: CheckpointSource, target: Path) -> None:
+    result = build_overlay(source, V2, target)
+    manifest = read_manifest(target)
+    assert manifest is not None
+    assert manifest.fingerprint == result.fingerprint == overlay_fingerprint(source, V2)
+    assert (manifest.source_name, manifest.source_revision) == (source.name, source.revision)
+    assert manifest.fp8_layer_count == result.fp8_layer_count == 12
+    assert manifest.mtp_tensor_count == result.mtp_tensor_count == 3 * 2 + 17
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 1}'])
+def test_a_manifest_that_is_not_whole_is_none(tmp_path: Path, content: str) -> None:
+    assert read_manifest(tmp_path) is None
+    (tmp_path / "sparkdeploy.json").write_text(content)
+    assert read_manifest(tmp_path) is None
+
+
+def test_a_second_build_changes_nothing(source: CheckpointSource, target: Path) -> None:
+    first = build_overlay(source, V2, target)
+    before = tree(target.parent.parent)
+    assert build_overlay(source, V2, target) == first
+    assert tree(target.parent.parent) == before
+
+
+def test_another_treatment_replaces_the_overlay(source: CheckpointSource, target: Path) -> None:
+    build_overlay(source, V2, target)
+    hybrid = Treatment(fp8_mode="online")
+    build_overlay(source, hybrid, target)
+    manifest = read_manifest(target)
+    assert manifest is not None
+    assert manifest.fingerprint == overlay_fingerprint(source, hybrid)
+    assert {path.name for path in target.parent.iterdir()} == {"v2", ".v2.lock"}
+
+
+def test_a_folder_that_is_no_overlay_is_left_alone(source: CheckpointSource, target: Path) -> None:
+    target.mkdir(parents=True)
+    (target / "precious.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="no overlay of ours"):
+        build_overlay(source, V2, target)
+    assert [path.name for path in target.iterdir()] == ["precious.txt"]
+
+
+def test_a_failed_build_leaves_the_old_overlay_and_nothing_beside_it(
+    folder: Path, target: Path
+) -> None:
+    build_overlay(open_folder(folder), V2, target)
+    before = tree(target)
+    shard = folder / "model-00001-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="00001"):
+        build_overlay(open_folder(folder), V2, target)
+    assert {name: entry[:2] for name, entry in tree(target).items()} == {
+        name: entry[:2] for name, entry in before.items()
+    }
+    assert {path.name for path in target.parent.iterdir()} == {"v2", ".v2.lock"}
+
+
+@pytest.mark.parametrize(
+    ("treatment", "nothing"),
+    [(Treatment(), True), (Treatment(mtp="required"), True), (V2, False)],
+)
+def test_only_a_treatment_that_converts_needs_an_overlay(
+    treatment: Treatment, nothing: bool
+) -> None:
+    assert treatment.is_none is nothing
+
+
+def test_a_lost_draft_file_is_named_by_what_is_missing(folder: Path) -> None:
+    (folder / _MTP_FILE).unlink()
+    with pytest.raises(CheckpointError, match=_MTP_FILE):
+        check_source(open_folder(folder), V2)
+    (folder / _INDEX).unlink()
+    with pytest.raises(CheckpointError, match=r"23 of 23 tensors of the draft layer") as caught:
+        check_source(open_folder(folder), V2)
+    assert "mtp.fc.weight" in caught.value.message
+    assert check_source(open_folder(folder), Treatment(fp8_mode="online")).mtp_tensor_count == 0
+
+
+def test_one_missing_draft_tensor_is_named(folder: Path) -> None:
+    _edit_shards(folder, lambda tensors: tensors.pop("mtp.norm.weight", None) and None)
+    with pytest.raises(CheckpointError, match=r"1 of 23 .*: mtp\.norm\.weight"):
+        check_source(open_folder(folder), V2)
+
+
+def test_a_configuration_without_draft_layers_is_refused_when_they_are_required(
+    folder: Path,
+) -> None:
+    _edit_config(folder, lambda config: config["text_config"].pop("mtp_num_hidden_layers"))
+    with pytest.raises(CheckpointError, match="no draft layer"):
+        check_source(open_folder(folder), V2)
+
+
+def test_more_layers_than_shared_experts_are_refused(folder: Path) -> None:
+    _edit_config(folder, lambda config: config["text_config"].update(num_hidden_layers=5))
+    with pytest.raises(CheckpointError, match=r"3 of 15 shared-expert .*layers\.4\.mlp"):
+        check_source(open_folder(folder), V2)
+
+
+def test_a_shared_expert_of_another_shape_or_dtype_is_refused(folder: Path) -> None:
+    _edit_config(
+        folder, lambda config: config["text_config"].update(shared_expert_intermediate_size=512)
+    )
+    with pytest.raises(CheckpointError, match=r"gate_proj.* is BF16 \[256, 128\], where"):
+        check_source(open_folder(folder), V2)
+
+
+def test_a_head_shared_with_the_embeddings_cannot_become_int8(folder: Path) -> None:
+    _edit_config(folder, lambda config: config.update(tie_word_embeddings=True))
+    with pytest.raises(CheckpointError, match=r"no lm_head\.weight of its own"):
+        check_source(open_folder(folder), V2)
+
+
+def test_a_tensor_in_two_files_is_refused_unless_the_index_decides(folder: Path) -> None:
+    extra = "zz-extra.safetensors"
+    write_file(folder / extra, {"lm_head.weight": ("U8", (1,), b"x")})
+    facts = check_source(open_folder(folder), V2)
+    assert facts.tensors["lm_head.weight"].file != extra
+    (folder / _INDEX).unlink()
+    with pytest.raises(CheckpointError, match=f"lm_head.weight stands in both .* and {extra}"):
+        check_source(open_folder(folder), V2)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"text_config": 3}', '{"text_config": {}}'])
+def test_an_unreadable_configuration_is_named(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        check_source(open_folder(folder), V2)
+
+
+def test_a_checkpoint_that_is_not_quantized_is_refused(folder: Path, target: Path) -> None:
+    _edit_config(folder, lambda config: config.pop("quantization_config"))
+    with pytest.raises(CheckpointError, match="no quantization_config"):
+        build_overlay(open_folder(folder), V2, target)
+
+
+def test_the_fingerprint_depends_on_source_and_treatment(folder: Path) -> None:
+    source = open_folder(folder)
+    before = overlay_fingerprint(source, V2)
+    assert overlay_fingerprint(source, V2) == before
+    assert overlay_fingerprint(source, Treatment(lm_head="int8")) != before
+    (folder / "config.json").write_text("{}")
+    assert overlay_fingerprint(source, V2) != before

@@ -1,0 +1,215 @@
+"""Downloads from a hub of our own, over real HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.checkpoint.hub import Hub
+from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.pull import Download, plan_download, pull, resolve
+from sparkdeploy.checkpoint.ranges import CHUNK_BYTES
+from sparkdeploy.checkpoint.source import find_in_hub_cache
+from sparkdeploy.errors import CheckpointError
+from tests.hub.double import Fault, HubDouble, Repo, hub_double
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FIRST, SECOND = "1" * 40, "2" * 40
+REPO = "lab/twin"
+GIB = 1 << 30
+
+
+@pytest.fixture
+def double(small_twin: Path) -> Iterator[HubDouble]:
+    with hub_double() as made:
+        made.repos[REPO] = Repo({FIRST: small_twin}, {"main": FIRST})
+        yield made
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def hub(double: HubDouble, tmp_path: Path, waits: list[float]) -> Hub:
+    return Hub(double.endpoint, tmp_path / "cache", sleep=waits.append)
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> HubLock:
+    return HubLock(tmp_path / "state")
+
+
+def download(hub: Hub, lock: HubLock, *, anew: bool = False, free: int = 100 * GIB) -> Download:
+    facts = resolve(hub, lock, REPO, "main", anew=anew)
+    return plan_download(hub, lock, facts, free_bytes=free)
+
+
+def fetch(hub: Hub, lock: HubLock, *, anew: bool = False) -> Path:
+    return pull(hub, lock, download(hub, lock, anew=anew), lambda _done, _total: None)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_pull_brings_every_file_as_it_is(hub: Hub, lock: HubLock, small_twin: Path) -> None:
+    before = download(hub, lock)
+    assert before.missing_bytes == sum(path.stat().st_size for path in small_twin.iterdir())
+    assert contents(fetch(hub, lock)) == contents(small_twin)
+    found = find_in_hub_cache(REPO, "main", hub.cache)
+    assert found is not None
+    assert found.revision == FIRST
+    pin = lock.pin(REPO, "main")
+    assert pin is not None
+    assert (pin.is_verified, pin.license) == (True, "apache-2.0")
+
+
+def test_progress_ends_at_the_whole_and_never_falls(hub: Hub, lock: HubLock) -> None:
+    seen: list[tuple[int, int]] = []
+    wanted = download(hub, lock)
+    pull(hub, lock, wanted, lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (wanted.facts.size_bytes, wanted.facts.size_bytes)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_a_second_pull_asks_nobody(hub: Hub, lock: HubLock, double: HubDouble) -> None:
+    fetch(hub, lock)
+    double.seen.clear()
+    fetch(hub, lock)
+    assert double.seen == []
+
+
+def test_a_moved_branch_changes_nothing_until_it_is_asked_for(
+    hub: Hub, lock: HubLock, double: HubDouble, small_twin: Path, tmp_path: Path
+) -> None:
+    fetch(hub, lock)
+    newer = tmp_path / "newer"
+    shutil.copytree(small_twin, newer)
+    (newer / "README.md").write_text("newer")
+    double.repos[REPO] = Repo({FIRST: small_twin, SECOND: newer}, {"main": SECOND})
+    assert fetch(hub, lock).name == FIRST
+    updated = fetch(hub, lock, anew=True)
+    assert updated.name == SECOND
+    assert contents(updated) == contents(newer)
+    assert contents(updated.parent / FIRST) == contents(small_twin)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_hub_that_is_busy_is_asked_again(
+    hub: Hub, lock: HubLock, double: HubDouble, waits: list[float], status: int
+) -> None:
+    double.faults = [
+        Fault("/api/models", status=status, retry_after_s=7),
+        Fault("/resolve/", status=status, retry_after_s=3, times=2),
+    ]
+    fetch(hub, lock)
+    assert waits == [7, 3, 3]
+
+
+def test_a_hub_that_stays_busy_ends_in_an_error(hub: Hub, lock: HubLock, double: HubDouble) -> None:
+    double.faults = [Fault("/api/models", status=503, times=99)]
+    with pytest.raises(CheckpointError, match="does not answer as a hub should") as caught:
+        fetch(hub, lock)
+    assert caught.value.exit_code == 6
+
+
+def test_a_pull_goes_on_where_it_was_cut(hub: Hub, lock: HubLock, double: HubDouble) -> None:
+    name = "model-00001-of-00002.safetensors"
+    double.faults = [Fault(name, keep_bytes=100_000, skip=1)]
+    fetch(hub, lock)
+    ranges = [seen.byte_range or "" for seen in double.seen if seen.path.endswith(name)]
+    assert any(wanted.startswith(f"bytes={CHUNK_BYTES}-") for wanted in ranges)
+
+
+def test_another_pull_goes_on_where_one_gave_up(
+    hub: Hub, lock: HubLock, double: HubDouble, small_twin: Path
+) -> None:
+    name = "model-00001-of-00002.safetensors"
+    double.faults = [
+        Fault(f"{FIRST}/{name}", keep_bytes=100_000, skip=1),
+        Fault(name, status=503, times=99, skip=1),
+    ]
+    with pytest.raises(CheckpointError, match="does not come"):
+        fetch(hub, lock)
+    double.faults = []
+    double.seen.clear()
+    assert contents(fetch(hub, lock)) == contents(small_twin)
+    ranges = [seen.byte_range or "" for seen in double.seen if seen.path.endswith(name)]
+    assert all(wanted.startswith(f"bytes={CHUNK_BYTES}-") for wanted in ranges)
+    assert not list(hub.cache.rglob("*part*"))
+
+
+def test_wrong_bytes_are_found_and_fetched_again(
+    hub: Hub, lock: HubLock, double: HubDouble, small_twin: Path
+) -> None:
+    double.faults = [Fault("model-00002-of-00002.safetensors", flip_byte=70_000, skip=1)]
+    assert contents(fetch(hub, lock)) == contents(small_twin)
+    blobs = [seen for seen in double.seen if "00002-of-00002" in seen.path]
+    assert sum(seen.server == "blobs" and seen.method == "GET" for seen in blobs) == 2
+
+
+@pytest.mark.parametrize("name", ["model-00002-of-00002.safetensors", "config.json"])
+def test_bytes_that_stay_wrong_are_never_kept(
+    hub: Hub, lock: HubLock, double: HubDouble, name: str
+) -> None:
+    double.faults = [Fault(name, flip_byte=9, times=99)]
+    with pytest.raises(CheckpointError, match=f"{name} is not the file"):
+        fetch(hub, lock)
+    assert not (hub.cache / "models--lab--twin" / "snapshots" / FIRST / name).exists()
+    pin = lock.pin(REPO, "main")
+    assert pin is not None
+    assert not pin.is_verified
+
+
+@pytest.mark.parametrize(("token", "status"), [(None, 401), ("another", 403)])
+def test_closed_repositories_name_the_page_that_opens_them(
+    hub: Hub, lock: HubLock, double: HubDouble, token: str | None, status: int
+) -> None:
+    double.repos[REPO].token = "secret"
+    closed = Hub(hub.endpoint, hub.cache, token)
+    with pytest.raises(CheckpointError, match=str(status)) as caught:
+        fetch(closed, lock)
+    assert caught.value.exit_code == 6
+    assert f"{double.endpoint}/{REPO}" in (caught.value.hint or "")
+
+
+def test_a_token_opens_the_hub_and_never_reaches_the_blob_store(
+    hub: Hub, lock: HubLock, double: HubDouble
+) -> None:
+    double.repos[REPO].token = "secret"
+    fetch(Hub(hub.endpoint, hub.cache, "secret"), lock)
+    heard = {(seen.server, seen.authorization) for seen in double.seen}
+    assert heard == {("hub", "Bearer secret"), ("blobs", None)}
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_comes(
+    hub: Hub, lock: HubLock, double: HubDouble
+) -> None:
+    wanted = download(hub, lock, free=GIB)
+    double.seen.clear()
+    with pytest.raises(CheckpointError, match="disk: lab/twin needs"):
+        pull(hub, lock, wanted, lambda _done, _total: None)
+    assert double.seen == []
+
+
+def test_a_repository_nobody_has_is_named(hub: Hub, lock: HubLock) -> None:
+    with pytest.raises(CheckpointError, match="lab/other"):
+        resolve(hub, lock, "lab/other", "main", anew=False)
+
+
+def test_names_that_would_share_a_folder_are_refused(hub: Hub, lock: HubLock) -> None:
+    for repo in ("lab/twin--a", "lab--twin/a", "lab/../twin"):
+        with pytest.raises(CheckpointError, match="hub cache can hold"):
+            find_in_hub_cache(repo, "main", hub.cache)

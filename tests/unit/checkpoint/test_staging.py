@@ -1,0 +1,88 @@
+"""What killed processes leave beside a target goes with the next one that makes it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.checkpoint import durable, safetensors
+from sparkdeploy.checkpoint.staging import hidden_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def dead() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("purpose", ["staging", "retired"])
+def test_files_folders_and_links_of_dead_processes_are_removed(
+    tmp_path: Path, dead: int, purpose: str
+) -> None:
+    left = tmp_path / f".m.{purpose}-{dead}"
+    for leave in (
+        lambda: left.write_text("half"),
+        lambda: (left / "in" / "it").mkdir(parents=True),
+        lambda: left.symlink_to(tmp_path),
+    ):
+        leave()
+        hidden_beside(tmp_path / "m")
+        assert names(tmp_path) == set()
+
+
+def test_those_of_the_living_and_of_other_targets_stay(tmp_path: Path, dead: int) -> None:
+    others = {
+        f".m.staging-{os.getppid()}",
+        f".m.staging-{1 << 70}",
+        f".other.staging-{dead}",
+        f".m.staging-{dead}.txt",
+        ".m.staging-mine",
+        f"m.staging-{dead}",
+    }
+    for name in others:
+        (tmp_path / name).write_text("")
+    assert hidden_beside(tmp_path / "m") == tmp_path / f".m.staging-{os.getpid()}"
+    assert names(tmp_path) == others
+
+
+def test_writers_leave_their_target_alone_in_the_folder(tmp_path: Path, dead: int) -> None:
+    writers: dict[str, Callable[[Path], None]] = {
+        "a.json": lambda path: durable.write_text(path, "{}"),
+        "a.safetensors": lambda path: safetensors.write_file(path, {}),
+    }
+    for target, write in writers.items():
+        (tmp_path / f".{target}.staging-{dead}").write_text("half")
+        write(tmp_path / target)
+        assert names(tmp_path) == {target}
+        (tmp_path / target).unlink()
+
+
+def test_a_process_that_nobody_has_asked_for_is_dead(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    left = tmp_path / f".m.staging-{ended.pid}"
+    left.write_text("half")
+    hidden_beside(tmp_path / "m")
+    assert not left.exists()
+    ended.wait()
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        durable.write_text(tmp_path / "a.json", "{}")
+    assert names(tmp_path) == {"a.json"}

@@ -1,0 +1,283 @@
+"""The complete rewritten checkpoint, and the look that finds every flaw of one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.checkpoint.contents import model_sizes, read_config, read_tensors
+from sparkdeploy.checkpoint.fp8 import Mismatch, expected_fp8
+from sparkdeploy.checkpoint.fp8_shard import Fp8Shard, Order, fetch_shard, take_shard
+from sparkdeploy.checkpoint.inspect import inspect_checkpoint
+from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
+from sparkdeploy.checkpoint.overlay import build_overlay
+from sparkdeploy.checkpoint.ranges import FolderRanges
+from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
+from sparkdeploy.checkpoint.source import CheckpointSource, open_folder
+from sparkdeploy.checkpoint.standalone import build_standalone
+from sparkdeploy.checkpoint.treatment import Treatment
+from sparkdeploy.checkpoint.verify import verify_bytes, verify_headers
+from sparkdeploy.errors import CheckpointError
+from tests.unit.checkpoint.conftest import tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+GATE = "model.language_model.layers.0.mlp.shared_expert.gate_proj"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="session")
+def shard(fp8_twin: Path, small_twin: Path, tmp_path_factory: pytest.TempPathFactory) -> Fp8Shard:
+    folder = tmp_path_factory.mktemp("store") / "shard"
+    return _shard(fp8_twin, small_twin, folder)
+
+
+@pytest.fixture
+def made(folder: Path, shard: Fp8Shard, tmp_path: Path) -> Path:
+    """A standalone checkpoint that a test may damage."""
+    out = tmp_path / "standalone"
+    build(open_folder(folder), shard, out)
+    return out
+
+
+def _shard(fp8: Path, twin: Path, out: Path, mismatch: Mismatch = Mismatch.REFUSE) -> Fp8Shard:
+    order = Order(model_sizes(read_config(twin)), "lab", mismatch, twin)
+    return fetch_shard(FolderRanges(fp8), order, out, _ignore)
+
+
+def _ignore(_done: int, _total: int) -> None:
+    pass
+
+
+def build(source: CheckpointSource, shard: Fp8Shard, out: Path, *, overwrite: bool = False) -> None:
+    build_standalone(source, shard, out, replaces=lambda _out: overwrite, on_progress=_ignore)
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    """Every tensor's bytes."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        header = read_header(path)
+        data = path.read_bytes()[header.data_offset :]
+        found.update({name: data[t.begin : t.end] for name, t in header.tensors.items()})
+    return found
+
+
+def test_fp8_stands_under_the_original_names_and_all_else_is_as_it_was(
+    made: Path, small_twin: Path, fp8_twin: Path
+) -> None:
+    before, after = read_tensors(small_twin), read_tensors(made)
+    fp8 = {item.name for item in expected_fp8(model_sizes(read_config(small_twin)))}
+    assert set(after) == set(before) | fp8
+    found, plain, fp8_bytes = (contents_of(folder) for folder in (made, small_twin, fp8_twin))
+    for name, located in after.items():
+        assert found[name] == (fp8_bytes if name in fp8 else plain)[name], name
+        if name in before:
+            assert located.file == before[name].file
+
+
+def test_it_is_complete_with_mtp_and_readable_by_everybody(made: Path, small_twin: Path) -> None:
+    manifest = read_manifest(made)
+    assert manifest is not None
+    assert (manifest.fp8_layer_count, manifest.mtp_tensor_count) == (12, 2 * 3 + 17)
+    for path in made.rglob("*"):
+        assert path.stat().st_mode & 0o777 == 0o644
+        assert not path.is_symlink()
+    assert made.stat().st_mode & 0o777 == 0o755
+    for path in made.glob("*.safetensors"):
+        assert read_header(path).metadata["format"] == "pt"
+    names = {path.name for path in small_twin.iterdir()}
+    assert {path.name for path in made.iterdir()} == names | {MANIFEST_FILE}
+
+
+def test_the_source_is_not_touched_and_twice_is_once(
+    folder: Path, shard: Fp8Shard, tmp_path: Path
+) -> None:
+    before = tree(folder)
+    build(open_folder(folder), shard, tmp_path / "out")
+    first = tree(tmp_path / "out")
+    build(open_folder(folder), shard, tmp_path / "out")
+    assert tree(tmp_path / "out") == first
+    assert tree(folder) == before
+
+
+def test_what_a_build_killed_after_its_last_step_left_goes_with_the_next(
+    folder: Path, made: Path, shard: Fp8Shard
+) -> None:
+    (made.parent / f".{made.name}.retired").mkdir()
+    (made.parent / f".{made.name}.journal").write_text('{"fingerprint": "x"}\n')
+    journal = shard.path.with_name("journal.jsonl")
+    journal.write_text("{}")
+    build(open_folder(folder), shard, made)
+    assert take_shard(shard.path.parent) == shard
+    assert not journal.exists()
+    left = {path.name for path in made.parent.iterdir() if path.name.startswith(f".{made.name}")}
+    assert left == {f".{made.name}.lock"}
+
+
+@pytest.mark.parametrize("torn", ['{"file": "x", "ha', "\0\0\0}\n"])
+def test_a_journal_that_the_power_cut_tore_is_read_as_far_as_it_goes(
+    folder: Path, shard: Fp8Shard, tmp_path: Path, torn: str
+) -> None:
+    out = tmp_path / "out"
+    build(open_folder(folder), shard, out)
+    whole = tree(out)
+    fingerprint = json.loads((out / MANIFEST_FILE).read_text())["fingerprint"]
+    out.rename(tmp_path / ".out.staging")
+    (tmp_path / ".out.journal").write_text(json.dumps({"fingerprint": fingerprint}) + f"\n{torn}")
+    build(open_folder(folder), shard, out)
+    assert {name: content for name, (_, _, content) in tree(out).items()} == {
+        name: content for name, (_, _, content) in whole.items()
+    }
+
+
+def test_a_folder_of_somebody_else_is_left_alone(
+    folder: Path, shard: Fp8Shard, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    with pytest.raises(CheckpointError, match="left alone"):
+        build(open_folder(folder), shard, tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
+
+
+def test_another_checkpoint_gives_way_only_when_asked(
+    folder: Path, made: Path, shard: Fp8Shard
+) -> None:
+    other = replace(shard, origin="elsewhere")
+    with pytest.raises(CheckpointError, match="holds another checkpoint"):
+        build(open_folder(folder), other, made)
+    build(open_folder(folder), other, made, overwrite=True)
+    manifest = read_manifest(made)
+    assert manifest is not None
+    assert manifest.treatment["fp8_origin"] == "elsewhere"
+
+
+def test_a_module_that_does_not_fit_stays_at_16_bits_when_that_is_allowed(
+    folder: Path, fp8_twin: Path, small_twin: Path, tmp_path: Path
+) -> None:
+    lacking = tmp_path / "lacking"
+    shutil.copytree(fp8_twin, lacking)
+    _edit(lacking, lambda tensors: tensors.pop(f"{GATE}.weight_scale_inv", None))
+    with pytest.raises(CheckpointError, match="missing"):
+        _shard(lacking, small_twin, tmp_path / "refused")
+    shard = _shard(lacking, small_twin, tmp_path / "left", Mismatch.LEAVE)
+    build(open_folder(folder), shard, tmp_path / "out")
+    tensors = read_tensors(tmp_path / "out")
+    assert tensors[f"{GATE}.weight"].info.dtype == "BF16"
+    assert sum(item.info.dtype == "F8_E4M3" for item in tensors.values()) == 11
+
+
+def test_a_sound_checkpoint_is_called_so(made: Path, folder: Path) -> None:
+    found = verify_headers(made)
+    assert (found.fp8_weights, found.mtp_tensors) == (12, 23)
+    assert verify_headers(folder).fp8_weights == 0
+    deep = verify_bytes(made, {}, _ignore)
+    assert deep.unhashed == ()
+    assert deep.hashed_files == len(list(made.iterdir())) - 1
+
+
+def test_one_flipped_bit_is_found_anywhere(made: Path) -> None:
+    for path in sorted(made.glob("*.safetensors")):
+        content = path.read_bytes()
+        for at in (read_header(path).data_offset, len(content) // 2, len(content) - 1):
+            path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+            with pytest.raises(CheckpointError, match=path.name):
+                verify_bytes(made, {}, _ignore)
+        path.write_bytes(content)
+    verify_bytes(made, {}, _ignore)
+
+
+def test_an_overlay_is_verified_with_its_shard(
+    folder: Path, shard: Fp8Shard, tmp_path: Path
+) -> None:
+    target = tmp_path / "data" / "m" / "ck" / "v2"
+    treatment = Treatment("prebuilt", lm_head="int8", mtp="required", fp8_origin="lab")
+    build_overlay(open_folder(folder), treatment, target, shard)
+    assert verify_headers(target).fp8_weights == 12
+    (target / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(CheckpointError, match="does not ask for them"):
+        verify_headers(target)
+
+
+def _edit(folder: Path, change: Callable[[dict[str, TensorData]], object]) -> None:
+    places = {}
+    for path in folder.glob("*.safetensors"):
+        header = read_header(path)
+        data = path.read_bytes()[header.data_offset :]
+        tensors: dict[str, TensorData] = {
+            name: (info.dtype, info.shape, data[info.begin : info.end])
+            for name, info in header.tensors.items()
+        }
+        change(tensors)
+        write_file(path, tensors)
+        places.update(dict.fromkeys(tensors, path.name))
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def _halve_scale(tensors: dict[str, TensorData]) -> None:
+    name = f"{GATE}.weight_scale_inv"
+    if name in tensors:
+        tensors[name] = ("BF16", (1, 1), b"xx")
+
+
+def _index(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads((folder / INDEX).read_text())
+    change(content)
+    (folder / INDEX).write_text(json.dumps(content))
+
+
+def _grow_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["hidden_size"] = 256
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _duplicate(folder: Path) -> None:
+    write_file(folder / "more.safetensors", {"lm_head.weight": ("BF16", (1,), b"xx")})
+    _index(folder, lambda content: content["weight_map"].update({"x": "more.safetensors"}))
+    write_file(
+        folder / "more.safetensors",
+        {"lm_head.weight": ("BF16", (1,), b"xx"), "x": ("BF16", (1,), b"xx")},
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda f: _edit(f, lambda t: t.pop("mtp.layers.0.mlp.gate.weight", None)), "draft layer"),
+        (lambda f: _edit(f, lambda t: t.pop(f"{GATE}.weight_scale_inv", None)), "missing: "),
+        (lambda f: _edit(f, _halve_scale), r"weight_scale_inv is BF16 \[1, 1\]"),
+        (lambda f: _index(f, lambda c: c["weight_map"].pop("lm_head.weight")), "does not list"),
+        (lambda f: _index(f, lambda c: c["metadata"].update(total_size=1)), "states 1 bytes"),
+        (_grow_config, "config.json says"),
+        (_duplicate, "two indexed files hold lm_head.weight"),
+        (lambda f: (f / MANIFEST_FILE).write_text("{"), "is not whole"),
+        (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json of sparkdeploy.json"),
+    ],
+    ids=["mtp", "scale", "scale-shape", "unlisted", "total", "config", "twice", "manifest", "lost"],
+)
+def test_every_flaw_is_found_and_named(
+    made: Path, damage: Callable[[Path], object], said: str
+) -> None:
+    damage(made)
+    with pytest.raises(CheckpointError) as caught:
+        verify_headers(made)
+    assert re.search(said, f"{caught.value.message}\n{caught.value.detail}")
+
+
+def test_a_checkpoint_is_told_by_kind_and_dtype(made: Path) -> None:
+    found = inspect_checkpoint(made)
+    shares = {(share.kind, share.dtype): share for share in found.shares}
+    assert shares["shared experts", "F8_E4M3"].tensors == 12
+    assert shares["mtp", "BF16"].tensors == 23
+    assert shares["LM head", "BF16"].size_bytes == 320 * 128 * 2
+    assert sum(share.tensors for share in found.shares) == found.tensors
+    assert found.quantization == "auto-round"

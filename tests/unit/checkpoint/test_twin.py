@@ -1,0 +1,225 @@
+"""The twin: real names and kinds, the same bytes everywhere, quickly."""
+
+import json
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdeploy.checkpoint.safetensors import TensorInfo, read_header
+from sparkdeploy.checkpoint.twin import ExpertFormat, TwinShape, build_twin, is_twin_of
+from sparkdeploy.checkpoint.twin.config import quantization_config
+from sparkdeploy.checkpoint.twin.grammar import Grammar
+from sparkdeploy.checkpoint.twin.tensors import language_tensors, mtp_tensors, vision_tensors
+from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
+from sparkdeploy.errors import CheckpointError
+from tests.unit.checkpoint.conftest import tree
+
+_MTP_FILE = "model_extra_tensors.safetensors"
+_LAYER = "model.language_model.layers"
+
+
+def _tensors(folder: Path) -> dict[str, TensorInfo]:
+    found: dict[str, TensorInfo] = {}
+    for path in folder.glob("*.safetensors"):
+        found.update(read_header(path).tensors)
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def _described(shape: TwinShape) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of every tensor, without making any."""
+    tokenizer = TwinTokenizer(shape.vocab)
+    text = Grammar(shape, 1, tokenizer.printed_ids)
+    tensors = {**language_tensors(text), **vision_tensors(shape, 1), **mtp_tensors(shape, 1)}
+    return {name: (dtype, size) for name, (dtype, size, _) in tensors.items()}
+
+
+def test_two_builds_are_byte_identical(twin: Path, tmp_path: Path) -> None:
+    build_twin(tmp_path / "again", TwinShape(), seed=1)
+    again = {name: (entry[0], entry[2]) for name, entry in tree(tmp_path / "again").items()}
+    assert again == {name: (entry[0], entry[2]) for name, entry in tree(twin).items()}
+
+
+def test_another_seed_gives_other_weights_of_the_same_shapes(twin: Path, tmp_path: Path) -> None:
+    build_twin(tmp_path / "other", TwinShape(), seed=2)
+    assert _tensors(tmp_path / "other") == _tensors(twin)
+    shard = "model-00001-of-00002.safetensors"
+    assert (tmp_path / "other" / shard).read_bytes() != (twin / shard).read_bytes()
+
+
+def test_a_twin_takes_under_five_seconds_and_twenty_megabytes(tmp_path: Path) -> None:
+    started = time.process_time()
+    build_twin(tmp_path / "twin", TwinShape(), seed=3)
+    assert time.process_time() - started < 5
+    assert sum(file.stat().st_size for file in (tmp_path / "twin").iterdir()) < 20_000_000
+
+
+def test_a_finished_twin_is_not_written_again(tmp_path: Path) -> None:
+    build_twin(tmp_path / "twin", TwinShape(), seed=1)
+    before = tree(tmp_path / "twin")
+    build_twin(tmp_path / "twin", TwinShape(), seed=1)
+    assert tree(tmp_path / "twin") == before
+
+
+def test_a_different_twin_is_replaced(tmp_path: Path) -> None:
+    build_twin(tmp_path / "twin", TwinShape(), seed=1)
+    build_twin(tmp_path / "twin", TwinShape(vocab=1024), seed=1)
+    assert is_twin_of(tmp_path / "twin", TwinShape(vocab=1024), seed=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["twin"]
+
+
+def test_a_folder_that_is_no_twin_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="other than a twin"):
+        build_twin(tmp_path, TwinShape(), seed=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+
+
+def test_files_can_be_read_by_everyone(twin: Path) -> None:
+    assert {stat.S_IMODE(file.stat().st_mode) for file in twin.iterdir()} == {0o644}
+    assert stat.S_IMODE(twin.stat().st_mode) == 0o755
+
+
+def test_the_index_lists_every_tensor_in_its_file(twin: Path) -> None:
+    index = _json(twin / "model.safetensors.index.json")
+    truth = {
+        name: path.name for path in twin.glob("*.safetensors") for name in read_header(path).tensors
+    }
+    assert index["weight_map"] == truth
+    sizes = [tensor.size_bytes for tensor in _tensors(twin).values()]
+    assert index["metadata"]["total_size"] == sum(sizes)
+
+
+@pytest.mark.parametrize("experts", [2, 256])
+def test_the_draft_layer_has_three_tensors_an_expert_and_seventeen_more(experts: int) -> None:
+    tensors = mtp_tensors(TwinShape(experts=experts), 1)
+    assert len(tensors) == 3 * experts + 17
+    assert all(name.startswith("mtp.") for name in tensors)
+    assert {dtype for dtype, _, _ in tensors.values()} == {"BF16"}
+
+
+def test_the_draft_layer_lies_in_a_file_of_its_own(twin: Path) -> None:
+    drafts = {name for name in _tensors(twin) if name.startswith("mtp.")}
+    assert set(read_header(twin / _MTP_FILE).tensors) == drafts
+
+
+def test_the_vision_tower_of_the_real_depth_has_333_tensors() -> None:
+    assert len(vision_tensors(TwinShape(vision_depth=27), 1)) == 333
+
+
+def test_every_fourth_layer_has_full_attention_and_the_others_deltanet(twin: Path) -> None:
+    names = set(_tensors(twin))
+    assert f"{_LAYER}.3.self_attn.q_proj.qweight" in names
+    assert f"{_LAYER}.2.linear_attn.in_proj_qkv.qweight" in names
+    assert not any(name.startswith(f"{_LAYER}.3.linear_attn") for name in names)
+    assert not any(name.startswith(f"{_LAYER}.2.self_attn") for name in names)
+
+
+def test_packed_layers_have_the_shapes_of_auto_gptq(twin: Path) -> None:
+    tensors = _tensors(twin)
+    name = f"{_LAYER}.3.self_attn.o_proj"
+    kinds = {kind: tensors[f"{name}.{kind}"] for kind in ("qweight", "qzeros", "scales")}
+    assert {kind: (tensor.dtype, tensor.shape) for kind, tensor in kinds.items()} == {
+        "qweight": ("I32", (64, 128)),
+        "qzeros": ("I32", (4, 16)),
+        "scales": ("F16", (4, 128)),
+    }
+
+
+def test_experts_are_16_bit_unless_asked_otherwise() -> None:
+    expert = f"{_LAYER}.0.mlp.experts.7.down_proj"
+    assert _described(TwinShape())[f"{expert}.weight"] == ("BF16", (128, 256))
+    packed = _described(TwinShape(expert_format=ExpertFormat.INT4))
+    assert packed[f"{expert}.qweight"] == ("I32", (32, 128))
+    assert f"{expert}.weight" not in packed
+    assert packed["mtp.layers.0.mlp.experts.7.down_proj.weight"][0] == "BF16"
+
+
+def test_in_proj_a_and_b_are_packed_from_32_value_heads_on() -> None:
+    name = f"{_LAYER}.0.linear_attn.in_proj_a"
+    assert f"{name}.qweight" in _described(TwinShape(linear_value_heads=32))
+    assert f"{name}.weight" in _described(TwinShape())
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [TwinShape(), TwinShape(expert_format=ExpertFormat.INT4), TwinShape(linear_value_heads=32)],
+)
+def test_the_16_bit_linears_are_exactly_those_that_the_configuration_keeps(
+    shape: TwinShape,
+) -> None:
+    kept = quantization_config(shape)["extra_config"]
+    assert isinstance(kept, dict)
+    in_blocks = {name for name in kept if name.startswith(f"{_LAYER}.")}
+    plain = {
+        name.removesuffix(".weight").split(".experts.")[0] + ".experts" * (".experts." in name)
+        for name, (_, size) in _described(shape).items()
+        if name.startswith(f"{_LAYER}.") and name.endswith(".weight") and len(size) == 2
+    }
+    assert in_blocks == plain
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        TwinShape(layers=8, hidden=256, vocab=2048),
+        TwinShape(linear_value_heads=32, vocab=320, expert_format=ExpertFormat.INT4),
+        TwinShape(attention_heads=4, linear_key_heads=4, linear_value_heads=8, vision_depth=1),
+    ],
+)
+def test_a_wider_twin_states_its_own_sizes(tmp_path: Path, shape: TwinShape) -> None:
+    build_twin(tmp_path / "twin", shape, seed=1)
+    tensors = _tensors(tmp_path / "twin")
+    text = _json(tmp_path / "twin" / "config.json")["text_config"]
+    assert tensors["lm_head.weight"].shape == (text["vocab_size"], text["hidden_size"])
+    assert len(text["layer_types"]) == text["num_hidden_layers"] == shape.layers
+    shared = [name for name in tensors if ".shared_expert." in name and "mtp." not in name]
+    assert len(shared) == 3 * shape.layers
+
+
+def test_all_mistakes_in_a_shape_are_named_at_once() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        TwinShape(layers=3, hidden=100, vocab=10, experts=1)
+    for part in ("layers is 3", "hidden is 100", "vocab is 10", "experts_per_token is 2"):
+        assert part in caught.value.message
+
+
+@pytest.mark.parametrize("vocab", [320, 512, 5_000])
+def test_every_token_id_has_one_token(vocab: int) -> None:
+    described = json.loads(json.dumps(TwinTokenizer(vocab).tokenizer_json()))
+    ids = [*described["model"]["vocab"].values(), *(t["id"] for t in described["added_tokens"])]
+    assert sorted(ids) == list(range(vocab))
+
+
+def test_every_merge_joins_known_tokens_into_a_known_one() -> None:
+    model = json.loads(json.dumps(TwinTokenizer(2000).tokenizer_json()))["model"]
+    for left, right in model["merges"]:
+        assert {left, right, left + right} <= set(model["vocab"])
+
+
+def test_text_survives_the_tokenizer(twin: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(twin / "tokenizer.json"))
+    for text in ("The night is\n  dark", "h\u00e9llo \u4e16\u754c \U0001f600", "{'a': 1}"):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    turn = tokenizer.encode("<|im_start|>user").ids
+    assert tokenizer.id_to_token(turn[0]) == "<|im_start|>"
+
+
+def test_the_chat_template_marks_turns_and_opens_a_thought() -> None:
+    jinja2 = pytest.importorskip("jinja2")
+    template = jinja2.Environment().from_string(
+        TwinTokenizer(512).tokenizer_config_json()["chat_template"]
+    )
+    messages = [{"role": "user", "content": "hi"}]
+    text = template.render(messages=messages, add_generation_prompt=True)
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    quiet = template.render(messages=messages, add_generation_prompt=True, enable_thinking=False)
+    assert quiet.endswith("<think>\n\n</think>\n\n")

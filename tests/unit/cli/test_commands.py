@@ -1,0 +1,242 @@
+"""Commands without Docker: what they print, how they exit, what they leave alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdeploy import __version__
+from sparkdeploy.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("no_docker")
+
+
+@pytest.fixture
+def no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Point the SDK at a socket nobody listens on."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Run:
+    """The program in this process: `run("plan", "v2")`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> Done:
+        self._monkeypatch.setattr(sys, "argv", ["sparkdeploy", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        said = self._capsys.readouterr()
+        return Done(code, said.out, said.err)
+
+    def answer(self, *arguments: str) -> Any:
+        done = self(*arguments)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The program as a user runs it."""
+    return Run(monkeypatch, capsys)
+
+
+def test_list_names_recipes_and_engines(run: Run) -> None:
+    content = run.answer("list", "--json")
+    assert "v2" in {row["name"] for row in content["recipes"]}
+    assert "cpu-0.32" in {row["name"] for row in content["engines"]}
+
+
+def test_plan_works_without_docker_gpu_and_network(run: Run) -> None:
+    done = run("plan", "v2")
+    assert done.returncode == 0
+    assert "docker: images and containers are unknown" in done.stdout
+
+
+def test_plan_check_exits_nine_when_there_is_work(run: Run) -> None:
+    assert run("plan", "v2", "--check").returncode == 9
+
+
+@pytest.mark.parametrize(
+    ("part", "words"), [("dockerfile", "FROM"), ("args", "not here"), ("container", "not here")]
+)
+def test_plan_shows_one_part_in_full(run: Run, part: str, words: str) -> None:
+    assert words in run("plan", "v2", "--show", part).stdout
+
+
+def test_plan_and_dry_run_print_the_same(run: Run) -> None:
+    planned, dry = run.answer("plan", "v2", "--json"), run.answer("up", "v2", "--dry-run", "--json")
+    # Free disk and memory stand in the words of these, and other programs run meanwhile.
+    for content in (planned, dry):
+        del content["problems"], content["warnings"]
+    assert planned == dry
+
+
+def test_up_without_docker_exits_four_and_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    done = run("up", "v2")
+    assert done.returncode == 4
+    assert "does not answer" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_three_mistakes_exit_three_with_three_lines(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "schema: 1\nname: mine\ntitle: t\nextends: v2\n"
+        "serve: {prot: 1, max_num_seqs: many}\ncheckpoint: {mtp: 'off'}\n"
+    )
+    done = run("plan", str(path))
+    assert done.returncode == 3
+    assert "has 3 mistakes" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_recipe_of_the_users_folder_is_found_by_name(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "config" / "recipes"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("schema: 1\nname: mine\ntitle: My own\nextends: v2\n")
+    assert "My own" in run("list").stdout
+    assert run.answer("show", "mine", "--json")["title"] == "My own"
+
+
+def test_a_broken_config_file_exits_three(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.yaml").write_text("defualt_recipe: v2\n")
+    done = run("list")
+    assert done.returncode == 3
+    assert "defualt_recipe" in done.stderr
+
+
+def test_a_config_file_that_is_no_text_exits_three(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.yaml").write_bytes(b"\xff\xfe")
+    done = run("list")
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bug_under_a_state_folder_that_cannot_be_made_still_exits_seventy(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKDEPLOY_STATE_DIR", "/proc/nowhere")
+    monkeypatch.setattr("sparkdeploy.recipe.report.recipe_rows", None)
+    done = run("list")
+    assert done.returncode == 70
+    place = Path(done.stderr.partition("details in ")[2].strip())
+    assert "TypeError" in place.read_text()
+    shutil.rmtree(place.parent)
+
+
+def test_a_docker_address_that_is_none_exits_four(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://somewhere:port")
+    done = run("status")
+    assert done.returncode == 4
+    assert "no address of a Docker Engine" in done.stderr
+
+
+def test_a_chat_template_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "schema: 1\nname: mine\ntitle: t\nextends: v2\nserve: {chat_template: mine.jinja}\n"
+    )
+    done = run("plan", str(path))
+    assert done.returncode == 3
+    assert str(tmp_path / "mine.jinja") in done.stderr
+
+
+def test_an_inherited_chat_template_stands_beside_the_recipe_that_names_it(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "parent").mkdir()
+    (tmp_path / "parent" / "mine.jinja").touch()
+    (tmp_path / "parent" / "parent.yaml").write_text(
+        "schema: 1\nname: parent\ntitle: t\nextends: v2\nserve: {chat_template: mine.jinja}\n"
+    )
+    child = tmp_path / "child.yaml"
+    child.write_text("schema: 1\nname: child\ntitle: t\nextends: parent/parent.yaml\n")
+    assert run("plan", str(child)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("up", "--dry-run", "--prepare"),
+        ("up", "--solo", "--cluster"),
+        ("plan", "--name", "Not A Name"),
+        ("plan", "--name", "main\n"),
+        ("no-such-command",),
+    ],
+)
+def test_nonsense_exits_two(run: Run, arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_cluster_without_nodes_is_refused_and_not_deployed_on_one_node(run: Run) -> None:
+    done = run("up", "v2", "--cluster")
+    assert done.returncode == 3
+    assert "names no nodes" in done.stderr
+    assert "cluster discover" in done.stderr
+
+
+def test_a_twin_is_made_and_named(run: Run, tmp_path: Path) -> None:
+    done = run("checkpoint", "twin", str(tmp_path / "twin"))
+    assert done.returncode == 0
+    assert done.stdout.strip() == str(tmp_path / "twin")
+    assert (tmp_path / "twin" / "config.json").is_file()
+
+
+def test_a_users_folder_is_never_overwritten_by_a_twin(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    done = run("checkpoint", "twin", str(tmp_path / "mine"))
+    assert done.returncode == 6
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_version_is_told(run: Run) -> None:
+    assert run("--version").stdout == f"sparkdeploy {__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["v2-replaced", "main\n", ""])
+def test_a_name_that_would_confuse_is_refused(run: Run, name: str) -> None:
+    assert run("plan", "v2", "--name", name).returncode == 2
+
+
+@pytest.mark.parametrize("assignment", ["extends=mtp-1", "name=x", "schema=2", "serve.port=80"])
+def test_set_cannot_change_what_a_recipe_is(run: Run, assignment: str) -> None:
+    assert run("plan", "v2", "--set", assignment).returncode == 3
+
+
+def test_a_broken_engine_of_the_user_does_not_hide_the_others(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "config" / "recipes" / "engines"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("schema: 1\n")
+    done = run("list")
+    assert done.returncode == 0
+    assert "mine         broken:" in done.stdout
+    assert "cpu-0.32" in done.stdout

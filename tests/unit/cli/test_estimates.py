@@ -1,0 +1,122 @@
+"""`plan --hardware`, `plan --html` and `show --capacity` without Docker, GPU or network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.apply.estimate import COPIED_BYTES, copy_bandwidth
+from sparkdeploy.checkpoint.twin import TwinShape, build_twin
+from tests.hub.double import Repo, hub_double
+from tests.unit.cli.test_commands import no_docker, run
+from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.test_commands import Run
+
+__all__ = ["no_docker", "run"]
+
+pytestmark = pytest.mark.usefixtures("no_docker")
+
+
+def test_plan_on_a_spark_prints_memory_and_speed_from_the_facts_file(run: Run) -> None:
+    done = run("plan", "v2", "--hardware", "spark")
+    assert done.returncode == 0
+    assert "nothing was downloaded" in done.stdout
+    assert "what vLLM 0.25.1 will log" in done.stdout
+    assert "fitted to baseline = 28.3 tok/s" in done.stdout
+
+
+def test_plan_on_a_spark_takes_less_than_a_second_of_computing() -> None:
+    """Processor time of a whole process: the clock on the wall would measure the neighbours."""
+    code = (
+        "import sys, time; sys.argv = ['sparkdeploy', 'plan', 'v2', '--hardware', 'spark']\n"
+        "from sparkdeploy.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "assert 'docker' not in sys.modules\n"
+        "print(time.process_time(), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=REPOSITORY
+    )
+    assert "published" in done.stdout
+    assert float(done.stderr.split()[-1]) < 1.0
+
+
+def test_plan_for_hardware_gives_json(run: Run) -> None:
+    content = run.answer("plan", "v2", "--hardware", "spark", "--json")
+    assert content["capacity"]["kv_bytes_per_token"] == 26_624
+    published = {row["recipe"]: row["published_tok_s"] for row in content["speed"]["recipes"]}
+    assert published["v2"] == 51
+
+
+def test_a_setting_changes_the_estimate(run: Run) -> None:
+    arguments = ("plan", "v2", "--hardware", "spark", "--json")
+    plain = run.answer(*arguments)
+    changed = run.answer(*arguments, "--set", "serve.kv_cache_dtype=fp8")
+    assert changed["capacity"]["kv_bytes_per_token"] * 2 == plain["capacity"]["kv_bytes_per_token"]
+
+
+def test_plan_writes_a_page_with_the_picture(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    assert run("plan", "v2", "--html", str(path)).returncode == 0
+    text = path.read_text()
+    assert "<svg" in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_page_that_cannot_be_written_is_an_error_that_names_it(run: Run, tmp_path: Path) -> None:
+    done = run("plan", "v2", "--html", str(tmp_path / "no" / "plan.html"))
+    assert done.returncode == 1
+    assert "plan.html cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("abacus",), ("spark", "--check"), ("spark", "--show", "args")]
+)
+def test_nonsense_exits_two(run: Run, arguments: tuple[str, ...]) -> None:
+    assert run("plan", "v2", "--hardware", *arguments).returncode == 2
+
+
+def test_capacity_of_a_model_at_hand_is_read_from_its_headers(run: Run, tmp_path: Path) -> None:
+    build_twin(tmp_path / "twin", TwinShape(vocab=320, experts=2, vision_depth=1), seed=1)
+    path = f"model.path={tmp_path / 'twin'}"
+    content = run.answer("show", "v2", "--capacity", "--json", "--set", path)["capacity"]
+    files = (tmp_path / "twin").glob("*.safetensors")
+    assert content["facts"] == "safetensors headers on this machine"
+    assert sum(content["stored_bytes"].values()) < sum(path.stat().st_size for path in files)
+    assert run("show", "v2", "--capacity").stdout.startswith("v2:")
+
+
+def test_a_model_nobody_knows_ends_with_the_command_that_fetches_it(run: Run) -> None:
+    done = run("plan", "v2", "--hardware", "spark", "--set", "model.repo=lab/unknown")
+    assert done.returncode == 6
+    assert "nothing is known of lab/unknown" in done.stderr
+
+
+def test_headers_are_read_from_the_hub_and_nothing_else(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = tmp_path / "twin"
+    build_twin(twin, TwinShape(vocab=320, experts=2, vision_depth=1), seed=1)
+    local = run.answer("show", "v2", "--capacity", "--json", "--set", f"model.path={twin}")
+    with hub_double() as hub:
+        commit = "1" * 40
+        hub.repos["lab/twin"] = Repo({commit: twin}, {"main": commit})
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        content = run.answer("plan", "v2", "--headers", "--json", "--set", "model.repo=lab/twin")
+    assert content["capacity"]["facts"].startswith("safetensors headers on the hub")
+    assert content["capacity"]["stored_bytes"] == local["capacity"]["stored_bytes"]
+    files = sum(path.stat().st_size for path in twin.glob("*.safetensors"))
+    assert hub.body_bytes < files / 10
+    assert not (tmp_path / "state").exists()
+
+
+def test_memory_is_measured_by_the_best_of_its_copies() -> None:
+    times = iter([0.0, 4.0, 10.0, 11.0, 20.0, 22.0])
+    assert copy_bandwidth(lambda: next(times)) == 2 * COPIED_BYTES

@@ -1,0 +1,97 @@
+"""Image archives that are whole, damaged or somebody else's."""
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.errors import BuildError
+from sparkdeploy.image.archive import read_archive
+
+TAG = "sparkdeploy/plugin:0123"
+LAYER = b"the bytes of a layer"
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def files(kind: str = "image", *, style: str = "legacy") -> dict[str, bytes]:
+    config = json.dumps(
+        {
+            "config": {"Labels": {labels.KIND: kind}},
+            "rootfs": {"diff_ids": [f"sha256:{sha256(LAYER)}"]},
+        }
+    ).encode()
+    is_legacy = style == "legacy"
+    name = f"{sha256(config)}.json" if is_legacy else f"blobs/sha256/{sha256(config)}"
+    layer = "l1/layer.tar" if is_legacy else f"blobs/sha256/{sha256(LAYER)}"
+    manifest = [{"Config": name, "RepoTags": [TAG], "Layers": [layer]}]
+    return {"manifest.json": json.dumps(manifest).encode(), name: config, layer: LAYER}
+
+
+def write(path: Path, content: Mapping[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name, data in content.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("style", ["legacy", "blobs"])
+def test_a_whole_archive_names_its_images(tmp_path: Path, style: str) -> None:
+    content = files(style=style)
+    (image,) = read_archive(write(tmp_path / "a.tar", content))
+    assert image.tags == (TAG,)
+    assert any(image.digest in name for name in content)
+
+
+def test_a_layer_that_two_images_share_is_followed(tmp_path: Path) -> None:
+    content = files()
+    path = tmp_path / "a.tar"
+    layer = content.pop("l1/layer.tar")
+    write(path, content)
+    with tarfile.open(path, "a") as archive:
+        link = tarfile.TarInfo("l1/layer.tar")
+        link.type, link.linkname = tarfile.SYMTYPE, "../l0/layer.tar"
+        archive.addfile(link)
+        entry = tarfile.TarInfo("l0/layer.tar")
+        entry.size = len(layer)
+        archive.addfile(entry, io.BytesIO(layer))
+    assert len(read_archive(path)) == 1
+
+
+@pytest.mark.parametrize("style", ["legacy", "blobs"])
+def test_one_changed_byte_anywhere_is_found(tmp_path: Path, style: str) -> None:
+    for name, data in files(style=style).items():
+        if name == "manifest.json":
+            continue
+        changed = {**files(style=style), name: bytes([data[0] ^ 1]) + data[1:]}
+        with pytest.raises(BuildError, match="is damaged"):
+            read_archive(write(tmp_path / "a.tar", changed))
+
+
+def test_an_archive_that_was_cut_off_is_found(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", files())
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(BuildError, match=r"is no image archive|is damaged"):
+        read_archive(path)
+
+
+def test_what_is_no_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_text("hello")
+    with pytest.raises(BuildError, match="is no image archive"):
+        read_archive(tmp_path / "a.tar")
+    with pytest.raises(BuildError, match="cannot be read"):
+        read_archive(tmp_path / "missing.tar")
+
+
+def test_an_image_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="not made by sparkdeploy"):
+        read_archive(write(tmp_path / "a.tar", files("foreign")))

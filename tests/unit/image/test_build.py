@@ -1,0 +1,274 @@
+"""Following a build: progress, the end of the log, the hint."""
+
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, cast
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.console import Step
+from sparkdeploy.errors import BuildError, NodeError
+from sparkdeploy.image import base
+from sparkdeploy.image.build import build_stage, find_built
+from sparkdeploy.image.inside.prove import MARK
+from sparkdeploy.image.stages import DebianRecipe, Stage, stages_of
+from sparkdeploy.node.container import ImageFact
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.node.reports import BuildEvent
+from sparkdeploy.settings import BuildNetwork, resources
+
+from .conftest import LoadEngine, MakeSettings
+
+
+@dataclass
+class Recorder:
+    """A status line that keeps what it showed."""
+
+    shown: list[str] = field(default_factory=list)
+
+    def show(self, text: str) -> None:
+        self.shown.append(text)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class ScriptedHost:
+    """An engine that answers a build with given events and makes the image when all went well."""
+
+    events: Sequence[BuildEvent]
+    images: dict[str, ImageFact] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    stage: Stage | None = None
+    networks: list[str | None] = field(default_factory=list)
+    said: tuple[int, str] = (0, "")
+
+    def find_image(self, reference: str) -> ImageFact | None:
+        return self.images.get(reference)
+
+    def build(
+        self,
+        context: IO[bytes],
+        *,
+        tag: str,
+        build_args: Mapping[str, str],
+        image_labels: object,
+        network: str | None,
+    ) -> Iterator[BuildEvent]:
+        with tarfile.open(fileobj=context) as archive:
+            member = archive.extractfile("Dockerfile")
+            assert member is not None
+            dockerfile = member.read().decode()
+        yield from self.events
+        self.networks.append(network)
+        if self.stage is not None and not any(event.error for event in self.events):
+            self.images[tag] = ImageFact("sha256:new", (tag,), labels_in(dockerfile), 1)
+
+    def run_once(self, image: str, *_: object, **__: object) -> tuple[int, str]:
+        return self.said
+
+    def remove_leftover_tag(self, reference: str) -> None:
+        self.images.pop(reference, None)
+
+    def remove_leftovers(self, image_ids: Sequence[str]) -> None:
+        self.removed += image_ids
+
+
+def labels_in(dockerfile: str) -> dict[str, str]:
+    text = dockerfile[dockerfile.rindex("\nLABEL ") :].replace("\\\n", " ")
+    pairs = re.findall(r'("(?:[^"\\]|\\.)*")=("(?:[^"\\]|\\.)*")', text)
+    return {json.loads(name): json.loads(value) for name, value in pairs}
+
+
+@pytest.fixture
+def stages(load: LoadEngine) -> tuple[Stage, ...]:
+    """The stages of the CPU engine."""
+    return stages_of(
+        load("cpu-0.32"), base_source="registry", architecture="x86_64", resources=resources()
+    )
+
+
+def run(
+    host: ScriptedHost, stage: Stage, make_settings: MakeSettings
+) -> tuple[ImageFact, list[str]]:
+    recorder = Recorder()
+    step = Step("build", 0.0, recorder, lambda: 1.0)
+    fact = build_stage(cast(DockerHost, host), stage, make_settings(BuildNetwork()), step)
+    return fact, recorder.shown
+
+
+def test_a_build_shows_its_step_its_last_line_and_the_bytes_of_a_pull(
+    stages: tuple[Stage, ...], make_settings: MakeSettings
+) -> None:
+    events = [
+        BuildEvent("Step 1/9 : FROM x\n"),
+        BuildEvent("Downloading", done_bytes=1_000_000, total_bytes=4_000_000, layer="a"),
+        BuildEvent("Downloading", done_bytes=2_000_000, total_bytes=2_000_000, layer="b"),
+        BuildEvent(" ---> 0123456789ab\n"),
+        BuildEvent("\x1b[91mfetching idna\x1b[0m\n"),
+    ]
+    host = ScriptedHost(events, stage=stages[0])
+    _, shown = run(host, stages[0], make_settings)
+    assert any("3.0 MB of 6.0 MB" in text for text in shown)
+    assert any("step 1/9: fetching idna" in text for text in shown)
+    assert host.removed == ["0123456789ab"]
+
+
+def test_a_failing_build_ends_with_the_last_thirty_lines(
+    stages: tuple[Stage, ...], make_settings: MakeSettings
+) -> None:
+    events = [BuildEvent("Step 2/9 : RUN x\n")]
+    events += [BuildEvent(f"line {number}\n") for number in range(100)]
+    events.append(BuildEvent("returned a non-zero code: 1", error="returned a non-zero code: 1"))
+    with pytest.raises(BuildError, match="step 2/9") as caught:
+        run(ScriptedHost(events), stages[0], make_settings)
+    tail = (caught.value.detail or "").splitlines()
+    assert len(tail) == 30
+    assert tail[-2:] == ["line 99", "returned a non-zero code: 1"]
+    assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("SSLError: certificate verify failed: self-signed certificate", "ca_bundle"),
+        ("invalid peer certificate: UnknownIssuer", "ca_bundle"),
+        ("dns error: failed to lookup address information", "https_proxy"),
+        ("Temporary failure in name resolution", "wheelhouse"),
+        ("write /opt/x: no space left on device", "data root"),
+        ("Hash mismatch for `idna==3.20`", "differs from the lock"),
+    ],
+)
+def test_a_known_cause_comes_with_its_fix(
+    stages: tuple[Stage, ...], make_settings: MakeSettings, line: str, hint: str
+) -> None:
+    events = [BuildEvent(f"{line}\n"), BuildEvent("failed", error="failed")]
+    with pytest.raises(BuildError) as caught:
+        run(ScriptedHost(events), stages[0], make_settings)
+    assert hint in (caught.value.hint or "")
+
+
+def test_a_stage_that_is_there_is_not_built(
+    stages: tuple[Stage, ...], make_settings: MakeSettings
+) -> None:
+    there = ImageFact("sha256:old", (stages[0].tag,), stages[0].labels(), 1)
+    host = ScriptedHost([BuildEvent("x", error="it was built")], {stages[0].tag: there})
+    assert run(host, stages[0], make_settings)[0] is there
+
+
+def test_a_foreign_image_under_our_tag_is_refused(stages: tuple[Stage, ...]) -> None:
+    foreign = ImageFact("sha256:other", (stages[0].tag,), {}, 1)
+    host = ScriptedHost([], {stages[0].tag: foreign})
+    with pytest.raises(NodeError, match="not ours"):
+        find_built(cast(DockerHost, host), stages[0])
+
+
+@pytest.mark.parametrize("other", [{}, {labels.FINGERPRINT: "another"}])
+def test_a_stage_without_the_one_below_is_refused(
+    stages: tuple[Stage, ...], make_settings: MakeSettings, other: dict[str, str]
+) -> None:
+    below = ImageFact("sha256:x", (stages[0].tag,), other, 1)
+    host = ScriptedHost([], {stages[0].tag: below} if other else {})
+    with pytest.raises(BuildError, match="which is not there"):
+        run(host, stages[1], make_settings)
+
+
+def test_a_missing_mmdebstrap_names_the_package(
+    load: LoadEngine, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = stages_of(
+        load("cpu-0.32"), base_source="debian", architecture="x86_64", resources=resources()
+    )[0]
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(NodeError, match="mmdebstrap is not installed") as caught:
+        run(ScriptedHost([]), stage, make_settings)
+    assert "apt-get install" in (caught.value.hint or "")
+    assert caught.value.exit_code == 4
+
+
+def test_mmdebstrap_gets_the_packages_and_leaves_no_trace_of_this_machine(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    build = BuildNetwork(proxies={"http_proxy": "http://u:secret@proxy.test"})
+    argv = base.mmdebstrap_argv(
+        DebianRecipe("bookworm", ("python3", "g++")),
+        "aarch64",
+        make_settings(build),
+        tmp_path / "root.tar",
+        tmp_path / "log",
+    )
+    assert "--include=python3,g++" in argv
+    assert "--architectures=arm64" in argv
+    assert argv[-1] == "http://debian.test/debian"
+    assert '--customize-hook=rm -f "$1/etc/apt/sources.list"' in argv
+    assert not any("secret" in word for word in argv)
+
+
+def proof_of(kernels: Mapping[str, Mapping[str, int]], torch_cuda: str | None) -> str:
+    return "noise\n" + MARK + json.dumps({"torch_cuda": torch_cuda, "kernels": kernels})
+
+
+@pytest.fixture
+def cuda_engine(load: LoadEngine) -> tuple[Stage, ImageFact]:
+    """The engine stage of the default engine, and the image it stands on."""
+    base, engine, _ = stages_of(
+        load("cuda-0.25"), base_source="registry", architecture="aarch64", resources=resources()
+    )
+    return engine, ImageFact("sha256:base", (base.tag,), base.labels(), 1)
+
+
+def test_what_was_found_in_an_engine_becomes_a_label_of_the_tagged_image(
+    cuda_engine: tuple[Stage, ImageFact], make_settings: MakeSettings
+) -> None:
+    stage, below = cuda_engine
+    said = proof_of({"_C.abi3.so": {"sm_120f": 33}}, "13.0")
+    host = ScriptedHost([], {below.tags[0]: below}, stage=stage, said=(0, said))
+    fact, _ = run(host, stage, make_settings)
+    assert json.loads(fact.labels[labels.PROOF])["kernels"] == {"_C.abi3.so": {"sm_120f": 33}}
+    assert fact.labels[labels.FINGERPRINT] == stage.fingerprint
+    assert set(host.images) == {below.tags[0], stage.tag}
+    assert host.networks == [None, "none"]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ((0, proof_of({"_C.so": {"sm_120f": 1}}, None)), "a CPU build of torch"),
+        ((0, proof_of({"_C.so": {"sm_90a": 1, "sm_120a": 2}}, "13.0")), "no kernel for SM121"),
+        ((0, proof_of({}, "13.0")), "none at all"),
+        ((1, "Traceback"), "could not be looked into"),
+    ],
+)
+def test_an_engine_that_could_not_serve_gets_no_tag(
+    cuda_engine: tuple[Stage, ImageFact],
+    make_settings: MakeSettings,
+    said: tuple[int, str],
+    words: str,
+) -> None:
+    stage, below = cuda_engine
+    host = ScriptedHost([], {below.tags[0]: below}, stage=stage, said=said)
+    with pytest.raises(BuildError, match=words):
+        run(host, stage, make_settings)
+    assert set(host.images) == {below.tags[0]}
+
+
+def test_the_reason_an_image_gives_for_not_fitting_is_the_message(
+    load: LoadEngine, make_settings: MakeSettings
+) -> None:
+    engine = load("image").model_copy(update={"image": "0123456789ab"})
+    stage = stages_of(engine, base_source="registry", architecture="x86_64", resources=resources())[
+        0
+    ]
+    there = {"0123456789ab": ImageFact("sha256:x", (), {}, 1)}
+    events = [BuildEvent("sparkdeploy-refused: there is no Python in it\n")]
+    events += [BuildEvent("code: 1", error="code: 1")]
+    with pytest.raises(BuildError, match="does not fit what it stands on: there is no Python"):
+        run(ScriptedHost(events, there), stage, make_settings)
+    with pytest.raises(BuildError, match="not on this machine"):
+        run(ScriptedHost(events), stage, make_settings)

@@ -1,0 +1,192 @@
+"""Compiling vLLM: what is refused before it starts, what the compiler gets, when it is left out."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from sparkdeploy.console import Step
+from sparkdeploy.errors import BuildError, NodeError
+from sparkdeploy.image import compilation, network
+from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.recipe.schema import SourceBuild
+from sparkdeploy.settings import BuildNetwork, resources
+
+from .conftest import LoadEngine, MakeSettings
+
+GIB, GB = 2**30, 10**9
+
+
+@pytest.fixture
+def stage(load: LoadEngine) -> Stage:
+    """The engine stage of the engine that is compiled."""
+    return stages_of(
+        load("cuda-0.19"), base_source="registry", architecture="aarch64", resources=resources()
+    )[1]
+
+
+@pytest.fixture
+def source(stage: Stage) -> SourceBuild:
+    assert stage.source is not None
+    return stage.source
+
+
+def text_of(stage: Stage, path: str) -> str:
+    (file,) = (file for file in stage.context if file.path == path)
+    with file.open() as stream:
+        return stream.read().decode()
+
+
+def test_a_machine_without_room_is_refused_with_everything_it_lacks(source: SourceBuild) -> None:
+    with pytest.raises(NodeError, match="cannot be compiled on this machine") as caught:
+        compilation.refuse_machine(
+            source, engine="cuda-0.19", disk_bytes=59 * GB, memory_bytes=15 * GIB
+        )
+    assert [line.split(":")[0] for line in (caught.value.detail or "").splitlines()] == [
+        "disk",
+        "memory",
+    ]
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize(("disk", "memory"), [(60 * GB, 16 * GIB), (None, None)])
+def test_a_machine_with_room_is_not(
+    source: SourceBuild, disk: int | None, memory: int | None
+) -> None:
+    compilation.refuse_machine(source, engine="e", disk_bytes=disk, memory_bytes=memory)
+
+
+def test_sources_out_of_reach_are_refused_by_name(make_settings: MakeSettings) -> None:
+    settings = make_settings(BuildNetwork())
+    gone = replace(settings, hosts=replace(settings.hosts, source_forge="http://127.0.0.1:9"))
+    with pytest.raises(
+        BuildError, match=r"CUTLASS.*127\.0\.0\.1:9, which does not answer"
+    ) as caught:
+        compilation.refuse_unreachable("cuda-0.19", gone)
+    assert "cuda-0.25" in (caught.value.hint or "")
+    assert caught.value.exit_code == 5
+
+
+def test_the_compiler_gets_the_pinned_sources_and_the_sparks_architecture(stage: Stage) -> None:
+    said = text_of(stage, "compile/source").splitlines()
+    assert "export VLLM_VERSION=0.19.1" in said
+    assert "export TORCH_CUDA_ARCH_LIST=12.1a" in said
+    assert "export VLLM_REF=''" in said
+    assert any(line.startswith("export SDIST_SHA256=9fb88ce6") for line in said)
+    assert "torch==2.10.0+cu130" in text_of(stage, "lock/torch.txt")
+    pinned = {pin.name: pin.version for pin in stage.pins}
+    assert "vllm" not in pinned
+    assert pinned["openai"].startswith("2.")
+    assert pinned["starlette"].startswith("0.")
+
+
+def test_a_git_ref_takes_the_place_of_the_sdist_and_is_another_wheel(
+    load: LoadEngine, stage: Stage, make_settings: MakeSettings
+) -> None:
+    engine = load("cuda-0.19")
+    assert engine.source is not None
+    other = engine.model_copy(
+        update={"source": engine.source.model_copy(update={"ref": "v0.19.1"})}
+    )
+    changed = stages_of(
+        other, base_source="registry", architecture="aarch64", resources=resources()
+    )[1]
+    assert "export VLLM_REF=v0.19.1" in text_of(changed, "compile/source")
+    settings = make_settings(BuildNetwork())
+    assert compilation.wheel_folder(changed, settings) != compilation.wheel_folder(stage, settings)
+
+
+def test_what_is_installed_beside_it_does_not_compile_it_again(
+    stage: Stage, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(BuildNetwork())
+    other = replace(stage, inputs={**stage.inputs, "lock/packages.txt": "another"})
+    assert compilation.wheel_folder(other, settings) == compilation.wheel_folder(stage, settings)
+
+
+def test_a_wheel_that_is_kept_is_taken_and_nothing_is_asked(
+    stage: Stage, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(BuildNetwork())
+    folder = compilation.wheel_folder(stage, settings)
+    folder.mkdir(parents=True)
+    (folder / ".vllm-0.19.1.whl.part").write_bytes(b"half")
+    assert compilation.find_wheel(stage, settings) is None
+    wheel = folder / "vllm-0.19.1-cp312-cp312-linux_aarch64.whl"
+    wheel.write_bytes(b"")
+    nobody = cast(DockerHost, None)
+    compilation.refuse_start(stage, nobody, settings)
+    assert compilation.compile_wheel(nobody, stage, settings, cast(Step, None)) == wheel
+
+
+def test_the_compilers_container_sees_its_own_folders_and_the_cache(
+    stage: Stage, tmp_path: Path
+) -> None:
+    spec = compilation.compile_spec(stage, tmp_path / "in", tmp_path / "work", tmp_path / "wheels")
+    assert spec.image == stage.below
+    assert {mount.target: mount.mode for mount in spec.mounts} == {
+        "/compile": "ro",
+        "/network": "ro",
+        "/work": "rw",
+        "/wheels": "rw",
+        "/ccache": "rw",
+    }
+    assert int(spec.env["MAX_JOBS"]) * compilation.MEMORY_PER_COMPILER_GIB <= 16
+    assert spec.gpus == "none"
+
+
+@dataclass
+class Compiler:
+    """An engine whose one container ends as told, and leaves a wheel or not."""
+
+    exit_code: int
+    wheel: Path | None = None
+    removed: bool = False
+
+    def create(self, _spec: object) -> str:
+        return "id"
+
+    def start(self, _container: str) -> None:
+        if self.wheel is not None:
+            self.wheel.write_bytes(b"")
+
+    def find_container(self, _container: str) -> "Compiler":
+        return self
+
+    @property
+    def is_running(self) -> bool:
+        return False
+
+    def logs(self, _container: str, tail: int) -> list[bytes]:
+        return [b"ninja: build stopped\n"]
+
+    def remove(self, _container: str) -> None:
+        self.removed = True
+
+
+def test_a_compiler_that_fails_shows_its_end_and_leaves_no_container(
+    stage: Stage, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(BuildNetwork())
+    compiler = Compiler(exit_code=1)
+    with pytest.raises(BuildError, match="did not compile") as caught:
+        compilation.compile_wheel(cast(DockerHost, compiler), stage, settings, cast(Step, None))
+    assert caught.value.detail == "ninja: build stopped"
+    assert compiler.removed
+    assert not list(settings.cache_dir.glob("compile-*"))
+
+
+def test_a_compiled_wheel_is_kept_and_travels_with_the_build(
+    stage: Stage, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(BuildNetwork())
+    wheel = compilation.wheel_folder(stage, settings) / "vllm-0.19.1-cp312-cp312-linux_aarch64.whl"
+    done = Compiler(exit_code=0, wheel=wheel)
+    assert (
+        compilation.compile_wheel(cast(DockerHost, done), stage, settings, cast(Step, None))
+        == wheel
+    )
+    files = network.files(replace(stage, compiled=wheel), settings)
+    assert f"network/compiled/{wheel.name}" in {file.path for file in files}

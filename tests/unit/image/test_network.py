@@ -1,0 +1,134 @@
+"""What travels with a build so that it reaches the world."""
+
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.image import network
+from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.settings import BuildNetwork, resources
+
+from .conftest import LoadEngine, MakeSettings
+
+TORCH = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+
+
+@pytest.fixture
+def stages(load: LoadEngine) -> tuple[Stage, ...]:
+    """The stages of the CPU engine."""
+    return stages_of(
+        load("cpu-0.32"), base_source="registry", architecture="x86_64", resources=resources()
+    )
+
+
+def environment(stage: Stage, build: BuildNetwork, make_settings: MakeSettings) -> dict[str, str]:
+    files = {file.path: file for file in network.files(stage, make_settings(build))}
+    with files["network/environment"].open() as stream:
+        lines = stream.read().decode().splitlines()
+    return dict(line.removeprefix("export ").split("=", 1) for line in lines)
+
+
+def test_the_ca_bundle_travels_and_every_tool_is_told(
+    stages: tuple[Stage, ...], make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "my.pem"
+    bundle.write_text("a certificate")
+    build = BuildNetwork(ca_bundle=bundle)
+    said = environment(stages[1], build, make_settings)
+    assert said["SSL_CERT_FILE"] == said["PIP_CERT"] == "/network/ca.pem"
+    assert said["APT_CONFIG"] == "/network/apt.conf"
+    paths = [file.path for file in network.files(stages[1], make_settings(build))]
+    assert {"network/ca.pem", "network/apt.conf"} <= set(paths)
+
+
+def test_a_value_with_shell_characters_stays_one_value(
+    stages: tuple[Stage, ...], make_settings: MakeSettings
+) -> None:
+    build = BuildNetwork(proxies={"https_proxy": "http://u:p$(id)'@proxy.test"})
+    said = environment(stages[1], build, make_settings)
+    assert said["https_proxy"] == "'http://u:p$(id)'\"'\"'@proxy.test'"
+
+
+def test_only_wheels_that_the_lock_pins_travel(
+    stages: tuple[Stage, ...], make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    wanted = (TORCH, "idna-3.20-py3-none-any.whl")
+    unwanted = (
+        "torch-2.13.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl",
+        "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_aarch64.whl",
+        "torch-2.12.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl",
+        "something_else-1.0-py3-none-any.whl",
+        "not-a-wheel.whl",
+    )
+    for name in (*wanted, *unwanted):
+        (tmp_path / name).write_bytes(b"")
+    files = network.files(stages[1], make_settings(BuildNetwork(find_links=(tmp_path,))))
+    travelling = {file.path for file in files if file.path.endswith(".whl")}
+    assert travelling == {f"network/wheels/{name}" for name in wanted}
+    assert all(isinstance(file.content, Path) for file in files if file.path.endswith(".whl"))
+
+
+def test_torch_comes_from_its_own_index_unless_its_wheel_travels(
+    stages: tuple[Stage, ...], make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    nothing = environment(stages[1], BuildNetwork(), make_settings)
+    assert nothing["TORCH_SOURCE"] == "'--default-index https://torch.test/cpu'"
+    (tmp_path / TORCH).write_bytes(b"")
+    with_wheel = environment(stages[1], BuildNetwork(find_links=(tmp_path,)), make_settings)
+    assert with_wheel["TORCH_SOURCE"] == "--no-index"
+    assert "UV_OFFLINE" not in with_wheel
+
+
+def test_a_complete_wheelhouse_needs_no_index(
+    stages: tuple[Stage, ...], make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    for pin in stages[1].pins:
+        name = pin.name.replace("-", "_")
+        (tmp_path / f"{name}-{pin.version}-py3-none-any.whl").write_bytes(b"")
+    said = environment(stages[1], BuildNetwork(find_links=(tmp_path,)), make_settings)
+    assert said["UV_OFFLINE"] == said["PIP_NO_INDEX"] == "1"
+
+
+def test_the_plugin_stage_needs_no_network(
+    stages: tuple[Stage, ...], make_settings: MakeSettings
+) -> None:
+    settings = make_settings(BuildNetwork(proxies={"https_proxy": "http://proxy.test"}))
+    assert network.files(stages[2], settings) == ()
+    assert network.build_args(stages[2], settings) == {}
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        BuildNetwork(index_url="https://me:secret@index.test/simple"),
+        BuildNetwork(index_url="https://token@index.test/simple"),
+        BuildNetwork(extra_index_urls=("https://fine.test", "https://me:secret@index.test")),
+    ],
+)
+def test_an_index_with_credentials_is_refused_without_repeating_them(
+    stages: tuple[Stage, ...], make_settings: MakeSettings, build: BuildNetwork
+) -> None:
+    with pytest.raises(RecipeError, match=r"index\.test has credentials") as caught:
+        network.files(stages[1], make_settings(build))
+    assert "secret" not in f"{caught.value.message}{caught.value.hint}{caught.value.detail}"
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ("debian:bookworm-slim", "registry.test/library/debian:bookworm-slim"),
+        ("nvidia/cuda:13.0", "registry.test/nvidia/cuda:13.0"),
+        ("other.test/a/b:1", "other.test/a/b:1"),
+        ("localhost:5000/a", "localhost:5000/a"),
+    ],
+)
+def test_an_image_is_looked_for_at_the_configured_registry(image: str, expected: str) -> None:
+    assert network.registry_reference(image, "registry.test") == expected
+
+
+def test_the_base_is_told_where_its_image_is(
+    stages: tuple[Stage, ...], make_settings: MakeSettings
+) -> None:
+    arguments = network.build_args(stages[0], make_settings(BuildNetwork()))
+    assert arguments == {"BASE_IMAGE": "registry.test/library/debian:bookworm-slim"}

@@ -1,0 +1,182 @@
+"""The rendered Dockerfiles, word for word; --update-golden writes them anew."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy.errors import BuildError
+from sparkdeploy.image import templates
+from sparkdeploy.image.stages import BaseSource, stages_of
+from sparkdeploy.settings import resources
+
+from .conftest import LoadEngine
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "dockerfiles"
+ENGINES = ("cpu-0.32", "cuda-0.19", "cuda-0.25", "cuda-0.33")
+STAGES = ("base", "engine", "plugin")
+NEEDS_BUILDKIT = {
+    "RUN --mount": re.compile(r"^RUN\s+--(mount|network|security|device)", re.MULTILINE),
+    "COPY --chmod": re.compile(r"^(COPY|ADD)\s.*--(chmod|link|parents|exclude)", re.MULTILINE),
+    "heredoc": re.compile(r"^(RUN|COPY|ADD)\b.*<<-?[\"']?\w", re.MULTILINE),
+    "syntax line": re.compile(r"^#\s*syntax\s*=", re.MULTILINE),
+}
+
+
+def without_fingerprints(dockerfile: str) -> str:
+    return re.sub(r"(sparkdeploy/\w+:)[0-9a-f]{16}", r"\1<fingerprint>", dockerfile)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("index", range(3), ids=STAGES)
+def test_a_stage_renders_as_committed(
+    load: LoadEngine, name: str, index: int, pytestconfig: pytest.Config
+) -> None:
+    stages = stages_of(
+        load(name), base_source="registry", architecture="aarch64", resources=resources()
+    )
+    rendered = without_fingerprints(stages[index].dockerfile)
+    golden = GOLDEN / f"{name}.{STAGES[index]}.Dockerfile"
+    if pytestconfig.getoption("--update-golden"):
+        golden.write_text(rendered)
+    assert rendered == golden.read_text()
+
+
+@pytest.mark.parametrize(
+    ("image", "python"), [("ubuntu:24.04", "3.12"), ("debian:trixie-slim", "3.13")]
+)
+@pytest.mark.parametrize("index", [0, 1], ids=STAGES[:2])
+def test_a_base_with_another_python_renders_as_committed(
+    load: LoadEngine, image: str, python: str, index: int, pytestconfig: pytest.Config
+) -> None:
+    shipped = load("cuda-0.25")
+    assert shipped.base is not None
+    base = shipped.base.model_copy(update={"image": image, "python": python, "debian": None})
+    stage = stages_of(
+        shipped.model_copy(update={"base": base}),
+        base_source="registry",
+        architecture="aarch64",
+        resources=resources(),
+    )[index]
+    golden = GOLDEN / f"cuda-0.25-python-{python}.{STAGES[index]}.Dockerfile"
+    rendered = without_fingerprints(stage.dockerfile)
+    if pytestconfig.getoption("--update-golden"):
+        golden.write_text(rendered)
+    assert rendered == golden.read_text()
+
+
+def test_each_python_has_a_lock_of_its_own(load: LoadEngine) -> None:
+    shipped = load("cuda-0.25")
+    assert shipped.base is not None
+    locks = set()
+    for python in ("3.11", "3.12", "3.13"):
+        base = shipped.base.model_copy(update={"python": python})
+        middle = stages_of(
+            shipped.model_copy(update={"base": base}),
+            base_source="registry",
+            architecture="aarch64",
+            resources=resources(),
+        )[1]
+        locks.add(middle.inputs["lock/packages.txt"])
+    assert len(locks) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [(name, "registry") for name in ENGINES]
+    + [(name, "debian") for name in ENGINES if name != "cuda-0.19"],
+)
+def test_no_dockerfile_needs_buildkit(load: LoadEngine, name: str, source: BaseSource) -> None:
+    for stage in stages_of(
+        load(name), base_source=source, architecture="x86_64", resources=resources()
+    ):
+        found = [what for what, sign in NEEDS_BUILDKIT.items() if sign.search(stage.dockerfile)]
+        assert not found, f"{stage.name} uses {found}"
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("RUN --mount=type=cache,target=/root/.cache true", "RUN --mount"),
+        ("COPY --chmod=0755 a b", "COPY --chmod"),
+        ("COPY --from=x --link a b", "COPY --chmod"),
+        ("RUN <<EOF", "heredoc"),
+        ("COPY <<'EOF' /a", "heredoc"),
+        ("# syntax=docker/dockerfile:1", "syntax line"),
+    ],
+)
+def test_the_guard_knows_what_needs_buildkit(line: str, what: str) -> None:
+    assert NEEDS_BUILDKIT[what].search(f"FROM a\n{line}\n")
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_final_half_of_a_stage_never_sees_the_network_folder(
+    load: LoadEngine, name: str
+) -> None:
+    for stage in stages_of(
+        load(name), base_source="registry", architecture="x86_64", resources=resources()
+    ):
+        final = stage.dockerfile[stage.dockerfile.rindex("\nFROM ") :]
+        assert "network" not in final
+        assert "\nARG" not in final
+
+
+def test_a_template_value_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x.Dockerfile.j2").write_text("FROM {{ below }}\n")
+    with pytest.raises(BuildError, match="below"):
+        templates.render(tmp_path, "x.Dockerfile.j2")
+
+
+def test_a_template_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"nowhere\.j2 is missing"):
+        templates.render(tmp_path, "nowhere.j2")
+
+
+@pytest.mark.parametrize(
+    ("name", "image"), [("digest", "nvidia/vllm@sha256:" + "0" * 64), ("id", "sha256:" + "1" * 64)]
+)
+def test_an_existing_image_is_adopted_as_committed(
+    load: LoadEngine, name: str, image: str, pytestconfig: pytest.Config
+) -> None:
+    engine = load("image").model_copy(update={"image": image})
+    adopted, plugin = stages_of(
+        engine, base_source="registry", architecture="aarch64", resources=resources()
+    )
+    golden = GOLDEN / f"image-{name}.engine.Dockerfile"
+    if pytestconfig.getoption("--update-golden"):
+        golden.write_text(adopted.dockerfile)
+    assert adopted.dockerfile == golden.read_text()
+    assert (adopted.below, plugin.below) == (None, adopted.tag)
+    assert image in (adopted.registry_image, adopted.local_image)
+
+
+def test_an_image_that_is_not_named_is_refused(load: LoadEngine) -> None:
+    with pytest.raises(BuildError, match="names no image"):
+        stages_of(load("image"), base_source="debian", architecture="x86_64", resources=resources())
+
+
+def test_another_image_is_another_stage(load: LoadEngine) -> None:
+    tags = set()
+    for digit in "01":
+        engine = load("image").model_copy(update={"image": "sha256:" + digit * 64})
+        tags.add(
+            stages_of(
+                engine, base_source="registry", architecture="aarch64", resources=resources()
+            )[-1].tag
+        )
+    assert len(tags) == 2
+
+
+def test_a_missing_lock_is_named(load: LoadEngine, tmp_path: Path) -> None:
+    (tmp_path / "dockerfiles").symlink_to(resources() / "dockerfiles")
+    with pytest.raises(BuildError, match=r"no lock for aarch64.*aarch64-py311\.txt"):
+        stages_of(
+            load("cuda-0.25"), base_source="debian", architecture="aarch64", resources=tmp_path
+        )
+
+
+def test_a_base_that_only_a_registry_has_is_named(load: LoadEngine) -> None:
+    with pytest.raises(BuildError, match="can only come from a registry"):
+        stages_of(
+            load("cuda-0.19"), base_source="debian", architecture="aarch64", resources=resources()
+        )

@@ -1,0 +1,130 @@
+"""Making locks: what uv is asked, and what becomes of its answer."""
+
+import itertools
+import stat
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy.apply import image_lock
+from sparkdeploy.errors import BuildError, NodeError
+from sparkdeploy.image import resolution
+from sparkdeploy.image.resolution import Target
+from sparkdeploy.settings import BuildNetwork, resources
+
+from .conftest import MakeSettings
+
+EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+SOLUTION = f"""
+[[packages]]
+name = "idna"
+version = "3.20"
+wheels = [{{ name = "idna.whl", hashes = {{ sha256 = "{EMPTY}" }} }}]
+[[packages]]
+name = "torch"
+version = "2.13.0"
+wheels = [{{ name = "torch.whl", hashes = {{ sha256 = "{EMPTY}" }} }}]
+"""
+
+
+@pytest.fixture
+def fake_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A uv that writes one solution and notes its environment."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "uv"
+    (tmp_path / "solution").write_text(SOLUTION)
+    program.write_text(
+        f'#!/bin/sh\nenv > {tmp_path}/seen\nfor last; do :; done; cp {tmp_path}/solution "$last"\n'
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return program
+
+
+def test_uv_is_asked_for_one_platform_and_one_day(tmp_path: Path) -> None:
+    target = Target("aarch64", "3.12", "2026-11-15")
+    argv = resolution.compile_argv(Path("uv"), tmp_path, target, output=tmp_path / "o")
+    told = dict(itertools.pairwise(argv))
+    assert told["--exclude-newer"] == "2026-11-15"
+    assert told["--python-platform"].startswith("aarch64-manylinux")
+    assert told["--python-version"] == "3.12"
+
+
+def test_a_torch_lock_states_the_hash_of_the_wheel_that_was_seen(tmp_path: Path) -> None:
+    wheel = tmp_path / "torch-1.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+    wheel.write_bytes(b"")
+    assert f"--hash=sha256:{EMPTY}" in resolution.make_torch_lock("1.0", wheel)
+    assert "--hash" not in resolution.make_torch_lock("1.0", None)
+    for python, found in (("3.11", wheel), ("3.12", None)):
+        target = Target("x86_64", python)
+        assert resolution.find_torch_wheel("1.0", target, [tmp_path]) == found
+
+
+def test_a_lock_lists_every_package_but_those_from_elsewhere(fake_uv: Path, tmp_path: Path) -> None:
+    text = resolution.make_lock(
+        tmp_path, Target("x86_64", "3.11"), network=BuildNetwork(), without=("torch",)
+    )
+    assert text.endswith(f"idna==3.20 \\\n    --hash=sha256:{EMPTY}\n")
+    assert "torch==" not in text
+    assert resolution.date_of(text) == resolution.LOCK_DATE
+
+
+def test_uv_reaches_the_world_as_pip_does_here(fake_uv: Path, tmp_path: Path) -> None:
+    network = BuildNetwork(ca_bundle=tmp_path / "ca.pem", index_url="https://index.test/simple")
+    resolution.make_lock(tmp_path, Target("x86_64", "3.11"), network=network)
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert f"SSL_CERT_FILE={tmp_path}/ca.pem" in seen
+    assert "UV_DEFAULT_INDEX=https://index.test/simple" in seen
+
+
+def test_a_missing_uv_is_named_with_the_command_that_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    with pytest.raises(NodeError, match="uv is not installed") as caught:
+        resolution.find_uv()
+    assert "pip install uv" in (caught.value.hint or "")
+
+
+def test_no_solution_ends_with_what_uv_said(fake_uv: Path, tmp_path: Path) -> None:
+    fake_uv.write_text("#!/bin/sh\necho no such version >&2\nexit 1\n")
+    with pytest.raises(BuildError, match="could not resolve") as caught:
+        resolution.make_lock(tmp_path, Target("x86_64", "3.11"), network=BuildNetwork())
+    assert caught.value.detail == "no such version"
+    assert caught.value.exit_code == 5
+
+
+def test_a_remade_lock_is_compared_and_written(
+    fake_uv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_settings: MakeSettings
+) -> None:
+    source = resources() / "recipes"
+    root = tmp_path / "resources"
+    folder = root / "recipes" / "engines" / "locks" / "cuda-0.25"
+    folder.mkdir(parents=True)
+    (root / "recipes" / "engines" / "cuda-0.25.yaml").write_text(
+        (source / "engines" / "cuda-0.25.yaml").read_text()
+    )
+    for name in ("requirements.in", "overrides.in"):
+        (folder / name).write_text("")
+    monkeypatch.setenv("SPARKDEPLOY_RESOURCES", str(root))
+    settings = make_settings(BuildNetwork())
+    first = image_lock.remake_locks("cuda-0.25", None, settings)
+    assert [item.path.name for item in first] == [
+        f"{architecture}-py{python}.txt"
+        for architecture in ("x86_64", "aarch64")
+        for python in (311, 312, 313)
+    ]
+    assert all(item.is_new for item in first)
+    image_lock.write_locks(first)
+    second = image_lock.remake_locks("cuda-0.25", None, settings)
+    assert all(item.differences == () and not item.is_new for item in second)
+    (tmp_path / "solution").write_text(SOLUTION.replace("3.20", "3.21"))
+    third = image_lock.remake_locks("cuda-0.25", "2026-11-20", settings)
+    assert third[0].differences == ("~ idna 3.20 -> 3.21",)
+
+
+def test_an_engine_without_a_lock_of_its_own_is_refused(make_settings: MakeSettings) -> None:
+    with pytest.raises(BuildError, match="has no base"):
+        image_lock.remake_locks("image", None, make_settings(BuildNetwork()))

@@ -1,0 +1,133 @@
+"""Fetching wheels from a small index of the test's own."""
+
+import hashlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy.errors import BuildError
+from sparkdeploy.image.lock import LockedPackage, Pin
+from sparkdeploy.image.wheelhouse import Platform, Source, fetch_wheels
+
+WHEEL = "a_b-1.0-py3-none-any.whl"
+CONTENT = b"a wheel"
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+SPARK = Platform("aarch64", "3.11")
+PACKAGE = LockedPackage(Pin("a-b", "1.0"), frozenset({DIGEST}))
+
+
+class Index:
+    """What the index serves, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, tuple[str, bytes]] = {}
+        self.asked: list[str] = []
+        self.url = ""
+
+    def offer_json(self, filename: str, digest: str, content: bytes = CONTENT) -> None:
+        file = {"filename": filename, "url": f"../../f/{filename}", "hashes": {"sha256": digest}}
+        page = json.dumps({"files": [file]}).encode()
+        self.pages["/simple/a-b/"] = ("application/vnd.pypi.simple.v1+json", page)
+        self.pages[f"/f/{filename}"] = ("application/octet-stream", content)
+
+    def offer_html(self, filename: str, digest: str) -> None:
+        page = f'<a href="/f/{filename}#sha256={digest}">x</a><a href="/f/other">y</a>'
+        self.pages["/simple/a-b/"] = ("text/html", page.encode())
+        self.pages[f"/f/{filename}"] = ("application/octet-stream", CONTENT)
+
+
+@pytest.fixture
+def index() -> Iterator[Index]:
+    served = Index()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            served.asked.append(self.path)
+            kind, content = served.pages.get(self.path, ("", b""))
+            self.send_response(200 if kind else 404)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        served.url = f"http://127.0.0.1:{server.server_port}/simple"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield served
+        server.shutdown()
+
+
+def fetch(
+    index: Index, folder: Path, package: LockedPackage = PACKAGE, folders: tuple[Path, ...] = ()
+) -> list[str]:
+    seen: list[Path] = []
+    fetch_wheels([package], folder, SPARK, Source((index.url,), folders), on_wheel=seen.append)
+    assert not list(folder.glob(".*"))
+    return [path.name for path in seen]
+
+
+@pytest.mark.parametrize("kind", ["json", "html"])
+def test_a_wheel_of_the_lock_is_fetched_and_not_again(
+    index: Index, tmp_path: Path, kind: str
+) -> None:
+    (index.offer_json if kind == "json" else index.offer_html)(WHEEL, DIGEST)
+    assert fetch(index, tmp_path) == [WHEEL]
+    assert (tmp_path / WHEEL).read_bytes() == CONTENT
+    asked = len(index.asked)
+    assert fetch(index, tmp_path) == [WHEEL]
+    assert len(index.asked) == asked
+
+
+def test_a_wheel_that_was_tampered_with_is_fetched_anew(index: Index, tmp_path: Path) -> None:
+    index.offer_json(WHEEL, DIGEST)
+    (tmp_path / WHEEL).write_bytes(b"other")
+    fetch(index, tmp_path)
+    assert (tmp_path / WHEEL).read_bytes() == CONTENT
+
+
+def test_content_that_differs_from_its_hash_does_not_stay(index: Index, tmp_path: Path) -> None:
+    index.offer_json(WHEEL, DIGEST, b"something else")
+    with pytest.raises(BuildError, match="is not what the lock names") as caught:
+        fetch(index, tmp_path)
+    assert caught.value.exit_code == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("filename", "digest"),
+    [(WHEEL, "0" * 64), ("a_b-1.0-cp311-cp311-manylinux_2_28_x86_64.whl", DIGEST)],
+    ids=["another-hash", "another-platform"],
+)
+def test_a_file_that_the_lock_does_not_mean_is_not_taken(
+    index: Index, tmp_path: Path, filename: str, digest: str
+) -> None:
+    index.offer_json(filename, digest)
+    with pytest.raises(BuildError, match=r"no index has a-b 1\.0 for aarch64"):
+        fetch(index, tmp_path)
+
+
+def test_a_package_that_no_index_knows_is_named(index: Index, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="no index has a-b"):
+        fetch(index, tmp_path)
+
+
+def test_an_index_that_does_not_answer_is_named_by_its_host_only(tmp_path: Path) -> None:
+    gone = Index()
+    gone.url = "http://127.0.0.1:9/simple"
+    with pytest.raises(BuildError, match=r"127\.0\.0\.1 does not answer"):
+        fetch(gone, tmp_path)
+
+
+def test_a_wheel_at_hand_is_copied(index: Index, tmp_path: Path) -> None:
+    (tmp_path / "hand").mkdir()
+    (tmp_path / "hand" / WHEEL).write_bytes(CONTENT)
+    assert fetch(index, tmp_path / "house", folders=(tmp_path / "hand",)) == [WHEEL]
+    assert (tmp_path / "house" / WHEEL).read_bytes() == CONTENT
+    assert index.asked == []

@@ -1,0 +1,98 @@
+"""Facts for plan tests: a Spark, a laptop, a model on disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sparkdeploy import labels
+from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact
+from sparkdeploy.node.gpu import GpuFact
+from sparkdeploy.node.reports import EngineInfo
+from sparkdeploy.plan.container import HostFolders
+from sparkdeploy.plan.observed import ModelFact, NodeFact, Observed, OverlayFact
+
+GIB = 2**30
+FOLDERS = HostFolders(
+    cache=Path("/home/ada/.cache/sparkdeploy/engines/0123456789abcdef/1000-1000"),
+    key_file=Path("/home/ada/.local/state/sparkdeploy/keys/main"),
+)
+DOCKER = EngineInfo(
+    name="spark",
+    version="28.3",
+    root_dir="/var/lib/docker",
+    architecture="aarch64",
+    memory_bytes=128 * GIB,
+    cpu_count=20,
+    has_nvidia_runtime=True,
+)
+SPARK = NodeFact(
+    name="spark",
+    architecture="aarch64",
+    memory_total_bytes=119 * GIB,
+    memory_available_bytes=112 * GIB,
+    gpu=GpuFact("NVIDIA GB10", "12.1"),
+    docker=DOCKER,
+    docker_free_bytes=900 * 10**9,
+    data_free_bytes=900 * 10**9,
+)
+LAPTOP = replace(
+    SPARK,
+    name="laptop",
+    architecture="x86_64",
+    memory_total_bytes=16 * GIB,
+    memory_available_bytes=12 * GIB,
+    gpu=None,
+    docker=replace(DOCKER, has_nvidia_runtime=False),
+)
+
+
+def model_fact(*, treated: bool = True, **changes: Any) -> ModelFact:
+    """The 122B model of a user in the hub's cache, with a finished overlay if treated."""
+    overlay = OverlayFact(
+        Path("/home/ada/.local/share/sparkdeploy/m/ck/qwen-0123456789ab"), "f" * 64, True
+    )
+    fact = ModelFact(
+        name="models--Intel--Qwen3.5-122B-A10B-int4-AutoRound",
+        root=Path("/home/ada/.cache/huggingface/hub/models--Intel--Qwen3.5"),
+        files="snapshots/de5e04f2",
+        revision="de5e04f2",
+        size_bytes=72 * 10**9,
+        owner_uid=1000,
+        owner_gid=1000,
+        overlay=overlay if treated else None,
+    )
+    return replace(fact, **changes)
+
+
+def drafter_fact() -> ModelFact:
+    """The DFlash drafter in the hub's cache."""
+    return model_fact(
+        treated=False,
+        name="models--z-lab--Qwen3.5-122B-A10B-DFlash",
+        root=Path("/home/ada/.cache/huggingface/hub/models--z-lab--Qwen3.5-122B-A10B-DFlash"),
+        files="snapshots/0a1b2c3d",
+        size_bytes=10**9,
+    )
+
+
+def observed(**changes: Any) -> Observed:
+    """A Spark with the model and nothing else."""
+    return replace(Observed(node=SPARK, base_source="registry", model=model_fact()), **changes)
+
+
+def running(spec: ContainerSpec, *, state: str = "running") -> ContainerFact:
+    """The container a spec describes, as Docker would report it."""
+    return ContainerFact(
+        container_id="c" * 64,
+        name=spec.name,
+        image_id="sha256:0",
+        state=state,
+        labels={**spec.labels, labels.FINGERPRINT: spec.fingerprint()},
+    )
+
+
+def built(stage: Any) -> ImageFact:
+    """The image of a stage, as Docker would report it."""
+    return ImageFact("sha256:0", (stage.tag,), stage.labels(), 10**9)

@@ -1,0 +1,187 @@
+"""The containers of a cluster, against reviewed files, and the laws they obey."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.errors import NodeError, RecipeError
+from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort, read_cluster
+from sparkdeploy.plan.cluster import Formation, for_cluster, form_up
+from sparkdeploy.plan.cluster_launch import Place, node_spec
+from sparkdeploy.plan.container import Deployment, Weights
+from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.recipe import flags
+from sparkdeploy.recipe.load import Library, load_recipe
+from tests.unit.golden import assert_golden
+from tests.unit.plan.facts import FOLDERS, model_fact
+
+if TYPE_CHECKING:
+    from sparkdeploy.node.container import ContainerSpec
+    from sparkdeploy.recipe.load import Resolved
+
+IMAGE = "sparkdeploy/plugin:0123456789abcdef"
+PLACE = Place(Weights(model_fact()), FOLDERS)
+
+
+def spark(number: int) -> ClusterNode:
+    """A Spark with both twins of its second QSFP port cabled, as netplan is told in the field."""
+    return ClusterNode(
+        name=f"spark-{number}",
+        ssh=f"spark-{number}.local",
+        fabric=(
+            FabricPort(
+                interface="enp1s0f1np1", address=f"192.168.177.1{number}/24", rdma="rocep1s0f1"
+            ),
+            FabricPort(
+                interface="enP2p1s0f1np1", address=f"192.168.178.1{number}/24", rdma="roceP2p1s0f1"
+            ),
+        ),
+    )
+
+
+def sparks(count: int) -> ClusterConfig:
+    return ClusterConfig(nodes=tuple(spark(number) for number in range(1, count + 1)))
+
+
+def formation_of(resolved: Resolved, count: int) -> Formation:
+    gid_indexes = {f"spark-{number}": 3 for number in range(1, count + 1)}
+    return form_up(resolved, sparks(count), "spark-1", gid_indexes)
+
+
+def specs_of(
+    resolved: Resolved, count: int, exposure: Exposure = Exposure.LOOPBACK
+) -> dict[str, ContainerSpec]:
+    formation = formation_of(resolved, count)
+    return {
+        seat.node: node_spec(
+            resolved,
+            formation,
+            seat,
+            image=IMAGE,
+            deployment=Deployment("main", exposure),
+            place=PLACE,
+        )
+        for seat in formation.seats
+    }
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("backend", ["native", "ray"])
+def test_the_containers_of_v2_over_several_nodes(
+    request: pytest.FixtureRequest, shipped: Library, backend: str, count: int
+) -> None:
+    resolved = load_recipe(
+        shipped, "v2", [f"cluster.backend={backend}", f"cluster.tensor_parallel={count}"]
+    )
+    specs = {name: spec.as_dict() for name, spec in specs_of(resolved, count).items()}
+    text = json.dumps(specs, indent=2, sort_keys=True) + "\n"
+    assert_golden(request, f"cluster/{backend}-{count}.json", text)
+
+
+@pytest.mark.parametrize("backend", ["native", "ray"])
+def test_only_the_head_may_be_public(shipped: Library, backend: str) -> None:
+    resolved = load_recipe(shipped, "v2", [f"cluster.backend={backend}"])
+    head, worker = specs_of(resolved, 2, Exposure.PUBLIC).values()
+    assert "--key-file" in head.command
+    assert "0.0.0.0" in head.command
+    assert "0.0.0.0" not in worker.command
+    assert [mount.target for mount in worker.mounts if "key" in mount.target] == []
+
+
+def test_every_flag_stands_once_and_ranks_differ(shipped: Library) -> None:
+    specs = list(specs_of(load_recipe(shipped, "v2", ["cluster.tensor_parallel=4"]), 4).values())
+    for rank, spec in enumerate(specs):
+        named = [flags.flag_of(item) for item in spec.command if item.startswith("--")]
+        assert len(named) == len(set(named))
+        assert spec.command[spec.command.index("--node-rank") + 1] == str(rank)
+        assert ("--headless" in spec.command) == (rank > 0)
+        assert spec.labels[labels.NODES] == "spark-1,spark-2,spark-3,spark-4"
+
+
+def test_workers_start_first_but_a_ray_worker_must_find_its_head(shipped: Library) -> None:
+    native = formation_of(load_recipe(shipped, "v2"), 3)
+    assert [seat.node for seat in native.start_order] == ["spark-2", "spark-1"]
+    ray = formation_of(load_recipe(shipped, "v2", ["cluster.backend=ray"]), 3)
+    assert [seat.node for seat in ray.start_order] == ["spark-1", "spark-2"]
+
+
+def test_the_machine_of_the_command_is_the_head_and_spare_nodes_are_named(
+    shipped: Library,
+) -> None:
+    formation = form_up(load_recipe(shipped, "v2"), sparks(4), "spark-3")
+    assert [seat.node for seat in formation.seats] == ["spark-3", "spark-1"]
+    assert formation.left_alone == ("spark-2", "spark-4")
+
+
+def test_too_few_nodes_are_said(shipped: Library) -> None:
+    with pytest.raises(NodeError, match="over 4 nodes, and 2 are configured"):
+        form_up(load_recipe(shipped, "v2", ["cluster.tensor_parallel=4"]), sparks(2), "spark-1")
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [("off", None), ("{method: mtp, tokens: 1}", 1), ("null", 2)],
+)
+def test_speculation_can_differ_on_a_cluster(
+    shipped: Library, override: str, expected: int | None
+) -> None:
+    resolved = for_cluster(load_recipe(shipped, "v2", [f"cluster.speculative={override}"]))
+    speculative = resolved.recipe.serve.speculative
+    assert (speculative.tokens if speculative else None) == expected
+
+
+def test_a_recipe_may_set_the_rendezvous_timeout_itself(shipped: Library) -> None:
+    argument = "--distributed-timeout-seconds=600"
+    resolved = load_recipe(shipped, "v2", [f"serve.extra_args=['{argument}']"])
+    for spec in specs_of(resolved, 2).values():
+        assert [item for item in spec.command if "timeout-seconds" in item] == [argument]
+
+
+def test_without_rdma_nccl_uses_sockets_and_nothing_more_is_granted(shipped: Library) -> None:
+    resolved = load_recipe(shipped, "v2")
+    plain = FabricPort(interface="eth1", address="10.0.0.1/24")
+    nodes = (
+        ClusterNode(name="a", ssh="a", fabric=(plain,)),
+        ClusterNode(name="b", ssh="b", fabric=(FabricPort(interface="e", address="10.0.0.2/24"),)),
+    )
+    formation = form_up(resolved, ClusterConfig(nodes=nodes), "a")
+    spec = node_spec(
+        resolved,
+        formation,
+        formation.head,
+        image=IMAGE,
+        deployment=Deployment("main"),
+        place=PLACE,
+    )
+    assert spec.env["NCCL_IB_DISABLE"] == "1"
+    assert (spec.devices, spec.cap_add) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        (None, "names no nodes"),
+        ({"nodes": []}, "cluster.nodes"),
+        ({"nodes": [{"name": "a", "ssh": "a", "fabric": []}]}, "cluster.nodes.0.fabric"),
+        ({"nodes": [], "color": 1}, "cluster.color"),
+    ],
+)
+def test_mistakes_in_the_configuration_are_named(section: object, words: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        read_cluster(section, "config.yaml")  # type: ignore[arg-type]
+    assert words in f"{caught.value.message} {caught.value.detail}"
+
+
+def test_an_address_without_prefix_and_a_doubled_one_are_refused() -> None:
+    node = {"name": "a", "ssh": "a", "fabric": [{"interface": "e", "address": "10.0.0.1"}]}
+    with pytest.raises(RecipeError) as caught:
+        read_cluster({"nodes": [node, node]}, "config.yaml")
+    assert "with its prefix" in str(caught.value.detail)
+    node["fabric"] = [{"interface": "e", "address": "10.0.0.1/24"}]
+    with pytest.raises(RecipeError) as caught:
+        read_cluster({"nodes": [node, {**node, "name": "b"}]}, "config.yaml")
+    assert "10.0.0.1 is given twice" in str(caught.value.detail)

@@ -1,0 +1,141 @@
+"""Launch arguments and the container of every shipped recipe, against reviewed files."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.plan.container import Deployment, Weights, container_spec
+from sparkdeploy.plan.launch import Exposure, ModelPaths, serve_argv, serve_env
+from sparkdeploy.recipe import flags
+from sparkdeploy.recipe.load import Library, Resolved, load_recipe
+from sparkdeploy.recipe.schema import Model, Recipe, Serve, Speculative
+from tests.unit.golden import assert_golden
+from tests.unit.plan.facts import FOLDERS, drafter_fact, model_fact
+from tests.unit.recipe.test_load import SHIPPED
+
+if TYPE_CHECKING:
+    from sparkdeploy.node.container import ContainerSpec
+
+IMAGE = "sparkdeploy/plugin:0123456789abcdef"
+
+
+def spec_of(resolved: Resolved, exposure: Exposure = Exposure.LOOPBACK) -> ContainerSpec:
+    checkpoint = resolved.recipe.checkpoint
+    is_stock = checkpoint.fp8_dense.mode == "off" and checkpoint.lm_head == "bf16"
+    speculative = resolved.recipe.serve.speculative
+    has_drafter = speculative is not None and speculative.model is not None
+    return container_spec(
+        resolved,
+        Weights(model_fact(treated=not is_stock), drafter_fact() if has_drafter else None),
+        image=IMAGE,
+        deployment=Deployment("main", exposure),
+        folders=FOLDERS,
+    )
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_solo_container_of_a_recipe(
+    request: pytest.FixtureRequest, shipped: Library, name: str
+) -> None:
+    spec = spec_of(load_recipe(shipped, name))
+    text = json.dumps(spec.as_dict(), indent=2, sort_keys=True) + "\n"
+    assert_golden(request, f"{name}/container.json", text)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_vllm_arguments_of_a_recipe(
+    request: pytest.FixtureRequest, shipped: Library, name: str
+) -> None:
+    command = spec_of(load_recipe(shipped, name)).command
+    argv = command[command.index("--") + 1 :]
+    lines = shlex.join(argv).replace(" --", " \\\n  --")
+    assert_golden(request, f"{name}/args.txt", lines + "\n")
+
+
+def test_a_public_container_listens_everywhere_behind_the_key(
+    request: pytest.FixtureRequest, shipped: Library
+) -> None:
+    spec = spec_of(load_recipe(shipped, "v2"), Exposure.PUBLIC)
+    text = json.dumps(spec.as_dict(), indent=2, sort_keys=True) + "\n"
+    assert_golden(request, "v2/container-public.json", text)
+    assert "0.0.0.0" in spec.command
+    assert "--key-file" in spec.command
+
+
+def test_a_model_of_root_is_served_by_an_unprivileged_user(shipped: Library) -> None:
+    weights = Weights(model_fact(owner_uid=0, owner_gid=0))
+    spec = container_spec(
+        load_recipe(shipped, "v2"),
+        weights,
+        image=IMAGE,
+        deployment=Deployment("main"),
+        folders=FOLDERS,
+    )
+    assert spec.user == "65532:65532"
+
+
+def test_the_fingerprint_ignores_labels_and_sees_everything_else(shipped: Library) -> None:
+    spec = spec_of(load_recipe(shipped, "v2"))
+    assert replace(spec, labels={"a": "b"}).fingerprint() == spec.fingerprint()
+    for change in (
+        {"image": "other"},
+        {"command": ("x",)},
+        {"env": {**spec.env, "A": "1"}},
+        {"user": "1:1"},
+        {"mounts": spec.mounts[1:]},
+        {"gpus": "none"},
+    ):
+        assert replace(spec, **change).fingerprint() != spec.fingerprint()
+
+
+def test_a_recipes_environment_wins_over_ours(shipped: Library) -> None:
+    resolved = load_recipe(shipped, "v2", ["serve.env={VLLM_MARLIN_USE_ATOMIC_ADD: '1'}"])
+    env = serve_env(resolved.recipe, resolved.engine)
+    assert env["VLLM_MARLIN_USE_ATOMIC_ADD"] == "1"
+    assert list(env) == sorted(env)
+
+
+optional_int = st.none() | st.integers(1, 10**6)
+switch = st.none() | st.booleans()
+serves = st.builds(
+    Serve,
+    port=st.integers(1024, 65535),
+    attention_backend=st.none() | st.sampled_from(["FLASHINFER", "FLASH_ATTN"]),
+    speculative=st.none() | st.builds(Speculative, method=st.just("mtp"), tokens=st.integers(1, 8)),
+    kv_cache_dtype=st.sampled_from(["auto", "fp8"]),
+    max_model_len=optional_int,
+    gpu_memory_utilization=st.floats(0.1, 1.0),
+    load_format=st.none() | st.just("fastsafetensors"),
+    max_num_batched_tokens=optional_int,
+    max_num_seqs=optional_int,
+    enable_chunked_prefill=switch,
+    enable_prefix_caching=switch,
+    enable_auto_tool_choice=switch,
+    enforce_eager=switch,
+    trust_remote_code=switch,
+    override_generation_config=st.none() | st.just({"temperature": 0.7}),
+)
+
+
+@given(serves, st.sampled_from(Exposure))
+def test_every_valid_recipe_gives_each_flag_once(serve: Serve, exposure: Exposure) -> None:
+    recipe = Recipe(
+        schema_version=1,
+        name="any",
+        title="any",
+        engine="cuda-0.25",
+        model=Model(repo="a/b"),
+        serve=serve,
+    )
+    argv = serve_argv(recipe, ModelPaths("/m"), exposure)
+    given_flags = [flags.flag_of(item) for item in argv if item.startswith("--")]
+    assert len(given_flags) == len(set(given_flags))
+    assert argv[:3] == ("vllm", "serve", "/m")
+    assert all(argv)

@@ -1,0 +1,214 @@
+"""Plans as tables: facts in, actions out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.image.stages import stages_of
+from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.make import make_plan
+from sparkdeploy.plan.observed import MissingModel, NodeFact, Observed, OverlayFact, PortFact
+from sparkdeploy.plan.report import plan_lines
+from sparkdeploy.plan.steps import Action, Plan, plan_as_dict
+from sparkdeploy.recipe.load import Library, load_recipe
+from tests.unit.conftest import REPOSITORY
+from tests.unit.plan.facts import FOLDERS, GIB, LAPTOP, SPARK, built, model_fact, observed, running
+
+
+def plan(shipped: Library, facts: Observed, recipe: str = "v2", *settings: str) -> Plan:
+    resolved = load_recipe(shipped, recipe, settings)
+    stages = stages_of(
+        resolved.engine,
+        base_source=facts.base_source,
+        architecture=facts.node.architecture,
+        resources=REPOSITORY,
+    )
+    return make_plan(resolved, facts, stages=stages, deployment=Deployment("main"), folders=FOLDERS)
+
+
+def settled(shipped: Library) -> Observed:
+    """What is observed after the plan for an empty Spark was applied."""
+    first = plan(shipped, observed())
+    assert first.container.spec is not None
+    images = {step.stage.tag: built(step.stage) for step in first.images}
+    return observed(images=images, containers=(running(first.container.spec),))
+
+
+def actions(made: Plan) -> list[Action]:
+    return [*(step.action for step in made.images), made.checkpoint.action, made.container.action]
+
+
+def messages(made: Plan) -> str:
+    return "\n".join(problem.message for problem in made.problems)
+
+
+def test_an_empty_spark_builds_everything_and_starts(shipped: Library) -> None:
+    made = plan(shipped, observed())
+    assert actions(made) == [Action.BUILD] * 3 + [Action.REUSE, Action.START]
+    assert made.problems == ()
+
+
+def test_after_applying_every_step_is_reuse(shipped: Library) -> None:
+    made = plan(shipped, settled(shipped))
+    assert actions(made) == [Action.REUSE] * 5
+    assert not made.has_work
+
+
+def test_a_serve_setting_replaces_the_container_and_rebuilds_nothing(shipped: Library) -> None:
+    made = plan(shipped, settled(shipped), "v2", "serve.max_num_seqs=3")
+    assert actions(made) == [Action.REUSE] * 4 + [Action.REPLACE]
+
+
+def test_a_stopped_container_is_replaced(shipped: Library) -> None:
+    facts = settled(shipped)
+    stopped = replace(facts.containers[0], state="exited")
+    made = plan(shipped, replace(facts, containers=(stopped,)))
+    assert made.container.action is Action.REPLACE
+    assert "exited" in made.container.reason
+
+
+def test_another_deployment_is_started_beside(shipped: Library) -> None:
+    facts = settled(shipped)
+    other = replace(facts.containers[0], name="sparkdeploy-other")
+    assert plan(shipped, replace(facts, containers=(other,))).container.action is Action.START
+
+
+def test_a_changed_stage_says_which_input_changed(shipped: Library) -> None:
+    facts = settled(shipped)
+    tag, image = next((t, i) for t, i in facts.images.items() if "plugin" in t)
+    old = replace(
+        image,
+        labels={**image.labels, labels.FINGERPRINT: "0", f"{labels.PREFIX}input.context": "0"},
+    )
+    images = {name: found for name, found in facts.images.items() if name != tag}
+    made = plan(shipped, replace(facts, images={**images, "sparkdeploy/plugin:old": old}))
+    assert [step.action for step in made.images] == [Action.REUSE, Action.REUSE, Action.BUILD]
+    assert made.images[2].reason.startswith("inputs changed")
+
+
+def test_a_missing_overlay_is_prepared(shipped: Library) -> None:
+    overlay = OverlayFact(Path("/x/m/ck/q"), "f", False)
+    made = plan(shipped, observed(model=model_fact(overlay=overlay)))
+    assert made.checkpoint.action is Action.PREPARE
+    assert made.needs.write_bytes == made.checkpoint.write_bytes > 0
+
+
+def test_baseline_mounts_the_untouched_download(shipped: Library) -> None:
+    made = plan(shipped, observed(model=model_fact(treated=False)), "baseline")
+    assert made.checkpoint.reason == "the untouched download is mounted"
+    assert made.container.spec is not None
+    assert [mount.target for mount in made.container.spec.mounts] == [
+        "/m/hub/models--Intel--Qwen3.5-122B-A10B-int4-AutoRound",
+        "/cache",
+    ]
+
+
+def test_a_missing_model_is_fetched_and_its_bytes_are_said(shipped: Library) -> None:
+    missing = MissingModel("a/b", "sparkdeploy checkpoint pull a/b", 72 * 10**9)
+    made = plan(shipped, observed(model=missing))
+    assert made.checkpoint.action is Action.FETCH
+    assert made.container.spec is None
+    assert made.problems == ()
+    assert made.needs.download_bytes == 72 * 10**9
+
+
+def test_a_model_larger_than_the_disk_is_told_before_the_download(shipped: Library) -> None:
+    node = replace(SPARK, data_free_bytes=10**9)
+    missing = MissingModel("a/b", "sparkdeploy checkpoint pull a/b", 72 * 10**9)
+    assert "disk: a/b takes 72.0 GB" in messages(plan(shipped, observed(node=node, model=missing)))
+
+
+def test_a_machine_without_gpu_and_memory_is_told_both(shipped: Library) -> None:
+    text = messages(plan(shipped, observed(node=LAPTOP)))
+    assert "GPU: none was found on laptop" in text
+    assert "memory: the weights alone take 67.1 GiB" in text
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (replace(SPARK, memory_available_bytes=50 * GIB), "only 50.0 GiB are available"),
+        (
+            replace(SPARK, docker=replace(SPARK.docker, has_nvidia_runtime=False)),  # type: ignore[type-var]
+            "no nvidia runtime",
+        ),
+    ],
+)
+def test_a_spark_that_is_not_ready_is_told_why(
+    shipped: Library, node: NodeFact, words: str
+) -> None:
+    assert words in messages(plan(shipped, observed(node=node)))
+
+
+def test_memory_of_the_deployment_that_will_be_replaced_counts_as_free(shipped: Library) -> None:
+    facts = settled(shipped)
+    busy = replace(SPARK, memory_available_bytes=10 * GIB)
+    made = plan(shipped, replace(facts, node=busy), "v2", "serve.max_num_seqs=3")
+    assert made.container.action is Action.REPLACE
+    assert "memory" not in messages(made)
+
+
+def test_a_second_deployment_that_does_not_fit_is_refused(shipped: Library) -> None:
+    facts = settled(shipped)
+    other = replace(facts.containers[0], name="sparkdeploy-other")
+    busy = replace(SPARK, memory_available_bytes=10 * GIB)
+    made = plan(shipped, replace(facts, node=busy, containers=(other,)))
+    assert "only 10.0 GiB are available" in messages(made)
+
+
+def test_a_port_of_somebody_else_is_a_problem_and_our_own_is_not(shipped: Library) -> None:
+    foreign = observed(port=PortFact("process nginx (pid 7)"))
+    own = observed(port=PortFact("deployment main", "main"))
+    assert "port 8000 is in use by process nginx" in messages(plan(shipped, foreign))
+    assert plan(shipped, own).problems == ()
+
+
+def test_an_unreadable_model_file_is_named(shipped: Library) -> None:
+    made = plan(shipped, observed(model=model_fact(unreadable=(Path("/models/a.safetensors"),))))
+    assert "/models/a.safetensors cannot be read" in messages(made)
+
+
+def test_nothing_observed_still_gives_a_plan(shipped: Library) -> None:
+    blind = NodeFact("laptop", "x86_64", None, None, None, None)
+    made = plan(shipped, Observed(blind, "registry", unobserved=("docker: no engine answers",)))
+    lines = plan_lines(made)
+    assert any("docker: no engine answers" in line for line in lines)
+    assert any("memory unknown" in line for line in lines)
+
+
+def test_the_json_plan_holds_what_the_words_say(shipped: Library) -> None:
+    content: dict[str, Any] = plan_as_dict(plan(shipped, observed()))
+    assert content["has_work"] is True
+    assert [image["action"] for image in content["images"]] == ["build"] * 3
+    assert content["container"]["spec"]["network"] == "host"
+
+
+def test_what_another_deployment_was_promised_is_not_free(shipped: Library) -> None:
+    facts = settled(shipped)
+    mine = facts.containers[0]
+    loading = replace(
+        mine,
+        name="sparkdeploy-other",
+        labels={**mine.labels, labels.DEPLOYMENT: "other", labels.MEMORY: str(100 * GIB)},
+    )
+    made = plan(shipped, replace(facts, containers=(loading,)))
+    assert "only 19.0 GiB are available" in messages(made)
+
+
+def test_a_user_who_cannot_make_the_containers_folders_is_told_before(shipped: Library) -> None:
+    made = plan(shipped, observed(caller_uid=1001))
+    assert "belongs to uid 1000" in messages(made)
+    assert made.problems[0].blocks == "prepare"
+    assert plan(shipped, observed(caller_uid=1000)).problems == ()
+
+
+def test_a_docker_disk_too_small_for_the_build_is_told_before(shipped: Library) -> None:
+    node = replace(SPARK, docker_free_bytes=10**9)
+    made = plan(shipped, observed(node=node), "v2", "engine=cpu-0.32")
+    assert "disk: building the images takes 5.5 GB and /var/lib/docker has 1.0 GB" in messages(made)
+    assert made.needs.image_bytes == 5_500_000_000

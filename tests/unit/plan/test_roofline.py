@@ -1,0 +1,216 @@
+"""Speed: bytes against the reference's own arithmetic, estimates against published figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.errors import UsageError
+from sparkdeploy.plan.model_facts import Kind, read_shipped_facts
+from sparkdeploy.plan.picture import bytes_per_step
+from sparkdeploy.plan.picture_page import page
+from sparkdeploy.plan.roofline import (
+    Part,
+    Step,
+    decode_step,
+    distinct_experts,
+    read_acceptance,
+)
+from sparkdeploy.plan.roofline_estimate import (
+    Estimate,
+    estimate,
+    fit_speed,
+    in_order,
+    miss_reasons,
+)
+from sparkdeploy.plan.roofline_hardware import hardware_named, hardware_seen, read_hardware
+from sparkdeploy.plan.roofline_report import (
+    context_lines,
+    context_steps,
+    estimate_lines,
+    next_lines,
+    speed_lines,
+)
+from sparkdeploy.recipe.load import Library, load_recipe
+from tests.unit.conftest import REPOSITORY
+from tests.unit.golden import assert_golden
+
+FACTS_FOLDER = REPOSITORY / "recipes" / "facts"
+MODELS = read_shipped_facts(FACTS_FOLDER / "models.yaml")
+BIG = MODELS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"]
+HARDWARE = read_hardware(FACTS_FOLDER / "hardware.yaml")
+ACCEPTANCE = read_acceptance(FACTS_FOLDER / "speculation.yaml")
+SHIPPED = Library((REPOSITORY / "recipes",))
+RECIPES = {name: load_recipe(SHIPPED, name) for name in SHIPPED.recipe_files()}
+SPEED = fit_speed(HARDWARE["spark"], RECIPES, MODELS, ACCEPTANCE)
+
+
+def step(recipe: str, requests: int = 1, context_tokens: int = 0) -> Step:
+    made = decode_step(
+        RECIPES[recipe], BIG, ACCEPTANCE, requests=requests, context_tokens=context_tokens
+    )
+    assert made is not None
+    return made
+
+
+def made_for(recipe: str) -> Estimate:
+    return estimate(RECIPES[recipe], MODELS, ACCEPTANCE, SPEED)
+
+
+@pytest.mark.parametrize(("recipe", "gigabytes"), [("baseline", 6.83), ("hybrid", 6.38)])
+def test_a_step_without_drafts_moves_the_bytes_of_the_reference(
+    recipe: str, gigabytes: float
+) -> None:
+    """reference-system.md section 5.5."""
+    assert step(recipe).total_bytes / 1e9 == pytest.approx(gigabytes, abs=0.02)
+
+
+def test_a_step_with_drafts_moves_what_the_reference_leaves_out_as_well() -> None:
+    """Section 5.5 has 11.46 GB for v2; it leaves out that each verified row stores its state, and
+    that the first draft pass runs over all three rows."""
+    states = 2 * 36 * 4_317_184
+    draft_rows = 15.25 / 256 * BIG.weight_bytes[Kind.MTP_EXPERTS]
+    expected = 11.46e9 + states + draft_rows
+    assert step("v2").total_bytes == pytest.approx(expected, rel=0.01)
+
+
+def test_the_efficiency_is_fitted_to_the_baseline_and_to_nothing_else() -> None:
+    assert SPEED.fitted_to == "baseline"
+    assert made_for("baseline").tok_s == pytest.approx(28.3)
+    without_others = {"baseline": RECIPES["baseline"]}
+    alone = fit_speed(HARDWARE["spark"], without_others, MODELS, ACCEPTANCE)
+    assert alone.efficiency == SPEED.efficiency
+
+
+@pytest.mark.parametrize(
+    "recipe", ["baseline", "hybrid", "mtp-1", "v2", "v2-tq", "no-hybrid", "35b-v2"]
+)
+def test_an_estimate_is_within_fifteen_percent_of_the_published_figure(recipe: str) -> None:
+    miss = made_for(recipe).miss
+    assert miss is not None
+    assert abs(miss) < 0.15
+
+
+@pytest.mark.parametrize("recipe", ["mtp-1", "v2", "v2-tq", "35b-v2", "dflash"])
+def test_every_miss_is_explained(recipe: str) -> None:
+    assert list(miss_reasons(made_for(recipe)))
+
+
+def test_a_drafter_of_unknown_size_gets_no_estimate() -> None:
+    assert made_for("dflash").step is None
+    lines = list(estimate_lines([made_for("dflash")], SPEED))
+    assert "no estimate" in lines[-1]
+
+
+def test_without_a_measurement_the_speed_is_an_upper_bound() -> None:
+    speed = fit_speed(HARDWARE["h200"], RECIPES, MODELS, ACCEPTANCE)
+    assert (speed.efficiency, speed.fitted_to) == (1.0, None)
+    assert "upper bounds" in "\n".join(speed_lines(speed, ACCEPTANCE))
+
+
+def test_the_next_recipe_says_which_bytes_it_saves() -> None:
+    lines = list(next_lines("baseline", RECIPES, BIG, ACCEPTANCE))
+    assert lines == ["baseline -> hybrid: shared experts 0.91 -> 0.45 GB, -0.45 GB a token"]
+
+
+def test_a_narrower_cache_shows_at_long_context_and_not_at_short() -> None:
+    def bytes_at(recipe: str, context_tokens: int) -> float:
+        steps = context_steps(RECIPES[recipe], BIG, ACCEPTANCE, [context_tokens])
+        assert len(list(context_lines(steps, SPEED))) == 2
+        return steps[context_tokens].total_bytes
+
+    assert bytes_at("v2-kv8", 1024) == pytest.approx(bytes_at("v2", 1024), rel=0.01)
+    saved = bytes_at("v2", 262_144) - bytes_at("v2-kv8", 262_144)
+    assert saved == pytest.approx(262_144 * 14 * 1024, rel=0.01)
+
+
+def test_a_machine_at_hand_is_known_by_its_gpu_and_else_measured() -> None:
+    def seen(gpu: str | None, gpu_memory_bytes: int | None) -> tuple[str, int, float]:
+        found = hardware_seen(
+            gpu=gpu,
+            gpu_memory_bytes=gpu_memory_bytes,
+            memory_bytes=7,
+            copy_bytes_s=11.0,
+            table=HARDWARE,
+        )
+        return found.name, found.memory_bytes, found.bandwidth_bytes_s
+
+    assert seen("NVIDIA GB10", None) == ("spark", 7, 273e9)
+    assert seen("NVIDIA H200", 5) == ("h200", 5, 4800e9)
+    assert seen(None, None) == ("here", 7, 11.0)
+
+
+def test_unknown_hardware_is_refused_with_the_known_names() -> None:
+    with pytest.raises(UsageError) as caught:
+        hardware_named("h100", HARDWARE)
+    assert "spark" in str(caught.value.hint)
+
+
+@given(st.integers(1, 512), st.integers(1, 64), st.integers(1, 10_000))
+def test_distinct_experts_grow_with_rows_up_to_all(experts: int, chosen: int, rows: int) -> None:
+    chosen = min(chosen, experts)
+    few = distinct_experts(experts, chosen, rows)
+    assert distinct_experts(experts, chosen, 1) == pytest.approx(chosen)
+    assert chosen * 0.999 <= few <= min(experts, chosen * rows) * 1.001
+    assert distinct_experts(experts, chosen, rows + 1) >= few
+
+
+@given(
+    st.sampled_from(["baseline", "mtp-1", "v2", "v2-tq"]),
+    st.integers(1, 32),
+    st.integers(0, 262_144),
+)
+def test_a_step_grows_with_requests_and_context(
+    recipe: str, requests: int, context_tokens: int
+) -> None:
+    made = step(recipe, requests, context_tokens)
+    assert step(recipe, requests + 1, context_tokens).total_bytes > made.total_bytes
+    assert step(recipe, requests, context_tokens + 1).total_bytes > made.total_bytes
+    assert all(size > 0 for size in made.parts.values())
+
+
+def test_recipes_stand_in_the_order_in_which_they_build_on_each_other() -> None:
+    names = [item.recipe.name for item in in_order(RECIPES)]
+    assert names[:5] == ["baseline", "hybrid", "mtp-1", "mtp-2", "v2"]
+
+
+def test_the_picture_of_the_docs_is_the_one_that_is_drawn(request: pytest.FixtureRequest) -> None:
+    drawn = bytes_per_step([made_for(item.recipe.name) for item in in_order(RECIPES)])
+    ElementTree.fromstring(drawn)  # raises when it is no XML
+    assert_golden(request, "../../docs/bytes-per-step.svg", drawn)
+
+
+def test_a_bar_is_as_long_as_its_bytes() -> None:
+    made = made_for("baseline")
+    assert made.step is not None
+    half = replace(
+        made,
+        name="half",
+        step=replace(made.step, parts={p: size / 2 for p, size in made.step.parts.items()}),
+    )
+    root = ElementTree.fromstring(bytes_per_step([made, half]))
+    widths = [0.0, 0.0]
+    for rect in root.iter("{http://www.w3.org/2000/svg}rect"):
+        title = rect.find("{http://www.w3.org/2000/svg}title")
+        if title is not None and title.text is not None:
+            widths[title.text.startswith("half")] += float(rect.attrib["width"])
+    assert widths[0] == pytest.approx(560, abs=1)
+    assert widths[1] == pytest.approx(280, abs=1)
+
+
+def test_every_part_has_a_colour_for_light_and_dark() -> None:
+    drawn = bytes_per_step([made_for("v2")])
+    assert "prefers-color-scheme:dark" in drawn
+    assert len({*Part}) == drawn.count('width="14"')
+
+
+def test_a_page_escapes_text_and_loads_nothing() -> None:
+    text = page(title="a < b", picture="<svg></svg>", sections={"x": ["<script>"]})
+    assert "<script>" not in text
+    assert "a &lt; b" in text
+    assert "src=" not in text
+    assert "href=" not in text

@@ -1,0 +1,74 @@
+"""Folders in recipes are meant as seen from the file that names them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.recipe.load import Library, load_recipe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FP8 = "checkpoint.fp8_dense"
+
+
+def write(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"schema: 1\nname: {path.stem}\ntitle: t\n{text}")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("models/a", "recipes/models/a"), ("../a", "a"), ("./a", "recipes/a"), ("/a", "/a")],
+)
+def test_a_relative_folder_is_beside_its_recipe(
+    shipped: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, meant: str
+) -> None:
+    recipe = write(
+        tmp_path / "recipes" / "mine.yaml",
+        f"extends: v2\nmodel: {{path: {written}}}\n"
+        f"checkpoint: {{fp8_dense: {{mode: prebuilt, source: {written}}}}}\n",
+    )
+    monkeypatch.chdir("/")
+    loaded = load_recipe(shipped, recipe).recipe
+    assert loaded.model.path == str(tmp_path / meant)
+    is_path = written.startswith(("/", "."))
+    assert loaded.checkpoint.fp8_dense.source == (str(tmp_path / meant) if is_path else written)
+
+
+def test_a_child_elsewhere_inherits_the_parents_folder(shipped: Library, tmp_path: Path) -> None:
+    parent = write(tmp_path / "a" / "parent.yaml", "extends: v2\nmodel: {path: weights}\n")
+    child = write(tmp_path / "b" / "child.yaml", f"extends: {parent}\n")
+    assert load_recipe(shipped, child).recipe.model.path == str(tmp_path / "a" / "weights")
+
+
+def test_what_is_typed_is_meant_as_seen_from_here(
+    shipped: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write(tmp_path / "a" / "mine.yaml", "extends: v2\nmodel: {path: weights}\n")
+    monkeypatch.chdir(tmp_path)
+    typed = [f"{FP8}.mode=prebuilt", f"{FP8}.source=./fp8", "model.path=other"]
+    loaded = load_recipe(shipped, recipe, typed).recipe
+    assert loaded.model.path == str(tmp_path / "other")
+    assert loaded.checkpoint.fp8_dense.source == str(tmp_path / "fp8")
+
+
+@pytest.mark.parametrize("written", ["~/models/a", "~"])
+def test_a_home_folder_is_found_later(shipped: Library, tmp_path: Path, written: str) -> None:
+    recipe = write(tmp_path / "mine.yaml", f"extends: v2\nmodel: {{path: '{written}'}}\n")
+    assert load_recipe(shipped, recipe).recipe.model.path == written
+
+
+@pytest.mark.parametrize("model", ["7", "{path: 7}", "[a]", "{path: null}"])
+def test_what_is_no_folder_is_left_to_the_schema(
+    shipped: Library, tmp_path: Path, model: str
+) -> None:
+    recipe = write(tmp_path / "mine.yaml", f"extends: v2\nmodel: {model}\n")
+    if model == "{path: null}":
+        assert load_recipe(shipped, recipe).recipe.model.path is None
+        return
+    with pytest.raises(Exception, match="mistake"):
+        load_recipe(shipped, recipe)

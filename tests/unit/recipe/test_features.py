@@ -1,0 +1,143 @@
+"""Which vLLM can do what, and what is refused when it cannot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe import features
+from sparkdeploy.recipe.load import Library, load_recipe
+from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.recipe.features import Feature
+
+
+@pytest.fixture
+def with_engine(shipped: Library, tmp_path: Path) -> Library:
+    """The shipped recipes beside engines of one vLLM release each, `e-0.22.1` and so on."""
+    folder = tmp_path / "recipes" / "engines"
+    folder.mkdir(parents=True)
+    for vllm in ("0.19.1", "0.20.2", "0.22.1", "0.23.0", "0.25.1", "0.26.0", "0.28.1", "0.30.0"):
+        (folder / f"e-{vllm}.yaml").write_text(
+            f"schema: 1\nname: e-{vllm}\ntitle: t\nkind: wheel\nvllm: {vllm}\n"
+        )
+    return Library((tmp_path / "recipes", *shipped.folders))
+
+
+def refusal(library: Library, recipe: str, *assignments: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(library, recipe, assignments)
+    assert caught.value.exit_code == 3
+    return caught.value.detail or ""
+
+
+@pytest.mark.parametrize("feature", features.FEATURES, ids=lambda feature: feature.name)
+def test_every_row_says_where_it_comes_from(feature: Feature) -> None:
+    assert any(mark in feature.source for mark in (".md section", "wheel"))
+
+
+@pytest.mark.parametrize(
+    ("feature", "last_without", "first_with"),
+    [
+        (features.MTP, "0.18.1", "0.19.0"),
+        (features.SPARK_HYBRID, "0.18.1", "0.19.0"),
+        (features.MIDDLEWARE, "0.18.1", "0.19.0"),
+        (features.ONLINE_FP8_BLOCK, "0.19.1", "0.20.2"),
+        (features.TURBOQUANT_HYBRID, "0.20.2", "0.21.0"),
+        (features.TURBOQUANT_SPECULATION, "0.20.2", "0.21.0"),
+        (features.LM_HEAD_METHOD, "0.18.1", "0.19.0"),
+        (features.MARLIN_NATIVE, "0.22.1", "0.23.0"),
+        (features.DFLASH, "0.22.1", "0.23.0"),
+        (features.FP8_TARGETS, "0.29.0", "0.30.0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_each_row_begins_with_the_release_that_brought_it(
+    feature: Feature, last_without: str, first_with: str
+) -> None:
+    assert feature in features.FEATURES
+    assert not features.supports(last_without, feature)
+    assert features.supports(first_with, feature)
+    assert f"came with {first_with}" in features.lacks(last_without, feature)
+
+
+def test_the_page_on_engines_names_the_bad_releases_with_their_source() -> None:
+    page = (REPOSITORY / "docs" / "engines.md").read_text()
+    for first, last, reason in features.KNOWN_BAD_ON_SPARK:
+        assert f"{first[0]}.{first[1]} to {last[0]}.{last[1]}" in page
+        assert "vllm#54331" in reason
+        assert "vllm#54331" in page
+
+
+@pytest.mark.parametrize(
+    ("recipe", "vllm", "words"),
+    [
+        ("hybrid", "0.19.1", "lacks the online FP8 per-block method class"),
+        ("v2-tq", "0.20.2", "lacks TurboQuant for models with linear attention"),
+        ("dflash", "0.22.1", "lacks DFlash"),
+    ],
+)
+def test_an_engine_too_old_for_a_recipe_is_refused_with_the_source(
+    with_engine: Library, recipe: str, vllm: str, words: str
+) -> None:
+    said = refusal(with_engine, recipe, f"engine=e-{vllm}")
+    assert words in said
+    assert ".md section" in said or "wheel" in said
+
+
+@pytest.mark.parametrize(
+    ("recipe", "vllm"),
+    [("hybrid", "0.20.2"), ("v2", "0.23.0"), ("dflash", "0.23.0"), ("v2-tq", "0.25.1")],
+)
+def test_the_first_engine_with_a_feature_takes_the_recipe(
+    with_engine: Library, recipe: str, vllm: str
+) -> None:
+    assert load_recipe(with_engine, recipe, [f"engine=e-{vllm}"]).engine.vllm == vllm
+
+
+@pytest.mark.parametrize("graphs", ["null", "{cudagraph_mode: FULL_AND_PIECEWISE}"])
+def test_turboquant_with_speculation_needs_piecewise_graphs_beside_the_override(
+    with_engine: Library, graphs: str
+) -> None:
+    said = refusal(with_engine, "v2-tq", f"serve.compilation_config={graphs}")
+    assert "writes garbage" in said
+
+
+@pytest.mark.parametrize("vllm", ["0.26.0", "0.28.1"])
+def test_a_release_known_to_be_bad_needs_consent(with_engine: Library, vllm: str) -> None:
+    said = refusal(with_engine, "v2", f"engine=e-{vllm}")
+    assert "known to be bad" in said
+    assert "--allow-known-bad" in said
+    allowed = load_recipe(with_engine, "v2", [f"engine=e-{vllm}", "allow_known_bad=true"])
+    assert allowed.recipe.allow_known_bad
+
+
+@pytest.mark.parametrize("vllm", ["0.24.0", "0.25.1", "0.29.0", "0.33.0"])
+def test_other_releases_are_not_known_to_be_bad(vllm: str) -> None:
+    assert features.known_bad(vllm) is None
+
+
+def test_an_image_has_to_be_named_by_content(shipped: Library) -> None:
+    assert "none is named" in refusal(shipped, "v2", "engine=image")
+    assert "image" in refusal(shipped, "v2", "engine=image", "image=vllm:latest")
+    for named in ("sha256:" + "0" * 64, "a.test/b@sha256:" + "0" * 64, "0123456789ab"):
+        resolved = load_recipe(shipped, "v2", ["engine=image", f"image='{named}'"])
+        assert resolved.engine.image == named
+
+
+def test_an_image_for_an_engine_that_makes_its_own_is_a_mistake(shipped: Library) -> None:
+    assert "makes its own image" in refusal(shipped, "v2", "image='0123456789ab'")
+
+
+def test_the_page_on_engines_shows_every_row_of_the_table() -> None:
+    page = (REPOSITORY / "docs" / "engines.md").read_text()
+    rows = [
+        f"| {feature.name} | {features.version_text(feature.since)} | {feature.source} |"
+        for feature in features.FEATURES
+    ]
+    assert [row for row in rows if row not in page] == []

@@ -1,0 +1,248 @@
+"""Recipes: inheritance, origins, and every mistake in one report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.document import merge, read_document
+from sparkdeploy.recipe.load import Library, load_engine, load_recipe
+from sparkdeploy.recipe.report import list_lines, origin_lines, recipe_rows
+from sparkdeploy.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHIPPED = (
+    "35b-v2",
+    "baseline",
+    "dflash",
+    "hybrid",
+    "mtp-1",
+    "mtp-2",
+    "no-hybrid",
+    "v2",
+    "v2-hub",
+    "v2-kv8",
+    "v2-tq",
+    "v2-tq-3bit",
+    "v2-tq-k8v4",
+)
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_all_recipes_of_the_design_are_shipped(shipped: Library) -> None:
+    assert tuple(sorted(shipped.recipe_files())) == tuple(sorted(SHIPPED))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_recipe_is_valid_and_named_like_its_file(shipped: Library, name: str) -> None:
+    assert load_recipe(shipped, name).recipe.name == name
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_recipe_survives_a_round_trip_through_json(shipped: Library, name: str) -> None:
+    recipe = load_recipe(shipped, name).recipe
+    assert Recipe.model_validate_json(recipe.model_dump_json(by_alias=True)) == recipe
+
+
+def test_every_shipped_engine_is_valid(shipped: Library) -> None:
+    names = set(shipped.engine_files())
+    assert names == {"cuda-0.19", "cuda-0.25", "cuda-0.33", "cpu-0.32", "image"}
+    assert {load_engine(shipped, name).name for name in names} == names
+
+
+def test_a_child_keeps_what_it_does_not_change(shipped: Library) -> None:
+    recipe = load_recipe(shipped, "v2").recipe
+    assert recipe.serve.attention_backend == "FLASHINFER"
+    assert recipe.serve.speculative is not None
+    assert recipe.serve.speculative.tokens == 2
+    assert recipe.checkpoint.fp8_dense.mode == "online"
+
+
+def test_reported_figures_are_not_inherited(shipped: Library) -> None:
+    assert load_recipe(shipped, "mtp-2").recipe.expect is None
+
+
+def test_three_mistakes_come_in_one_report_with_file_line_and_fix(
+    shipped: Library, tmp_path: Path
+) -> None:
+    path = write(
+        tmp_path,
+        "mine",
+        "schema: 1\nname: mine\ntitle: t\nextends: v2\n"
+        "serve:\n  prot: 8001\n  max_num_seqs: many\n"
+        "checkpoint:\n  mtp: 'off'\n",
+    )
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, str(path))
+    assert caught.value.exit_code == 3
+    lines = (caught.value.detail or "").splitlines()
+    assert len(lines) == 3
+    assert f"{path}:6: serve.prot: unknown key; did you mean port?" in lines
+    assert any(line.startswith(f"{path}:7: serve.max_num_seqs: 'many'") for line in lines)
+    assert any("serve.speculative" in line and "MTP" in line for line in lines)
+
+
+def test_a_mistake_in_a_parent_names_the_parents_file(shipped: Library, tmp_path: Path) -> None:
+    write(tmp_path, "lower", "schema: 1\nname: lower\ntitle: t\nextends: v2\nserve: {bogus: 1}\n")
+    child = write(tmp_path, "upper", "schema: 1\nname: upper\ntitle: t\nextends: lower\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, str(child))
+    assert f"{tmp_path / 'lower.yaml'}:5" in (caught.value.detail or "")
+
+
+def test_a_key_that_stands_twice_is_a_mistake(shipped: Library, tmp_path: Path) -> None:
+    text = "schema: 1\nname: a\ntitle: t\ntitle: u\nextends: v2\n"
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, str(write(tmp_path, "a", text)))
+    assert ":4: title: the key stands twice" in (caught.value.detail or "")
+
+
+def test_a_recipe_that_extends_itself_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "a", "schema: 1\nname: a\ntitle: t\nextends: b\n")
+    write(tmp_path, "b", "schema: 1\nname: b\ntitle: t\nextends: a\n")
+    with pytest.raises(RecipeError, match="extends itself: a -> b -> a"):
+        load_recipe(Library((tmp_path,)), "a")
+
+
+def test_a_users_recipe_may_extend_the_shipped_one_of_its_name(
+    shipped: Library, tmp_path: Path
+) -> None:
+    write(tmp_path, "v2", "schema: 1\nname: v2\ntitle: mine\nextends: v2\nserve: {port: 9000}\n")
+    recipe = load_recipe(Library((tmp_path, *shipped.folders)), "v2").recipe
+    assert (recipe.title, recipe.serve.port) == ("mine", 9000)
+
+
+def test_an_unknown_recipe_is_met_with_the_closest_name(shipped: Library) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, "v2-tk")
+    assert caught.value.hint == "did you mean v2-tq?"
+
+
+def test_an_unknown_engine_is_named(shipped: Library) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, "v2", ["engine=cuda-0.24"])
+    assert "there is no engine cuda-0.24" in (caught.value.detail or "")
+
+
+def test_set_overrides_one_value_and_is_its_origin(shipped: Library) -> None:
+    resolved = load_recipe(shipped, "v2", ["serve.max_num_seqs=3", "limits.memory_floor_gib=2"])
+    assert resolved.recipe.serve.max_num_seqs == 3
+    assert resolved.recipe.limits.memory_floor_gib == 2.0
+    assert str(resolved.origins["serve", "max_num_seqs"]) == "--set serve.max_num_seqs"
+    assert resolved.recipe.serve.port == 8000
+
+
+def test_a_wrong_set_is_reported_like_any_mistake(shipped: Library) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, "v2", ["serve.port=eighty"])
+    assert "--set serve.port: serve.port: 'eighty' is wrong" in (caught.value.detail or "")
+
+
+def test_set_without_a_value_is_refused(shipped: Library) -> None:
+    with pytest.raises(RecipeError, match="not path=value"):
+        load_recipe(shipped, "v2", ["serve.port"])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("serve.kv_cache_dtype=turboquant_4bit_nc", "cannot read a turboquant_4bit_nc KV cache"),
+        ("checkpoint.mtp='off'", "needs the MTP weights"),
+        ("checkpoint.fp8_dense.mode=prebuilt", "need a repository"),
+        ("checkpoint.fp8_dense.from=hub", "makes no sense with mode online"),
+        ("checkpoint.fp8_dense={mode: prebuilt, from: folder}", "needs to know which"),
+        ("checkpoint.fp8_dense={mode: prebuilt, from: hub, source: a/b}", "a source is named"),
+        ("checkpoint.fp8_dense.source=a/b", "makes no sense with mode online"),
+        ("serve.extra_args=['--port', '1']", "--port is set by sparkdeploy"),
+        ("serve.extra_args=['--api-key=x']", "--api-key is set by sparkdeploy"),
+        ("serve.extra_args=['--hf-token', 'x']", "--hf-token is set by sparkdeploy"),
+        ("serve.extra_args=['--max-model-len', '1']", "--max-model-len is given twice"),
+        ("serve.extra_args=['--seed=1', '--seed', '2']", "--seed is given twice"),
+        ("serve.extra_args=['-tp', '2']", "--tensor-parallel-size is set by sparkdeploy"),
+        ("serve.extra_args=['--no-enforce-eager']", "--enforce-eager is given twice"),
+        ("serve.env={HF_TOKEN: x}", "a recipe may not set HF_TOKEN"),
+        ("serve.env={A-B: x}", "no environment name"),
+        ("engine=cuda-0.19", "lacks"),
+    ],
+)
+def test_a_contradiction_is_an_error(shipped: Library, assignment: str, words: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, "v2", [assignment])
+    assert words in (caught.value.detail or "")
+
+
+def test_turboquant_with_speculation_and_full_graphs_is_refused(shipped: Library) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, "v2-tq", ["serve.compilation_config={cudagraph_mode: FULL}"])
+    assert "writes garbage under full CUDA graphs" in (caught.value.detail or "")
+
+
+def test_what_is_no_mapping_or_no_yaml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="is not a mapping"):
+        read_document(write(tmp_path, "list", "- 1\n"))
+    with pytest.raises(RecipeError, match="not valid YAML"):
+        read_document(write(tmp_path, "broken", "a: [1\n"))
+
+
+@pytest.mark.parametrize("text", ["title: 2020-13-45\n", "serve: &s {env: *s}\n"])
+def test_what_only_the_yaml_library_trips_over_is_a_mistake_too(tmp_path: Path, text: str) -> None:
+    with pytest.raises(RecipeError, match="not valid YAML"):
+        read_document(write(tmp_path, "odd", text))
+
+
+def test_a_date_that_does_not_exist_is_no_value(shipped: Library) -> None:
+    with pytest.raises(RecipeError, match="not valid YAML"):
+        load_recipe(shipped, "v2", ["title=2020-13-45"])
+
+
+def test_a_bare_off_is_off(shipped: Library) -> None:
+    recipe = load_recipe(shipped, "hybrid", ["checkpoint.fp8_dense.mode=off"]).recipe
+    assert recipe.checkpoint.fp8_dense.mode == "off"
+
+
+@pytest.mark.parametrize("revision", ["/etc", "../../..", "refs/../..", "-x"])
+def test_a_revision_cannot_leave_the_cache(shipped: Library, revision: str) -> None:
+    with pytest.raises(RecipeError):
+        load_recipe(shipped, "v2", [f"model.revision={revision}"])
+
+
+def test_a_replaced_mapping_forgets_the_parents_lines(tmp_path: Path) -> None:
+    parent = read_document(write(tmp_path, "p", "serve:\n  speculative: {tokens: 2}\n"))
+    child = read_document(write(tmp_path, "c", "serve:\n  speculative: null\n"))
+    merged = merge(parent, child)
+    assert merged.content == {"serve": {"speculative": None}}
+    assert ("serve", "speculative", "tokens") not in merged.origins
+
+
+def test_show_gives_the_origin_of_each_value(shipped: Library) -> None:
+    lines = list(origin_lines(load_recipe(shipped, "v2")))
+    assert any(line.startswith("serve.port: 8000") and "baseline.yaml:" in line for line in lines)
+    assert any(
+        line.startswith('checkpoint.lm_head: "int8"') and "v2.yaml" in line for line in lines
+    )
+    assert any(line.startswith("serve.max_num_seqs: null") and "default" in line for line in lines)
+
+
+def test_a_broken_recipe_of_the_user_does_not_hide_the_others(
+    shipped: Library, tmp_path: Path
+) -> None:
+    write(tmp_path, "mine", "schema: 1\n")
+    rows = recipe_rows(Library((tmp_path, *shipped.folders)))
+    text = "\n".join(list_lines(rows, []))
+    assert "mine         broken:" in text
+    assert "v2 " in text
+
+
+def test_a_draft_head_without_mtp_is_refused(shipped: Library) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, "hybrid", ("checkpoint.draft_lm_head={rows: 1024}",))
+    assert "does not draft by MTP" in f"{caught.value.message} {caught.value.detail}"

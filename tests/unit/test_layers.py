@@ -1,0 +1,147 @@
+"""The house: rooms import downwards only, and each outside thing has one door."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PACKAGE = REPOSITORY / "sparkdeploy"
+MAX_LINES = 400
+
+LAYERS = (
+    ("sparkdeploy.errors", "sparkdeploy.labels"),
+    ("sparkdeploy.console", "sparkdeploy.settings", "sparkdeploy.shell"),
+    ("sparkdeploy.recipe",),
+    (
+        "sparkdeploy.image.context",
+        "sparkdeploy.image.lock",
+        "sparkdeploy.image.stages",
+        "sparkdeploy.image.templates",
+        "sparkdeploy.image.wheel",
+        "sparkdeploy.checkpoint.safetensors",
+        "sparkdeploy.checkpoint.staging",
+        "sparkdeploy.doctor.checks",
+        "sparkdeploy.doctor.finding",
+        "sparkdeploy.doctor.surroundings",
+        "sparkdeploy.node",
+    ),
+    ("sparkdeploy.plan",),
+    (
+        "sparkdeploy.image",
+        "sparkdeploy.checkpoint",
+        "sparkdeploy.runtime",
+        "sparkdeploy.doctor",
+    ),
+    ("sparkdeploy.bench",),
+    ("sparkdeploy.apply",),
+    ("sparkdeploy.cli",),
+)
+# A door of several modules is one class made of them: only DockerHost is for the other rooms.
+DOORS = {
+    "docker": {
+        "sparkdeploy.node.connection",
+        "sparkdeploy.node.containers",
+        "sparkdeploy.node.log_stream",
+    },
+    "h11": {"sparkdeploy.bench.wire"},
+    "huggingface_hub": {"sparkdeploy.checkpoint.hub"},
+    "subprocess": {"sparkdeploy.shell"},
+    "jinja2": {"sparkdeploy.image.templates"},
+}
+BEHIND_THE_DOCKER_DOOR = {"connection", "containers", "images", "log_stream"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if "vllm_plugin" not in path.parts:
+            parts = path.relative_to(REPOSITORY).with_suffix("").parts
+            yield ".".join(part for part in parts if part != "__init__"), path
+
+
+@functools.cache
+def imports(path: Path) -> tuple[str, ...]:
+    return tuple(_imports(ast.parse(path.read_text())))
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            if not (REPOSITORY / node.module.replace(".", "/")).is_dir():
+                yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer_of(module: str) -> int | None:
+    """The layer of the longest entry that is the module or a package around it."""
+    best: tuple[int, int] | None = None
+    for index, names in enumerate(LAYERS):
+        for name in names:
+            if module == name or module.startswith(name + "."):
+                best = max(best or (0, 0), (len(name), index))
+    return best[1] if best else None
+
+
+@pytest.mark.parametrize(("module", "path"), list(modules()), ids=str)
+def test_a_room_imports_nothing_above_it(module: str, path: Path) -> None:
+    own = layer_of(module)
+    if own is None:
+        assert module in {"sparkdeploy", "sparkdeploy.__main__"}, f"{module} belongs to no room"
+        return
+    above = [name for name in imports(path) if (layer_of(name) or 0) > own]
+    assert above == []
+
+
+@pytest.mark.parametrize(("library", "door"), list(DOORS.items()))
+def test_an_outside_thing_has_one_door(library: str, door: set[str]) -> None:
+    users = {
+        module
+        for module, path in modules()
+        if any(name.split(".")[0] == library for name in imports(path))
+    }
+    assert users == door
+
+
+def test_other_rooms_reach_docker_through_docker_host_only() -> None:
+    hidden = {f"sparkdeploy.node.{name}" for name in BEHIND_THE_DOCKER_DOOR}
+    users = {
+        module
+        for module, path in modules()
+        if not module.startswith("sparkdeploy.node.") and hidden & set(imports(path))
+    }
+    assert users == set()
+
+
+@pytest.mark.parametrize(("module", "path"), list(modules()), ids=str)
+def test_a_module_stays_small(module: str, path: Path) -> None:
+    assert len(path.read_text().splitlines()) < MAX_LINES, f"split {module} along a noun"
+
+
+def test_the_plugin_imports_nothing_of_the_rest() -> None:
+    for path in sorted((PACKAGE / "vllm_plugin").rglob("*.py")):
+        names = [name for name in imports(path) if name.split(".")[0] == "sparkdeploy"]
+        assert names == [], path
+
+
+def test_hosts_of_the_outside_world_stand_in_one_file() -> None:
+    text = (PACKAGE / "registries.yaml").read_text()
+    hosts = {line.split("://")[-1].split("/")[0] for line in text.splitlines() if "://" in line}
+    roots = ("sparkdeploy", "recipes", "dockerfiles", "tests", "install.sh", "docs", "README.md")
+    for root in roots:
+        base = REPOSITORY / root
+        files = [base] if base.is_file() else sorted(base.rglob("*"))
+        for path in files:
+            if not path.is_file() or path.name == "registries.yaml" or path.suffix == ".pyc":
+                continue
+            content = path.read_text(errors="ignore")
+            assert not [host for host in hosts if host in content], path

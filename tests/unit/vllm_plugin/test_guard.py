@@ -1,0 +1,411 @@
+"""The guard with real child processes and a meminfo file of our own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLUGIN_TREE = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
+GIB = 1 << 30
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start the guard over a Python script; whatever is left over is killed afterwards."""
+    guards: list[subprocess.Popen[str]] = []
+
+    def run(script: str, *options: str, **env: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-m", "sparkdeploy_vllm.guard", *options, "--"]
+        guard = subprocess.Popen(
+            [*argv, sys.executable, "-c", textwrap.dedent(script)],
+            env={**os.environ, "PYTHONPATH": str(PLUGIN_TREE), **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        guards.append(guard)
+        return guard
+
+    yield run
+    for guard in guards:
+        guard.kill()
+        guard.communicate()
+
+
+@pytest.fixture
+def meminfo(tmp_path: Path) -> Path:
+    path = tmp_path / "meminfo"
+    set_available(path, 64 * GIB)
+    return path
+
+
+def set_available(path: Path, size_bytes: int) -> None:
+    """Rewrite in place: the guard keeps the file open."""
+    text = (
+        f"MemTotal:       125829120 kB\nMemFree:  1024 kB\nMemAvailable: {size_bytes // 1024} kB\n"
+    )
+    with path.open("r+b" if path.exists() else "wb") as file:
+        file.write(text.encode().ljust(200, b" "))
+
+
+def finish(guard: subprocess.Popen[str], timeout_s: float = 10) -> tuple[int, str, str]:
+    stdout, stderr = guard.communicate(timeout=timeout_s)
+    return guard.returncode, stdout, stderr
+
+
+def events(stderr: str) -> list[dict[str, Any]]:
+    mark = "sparkdeploy-guard: "
+    return [json.loads(line.removeprefix(mark)) for line in stderr.splitlines() if mark in line]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_the_child_s_exit_code_is_the_guard_s(start: Start) -> None:
+    assert finish(start("raise SystemExit(7)"))[0] == 7
+
+
+def test_a_child_killed_by_a_signal_is_128_plus_its_number(start: Start) -> None:
+    assert finish(start("import os; os.kill(os.getpid(), 9)"))[0] == 137
+
+
+def test_an_end_with_0_that_nobody_asked_for_is_a_failure(start: Start) -> None:
+    code, _, stderr = finish(start("pass"))
+    assert code == 1
+    assert events(stderr)[0]["event"] == "ended_without_stop"
+
+
+def test_a_command_that_does_not_exist_is_127(start: Start) -> None:
+    guard = subprocess.run(
+        [sys.executable, "-m", "sparkdeploy_vllm.guard", "--", "/no/such/program"],
+        env={**os.environ, "PYTHONPATH": str(PLUGIN_TREE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert guard.returncode == 127
+    assert events(guard.stderr)[0]["command"] == "/no/such/program"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_stop_signals_reach_the_child_and_its_0_then_counts(start: Start, name: str) -> None:
+    guard = start(
+        """
+        import signal, sys
+        got = []
+        for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(s, lambda number, _: got.append(number))
+        print("ready", flush=True)
+        while not got:
+            signal.pause()
+        print(signal.Signals(got[0]).name)
+        """
+    )
+    assert guard.stdout is not None
+    assert guard.stdout.readline() == "ready\n"
+    guard.send_signal(getattr(signal, name))
+    assert finish(guard)[:2] == (0, f"{name}\n")
+
+
+def test_a_child_that_ignores_the_stop_is_killed_after_the_grace_period(start: Start) -> None:
+    guard = start(
+        """
+        import signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("ready", flush=True)
+        while True: signal.pause()
+        """,
+        "--grace-s",
+        "0.3",
+    )
+    assert guard.stdout is not None
+    guard.stdout.readline()
+    guard.send_signal(signal.SIGTERM)
+    code, _, stderr = finish(guard)
+    assert code == 137
+    assert events(stderr)[0]["event"] == "grace_over"
+
+
+def test_the_child_leads_a_session_of_its_own(start: Start) -> None:
+    script = "import os; print(os.getpid() == os.getsid(0) == os.getpgid(0)); raise SystemExit(3)"
+    assert finish(start(script))[1] == "True\n"
+
+
+def test_orphans_are_reaped_while_the_child_lives(start: Start) -> None:
+    guard = start(
+        """
+        import os, time
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(0.2); os._exit(0)
+            os.write(writer, str(pid).encode()); os._exit(0)
+        os.wait()
+        orphan = int(os.read(reader, 20))
+        deadline = time.monotonic() + 5
+        while os.path.exists(f"/proc/{orphan}") and time.monotonic() < deadline:
+            time.sleep(0.02)
+        raise SystemExit(4 if os.path.exists(f"/proc/{orphan}") else 3)
+        """
+    )
+    assert finish(guard)[0] == 3
+
+
+def test_below_floor_plus_one_gib_everything_dies_with_86_and_one_line(
+    start: Start, meminfo: Path, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    guard = start(
+        f"""
+        import os, pathlib, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        runaway = os.fork()
+        if runaway == 0:
+            os.setsid()  # what Ray does: out of the group
+            if os.fork():
+                os._exit(0)  # and orphaned
+            pathlib.Path({str(pids)!r}).write_text(f"{{os.getppid()}} {{os.getpid()}}")
+            time.sleep(60)
+        os.wait()
+        time.sleep(60)
+        """,
+        *("--memory-floor-bytes", str(2 * GIB), "--meminfo", str(meminfo), "--max-restarts", "3"),
+    )
+    wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    runaway = int(pids.read_text().split()[1])
+    set_available(meminfo, 3 * GIB)
+    time.sleep(0.3)
+    assert guard.poll() is None
+    set_available(meminfo, 3 * GIB - 1024)
+    code, _, stderr = finish(guard, timeout_s=5)
+    assert code == 86
+    trips = [event for event in events(stderr) if event["event"] == "memory_floor"]
+    assert len(trips) == 1
+    assert trips[0]["mem_available_bytes"] == 3 * GIB - 1024
+    assert trips[0]["floor_bytes"] == 2 * GIB
+    assert not is_running(runaway)
+
+
+def test_a_trip_comes_within_half_a_second(start: Start, meminfo: Path) -> None:
+    guard = start(
+        "import time; print('up', flush=True); time.sleep(60)",
+        *("--memory-floor-bytes", str(2 * GIB), "--meminfo", str(meminfo)),
+    )
+    assert guard.stdout is not None
+    guard.stdout.readline()
+    set_available(meminfo, GIB)
+    begin = time.monotonic()
+    assert finish(guard)[0] == 86
+    assert time.monotonic() - begin < 0.5
+
+
+def test_the_key_reaches_the_child_s_environment_and_nothing_else(
+    start: Start, tmp_path: Path
+) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("  sk-secret-4711\n")
+    guard = start(
+        """
+        import os, pathlib
+        guard = pathlib.Path(f"/proc/{os.getppid()}")
+        seen = (guard / "environ").read_bytes() + (guard / "cmdline").read_bytes()
+        key = os.environ["VLLM_API_KEY"]
+        print(key, key.encode() in seen)
+        raise SystemExit(3)
+        """,
+        *("--key-file", str(key_file)),
+    )
+    code, stdout, stderr = finish(guard)
+    assert (code, stdout) == (3, "sk-secret-4711 False\n")
+    assert "4711" not in stderr
+
+
+@pytest.mark.parametrize("content", ["", " \n"])
+def test_an_empty_key_file_is_refused_before_anything_starts(
+    start: Start, tmp_path: Path, content: str
+) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text(content)
+    code, stdout, stderr = finish(start("print('ran')", "--key-file", str(key_file)))
+    assert (code, stdout) == (2, "")
+    assert "empty" in events(stderr)[0]["error"]
+
+
+class _Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 500)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Say nothing."""
+
+
+@pytest.fixture
+def server_port() -> Iterator[int]:
+    server = HTTPServer(("127.0.0.1", 0), _Healthy)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+COUNT_AND_DIE = """
+import pathlib, time
+with open({path!r}, "a") as file: file.write("x")
+time.sleep({life_s})
+raise SystemExit(5)
+"""
+
+
+def test_a_child_that_was_healthy_is_restarted_that_often_and_no_more(
+    start: Start, tmp_path: Path, server_port: int
+) -> None:
+    starts = tmp_path / "starts"
+    guard = start(
+        COUNT_AND_DIE.format(path=str(starts), life_s=0.4),
+        *("--max-restarts", "2", "--health-url", f"http://127.0.0.1:{server_port}/health"),
+    )
+    code, _, stderr = finish(guard)
+    assert (code, starts.read_text()) == (5, "xxx")
+    restarts = [event["restart"] for event in events(stderr) if event["event"] == "restart"]
+    assert restarts == [1, 2]
+
+
+@pytest.mark.parametrize("path", ["/health", "/broken"])
+def test_a_child_that_never_was_healthy_is_not_restarted(
+    start: Start, tmp_path: Path, server_port: int, path: str
+) -> None:
+    port = 1 if path == "/health" else server_port  # nobody listens on port 1
+    starts = tmp_path / "starts"
+    guard = start(
+        COUNT_AND_DIE.format(path=str(starts), life_s=0.4),
+        *("--max-restarts", "2", "--health-url", f"http://127.0.0.1:{port}{path}"),
+    )
+    assert finish(guard)[0] == 5
+    assert starts.read_text() == "x"
+
+
+def test_no_restart_after_a_stop_signal(start: Start, server_port: int) -> None:
+    guard = start(
+        "import time; print('up', flush=True); time.sleep(60)",
+        *("--max-restarts", "3", "--health-url", f"http://127.0.0.1:{server_port}/health"),
+    )
+    assert guard.stdout is not None
+    guard.stdout.readline()
+    time.sleep(0.4)
+    guard.send_signal(signal.SIGTERM)
+    code, _, stderr = finish(guard)
+    assert code == 143
+    assert events(stderr) == []
+
+
+def test_importing_the_guard_imports_neither_torch_nor_vllm() -> None:
+    script = (
+        "import sys, sparkdeploy_vllm.guard, sparkdeploy_vllm.key_middleware\n"
+        "assert not {'torch', 'vllm', 'subprocess'} & set(sys.modules)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(PLUGIN_TREE)}
+    subprocess.run([sys.executable, "-S", "-c", script], env=env, check=True)
+
+
+MEASURED_LOOP = """
+import resource, sys
+from pathlib import Path
+from sparkdeploy_vllm.guard import command_line, supervision
+from sparkdeploy_vllm.guard.memory import AvailableMemory
+
+WARM_UP, LOOPS = 200, 1000
+supervision.POLL_S = 0.0001
+
+class Counting(AvailableMemory):
+    loops = 0
+    before = (0, 0)
+    after = (0, 0)
+
+    def read_bytes(self):
+        self.loops += 1
+        if self.loops == WARM_UP:
+            self.before = measured()
+        elif self.loops == WARM_UP + LOOPS:
+            self.after = measured()
+            print(self.after[0] - self.before[0], self.after[1] - self.before[1], flush=True)
+            return 0
+        return super().read_bytes()
+
+def measured():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return sys.getallocatedblocks(), usage.ru_minflt + usage.ru_majflt
+
+command_line.AvailableMemory = Counting
+options = ["--memory-floor-bytes", "1", "--health-url", "http://127.0.0.1:9/health"]
+raise SystemExit(command_line.main([*options, "--", "sleep", "600"]))
+"""
+
+
+def test_the_loop_takes_no_memory_and_touches_no_new_page() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED_LOOP],
+        env={**os.environ, "PYTHONPATH": str(PLUGIN_TREE)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 86, done.stderr
+    blocks, page_faults = (int(word) for word in done.stdout.split())
+    assert blocks <= 4  # the first measurement itself
+    assert page_faults == 0
+
+
+def test_the_memory_of_the_guard_is_locked_or_it_says_why_not(start: Start, meminfo: Path) -> None:
+    guard = start(
+        "import time; print('up', flush=True); time.sleep(60)",
+        *("--memory-floor-bytes", "1", "--meminfo", str(meminfo)),
+    )
+    assert guard.stdout is not None
+    guard.stdout.readline()
+    status = Path(f"/proc/{guard.pid}/status").read_text()
+    locked_kib = int(status.partition("VmLck:")[2].split()[0])
+    guard.terminate()
+    _, _, stderr = finish(guard)
+    assert (locked_kib > 0) != ("memory_not_locked" in stderr)
+
+
+def test_the_kernels_own_killer_is_offered_the_child(start: Start) -> None:
+    script = """
+    import pathlib, time
+    deadline = time.monotonic() + 5
+    offer = pathlib.Path("/proc/self/oom_score_adj")
+    while offer.read_text().strip() != "1000" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print(offer.read_text().strip())
+    raise SystemExit(3)
+    """
+    assert finish(start(script))[1] == "1000\n"

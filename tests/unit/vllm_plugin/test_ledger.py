@@ -1,0 +1,88 @@
+"""The one line in the log, and the mismatch that stops a start."""
+
+# mypy: disable-error-code="import-not-found"
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+from sparkdeploy_vllm.ledger import ConversionLedger, ConversionMismatchError
+
+
+def convert(ledger: ConversionLedger, layers: int, *, with_head: bool) -> list[str]:
+    """Create and convert a model of `layers` layers; the lines announced."""
+    said: list[str] = []
+    for index in range(layers):
+        ledger.layer_created(f"{index}.gate_up")
+        ledger.layer_created(f"{index}.down")
+    if with_head:
+        ledger.layer_created("lm_head")
+    for index in range(layers):
+        ledger.fp8_converted(f"{index}.gate_up", modules=2, announce=said.append)
+        ledger.fp8_converted(f"{index}.down", modules=1, announce=said.append)
+    if with_head:
+        ledger.head_ready("lm_head", is_int8=True, announce=said.append)
+    return said
+
+
+def test_the_line_has_the_counts_of_what_was_converted() -> None:
+    ledger = ConversionLedger(expected_fp8_modules=12, int8_head_wanted=True)
+    assert convert(ledger, 4, with_head=True) == [
+        "sparkdeploy: spark-hybrid active: fp8=12 layers, lm_head=int8"
+    ]
+
+
+def test_a_head_alone_is_announced_too() -> None:
+    ledger = ConversionLedger(expected_fp8_modules=0, int8_head_wanted=True)
+    assert convert(ledger, 0, with_head=True)[0].endswith("fp8=0 layers, lm_head=int8")
+
+
+def test_nothing_is_said_while_a_created_layer_is_not_converted() -> None:
+    ledger = ConversionLedger(expected_fp8_modules=3, int8_head_wanted=False)
+    ledger.layer_created("forgotten")
+    assert convert(ledger, 1, with_head=False) == []
+
+
+def test_too_few_layers_stop_the_start() -> None:
+    ledger = ConversionLedger(expected_fp8_modules=12, int8_head_wanted=True)
+    with pytest.raises(ConversionMismatchError, match="expects 12 FP8 layers, 9 were"):
+        convert(ledger, 3, with_head=True)
+
+
+def test_a_head_that_stayed_bf16_stops_the_start() -> None:
+    ledger = ConversionLedger(expected_fp8_modules=3, int8_head_wanted=True)
+    with pytest.raises(ConversionMismatchError, match="INT8 LM head"):
+        convert(ledger, 1, with_head=False)
+
+
+def test_one_stage_of_a_pipeline_is_not_compared() -> None:
+    ledger = ConversionLedger(expected_fp8_modules=12, int8_head_wanted=True, whole_model=False)
+    assert convert(ledger, 2, with_head=False) == [
+        "sparkdeploy: spark-hybrid active: fp8=6 layers, lm_head=bf16"
+    ]
+
+
+def test_a_draft_model_after_the_target_changes_and_says_nothing() -> None:
+    ledger = ConversionLedger(expected_fp8_modules=12, int8_head_wanted=True)
+    convert(ledger, 4, with_head=True)
+    assert convert(ledger, 0, with_head=True) == []
+    assert (ledger.fp8_modules, ledger.int8_heads) == (12, 1)
+
+
+def test_a_layer_converted_twice_counts_once() -> None:
+    ledger = ConversionLedger(expected_fp8_modules=None, int8_head_wanted=False)
+    said: list[str] = []
+    ledger.layer_created("a")
+    ledger.layer_created("b")
+    for name in ("a", "a", "b"):
+        ledger.fp8_converted(name, modules=1, announce=said.append)
+    assert said == ["sparkdeploy: spark-hybrid active: fp8=2 layers, lm_head=bf16"]
+
+
+@pytest.mark.parametrize("travel", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_the_books_travel_between_processes(
+    travel: Callable[[ConversionLedger], ConversionLedger],
+) -> None:
+    ledger = travel(ConversionLedger(expected_fp8_modules=12, int8_head_wanted=True))
+    assert len(convert(ledger, 4, with_head=True)) == 1

@@ -1,0 +1,115 @@
+"""The self-check over small source trees of our own."""
+
+# mypy: disable-error-code="import-not-found"
+
+from pathlib import Path
+
+import pytest
+from sparkdeploy_vllm.selfcheck import Api, Finding, check
+from sparkdeploy_vllm.source_tree import SourceTree
+
+SOURCES = {
+    "engine/__init__.py": "",
+    "engine/quant/__init__.py": (
+        "from .inner import Config as Config\nfrom engine.other import say\n"
+    ),
+    "engine/quant/inner.py": (
+        "from engine.base import Base as Parent\n"
+        "class Config(Parent[int]):\n"
+        "    @classmethod\n"
+        "    def from_config(cls, config, extra=None): ...\n"
+    ),
+    "engine/base.py": "class Base:\n    def apply(self, layer, x, bias=None, *, fast=False): ...\n",
+    "engine/other.py": "try:\n    import nothing\nexcept ImportError:\n    def say(line): ...\n",
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, text in SOURCES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def look(tree: Path, name: str, arguments: tuple[str, ...]) -> Finding:
+    return check(tree, [Api("engine.quant", name, arguments)])[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("Config.from_config", ("config",)),
+        ("Config.apply", ("layer", "x", "bias")),
+        ("Config.apply", ("layer", "x")),
+        ("say", ("line",)),
+    ],
+)
+def test_re_exports_base_classes_and_conditional_definitions_are_followed(
+    tree: Path, name: str, arguments: tuple[str, ...]
+) -> None:
+    assert look(tree, name, arguments).fits
+
+
+def test_a_renamed_argument_is_found(tree: Path) -> None:
+    base = tree / "engine/base.py"
+    base.write_text(base.read_text().replace("layer, x", "module, x"))
+    finding = look(tree, "Config.apply", ("layer", "x"))
+    assert not finding.fits
+    assert "takes (module, x, bias)" in finding.problem
+
+
+@pytest.mark.parametrize("change", ["layer, x, scale, bias=None", "layer, x, *, scale"])
+def test_a_new_argument_that_must_be_given_is_found(tree: Path, change: str) -> None:
+    (tree / "engine/base.py").write_text(f"class Base:\n    def apply(self, {change}): ...\n")
+    assert "also needs scale" in look(tree, "Config.apply", ("layer", "x")).problem
+
+
+def test_a_method_that_is_gone_is_found(tree: Path) -> None:
+    (tree / "engine/base.py").write_text("class Base: ...\n")
+    assert look(tree, "Config.apply", ("layer",)).problem == "does not exist"
+
+
+def test_a_module_that_is_gone_is_found(tree: Path) -> None:
+    (tree / "engine/quant/inner.py").unlink()
+    assert look(tree, "Config.from_config", ("config",)).problem == "does not exist"
+
+
+def test_a_head_made_without_the_quantisation_config_is_found(tree: Path) -> None:
+    findings = check(tree, [])
+    assert len(findings) == 2
+    assert not any(finding.fits for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [("vocabulary, quant_config=None, prefix=''", True), ("vocabulary", False)],
+)
+def test_before_0_23_the_head_must_be_replaceable(tree: Path, arguments: str, fits: bool) -> None:
+    layers, models = (tree / "vllm" / "model_executor" / name for name in ("layers", "models"))
+    for folder in (layers, models):
+        folder.mkdir(parents=True)
+    head = f"class ParallelLMHead:\n    def __init__(self, {arguments}): ...\n"
+    (layers / "vocab_parallel_embedding.py").write_text(head)
+    for name in ("qwen3_5", "qwen3_5_mtp"):
+        (models / f"{name}.py").write_text("head = ParallelLMHead(500, prefix='lm_head')\n")
+    assert [finding.fits for finding in check(tree, [], "0.22.1")] == [fits, fits]
+    assert not any(finding.fits for finding in check(tree, [], "0.23.0"))
+
+
+def test_every_call_must_pass_the_keyword(tree: Path) -> None:
+    (tree / "engine/call.py").write_text("Head(1, a=1, b=2)\nHead(b=3)\nx.Head()\n")
+    assert SourceTree(tree).call_keywords("engine.call", "Head") == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("vllm", "required"), [("0.22.1", False), ("0.23.0+cpu", True), ("unknown", True)]
+)
+def test_a_hook_is_required_of_releases_that_can_have_it(
+    tree: Path, vllm: str, required: bool
+) -> None:
+    api = Api("engine.quant", "Config.gone", since=(0, 23))
+    findings = check(tree, [api], vllm)
+    assert [finding.required for finding in findings] == [required, True, True]
+    assert not any(finding.fits for finding in findings)

@@ -1,0 +1,98 @@
+"""Which layers become FP8, and which configurations are understood."""
+
+# mypy: disable-error-code="import-not-found"
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sparkdeploy_vllm.treatment import Treatment, checkpoint_modules, is_fp8_layer
+
+BLOCK: dict[str, Any] = {
+    "version": 1,
+    "base_method": "auto-round",
+    "fp8": {"mode": "online", "layers": "shared_expert", "block": [128, 128]},
+    "lm_head": "int8",
+    "expected_fp8_layers": 144,
+}
+
+
+@pytest.mark.parametrize("name", ["gate_up_proj", "gate_proj", "up_proj", "down_proj"])
+@pytest.mark.parametrize(
+    "stem", ["language_model.model.layers.47", "model.language_model.layers.0", "model.layers.3"]
+)
+def test_shared_expert_projections_are_fp8(stem: str, name: str) -> None:
+    assert is_fp8_layer(f"{stem}.mlp.shared_expert.{name}")
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "model.layers.0.mlp.shared_expert_gate",
+        "model.layers.0.mlp.shared_expert",
+        "model.layers.0.mlp.shared_expert.gate_proj.weight",
+        "model.layers.0.mlp.shared_expert.gate_projx",
+        "model.layers.0.mlp.xshared_expert.gate_proj",
+        "model.layers.0.xmlp.shared_expert.gate_proj",
+        "model.layers.0.mlp.experts.7.gate_proj",
+        "model.layers.0.mlp.shared_experts.gate_proj",
+        "model.layers.0.mlp.shared_expert.down_proj\n",
+        "mtp.layers.0.mlp.shared_expert.gate_up_proj",
+        "model.mtp.layers.0.mlp.shared_expert.down_proj",
+        "",
+    ],
+)
+def test_nothing_else_is(prefix: str) -> None:
+    assert not is_fp8_layer(prefix)
+
+
+@given(st.lists(st.sampled_from(["model", "layers", "0", "mlp", "shared_expert", "mtp"])))
+def test_nothing_below_mtp_ever_matches(stem: list[str]) -> None:
+    assert not is_fp8_layer(".".join(["mtp", *stem, "mlp.shared_expert.up_proj"]))
+
+
+def test_fused_layers_count_as_the_modules_they_hold() -> None:
+    packed = {"gate_up_proj": ["gate_proj", "up_proj"]}
+    assert checkpoint_modules("model.layers.0.mlp.shared_expert.gate_up_proj", packed) == 2
+    assert checkpoint_modules("model.layers.0.mlp.shared_expert.down_proj", packed) == 1
+    assert checkpoint_modules("model.layers.0.mlp.shared_expert.gate_up_proj", {}) == 2
+
+
+def test_the_block_of_the_overlay_is_understood() -> None:
+    treatment = Treatment.from_block(BLOCK)
+    assert treatment.fp8_mode == "online"
+    assert treatment.int8_lm_head
+    assert treatment.expected_fp8_layers == 144
+    assert treatment.base_method == "auto-round"
+
+
+@pytest.mark.parametrize("mode", ["prebuilt", "finished"])
+def test_tensors_of_the_checkpoint_are_told_from_those_made_while_loading(mode: str) -> None:
+    fp8 = {"mode": mode, "layers": "shared_expert", "block": [128, 128]}
+    assert Treatment.from_block({**BLOCK, "fp8": fp8}).fp8_mode == mode
+
+
+def test_fp8_null_means_no_fp8() -> None:
+    treatment = Treatment.from_block({**BLOCK, "fp8": None, "lm_head": "bf16"})
+    assert treatment.fp8_mode is None
+    assert not treatment.int8_lm_head
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"version": 2}, "version"),
+        ({"base_method": "gptq"}, "base_method"),
+        ({"lm_head": "int4"}, "lm_head"),
+        ({"fp8": {"mode": "static", "layers": "shared_expert", "block": [128, 128]}}, "static"),
+        ({"fp8": {"mode": "online", "layers": "all", "block": [128, 128]}}, "all"),
+        ({"fp8": {"mode": "online", "layers": "shared_expert", "block": [64, 128]}}, "block"),
+        ({"fp8": "online"}, "fp8"),
+    ],
+)
+def test_what_the_plugin_does_not_know_is_refused_by_name(
+    change: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        Treatment.from_block({**BLOCK, **change})
