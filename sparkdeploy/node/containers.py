@@ -147,7 +147,10 @@ class Containers(DockerConnection):
                 follow=follow,
                 tail="all" if tail is None else tail,
             )
-            yield from stream
+            try:
+                yield from stream
+            finally:
+                LogStream(stream).release()
 
     @contextlib.contextmanager
     def open_log(self, container_id: str) -> Iterator[LogStream]:
@@ -159,6 +162,7 @@ class Containers(DockerConnection):
             yield log
         finally:
             log.close()
+            log.release()
 
     def memory_bytes(self, container_id: str) -> int | None:
         """Return the memory a running container takes without page cache; None when unknown."""
@@ -178,7 +182,7 @@ class Containers(DockerConnection):
         """
         with translated(f"run {argv[0]} in container {container_id[:12]}"):
             made = self._api.exec_create(container_id, list(argv))
-            output = b"".join(self._api.exec_start(made["Id"], stream=True))
+            output: bytes = self._api.exec_start(made["Id"])
             code = self._api.exec_inspect(made["Id"])["ExitCode"]
         return int(code or 0), output.decode(errors="replace")
 

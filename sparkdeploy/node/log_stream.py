@@ -38,10 +38,21 @@ class LogStream:
                 raise NodeError("the log broke off", detail=str(error)) from error
 
     def close(self) -> None:
-        """End the iteration, also one that waits for bytes. Closing twice is fine."""
+        """End the iteration, also one that waits for bytes. Closing twice is fine.
+
+        The connection is given back by `release`, which belongs to whoever opened the stream.
+        """
         if not self._is_closed:
             self._is_closed = True
             # Over ssh the SDK cannot close (the reading thread then ends with the container), and
             # of a connection that has just ended it finds no socket.
             with contextlib.suppress(docker.errors.DockerException, OSError, AttributeError):
                 self._stream.close()
+
+    def release(self) -> None:
+        """Close the connection beneath, once nobody reads any more.
+
+        The SDK's own `close` only shuts the socket down: its file stays open until the garbage
+        collector finds it.
+        """
+        self._stream._response.close()

@@ -148,7 +148,7 @@ def port_of(spec: ContainerSpec) -> int:
     return int(spec.labels[labels.PORT])
 
 
-def until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+def until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     """Wait for a condition; fail when it does not come true in time."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():

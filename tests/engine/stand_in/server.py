@@ -26,6 +26,8 @@ def main(argv: list[str] | None = None) -> None:
     ballast = _allocate(orders.allocate_mib)
     if orders.hog_after_s is not None:
         threading.Thread(target=_hog, args=(orders.hog_after_s,), daemon=True).start()
+    if orders.die_after_s == 0:
+        _die(orders)  # before anything else is said: the recording must not be torn
     if orders.die_after_s is not None:
         threading.Thread(target=_die, args=(orders,), daemon=True).start()
     _replay(orders.log, orders.lines_per_s)
