@@ -91,7 +91,7 @@ def recipe_origin(host: DockerHost, fact: ContainerFact, settings: Settings) -> 
         return RecipeOrigin(name, fact.fingerprint)
     recipe = resolved.recipe
     expect = recipe.expect
-    floor = expect.decode_tok_s if expect else None
+    floor = expect.end_to_end_tok_s if expect else None
     source = f"{expect.source} on {expect.hardware}, {expect.engine}" if expect else ""
     if not _is_what_runs(plan, fact):
         return RecipeOrigin(name, fact.fingerprint, floor_tok_s=floor, floor_source=source)

@@ -38,7 +38,7 @@ def floor_of(origin: Origin, floor_tok_s: float | None) -> tuple[float, str]:
     recipe = origin.recipe
     if recipe is None or recipe.floor_tok_s is None:
         raise UsageError(
-            "--gate has no floor: no recipe with expect.decode_tok_s is known",
+            "--gate has no floor: no recipe with expect.end_to_end_tok_s is known",
             hint="give one with --floor TOK_S",
         )
     return recipe.floor_tok_s, recipe.floor_source

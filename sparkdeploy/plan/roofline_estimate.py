@@ -74,10 +74,10 @@ def fit_speed(
     step = decode_step(fitted, known, acceptance)
     if step is None:
         return Speed(hardware, 1.0, None)
-    efficiency = fit.decode_tok_s / step.tokens_per_second(hardware.bandwidth_bytes_s)
+    efficiency = fit.end_to_end_tok_s / step.tokens_per_second(hardware.bandwidth_bytes_s)
     launch_s = max(
         0.0,
-        step.tokens_per_request / fit.decode_tok_s
+        step.tokens_per_request / fit.end_to_end_tok_s
         - step.duration_s(KERNEL_SHARE * hardware.bandwidth_bytes_s),
     )
     return Speed(hardware, efficiency, fit.recipe, launch_s)
@@ -100,7 +100,7 @@ def estimate(
         step=step,
         tok_s=step.tokens_per_second(speed.bandwidth_bytes_s) if step is not None else None,
         apart_tok_s=_apart(step, speed) if step is not None else None,
-        published_tok_s=expect.decode_tok_s if expect is not None else None,
+        published_tok_s=expect.end_to_end_tok_s if expect is not None else None,
         source=expect.source if expect is not None else None,
         has_own_cache_format=recipe.serve.kv_cache_dtype.startswith("turboquant"),
     )

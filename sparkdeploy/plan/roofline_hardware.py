@@ -18,7 +18,7 @@ class Fit:
     """A published speed that the efficiency factor is fitted to, and nothing else."""
 
     recipe: str
-    decode_tok_s: float
+    end_to_end_tok_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def speed_lines(speed: Speed, acceptance: Mapping[str, Acceptance]) -> Iterator[
     else:
         yield (
             f"  {speed.efficiency:.1%} of it is reached: the one factor, fitted to "
-            f"{speed.fitted_to} = {hardware.fit.decode_tok_s:g} tok/s and to nothing else"
+            f"{speed.fitted_to} = {hardware.fit.end_to_end_tok_s:g} tok/s and to nothing else"
         )
     for method, item in acceptance.items():
         rates = ", ".join(f"{rate:.0%}" for rate in item.positions)

@@ -30,7 +30,7 @@ def recipe_rows(library: Library) -> list[dict[str, Any]]:
                 "name": name,
                 "title": recipe.title,
                 "engine": recipe.engine,
-                "reported_tok_s": expect.decode_tok_s if expect else None,
+                "reported_tok_s": expect.end_to_end_tok_s if expect else None,
                 "source": expect.source if expect else None,
             }
         )

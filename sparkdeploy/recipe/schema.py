@@ -149,7 +149,8 @@ class Backends(Strict):
 class Expect(Strict):
     """What others reported for this recipe, and where."""
 
-    decode_tok_s: Annotated[float, Field(gt=0, strict=False)]
+    end_to_end_tok_s: Annotated[float, Field(gt=0, strict=False)]
+    """Tokens of an answer a second with prefill and HTTP in it, as `bench` takes suite five."""
     hardware: Printable
     engine: Printable
     source: Printable

@@ -91,6 +91,20 @@ def test_three_mistakes_come_in_one_report_with_file_line_and_fix(
     assert any("serve.speculative" in line and "MTP" in line for line in lines)
 
 
+def test_the_old_name_of_the_reported_figure_is_refused_with_the_new_one(
+    shipped: Library, tmp_path: Path
+) -> None:
+    text = (
+        "schema: 1\nname: mine\ntitle: t\nextends: v2\n"
+        "expect: {decode_tok_s: 51, hardware: h, engine: e, source: s}\n"
+    )
+    path = write(tmp_path, "mine", text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, str(path))
+    lines = (caught.value.detail or "").splitlines()
+    assert f"{path}:5: expect.decode_tok_s: unknown key; did you mean end_to_end_tok_s?" in lines
+
+
 def test_a_mistake_in_a_parent_names_the_parents_file(shipped: Library, tmp_path: Path) -> None:
     write(tmp_path, "lower", "schema: 1\nname: lower\ntitle: t\nextends: v2\nserve: {bogus: 1}\n")
     child = write(tmp_path, "upper", "schema: 1\nname: upper\ntitle: t\nextends: lower\n")
