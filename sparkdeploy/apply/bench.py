@@ -26,10 +26,10 @@ from sparkdeploy.bench.suites import (
     fixed_suite,
     sweep_suite,
 )
-from sparkdeploy.bench.tools import load_for
+from sparkdeploy.bench.tools import Load, load_for
 from sparkdeploy.bench.watch import Watch
 from sparkdeploy.console import console, format_seconds
-from sparkdeploy.errors import BenchError, UnhealthyError, UsageError
+from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, UsageError
 from sparkdeploy.node.machine import LocalMachine
 from sparkdeploy.runtime.client import ServedModel
 from sparkdeploy.runtime.deployments import require_deployment
@@ -77,11 +77,21 @@ class Finished:
 
     run: Run
     path: Path
+    failure: SparkdeployError | None = None
+    """What ended the run after something had been measured."""
 
     @property
     def is_complete(self) -> bool:
         """Say whether nothing was interrupted."""
         return all(suite.is_complete for suite in self.run.suites)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    """Suite `standard`, planned."""
+
+    load: Load
+    container_id: str
 
 
 def shelf_of(settings: Settings) -> Shelf:
@@ -127,18 +137,27 @@ def reach_url(url: str, model_name: str | None, key_file: Path | None) -> Endpoi
 
 
 def measure_endpoint(endpoint: Endpoint, wanted: Wanted, settings: Settings) -> Finished:
-    """Take the suites and write the record, also of a run that is interrupted.
+    """Take the suites and write the record, also of a run that is interrupted or fails half-way.
 
-    Raises BenchError when the server cannot be measured at all.
+    Raises BenchError when the server cannot be measured at all, and UsageError before anything is
+    measured when a suite does not fit the server.
     """
     started = datetime.now(UTC)
+    plans = [_planned(name, endpoint, wanted) for name in wanted.suites]
     results: list[SuiteResult] = []
+    failure: SparkdeployError | None = None
     with _target(endpoint) as (target, watch):
-        for name in wanted.suites:
-            if name is SuiteName.STANDARD:
-                results.append(_take_standard(endpoint, wanted, settings))
-            else:
-                results.append(_take_suite(name, endpoint, wanted, target=target, watch=watch))
+        for plan in plans:
+            try:
+                if isinstance(plan, Suite):
+                    results.append(_take_suite(plan, target, watch))
+                else:
+                    results.append(_take_standard(plan, endpoint, settings))
+            except SparkdeployError as error:
+                if not results:
+                    raise
+                failure = error
+                break
             if not results[-1].is_complete:
                 break
     label = wanted.label or _label(endpoint)
@@ -152,11 +171,13 @@ def measure_endpoint(endpoint: Endpoint, wanted: Wanted, settings: Settings) -> 
     )
     path = wanted.file or shelf_of(settings).path_of(run)
     write_record(run, path)
-    return Finished(run, path)
+    return Finished(run, path, failure)
 
 
 def require_figures(finished: Finished) -> None:
     """Raise what a run that did not come to its end, or counted nothing, has to say."""
+    if finished.failure is not None:
+        raise finished.failure
     for suite in finished.run.suites:
         if GONE in suite.notes:
             raise BenchError(f"suite {suite.name}: {GONE}", hint=f"what there is: {finished.path}")
@@ -172,40 +193,48 @@ def require_figures(finished: Finished) -> None:
                 )
 
 
-def _take_suite(
-    name: SuiteName, endpoint: Endpoint, wanted: Wanted, *, target: Target, watch: Watch
-) -> SuiteResult:
-    suite = _suite(name, endpoint, wanted)
+def _take_suite(suite: Suite, target: Target, watch: Watch) -> SuiteResult:
     for note in suite.notes:
         console.info(f"  {note}")
-    measurement = Measurement(
-        suite, target, watch, asked=_ASKED.get(name, ()), seed=time.time_ns() % 2**31
-    )
-    with console.step(f"suite {name}") as step:
+    asked = _ASKED.get(suite.name, ())
+    seed = time.time_ns() % 2**31
+    measurement = Measurement(suite, target, watch, asked=asked, seed=seed)
+    with console.step(f"suite {suite.name}") as step:
         return measurement.run(_shown_on(step, suite))
 
 
-def _take_standard(endpoint: Endpoint, wanted: Wanted, settings: Settings) -> SuiteResult:
-    load = load_for(
-        endpoint.base_url,
-        endpoint.model,
-        rounds=wanted.rounds,
-        max_model_len=endpoint.max_model_len,
-    )
-    return measure_with_tools(
-        load, endpoint.container_id, settings, has_key=endpoint.api_key is not None
-    )
+def _take_standard(tools: _Tools, endpoint: Endpoint, settings: Settings) -> SuiteResult:
+    has_key = endpoint.api_key is not None
+    return measure_with_tools(tools.load, tools.container_id, settings, has_key=has_key)
 
 
-def _suite(name: SuiteName, endpoint: Endpoint, wanted: Wanted) -> Suite:
+def _planned(name: SuiteName, endpoint: Endpoint, wanted: Wanted) -> Suite | _Tools:
+    """Refuse what cannot be asked of this server before an hour is spent on other suites."""
     if name in _ASKED:
         return fixed_suite(name, _ASKED[name], wanted.rounds)
+    if name is SuiteName.STANDARD:
+        return _planned_tools(endpoint, wanted)
     return sweep_suite(
         wanted.rounds,
         concurrency=wanted.concurrency,
         context=wanted.context,
         max_model_len=endpoint.max_model_len,
     )
+
+
+def _planned_tools(endpoint: Endpoint, wanted: Wanted) -> _Tools:
+    if endpoint.container_id is None:
+        raise UsageError(
+            "suite standard needs a deployment of ours: the tools use its container and tokenizer",
+            hint="leave --url out, or take another suite",
+        )
+    load = load_for(
+        endpoint.base_url,
+        endpoint.model,
+        rounds=wanted.rounds,
+        max_model_len=endpoint.max_model_len,
+    )
+    return _Tools(load, endpoint.container_id)
 
 
 def _shown_on(step: Step, suite: Suite) -> Callable[[Progress], None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,14 +25,21 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
-def capture_of(
-    side: str, questions: Questions, settings: Settings, key_file: Path | None
-) -> Capture:
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What an address needs beside itself; deployments of ours need neither."""
+
+    key_file: Path | None = None
+    model: str | None = None
+    """The served name; None is the first that the server names."""
+
+
+def capture_of(side: str, questions: Questions, settings: Settings, access: Access) -> Capture:
     """Return what a side says: a saved capture is read, a deployment or an address is asked."""
     if is_saved(side):
         saved = read_capture(Path(side))
         return replace(saved, label=f"{Path(side).stem} ({saved.label})")
-    model, label = served_side(side, settings, key_file)
+    model, label = served_side(side, settings, access)
     with model, console.step(f"quality of {label}") as step:
         return take_capture(
             model,
@@ -48,31 +55,28 @@ def is_saved(side: str) -> bool:
     return "://" not in side and (side.endswith(".json") or "/" in side)
 
 
-def served_side(side: str, settings: Settings, key_file: Path | None) -> tuple[ServedModel, str]:
+def served_side(side: str, settings: Settings, access: Access) -> tuple[ServedModel, str]:
     """Return a server by its address or its deployment's name, and what to call it."""
     if "://" in side:
-        return ServedModel(
-            side.removesuffix("/").removesuffix("/v1"), read_key_file(key_file)
-        ), side
+        base_url = side.removesuffix("/").removesuffix("/v1")
+        return ServedModel(base_url, read_key_file(access.key_file), model=access.model), side
     with connect(settings) as host:
         fact = require_deployment(host, side).current
     return model_of(fact, settings), f"{side} ({fact.labels.get(labels.RECIPE, 'no recipe')})"
 
 
 def search_needles(
-    side: str, lengths: Sequence[int], settings: Settings, key_file: Path | None
+    side: str, lengths: Sequence[int], settings: Settings, access: Access
 ) -> tuple[needle.Found, ...]:
     """Search every length the model takes, at every depth."""
-    model, label = served_side(side, settings, key_file)
+    model, label = served_side(side, settings, access)
     with model, console.step(f"needles in {label}") as step:
         fitting = needle.fitting(lengths, model.max_model_len())
         return tuple(needle.search(model, fitting, on_progress=step.say))
 
 
-def try_tools(
-    side: str, settings: Settings, key_file: Path | None
-) -> tuple[tool_calls.CaseResult, ...]:
+def try_tools(side: str, settings: Settings, access: Access) -> tuple[tool_calls.CaseResult, ...]:
     """Ask for every kind of tool call."""
-    model, label = served_side(side, settings, key_file)
+    model, label = served_side(side, settings, access)
     with model, console.step(f"tool calls of {label}") as step:
         return tuple(tool_calls.run_cases(model, on_progress=step.say))

@@ -16,8 +16,14 @@ if TYPE_CHECKING:
 TITLES = {
     "end_to_end_tok_s": "tok/s end to end",
     "decode_tok_s": "tok/s decode only",
-    "stream_decode_tok_s": "tok/s decode only, each stream",
+    "stream_decode_tok_s": "tok/s of each stream",
+    "prefill_tok_s": "tok/s of the prompt",
     "ttft_p50_s": "s to first token",
+    "ttft_mean_s": "s to first token, mean",
+    "tpot_p50_s": "s per output token",
+    "gap_p50_s": "s between arrivals",
+    "gap_p99_s": "s between arrivals, p99",
+    "failed_requests": "requests that failed",
 }
 _SHOWN = {
     "five": ("end_to_end_tok_s", "decode_tok_s", "ttft_p50_s"),
@@ -50,8 +56,9 @@ def run_lines(run: Run) -> Iterator[str]:
 def suite_lines(suite: SuiteResult) -> Iterator[str]:
     """Yield a suite's tables."""
     state = "" if suite.is_complete else ", not finished"
+    rounds = f"{suite.rounds} round{'' if suite.rounds == 1 else 's'}"
+    yield f"suite {suite.name}: {rounds}, temperature 0{state}"
     if suite.cells:
-        yield f"suite {suite.name}: {suite.rounds} rounds, temperature 0{state}"
         yield from _cell_table(suite)
     for tool in suite.tools:
         yield from _tool_lines(tool)
@@ -91,14 +98,20 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
 
 def _cell_table(suite: SuiteResult) -> Iterator[str]:
     metrics = _SHOWN[suite.name]
-    heads = "".join(f"{TITLES[name]:>32}" for name in metrics)
-    yield f"  {'':<24}{heads}{'accepted':>12}"
-    for cell in suite.cells:
-        values = "".join(f"{_summary(cell.statistics.get(name)):>32}" for name in metrics)
-        yield f"  {_cell_name(cell):<24}{values}{_acceptance(cell):>12}"
+    rows = [("", *(TITLES[name] for name in metrics), "accepted")]
+    rows += [_cell_row(cell, metrics) for cell in suite.cells]
     if suite.name == "five" and len(suite.cells) > 1:
-        yield f"  {'mean of all':<24}{mean_end_to_end(suite):>10.2f}"
+        rows.append(("mean of all", f"{mean_end_to_end(suite):.2f}", "", "", ""))
+    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *values in rows:
+        cells = "".join(f"  {value:>{width}}" for value, width in zip(values, others, strict=True))
+        yield f"  {name:<{first}}{cells}".rstrip()
     yield from _machine_lines(suite.cells)
+
+
+def _cell_row(cell: Cell, metrics: Sequence[str]) -> tuple[str, ...]:
+    values = (_summary(name, cell.statistics.get(name)) for name in metrics)
+    return (_cell_name(cell), *values, _acceptance(cell))
 
 
 def mean_end_to_end(suite: SuiteResult) -> float:
@@ -147,34 +160,44 @@ def _origin_lines(run: Run) -> Iterator[str]:
 
 
 def _tool_lines(tool: ToolResult) -> Iterator[str]:
-    yield f"{tool.tool} {tool.version}"
+    yield f"  {tool.tool} {tool.version}"
     for name, value in tool.figures.items():
-        yield f"  {TITLES.get(name, name):<32} {value:.3f}"
+        yield f"    {TITLES.get(name, name):<24}{value:>10.{_digits(name)}f}"
 
 
 def _difference_line(item: Difference) -> str:
-    interval = _interval(item.difference.low95, item.difference.high95, "+.2f")
+    digits = _digits(item.metric)
+    interval = _interval(item.difference.low95, item.difference.high95, f"+.{digits}f")
     return (
-        f"  {_condition(item.prompt, item.concurrency, item.context_tokens):<24}"
-        f"{item.base:>9.2f} -> {item.other:<9.2f} {item.difference.mean:+.2f}{interval} "
+        f"  {_condition(item.prompt, item.concurrency, item.context_tokens):<20}"
+        f"{item.base:>9.{digits}f} -> {item.other:<8.{digits}f} "
+        f"{item.difference.mean:+.{digits}f}{interval} "
         f"({item.relative:+.1%})  {item.verdict}"
     )
 
 
 def _overall_line(item: Overall) -> str:
     interval = _interval(item.low95, item.high95, ".3f")
-    return f"  {f'all {item.cells}':<24}ratio {item.ratio:.3f}{interval}  {item.verdict}"
+    return f"  {f'all {item.cells}':<20}ratio {item.ratio:.3f}{interval}  {item.verdict}"
 
 
 def _interval(low: float | None, high: float | None, form: str) -> str:
     return "" if low is None or high is None else f" [{low:{form}}, {high:{form}}]"
 
 
-def _summary(found: Summary | None) -> str:
+def _summary(metric: str, found: Summary | None) -> str:
     if found is None:
         return "-"
-    spread = f" ± {found.high95 - found.mean:.2f}" if found.high95 is not None else ""
-    return f"{found.mean:.2f}{spread}"
+    digits = _digits(metric)
+    spread = f" ± {found.high95 - found.mean:.{digits}f}" if found.high95 is not None else ""
+    return f"{found.mean:.{digits}f}{spread}"
+
+
+def _digits(metric: str) -> int:
+    """Speeds are told to a hundredth, seconds to a thousandth, requests are whole."""
+    if metric == "failed_requests":
+        return 0
+    return 2 if metric.endswith("tok_s") else 3
 
 
 def _cell_name(cell: Cell) -> str:

@@ -8,24 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparkdeploy.cli.bench_options import (
+    KeyFileOption,
+    ModelOption,
+    NameArgument,
+    UrlOption,
+    one_side,
+)
 from sparkdeploy.cli.options import JsonOption
 from sparkdeploy.console import console
 from sparkdeploy.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
+    from sparkdeploy.apply.quality import Access
     from sparkdeploy.bench.quality.asking import Questions
     from sparkdeploy.settings import Settings
-
-SideArgument = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="The deployment's name; main when left out.")
-]
-UrlOption = Annotated[
-    list[str] | None, typer.Option("--url", help="An OpenAI-compatible server instead of a name.")
-]
-KeyFileOption = Annotated[
-    Path | None, typer.Option("--key-file", help="A file with the API key that --url needs.")
-]
-GateOption = Annotated[bool, typer.Option("--gate", help="Exit 8 when something is wrong.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +40,11 @@ def quality(
             help="The truth and what is held against it: deployments' names, captures or URLs.",
         ),
     ] = None,
-    url: UrlOption = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option("--url", help="A server, as if it stood among the sides; may be repeated."),
+    ] = None,
+    model: ModelOption = None,
     key_file: KeyFileOption = None,
     save: Annotated[
         Path | None, typer.Option(help="Capture one side into a .json file and compare later.")
@@ -62,12 +63,12 @@ def quality(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the log-probabilities of two deployments, saved captures or servers.
+    """Compare what two models think of every token of the same texts.
 
     With one side and --save it only captures, so that one machine can compare recipes one after
     the other.
     """
-    from sparkdeploy.apply.quality import capture_of
+    from sparkdeploy.apply.quality import Access, capture_of
     from sparkdeploy.bench.quality import comparison as comparing
     from sparkdeploy.bench.quality import report
     from sparkdeploy.bench.quality.asking import Questions
@@ -75,15 +76,16 @@ def quality(
 
     asked = [*(sides or ()), *(url or ())]
     settings, questions = load_settings(), Questions(text_count=texts, max_tokens=tokens)
+    access = Access(key_file, model)
     if save is not None:
-        _capture(asked, save, questions, settings, key_file)
+        _capture(asked, save, questions, settings, access)
         return
     if len(asked) != 2:
         raise UsageError(
             f"a comparison has two sides, and {len(asked)} came",
             hint="`bench quality A B`, or capture one with `bench quality A --save FILE.json`",
         )
-    first, second = (capture_of(side, questions, settings, key_file) for side in asked)
+    first, second = (capture_of(side, questions, settings, access) for side in asked)
     comparison = comparing.compare(first, second)
     thresholds = comparing.Thresholds(
         min_top1_agreement=min_agreement,
@@ -102,21 +104,24 @@ def quality(
 
 
 def needle(
-    name: SideArgument = None,
+    name: NameArgument = None,
     url: UrlOption = None,
+    model: ModelOption = None,
     key_file: KeyFileOption = None,
     lengths: Annotated[
         str, typer.Option(help="Prompt lengths in tokens, with commas; K is 1024.")
     ] = "1K,4K,16K,64K,128K,256K",
-    gate: GateOption = False,
+    gate: Annotated[bool, typer.Option("--gate", help="Exit 8 when one was not found.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Hide a sentence in long texts and see whether the model finds it."""
-    from sparkdeploy.apply.quality import search_needles
+    from sparkdeploy.apply.quality import Access, search_needles
     from sparkdeploy.bench.quality.needle import needle_lines
+    from sparkdeploy.bench.suites import parse_counts
     from sparkdeploy.settings import load_settings
 
-    found = search_needles(_one_side(name, url), _lengths(lengths), load_settings(), key_file)
+    side, access = one_side(name, url), Access(key_file, model)
+    found = search_needles(side, parse_counts(lengths, "--lengths"), load_settings(), access)
     if as_json:
         console.answer_json([asdict(item) for item in found])
     else:
@@ -128,18 +133,19 @@ def needle(
 
 
 def tools(
-    name: SideArgument = None,
+    name: NameArgument = None,
     url: UrlOption = None,
+    model: ModelOption = None,
     key_file: KeyFileOption = None,
-    gate: GateOption = False,
+    gate: Annotated[bool, typer.Option("--gate", help="Exit 8 when a call went wrong.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """See whether tool calls come out of the parser as calls."""
-    from sparkdeploy.apply.quality import try_tools
+    from sparkdeploy.apply.quality import Access, try_tools
     from sparkdeploy.bench.quality.tool_calls import tool_lines
     from sparkdeploy.settings import load_settings
 
-    results = try_tools(_one_side(name, url), load_settings(), key_file)
+    results = try_tools(one_side(name, url), load_settings(), Access(key_file, model))
     if as_json:
         console.answer_json([asdict(item) for item in results])
     else:
@@ -151,7 +157,7 @@ def tools(
 
 
 def _capture(
-    asked: list[str], save: Path, questions: Questions, settings: Settings, key_file: Path | None
+    asked: list[str], save: Path, questions: Questions, settings: Settings, access: Access
 ) -> None:
     from sparkdeploy.apply.quality import capture_of
     from sparkdeploy.bench.quality.capture import write_capture
@@ -160,25 +166,5 @@ def _capture(
         raise UsageError("--save captures one side", hint="capture the other into a second file")
     if save.suffix != ".json":
         raise UsageError(f"--save {save}: a capture's name ends in .json")
-    write_capture(capture_of(asked[0] if asked else "main", questions, settings, key_file), save)
+    write_capture(capture_of(asked[0] if asked else "main", questions, settings, access), save)
     console.info(f"wrote {save}; compare it with `sparkdeploy bench quality {save} OTHER`")
-
-
-def _one_side(name: str | None, url: list[str] | None) -> str:
-    asked = [*([name] if name else []), *(url or ())]
-    if len(asked) > 1:
-        raise UsageError("give a deployment's name or --url, not both")
-    return asked[0] if asked else "main"
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    """Read `1K,4096`; the order does not matter."""
-    found = set()
-    for word in text.split(","):
-        digits = word.strip().upper()
-        factor = 1024 if digits.endswith("K") else 1
-        digits = digits.removesuffix("K")
-        if not digits.isdecimal() or int(digits) < 1:
-            raise UsageError(f"--lengths: {word!r} is no length", hint="such as 1K,16K,131072")
-        found.add(int(digits) * factor)
-    return tuple(sorted(found))

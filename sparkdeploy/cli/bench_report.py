@@ -24,7 +24,10 @@ def report(
         "report.html"
     ),
 ) -> None:
-    """Write one HTML page about runs: charts, tables and published figures beside them."""
+    """Write one HTML page about runs, to share.
+
+    It has charts, the table of each, and published figures beside them.
+    """
     from sparkdeploy.apply.bench_report import write_report
     from sparkdeploy.settings import load_settings
 

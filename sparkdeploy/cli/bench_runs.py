@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparkdeploy.cli.bench_options import (
+    KeyFileOption,
+    ModelOption,
+    NameArgument,
+    UrlOption,
+    one_side,
+)
 from sparkdeploy.cli.options import JsonOption
 from sparkdeploy.console import console
 
@@ -28,19 +35,13 @@ def register(group: typer.Typer) -> None:
 
 
 def measure(
-    name: Annotated[str, typer.Argument(help="The deployment's name.")] = "main",
-    url: Annotated[
-        str | None, typer.Option(help="Any OpenAI-compatible server instead of a deployment.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="With --url: the served name; the first one when left out.")
-    ] = None,
-    key_file: Annotated[
-        Path | None, typer.Option(help="With --url: a file with the API key.")
-    ] = None,
+    name: NameArgument = None,
+    url: UrlOption = None,
+    model: ModelOption = None,
+    key_file: KeyFileOption = None,
     suite: Annotated[
         list[str] | None,
-        typer.Option(help="five (the default), decode, sweep, standard; may be repeated."),
+        typer.Option(help="five (the default), decode, sweep, standard; with commas, or repeated."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="After one warm-up each.")] = 3,
     save: Annotated[
@@ -70,10 +71,11 @@ def measure(
     is_gated = gate or floor is not None
     if is_gated:
         gates.require_gated_suite(wanted.suites)
+    side = one_side(name, url)
     if url is not None:
         endpoint = stage.reach_url(url, model, key_file)
     else:
-        endpoint = stage.reach_deployment(name, settings)
+        endpoint = stage.reach_deployment(side, settings)
     held = gates.floor_of(endpoint.origin, floor) if is_gated else None
     finished = stage.measure_endpoint(endpoint, wanted, settings)
     _print_run(finished, as_json=as_json)
@@ -128,7 +130,10 @@ def show_run(
 
 
 def compare_runs(runs: RunsArgument, as_json: JsonOption = False) -> None:
-    """Compare runs with the first one: paired differences with their 95 % intervals."""
+    """Compare runs with the first one.
+
+    Rounds are paired; each difference comes with its 95 % interval.
+    """
     from sparkdeploy.apply.bench import shelf_of
     from sparkdeploy.bench.compare import compare
     from sparkdeploy.bench.tables import comparison_lines

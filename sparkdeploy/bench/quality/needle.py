@@ -107,7 +107,7 @@ def search(
 def fitting(lengths: Sequence[int], max_model_len: int | None) -> tuple[int, ...]:
     """Return the lengths a model takes; of those beyond it, its own limit stands for all."""
     if max_model_len is None:
-        return tuple(lengths)
+        return tuple(sorted(set(lengths)))
     inside = {length for length in lengths if length <= max_model_len}
     return tuple(sorted(inside | ({max_model_len} if len(inside) < len(set(lengths)) else set())))
 

@@ -115,6 +115,36 @@ def test_a_sweep_makes_prompts_to_measure_that_no_cache_can_know(
     assert len({text[:30] for text in texts}) == len(texts)
 
 
+@pytest.mark.parametrize("more", [("standard",), ("sweep", "--context", "16K")])
+def test_what_cannot_be_asked_is_refused_before_anything_is_measured(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    done = bench("--url", engine.url, "--suite", "five", "--suite", *more)
+
+    assert done.returncode == 2
+    assert engine.asked == []
+    assert records(tmp_path) == []
+
+
+def test_a_suite_that_fails_takes_nothing_measured_with_it(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.refuse = lambda body: "no" if body["max_tokens"] == 1 else None  # the sweep's probe
+
+    done = bench("--url", engine.url, "--suite", "five,sweep", "--rounds", "1", "--context", "1K")
+
+    assert done.returncode == 8
+    assert "a prompt of 40 words failed" in done.stderr
+    assert [suite["name"] for suite in records(tmp_path)[0]["suites"]] == ["five"]
+
+
+def test_a_name_and_an_address_are_one_too_many(bench: Callable[..., Done]) -> None:
+    done = bench("main", "--url", "http://127.0.0.1:9")
+
+    assert done.returncode == 2
+    assert "not both" in done.stderr
+
+
 def test_decode_keeps_its_classes_apart(bench: Callable[..., Done], engine: FakeEngine) -> None:
     done = bench("--url", engine.url, "--suite", "decode", "--rounds", "1", "--json")
 
