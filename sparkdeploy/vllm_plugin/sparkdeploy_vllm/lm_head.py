@@ -7,7 +7,7 @@ from torch.nn import Module
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from sparkdeploy_vllm.announce import announce
+from sparkdeploy_vllm.announce import announce, announce_once, warn_once
 from sparkdeploy_vllm.fp8_linear import replace_parameter
 from sparkdeploy_vllm.int8_maths import dequantize_gather, int8_linear, quantize_rows
 from sparkdeploy_vllm.ledger import ConversionLedger
@@ -24,11 +24,20 @@ def int8_logits(layer: Module, x: torch.Tensor, bias: torch.Tensor | None) -> to
 
 
 def warm_up(layer: Module) -> None:
-    """Compile the kernels for an int8 layer: nothing may be while vLLM captures CUDA graphs."""
-    if layer.weight.is_cuda:
-        from sparkdeploy_vllm.kernels import int8_head  # needs Triton
+    """Choose the kernels' tiles for an int8 layer and compile them, and say which in the log.
 
-        int8_head.compile_tiles(layer.weight, layer.weight_scale, layer.params_dtype)
+    Now, because nothing may be read or compiled while vLLM captures CUDA graphs.
+    """
+    if not layer.weight.is_cuda:
+        return
+    from sparkdeploy_vllm.kernels import int8_head  # needs Triton
+
+    choice = int8_head.prepare(layer.weight, layer.weight_scale, layer.params_dtype)
+    if choice is None:
+        return
+    if choice.ignored:
+        warn_once(f"sparkdeploy: {choice.ignored}")
+    announce_once(choice.line)
 
 
 class Int8LMHeadMethod(QuantizeMethodBase):

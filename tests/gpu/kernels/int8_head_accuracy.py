@@ -19,7 +19,7 @@ sys.path.insert(0, str(PLUGIN))
 from sparkdeploy_vllm.int8_maths import quantize_rows  # noqa: E402
 from sparkdeploy_vllm.kernels import int8_head as kernels  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head import compile_tiles, int8_head  # noqa: E402
-from sparkdeploy_vllm.kernels.int8_head_configs import COMPACT, tiles_for  # noqa: E402
+from sparkdeploy_vllm.kernels.int8_head_configs import GB10, shipped_for  # noqa: E402
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 200)
 HEADS = ((16_384, 3072), (12_345, 2048), (1_000, 2000), (63, 1040), (65, 64), (7, 16))
@@ -156,7 +156,7 @@ def check_a_captured_graph_gives_what_a_plain_call_gives() -> None:
 def check_the_tiles_of_smaller_cards_are_right_on_this_card_too() -> None:
     for vocab, hidden in HEADS:
         quantized, scales = quantize_rows(weights(vocab, hidden))
-        for tile in COMPACT:
+        for tile in GB10.tiles:
             for rows in (1, tile.rows, 3 * tile.rows + 1):
                 x = inputs(rows, hidden)
                 logits = torch.empty(rows, vocab, device="cuda")
@@ -166,7 +166,7 @@ def check_the_tiles_of_smaller_cards_are_right_on_this_card_too() -> None:
 
 def check_a_row_does_not_depend_on_the_other_rows() -> None:
     quantized, scales = quantize_rows(weights(12_345, 3072))
-    for tile in tiles_for(torch.cuda.get_device_capability()):
+    for tile in shipped_for(torch.cuda.get_device_capability()).tiles:
         x = inputs(tile.rows, 3072)
         whole = int8_head(x, quantized, scales, out_dtype=torch.float32)
         others = x.clone()
@@ -182,7 +182,7 @@ def check_a_row_does_not_depend_on_the_other_rows() -> None:
 def check_which_tiles_agree_bit_for_bit() -> None:
     quantized, scales = quantize_rows(weights(16_384, 3072))
     x = inputs(128, 3072)
-    tiles = tiles_for(torch.cuda.get_device_capability())
+    tiles = shipped_for(torch.cuda.get_device_capability()).tiles
 
     def alone(rows: int) -> torch.Tensor:
         parts = [

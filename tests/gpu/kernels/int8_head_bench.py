@@ -22,7 +22,7 @@ import triton.language as tl
 PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
 from sparkdeploy_vllm.kernels.int8_head import compile_tiles, int8_head  # noqa: E402
-from sparkdeploy_vllm.kernels.int8_head_configs import tile_for  # noqa: E402
+from sparkdeploy_vllm.kernels.int8_head_configs import shipped_for, tile_for  # noqa: E402
 
 SHAPES = ((248_320, 3072), (248_320, 2048))
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
@@ -80,7 +80,7 @@ def bench_shape(vocab: int, hidden: int, effort: Effort) -> list[str]:
     for rows in ROWS:
         ours, cublas, gemv = head.times(rows, effort)
         share = floor_ms / ours
-        tile = tile_for(torch.cuda.get_device_capability(), rows)
+        tile = tile_for(shipped_for(torch.cuda.get_device_capability()).tiles, rows)
         name = f"{tile.path} {tile.rows}x{tile.vocab}x{tile.hidden}"
         looped = f"{gemv:.3f}" if gemv else "-"
         say(f"| {rows} | {ours:.4f} | {share:.3f} | {cublas:.4f} | {looped} | {name} |")

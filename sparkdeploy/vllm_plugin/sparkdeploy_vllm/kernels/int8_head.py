@@ -5,6 +5,7 @@ type in registers (exact: integers up to 127) and multiplied on the tensor cores
 """
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, tile_for, tiles_for
+from sparkdeploy_vllm.kernels.head_choice import Choice, choose_tiles, shipped_choice
+from sparkdeploy_vllm.kernels.head_tiles_file import HeadKey, kernel_fingerprint, tuned_folder
+from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, shipped_for, tile_for
 
 ACTIVATION_DTYPES = (torch.bfloat16, torch.float16)
 HIDDEN_STEP = 16
@@ -41,17 +44,59 @@ def int8_head(
     """Logits [..., V] of `x` [..., K]: times int8 `weight` [V, K] times FP32 `scales` [V] + `bias`.
 
     `x` may be strided; the result is in `out_dtype` (default: that of `x`), rounded once from FP32.
-    Safe in CUDA graph capture once `compile_tiles` ran: no synchronisation, no tuning. A row's
-    result does not depend on the other rows, only on the tile that their number selects.
+    Safe in CUDA graph capture once `prepare` or `compile_tiles` ran: no synchronisation, no tuning,
+    no file. A row's result does not depend on the other rows, only on the tile that their number
+    selects.
     """
     rows_in = x.reshape(-1, x.shape[-1])
-    vocab = weight.shape[0]
-    logits = torch.empty((rows_in.shape[0], vocab), dtype=out_dtype or x.dtype, device=x.device)
+    tile = tile_for(_tiles_of(weight), rows_in.shape[0])
+    logits = head_with_tile(tile, rows_in, (weight, scales, bias), out_dtype or x.dtype)
+    return logits.view(*x.shape[:-1], weight.shape[0])
+
+
+def head_with_tile(
+    tile: HeadTile, x: torch.Tensor, matrix: "Matrix", out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Logits [M, V] of `x` [M, K] by this tile; what `int8_head` does with the tile it chose."""
+    logits = torch.empty((x.shape[0], matrix[0].shape[0]), dtype=out_dtype, device=x.device)
     if logits.numel():
-        tile = tile_for(_capability(x.device.index), rows_in.shape[0])
         launch = _launch_streamed if tile.path == "streamed" else _launch_gathered
-        launch(tile, rows_in, (weight, scales, bias), logits)
-    return logits.view(*x.shape[:-1], vocab)
+        launch(tile, x, matrix, logits)
+    return logits
+
+
+def prepare(
+    weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, folder: Path | None = None
+) -> Choice | None:
+    """Choose the tiles of a matrix and compile them; return the choice and what it is from.
+
+    Looks for tuned tiles in `folder` (default: the cache folder). The one place that reads a file:
+    call it before CUDA graphs are captured. Tuned tiles that do not run are given up for those that
+    ship. None, and nothing done, when `int8_head` does not take the matrix or the `dtype`.
+    """
+    if not fits(weight.new_empty((1, weight.shape[1]), dtype=dtype), weight):
+        return None
+    choice = choose_tiles(key_of(weight), folder or tuned_folder())
+    if choice.source == "tuned":
+        try:
+            return _used(choice, weight, scales, dtype)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with them, those that ship run
+            why = f"{choice.origin} is not used: {type(error).__name__}: {error}"
+            choice = shipped_choice(choice.key, ignored=why)
+    return _used(choice, weight, scales, dtype)
+
+
+def key_of(weight: torch.Tensor) -> HeadKey:
+    """What tuned tiles for this matrix on its card must have been made for."""
+    vocab, hidden = weight.shape
+    return HeadKey(
+        card=torch.cuda.get_device_name(weight.device),
+        capability=_capability(weight.device.index),
+        vocab=vocab,
+        hidden=hidden,
+        kernel=kernel_fingerprint(),
+        triton=triton.__version__,
+    )
 
 
 def compile_tiles(
@@ -64,10 +109,30 @@ def compile_tiles(
 
     Does nothing for activations of a `dtype`, or a matrix, that `int8_head` does not take.
     """
-    for tile in tiles_for(_capability(weight.device.index)):
+    for tile in _tiles_of(weight):
         x = torch.zeros((tile.rows, weight.shape[1]), dtype=dtype, device=weight.device)
         if fits(x, weight):
             int8_head(x, weight, scales, bias)
+
+
+_chosen: dict[tuple[int, int, int], tuple[HeadTile, ...]] = {}
+"""By device, vocabulary and hidden size; what is not here uses the tiles that ship."""
+
+
+def _tiles_of(weight: torch.Tensor) -> tuple[HeadTile, ...]:
+    chosen = _chosen.get(_place(weight))
+    return chosen or shipped_for(_capability(weight.device.index)).tiles
+
+
+def _used(choice: Choice, weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> Choice:
+    _chosen[_place(weight)] = choice.tiles
+    compile_tiles(weight, scales, dtype)
+    return choice
+
+
+def _place(weight: torch.Tensor) -> tuple[int, int, int]:
+    vocab, hidden = weight.shape
+    return weight.device.index, vocab, hidden
 
 
 @cache

@@ -1,10 +1,12 @@
-"""Tile sizes of the INT8 head per kind of GPU and number of rows: a table, nothing is tuned."""
+"""Tile sizes of the INT8 head that ship, per kind of GPU: data, with where each table is from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Path = Literal["gathered", "streamed"]
 """How tiles reach shared memory: by per-thread copies, or by the copy engine Hopper brought."""
+Capability = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,32 +25,65 @@ class HeadTile:
         """Shared memory of the staged tiles, an upper bound: INT8 weights, 16-bit activations."""
         return self.stages * self.hidden * (self.vocab + 2 * self.rows)
 
+    @property
+    def weight_bytes_in_flight(self) -> int:
+        """Weights that one program has asked for while it computes on what has come."""
+        return (self.stages - 1) * self.hidden * self.vocab
 
-HOPPER = (
-    HeadTile("gathered", rows=8, vocab=64, hidden=256, warps=2, stages=3),
-    HeadTile("gathered", rows=16, vocab=128, hidden=256, warps=4, stages=2),
-    HeadTile("streamed", rows=32, vocab=128, hidden=256, warps=4, stages=3),
-    HeadTile("streamed", rows=64, vocab=128, hidden=64, warps=4, stages=3),
-    HeadTile("streamed", rows=128, vocab=128, hidden=64, warps=4, stages=4),
+
+@dataclass(frozen=True, slots=True)
+class ShippedTiles:
+    """Tiles by ascending `rows` for cards of one kind, and where they come from."""
+
+    name: str
+    tiles: tuple[HeadTile, ...]
+    origin: str
+
+
+HOPPER = ShippedTiles(
+    name="sm_90",
+    tiles=(
+        HeadTile("gathered", rows=8, vocab=64, hidden=256, warps=2, stages=3),
+        HeadTile("gathered", rows=16, vocab=128, hidden=256, warps=4, stages=2),
+        HeadTile("streamed", rows=32, vocab=128, hidden=256, warps=4, stages=3),
+        HeadTile("streamed", rows=64, vocab=128, hidden=64, warps=4, stages=3),
+        HeadTile("streamed", rows=128, vocab=128, hidden=64, warps=4, stages=4),
+    ),
+    origin="swept on an NVIDIA H200",
 )
-"""Swept on an H200 (docs/figures/int8-head-h200.md)."""
+"""Triton 3.6, 248,320 x 3,072 and x 2,048. Each tile's share of the copy bandwidth's speed stands
+in docs/figures/int8-head-h200.md; the head inside vLLM in docs/figures/plugin-h200.md."""
 
-COMPACT = (
+_COMPACT = (
     HeadTile("gathered", rows=8, vocab=64, hidden=256, warps=2, stages=3),
     HeadTile("gathered", rows=16, vocab=64, hidden=256, warps=4, stages=2),
     HeadTile("gathered", rows=32, vocab=64, hidden=128, warps=4, stages=3),
     HeadTile("gathered", rows=64, vocab=128, hidden=64, warps=4, stages=3),
 )
-"""For cards with 99 KB of shared memory and no wgmma: GB10 (SM121), GeForce. NOT measured: chosen
-so that two programs fit a multiprocessor; a GB10's memory is slow enough for any of them."""
+
+GB10 = ShippedTiles(
+    name="sm_12x", tiles=_COMPACT, origin="derived from the card's sizes, not measured"
+)
+"""GB10 (SM121) and its relatives: no wgmma, 99 KB of shared memory for a program. Derived: two of
+them fit one multiprocessor (compiled for sm_121 each needs at most 41 KB, without spills), and what
+the two have asked for covers the memory's latency (273 GB/s x 1 us, assumed, over 48
+multiprocessors is 5.7 KB; these have 32 KB). The results are right on an H200. No one has timed
+them on a GB10: `python -m sparkdeploy_vllm.tune_head` does."""
+
+DEFAULT = ShippedTiles(
+    name="default", tiles=_COMPACT, origin="for any card, not measured on one of this kind"
+)
+"""The smallest needs: plain copies, tensor cores of Ampere, 41 KB of shared memory."""
+
+SHIPPED: dict[int, ShippedTiles] = {9: HOPPER, 12: GB10}
+"""By the major number of the compute capability; every other card gets DEFAULT."""
 
 
-def tiles_for(capability: tuple[int, int]) -> tuple[HeadTile, ...]:
-    """The tiles of a GPU of compute capability `capability`, by ascending `rows`."""
-    return HOPPER if capability[0] == 9 else COMPACT
+def shipped_for(capability: Capability) -> ShippedTiles:
+    """Return the table of a GPU of compute capability `capability`."""
+    return SHIPPED.get(capability[0], DEFAULT)
 
 
-def tile_for(capability: tuple[int, int], rows: int) -> HeadTile:
-    """The smallest tile that holds `rows` (at least 1) at once, else the largest there is."""
-    tiles = tiles_for(capability)
+def tile_for(tiles: Sequence[HeadTile], rows: int) -> HeadTile:
+    """Return the smallest tile that holds `rows` at once, else the largest there is."""
     return next((tile for tile in tiles if tile.rows >= rows), tiles[-1])

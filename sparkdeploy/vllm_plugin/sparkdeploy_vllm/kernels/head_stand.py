@@ -1,0 +1,108 @@
+"""Runs tiles of the INT8 head on a CUDA card: are they right, and how long do they take?"""
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from sparkdeploy_vllm.int8_maths import row_chunks
+from sparkdeploy_vllm.kernels.head_tiles_file import HeadKey
+from sparkdeploy_vllm.kernels.head_tuning import Card
+from sparkdeploy_vllm.kernels.int8_head import head_with_tile, key_of
+from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, shipped_for
+
+SUMMATION = 1e-5
+"""Relative error that the order and width of FP32 sums on tensor cores may add."""
+LAUNCHES = 8
+PAUSE_S = 0.01
+"""Rest before each replay: without it a big card runs into its power limit and slows down."""
+SMALLEST_LIMIT_BYTES = 99 * 1024
+
+
+class CudaStand:
+    """Two heads of one shape on the current card; launches alternate, so that no cache keeps one.
+
+    Takes twice the INT8 matrix plus about 2 GB.
+    """
+
+    def __init__(self, vocab: int, hidden: int, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.drawn = torch.Generator("cuda").manual_seed(1)
+        size = (vocab, hidden)
+        self.weights = [
+            torch.randint(-127, 128, size, dtype=torch.int8, device="cuda", generator=self.drawn)
+            for _ in range(2)
+        ]
+        self.scales = torch.rand(vocab, device="cuda", generator=self.drawn) * 1e-3
+        self.dtype = dtype
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def key(self) -> HeadKey:
+        """What tiles tuned here are good for."""
+        return key_of(self.weights[0])
+
+    @property
+    def card(self) -> Card:
+        """What decides which tiles are tried."""
+        about = torch.cuda.get_device_properties(self.weights[0].device)
+        limit = getattr(about, "shared_memory_per_block_optin", SMALLEST_LIMIT_BYTES)
+        capability = self.key.capability
+        return Card(capability, limit, shipped_for(capability).tiles)
+
+    def is_right(self, tile: HeadTile) -> bool:
+        """Whether the tile compiles and gives the exact product, twice the same."""
+        x, exact = self._question(tile.rows)
+        try:
+            first, second = (self._logits(tile, x, 0, torch.float32) for _ in range(2))
+            error = (first.double() - exact).norm() / exact.norm()
+            return bool(error < SUMMATION) and torch.equal(first, second)
+        except Exception:  # noqa: BLE001 - a compiler has many ways to refuse a tile
+            return False
+
+    def times_ms(self, tiles: Sequence[HeadTile], rows: int, rounds: int) -> list[float]:
+        """Median milliseconds of each tile at so many rows; they take turns, `rounds` times."""
+        x, _ = self._question(rows)
+        graphs = [self._captured(tile, x) for tile in tiles]
+        times: list[list[float]] = [[] for _ in graphs]
+        for _ in range(rounds):
+            for graph, own in zip(graphs, times, strict=True):
+                own.append(_replay_ms(graph) / LAUNCHES)
+        return [statistics.median(own) for own in times]
+
+    def _question(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Activations of so many rows, and the FP64 logits of the first head."""
+        if rows not in self._known:
+            self._known.clear()  # one set of logits takes up to 0.25 GB
+            weight = self.weights[0]
+            size = (rows, weight.shape[1])
+            x = torch.randn(size, device="cuda", generator=self.drawn).to(self.dtype)
+            parts = [x.double() @ weight[chunk].double().T for chunk in row_chunks(weight)]
+            self._known[rows] = x, torch.cat(parts, dim=1) * self.scales.double()
+        return self._known[rows]
+
+    def _logits(
+        self, tile: HeadTile, x: torch.Tensor, turn: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        return head_with_tile(tile, x, (self.weights[turn], self.scales, None), dtype)
+
+    def _captured(self, tile: HeadTile, x: torch.Tensor) -> torch.cuda.CUDAGraph:
+        """Capture LAUNCHES launches, after one that compiles, and replay them once."""
+        self._logits(tile, x, 0, self.dtype)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for launch in range(LAUNCHES):
+                self._logits(tile, x, launch % 2, self.dtype)
+        graph.replay()
+        return graph
+
+
+def _replay_ms(graph: torch.cuda.CUDAGraph) -> float:
+    time.sleep(PAUSE_S)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)

@@ -1,0 +1,131 @@
+"""The search for the INT8 head's fastest tiles on one card; what runs them is passed in.
+
+Standard library only. Runs when it is asked for (`tune_head`), never while a model is served.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Protocol
+
+from sparkdeploy_vllm.kernels.head_tiles_file import (
+    HIDDEN_STEPS,
+    ROW_CLASSES,
+    STAGES,
+    VOCAB_STEPS,
+    WARPS,
+    TunedTile,
+    tile_problem,
+)
+from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, tile_for
+
+QUICK_ROUNDS = 5
+FINALISTS = 3
+MIN_GAIN = 0.01
+"""What is less than 1 % faster than the tile that ships does not replace it."""
+MOST_DRIFT = 0.03
+"""How far two timings of one tile may be apart before none of them is believed."""
+FEW_ROWS = 16
+
+
+class UnsteadyCardError(RuntimeError):
+    """The same tile took different times: the card does something else beside."""
+
+
+class Stand(Protocol):
+    """What runs tiles on a card."""
+
+    def is_right(self, tile: HeadTile) -> bool:
+        """Whether the tile compiles and gives the exact product, twice the same."""
+
+    def times_ms(self, tiles: Sequence[HeadTile], rows: int, rounds: int) -> list[float]:
+        """Median milliseconds of each tile at so many rows; they take turns, `rounds` times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What of a card decides which tiles are tried."""
+
+    capability: tuple[int, int]
+    shared_bytes: int
+    """Most shared memory that one program may have."""
+    shipped: tuple[HeadTile, ...]
+
+
+def candidates(rows: int, card: Card) -> Iterator[HeadTile]:
+    """Yield the tiles of `rows` rows that are tried on a card."""
+    # Few rows leave more than four warps nothing to do; many need the registers of four.
+    few, many = WARPS[:-1], WARPS[1:]
+    warps = few if rows <= FEW_ROWS else many
+    for path in ("gathered", "streamed"):
+        for sizes in product(VOCAB_STEPS, HIDDEN_STEPS, warps, STAGES):
+            tile = HeadTile(path, rows, *sizes)
+            if not tile_problem(tile, card.capability) and tile.shared_bytes <= card.shared_bytes:
+                yield tile
+
+
+def tune(
+    card: Card, stand: Stand, *, rounds: int, say: Callable[[str], None]
+) -> tuple[TunedTile, ...]:
+    """Return the tile to use for each class of rows; often it is the one that ships.
+
+    UnsteadyCardError when the card's timings cannot be believed.
+    """
+    won: list[TunedTile] = []
+    for rows in ROW_CLASSES:
+        before = won[-1].tile if won else None
+        best = _tune_rows(rows, before, card, stand, rounds=rounds, say=say)
+        # A tile of fewer rows than asked for takes them in turns, and is in the table already.
+        if best.tile.rows == rows:
+            won.append(best)
+    return tuple(won)
+
+
+def _tune_rows(
+    rows: int,
+    before: HeadTile | None,
+    card: Card,
+    stand: Stand,
+    *,
+    rounds: int,
+    say: Callable[[str], None],
+) -> TunedTile:
+    shipped = tile_for(card.shipped, rows)
+    rivals = [tile for tile in candidates(rows, card) if tile != shipped]
+    right = [tile for tile in rivals if stand.is_right(tile)]
+    finalists = _fastest(right, rows, stand)
+    if before is not None and shipped.rows < rows and before != shipped:
+        finalists.append(before)
+    best = _final(shipped, finalists, rows, stand, rounds)
+    say(
+        f"| {rows} | {len(right)} of {len(rivals)} | {_name(shipped)} | {best.shipped_ms:.4f} "
+        f"| {_name(best.tile)} | {best.ms:.4f} |"
+    )
+    return best
+
+
+def _fastest(tiles: Sequence[HeadTile], rows: int, stand: Stand) -> list[HeadTile]:
+    times = {tile: stand.times_ms([tile], rows, QUICK_ROUNDS)[0] for tile in tiles}
+    return sorted(tiles, key=lambda tile: times[tile])[:FINALISTS]
+
+
+def _final(
+    shipped: HeadTile, finalists: Sequence[HeadTile], rows: int, stand: Stand, rounds: int
+) -> TunedTile:
+    """The shipped tile runs first and last: the two say how steady the card is."""
+    first, *others, last = stand.times_ms([shipped, *finalists, shipped], rows, rounds)
+    shipped_ms = min(first, last)
+    if abs(first - last) > MOST_DRIFT * shipped_ms:
+        raise UnsteadyCardError(
+            f"at {rows} rows the same tile took {first:.4f} and {last:.4f} ms; "
+            "nothing else may use the card while it is tuned"
+        )
+    ms, index = min(zip(others, range(len(others)), strict=True), default=(shipped_ms, 0))
+    if ms < shipped_ms * (1 - MIN_GAIN):
+        return TunedTile(finalists[index], ms, shipped_ms)
+    return TunedTile(shipped, shipped_ms, shipped_ms)
+
+
+def _name(tile: HeadTile) -> str:
+    sizes = f"{tile.rows}x{tile.vocab}x{tile.hidden}"
+    return f"{tile.path} {sizes}, {tile.warps} warps, {tile.stages} stages"

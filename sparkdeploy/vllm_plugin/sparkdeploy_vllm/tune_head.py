@@ -1,0 +1,118 @@
+"""Tune the INT8 head on this machine's card: `python -m sparkdeploy_vllm.tune_head --model FOLDER`.
+
+Some minutes, once per card and shape, with nothing else on the card. Each tile is held against the
+exact product before it is timed. The result goes into the cache folder, where the next start of
+vLLM finds it. Exit code 0 when it is written, 1 when it is not.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sparkdeploy_vllm import __version__
+from sparkdeploy_vllm.kernels.head_tiles_file import tuned_folder, write_tuned
+from sparkdeploy_vllm.kernels.head_tuning import tune
+from sparkdeploy_vllm.treatment import BLOCK_KEY
+
+VOCABULARY_PADDING = 64
+"""vLLM pads the vocabulary to a multiple of it."""
+ROUNDS = 25
+
+
+class NoCardError(RuntimeError):
+    """There is nothing here that could be tuned."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Tune every shape that was asked for; 0 when all of them are written."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.vocab and not options.hidden:
+        parser.error("--vocab needs --hidden")
+    try:
+        shapes = [(options.vocab, options.hidden)] if options.vocab else _shapes_of(options)
+        _need_card()
+        for vocab, hidden in shapes:
+            _tune_shape(vocab, hidden, options)
+    except (RuntimeError, OSError, ValueError) as error:  # CUDA's own are RuntimeErrors
+        sys.stderr.write(f"tune_head: {error}; nothing was written for this shape\n")
+        return 1
+    return 0
+
+
+def head_shapes(config: Mapping[str, Any], *, ranks: int) -> list[tuple[int, int]]:
+    """Return [V, K] of the INT8 matrices that one of `ranks` ranks holds, from config.json.
+
+    The draft model's own head is among them, except under tensor parallelism, where each rank's
+    share of the frequent tokens is another one. ValueError when the config names no sizes.
+    """
+    text = config.get("text_config", config)
+    vocab, hidden = text.get("vocab_size"), text.get("hidden_size")
+    if not isinstance(vocab, int) or not isinstance(hidden, int):
+        raise ValueError("its config.json names no vocab_size and hidden_size")  # noqa: TRY004
+    padded = -(-vocab // VOCABULARY_PADDING) * VOCABULARY_PADDING
+    shapes = [(padded // ranks, hidden)]
+    block = config.get("quantization_config", {}).get(BLOCK_KEY, {})
+    draft = block.get("draft_lm_head")
+    if draft and ranks == 1:
+        shapes.append((int(draft["rows"]), hidden))
+    return shapes
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sparkdeploy_vllm.tune_head")
+    shape = parser.add_mutually_exclusive_group(required=True)
+    shape.add_argument("--model", type=Path, help="folder of a model, whose config.json has sizes")
+    shape.add_argument("--vocab", type=int, help="rows of the matrix, with --hidden")
+    parser.add_argument("--hidden", type=int, help="columns of the matrix, with --vocab")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks that share the rows")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="replays per figure (median)")
+    parser.add_argument("--folder", type=Path, help="where to write (default: the cache folder)")
+    return parser
+
+
+def _shapes_of(options: argparse.Namespace) -> list[tuple[int, int]]:
+    config = json.loads((options.model / "config.json").read_text(encoding="utf-8"))
+    return head_shapes(config, ranks=options.tensor_parallel)
+
+
+def _need_card() -> None:
+    try:
+        import torch
+    except ImportError as error:
+        raise NoCardError(f"{error}; run this inside the image") from error
+    if not torch.cuda.is_available():
+        raise NoCardError("there is no CUDA card here")
+
+
+def _tune_shape(vocab: int, hidden: int, options: argparse.Namespace) -> None:
+    import torch
+
+    from sparkdeploy_vllm.kernels.head_stand import CudaStand
+
+    stand = CudaStand(vocab, hidden)
+    key = stand.key
+    _say(f"\n{key.card}, {vocab} x {hidden}, kernel {key.kernel}, Triton {key.triton}\n")
+    _say("| rows | right | ships | ms | fastest | ms |\n|---|---|---|---|---|---|")
+    tuned = tune(stand.card, stand, rounds=options.rounds, say=_say)
+    made_with = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "plugin": __version__,
+        "activations": str(stand.dtype),
+    }
+    _say(f"\nwritten: {write_tuned(key, tuned, made_with, options.folder or tuned_folder())}")
+
+
+def _say(line: str) -> None:
+    """Print at once, so that a run cut short shows what it measured."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

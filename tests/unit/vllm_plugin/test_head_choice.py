@@ -1,0 +1,237 @@
+"""Which tiles the INT8 head takes: tuned, shipped or default, and what it makes of bad files."""
+
+# mypy: disable-error-code="import-not-found"
+
+import ast
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sparkdeploy_vllm.kernels.head_choice import Choice, choose_tiles
+from sparkdeploy_vllm.kernels.head_tiles_file import (
+    HeadKey,
+    TunedTile,
+    UnusableTilesError,
+    kernel_fingerprint,
+    tuned_folder,
+    tuned_path,
+    write_tuned,
+)
+from sparkdeploy_vllm.kernels.int8_head_configs import DEFAULT, GB10, HOPPER, HeadTile
+
+from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
+
+KEY = HeadKey("NVIDIA GB10", (12, 1), 248_320, 3072, kernel_fingerprint(), "3.6.0")
+H200 = replace(KEY, card="NVIDIA H200", capability=(9, 0))
+A100 = replace(KEY, card="NVIDIA A100-SXM4-80GB", capability=(8, 0))
+TUNED = (
+    HeadTile("gathered", rows=8, vocab=128, hidden=128, warps=4, stages=4),
+    HeadTile("gathered", rows=16, vocab=128, hidden=64, warps=2, stages=3),
+    HeadTile("gathered", rows=64, vocab=64, hidden=64, warps=8, stages=2),
+)
+
+
+def store(folder: Path, key: HeadKey = KEY, tiles: tuple[HeadTile, ...] = TUNED) -> Path:
+    """Write tuned tiles as `tune_head` does."""
+    tuned = [TunedTile(tile, ms=2.81, shipped_ms=2.93) for tile in tiles]
+    return Path(write_tuned(key, tuned, {"torch": "2.11.0"}, folder))
+
+
+def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Rewrite a file of tiles with one thing changed."""
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_text(json.dumps(document))
+
+
+def test_without_a_file_each_card_gets_what_ships_for_it(tmp_path: Path) -> None:
+    chosen = {key.card: choose_tiles(key, tmp_path) for key in (KEY, H200, A100)}
+    assert {card: (c.source, c.tiles, c.ignored) for card, c in chosen.items()} == {
+        "NVIDIA GB10": ("shipped", GB10.tiles, ""),
+        "NVIDIA H200": ("shipped", HOPPER.tiles, ""),
+        "NVIDIA A100-SXM4-80GB": ("default", DEFAULT.tiles, ""),
+    }
+
+
+def test_the_line_names_shape_source_and_origin(tmp_path: Path) -> None:
+    lines = [choose_tiles(key, tmp_path).line for key in (KEY, H200, A100)]
+    path = store(tmp_path)
+    assert [*lines, choose_tiles(KEY, tmp_path).line] == [
+        "sparkdeploy: INT8 head 248320 x 3072: tiles=shipped "
+        "(sm_12x: derived from the card's sizes, not measured)",
+        "sparkdeploy: INT8 head 248320 x 3072: tiles=shipped (sm_90: swept on an NVIDIA H200)",
+        "sparkdeploy: INT8 head 248320 x 3072: tiles=default "
+        "(for any card, not measured on one of this kind)",
+        f"sparkdeploy: INT8 head 248320 x 3072: tiles=tuned ({path})",
+    ]
+
+
+def test_what_was_tuned_is_taken_and_says_what_it_was_tuned_for(tmp_path: Path) -> None:
+    path = store(tmp_path)
+    choice = choose_tiles(KEY, tmp_path)
+    assert (choice.source, choice.tiles, choice.ignored) == ("tuned", TUNED, "")
+    document = json.loads(path.read_text())
+    assert document["key"] == {**asdict(KEY), "capability": [12, 1]}
+    assert document["tiles"][0] == {**asdict(TUNED[0]), "ms": 2.81, "shipped_ms": 2.93}
+
+
+def test_tuning_again_takes_the_place_of_the_old_file(tmp_path: Path) -> None:
+    store(tmp_path, replace(KEY, kernel="before"))
+    store(tmp_path)
+    assert choose_tiles(KEY, tmp_path).source == "tuned"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_another_shape_has_a_file_of_its_own(tmp_path: Path) -> None:
+    store(tmp_path)
+    for other in (replace(KEY, vocab=124_160), replace(KEY, hidden=2048), H200):
+        choice = choose_tiles(other, tmp_path)
+        assert (choice.source, choice.ignored) == ("shipped", "")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(KEY, kernel="0123456789ab"),
+        replace(KEY, triton="3.8.0"),
+        replace(KEY, capability=(12, 0)),
+        replace(KEY, card="NVIDIA RTX 6000"),
+        replace(KEY, vocab=1024),
+        replace(KEY, hidden=2048),
+    ],
+)
+def test_a_foreign_file_is_ignored_and_says_what_it_is_for(tmp_path: Path, other: HeadKey) -> None:
+    store(tmp_path, other).rename(tuned_path(KEY, tmp_path))
+    choice = choose_tiles(KEY, tmp_path)
+    assert (choice.source, choice.tiles) == ("shipped", GB10.tiles)
+    assert str(tuned_path(KEY, tmp_path)) in choice.ignored
+    assert "it was made for" in choice.ignored
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (lambda it: it.update(schema=2), "schema"),
+        (lambda it: it.pop("key"), "made for"),
+        (lambda it: it["key"].pop("triton"), "triton None"),
+        (lambda it: it.pop("tiles"), "no tiles"),
+        (lambda it: it.update(tiles=[]), "no tiles"),
+        (lambda it: it.update(tiles=[7]), "it needs path"),
+        (lambda it: it["tiles"][0].pop("warps"), "it needs path"),
+        (lambda it: it["tiles"][0].update(warps=3), "warps is 3"),
+        (lambda it: it["tiles"][0].update(warps=True), "whole numbers"),
+        (lambda it: it["tiles"][0].update(rows=8.0), "whole numbers"),
+        (lambda it: it["tiles"][0].update(vocab=1 << 40), "vocab is"),
+        (lambda it: it["tiles"][0].update(path="../../etc"), "path is"),
+        (lambda it: it["tiles"][0].update(path="streamed"), "path is 'streamed'"),
+        (lambda it: it["tiles"][0].update(path=["gathered"]), "whole numbers"),
+        # One request with and without speculation must share a tile.
+        (lambda it: it["tiles"].pop(0), "must ascend from 8"),
+        (lambda it: it["tiles"].pop(), "to 64 or more"),
+        (lambda it: it["tiles"].reverse(), "must ascend"),
+        (lambda it: it["tiles"].append(it["tiles"][-1]), "must ascend"),
+    ],
+)
+def test_a_file_that_was_edited_is_ignored(
+    tmp_path: Path, edit: Callable[[dict[str, Any]], object], why: str
+) -> None:
+    change(store(tmp_path), edit)
+    choice = choose_tiles(KEY, tmp_path)
+    assert (choice.source, choice.tiles) == ("shipped", GB10.tiles)
+    assert why in choice.ignored
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"null", b"[" * 60_000, b" " * 70_000, b'{"schema": NaN}']
+)
+def test_a_broken_file_is_ignored(tmp_path: Path, content: bytes) -> None:
+    tuned_path(KEY, tmp_path).write_bytes(content)
+    choice = choose_tiles(KEY, tmp_path)
+    assert choice.source == "shipped"
+    assert choice.ignored
+
+
+def test_a_folder_or_a_file_in_the_way_is_ignored(tmp_path: Path) -> None:
+    tuned_path(KEY, tmp_path).mkdir()
+    assert "cannot be read" in choose_tiles(KEY, tmp_path).ignored
+    file = tmp_path / "file"
+    file.touch()
+    assert "cannot be read" in choose_tiles(KEY, file).ignored
+
+
+@given(content=st.binary(max_size=300) | st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["schema", "key", "tiles", "rows", "card"]), inner),
+).map(lambda document: json.dumps(document).encode()))  # fmt: skip
+def test_no_file_fails_a_start(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    folder = tmp_path_factory.mktemp("tiles")
+    tuned_path(KEY, folder).write_bytes(content)
+    choice: Choice = choose_tiles(KEY, folder)
+    assert (choice.source, choice.tiles) == ("shipped", GB10.tiles)
+
+
+def test_hopper_may_stream_but_not_with_few_rows(tmp_path: Path) -> None:
+    streamed = replace(TUNED[2], path="streamed")
+    store(tmp_path, H200, (*TUNED[:2], streamed))
+    assert choose_tiles(H200, tmp_path).tiles[-1] == streamed
+    with pytest.raises(UnusableTilesError, match="16 rows or more"):
+        store(tmp_path, H200, (replace(TUNED[0], path="streamed"), TUNED[2]))
+
+
+def test_what_would_not_be_read_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UnusableTilesError):
+        store(tmp_path / "new", tiles=TUNED[:1])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(tmp_path)
+
+    def full(_handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        store(tmp_path, tiles=(TUNED[0], TUNED[2]))
+    assert choose_tiles(KEY, tmp_path).tiles == TUNED
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_folder_is_in_the_cache_that_a_container_keeps() -> None:
+    assert tuned_folder({"XDG_CACHE_HOME": "/cache/xdg"}) == Path(
+        "/cache/xdg/sparkdeploy/int8-head"
+    )
+    assert tuned_folder({}) == Path("~/.cache/sparkdeploy/int8-head").expanduser()
+
+
+def test_a_card_s_name_cannot_leave_the_folder(tmp_path: Path) -> None:
+    path = tuned_path(replace(KEY, card="../../NVIDIA / GB10 (a)"), tmp_path)
+    assert path == tmp_path / "nvidia-gb10-a-sm121-248320x3072.json"
+
+
+SEARCH = {"head_tuning", "head_stand", "tune_head"}
+
+
+@pytest.mark.parametrize(
+    "name", ["lm_head.py", "draft_head.py", "kernels/int8_head.py", "kernels/head_choice.py"]
+)
+def test_what_serves_never_imports_the_search(name: str) -> None:
+    """Nothing can be tuned in a forward pass or a capture."""
+    tree = ast.parse((PLUGIN_TREE / "sparkdeploy_vllm" / name).read_text())
+    words = {
+        word
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for word in re.findall(r"\w+", ast.unparse(node))
+    }
+    assert not words & SEARCH
