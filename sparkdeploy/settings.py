@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import functools
 import os
 import re
 import socket
@@ -109,7 +110,6 @@ def load_settings(env: Mapping[str, str] | None = None) -> Settings:
     config_dir = _folder(environment, "SPARKDEPLOY_CONFIG_DIR", platformdirs.user_config_path)
     file = _read_config(config_dir / "config.yaml")
     reader = _Reader(environment, file, config_dir)
-    defaults = yaml.safe_load((Path(__file__).parent / "registries.yaml").read_text())
     data_dir = reader.value("data_dir", str(platformdirs.user_data_path("sparkdeploy")))
     cache_dir = reader.value("cache_dir", str(platformdirs.user_cache_path("sparkdeploy")))
     return Settings(
@@ -121,7 +121,7 @@ def load_settings(env: Mapping[str, str] | None = None) -> Settings:
         hub_cache=_hub_cache(environment),
         docker_host=reader.value("docker_host", "") or environment.get("DOCKER_HOST"),
         default_recipe=reader.value("default_recipe", "v2"),
-        hosts=Hosts(**{name: reader.value(name, default) for name, default in defaults.items()}),
+        hosts=_hosts(reader),
         build=_build_network(reader, environment),
         node_name=socket.gethostname(),
         cluster=file.get("cluster"),
@@ -179,6 +179,17 @@ class _Reader:
 
 def _folder(env: Mapping[str, str], variable: str, default: Any) -> Path:  # noqa: ANN401 - platformdirs functions
     return Path(env[variable]) if env.get(variable) else Path(default("sparkdeploy"))
+
+
+def _hosts(reader: _Reader) -> Hosts:
+    return Hosts(**{name: reader.value(name, host) for name, host in _default_hosts().items()})
+
+
+@functools.cache
+def _default_hosts() -> Mapping[str, str]:
+    """Return what registries.yaml says; it is a part of the program, like its code."""
+    hosts: dict[str, str] = yaml.safe_load((Path(__file__).parent / "registries.yaml").read_text())
+    return hosts
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import jinja2
@@ -14,15 +15,8 @@ if TYPE_CHECKING:
 
 def render(folder: Path, template: str, **values: object) -> str:
     """Fill in a template of `folder`; a name without a value raises BuildError."""
-    environment = jinja2.Environment(  # noqa: S701 - Dockerfiles, not HTML
-        loader=jinja2.FileSystemLoader(folder),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     try:
-        return environment.get_template(template).render(**values)
+        return _environment(folder, is_html=False).get_template(template).render(**values)
     except jinja2.TemplateNotFound as error:
         raise BuildError(
             f"{folder / template} is missing",
@@ -34,12 +28,17 @@ def render(folder: Path, template: str, **values: object) -> str:
 
 def render_page(folder: Path, template: str, **values: object) -> str:
     """Fill in an HTML template of our own; every value is escaped unless the template says safe."""
-    environment = jinja2.Environment(
+    return _environment(folder, is_html=True).get_template(template).render(**values)
+
+
+@functools.cache
+def _environment(folder: Path, *, is_html: bool) -> jinja2.Environment:
+    """Make it once per folder: it keeps the templates it has compiled."""
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
-        autoescape=True,
+        autoescape=is_html,  # noqa: S701 - a Dockerfile is no HTML
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template(template).render(**values)

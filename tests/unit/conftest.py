@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+import typer.main
 
 from sparkdeploy.recipe.load import Library
 
@@ -15,20 +17,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).parents[2]
-# A busy machine stretches single examples; the suite's own time limit is enough.
-settings.register_profile("no-deadline", deadline=None)
-settings.load_profile("no-deadline")
+_homes = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def isolated_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Point every folder of the user at the test's own."""
-    for kind in ("config", "state"):
-        monkeypatch.setenv(f"SPARKDEPLOY_{kind.upper()}_DIR", str(tmp_path / kind))
-    for kind in ("data", "cache"):
-        monkeypatch.setenv(f"SPARKDEPLOY_{kind.upper()}_DIR", str(tmp_path / kind))
-    monkeypatch.setenv("SPARKDEPLOY_LOCK_DIR", str(tmp_path / "locks"))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+def isolated_folders(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Point every folder of the user at the test's own; most tests never make one."""
+    home = tmp_path_factory.getbasetemp() / f"home-{next(_homes)}"
+    if "tmp_path" in request.fixturenames:
+        home = request.getfixturevalue("tmp_path")
+    for kind in ("config", "state", "data", "cache"):
+        monkeypatch.setenv(f"SPARKDEPLOY_{kind.upper()}_DIR", str(home / kind))
+    monkeypatch.setenv("SPARKDEPLOY_LOCK_DIR", str(home / "locks"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(home / "hub"))
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -37,6 +42,14 @@ def swift_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("fsync", "fdatasync"):
             patch.setattr(os, name, os.fstat)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def swift_commands() -> Iterator[None]:
+    """Read the signatures of all commands once, as a process of its own does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         yield
 
 

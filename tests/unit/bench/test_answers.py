@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench.answers import Arrival, Exchange, read_answer
@@ -28,7 +28,6 @@ def exchange(*pieces: bytes, failure: Failure | None = None) -> Exchange:
     return Exchange(0.0, float(len(pieces)), arrivals, failure)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, len(STREAM)), max_size=20))
 def test_the_cuts_do_not_change_what_is_counted(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(STREAM)]
@@ -149,7 +148,6 @@ def test_json_of_another_shape_is_malformed(data: str) -> None:
     assert answer.failure.kind is FailureKind.MALFORMED
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_reader(noise: bytes) -> None:
     answer = read_answer(exchange(noise))

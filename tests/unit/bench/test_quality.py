@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench.quality.comparison import Thresholds, compare, failures
@@ -77,7 +77,6 @@ def test_wilson_s_interval_is_the_published_one() -> None:
     assert proportion(0, 50)[1] == 0.0
 
 
-@settings(max_examples=15)
 @given(st.lists(st.lists(st.floats(-9, 9), min_size=1, max_size=5), min_size=2, max_size=6))
 def test_a_mean_lies_in_its_interval_and_the_interval_in_the_texts(
     texts: list[list[float]],

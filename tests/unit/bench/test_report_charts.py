@@ -8,7 +8,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench.report import palette, svg
@@ -100,13 +100,11 @@ def check_words(item: ElementTree.Element, width: float) -> None:
     assert start + long <= width + 1, (item.attrib, item.text)
 
 
-@settings(max_examples=25, deadline=None)
 @given(bar_charts(), widths)
 def test_bars_stay_in_their_picture(chart: BarChart, width: float) -> None:
     check_inside(draw_bars(chart, width))
 
 
-@settings(max_examples=25, deadline=None)
 @given(line_charts(), widths)
 @example(line_chart_of(1.0, 1000006.0), WIDE)
 def test_lines_stay_in_their_picture(chart: LineChart, width: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench import prompts
@@ -94,7 +94,6 @@ def test_the_filler_is_the_same_for_the_same_seed_only() -> None:
     assert 80 <= len(prompts.filler(80, seed=1).split()) < 100
 
 
-@settings(deadline=None)
 @given(
     st.integers(5, 60),
     st.floats(1.0, 4.0),

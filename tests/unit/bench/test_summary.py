@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench.summary import covered_s, gaps, quantiles, summarise, t_quantile
@@ -13,7 +13,6 @@ from sparkdeploy.bench.summary import covered_s, gaps, quantiles, summarise, t_q
 VALUES = st.floats(min_value=-1e6, max_value=1e6)
 
 
-@settings(deadline=None)
 @given(st.lists(VALUES, min_size=2, max_size=60))
 def test_quantiles_are_those_of_the_standard_library(values: list[float]) -> None:
     found = quantiles(values)
@@ -46,7 +45,6 @@ def test_t_is_that_of_the_tables(degrees: int, t: float) -> None:
     assert t_quantile(degrees) == pytest.approx(t, abs=5e-5)
 
 
-@settings(deadline=None)
 @given(st.lists(VALUES, min_size=2, max_size=30))
 def test_the_interval_stands_around_the_mean(values: list[float]) -> None:
     found = summarise(values)
@@ -78,7 +76,6 @@ def test_one_round_has_no_interval() -> None:
 SPANS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=12)
 
 
-@settings(deadline=None)
 @given(SPANS)
 def test_a_moment_covered_twice_counts_once(pairs: list[tuple[int, int]]) -> None:
     spans = [(min(pair), max(pair)) for pair in pairs]

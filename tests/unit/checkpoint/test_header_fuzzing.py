@@ -45,7 +45,7 @@ entries = st.fixed_dictionaries(
         "extra": json_values,
     },
 )
-many = settings(max_examples=2500, deadline=None, suppress_health_check=list(HealthCheck))
+any_speed = settings(suppress_health_check=list(HealthCheck))
 
 
 def parsed(text: bytes, data_bytes: int) -> Header | None:
@@ -94,30 +94,26 @@ def test_ten_thousand_mutations_of_a_good_header() -> None:
     assert 100 < accepted < 5000
 
 
-@pytest.mark.slow
-@many
+@any_speed
 @given(st.binary(max_size=200), st.integers(0, 64))
 def test_any_bytes(text: bytes, data_bytes: int) -> None:
     check(parsed(text, data_bytes), data_bytes)
 
 
-@pytest.mark.slow
-@many
+@any_speed
 @given(st.dictionaries(st.text(max_size=4), entries | json_values, max_size=4), st.integers(0, 64))
 def test_any_json(content: dict[str, Any], data_bytes: int) -> None:
     check(parsed(json.dumps(content).encode(), data_bytes), data_bytes)
 
 
-@pytest.mark.slow
-@many
+@any_speed
 @given(st.sampled_from("abc"), entries, st.integers(20, 40))
 def test_one_tensor_replaced(name: str, entry: dict[str, Any], data_bytes: int) -> None:
     text = json.dumps({**GOOD, name: {**GOOD[name], **entry}}).encode()
     check(parsed(text, data_bytes), data_bytes)
 
 
-@pytest.mark.slow
-@many
+@any_speed
 @given(st.data())
 def test_bytes_flipped_cut_and_doubled(data: st.DataObject) -> None:
     text = bytearray(json.dumps(GOOD).encode())

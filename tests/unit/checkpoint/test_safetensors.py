@@ -19,9 +19,7 @@ from sparkdeploy.checkpoint.safetensors import (
 )
 from sparkdeploy.errors import CheckpointError
 
-_FUZZ = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+_FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

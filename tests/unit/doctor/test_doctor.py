@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.apply import examine as room
@@ -162,7 +162,6 @@ def test_no_command_is_waited_for_longer_than_a_patient_would(shipped: Library) 
     assert max(slow.patience_s) <= READ_TIMEOUT_S
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.text(), st.text())
 def test_no_output_of_a_command_is_too_strange(first: str, second: str) -> None:
     """Whatever the programs of a machine print, reading it does not raise."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import sparkdeploy
@@ -61,7 +61,6 @@ def test_the_order_of_inputs_does_not_matter(inputs: dict[str, str]) -> None:
 
 
 @given(content=st.binary(), other=st.binary(), mode=st.sampled_from([0o644, 0o755]))
-@settings(max_examples=50)
 def test_a_file_is_told_apart_by_content_and_mode(content: bytes, other: bytes, mode: int) -> None:
     file = ContextFile("a", content, mode)
     assert (replace(file, content=other).digest() == file.digest()) == (content == other)

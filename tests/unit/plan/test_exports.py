@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.apply.planning import make_request
@@ -101,7 +101,6 @@ def read_by_compose(value: Any) -> Any:
     return [read_by_compose(item) for item in value] if isinstance(value, list) else value
 
 
-@settings(deadline=None)
 @given(words, st.lists(words, min_size=1), words)
 def test_compose_reads_back_the_very_container(
     secret: str, command: list[str], prepare: str

@@ -7,7 +7,7 @@ import unicodedata
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -160,7 +160,6 @@ STRINGS = [
 ]
 
 
-@settings(deadline=None)
 @given(st.sampled_from(STRINGS), text, st.sampled_from(Exposure))
 def test_whatever_stands_in_a_recipe_the_shape_of_its_container_stays(
     path: tuple[str, ...], value: str, exposure: Exposure
@@ -204,7 +203,6 @@ def instructions(engine: Engine) -> list[list[str]]:
     ]
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.sampled_from(["vllm", "torch", "cuda", "torch_arch_list", "note", "image"]), text | CALM)
 def test_no_value_of_an_engine_adds_an_instruction_to_a_dockerfile(field: str, value: str) -> None:
     content = ENGINE.model_dump(by_alias=True)

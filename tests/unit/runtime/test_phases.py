@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.runtime.durations import recall, remember
@@ -48,7 +48,6 @@ def test_an_eager_cpu_start_skips_compile_and_graphs() -> None:
     assert {"weights", "draft", "kv_cache", "api"} <= set(visited)
 
 
-@settings(max_examples=60, deadline=None)
 @given(name=st.sampled_from(HEALTHY), data=st.data())
 def test_chunks_split_anywhere_give_the_same_phases_and_facts(
     name: str, data: st.DataObject
