@@ -2,7 +2,7 @@
 
 from vllm.model_executor.layers.quantization import register_quantization_config
 
-from sparkdeploy_vllm import cpu_delta_net, layer_overrides, turboquant
+from sparkdeploy_vllm import cpu_delta_net, cpu_int4_linear, layer_overrides, turboquant
 from sparkdeploy_vllm.hybrid_config import SparkHybridConfig
 from sparkdeploy_vllm.treatment import METHOD_NAME
 
@@ -17,4 +17,5 @@ def register_all() -> None:
     layer_overrides.register()
     turboquant.register()
     cpu_delta_net.register()
+    cpu_int4_linear.register()
     _registered.append(METHOD_NAME)
