@@ -24,7 +24,7 @@ from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import CheckpointError, SparkdeployError, UsageError
 from sparkdeploy.node.machines import named
 from sparkdeploy.plan.cluster import Formation, for_cluster, form_up
-from sparkdeploy.plan.cluster_checks import gpu_checks, memory_checks
+from sparkdeploy.plan.cluster_checks import gpu_checks, memory_checks, owner_checks
 from sparkdeploy.plan.cluster_launch import Place, node_spec
 from sparkdeploy.plan.cluster_report import cluster_lines
 from sparkdeploy.plan.container import Weights, container_name, container_user
@@ -147,7 +147,7 @@ class _Run:
             console.info(f"nothing to do: {plan.deployment.name} runs on every node")
             return Outcome(plan, _base_url(plan), changed=False)
         if extent is not Extent.PREPARE:
-            require_sound(self._memory_checks(plan))
+            require_sound((*self._owner_checks(), *self._memory_checks(plan)))
             refuse_to_start(plan)
         for line in cluster_lines(plan, self.formation):
             console.info(line)
@@ -160,6 +160,14 @@ class _Run:
 
     def plan(self) -> Plan:
         return draft_plan(self.resolved, self.settings, self.head.docker, self.request.deployment)
+
+    def _owner_checks(self) -> Iterator[Check]:
+        found = {}
+        for seat in self.formation.seats:
+            machine = self.cluster.machine(seat.node)
+            with named(machine):
+                found[seat.node] = machine.docker.own_containers()
+        return owner_checks(self.head.name, found)
 
     def _memory_checks(self, plan: Plan) -> tuple[Check, ...]:
         """Hold what each node has, and what its old container gives back, against the need."""
@@ -186,6 +194,8 @@ class _Run:
         return travels
 
     def _start(self, plan: Plan, extent: Extent, consent: Callable[[str], bool]) -> Outcome:
+        # Another head may have come while images and weights travelled.
+        require_sound(tuple(self._owner_checks()))
         launch = self.launch(plan)
         if launch.replaces() and not consent(
             f"deployment {plan.deployment.name} is running and will be replaced. Go on?"

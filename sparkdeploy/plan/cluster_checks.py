@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from sparkdeploy import labels
 from sparkdeploy.console import format_gib
 from sparkdeploy.node.fabric import twin_key
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.errors import NodeError
     from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort
+    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.fabric import FabricFacts
     from sparkdeploy.node.probes import Connection, Packet, Seen
     from sparkdeploy.node.reports import EngineInfo
@@ -110,6 +112,22 @@ def gpu_checks(engines: Mapping[str, EngineInfo], seen: Mapping[str, Seen]) -> I
             f"on {node}: sudo nvidia-ctk runtime configure --runtime=docker && "
             "sudo systemctl restart docker",
         )
+
+
+def owner_checks(head: str, found: Mapping[str, Sequence[ContainerFact]]) -> Iterator[Check]:
+    """Yield a failed check for every deployment of another head that runs on one of the nodes."""
+    for node, containers in found.items():
+        for fact in containers:
+            owner = fact.labels.get(labels.NODES, "").split(",")[0]
+            if fact.is_running and owner not in {"", head}:
+                yield Check(
+                    node,
+                    "in use",
+                    "failed",
+                    f"{owner}'s cluster deployment {fact.deployment} runs there",
+                    f"nothing of another head than {head}",
+                    f"on {owner}: sparkdeploy down {fact.deployment}",
+                )
 
 
 def memory_checks(

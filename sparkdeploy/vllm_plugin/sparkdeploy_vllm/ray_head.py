@@ -1,5 +1,8 @@
 """Starts Ray's head, waits until every node has joined, then becomes the server.
 
+Ray 2.60's raylet aborts when its agents, Python programs that import for seconds, take more than
+15 s to write down their ports, and no option changes that: a busy machine needs another try.
+
 python -m sparkdeploy_vllm.ray_head --address IP --port N --nodes N -- vllm serve ...
 """
 
@@ -10,7 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from sparkdeploy_vllm.guard.report import report
+from sparkdeploy_vllm.ray_worker import try_again
 
+STOP = ("ray", "stop", "--force")
 POLL_S = 0.5
 EXIT_NOT_JOINED = 87
 
@@ -18,10 +23,10 @@ EXIT_NOT_JOINED = 87
 def main(argv: Sequence[str] | None = None) -> int:
     """Start, wait, and become the server; a code is returned only when that failed."""
     options = _parser().parse_args(argv)
-    started = subprocess.run(start_command(options), check=False)
-    if started.returncode != 0:
-        report("ray_head_failed", exit_code=started.returncode)
-        return started.returncode
+    code = start(options)
+    if code != 0:
+        report("ray_head_failed", exit_code=code)
+        return code
     joined = wait_for_nodes(options.nodes, alive_nodes, timeout_s=options.join_timeout_s)
     if joined < options.nodes:
         report("ray_nodes_missing", joined=joined, wanted=options.nodes, exit_code=EXIT_NOT_JOINED)
@@ -30,6 +35,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["RAY_ADDRESS"] = f"{options.address}:{options.port}"
     os.execvp(options.command[0], options.command)  # noqa: S606 - its arguments come from us
     return 0
+
+
+def start(options: argparse.Namespace) -> int:
+    """Start the head, again while time is left; the last exit code."""
+
+    def attempt() -> int:
+        code = subprocess.run(start_command(options), check=False).returncode
+        if code != 0:
+            # What did come up would keep the port.
+            subprocess.run(STOP, check=False)
+        return code
+
+    return try_again(attempt, timeout_s=options.join_timeout_s, event="ray_head_not_started")
 
 
 def start_command(options: argparse.Namespace) -> list[str]:

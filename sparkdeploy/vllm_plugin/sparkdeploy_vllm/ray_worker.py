@@ -20,20 +20,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     def attempt() -> int:
         return subprocess.run(options.command, check=False).returncode
 
-    return join(attempt, timeout_s=options.join_timeout_s)
+    # Ray refuses a head whose own node is not registered yet.
+    return try_again(attempt, timeout_s=options.join_timeout_s, event="ray_not_joined")
 
 
-def join(
+def try_again(
     attempt: Callable[[], int],
     *,
     timeout_s: float,
+    event: str,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Try again while time is left: Ray refuses a head whose own node is not registered yet."""
+    """Attempt until it succeeds or time is up, reporting each failure; return the last code."""
     deadline_s = clock() + timeout_s
     while (code := attempt()) != 0 and clock() < deadline_s:
-        report("ray_not_joined", exit_code=code)
+        report(event, exit_code=code)
         sleep(PAUSE_S)
     return code
 

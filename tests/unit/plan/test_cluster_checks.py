@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.fabric import FabricFacts, Interface, RdmaDevice, read_facts, twin_key
 from sparkdeploy.node.probes import Connection, Packet, Seen
 from sparkdeploy.node.ssh import explain
@@ -144,6 +146,27 @@ def test_memory_and_gpu_are_asked_of_every_node() -> None:
     engine = replace(DOCKER, has_nvidia_runtime=False)
     found = [item for item in checks.gpu_checks({"b": engine}, seen) if item.verdict == "failed"]
     assert [(item.node, item.subject) for item in found] == [("b", "GPU"), ("b", "docker runtime")]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "state", "refused"),
+    [
+        ("spark-3,spark-2", "running", True),
+        ("spark-3,spark-2", "exited", False),
+        ("spark-1,spark-2", "running", False),
+        (None, "running", False),
+    ],
+)
+def test_a_worker_of_another_head_is_not_taken(
+    nodes: str | None, state: str, refused: bool
+) -> None:
+    marks = {labels.DEPLOYMENT: "main", **({labels.NODES: nodes} if nodes else {})}
+    there = ContainerFact("c", "sparkdeploy-main", "i", state, marks)
+    found = tuple(checks.owner_checks("spark-1", {"spark-1": (), "spark-2": (there,)}))
+    assert bool(found) == refused
+    for check in found:
+        assert "spark-2: in use: spark-3's cluster deployment main runs there" in check.describe()
+        assert check.fix == "on spark-3: sparkdeploy down main"
 
 
 def test_the_recorded_facts_of_a_machine_are_read() -> None:

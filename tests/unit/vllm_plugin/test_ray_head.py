@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sparkdeploy_vllm import ray_head
-
-if TYPE_CHECKING:
-    import pytest
+import pytest
+from sparkdeploy_vllm import ray_head, ray_worker
 
 
 def waited(counts: list[int], wanted: int) -> tuple[int, float]:
@@ -35,20 +31,36 @@ def test_it_gives_up_and_says_how_many_came() -> None:
     assert waited([1], 2) == (1, 10)
 
 
-def test_the_head_has_no_dashboard_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What the head runs, where nothing that it starts succeeds."""
     seen: list[list[str]] = []
 
     class Ended:
         returncode = 3
 
     def run(argv: list[str], check: bool) -> Ended:
-        seen.append(argv)
+        seen.append(list(argv))
         return Ended()
 
     monkeypatch.setattr("subprocess.run", run)
-    code = ray_head.main(
-        ["--address", "10.0.0.1", "--port", "6379", "--nodes", "2", "--", "vllm", "serve"]
-    )
-    assert code == 3
-    assert "--include-dashboard=false" in seen[0]
-    assert seen[0][seen[0].index("--dashboard-host") + 1] == "127.0.0.1"
+    return seen
+
+
+def main_of(timeout_s: float) -> int:
+    where = ["--address", "10.0.0.1", "--port", "6379", "--nodes", "2"]
+    return ray_head.main([*where, "--join-timeout-s", str(timeout_s), "--", "vllm", "serve"])
+
+
+def test_the_head_has_no_dashboard_for_others(ran: list[list[str]]) -> None:
+    assert main_of(0) == 3
+    assert "--include-dashboard=false" in ran[0]
+    assert ran[0][ran[0].index("--dashboard-host") + 1] == "127.0.0.1"
+
+
+def test_what_a_failed_head_left_is_stopped_and_it_is_tried_again(
+    ran: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_worker, "PAUSE_S", 0.01)
+    assert main_of(0.05) == 3
+    assert [argv[:2] for argv in ran[:3]] == [["ray", "start"], ["ray", "stop"], ["ray", "start"]]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def joined(codes: list[int], timeout_s: float) -> tuple[int, int]:
-    """The code that `join` ends with, and how many attempts it took."""
+    """The code that it ends with, and how many attempts it took."""
     now, tried = [0.0], [0]
 
     def attempt() -> int:
@@ -22,7 +22,9 @@ def joined(codes: list[int], timeout_s: float) -> tuple[int, int]:
     def sleep(duration_s: float) -> None:
         now[0] += duration_s
 
-    code = ray_worker.join(attempt, timeout_s=timeout_s, clock=lambda: now[0], sleep=sleep)
+    code = ray_worker.try_again(
+        attempt, timeout_s=timeout_s, event="tried", clock=lambda: now[0], sleep=sleep
+    )
     return code, tried[0]
 
 
