@@ -57,12 +57,9 @@ def up_words(request: Request) -> list[str]:
     return words
 
 
-def plan_for(
-    recipe: str | None, assignments: Iterable[str] | None, *, name: str, exposure: Exposure
-) -> Plan:
+def plan_for(request: Request) -> Plan:
     """Observe this machine and return the plan; Docker, a GPU and a network may all be absent."""
     settings = load_settings()
-    request = make_request(recipe, assignments, name=name, exposure=exposure, settings=settings)
     resolved = resolve(request, settings)
     host, reason = connect_if_possible(settings)
     if host is None:

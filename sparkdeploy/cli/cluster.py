@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.apply.cluster_look import Survey
+    from sparkdeploy.apply.drafting import Request
     from sparkdeploy.node.cluster import ClusterConfig
-    from sparkdeploy.plan.launch import Exposure
 
 SIGNS = {"ok": "=", "warning": "?", "failed": "x"}
 
@@ -92,23 +92,14 @@ def discover(
     console.answer(cluster_find.section(found, user).rstrip())
 
 
-def print_plan(
-    recipe: str | None,
-    assignments: list[str] | None,
-    *,
-    name: str,
-    exposure: Exposure,
-    as_json: bool,
-) -> None:
+def print_plan(request: Request, *, as_json: bool) -> None:
     """Print what `up --cluster` would do on every node, and every check that stands in its way."""
     from sparkdeploy.apply.cluster_deploy import draft
     from sparkdeploy.apply.drafting import resolve
-    from sparkdeploy.apply.planning import make_request
     from sparkdeploy.plan.cluster_report import cluster_as_dict, cluster_lines
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()
-    request = make_request(recipe, assignments, name=name, exposure=exposure, settings=settings)
     drafted = draft(resolve(request, settings), request, settings)
     if as_json:
         console.answer_json(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,14 +13,10 @@ from sparkdeploy.cli.options import (
     RecipeArgument,
     SetOption,
     UnsafeOption,
-    exposure_of,
+    requested,
     with_consent,
 )
 from sparkdeploy.console import console
-
-if TYPE_CHECKING:
-    from sparkdeploy.apply.drafting import Request
-    from sparkdeploy.settings import Settings
 
 group = typer.Typer(
     help="A deployment as a systemd unit or a Compose file.",
@@ -52,14 +47,11 @@ def systemd(
     """Print a unit that starts the deployment at boot by the same `up`; after 3 tries it stops."""
     from sparkdeploy.apply.exporting import export_systemd
     from sparkdeploy.plan.systemd_unit import unit_name
+    from sparkdeploy.settings import load_settings
 
-    request, settings = _request(
-        recipe,
-        with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe),
-        name,
-        public,
-    )
-    console.answer_raw(export_systemd(request, settings, os.environ))
+    assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
+    request = requested(recipe, assignments, name=name, public=public)
+    console.answer_raw(export_systemd(request, load_settings(), os.environ))
     unit = unit_name(name)
     console.info(f"to use it: sparkdeploy export systemd ... | sudo tee /etc/systemd/system/{unit}")
     console.info(f"           sudo systemctl daemon-reload && sudo systemctl enable {unit}")
@@ -76,24 +68,8 @@ def compose(
 ) -> None:
     """Print a Compose file of the very container that `up` would start."""
     from sparkdeploy.apply.exporting import export_compose
-
-    request, settings = _request(
-        recipe,
-        with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe),
-        name,
-        public,
-    )
-    console.answer_raw(export_compose(request, settings))
-
-
-def _request(
-    recipe: str | None, assignments: list[str] | None, name: str, public: bool
-) -> tuple[Request, Settings]:
-    from sparkdeploy.apply.planning import make_request
     from sparkdeploy.settings import load_settings
 
-    settings = load_settings()
-    request = make_request(
-        recipe, assignments, name=name, exposure=exposure_of(public), settings=settings
-    )
-    return request, settings
+    assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
+    request = requested(recipe, assignments, name=name, public=public)
+    console.answer_raw(export_compose(request, load_settings()))

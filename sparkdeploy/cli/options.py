@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from sparkdeploy.plan.launch import Exposure
+    from sparkdeploy.apply.drafting import Request
 
 RecipeArgument = Annotated[
     str | None,
@@ -44,8 +44,13 @@ def with_consent(
     return [*(assignments or ()), *consents] if consents else assignments
 
 
-def exposure_of(public: bool) -> Exposure:
-    """Return who can reach the server."""
+def requested(
+    recipe: str | None, assignments: list[str] | None, *, name: str, public: bool
+) -> Request:
+    """Return what the options ask for; raise UsageError for a name Docker would not take."""
+    from sparkdeploy.apply.planning import make_request
     from sparkdeploy.plan.launch import Exposure
+    from sparkdeploy.settings import load_settings
 
-    return Exposure.PUBLIC if public else Exposure.LOOPBACK
+    exposure = Exposure.PUBLIC if public else Exposure.LOOPBACK
+    return make_request(recipe, assignments, name=name, exposure=exposure, settings=load_settings())

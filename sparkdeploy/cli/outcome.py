@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.apply.deploy import Extent, Handover, Outcome, up
 from sparkdeploy.apply.drafting import resolve
-from sparkdeploy.apply.planning import make_request, up_words
+from sparkdeploy.apply.planning import up_words
 from sparkdeploy.console import console
 from sparkdeploy.plan.backends import planned_backends
 from sparkdeploy.plan.launch import Exposure
@@ -15,17 +15,14 @@ from sparkdeploy.runtime.truth import findings
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from sparkdeploy.apply.drafting import Request
 
 
 def deploy_and_print(
-    recipe: str | None,
-    assignments: Iterable[str] | None,
+    request: Request,
     *,
-    name: str,
-    exposure: Exposure,
     extent: Extent,
     consent: Callable[[str], bool],
     handover: Handover,
@@ -34,7 +31,6 @@ def deploy_and_print(
 ) -> None:
     """Run `up`, or the `up` of a cluster, and print where the model answers."""
     settings = load_settings()
-    request = make_request(recipe, assignments, name=name, exposure=exposure, settings=settings)
     resolved = resolve(request, settings)
     outcome = deploy(resolved, request, settings, extent=extent, consent=consent, handover=handover)
     if as_json:

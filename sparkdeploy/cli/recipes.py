@@ -17,7 +17,7 @@ from sparkdeploy.cli.options import (
     RecipeArgument,
     SetOption,
     UnsafeOption,
-    exposure_of,
+    requested,
     with_consent,
 )
 from sparkdeploy.console import console
@@ -113,9 +113,8 @@ def plan_recipe(
     if cluster:
         from sparkdeploy.cli.cluster import print_plan as print_cluster_plan
 
-        print_cluster_plan(
-            recipe, assignments, name=name, exposure=exposure_of(public), as_json=as_json
-        )
+        request = requested(recipe, assignments, name=name, public=public)
+        print_cluster_plan(request, as_json=as_json)
         return
     if hardware is not None or html is not None or headers:
         from sparkdeploy.cli.printing import print_outlook
@@ -129,7 +128,7 @@ def plan_recipe(
     from sparkdeploy.cli.printing import print_plan
     from sparkdeploy.errors import ChangesPendingError
 
-    plan = plan_for(recipe, assignments, name=name, exposure=exposure_of(public))
+    plan = plan_for(requested(recipe, assignments, name=name, public=public))
     print_plan(plan, show.value if show else None, as_json=as_json)
     if check and plan.has_work:
         raise ChangesPendingError("the plan has work to do", hint="run `sparkdeploy up`")

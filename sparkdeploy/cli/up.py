@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,10 +16,13 @@ from sparkdeploy.cli.options import (
     SetOption,
     UnsafeOption,
     YesOption,
-    exposure_of,
+    requested,
     with_consent,
 )
 from sparkdeploy.console import console
+
+if TYPE_CHECKING:
+    from sparkdeploy.apply.drafting import Request
 
 
 def register(app: typer.Typer) -> None:
@@ -59,19 +62,9 @@ def up(
     if solo and cluster:
         raise UsageError("--solo and --cluster exclude each other")
     assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
-    if dry_run and cluster:
-        from sparkdeploy.cli.cluster import print_plan as print_cluster_plan
-
-        print_cluster_plan(
-            recipe, assignments, name=name, exposure=exposure_of(public), as_json=as_json
-        )
-        return
+    request = requested(recipe, assignments, name=name, public=public)
     if dry_run:
-        from sparkdeploy.apply.planning import plan_for
-        from sparkdeploy.cli.printing import print_plan
-
-        plan = plan_for(recipe, assignments, name=name, exposure=exposure_of(public))
-        print_plan(plan, None, as_json=as_json)
+        _print_plan(request, cluster=cluster, as_json=as_json)
         return
     extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
     if cluster:
@@ -79,13 +72,22 @@ def up(
     else:
         from sparkdeploy.apply.deploy import up as deploy
     deploy_and_print(
-        recipe,
-        assignments,
-        name=name,
-        exposure=exposure_of(public),
+        request,
         extent=extent,
         consent=(lambda _question: True) if yes else console.confirm,
         handover=Handover(keep, PageCache.DROP if drop_page_cache else PageCache.ASK),
         as_json=as_json,
         deploy=deploy,
     )
+
+
+def _print_plan(request: Request, *, cluster: bool, as_json: bool) -> None:
+    if cluster:
+        from sparkdeploy.cli.cluster import print_plan as print_cluster_plan
+
+        print_cluster_plan(request, as_json=as_json)
+        return
+    from sparkdeploy.apply.planning import plan_for
+    from sparkdeploy.cli.printing import print_plan
+
+    print_plan(plan_for(request), None, as_json=as_json)
