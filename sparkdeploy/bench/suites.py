@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.prompts import Prompt
 
 WARMUPS = 1
-DEFAULT_ROUNDS = 3
 SWEEP_CONCURRENCY = (1, 2, 4, 8, 16, 32)
 SWEEP_CONTEXT = tuple(1024 * 2**power for power in range(9))
 """1K to 256K."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.plan.steps import Plan
 
-SHOWN_STAGES = ("base", "engine", "plugin")
-
 
 def plan_lines(plan: Plan) -> list[str]:
     """Return the plan as lines: recipe, steps, needs, problems, warnings, what was not seen."""

@@ -38,11 +38,6 @@ class Speculation:
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
     @property
-    def mean_length(self) -> float | None:
-        """Return tokens produced a step: one sure token and the accepted drafts."""
-        return 1 + self.accepted_tokens / self.drafts if self.drafts else None
-
-    @property
     def tokens_a_draft(self) -> float | None:
         """Return tokens drafted a step."""
         return self.draft_tokens / self.drafts if self.drafts else None

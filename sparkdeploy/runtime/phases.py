@@ -112,11 +112,6 @@ class PhaseTracker:
         """Return the phase under way."""
         return self.visits[-1].phase
 
-    @property
-    def is_serving(self) -> bool:
-        """Say whether the log says that the API is up (only an answer proves it)."""
-        return self.phase.name == "answering"
-
     def feed(self, chunk: bytes, at_s: float = 0.0) -> None:
         """Read on; progress bars count before their line has ended."""
         for text in self._splitter.feed(chunk):

@@ -156,7 +156,7 @@ def test_the_log_of_a_running_container_can_be_let_go(
         first = next(iter(log))
     assert first
     assert time.monotonic() - started_s < 5
-    assert read_whole(host.logs(container_id)).is_serving
+    assert read_whole(host.logs(container_id)).phase.name == "answering"
 
 
 def test_what_a_container_takes_of_memory_is_measured(

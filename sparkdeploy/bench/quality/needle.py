@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.runtime.client import Completion, ServedModel
 
-LENGTHS = (1024, 4096, 16384, 65536, 131072, 262144)
 DEPTHS = (0.1, 0.5, 0.9)
 MAX_TOKENS = 64
 SAFETY = 0.95

@@ -177,7 +177,6 @@ def test_speculation_is_counted(model: ServedModel) -> None:
 
     assert counted == Speculation(10, 20, 15, (9, 6))
     assert counted.acceptance == pytest.approx(0.75)
-    assert counted.mean_length == pytest.approx(2.5)
     assert counted.tokens_a_draft == pytest.approx(2)
 
 
