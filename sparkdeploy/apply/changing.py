@@ -5,15 +5,18 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sparkdeploy.apply.serving import answers
+from sparkdeploy.apply.expectation import expectation_on
+from sparkdeploy.apply.serving import answers, check_truth
 from sparkdeploy.console import console
 from sparkdeploy.runtime import recovery
 from sparkdeploy.runtime.lock import node_lock
+from sparkdeploy.runtime.phases import read_whole
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.runtime.recovery import Recovery
     from sparkdeploy.settings import Settings
@@ -52,7 +55,15 @@ def recover(host: DockerHost, deployment: str, settings: Settings) -> Recovery:
         crashes_dir=crashes_dir(settings),
         is_answering=answers,
         now=datetime.now(UTC),
+        check=lambda fact: _check(host, fact),
     )
     if found.text:
         console.warn(found.text)
     return found
+
+
+def _check(host: DockerHost, fact: ContainerFact) -> None:
+    """Hold what answers against what was planned for it, as the command that died would have."""
+    expected = expectation_on(fact)
+    if expected is not None:
+        check_truth(expected, read_whole(host.logs(fact.container_id, this_run=True)).facts)

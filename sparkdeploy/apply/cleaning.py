@@ -71,8 +71,7 @@ def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tup
     """Return our own old images, crash folders and caches; nothing of anybody else's."""
     wanted = wanted_here(settings)
     images = host.own_images()
-    used = {item.image_id for item in host.own_containers()}
-    old = old_images(images, used, wanted)
+    old = old_images(images, host.images_in_use(), wanted)
     staying = [image for image in images if image not in old]
     return (
         *(_image(image) for image in old),
@@ -96,7 +95,7 @@ def _remove(item: Leftover, host: DockerHost) -> None:
 def old_images(
     images: Iterable[ImageFact], used: set[str], wanted: Wanted
 ) -> tuple[ImageFact, ...]:
-    """Return images of stages that no deployment runs from and this version would not use.
+    """Return images of stages that no container is of and this version would not use.
 
     What a kept image stands on is kept; those that stand on others come first.
     """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.apply.changing import crashes_dir
 from sparkdeploy.apply.deploy import Extent
+from sparkdeploy.apply.expectation import expectation_of
 from sparkdeploy.apply.serving import answers, check_truth
 from sparkdeploy.apply.watch import Start, Watch
 from sparkdeploy.console import console
@@ -148,7 +149,7 @@ def _wait(launch: Launch, begun: Mapping[str, Replacement], settings: Settings) 
     with GroupWatch(members) as watch:
         try:
             readiness = _wait_for_head(launch, begun, settings)
-            check_truth(launch.plan, readiness.facts)
+            check_truth(expectation_of(launch.plan), readiness.facts)
         except SparkdeployError as error:
             first = watch.find_first()
             if first is None:

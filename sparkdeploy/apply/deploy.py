@@ -12,9 +12,10 @@ from sparkdeploy.apply.checkpoint_fetch import bring_models
 from sparkdeploy.apply.checkpoints import prepare_checkpoint, prepare_folders
 from sparkdeploy.apply.drafting import connect, draft_plan
 from sparkdeploy.apply.examine import doctor_report
+from sparkdeploy.apply.expectation import expectation_of
 from sparkdeploy.apply.images import build_images
 from sparkdeploy.apply.refusal import refuse_to_prepare, refuse_to_start
-from sparkdeploy.apply.room import PageCache, make_room
+from sparkdeploy.apply.room import PageCache, make_room_for
 from sparkdeploy.apply.serving import answers, check_truth
 from sparkdeploy.apply.watch import Start, Watch
 from sparkdeploy.console import console
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sparkdeploy.apply.drafting import Request
+    from sparkdeploy.apply.expectation import Expectation
     from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.steps import Plan
@@ -147,7 +149,8 @@ def _as_it_is(plan: Plan, host: DockerHost, way: _Way) -> Outcome | _Started:
     found = find_deployment(host, plan.deployment.name)
     if found is None or found.serving is None or way.extent is not Extent.ANSWER:
         return Outcome(plan, _base_url(plan), changed=False)
-    if answers(found.serving):
+    # One that was half replaced a moment ago may answer by now, and is not settled yet.
+    if answers(found.serving) and not found.is_half_replaced:
         return Outcome(plan, _base_url(plan), changed=False)
     return _Started(plan, found.serving.container_id, None)
 
@@ -157,7 +160,8 @@ def _deploy(plan: Plan, host: DockerHost, settings: Settings, way: _Way) -> Outc
     _ask(plan, way.consent)
     build_images(plan, host, settings)
     prepare_checkpoint(plan, settings)
-    spec = _labelled(plan, way.handover)
+    expected = expectation_of(plan)
+    spec = _labelled(plan, expected, way.handover)
     prepare_folders(plan, spec)
     if plan.container.action is Action.REUSE:
         return Outcome(plan, _base_url(plan), changed=True)
@@ -170,7 +174,7 @@ def _deploy(plan: Plan, host: DockerHost, settings: Settings, way: _Way) -> Outc
         spec,
         name,
         crashes_dir=crashes,
-        before_start=lambda: make_room(plan, way.handover.page_cache),
+        before_start=lambda: make_room_for(host, name, expected.memory, way.handover.page_cache),
     )
     if way.extent is Extent.DETACH:
         return Outcome(plan, _base_url(plan), changed=True)
@@ -185,7 +189,7 @@ def _see_through(
 
     def wait(container_id: str) -> Readiness:
         readiness = watch.wait(container_id)
-        check_truth(plan, readiness.facts)
+        check_truth(expectation_of(plan), readiness.facts)
         return readiness
 
     def settling() -> AbstractContextManager[None]:
@@ -248,12 +252,16 @@ def _ask(plan: Plan, consent: Callable[[str], bool]) -> None:
         )
 
 
-def _labelled(plan: Plan, handover: Handover) -> ContainerSpec:
-    """Return the spec with its own fingerprint on it: that is how the next plan knows it."""
+def _labelled(plan: Plan, expected: Expectation, handover: Handover) -> ContainerSpec:
+    """Return the spec with what the next plan and a rollback have to know on it."""
     spec = plan.container.spec
     if spec is None:
         raise CheckpointError("the model is not on this machine")
-    own = {labels.FINGERPRINT: spec.fingerprint(), labels.KEEP: str(handover.keep)}
+    own = {
+        labels.FINGERPRINT: spec.fingerprint(),
+        labels.KEEP: str(handover.keep),
+        labels.EXPECTATION: expected.as_label(),
+    }
     return replace(spec, labels={**spec.labels, **own})
 
 

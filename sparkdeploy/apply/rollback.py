@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from sparkdeploy import labels
 from sparkdeploy.apply.changing import SETTLE_WAIT_S, changing, crashes_dir, recover
 from sparkdeploy.apply.drafting import connect
+from sparkdeploy.apply.expectation import expectation_on
+from sparkdeploy.apply.room import PageCache, make_room_for
+from sparkdeploy.apply.serving import check_truth
 from sparkdeploy.apply.watch import Start, Watch
 from sparkdeploy.console import console
 from sparkdeploy.recipe.schema import Limits
@@ -17,6 +20,7 @@ from sparkdeploy.runtime.recovery import abandon
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
+    from sparkdeploy.apply.expectation import Expectation
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
@@ -31,30 +35,41 @@ class RolledBack:
     text: str
 
 
-def roll_back(name: str) -> RolledBack:
+def roll_back(name: str, page_cache: PageCache = PageCache.ASK) -> RolledBack:
     """Bring a deployment to a whole and earlier state, and wait until that answers.
 
     A replacement that was interrupted is finished when the new container answers, and reverted
     otherwise; one that is still starting is given up. With nothing half done, the newest kept
-    container takes the place of the current one, which is kept in turn.
+    container takes the place of the current one, which is kept in turn. As with `up`, memory is
+    looked at before it starts, and what its engine chose is held against what was planned for it:
+    raises NodeError or UnhealthyError, and the current one is there again.
     """
     settings = load_settings()
     with connect(settings) as host:
         with changing(settings, f"rollback {name}"):
-            begun = _begin(host, name, settings)
+            begun = _begin(host, name, settings, page_cache)
         if isinstance(begun, RolledBack):
             return begun
         watch = Watch(_start_of(host, begun), host, settings)
+
+        def wait(container_id: str) -> None:
+            readiness = watch.wait(container_id)
+            expected = _expected_of(host, container_id)
+            if expected is not None:
+                check_truth(expected, readiness.facts)
+
         replacing.see_through(
             begun,
-            wait=watch.wait,
+            wait=wait,
             changing=lambda: changing(settings, f"rollback {name}", wait_s=SETTLE_WAIT_S),
             details=watch.details,
         )
     return RolledBack("returned", f"{name}: the earlier container is back and answers")
 
 
-def _begin(host: DockerHost, name: str, settings: Settings) -> RolledBack | replacing.Replacement:
+def _begin(
+    host: DockerHost, name: str, settings: Settings, page_cache: PageCache
+) -> RolledBack | replacing.Replacement:
     done = recover(host, name, settings)
     if done.action == "waiting":
         crashes = crashes_dir(settings)
@@ -65,7 +80,22 @@ def _begin(host: DockerHost, name: str, settings: Settings) -> RolledBack | repl
     found = find_deployment(host, name)
     if found is None or not found.kept:
         return RolledBack("nothing", f"nothing to do: no earlier container of {name} is kept")
-    return replacing.begin_return(host, found.kept[0], crashes_dir=crashes_dir(settings))
+    kept = found.kept[0]
+    expected = _expected_of(host, kept.container_id)
+    if expected is None:
+        console.warn(f"{kept.name} is of an earlier version: its memory and log are not checked")
+    claim = expected.memory if expected is not None else None
+    return replacing.begin_return(
+        host,
+        kept,
+        crashes_dir=crashes_dir(settings),
+        before_start=lambda: make_room_for(host, name, claim, page_cache),
+    )
+
+
+def _expected_of(host: DockerHost, container_id: str) -> Expectation | None:
+    fact = host.find_container(container_id)
+    return expectation_on(fact) if fact is not None else None
 
 
 def _start_of(host: DockerHost, replacement: replacing.Replacement) -> Start:

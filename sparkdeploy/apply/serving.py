@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, UnhealthyError, UsageError
-from sparkdeploy.plan.backends import planned_backends
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.runtime.client import ServedModel
 from sparkdeploy.runtime.truth import Finding, Verdict, findings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.apply.expectation import Expectation, Treatment
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.plan.steps import Plan
     from sparkdeploy.runtime.facts import EngineFacts
     from sparkdeploy.settings import Settings
 
@@ -73,14 +71,15 @@ def answers(fact: ContainerFact) -> bool:
         return model.is_healthy()
 
 
-def check_truth(plan: Plan, facts: EngineFacts) -> tuple[Finding, ...]:
-    """Hold what the engine says of itself against the plan; return what was found.
+def check_truth(expected: Expectation, facts: EngineFacts) -> tuple[Finding, ...]:
+    """Hold what the engine says of itself against what was planned; return what was found.
 
     Raises UnhealthyError when the treatment or a back end is not the recipe's: the model would
     run, but as something else. What the recipe lists under `backends.warn_only` is only told.
     """
-    _check_treatment(plan, facts)
-    found = findings(planned_backends(plan.resolved), facts)
+    if expected.treatment is not None:
+        _check_treatment(expected.treatment, facts)
+    found = findings(expected.backends, facts)
     for finding in found:
         if finding.verdict is Verdict.DIFFERS and not finding.is_failure:
             console.warn(finding.describe())
@@ -95,37 +94,27 @@ def check_truth(plan: Plan, facts: EngineFacts) -> tuple[Finding, ...]:
     return found
 
 
-def _check_treatment(plan: Plan, facts: EngineFacts) -> None:
+def _check_treatment(expected: Treatment, facts: EngineFacts) -> None:
     """Hold what the plugin says it converted against the overlay's manifest.
 
     Raises UnhealthyError when they differ: the model would run, but not as the recipe says.
     """
-    model = plan.observed.model
-    if not isinstance(model, ModelFact) or model.overlay is None:
-        return
-    manifest = read_manifest(Path(model.overlay.path))
-    if manifest is None:
-        raise UnhealthyError(f"{model.overlay.path} has lost its manifest")
-    expected = (manifest.fp8_layer_count, manifest.treatment["lm_head"])
-    if (facts.fp8_layers, facts.lm_head) != expected:
+    wanted = (expected.fp8_layers, expected.lm_head)
+    if (facts.fp8_layers, facts.lm_head) != wanted:
         said = f"fp8={facts.fp8_layers} layers, lm_head={facts.lm_head}"
         raise UnhealthyError(
-            f"the recipe asks for fp8={expected[0]} layers and lm_head={expected[1]}, but the "
+            f"the recipe asks for fp8={wanted[0]} layers and lm_head={wanted[1]}, but the "
             f"plugin {'said ' + said if facts.plugin_spoke else 'said nothing'}",
             hint="this is a fault of sparkdeploy: please report it with the crash folder",
         )
-    _check_draft_head(plan, facts)
+    _check_draft_head(expected.draft_head_rows, facts)
 
 
-def _check_draft_head(plan: Plan, facts: EngineFacts) -> None:
+def _check_draft_head(wanted_rows: int | None, facts: EngineFacts) -> None:
     """A draft model that shares the target's head drafts as well, only slower: nobody would see."""
-    recipe = plan.resolved.recipe
-    wanted = recipe.checkpoint.draft_lm_head
-    if wanted is None or recipe.serve.speculative is None:
-        return
-    if facts.draft_head_rows != wanted.rows:
+    if wanted_rows is not None and facts.draft_head_rows != wanted_rows:
         raise UnhealthyError(
-            f"the recipe asks for a draft head of {wanted.rows} rows, and the plugin made "
+            f"the recipe asks for a draft head of {wanted_rows} rows, and the plugin made "
             f"{'none' if facts.draft_head_rows is None else f'one of {facts.draft_head_rows}'}",
             hint="this is a fault of sparkdeploy: please report it with the crash folder",
         )

@@ -74,8 +74,9 @@ def remove_stored(
     name: Annotated[str, typer.Argument(help="A name that `checkpoint ls` shows.")],
     yes: YesOption = False,
 ) -> None:
-    """Delete a download or a prepared checkpoint."""
-    from sparkdeploy.apply.checkpoint_store import find_stored, remove
+    """Delete a download or a prepared checkpoint that no deployment runs from."""
+    from sparkdeploy.apply.checkpoint_removal import refuse_if_mounted, remove_unmounted
+    from sparkdeploy.apply.checkpoint_store import find_stored
     from sparkdeploy.console import format_bytes
     from sparkdeploy.errors import SparkdeployError
     from sparkdeploy.settings import load_settings
@@ -83,9 +84,10 @@ def remove_stored(
     settings = load_settings()
     item = find_stored(name, settings)
     size = format_bytes(item.size_bytes)
+    refuse_if_mounted(item, settings)
     if not yes and not console.confirm(f"Delete {item.path} ({size})?"):
         raise SparkdeployError(f"{name} was not deleted", hint="say yes, or pass --yes")
-    remove(item, settings)
+    remove_unmounted(item, settings)
     console.answer(f"deleted {item.path}, {size}")
 
 

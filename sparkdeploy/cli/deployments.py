@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption
+from sparkdeploy.cli.options import JsonOption, PageCacheOption
 from sparkdeploy.console import console, format_bytes
 
 NameArgument = Annotated[str, typer.Argument(help="The deployment's name.")]
@@ -63,11 +63,16 @@ def down(
         console.info(f"removed {container}")
 
 
-def rollback(name: NameArgument = "main", as_json: JsonOption = False) -> None:
+def rollback(
+    name: NameArgument = "main",
+    drop_page_cache: PageCacheOption = False,
+    as_json: JsonOption = False,
+) -> None:
     """End a replacement under way or interrupted, or bring the deployment before this one back."""
     from sparkdeploy.apply.rollback import roll_back
+    from sparkdeploy.apply.room import PageCache
 
-    done = roll_back(name)
+    done = roll_back(name, PageCache.DROP if drop_page_cache else PageCache.ASK)
     if as_json:
         console.answer_json({"deployment": name, "action": done.action, "text": done.text})
     else:

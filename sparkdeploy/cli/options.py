@@ -32,6 +32,9 @@ PublicOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ClusterOption = Annotated[bool, typer.Option("--cluster", help="Over the nodes of config.yaml.")]
+PageCacheOption = Annotated[
+    bool, typer.Option("--drop-page-cache", help="Drop it (root) when CUDA needs the room.")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 

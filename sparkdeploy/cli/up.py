@@ -11,6 +11,7 @@ from sparkdeploy.cli.options import (
     JsonOption,
     KnownBadOption,
     NameOption,
+    PageCacheOption,
     PublicOption,
     RecipeArgument,
     SetOption,
@@ -45,9 +46,7 @@ def up(
     keep: Annotated[
         int, typer.Option(min=0, metavar="N", help="Earlier containers to keep for `rollback`.")
     ] = 1,
-    drop_page_cache: Annotated[
-        bool, typer.Option("--drop-page-cache", help="Drop it (root) when CUDA needs the room.")
-    ] = False,
+    drop_page_cache: PageCacheOption = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:

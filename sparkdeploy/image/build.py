@@ -17,6 +17,7 @@ from sparkdeploy.image.compilation import compile_wheel, refuse_start
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.failures import Scene, ended_by_node, failed
 from sparkdeploy.image.proof import prove
+from sparkdeploy.image.stages import LEFTOVER_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -209,8 +210,13 @@ def _scene(stage: Stage, progress: _Progress) -> Scene:
 def _labelled(dockerfile: str, values: Mapping[str, str]) -> str:
     """Return the Dockerfile with the labels in one instruction.
 
-    Labels given to the builder itself become an instruction and a container each.
+    Labels given to the builder itself become an instruction and a container each. Until then what
+    the last half makes is a leftover, or a Docker Engine that dies in it leaves a container that
+    nobody knows.
     """
+    before, begin, last_half = f"\n{dockerfile.strip()}".rpartition("\nFROM ")
+    base, _, instructions = last_half.partition("\n")
+    dockerfile = f"{before}{begin}{base}\nLABEL {LEFTOVER_LABEL}\n{instructions}".lstrip("\n")
     pairs = (f"{json.dumps(name)}={_quoted(value)}" for name, value in values.items())
     return f"{dockerfile.rstrip()}\nLABEL " + " \\\n      ".join(pairs) + "\n"
 

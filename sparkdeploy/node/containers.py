@@ -57,6 +57,21 @@ class Containers(DockerConnection):
         with translated(f"inspect container {container_id[:12]}"):
             return dict(self._api.inspect_container(container_id))
 
+    def mounted_from(self, container_id: str) -> tuple[str, ...]:
+        """Return the host's paths that a container mounts; none when it has gone meanwhile."""
+        try:
+            record = self.inspect(container_id)
+        except NodeError as error:
+            if means_missing(error):
+                return ()
+            raise
+        return tuple(str(mount["Source"]) for mount in record["Mounts"] if mount.get("Source"))
+
+    def images_in_use(self) -> set[str]:
+        """Return the ids of the images of all containers, ours or not, running or not."""
+        with translated("list containers"):
+            return {str(item["ImageID"]) for item in self._api.containers(all=True)}
+
     def endless_gpu_containers(self) -> tuple[str, ...]:
         """Return the names of GPU containers, ours or not, that Docker restarts for ever."""
         with translated("list containers"):
@@ -132,12 +147,19 @@ class Containers(DockerConnection):
             self._api.rename(container_id, name)
 
     def logs(
-        self, container_id: str, *, follow: bool = False, tail: int | None = None
+        self,
+        container_id: str,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        this_run: bool = False,
     ) -> Iterator[bytes]:
         """Return the container's output, oldest first, in chunks as they come.
 
-        With `follow` the iterator ends when the container does.
+        With `follow` the iterator ends when the container does. A container that was stopped and
+        started again has the output of both runs; `this_run` leaves the earlier ones out.
         """
+        since_s = self._last_end_s(container_id) if this_run else None
         with translated(f"read the log of {container_id[:12]}"):
             stream = self._api.logs(
                 container_id,
@@ -146,6 +168,7 @@ class Containers(DockerConnection):
                 stream=True,
                 follow=follow,
                 tail="all" if tail is None else tail,
+                since=since_s,
             )
             try:
                 yield from stream
@@ -154,15 +177,29 @@ class Containers(DockerConnection):
 
     @contextlib.contextmanager
     def open_log(self, container_id: str) -> Iterator[LogStream]:
-        """Follow a container's output from its beginning; another thread may close it."""
+        """Follow a container's output from the start of its run; another thread may close it."""
+        since_s = self._last_end_s(container_id)
         with translated(f"follow the log of {container_id[:12]}"):
-            stream = self._api.logs(container_id, stream=True, follow=True)
+            stream = self._api.logs(container_id, stream=True, follow=True, since=since_s)
         log = LogStream(stream)
         try:
             yield log
         finally:
             log.close()
             log.release()
+
+    def _last_end_s(self, container_id: str) -> float | None:
+        """Return when an earlier run ended, by Docker's own clock; None when there was none.
+
+        The start of this run is no good: its first lines may be older than the moment that Docker
+        notes. Where the clock was set back in between, nothing can be told apart.
+        """
+        fact = self.find_container(container_id)
+        ended = reports.parse_time(fact.finished_at) if fact is not None else None
+        started = reports.parse_time(fact.started_at) if fact is not None else None
+        if ended is None or started is None or started < ended:
+            return None
+        return ended.timestamp()
 
     def memory_bytes(self, container_id: str) -> int | None:
         """Return the memory a running container takes without page cache; None when unknown."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.node.container import ContainerFact, ImageFact
@@ -35,6 +36,15 @@ class BuildEvent:
     """Which layer the bytes belong to; a pull fetches several at a time."""
     image_id: str | None = None
     error: str | None = None
+
+
+def parse_time(text: str) -> datetime | None:
+    """Read Docker's time to the microsecond; None for its `never`, which is year 1."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment.astimezone(UTC) if moment.year > 1 else None
 
 
 def read_engine_info(item: Mapping[str, Any]) -> EngineInfo:

@@ -13,7 +13,7 @@ from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.plan.steps import Action, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sparkdeploy.doctor.finding import Finding
     from sparkdeploy.node.container import ContainerFact
@@ -46,7 +46,7 @@ def find_problems(
             observed.node,
             model_bytes=_model_bytes(observed),
             freed_bytes=_freed_bytes(observed, deployment),
-            promised_bytes=promised_bytes(observed, deployment),
+            promised_bytes=promised_bytes(observed.containers, deployment.name),
         )
     yield from _disk_problems(observed)
     yield from _docker_disk_problems(observed, needs.image_bytes)
@@ -67,12 +67,12 @@ def _freed_bytes(observed: Observed, deployment: Deployment) -> int:
     return int(existing.labels.get(labels.MEMORY, "0"))
 
 
-def promised_bytes(observed: Observed, deployment: Deployment) -> int:
+def promised_bytes(containers: Iterable[ContainerFact], deployment: str) -> int:
     """Return what the other deployments were planned to take, also those still loading."""
     return sum(
         int(item.labels.get(labels.MEMORY, "0"))
-        for item in observed.containers
-        if item.is_running and item.deployment != deployment.name
+        for item in containers
+        if item.is_running and item.deployment != deployment
     )
 
 

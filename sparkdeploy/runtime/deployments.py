@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
+from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from datetime import datetime
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
@@ -164,16 +165,6 @@ def uptime_s(fact: ContainerFact, now: datetime) -> float | None:
     started = parse_time(fact.started_at)
     # A clock that was set back is no reason to show a start in the future.
     return max((now - started).total_seconds(), 0.0) if started else None
-
-
-def parse_time(text: str) -> datetime | None:
-    """Read Docker's time (nanoseconds, year 1 for never)."""
-    whole, _, _ = text.rstrip("Z").partition(".")
-    try:
-        moment = datetime.fromisoformat(whole).replace(tzinfo=UTC)
-    except ValueError:
-        return None
-    return moment if moment.year > 1 else None
 
 
 def _deployment(name: str, facts: list[ContainerFact]) -> Deployment:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
-from sparkdeploy.runtime.deployments import parse_time
+from sparkdeploy.node.reports import parse_time
 from sparkdeploy.runtime.health import death
 
 if TYPE_CHECKING:

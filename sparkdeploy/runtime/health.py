@@ -105,7 +105,7 @@ def wait_until_answering(  # noqa: PLR0913 - the clock, its sleep and the tracke
                 detail=log_tail(tail, TAIL_LINES),
             ) from None
     # The thread that follows the log may lag behind, or have lost its stream.
-    return replace(readiness, facts=read_whole(host.logs(container_id)).facts)
+    return replace(readiness, facts=read_whole(host.logs(container_id, this_run=True)).facts)
 
 
 def death(

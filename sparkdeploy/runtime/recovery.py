@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy import labels
+from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.runtime.deployments import Deployment, find_deployment, uptime_s
 from sparkdeploy.runtime.replace import Replacement, drop_kept, returning_or_made
 
@@ -33,10 +34,12 @@ def recover(
     crashes_dir: Path,
     is_answering: Callable[[ContainerFact], bool],
     now: datetime,
+    check: Callable[[ContainerFact], None] = lambda _fact: None,
 ) -> Recovery:
     """Finish or revert what a CLI that died or detached left half done, under the node's lock.
 
-    A new container that still has time to start is left alone; `now` is an aware time.
+    A new container that still has time to start is left alone; one that answers and for which
+    `check` raises UnhealthyError is not what was asked for. `now` is an aware time.
     """
     found = find_deployment(host, deployment)
     if found is None:
@@ -46,14 +49,16 @@ def recover(
         return Recovery("nothing")
     new = found.serving
     if new is not None and new.is_running and is_answering(new):
+        try:
+            check(new)
+        except UnhealthyError as error:
+            return _reverted(host, found, crashes_dir, reason=error.message)
         _half_done(host, found, crashes_dir).commit()
         return Recovery("finished", f"{deployment}: the new container answers; the old one is gone")
     if new is not None and _may_still_start(new, now):
         return Recovery("waiting", f"{deployment}: the new container is still starting")
-    _half_done(host, found, crashes_dir).revert(
-        {"cause": {"meaning": "the command that started it was gone before it answered"}}
-    )
-    return Recovery("reverted", f"{deployment}: the old container is back; the new one is gone")
+    reason = "the command that started it was gone before it answered"
+    return _reverted(host, found, crashes_dir, reason=reason)
 
 
 def _drop_forgotten(host: DockerHost, found: Deployment) -> None:
@@ -71,8 +76,13 @@ def abandon(host: DockerHost, deployment: str, *, crashes_dir: Path, reason: str
     found = find_deployment(host, deployment)
     if found is None or found.replaced is None:
         return Recovery("nothing")
+    return _reverted(host, found, crashes_dir, reason=reason)
+
+
+def _reverted(host: DockerHost, found: Deployment, crashes_dir: Path, *, reason: str) -> Recovery:
     _half_done(host, found, crashes_dir).revert({"cause": {"meaning": reason}})
-    return Recovery("reverted", f"{deployment}: the old container is back; the new one is gone")
+    text = f"{found.name}: the old container is back; the new one is gone ({reason})"
+    return Recovery("reverted", text)
 
 
 def _half_done(host: DockerHost, found: Deployment, crashes_dir: Path) -> Replacement:

@@ -159,11 +159,16 @@ def begin_return(
     kept: ContainerFact,
     *,
     crashes_dir: Path,
+    before_start: Callable[[], None] = lambda: None,
 ) -> Replacement:
-    """Set the running container aside and start a kept one again; undo that when it fails."""
+    """Set the running container aside and start a kept one again; undo that when it fails.
+
+    `before_start` is as for `begin`.
+    """
     replacement = Replacement(host, kept.deployment, crashes_dir, origin=Origin.KEPT)
 
     def take() -> str:
+        before_start()
         host.rename(kept.container_id, container_name(kept.deployment))
         return kept.container_id
 

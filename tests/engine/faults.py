@@ -6,7 +6,9 @@ import contextlib
 import socket
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.runtime.deployments import Deployment, find_deployment
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
 
 NAME = "main"
 DISK_MIB = 1024
+LONGEST_KILL_S = 1.3
+"""A replacement takes about a second here."""
+NEVER = "--never-healthy"
+
+
+def seeds(count: int, *, in_ci: int) -> list[Any]:
+    """Return the seeds of a fault; the first few are part of every run, all of the slow one."""
+    late = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(in_ci, count)]
+    return [*range(in_ci), *late]
 
 
 @dataclass
@@ -92,6 +103,15 @@ class Ground:
         with self.host() as host:
             ours = [fact.container_id for fact in host.own_containers()]
         assert sorted(ours) == sorted(fact.container_id for fact in found.containers)
+
+    def tell_servers(self, name: str, text: str = "") -> None:
+        """Put a file into the model's folder, where every server sees it."""
+        (self.root / "model" / name).write_text(text)
+
+    def guard_has_seen_health(self) -> bool:
+        """Say whether the guard knows that its server has been healthy once."""
+        with model_at(self.port) as model:
+            return "stand_in:guard_answers 1" in model.exposition()
 
     def is_waited_for(self) -> bool:
         """Say whether a command waits for a start now."""

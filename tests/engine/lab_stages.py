@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import uuid
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
@@ -12,6 +15,8 @@ from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.stages import Stage, fingerprint
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
@@ -36,6 +41,22 @@ def make_stage(name: str, dockerfile: str, below: Stage | None = None, **more: o
         inputs=inputs,
     )
     return replace(stage, **more)  # type: ignore[arg-type]
+
+
+PROGRAMS = ("sh", "head", "sleep")
+
+
+def rootfs() -> Iterator[ContextFile]:
+    """Yield programs of this machine and the libraries they load, in the places they expect."""
+    libraries = set()
+    for name in PROGRAMS:
+        program = shutil.which(name)
+        assert program is not None
+        yield ContextFile(f"rootfs/bin/{name}", Path(program).resolve(), 0o755)
+        listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True)
+        libraries |= {word for word in listed.stdout.split() if word.startswith("/")}
+    for library in sorted(libraries):
+        yield ContextFile(f"rootfs{library}", Path(library).resolve(), 0o755)
 
 
 def build(host: DockerHost, stage: Stage, settings: Settings) -> ImageFact:

@@ -104,6 +104,18 @@ class SmallEngine:
         (pid,) = _children(self.daemon.pid)
         return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
+    def resize(self, size_mib: int) -> None:
+        """Make the disk larger or smaller, but not smaller than what it holds."""
+        disk = f"{self.folder}/disk"
+        argv = ("nsenter", f"--target={self.init_pid}", "--mount", "--",
+                "mount", "-o", f"remount,size={size_mib}m", disk)  # fmt: skip
+        subprocess.run(argv, check=True)
+
+    def used_mib(self) -> int:
+        """Return how much of the disk is taken."""
+        disk = os.statvfs(self.disk)
+        return (disk.f_blocks - disk.f_bfree) * disk.f_frsize >> 20
+
     def fill(self, *, leave_bytes: int) -> None:
         """Fill the disk until no more than this is free."""
         disk = os.statvfs(self.disk)

@@ -20,8 +20,8 @@ from sparkdeploy.runtime.client import ServedModel
 from sparkdeploy.runtime.health import ContainerDiedError, wait_until_answering
 from sparkdeploy.settings import load_settings, resources
 from tests.engine.conftest import until
-from tests.engine.program import Program
 from tests.engine.stand_in.replacing import put_in_place
+from tests.engine.twin_user import twin_user
 
 if TYPE_CHECKING:
     import subprocess
@@ -29,37 +29,18 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
+    from tests.engine.program import Program
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PORT = 18095
 NAME = "faulty"
 GIB = 1 << 30
-RECIPE = """\
-schema: 1
-name: faulty
-title: v2 on a twin and a CPU
-extends: v2
-engine: cpu-0.32
-model: {{path: {twin}}}
-serve:
-  port: {port}
-  attention_backend: null
-  max_model_len: 1024
-  enforce_eager: true
-  enable_prefix_caching: false
-limits: {{memory_floor_gib: 1, startup_timeout_s: 600}}
-"""
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    made = Program(tmp_path_factory.mktemp("faults-vllm"))
-    twin = made.root / "twin"
-    assert made.run("checkpoint", "twin", str(twin)).returncode == 0
-    recipes = made.root / "config" / "recipes"
-    recipes.mkdir(parents=True)
-    (recipes / "faulty.yaml").write_text(RECIPE.format(twin=twin, port=PORT))
+    made = twin_user(tmp_path_factory.mktemp("faults-vllm"), port=PORT)
     yield made
     made.run("down", NAME)
 

@@ -46,6 +46,32 @@ while True:
     time.sleep(60)  # what `ray start --block` does
 """
 
+RAY_STAND_IN = """
+import os, sys, time
+readable, writable = os.pipe()
+def daemon(count):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        for _ in range(count):
+            if os.fork() == 0:
+                break
+        os.write(writable, b"%d " % os.getpid())
+        while True:
+            time.sleep(60)
+    os.wait()
+for workers in (0, 0, 3):
+    daemon(workers)
+text = b""
+while text.count(b" ") < 6:
+    text += os.read(readable, 4096)
+print(text.decode(), flush=True)
+while True:
+    time.sleep(60)
+"""
+"""Like `ray start --block`: three daemons in sessions of their own, one with three workers."""
+
 
 class Mirror:
     """Keeps a meminfo file in step with one process; remembers the least it ever showed."""
@@ -55,7 +81,7 @@ class Mirror:
         self.least_bytes = FREE_BEFORE_BYTES
         self._file = path.open("wb", buffering=0)
         self._is_over = threading.Event()
-        self._show(FREE_BEFORE_BYTES)
+        self.show(FREE_BEFORE_BYTES)
 
     def follow(self, pid: int) -> None:
         """Mirror the process until it is gone or `close` is called."""
@@ -65,14 +91,15 @@ class Mirror:
                 resident_bytes = int(statm.read_text().split()[1]) * PAGE_BYTES
             except (OSError, IndexError):
                 return
-            self._show(FREE_BEFORE_BYTES - resident_bytes)
+            self.show(FREE_BEFORE_BYTES - resident_bytes)
 
     def close(self) -> None:
         """End `follow`."""
         self._is_over.set()
         self._file.close()
 
-    def _show(self, available_bytes: int) -> None:
+    def show(self, available_bytes: int) -> None:
+        """Write what is available now."""
         self.least_bytes = min(self.least_bytes, available_bytes)
         text = f"MemTotal: {125829120:>12} kB\nMemAvailable: {available_bytes // 1024:>12} kB\n"
         os.pwrite(self._file.fileno(), text.encode(), 0)
@@ -130,6 +157,29 @@ def test_what_a_child_has_sent_into_the_background_is_stopped_too(tmp_path: Path
     assert code == 86
     assert least_bytes >= FLOOR_BYTES
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_command_that_starts_daemons_is_stopped_with_all_of_them(tmp_path: Path) -> None:
+    mirror = Mirror(tmp_path / "meminfo")
+    with guarded(RAY_STAND_IN, tmp_path / "meminfo") as guard:
+        try:
+            assert guard.stdout is not None
+            pids = [int(word) for word in guard.stdout.readline().split()]
+            assert len({os.getsid(pid) for pid in pids}) == 3
+            assert guard.poll() is None
+            mirror.show(FLOOR_BYTES)
+            _, stderr = guard.communicate(timeout=60)
+        finally:
+            guard.kill()
+            mirror.close()
+
+    (said,) = [
+        json.loads(line.partition(": ")[2]) for line in stderr.splitlines() if "floor" in line
+    ]
+    assert guard.returncode == 86
+    assert said["exit_code"] == 86
+    assert said["killed_processes"] == 7
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
 
 
 def test_a_stop_also_ends_what_was_sent_into_the_background(tmp_path: Path) -> None:

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import tarfile
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.plan.container import Deployment, HostFolders, Weights, container_spec
+from sparkdeploy.plan.container import (
+    UNPRIVILEGED_ID,
+    Deployment,
+    HostFolders,
+    Weights,
+    container_spec,
+)
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.runtime.evidence import save_evidence
 from sparkdeploy.settings import resources
 from tests.engine.conftest import TEST_LABEL, free_port, model_at, until
 from tests.engine.program import Program
-from tests.engine.stand_in.image import SERVER
+from tests.engine.stand_in.engine import build_image
 from tests.engine.test_network_exposure import _some_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from sparkdeploy.node.host import DockerHost
 
@@ -41,29 +49,39 @@ def found_in(text: str) -> list[str]:
     return [word for word in WORDS if word in text]
 
 
+@pytest.fixture(scope="module")
+def guarded_image(host: DockerHost, python_base_image: str) -> str:
+    """The stand-in beneath the real guard, which hands the key on."""
+    return build_image(host, python_base_image)
+
+
 @pytest.fixture
 def deployed(
-    host: DockerHost, stand_in_image: str, mark: str, deployment: str, tmp_path: Path
+    host: DockerHost, guarded_image: str, mark: str, deployment: str, tmp_path: Path
 ) -> Iterator[str]:
     """A public deployment in the product's shape, with a key, served by the stand-in."""
     key = tmp_path / "state" / "keys" / deployment
     key.parent.mkdir(parents=True, mode=0o700)
     key.write_text(KEY + "\n")
     key.chmod(0o600)
+    os.chown(key, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
     port = free_port()
     cache = tmp_path / "cache"
     cache.mkdir()
     shape = container_spec(
-        load_recipe(Library((resources() / "recipes",)), "v2", [f"serve.port={port}"]),
+        load_recipe(
+            Library((resources() / "recipes",)),
+            "v2",
+            [f"serve.port={port}", "limits.memory_floor_gib=0.5"],
+        ),
         Weights(_some_model(tmp_path)),
-        image=stand_in_image,
+        image=guarded_image,
         deployment=Deployment(deployment, Exposure.PUBLIC),
         folders=HostFolders(cache=cache, key_file=key),
     )
     spec = replace(
         shape,
-        entrypoint=("python3", SERVER),
-        command=("--port", str(port), "--log", "cpu-0.32-mtp"),
+        env={**shape.env, "STAND_IN": "--log cpu-0.32-mtp"},
         gpus="none",
         ulimits=(),
         labels={**shape.labels, TEST_LABEL: mark},
@@ -109,15 +127,29 @@ def test_what_others_can_read_holds_no_secret(
         details={"plan": json.loads(places["plan v2 --public --json"])},
     )
     assert (folder / "plan.json").is_file()
+    for subject in (deployment, str(folder)):
+        bundle = tmp_path / f"bundle-{len(places)}.tar.gz"
+        done = program.run("diagnose", subject, "--output", str(bundle))
+        assert done.returncode == 0, done.stderr
+        places[f"diagnose {subject}"] = done.stdout + done.stderr
+        places |= {f"{bundle.name} {name}": text for name, text in packed(bundle).items()}
     places |= {str(path): path.read_text(errors="replace") for path in files(tmp_path)}
     assert {place: words for place, text in places.items() if (words := found_in(text))} == {}
-    assert len(places) > 12
+    assert len(places) > 30
 
 
 def test_the_search_would_find_one(tmp_path: Path) -> None:
     (tmp_path / "crashes").mkdir()
     (tmp_path / "crashes" / "container.log").write_text(f"INFO api_key=['{KEY}']")
     assert [found_in(path.read_text()) for path in files(tmp_path)] == [[KEY]]
+
+
+def test_the_key_is_in_use_all_the_same(host: DockerHost, deployed: str) -> None:
+    guard = int(host.inspect(deployed)["State"]["Pid"])
+    (server,) = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
+
+    assert KEY in Path(f"/proc/{server}/environ").read_text()
+    assert KEY not in Path(f"/proc/{guard}/environ").read_text()
 
 
 def test_the_key_is_its_users_alone(host: DockerHost, deployed: str, tmp_path: Path) -> None:
@@ -132,6 +164,17 @@ def files(folder: Path) -> list[Path]:
     return [
         path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent.name != "keys"
     ]
+
+
+def packed(bundle: Path) -> dict[str, str]:
+    """The files of a bug report; what is compressed cannot be searched as it is."""
+    with tarfile.open(bundle) as tar:
+        members = {name: tar.extractfile(name) for name in tar.getnames()}
+        return {
+            name: file.read().decode(errors="replace")
+            for name, file in members.items()
+            if file is not None
+        }
 
 
 def output(*command: str) -> str:

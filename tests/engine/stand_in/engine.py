@@ -87,10 +87,10 @@ def build_image(host: DockerHost, base: str) -> str:
     return REFERENCE
 
 
-def copy_image(source: DockerHost, target: DockerHost, reference: str) -> None:
-    """Carry an image from one engine to another."""
+def copy_image(source: DockerHost, target: DockerHost, *references: str) -> None:
+    """Carry images from one engine to another."""
     with tempfile.TemporaryFile() as archive:
-        for chunk in source.save_images([reference]):
+        for chunk in source.save_images(references):
             archive.write(chunk)
         archive.seek(0)
         target.load_images(archive)

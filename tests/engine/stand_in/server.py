@@ -4,6 +4,7 @@ Runs inside the test image; nothing of sparkdeploy is importable there.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 LOGS = Path(__file__).parent / "logs"
+MODELS = Path("/m/hub")
+"""Where a model's folder is mounted, through which a test may speak to a running server."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -31,8 +34,10 @@ def main(argv: list[str] | None = None) -> None:
     if orders.die_after_s is not None:
         threading.Thread(target=_die, args=(orders,), daemon=True).start()
     _replay(orders.log, orders.lines_per_s)
-    while orders.never_healthy:
-        time.sleep(1)
+    if orders.model_log and (log := _model_file(orders.model_log)):
+        print(log.read_text(), file=sys.stderr, flush=True)
+    while orders.never_healthy or (orders.wait_for and not _model_file(orders.wait_for)):
+        time.sleep(0.02)
     server = _Server(orders)
     print("INFO:     Application startup complete.", file=sys.stderr, flush=True)
     server.serve_forever(0.05)
@@ -46,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--text", default=" Paris", help="what every answer says")
     parser.add_argument("--say", help="a line of the log")
     parser.add_argument("--log", help="recorded log that is replayed before the API starts")
+    parser.add_argument("--model-log", help="a file in the model's folder that is said too")
+    parser.add_argument("--wait-for", help="start the API when the model's folder has this file")
     parser.add_argument("--lines-per-s", type=float, default=2000.0)
     parser.add_argument("--die-after-s", type=float)
     parser.add_argument("--exit-code", type=int, default=1)
@@ -56,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hog-after-s", type=float, help="then take 1 GiB a second, up to 1.5")
     parser.add_argument("--answer-status", type=int, default=200)
     return parser
+
+
+def _model_file(name: str) -> Path | None:
+    return next(MODELS.glob(f"*/{name}"), None)
 
 
 def _stop(*_: object) -> None:
@@ -104,6 +115,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", orders.port), _Handler)
         self.orders = orders
         self.generated_tokens = 0
+        self.guard_answers = 0
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -112,10 +124,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/health":
             self._answer(200, "")
+            self._count_the_guard()
         elif self.path == "/v1/models":
             self._answer(200, {"data": [{"id": self.server.orders.served_model_name}]})
         elif self.path == "/metrics":
-            self._answer(200, f"vllm:generation_tokens_total {self.server.generated_tokens}\n")
+            figures = f"vllm:generation_tokens_total {self.server.generated_tokens}\n"
+            self._answer(200, f"{figures}stand_in:guard_answers {self.server.guard_answers}\n")
         else:
             self._answer(404, "no such route")
 
@@ -132,6 +146,13 @@ class _Handler(BaseHTTPRequestHandler):
             choice = {"finish_reason": "length", "message": {"content": orders.text}}
         usage = {"prompt_tokens": 5, "completion_tokens": tokens}
         self._answer(200, {"choices": [choice], "usage": usage})
+
+    def _count_the_guard(self) -> None:
+        """The guard, which gives no name, has read its answer when it closes the connection."""
+        if not self.headers.get("User-Agent"):
+            with contextlib.suppress(ConnectionError):  # it leaves the rest unread
+                self.rfile.read(1)
+            self.server.guard_answers += 1
 
     def _answer(self, status: int, content: object) -> None:
         text = content if isinstance(content, str) else json.dumps(content)

@@ -2,7 +2,8 @@
 
 A fork is a process of its own, with its own signals and exit code; it can be killed like any.
 `python -m tests.engine.stand_in.warm_cli` is the parent: a JSON line on stdin, `{argv,
-clock_offset_s, output}`, starts one; the answer is its pid and, when it has ended, its exit code.
+clock_offset_s, output, deadline_s}`, starts one; the answer is its pid and, when it has ended, its
+exit code.
 """
 
 from __future__ import annotations
@@ -40,6 +41,15 @@ class Running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
+    def hears(self, number: signal.Signals) -> bool:
+        """Say whether it has come so far as to handle a signal itself; True when it has ended."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except OSError:
+            return True
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        return bool(caught >> (number - 1) & 1)
+
     def wait(self) -> int:
         """Return the exit code, negative for a signal."""
         if self.code is None:
@@ -58,6 +68,8 @@ class WarmCli:
 
     env: Mapping[str, str]
     folder: Path
+    deadline_s: float = DEADLINE_S
+    """How long one command may take."""
     _parent: subprocess.Popen[str] = field(init=False)
     _count: int = field(default=0, init=False)
     _last: Running | None = field(default=None, init=False)
@@ -85,7 +97,12 @@ class WarmCli:
         self._count += 1
         output = self.folder / f"command-{self._count}.log"
         output.touch()
-        order = {"argv": argv, "clock_offset_s": clock_offset_s, "output": str(output)}
+        order = {
+            "argv": argv,
+            "clock_offset_s": clock_offset_s,
+            "output": str(output),
+            "deadline_s": self.deadline_s,
+        }
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
         self._parent.stdin.write(json.dumps(order) + "\n")
@@ -114,7 +131,7 @@ def main() -> None:
         if pid == 0:
             _become(order)
         print(pid, flush=True)
-        print(_ended(pid), flush=True)
+        print(_ended(pid, order["deadline_s"]), flush=True)
 
 
 def _import_everything() -> None:
@@ -162,8 +179,8 @@ def _shift_clock(offset_s: float) -> None:
             module.datetime = Shifted  # type: ignore[attr-defined]
 
 
-def _ended(pid: int) -> int:
-    deadline_s = time.monotonic() + DEADLINE_S
+def _ended(pid: int, within_s: float) -> int:
+    deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:

@@ -9,19 +9,16 @@ import pytest
 
 from sparkdeploy.apply.room import RETURN_TIMEOUT_S, Machine, PageCache, make_room
 from sparkdeploy.errors import NodeError
-from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.gpu import GpuFact
-from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.make import make_plan
+from sparkdeploy.plan.capacity import MemoryClaim, memory_claim
 from sparkdeploy.recipe.load import Library, load_recipe
-from tests.unit.conftest import REPOSITORY
-from tests.unit.plan.facts import FOLDERS, GIB, observed
+from tests.unit.plan.facts import GIB, SPARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.plan.observed import NodeFact
 
 
 @dataclass
@@ -34,8 +31,9 @@ class Clocked:
     now_s: float = 0.0
 
     def meminfo(self) -> Mapping[str, int]:
-        available = 120 * GIB if self.now_s >= self.back_at_s else 20 * GIB
-        return {"MemAvailable": available, "MemFree": min(self.free, available)}
+        available = 118 * GIB if self.now_s >= self.back_at_s else 20 * GIB
+        free = min(self.free, available)
+        return {"MemTotal": 119 * GIB, "MemAvailable": available, "MemFree": free}
 
     def sleep(self, duration_s: float) -> None:
         self.now_s += duration_s
@@ -45,15 +43,15 @@ class Clocked:
 
 
 @pytest.fixture
-def plan(shipped: Library) -> Plan:
-    resolved, facts = load_recipe(shipped, "v2"), observed()
-    stages = stages_of(
-        resolved.engine,
-        base_source=facts.base_source,
-        architecture=facts.node.architecture,
-        resources=REPOSITORY,
-    )
-    return make_plan(resolved, facts, stages=stages, deployment=Deployment("main"), folders=FOLDERS)
+def claim(shipped: Library) -> MemoryClaim:
+    return claim_of(shipped, SPARK)
+
+
+def claim_of(shipped: Library, node: NodeFact) -> MemoryClaim:
+    resolved = load_recipe(shipped, "v2")
+    claim = memory_claim(resolved.recipe, resolved.engine, node)
+    assert claim is not None
+    return claim
 
 
 @pytest.fixture
@@ -61,65 +59,83 @@ def clocked(tmp_path: Path) -> Clocked:
     return Clocked(tmp_path / "drop_caches")
 
 
-def test_memory_that_is_there_is_not_waited_for(plan: Plan, clocked: Clocked) -> None:
-    make_room(plan, PageCache.ASK, clocked.machine())
+def test_memory_that_is_there_is_not_waited_for(claim: MemoryClaim, clocked: Clocked) -> None:
+    make_room(claim, PageCache.ASK, clocked.machine())
 
     assert clocked.now_s == 0
     assert not clocked.drop_caches.exists()
 
 
-def test_memory_of_a_stopped_container_is_waited_for(plan: Plan, clocked: Clocked) -> None:
+def test_memory_of_a_stopped_container_is_waited_for(claim: MemoryClaim, clocked: Clocked) -> None:
     clocked.back_at_s = 7
 
-    make_room(plan, PageCache.ASK, clocked.machine())
+    make_room(claim, PageCache.ASK, clocked.machine())
 
     assert 7 <= clocked.now_s < 8
 
 
-def test_memory_that_does_not_come_back_is_an_error(plan: Plan, clocked: Clocked) -> None:
+def test_memory_that_does_not_come_back_is_an_error(claim: MemoryClaim, clocked: Clocked) -> None:
     clocked.back_at_s = RETURN_TIMEOUT_S + 60
 
     with pytest.raises(NodeError, match=r"but only 20\.0 GiB are available"):
-        make_room(plan, PageCache.DROP, clocked.machine())
+        make_room(claim, PageCache.DROP, clocked.machine())
 
 
 def test_a_page_cache_in_the_way_is_told_and_left_alone(
-    plan: Plan, clocked: Clocked, capsys: pytest.CaptureFixture[str]
+    claim: MemoryClaim, clocked: Clocked, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clocked.free = 30 * GIB
 
-    make_room(plan, PageCache.ASK, clocked.machine())
+    make_room(claim, PageCache.ASK, clocked.machine())
 
     assert "the page cache holds" in capsys.readouterr().err
     assert not clocked.drop_caches.exists()
 
 
-def test_a_page_cache_in_the_way_is_dropped_with_consent(plan: Plan, clocked: Clocked) -> None:
+def test_a_page_cache_in_the_way_is_dropped_with_consent(
+    claim: MemoryClaim, clocked: Clocked
+) -> None:
     clocked.free = 30 * GIB
 
-    make_room(plan, PageCache.DROP, clocked.machine())
+    make_room(claim, PageCache.DROP, clocked.machine())
 
     assert clocked.drop_caches.read_text() == "1\n"
 
 
 def test_a_page_cache_that_may_not_be_dropped_is_no_failure(
-    plan: Plan, clocked: Clocked, capsys: pytest.CaptureFixture[str]
+    claim: MemoryClaim, clocked: Clocked, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clocked.free, clocked.drop_caches = 30 * GIB, clocked.drop_caches / "nowhere"
 
-    make_room(plan, PageCache.DROP, clocked.machine())
+    make_room(claim, PageCache.DROP, clocked.machine())
 
     assert "sudo tee" in capsys.readouterr().err
 
 
 def test_a_gpu_with_memory_of_its_own_does_not_mind_the_page_cache(
-    plan: Plan, clocked: Clocked
+    shipped: Library, clocked: Clocked
 ) -> None:
     gpu = GpuFact("H200", "9.0", memory_bytes=139 * GIB)
-    node = replace(plan.observed.node, gpu=gpu)
     clocked.free = 30 * GIB
 
-    own = replace(plan, observed=replace(plan.observed, node=node))
-    make_room(own, PageCache.DROP, clocked.machine())
+    make_room(claim_of(shipped, replace(SPARK, gpu=gpu)), PageCache.DROP, clocked.machine())
 
     assert not clocked.drop_caches.exists()
+
+
+def test_memory_that_other_deployments_take_is_not_waited_for(
+    claim: MemoryClaim, clocked: Clocked
+) -> None:
+    with pytest.raises(NodeError, match=r"only 59\.0 GiB are available"):
+        make_room(claim, PageCache.DROP, clocked.machine(), others_bytes=60 * GIB)
+
+    assert clocked.now_s == 0
+
+
+def test_a_machine_whose_memory_nobody_knows_is_not_refused(
+    claim: MemoryClaim, clocked: Clocked
+) -> None:
+    make_room(claim, PageCache.ASK, replace(clocked.machine(), meminfo=dict))
+    make_room(None, PageCache.ASK, clocked.machine())
+
+    assert clocked.now_s == 0

@@ -36,7 +36,8 @@ def double(small_twin: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDou
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     return Run(monkeypatch, capsys)
 
 

@@ -1,0 +1,267 @@
+"""Whatever ends a command while it changes a deployment, and who puts things right after it.
+
+The stand-in runs in the real container under the real guard, on an engine of the test's own; a
+start takes a second. After each fault: nothing is half done once the next command has run, no
+server is left over, never do two run, and the next `up` works.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.apply import deploy
+from sparkdeploy.apply.drafting import resolve
+from sparkdeploy.apply.planning import make_request
+from sparkdeploy.node.container import ContainerSpec
+from sparkdeploy.plan.container import container_name
+from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.settings import load_settings
+from tests.engine.conftest import until
+from tests.engine.faults import LONGEST_KILL_S, NAME, NEVER, Ground, seeds
+from tests.engine.stand_in.engine import REFERENCE
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+
+PROGRAM = (sys.executable, "-m", "sparkdeploy")
+
+
+# ---- the CLI --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", seeds(50, in_ci=12))
+def test_a_cli_killed_at_any_moment_is_recovered_from(place: Ground, seed: int) -> None:
+    chance = random.Random(seed)
+    if chance.random() < 0.2:
+        assert place.cli.run("down")[0] == 0
+    command = place.start(f"new-{seed}")
+    time.sleep(chance.uniform(0, LONGEST_KILL_S))
+    command.send(signal.SIGKILL)
+
+    assert command.wait() in {-signal.SIGKILL, 0}
+    assert place.servers() <= 1
+    place.settle()
+    code, said = place.cli.run("status")
+    assert code == 0
+    found = place.deployment()
+    assert ("half replaced" in said) is (found is not None and found.is_half_replaced)
+    if chance.random() < 0.3:
+        code, said = place.cli.run("rollback")
+        assert code == 0, said
+    code, said = place.up(f"new-{seed}")
+    assert code == 0, said
+    place.check_whole(f"new-{seed}")
+
+
+@pytest.mark.parametrize("seed", seeds(4, in_ci=1))
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_cli_that_is_interrupted_puts_things_right_itself(
+    deployed: Ground, name: str, seed: int
+) -> None:
+    command = deployed.start("new", behaviour="--log cpu-0.32-mtp --lines-per-s 300")
+    until(lambda: command.hears(signal.SIGHUP), timeout_s=30)
+    time.sleep(random.Random(f"{name}{seed}").uniform(0.1, LONGEST_KILL_S))
+    command.send(signal.Signals[name])
+
+    code = command.wait()
+
+    assert code in {130, 0}, command.said()
+    assert "Traceback" not in command.said()
+    # Interrupted after the answer, the new one stays all the same.
+    deployed.check_whole(*(["new"] if code == 0 else ["old", "new"]))
+
+
+def test_an_interrupted_first_start_goes_on(place: Ground) -> None:
+    place.cli.run("down")
+    command = place.start("first", behaviour="--wait-for go")
+    until(lambda: place.servers() == 1, timeout_s=30)
+    until(place.is_waited_for, timeout_s=30)
+    command.send(signal.SIGHUP)
+
+    assert command.wait() == 130
+    assert "goes on starting" in command.said()
+    place.tell_servers("go")
+    place.check_whole("first")
+
+
+# ---- another command ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("word", "left"), [("down", None), ("rollback", "old")])
+def test_a_start_is_ended_by_another_command(deployed: Ground, word: str, left: str | None) -> None:
+    command = deployed.start("new", behaviour=NEVER)
+    until(deployed.is_waited_for, timeout_s=30)
+    code, said = other_command(deployed, "status", "--json")
+    assert code == 0
+    (row,) = json.loads(said)
+    assert row["state"] == "being replaced"
+    assert "sparkdeploy up standin --name main" in row["half_done"]
+
+    code, said = other_command(deployed, word)
+
+    assert code == 0, said
+    assert command.wait() == 7
+    assert "stopped or replaced by another command" in command.said()
+    if left is None:
+        assert deployed.deployment() is None
+        assert deployed.servers() == 0
+    else:
+        deployed.check_whole(left)
+
+
+def other_command(place: Ground, *argv: str) -> tuple[int, str]:
+    """Run a command beside the one under way, which the warm CLI cannot."""
+    done = subprocess.run(
+        [*PROGRAM, *argv],
+        env={**os.environ, **place.cli.env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+# ---- what a start is held against ------------------------------------------------------------
+
+STRICT = ("--set", "backends.warn_only=[]")
+AS_PLANNED = "Initializing a V1 LLM engine (v0.25.1) with config: speculative_config=None, x"
+FALLEN_BACK = (
+    "Initializing a V1 LLM engine (v0.25.1) with config: "
+    "speculative_config=SpeculativeConfig(method='mtp', num_spec_tokens=2), x"
+)
+
+
+def test_a_rollback_to_something_else_than_was_planned_is_none(place: Ground) -> None:
+    place.tell_servers("returning.log", AS_PLANNED)
+    assert place.up("old", *STRICT, behaviour="--model-log returning.log")[0] == 0
+    assert place.up("new", *STRICT)[0] == 0
+    place.tell_servers("returning.log", FALLEN_BACK)
+
+    code, said = place.cli.run("rollback")
+
+    assert code == 7, said
+    assert "speculation: planned off, runs mtp 2" in said
+    place.check_whole("new")
+    place.tell_servers("returning.log", AS_PLANNED)
+    code, said = place.cli.run("rollback")
+    assert code == 0, said
+    place.check_whole("old")
+
+
+def test_a_rollback_that_lacks_memory_leaves_the_newer_one(deployed: Ground) -> None:
+    assert deployed.up("new")[0] == 0
+    with deployed.host() as own:
+        other = own.create(a_large_neighbour())
+        own.start(other)
+        code, said = deployed.cli.run("rollback")
+        own.remove(other)
+
+    assert code == 4, said
+    assert "memory: 4.0 GiB needed and 0.5 GiB kept free" in said
+    deployed.check_whole("new")
+    code, said = deployed.cli.run("rollback")
+    assert code == 0, said
+    deployed.check_whole("old")
+
+
+def a_large_neighbour() -> ContainerSpec:
+    """Another deployment that was promised more memory than any machine has."""
+    return ContainerSpec(
+        name=container_name("large"),
+        image=REFERENCE,
+        entrypoint=("python3", "-c", "import time; time.sleep(600)"),
+        command=(),
+        env={},
+        mounts=(),
+        user="65532:65532",
+        gpus="none",
+        tmpfs={},
+        shm_size_bytes=1 << 20,
+        labels={
+            labels.KIND: "container",
+            labels.DEPLOYMENT: "large",
+            labels.MEMORY: str(1 << 50),
+        },
+    )
+
+
+def test_what_a_killed_command_left_is_held_against_its_plan_too(deployed: Ground) -> None:
+    deployed.tell_servers("left.log", FALLEN_BACK)
+    command = deployed.start("new", *STRICT, behaviour="--model-log left.log --wait-for left")
+    until(deployed.is_waited_for, timeout_s=30)
+    command.send(signal.SIGKILL)
+    command.wait()
+    deployed.tell_servers("left")
+    assert deployed.text() == "new"
+
+    code, said = deployed.cli.run("rollback")
+
+    assert code == 0, said
+    assert "speculation: planned off, runs mtp 2" in said
+    deployed.check_whole("old")
+
+
+def test_a_left_start_that_answers_a_moment_too_late_is_settled_by_the_same_up(
+    deployed: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behaviour = "--wait-for late"
+    command = deployed.start("new", behaviour=behaviour)
+    until(deployed.is_waited_for, timeout_s=30)
+    command.send(signal.SIGKILL)
+    command.wait()
+
+    def answer_meanwhile(*_: object) -> bool:
+        deployed.tell_servers("late")
+        return deployed.text() != "new"
+
+    # Between the look at what was left and the look at what runs.
+    monkeypatch.setattr(deploy, "bring_models", answer_meanwhile)
+    for name, value in deployed.cli.env.items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    request = make_request(
+        "standin",
+        [f"serve.env.STAND_IN=--text 'new' {behaviour}"],
+        name=NAME,
+        exposure=Exposure.LOOPBACK,
+        settings=settings,
+    )
+    deploy.up(
+        resolve(request, settings),
+        request,
+        settings,
+        extent=deploy.Extent.ANSWER,
+        consent=lambda _: True,
+    )
+
+    deployed.check_whole("new")
+
+
+# ---- the clock ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset_s", [-86400.0, 86400.0])
+def test_a_clock_that_jumps_leaves_every_way_open(deployed: Ground, offset_s: float) -> None:
+    command = deployed.start("new", behaviour=NEVER)
+    until(deployed.is_waited_for, timeout_s=30)
+    command.send(signal.SIGKILL)
+    command.wait()
+
+    code, said = deployed.cli.run("status", "--json", clock_offset_s=offset_s)
+    assert code == 0
+    assert json.loads(said)[0]["uptime_s"] >= 0
+    code, said = deployed.cli.run("rollback", clock_offset_s=offset_s)
+    assert code == 0, said
+    deployed.check_whole("old")
+    code, said = deployed.cli.run("up", "standin", "--yes", clock_offset_s=offset_s)
+    assert code == 0, said
+    deployed.check_whole(" Paris")

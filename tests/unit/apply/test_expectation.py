@@ -1,0 +1,90 @@
+"""What a container carries of its plan, for a start that has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.apply.expectation import (
+    Expectation,
+    Treatment,
+    expectation_of,
+    expectation_on,
+)
+from sparkdeploy.apply.serving import check_truth
+from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.image.stages import stages_of
+from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.make import make_plan
+from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.runtime.facts import EngineFacts
+from tests.unit.conftest import REPOSITORY
+from tests.unit.plan.facts import FOLDERS, GIB, model_fact, observed
+
+if TYPE_CHECKING:
+    from sparkdeploy.plan.steps import Plan
+
+AS_PLANNED = EngineFacts(
+    attention_backend="FLASHINFER",
+    moe_backend="MARLIN",
+    linear_kernels=("MarlinLinearKernel",),
+    graph_mode="FULL_AND_PIECEWISE",
+    speculation="mtp 2",
+)
+
+
+@pytest.fixture
+def plan(shipped: Library) -> Plan:
+    resolved = load_recipe(shipped, "v2")
+    facts = observed(model=model_fact(treated=False))
+    stages = stages_of(
+        resolved.engine,
+        base_source=facts.base_source,
+        architecture=facts.node.architecture,
+        resources=REPOSITORY,
+    )
+    return make_plan(resolved, facts, stages=stages, deployment=Deployment("main"), folders=FOLDERS)
+
+
+def carried(expected: Expectation) -> ContainerFact:
+    known = {labels.EXPECTATION: expected.as_label()}
+    return ContainerFact("c" * 64, "sparkdeploy-main-kept-1", "sha256:0", "exited", known)
+
+
+def test_what_a_plan_promises_is_read_back_from_its_container(plan: Plan) -> None:
+    expected = expectation_of(plan)
+    treated = replace(expected, treatment=Treatment(84, "int8", 32768))
+
+    assert expected.memory is not None
+    assert expected.memory.needed_bytes > 100 * GIB
+    assert not expected.memory.page_cache_counts
+    assert {item.subject for item in expected.backends} >= {"attention", "speculation"}
+    assert expectation_on(carried(expected)) == expected
+    assert expectation_on(carried(treated)) == treated
+
+
+@pytest.mark.parametrize("text", [None, "", "no json", "{}", '{"memory": 1}', "[]"])
+def test_a_container_of_another_version_promises_nothing(text: str | None) -> None:
+    known = {} if text is None else {labels.EXPECTATION: text}
+
+    assert expectation_on(ContainerFact("c", "x", "sha256:0", "exited", known)) is None
+
+
+def test_what_was_read_back_judges_like_the_plan(plan: Plan) -> None:
+    expected = expectation_on(carried(expectation_of(plan)))
+    assert expected is not None
+
+    check_truth(expected, AS_PLANNED)
+    with pytest.raises(UnhealthyError, match="planned FLASHINFER, runs TRITON_ATTN"):
+        check_truth(expected, replace(AS_PLANNED, attention_backend="TRITON_ATTN"))
+    treated = replace(expected, treatment=Treatment(84, "int8", 32768))
+    done = replace(AS_PLANNED, fp8_layers=84, lm_head="int8", draft_head_rows=32768)
+    check_truth(treated, done)
+    with pytest.raises(UnhealthyError, match="said nothing"):
+        check_truth(treated, AS_PLANNED)
+    with pytest.raises(UnhealthyError, match="draft head of 32768 rows, and the plugin made none"):
+        check_truth(treated, replace(done, draft_head_rows=None))
