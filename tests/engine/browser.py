@@ -68,6 +68,8 @@ class Browser:
         """Open a page on a screen and wait until it is loaded."""
         metrics = {"width": screen.width, "height": screen.height, "deviceScaleFactor": 1}
         self.devtools("Emulation.setDeviceMetricsOverride", {**metrics, "mobile": False})
+        # As on a phone: else a picture is narrower than the page by the width of a scrollbar.
+        self.devtools("Emulation.setScrollbarsHidden", {"hidden": True})
         scheme = {"name": "prefers-color-scheme", "value": screen.scheme}
         self.devtools("Emulation.setEmulatedMedia", {"media": "", "features": [scheme]})
         self._post("/url", {"url": url})

@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.report.section import Shown
 
 SPARK = "DGX Spark"
+OTHERS = "The published figures are other people's, taken on one DGX Spark."
 FIGURES = {"end_to_end_tok_s": "end to end", "stream_decode_tok_s": "decode only"}
 
 
 def published_section(runs: Sequence[Shown], field: Field) -> Section:
     """Every published figure of the runs' recipes, and what others reached with other set-ups."""
     rows = [row for shown in runs for row in _rows(shown, field)]
-    others = [
-        ("-", other.what, "-", figure(other.tok_s), "-", f"{other.method}; {other.source}")
-        for other in field.others
-    ]
+    if not rows:
+        return _others_section(field)
+    others = [("-", what, "-", tok_s, "-", said) for what, tok_s, said in _others(field)]
     elsewhere = [shown.name for shown in runs if not _on_a_spark(shown)]
-    notes = ["The published figures are other people's, taken on one DGX Spark."]
+    notes = [OTHERS]
     if elsewhere:
         names = ", ".join(elsewhere)
         notes.append(f"Not taken on a DGX Spark, so the difference says little: {names}.")
@@ -42,6 +42,26 @@ def published_section(runs: Sequence[Shown], field: Field) -> Section:
         table=Table(columns, (*rows, *others)),
         notes=tuple(notes),
     )
+
+
+def _others_section(field: Field) -> Section:
+    columns = ("what", "published", "method and source")
+    return Section(
+        anchor="published",
+        heading="Published figures",
+        explanation=(
+            "No published figure of these runs' recipes is known. These are of other set-ups, in "
+            "tokens a second for one request."
+        ),
+        charts=(),
+        table=Table(columns, tuple(_others(field)), text_columns=1),
+        notes=(OTHERS,),
+    )
+
+
+def _others(field: Field) -> Iterator[tuple[str, str, str]]:
+    for other in field.others:
+        yield other.what, figure(other.tok_s), f"{other.method}; {other.source}"
 
 
 def _rows(shown: Shown, field: Field) -> Iterator[tuple[str, ...]]:

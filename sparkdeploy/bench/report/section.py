@@ -54,13 +54,16 @@ def figure(value: float | None, digits: int = 1) -> str:
 
 def interval(summary: Summary | None, digits: int = 1) -> str:
     """Return a 95 % interval as the tables write it."""
-    if summary is None or not (plottable(summary.low95) and plottable(summary.high95)):
-        return "-"
-    return f"{figure(summary.low95, digits)} to {figure(summary.high95, digits)}"
+    low, high = bounds(summary) if summary is not None else (None, None)
+    return "-" if low is None else f"{figure(low, digits)} to {figure(high, digits)}"
 
 
 def bounds(summary: Summary) -> tuple[float | None, float | None]:
-    """Return the interval's ends for a chart: both or none."""
-    if plottable(summary.low95) and plottable(summary.high95):
-        return summary.low95, summary.high95
-    return None, None
+    """Return the interval's ends for a chart: both or none.
+
+    Few rounds that differ much give an interval below zero, where no figure of ours can be.
+    """
+    if summary.low95 is None or not plottable(summary.high95):
+        return None, None
+    low = max(summary.low95, 0.0)
+    return (low, summary.high95) if plottable(low) else (None, None)

@@ -127,6 +127,7 @@ def test_a_run_reads_well() -> None:
     assert any("4 requests failed" in line or "requests failed" in line for line in lines)
     assert any("llama-benchy 0.4.0" in line for line in lines)
     assert any("not finished" in line for line in lines)
+    assert max(map(len, lines)) <= 110
 
 
 def test_an_empty_list_says_how_to_begin() -> None:

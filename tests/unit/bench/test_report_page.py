@@ -111,6 +111,35 @@ def test_figures_stand_beside_published_ones_with_source(field: Field) -> None:
     assert "Not taken on a DGX Spark" not in page.text
 
 
+def test_a_machine_that_is_no_spark_is_said(field: Field) -> None:
+    page = page_of(changed(sample_run("v2"), _elsewhere), field=field)
+    assert "Not taken on a DGX Spark, so the difference says little: v2." in page.text
+
+
+def _elsewhere(record: dict[str, Any]) -> dict[str, Any]:
+    record["origin"]["machine"].update(product="A desktop", gpu="NVIDIA H200")
+    return record
+
+
+def test_runs_of_a_recipe_nobody_published_stand_beside_nothing(field: Field) -> None:
+    page = page_of(sample_run("my-own"), field=field)
+    assert "No published figure of these runs' recipes is known" in page.text
+    assert "Beside published figures" not in page.text
+    assert "official GPTQ-Int4 15.0" in page.text
+
+
+def test_an_interval_of_few_rounds_ends_where_speeds_end(field: Field) -> None:
+    """Two rounds that differ much have an interval that reaches below zero."""
+    page = page_of(changed(sample_run("v2"), _wide_interval), field=field)
+    assert "49.0 0.0 to 160.0" in page.text
+
+
+def _wide_interval(record: dict[str, Any]) -> dict[str, Any]:
+    summary = record["suites"][0]["cells"][0]["statistics"]["end_to_end_tok_s"]
+    summary.update(low95=-61.3, high95=160.0)
+    return record
+
+
 def test_failures_interruptions_and_other_prompts_are_said_first(field: Field) -> None:
     other = changed(sample_run("mine", run_id="x"), _other_prompts)
     page = page_of(sample_run("v2"), other, field=field)
@@ -176,7 +205,7 @@ def test_a_record_of_a_bare_url_without_suites_is_a_page(field: Field) -> None:
     )
     page = page_of(bare, field=field)
     assert page.count("svg") == 0
-    assert "Not taken on a DGX Spark" in page.text
+    assert "No published figure of these runs' recipes is known" in page.text
 
 
 def test_the_page_loads_nothing_and_runs_nothing(field: Field) -> None:
