@@ -12,6 +12,7 @@ import pytest
 import typer.main
 
 from sparkdeploy.recipe.load import Library
+from tests.unit.program import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +52,18 @@ def swift_commands() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         yield
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The program as a user runs it."""
+    return Run(monkeypatch, capsys)
+
+
+@pytest.fixture
+def no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Point the SDK at a socket nobody listens on."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
 
 
 @pytest.fixture

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
-import sys
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.cli.main import main
 from tests.unit.bench.fake_engine import FakeEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
+    from tests.unit.program import Done, Run
 
 
 @pytest.fixture
@@ -40,22 +31,9 @@ def engine() -> Iterator[FakeEngine]:
 
 
 @pytest.fixture
-def bench(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Done]:
+def bench(run: Run) -> Callable[..., Done]:
     """The program in this process: `bench("ls")`."""
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["sparkdeploy", "bench", *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        said = capsys.readouterr()
-        return Done(code, said.out, said.err)
-
-    return run
+    return functools.partial(run, "bench")
 
 
 @pytest.fixture

@@ -15,13 +15,15 @@ from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.settings import load_settings
 from tests.hub.double import Fault, HubDouble, Repo, hub_double
-from tests.unit.cli.test_commands import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from sparkdeploy.plan.steps import Plan
+    from tests.unit.program import Run
+
+pytestmark = pytest.mark.usefixtures("no_docker")
 
 COMMIT, MOVED = "1" * 40, "2" * 40
 SETS = ("model.repo=lab/twin", "engine=cpu-0.32", "serve.attention_backend=null")
@@ -33,12 +35,6 @@ def double(small_twin: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDou
         made.repos["lab/twin"] = Repo({COMMIT: small_twin}, {"main": COMMIT})
         monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
         yield made
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-    return Run(monkeypatch, capsys)
 
 
 def plan_of(recipe: str, *sets: str) -> Plan:

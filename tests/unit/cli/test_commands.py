@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy import __version__
-from sparkdeploy.cli.main import main
+
+if TYPE_CHECKING:
+    from tests.unit.program import Run
 
 pytestmark = pytest.mark.usefixtures("no_docker")
-
-
-@pytest.fixture
-def no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Point the SDK at a socket nobody listens on."""
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-class Run:
-    """The program in this process: `run("plan", "v2")`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch = monkeypatch
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str) -> Done:
-        self._monkeypatch.setattr(sys, "argv", ["sparkdeploy", *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        said = self._capsys.readouterr()
-        return Done(code, said.out, said.err)
-
-    def answer(self, *arguments: str) -> Any:
-        done = self(*arguments)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The program as a user runs it."""
-    return Run(monkeypatch, capsys)
 
 
 def test_list_names_recipes_and_engines(run: Run) -> None:

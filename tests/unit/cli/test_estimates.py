@@ -11,15 +11,12 @@ import pytest
 from sparkdeploy.apply.estimate import COPIED_BYTES, copy_bandwidth
 from sparkdeploy.checkpoint.twin import TwinShape, build_twin
 from tests.hub.double import Repo, hub_double
-from tests.unit.cli.test_commands import no_docker, run
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.cli.test_commands import Run
-
-__all__ = ["no_docker", "run"]
+    from tests.unit.program import Run
 
 pytestmark = pytest.mark.usefixtures("no_docker")
 

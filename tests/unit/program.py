@@ -1,0 +1,47 @@
+"""The program as a user runs it, in the process of the tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.cli.main import main
+
+if TYPE_CHECKING:
+    import pytest
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Run:
+    """Runs commands: `run("plan", "v2")`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> Done:
+        """Run one command to its end."""
+        self._monkeypatch.setattr(sys, "argv", ["sparkdeploy", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        said = self._capsys.readouterr()
+        return Done(code, said.out, said.err)
+
+    def answer(self, *arguments: str) -> Any:
+        """Return the JSON a command answers; it must not fail."""
+        done = self(*arguments)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
