@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sparkdeploy.errors import RecipeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 LOGIN = re.compile(r"//[^/@\s]+@")
@@ -177,8 +177,8 @@ class _Reader:
         return default
 
 
-def _folder(env: Mapping[str, str], variable: str, default: Any) -> Path:  # noqa: ANN401 - platformdirs functions
-    return Path(env[variable]) if env.get(variable) else Path(default("sparkdeploy"))
+def _folder(env: Mapping[str, str], variable: str, default: Callable[[str], Path]) -> Path:
+    return Path(env[variable]) if env.get(variable) else default("sparkdeploy")
 
 
 def _hosts(reader: _Reader) -> Hosts:
@@ -248,7 +248,7 @@ def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str:
     return next((env[name] for name in names if env.get(name)), "")
 
 
-def _pip_configuration(env: Mapping[str, str]) -> Any:  # noqa: ANN401 - a small closure
+def _pip_configuration(env: Mapping[str, str]) -> Callable[[str], str]:
     """Return a look-up into pip's own configuration files, which uv does not read."""
     files = [Path("/etc/pip.conf"), Path("~/.config/pip/pip.conf").expanduser()]
     if env.get("PIP_CONFIG_FILE"):

@@ -65,7 +65,10 @@ def verify_deep(folder: Path, settings: Settings) -> Verified:
 
 
 def find_folder(name: str, settings: Settings) -> Path:
-    """The folder that a name means: itself, a prepared checkpoint, or a download that is pinned."""
+    """The folder that a name means: itself, a prepared checkpoint, or a download that is pinned.
+
+    Raises CheckpointError when it means none of them.
+    """
     for candidate in (Path(name).expanduser(), settings.data_dir / "m" / "ck" / name):
         if (candidate / "config.json").is_file():
             return candidate.absolute()

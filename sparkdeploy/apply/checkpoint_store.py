@@ -46,7 +46,7 @@ def find_stored(name: str, settings: Settings) -> Stored:
 
 
 def remove(item: Stored, settings: Settings) -> None:
-    """Delete it with everything recorded about it."""
+    """Delete it with everything recorded about it; CheckpointError when a file stays."""
     try:
         shutil.rmtree(item.path)
     except OSError as error:

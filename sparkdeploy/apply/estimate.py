@@ -150,7 +150,10 @@ def facts_of(
     shipped: Mapping[str, ModelFacts],
     when_missing: WhenMissing,
 ) -> ModelFacts:
-    """Return what the model's own files say; when it is not here, what is asked for instead."""
+    """Return what the model's own files say; when it is not here, what is asked for instead.
+
+    Raises CheckpointError for files that are damaged, and when nobody knows the model.
+    """
     source = (
         sources.open_folder(Path(model.path))
         if model.path is not None

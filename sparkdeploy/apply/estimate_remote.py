@@ -34,7 +34,10 @@ def hub_facts(model: Model, settings: Settings) -> ModelFacts:
 
 
 def facts_in(repo: str, source: RangeSource) -> ModelFacts:
-    """Return the facts that files of `source` state; tensor data is never read."""
+    """Return the facts that files of `source` state; tensor data is never read.
+
+    Raises CheckpointError for files that state none.
+    """
     name = f"{source.name}: config.json"
     try:
         config = json.loads(read_whole(source, "config.json"))

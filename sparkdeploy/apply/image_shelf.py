@@ -99,7 +99,10 @@ def remove_images(references: Sequence[str], settings: Settings) -> tuple[str, .
 
 
 def export_images(reference: str, file: Path, settings: Settings) -> tuple[ImageFact, ...]:
-    """Write an image and those it stands on into a tar; it appears only when it is complete."""
+    """Write an image and those it stands on into a tar; it appears only when it is complete.
+
+    Raises NodeError for an image that is not here, and for a tar that cannot be written.
+    """
     part = file.with_name(f".{file.name}.part")
     with connect(settings) as host:
         chain = _chain(host, find_own(host.own_images(), reference))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def served_model(host: DockerHost, container_id: str, settings: Settings) -> ServedModel:
-    """Return the client of a container of ours, with the key where it needs one."""
+    """Return the client of a container of ours, with its key; NodeError when it is gone."""
     fact = host.find_container(container_id)
     if fact is None:
         raise NodeError(f"container {container_id[:12]} is gone")

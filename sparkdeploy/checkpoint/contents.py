@@ -171,7 +171,10 @@ def summary(names: Sequence[str]) -> str:
 
 
 def parse_index(name: str, text: bytes) -> Mapping[str, str]:
-    """The weight_map of an index, from tensors to files; `name` is what errors call it."""
+    """The weight_map of an index, from tensors to files.
+
+    Raises CheckpointError, which calls the index `name`, when there is none.
+    """
     try:
         index = json.loads(text)
     except (ValueError, RecursionError) as error:

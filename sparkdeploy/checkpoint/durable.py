@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import zlib
 from typing import TYPE_CHECKING, BinaryIO, Literal
@@ -39,6 +40,11 @@ def write_text(path: Path, text: str) -> None:
     finally:
         staged.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a small JSON file as `write_text` does, laid out for a person."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def sync_folder(folder: Path) -> None:

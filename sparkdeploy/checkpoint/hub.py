@@ -65,7 +65,10 @@ class Hub:
     attempts: int = ATTEMPTS
 
     def describe(self, repo: str, revision: str) -> RepoFacts:
-        """Resolve a branch, tag or commit, and list the files of that commit."""
+        """Resolve a branch, tag or commit, and list the files of that commit.
+
+        Raises CheckpointError for a repository that is not there, not ours to read, or silent.
+        """
         from huggingface_hub import HfApi  # noqa: PLC0415 - takes 0.3 s to import
 
         api = HfApi(endpoint=self.endpoint, token=self.token or False)

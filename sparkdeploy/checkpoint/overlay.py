@@ -208,11 +208,11 @@ def _fill(
         tensors |= {name: Located(SHARD_FILE, info) for name, info in added.items()}
     treatment = Treatment(**manifest.treatment)
     config = overlay_config(facts.config, treatment, manifest.fp8_layer_count)
-    durable.write_text(staging / "config.json", _json_text(config))
+    durable.write_json(staging / "config.json", config)
     if draft is not None:
         tokens = {"tokens": draft.first(treatment.draft_rows)}
         durable.write_text(staging / OVERLAY_FILE, json.dumps(tokens) + "\n")
-    durable.write_text(staging / INDEX_FILE, _json_text(_index(tensors)))
+    durable.write_json(staging / INDEX_FILE, _index(tensors))
     _verify(source, tensors, staging)
     finished = replace(manifest, digests=_own_digests(staging))
     durable.write_text(staging / MANIFEST_FILE, manifest_text(finished))
@@ -268,7 +268,3 @@ def _swap(staging: Path, target: Path) -> None:
         staging.rename(target)
         shutil.rmtree(retired)
     durable.sync_folder(target.parent)
-
-
-def _json_text(content: object) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

@@ -201,7 +201,7 @@ class HubRanges:
 
 
 def read_remote_header(source: RangeSource, file: str) -> Header:
-    """Read and check a safetensors header without the tensors behind it."""
+    """Read a safetensors header, not the tensors behind it; CheckpointError if it is none."""
     size_bytes = source.size_bytes(file)
     name = f"{source.name}: {file}"
     if size_bytes < 8:

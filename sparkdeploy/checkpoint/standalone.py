@@ -281,12 +281,12 @@ def _write_last(
     replaced = sum(name.endswith(OWN_SUFFIXES[WEIGHT_SUFFIX]) for name in shard.digests)
     config = contents.read_config(source.files_dir)
     config[HYBRID_NOTE] = f"{replaced} shared-expert weights in FP8, from {shard.origin}"
-    durable.write_text(staging / "config.json", _json_text(config))
+    durable.write_json(staging / "config.json", config)
     headers = {name: read_header(staging / name) for name in sorted(journal.done)}
     places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     total = sum(t.size_bytes for header in headers.values() for t in header.tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-    durable.write_text(staging / INDEX_FILE, _json_text(index))
+    durable.write_json(staging / INDEX_FILE, index)
     manifest = Manifest(
         version=STANDALONE_VERSION,
         fingerprint=fingerprint,
@@ -323,7 +323,3 @@ def _swap(staging: Path, out: Path) -> None:
         out.rename(retired)
     staging.rename(out)
     durable.sync_folder(out.parent)
-
-
-def _json_text(content: object) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

@@ -36,7 +36,10 @@ _IMAGE_ID = re.compile(r"^ ---> ([0-9a-f]{12})$")
 
 
 def find_built(host: DockerHost, stage: Stage) -> ImageFact | None:
-    """Return the stage's image when it is there: by our label, never because a tag exists."""
+    """Return the stage's image when it is there: by our label, never because a tag exists.
+
+    Raises NodeError when the tag is on an image that is not ours.
+    """
     image = host.find_image(stage.tag)
     if image is None:
         return None

@@ -70,7 +70,7 @@ class Images(DockerConnection):
                 yield reports.read_build_event(message)
 
     def import_rootfs(self, archive: IO[bytes], *, reference: str, changes: Sequence[str]) -> str:
-        """Make an image of a root file system's tar; return its id."""
+        """Make an image of a root file system's tar; return its id. NodeError when Docker fails."""
         repository, _, tag = reference.rpartition(":")
         with translated(f"import {reference}"):
             self._api.import_image_from_data(
@@ -136,7 +136,7 @@ class Images(DockerConnection):
             yield from self._api._stream_raw_result(answer, 2**20, False)  # type: ignore[attr-defined]
 
     def load_images(self, archive: IO[bytes] | Iterator[bytes]) -> None:
-        """Load a tar of images with their tags, gzipped or not."""
+        """Load a tar of images with their tags, gzipped or not; NodeError when Docker fails."""
         with translated("load images"):
             url = self._api._url("/images/load")  # type: ignore[attr-defined]
             answer = self._api._post(url, data=archive, stream=True, timeout=None)  # type: ignore[attr-defined]

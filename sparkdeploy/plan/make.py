@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ContainerSpec
+    from sparkdeploy.node.container import ContainerSpec, ImageFact
     from sparkdeploy.plan.container import Deployment, HostFolders
     from sparkdeploy.plan.observed import Observed
     from sparkdeploy.recipe.load import Resolved
@@ -86,12 +86,11 @@ def _image_step(stage: Stage, observed: Observed) -> ImageStep:
     return ImageStep(stage, Action.BUILD, f"inputs changed: {_changed_inputs(stage, others[0])}")
 
 
-def _changed_inputs(stage: Stage, image: object) -> str:
-    known = getattr(image, "labels", {})
+def _changed_inputs(stage: Stage, image: ImageFact) -> str:
     changed = [
         name
         for name, digest in sorted(stage.inputs.items())
-        if known.get(f"{labels.PREFIX}input.{name}", digest) != digest
+        if image.labels.get(f"{labels.PREFIX}input.{name}", digest) != digest
     ]
     return ", ".join(changed) or "the stage below"
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdeploy.doctor.finding import Verdict
+from sparkdeploy.plan.observed import ModelFact
 
 if TYPE_CHECKING:
     from sparkdeploy.doctor.finding import Finding
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.plan.container import Deployment, HostFolders
-    from sparkdeploy.plan.observed import MissingModel, ModelFact, Observed
+    from sparkdeploy.plan.observed import MissingModel, Observed
     from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.schema import Model
 
 
 class Action(Enum):
@@ -117,8 +119,6 @@ class Plan:
 def plan_as_dict(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain values for `--json`."""
     recipe = plan.resolved.recipe
-    model = plan.checkpoint.model
-    spec = plan.container.spec
     return {
         "schema": 1,
         "recipe": recipe.name,
@@ -127,45 +127,34 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         "exposure": plan.deployment.exposure.value,
         "node": plan.observed.node.name,
         "images": [
-            {
-                "stage": step.stage.name,
-                "tag": step.stage.tag,
-                "action": step.action.name.lower(),
-                "reason": step.reason,
-            }
+            {"stage": step.stage.name, "tag": step.stage.tag, **_done_and_why(step)}
             for step in plan.images
         ],
-        "checkpoint": {
-            "model": recipe.model.path or recipe.model.repo,
-            "action": plan.checkpoint.action.name.lower(),
-            "reason": plan.checkpoint.reason,
-            "path": str(getattr(model, "root", "")) or None,
-            "write_bytes": plan.checkpoint.write_bytes,
-        },
-        "container": {
-            "action": plan.container.action.name.lower(),
-            "reason": plan.container.reason,
-            "spec": spec.as_dict() if spec is not None else None,
-        },
-        "needs": {
-            "image_bytes": plan.needs.image_bytes,
-            "download_bytes": plan.needs.download_bytes,
-            "write_bytes": plan.needs.write_bytes,
-            "memory_bytes": plan.needs.memory_bytes,
-        },
-        "problems": [
-            {
-                "check": item.check,
-                "subject": item.subject,
-                "message": item.message,
-                "fix": item.fix,
-                "blocks": item.blocks,
-            }
-            for item in plan.problems
-        ],
+        "checkpoint": _checkpoint_as_dict(plan.checkpoint, recipe.model),
+        "container": _container_as_dict(plan.container),
+        "needs": asdict(plan.needs),
+        "problems": [asdict(item) for item in plan.problems],
         "warnings": [
             {"check": item.check, "message": item.seen, "fix": item.fix} for item in plan.warnings
         ],
         "unobserved": list(plan.observed.unobserved),
         "has_work": plan.has_work,
     }
+
+
+def _checkpoint_as_dict(step: CheckpointStep, model: Model) -> dict[str, Any]:
+    return {
+        **_done_and_why(step),
+        "model": model.path or model.repo,
+        "path": str(step.model.root) if isinstance(step.model, ModelFact) else None,
+        "write_bytes": step.write_bytes,
+    }
+
+
+def _container_as_dict(step: ContainerStep) -> dict[str, Any]:
+    spec = step.spec.as_dict() if step.spec is not None else None
+    return {**_done_and_why(step), "spec": spec}
+
+
+def _done_and_why(step: ImageStep | CheckpointStep | ContainerStep) -> dict[str, str]:
+    return {"action": step.action.name.lower(), "reason": step.reason}

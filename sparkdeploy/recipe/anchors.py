@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from sparkdeploy.recipe.document import Document, KeyPath
@@ -34,7 +35,11 @@ def _below(folder: Path, text: str) -> str:
     return text if text.startswith("~") else os.path.normpath(folder.absolute() / text)
 
 
-def _changed(content: Any, path: KeyPath, change: Any) -> Any:  # noqa: ANN401 - YAML content
+def _changed(
+    content: Any,  # noqa: ANN401 - YAML content
+    path: KeyPath,
+    change: Callable[[str], str],
+) -> Any:  # noqa: ANN401 - YAML content
     if not path:
         return change(content) if isinstance(content, str) and content else content
     if not isinstance(content, dict) or path[0] not in content:

@@ -117,7 +117,7 @@ def _merge_mapping(
 
 
 def with_setting(document: Document, assignment: str) -> Document:
-    """Apply one `--set path=value`; the value is read as YAML."""
+    """Apply one `--set path=value`, a value in YAML; RecipeError for what cannot be set."""
     dotted, separator, text = assignment.partition("=")
     if not separator or not dotted.strip():
         raise RecipeError(
