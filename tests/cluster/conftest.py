@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from sparkdeploy.image.build import build_stage, find_built
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import load_settings
 from tests.cluster.machines import HOME, Machine, cluster_section, two_machines
-from tests.cluster.stand_in.image import build_stand_in_engine, cpu_stages
+from tests.cluster.stand_in.image import build_stand_in_engine, cpu_stages, fetch_ray
 from tests.engine.conftest import WITHOUT_DOCKER
 from tests.unit.conftest import REPOSITORY
 
@@ -28,6 +29,19 @@ if TYPE_CHECKING:
     from sparkdeploy.image.stages import Stage
 
 RUN_TIMEOUT_S = 1000
+SAID_WITHIN_S = 15.0
+"""How long after it can be known a fault may take to be said (on a machine without other load)."""
+MODEL = f"{HOME}/model"
+RECIPE = f"""\
+schema: 1
+name: tiny
+title: a stock twin on two machines
+extends: baseline
+engine: cpu-0.32
+model: {{path: {MODEL}}}
+serve: {{port: 18700, attention_backend: null, max_model_len: 1024}}
+limits: {{memory_floor_gib: 1, startup_timeout_s: 300}}
+"""
 
 
 @dataclass(frozen=True)
@@ -40,12 +54,16 @@ class Program:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start it and return at once."""
+        return self.start_python("-m", "sparkdeploy", *arguments)
+
+    def start_python(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a Python with the program's folders and return at once."""
         folders = {
             f"SPARKDEPLOY_{kind.upper()}_DIR": f"{HOME}/{kind}"
             for kind in ("config", "state", "data", "cache")
         }
         return subprocess.Popen(
-            self.machine.command(sys.executable, "-m", "sparkdeploy", *arguments),
+            self.machine.command(sys.executable, *arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -127,6 +145,29 @@ def cpu_engine(head: Machine) -> None:
     bring(head, cpu_stages()[:2])
 
 
+@pytest.fixture(scope="module")
+def ray_stand_in(head: Machine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same with Ray in it, for Ray's own part of a launch."""
+    packages = tmp_path_factory.mktemp("ray")
+    fetch_ray(packages)
+    bring(head, cpu_stages()[:1])
+    with docker_of(head) as host:
+        return build_stand_in_engine(host, packages)
+
+
+@pytest.fixture(scope="module")
+def recipe(program: Program, head: Machine) -> None:
+    """A user's own recipe on the head, which is the default there, and its model."""
+    config = head.own / "home" / "config"
+    with (config / "config.yaml").open("a") as file:
+        file.write("default_recipe: tiny\n")
+    folder = config / "recipes"
+    folder.mkdir()
+    (folder / "tiny.yaml").write_text(RECIPE)
+    done = program.run("checkpoint", "twin", MODEL)
+    assert done.returncode == 0, done.stderr
+
+
 def bring(machine: Machine, stages: tuple[Stage, ...]) -> None:
     """Bring stages to a machine from the real one's engine, where they are built when missing."""
     with DockerHost(os.environ.get("DOCKER_HOST")) as ours:
@@ -141,3 +182,26 @@ def bring(machine: Machine, stages: tuple[Stage, ...]) -> None:
 def docker_of(machine: Machine) -> DockerHost:
     """A machine's Docker Engine, reached from the real machine."""
     return DockerHost(f"unix:///proc/{machine.pid}/root/run/docker.sock")
+
+
+def ours(machine: Machine) -> list[str]:
+    """Return the names of sparkdeploy's containers on a machine."""
+    with docker_of(machine) as host:
+        return [fact.name for fact in host.own_containers()]
+
+
+def up(program: Program, *more: str) -> subprocess.CompletedProcess[str]:
+    """Deploy the tests' own recipe over both machines."""
+    return program.run("up", "tiny", "--cluster", "--yes", *more)
+
+
+def said_in_time(fault: str, since_s: float) -> None:
+    """Fail when a fault is said too late after `since_s`, the moment when it could be known.
+
+    That is the fault itself for a command that watches, else the start of the command that asks.
+    Twice as much to run as there are cores is our own; what others run beyond that slows us down.
+    """
+    took_s = time.monotonic() - since_s
+    others = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) - 1)
+    print(f"FIGURE {fault}: {took_s:.1f} s, load {os.getloadavg()[0]:.1f}")
+    assert took_s < SAID_WITHIN_S * others, fault

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
+from tests.cluster.conftest import said_in_time
 from tests.cluster.machines import TWINS, Machine, configure
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ def break_master_port(worker: Machine) -> None:
     worker.run("iptables -A OUTPUT -p tcp --dport 29501 -j DROP")
 
 
-@pytest.mark.parametrize(
+BROKEN = pytest.mark.parametrize(
     ("break_it", "subject", "value"),
     [
         (break_mtu, f"{FIRST} MTU", "1500"),
@@ -103,6 +105,9 @@ def break_master_port(worker: Machine) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
+
+
+@BROKEN
 def test_what_is_wrong_is_named_with_its_node_and_a_command(
     program: Program,
     worker: Machine,
@@ -146,3 +151,35 @@ def test_a_node_without_ssh_is_said_within_seconds(program: Program, worker: Mac
         worker.start_sshd()
     assert found["node"] == "spark-b"
     assert "nothing listens for ssh" in found["value"]
+
+
+@pytest.mark.slow
+@BROKEN
+def test_what_is_wrong_is_said_within_15_s(
+    program: Program,
+    worker: Machine,
+    break_it: Callable[[Machine], None],
+    subject: str,
+    value: str,
+) -> None:
+    break_it(worker)
+    since_s = time.monotonic()
+    try:
+        assert value in {item["subject"]: item for item in failed(program)}[subject]["value"]
+        said_in_time(f"{subject}: {value}", since_s)
+    finally:
+        mend(worker)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("service", ["sshd", "dockerd"])
+def test_a_service_that_is_down_is_said_within_15_s(
+    program: Program, worker: Machine, service: str
+) -> None:
+    worker.stop(service)
+    since_s = time.monotonic()
+    try:
+        assert len(failed(program)) == 1
+        said_in_time(f"{service} down", since_s)
+    finally:
+        worker.start_sshd() if service == "sshd" else worker.start_dockerd()

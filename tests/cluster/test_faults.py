@@ -6,6 +6,7 @@ The tests build on one another in the order in which they stand: the first one b
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import time
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import labels
-from tests.cluster.conftest import Program, docker_of
-from tests.cluster.machines import HOME, TWINS, Machine, configure
+from tests.cluster.conftest import MODEL, Program, docker_of, ours, said_in_time, up
+from tests.cluster.machines import TWINS, Machine, configure
 from tests.engine.conftest import until
 from tests.unit.conftest import REPOSITORY
 
@@ -31,30 +32,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.usefixtures("stand_in", "recipe"),
 ]
-MODEL = f"{HOME}/model"
 LISTED_FILE = "tokenizer.json"
-SPOKEN_WITHIN_S = 120.0
-"""A bar for a machine that is busy; without other load each fault is said within 15 s."""
-RECIPE = f"""\
-schema: 1
-name: tiny
-title: a stock twin on two machines
-extends: baseline
-engine: cpu-0.32
-model: {{path: {MODEL}}}
-serve: {{port: 18700, attention_backend: null, max_model_len: 1024}}
-limits: {{memory_floor_gib: 1, startup_timeout_s: 300}}
-"""
-
-
-@pytest.fixture(scope="module")
-def recipe(program: Program, head: Machine) -> None:
-    """A user's own recipe on the head, and its model."""
-    folder = head.own / "home" / "config" / "recipes"
-    folder.mkdir(parents=True)
-    (folder / "tiny.yaml").write_text(RECIPE)
-    done = program.run("checkpoint", "twin", MODEL)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(autouse=True)
@@ -65,15 +43,6 @@ def nothing_stays(program: Program, head: Machine, worker: Machine) -> Iterator[
     assert done.returncode == 0, done.stderr
     for machine in (head, worker):
         assert ours(machine) == [], machine.name
-
-
-def ours(machine: Machine) -> list[str]:
-    with docker_of(machine) as host:
-        return [fact.name for fact in host.own_containers()]
-
-
-def up(program: Program, *more: str) -> subprocess.CompletedProcess[str]:
-    return program.run("up", "tiny", "--cluster", "--yes", *more)
 
 
 def start_loading(program: Program, worker: Machine) -> subprocess.Popen[str]:
@@ -92,13 +61,28 @@ def start_loading(program: Program, worker: Machine) -> subprocess.Popen[str]:
     return process
 
 
-def spoken(program: Program, process: subprocess.Popen[str]) -> str:
-    """What `up` says when it ends by itself, soon."""
-    started_s = time.monotonic()
+def spoken(program: Program, process: subprocess.Popen[str], since_s: float) -> str:
+    """What an `up` that fails by itself says; the fault can be known since `since_s`."""
     done = program.finish(process)
     assert done.returncode == 7, done.stderr
-    assert time.monotonic() - started_s < SPOKEN_WITHIN_S
+    said_in_time(current_fault(), since_s)
     return done.stderr
+
+
+def said_until(process: subprocess.Popen[str], words: str) -> str:
+    """Read what a program says up to these words; `finish` then returns the rest."""
+    assert process.stderr is not None
+    said = ""
+    while words not in said:
+        more = os.read(process.stderr.fileno(), 65536).decode(errors="replace")
+        assert more, f"{words!r} was not said:\n{said}"
+        said += more
+    return said
+
+
+def current_fault() -> str:
+    """The name of the test that runs, for its figure."""
+    return os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].partition(" ")[0]
 
 
 def test_the_first_up_sends_what_the_second_does_not(program: Program) -> None:
@@ -107,8 +91,9 @@ def test_the_first_up_sends_what_the_second_does_not(program: Program) -> None:
     assert "main answers at http://127.0.0.1:18700" in first.stdout
     assert "weights 0 B" not in first.stderr
     assert "engine 0 B" not in first.stderr
-    again = up(program)
-    assert "nothing to do" in again.stderr
+    # Without a recipe it is the configured one.
+    again = program.run("up", "--cluster", "--yes")
+    assert "nothing to do: main runs on every node" in again.stderr
     assert program.run("down", "main").returncode == 0
     third = up(program)
     assert "spark-b: 0 B sent" in third.stderr
@@ -151,23 +136,28 @@ def test_only_the_head_has_a_port_and_nothing_is_privileged(
 
 def test_a_worker_killed_while_loading_ends_the_wait(program: Program, worker: Machine) -> None:
     process = start_loading(program, worker)
+    since_s = time.monotonic()
     worker.run("docker kill sparkdeploy-main")
-    assert "spark-b: sparkdeploy-main died (exit code 137" in spoken(program, process)
+    assert "spark-b: sparkdeploy-main died (exit code 137" in spoken(program, process, since_s)
 
 
 def test_a_head_killed_while_loading_is_named_not_its_worker(
     program: Program, head: Machine, worker: Machine
 ) -> None:
     process = start_loading(program, worker)
+    since_s = time.monotonic()
     head.run("docker kill sparkdeploy-main")
-    assert "error: spark-a: sparkdeploy-main died (exit code 137" in spoken(program, process)
+    assert "error: spark-a: sparkdeploy-main died (exit code 137" in spoken(
+        program, process, since_s
+    )
 
 
 def test_dockerd_that_dies_while_loading_is_named(program: Program, worker: Machine) -> None:
     process = start_loading(program, worker)
+    since_s = time.monotonic()
     worker.stop("dockerd")
     try:
-        said = spoken(program, process)
+        said = spoken(program, process, since_s)
     finally:
         worker.start_dockerd()
     assert "spark-b: lost while it was waited for" in said
@@ -178,9 +168,10 @@ def test_ssh_that_dies_while_loading_is_named_and_cleaned_up_later(
     program: Program, worker: Machine
 ) -> None:
     process = start_loading(program, worker)
+    since_s = time.monotonic()
     worker.stop("sshd")
     try:
-        said = spoken(program, process)
+        said = spoken(program, process, since_s)
         left = program.run("down", "main")
         assert "sparkdeploy-main may remain there" in left.stderr
         assert ours(worker) == ["sparkdeploy-main"]
@@ -196,11 +187,54 @@ def test_a_worker_killed_while_serving_makes_status_say_broken(
 ) -> None:
     assert up(program).returncode == 0
     worker.run("docker kill sparkdeploy-main")
+    since_s = time.monotonic()
     (row,) = program.answer("status")
+    said_in_time(current_fault(), since_s)
     assert row["state"] == "broken"
     assert row["members"] == [{"node": "spark-b", "state": "exited (137)"}]
     assert up(program).returncode == 0
     assert program.answer("status")[0]["state"] == "healthy"
+
+
+def test_a_node_that_is_gone_while_serving_is_said_and_cleaned_when_it_is_back(
+    program: Program, worker: Machine
+) -> None:
+    assert up(program).returncode == 0
+    worker.stop("sshd")
+    try:
+        since_s = time.monotonic()
+        (row,) = program.answer("status")
+        said_in_time(current_fault(), since_s)
+        log = program.run("logs", "main", "--node", "spark-b")
+        left = program.run("down", "main")
+    finally:
+        worker.start_sshd()
+    assert row["state"] == "broken"
+    assert row["members"][0]["state"].startswith("does not answer (spark-b: ")
+    assert log.returncode == 4
+    assert "spark-b: nothing listens for ssh" in log.stderr
+    assert left.returncode == 0
+    assert "sparkdeploy-main may remain there" in left.stderr
+    assert ours(worker) == ["sparkdeploy-main"]
+    # The next `up` finds what is left, and takes its place.
+    assert up(program).returncode == 0
+    assert program.answer("status")[0]["state"] == "healthy"
+
+
+def test_a_worker_that_serves_another_head_is_left_alone(program: Program, worker: Machine) -> None:
+    with docker_of(worker) as host:
+        tag = next(tag for image in host.own_images() for tag in image.tags if "plugin" in tag)
+    marks = {labels.KIND: "container", labels.DEPLOYMENT: "main", labels.NODES: "spark-c,spark-b"}
+    flags = " ".join(f"--label {name}={value}" for name, value in marks.items())
+    worker.run(f"docker run -d --name sparkdeploy-main {flags} --entrypoint sleep {tag} 600")
+    try:
+        done = up(program)
+        assert ours(worker) == ["sparkdeploy-main"]
+    finally:
+        worker.remove_containers()
+    assert done.returncode == 4
+    assert "spark-b: in use: spark-c's cluster deployment main runs there" in done.stderr
+    assert "on spark-c: sparkdeploy down main" in done.stderr
 
 
 def test_a_file_that_differs_by_one_byte_is_named_and_sent_again(
@@ -212,9 +246,12 @@ def test_a_file_that_differs_by_one_byte_is_named_and_sent_again(
         f"touch -r {path} /run/before && printf X | dd of={path} bs=1 seek=3 conv=notrunc "
         f"status=none && touch -r /run/before {path}"
     )
-    done = up(program, "--prepare")
+    since_s = time.monotonic()
+    process = program.start("up", "tiny", "--cluster", "--yes", "--prepare")
+    said_until(process, f"spark-b: {path} differs from spark-a's; sent again")
+    said_in_time(current_fault(), since_s)
+    done = program.finish(process)
     assert done.returncode == 0, done.stderr
-    assert f"spark-b: {path} differs from spark-a's; sent again" in done.stderr
     assert "spark-b: 0 B sent" in up(program, "--prepare").stderr
 
 
@@ -222,8 +259,10 @@ def test_an_interface_without_address_stops_it_before_anything_starts(
     program: Program, worker: Machine
 ) -> None:
     worker.run(f"ip address flush dev {TWINS[1][0]}")
+    since_s = time.monotonic()
     try:
         done = up(program)
+        said_in_time(current_fault(), since_s)
     finally:
         configure(worker, TWINS[1][0])
     assert done.returncode == 4
@@ -236,10 +275,13 @@ def test_another_image_under_the_same_tag_is_named_and_made_anew(
     with docker_of(worker) as host:
         tag = next(tag for image in host.own_images() for tag in image.tags if "plugin" in tag)
     worker.run(f"printf 'FROM {tag}\\nLABEL {labels.FINGERPRINT}=other' | docker build -t {tag} -")
-    done = up(program, "--prepare")
+    since_s = time.monotonic()
+    process = program.start("up", "tiny", "--cluster", "--yes", "--prepare")
+    said = said_until(process, f"spark-b: {tag} is another image there")
+    said_in_time(current_fault(), since_s)
+    done = program.finish(process)
     assert done.returncode == 0, done.stderr
-    assert f"spark-b: {tag} is another image there" in done.stderr
-    assert "engine 0 B, plugin context" in done.stderr
+    assert "engine 0 B, plugin context" in said + done.stderr
 
 
 def test_after_a_change_of_the_plugin_only_its_context_travels(
@@ -283,7 +325,9 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_sent(
     program: Program, worker: Machine
 ) -> None:
     with small_disk(worker, 600):
+        since_s = time.monotonic()
         done = up(program, "--prepare")
+        said_in_time(current_fault(), since_s)
     assert done.returncode == 4
     assert "spark-b: disk: the engine image takes" in done.stderr
 
@@ -295,7 +339,9 @@ def test_a_disk_that_fills_up_during_the_transfer_is_named(
         process = program.start("up", "tiny", "--cluster", "--yes", "--prepare")
         until(lambda: "docker-import-" in worker.run(f"ls {root}/tmp"), timeout_s=180)
         worker.run(f"dd if=/dev/zero of={root}/filler bs=1M count=1150 status=none", check=False)
+        since_s = time.monotonic()
         done = program.finish(process)
+        said_in_time(current_fault(), since_s)
     assert done.returncode == 4, done.stderr
     assert "spark-b: disk full while the engine image was loaded" in done.stderr
     assert up(program, "--prepare").returncode == 0
