@@ -90,9 +90,10 @@ def test_transformers_and_safetensors_open_the_standalone_checkpoint(
 
 def test_the_plugin_takes_compares_and_refuses_on_real_layers(host: DockerHost, mark: str) -> None:
     checks = Path(__file__).parent / "plugin_checks"
-    about = ("check_prebuilt", "check_finished", "check_draft_head", "check_turboquant")
-    output = python_in(engine_image(host), checks, mark, ["/lab/run_checks.py", *about])
-    assert output.count("\nok ") + output.startswith("ok ") >= 22, output
+    about = ["prebuilt", "finished", "native", "vllm_hooks", "draft_head", "turboquant"]
+    command = ["/lab/run_checks.py", *(f"check_{part}." for part in about)]
+    output = python_in(engine_image(host), checks, mark, command)
+    assert output.count("\nok ") + output.startswith("ok ") >= 43, output
     assert "FAILED" not in output
 
 

@@ -27,6 +27,7 @@ RELEASES = (
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_31_x86_64", "manylinux_2_35_x86_64")
 HEAD = "ParallelLMHead(quant_config=...)"
 ONLINE_FP8 = "Fp8PerBlockOnlineLinearMethod"
+TARGETS = ("QuantizationConfigArgs.targets", ".resolve_quant_method", "OnlineQuantizationConfig.")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -93,6 +94,8 @@ def test_the_table_of_features_says_what_the_sources_say(
     absent = missing(check(sources[release], vllm=release))
     has_head = not any(HEAD in api for api in absent)
     has_online_fp8 = not any(ONLINE_FP8 in api for api in absent)
+    has_targets = not any(part in api for api in absent for part in TARGETS)
+    assert has_targets is features.supports(release, features.FP8_TARGETS)
     assert has_head is features.supports(release, features.LM_HEAD_METHOD)
     assert has_online_fp8 is features.supports(release, features.ONLINE_FP8_BLOCK)
 
@@ -111,6 +114,12 @@ def test_the_table_of_features_says_what_the_sources_say(
             "class Fp8PerBlockOnlineLinearMethod",
             "class Fp8PerBlockOnlineMethod",
             "Fp8PerBlockOnlineLinearMethod.create_weights",
+        ),
+        (
+            "vllm/model_executor/layers/linear.py",
+            "resolve_quant_method(quant_config, self, prefix=prefix)",
+            "quant_config.get_quant_method(self, prefix)",
+            "linear.resolve_quant_method",
         ),
     ],
 )

@@ -5,33 +5,25 @@ from typing import Any
 import torch
 from torch.nn import Module
 from vllm.model_executor.layers.linear import LinearMethodBase
-from vllm.model_executor.layers.quantization.fp8 import Fp8LinearMethod
 from vllm.platforms import current_platform
 
-from sparkdeploy_vllm.fp8_linear import LedgerEntry, ReferenceFp8LinearMethod, replace_parameter
-from sparkdeploy_vllm.fp8_prebuilt import add_fp8_parameters, serialized_config
+from sparkdeploy_vllm.fp8_books import LedgerEntry
+from sparkdeploy_vllm.fp8_checkpoint import (
+    SCALE,
+    WEIGHT,
+    CheckpointKernelMethod,
+    add_fp8_parameters,
+)
+from sparkdeploy_vllm.fp8_linear import ReferenceFp8LinearMethod, replace_parameter
 from sparkdeploy_vllm.ledger import ConversionMismatchError
-
-WEIGHT, SCALE = "weight", "weight_scale_inv"
 
 
 class FinishedReferenceMethod(ReferenceFp8LinearMethod):
     """The plain torch path for a weight that is loaded as FP8."""
 
-    def create_weights(
-        self,
-        layer: Module,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        *_sizes: Any,
-        **extra_weight_attrs: Any,
-    ) -> None:
+    def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
         """Create the FP8 weight and its scales; there never is a BF16 one."""
-        weight_loader = extra_weight_attrs["weight_loader"]
-        names = (WEIGHT, SCALE)
-        add_fp8_parameters(
-            layer, names, input_size_per_partition, output_partition_sizes, weight_loader
-        )
+        add_fp8_parameters(layer, (WEIGHT, SCALE), *weight_args, **extra_weight_attrs)
         self.entry.created()
 
     def process_weights_after_loading(self, layer: Module) -> None:
@@ -42,17 +34,8 @@ class FinishedReferenceMethod(ReferenceFp8LinearMethod):
         self.entry.converted(layer)
 
 
-class FinishedKernelMethod(Fp8LinearMethod):
-    """vLLM's own method for FP8 in blocks, entered in the books."""
-
-    def __init__(self, entry: LedgerEntry) -> None:
-        super().__init__(serialized_config())
-        self.entry = entry
-
-    def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        """Create FP8 weight and scales as vLLM does."""
-        super().create_weights(layer, *weight_args, **extra_weight_attrs)
-        self.entry.created()
+class FinishedKernelMethod(CheckpointKernelMethod):
+    """vLLM's own method, with nothing of ours but the look at what was loaded."""
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Check that both came; then what vLLM does with them."""

@@ -10,13 +10,16 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
 )
+from vllm.platforms import current_platform
 
 from sparkdeploy_vllm.draft_head import draft_head_method
+from sparkdeploy_vllm.fp8_books import LedgerEntry
 from sparkdeploy_vllm.fp8_finished import finished_linear_method
-from sparkdeploy_vllm.fp8_linear import LedgerEntry, fp8_linear_method
+from sparkdeploy_vllm.fp8_linear import fp8_linear_method
 from sparkdeploy_vllm.fp8_prebuilt import prebuilt_linear_method
 from sparkdeploy_vllm.ledger import ConversionLedger
 from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, ReportingLMHeadMethod
+from sparkdeploy_vllm.releases import TARGETS_SINCE, installed_release, is_at_least
 from sparkdeploy_vllm.treatment import (
     BLOCK_KEY,
     METHOD_NAME,
@@ -44,6 +47,9 @@ class SparkHybridConfig(INCConfig):
     """Whether the layers of a draft model are being made: its draft layers come first."""
     draft_head: ParallelLMHead | None = None
     """The draft model's own head, for its logits processor to find."""
+    targets: Any = None
+    """Our SharedExpertTargets, where vLLM makes the FP8 layers. A user's own
+    `--quantization-config` takes its place; then the plugin makes the layers as before 0.30."""
 
     @classmethod
     def get_name(cls) -> str:
@@ -68,6 +74,8 @@ class SparkHybridConfig(INCConfig):
             expected_fp8_modules=treatment.expected_fp8_layers,
             int8_head_wanted=treatment.int8_lm_head,
         )
+        if treatment.fp8_mode == "online" and takes_targets():
+            made.hand_over_fp8()
         return made
 
     @classmethod
@@ -86,6 +94,13 @@ class SparkHybridConfig(INCConfig):
     def maybe_update_config(self, *_: Any, **__: Any) -> None:
         """Nothing to add: everything is in config.json (the arguments differ between versions)."""
 
+    def hand_over_fp8(self) -> None:
+        """Let vLLM make the shared experts FP8 by its own online quantisation."""
+        # The module needs what vLLM before 0.30 does not have.
+        from sparkdeploy_vllm.fp8_native import SharedExpertTargets
+
+        self.online_quantization_config = self.targets = SharedExpertTargets(self.ledger)
+
     def get_quant_method(self, layer: Module, prefix: str) -> Any:
         """Our two exceptions first (AutoRound's list calls both plain), then AutoRound."""
         if "mtp" in prefix.split("."):
@@ -101,11 +116,15 @@ class SparkHybridConfig(INCConfig):
             and is_fp8_layer(prefix)
         ):
             self._note_pipeline()
-            modules = checkpoint_modules(prefix, self.packed_modules_mapping)
-            return _FP8_METHODS[self.treatment.fp8_mode](
-                LedgerEntry(self.ledger, prefix, modules=modules)
-            )
+            return self._fp8_method(self.treatment.fp8_mode, prefix)
         return super().get_quant_method(layer, prefix)
+
+    def _fp8_method(self, mode: str, prefix: str) -> Any:
+        if self.targets is not None and self.online_quantization_config is self.targets:
+            # What vLLM's next question, to the targets, is allowed to replace.
+            return UnquantizedLinearMethod()
+        modules = checkpoint_modules(prefix, self.packed_modules_mapping)
+        return _FP8_METHODS[mode](LedgerEntry(self.ledger, prefix, modules=modules))
 
     def _head_method(self, layer: Module, prefix: str) -> Any:
         if self.is_draft and self.treatment.draft_head is not None:
@@ -124,3 +143,12 @@ class SparkHybridConfig(INCConfig):
     def _note_pipeline(self) -> None:
         parallel = get_current_vllm_config().parallel_config
         self.ledger.whole_model = getattr(parallel, "pipeline_parallel_size", 1) == 1
+
+
+def takes_targets() -> bool:
+    """Whether this vLLM can be told which layers to make FP8, and has kernels for them here.
+
+    Its kernels for CPUs need AMX and leave the activations BF16 (`CPUFp8BlockScaledMMKernel`):
+    none on most machines, and another result than a GPU's.
+    """
+    return not current_platform.is_cpu() and is_at_least(installed_release(), TARGETS_SINCE)

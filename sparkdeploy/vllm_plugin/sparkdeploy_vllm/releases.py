@@ -6,6 +6,8 @@ from importlib import metadata
 Release = tuple[int, ...]
 
 ONLINE_FP8_SINCE: Release = (0, 20, 2)
+TARGETS_SINCE: Release = (0, 30)
+"""From here on vLLM itself makes chosen layers of a quantised checkpoint FP8 per block."""
 HEAD_SINCE: Release = (0, 23)
 """From here on Qwen3.5 passes its quantisation config to the LM head."""
 

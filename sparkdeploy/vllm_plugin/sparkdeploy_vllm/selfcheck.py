@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,18 +18,22 @@ from pathlib import Path
 from sparkdeploy_vllm.releases import (
     HEAD_SINCE,
     ONLINE_FP8_SINCE,
+    TARGETS_SINCE,
     Release,
     installed_version,
     is_at_least,
     release_of,
 )
 from sparkdeploy_vllm.source_tree import SourceTree
+from sparkdeploy_vllm.treatment import FP8_SCHEME
 
 _QUANT = "vllm.model_executor.layers.quantization"
 _EMBEDDING = "vllm.model_executor.layers.vocab_parallel_embedding"
 _LINEAR = "vllm.model_executor.layers.linear"
 _PARAMETER = "vllm.model_executor.parameter"
 _ONLINE_FP8 = f"{_QUANT}.online.fp8"
+_ONLINE_CONFIG = f"{_QUANT}.online.base"
+_ONLINE_ARGUMENTS = "vllm.config.quantization"
 _CPU_DELTA_NET = "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention"
 _CREATE_WEIGHTS = (
     "layer",
@@ -41,6 +46,16 @@ _CREATE_WEIGHTS = (
 _TURBOQUANT = "vllm.v1.attention.backends.turboquant_attn"
 _LOGITS = "vllm.model_executor.layers.logits_processor"
 _OVERRIDES = "vllm.model_executor.custom_op"
+
+
+class Trace(Enum):
+    """What of an API the sources must show."""
+
+    DEFINED = "defined"
+    CALLED = "called"
+    """By vLLM itself, with `arguments` as keywords: the plugin is what the call reaches."""
+    NAMED = "named"
+    """As a string: a word that vLLM understands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,7 @@ class Api:
     required: bool = True
     since: Release = ()
     """The first vLLM that has it; older ones serve without what it is for."""
+    trace: Trace = Trace.DEFINED
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +126,48 @@ TOUCHED = (
         since=ONLINE_FP8_SINCE,
     ),
     Api(
-        f"{_QUANT}.fp8", "Fp8Config.__init__", ("is_checkpoint_fp8_serialized", "activation_scheme")
+        f"{_QUANT}.base_config",
+        "resolve_quant_method",
+        ("quant_config", "layer", "prefix"),
+        since=TARGETS_SINCE,
     ),
+    Api(
+        f"{_QUANT}.base_config",
+        "QuantizationConfig.online_quantization_config",
+        since=TARGETS_SINCE,
+    ),
+    Api(_LINEAR, "resolve_quant_method", ("prefix",), since=TARGETS_SINCE, trace=Trace.CALLED),
+    Api(_ONLINE_ARGUMENTS, "QuantizationConfigArgs.targets", since=TARGETS_SINCE),
+    Api(_ONLINE_ARGUMENTS, FP8_SCHEME, since=TARGETS_SINCE, trace=Trace.NAMED),
+    Api(_ONLINE_CONFIG, "OnlineQuantizationConfig.__init__", ("args",), since=TARGETS_SINCE),
+    Api(
+        _ONLINE_CONFIG,
+        "OnlineQuantizationConfig.get_quant_method",
+        ("layer", "prefix"),
+        since=TARGETS_SINCE,
+    ),
+    Api(
+        f"{_QUANT}.fp8",
+        "Fp8Config.__init__",
+        (
+            "is_checkpoint_fp8_serialized",
+            "activation_scheme",
+            "ignored_layers",
+            "weight_block_size",
+        ),
+    ),
+    Api(f"{_QUANT}.fp8", "Fp8LinearMethod.__init__", ("quant_config",)),
     Api(f"{_QUANT}.fp8", "Fp8LinearMethod.create_weights", _CREATE_WEIGHTS),
     Api(f"{_QUANT}.fp8", "Fp8LinearMethod.process_weights_after_loading", ("layer",)),
     Api(_PARAMETER, "ModelWeightParameter"),
     Api(_PARAMETER, "BlockQuantScaleParameter"),
+    Api("vllm.platforms", "current_platform"),
+    Api(_OVERRIDES, "op_registry_oot"),
+    Api(
+        "vllm.v1.attention.backends.registry",
+        "AttentionBackendEnum.TURBOQUANT",
+        required=False,
+    ),
     Api(
         "vllm.v1.attention.backends.registry",
         "register_backend",
@@ -214,6 +266,15 @@ def check(
 
 
 def _problem(tree: SourceTree, api: Api) -> str:
+    if api.trace is Trace.NAMED:
+        return "" if tree.mentions(api.module, api.name) else "is not mentioned"
+    if api.trace is Trace.CALLED:
+        passed = tree.call_keywords(api.module, api.name)
+        return "" if passed >= set(api.arguments or ()) else "is not called with these keywords"
+    return _problem_of_definition(tree, api)
+
+
+def _problem_of_definition(tree: SourceTree, api: Api) -> str:
     found = tree.find(api.module, api.name)
     if found is None:
         return "does not exist"

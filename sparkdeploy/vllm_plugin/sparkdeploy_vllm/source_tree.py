@@ -1,9 +1,9 @@
-"""Finds classes, functions and their arguments in Python sources, without importing them."""
+"""Finds what a Python source defines, and functions' arguments, without importing it."""
 
 import ast
 from pathlib import Path
 
-Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Assign | ast.AnnAssign
 _MAX_HOPS = 8
 
 
@@ -15,16 +15,16 @@ class SourceTree:
         self._parsed: dict[str, ast.Module | None] = {}
 
     def find(self, module: str, dotted: str) -> Definition | None:
-        """The definition of `Class`, `function` or `Class.method`, None when there is none."""
-        first, _, method = dotted.partition(".")
+        """The definition of `name` or `Class.member`, None when there is none."""
+        first, _, member = dotted.partition(".")
         located = self._locate(module, first, _MAX_HOPS)
-        if located is None or not method:
+        if located is None or not member:
             return located[1] if located else None
-        return self._method(*located, method, _MAX_HOPS)
+        return self._member(*located, member, _MAX_HOPS)
 
     def signature(self, definition: Definition) -> tuple[list[str], list[str]] | None:
         """Names of the arguments after self or cls, and those of them without a default."""
-        if isinstance(definition, ast.ClassDef):
+        if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
             return None
         arguments = definition.args
         names = [argument.arg for argument in [*arguments.posonlyargs, *arguments.args]]
@@ -48,12 +48,17 @@ class SourceTree:
         ]
         return set.intersection(*calls) if calls else set()
 
+    def mentions(self, module: str, text: str) -> bool:
+        """Whether a string of the module is exactly `text`."""
+        tree = self._parse(module) or ast.Module([], [])
+        return any(isinstance(node, ast.Constant) and node.value == text for node in ast.walk(tree))
+
     def _locate(self, module: str, name: str, hops: int) -> tuple[str, Definition] | None:
         tree = self._parse(module)
         if tree is None or hops == 0:
             return None
         for node in _top_level(tree):
-            if isinstance(node, Definition) and node.name == name:
+            if isinstance(node, Definition) and name in _names(node):
                 return module, node
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
@@ -61,20 +66,20 @@ class SourceTree:
                         return self._locate(self._target(module, node), alias.name, hops - 1)
         return None
 
-    def _method(
-        self, module: str, definition: Definition, method: str, hops: int
+    def _member(
+        self, module: str, definition: Definition, member: str, hops: int
     ) -> Definition | None:
         if not isinstance(definition, ast.ClassDef) or hops == 0:
             return None
         for node in definition.body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == method:
+            if isinstance(node, Definition) and member in _names(node):
                 return node
         for base in definition.bases:
             plain = base.value if isinstance(base, ast.Subscript) else base
             if not isinstance(plain, ast.Name):
                 continue
             located = self._locate(module, plain.id, hops - 1)
-            found = self._method(*located, method, hops - 1) if located else None
+            found = self._member(*located, member, hops - 1) if located else None
             if found is not None:
                 return found
         return None
@@ -100,6 +105,16 @@ class SourceTree:
         path = self.root.joinpath(*module.split("."))
         package = path / "__init__.py"
         return package if package.is_file() else path.with_suffix(".py")
+
+
+def _names(definition: Definition) -> list[str]:
+    if isinstance(definition, ast.Assign):
+        targets = definition.targets
+    elif isinstance(definition, ast.AnnAssign):
+        targets = [definition.target]
+    else:
+        return [definition.name]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def _top_level(tree: ast.Module) -> list[ast.stmt]:

@@ -10,9 +10,13 @@ SUPPORTED_BASE_METHODS = ("auto-round",)
 FP8_MODES = ("online", "prebuilt", "finished")
 """Made while loading; beside the BF16 weights; in the place of the BF16 weights."""
 
-_SHARED_EXPERT = re.compile(
-    r"\.mlp\.shared_expert\.(?:gate_up_proj|gate_proj|up_proj|down_proj)\Z", re.ASCII
+FP8_LAYER = (
+    r"(?!(?:.*\.)?mtp\.)(?:.*\.)?mlp\.shared_expert\.(?:gate_up_proj|gate_proj|up_proj|down_proj)\Z"
 )
+"""Matched from the start of a module's whole name; vLLM's own targets take it as it stands."""
+FP8_SCHEME = "fp8_per_block"
+"""vLLM's word for e4m3 in blocks of 128 x 128, activations per token in groups of 128."""
+_FP8_LAYER = re.compile(FP8_LAYER, re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ def is_fp8_layer(prefix: str) -> bool:
     Exact on the last path components; `shared_expert_gate` is another module, and everything
     under `mtp.` stays BF16 (quantised drafts are hardly ever accepted).
     """
-    return "mtp" not in prefix.split(".") and _SHARED_EXPERT.search(f".{prefix}") is not None
+    return _FP8_LAYER.match(prefix) is not None
 
 
 def checkpoint_modules(prefix: str, packed: Mapping[str, Sequence[str]]) -> int:

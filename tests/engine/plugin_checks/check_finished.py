@@ -2,8 +2,9 @@
 
 import torch
 from check_vllm_hooks import EXPERT, _config, _mlp, _one_rank, _process, _vllm_log
-from sparkdeploy_vllm.fp8_finished import FinishedReferenceMethod
-from sparkdeploy_vllm.fp8_maths import dequantize_blocks, quantize_blocks
+from kernel_stand_in import kernel_in_place, same_bits, served_by, shared_expert
+from sparkdeploy_vllm.fp8_finished import FinishedKernelMethod, FinishedReferenceMethod
+from sparkdeploy_vllm.fp8_maths import dequantize_blocks, fp8_block_linear, quantize_blocks
 from sparkdeploy_vllm.ledger import ConversionMismatchError
 
 FINISHED = {"mode": "finished", "layers": "shared_expert", "block": [128, 128]}
@@ -42,6 +43,19 @@ def check_the_checkpoints_weights_are_used_as_they_are() -> None:
     x = torch.randn(5, down.weight.shape[1]).bfloat16()
     exact = x.double() @ dequantize_blocks(*own).double().T
     assert ((down(x)[0].double() - exact).norm() / exact.norm()).item() < 0.06
+
+
+def check_vllm_s_own_kernels_get_them_as_they_are() -> None:
+    with kernel_in_place(), _vllm_log() as log:
+        config = served_by(_config(fp8=FINISHED, lm_head="bf16"), FinishedKernelMethod)
+        gate_up, down = shared_expert(config)
+        for shard in (0, 1):
+            _load(gate_up, shard)
+        own = _load(down)
+        _process(gate_up, down)
+        assert "fp8=3 layers" in log.getvalue(), log.getvalue()
+        x = torch.randn(5, down.weight.shape[1]).bfloat16()
+        assert same_bits(down(x)[0], fp8_block_linear(x, *own, None))
 
 
 def _refusal(damage) -> str:  # type: ignore[no-untyped-def]  # noqa: ANN001

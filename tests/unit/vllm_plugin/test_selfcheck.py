@@ -5,7 +5,7 @@
 from pathlib import Path
 
 import pytest
-from sparkdeploy_vllm.selfcheck import Api, Finding, check
+from sparkdeploy_vllm.selfcheck import Api, Finding, Trace, check
 from sparkdeploy_vllm.source_tree import SourceTree
 
 SOURCES = {
@@ -20,6 +20,12 @@ SOURCES = {
         "    def from_config(cls, config, extra=None): ...\n"
     ),
     "engine/base.py": "class Base:\n    def apply(self, layer, x, bias=None, *, fast=False): ...\n",
+    "engine/fields.py": (
+        "from engine.base import Base\n"
+        "if True:\n    registry: dict = {}\n"
+        "class Settings(Base):\n    targets: dict | None = None\n    FIRST = 'per_block'\n"
+        "def ask(layer):\n    return Settings(layer, prefix='a', wait=True)\n"
+    ),
     "engine/other.py": "try:\n    import nothing\nexcept ImportError:\n    def say(line): ...\n",
 }
 
@@ -50,6 +56,42 @@ def test_re_exports_base_classes_and_conditional_definitions_are_followed(
     tree: Path, name: str, arguments: tuple[str, ...]
 ) -> None:
     assert look(tree, name, arguments).fits
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        ("registry", True),
+        ("Settings.targets", True),
+        ("Settings.FIRST", True),
+        ("Settings.apply", True),
+        ("Settings.gone", False),
+        ("gone", False),
+    ],
+)
+def test_variables_and_fields_count_as_defined(tree: Path, name: str, fits: bool) -> None:
+    assert check(tree, [Api("engine.fields", name)])[0].fits is fits
+
+
+def test_a_field_has_no_arguments(tree: Path) -> None:
+    finding = check(tree, [Api("engine.fields", "Settings.targets", ("layer",))])[0]
+    assert finding.problem == "is not callable"
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "trace", "fits"),
+    [
+        ("Settings", ("prefix",), Trace.CALLED, True),
+        ("Settings", ("prefix", "layer"), Trace.CALLED, False),
+        ("ask", ("prefix",), Trace.CALLED, False),
+        ("per_block", None, Trace.NAMED, True),
+        ("per_channel", None, Trace.NAMED, False),
+    ],
+)
+def test_calls_and_words_are_looked_for(
+    tree: Path, name: str, keywords: tuple[str, ...] | None, trace: Trace, fits: bool
+) -> None:
+    assert check(tree, [Api("engine.fields", name, keywords, trace=trace)])[0].fits is fits
 
 
 def test_a_renamed_argument_is_found(tree: Path) -> None:

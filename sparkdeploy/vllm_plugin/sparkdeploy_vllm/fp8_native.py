@@ -1,0 +1,31 @@
+"""vLLM's own FP8 per block on chosen layers of a quantised checkpoint: from 0.30 on, on GPUs.
+
+vLLM asks the checkpoint's configuration for a layer's method first, and then the one for online
+quantisation that hangs on it (`resolve_quant_method`). Import this only where both exist.
+"""
+
+from torch.nn import Module
+from vllm.config.quantization import QuantizationConfigArgs
+from vllm.model_executor.layers.linear import LinearMethodBase
+from vllm.model_executor.layers.quantization.online.base import OnlineQuantizationConfig
+
+from sparkdeploy_vllm.fp8_books import LedgerEntry, keep_books
+from sparkdeploy_vllm.ledger import ConversionLedger
+from sparkdeploy_vllm.treatment import FP8_LAYER, FP8_SCHEME, checkpoint_modules
+
+
+class SharedExpertTargets(OnlineQuantizationConfig):
+    """The shared experts as targets of vLLM's; what it makes of them is entered in our books.
+
+    At module level, as instances travel to engine processes by pickle.
+    """
+
+    def __init__(self, ledger: ConversionLedger) -> None:
+        super().__init__(QuantizationConfigArgs(targets={f"re:{FP8_LAYER}": FP8_SCHEME}))
+        self.ledger = ledger
+
+    def get_quant_method(self, layer: Module, prefix: str) -> LinearMethodBase:
+        """VLLM's own method for a target; it is asked for targets only."""
+        modules = checkpoint_modules(prefix, self.packed_modules_mapping)
+        entry = LedgerEntry(self.ledger, prefix, modules=modules)
+        return keep_books(super().get_quant_method(layer, prefix), entry)
