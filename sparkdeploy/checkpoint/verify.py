@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint import contents
@@ -91,8 +91,7 @@ def verify_bytes(
         if name in hashes:
             hashed += 1
             done_bytes += path.stat().st_size
-            algorithm: Algorithm = "crc32" if hashes[name].startswith(CRC_PREFIX) else "sha256"
-            if content_hash(path, algorithm) != hashes[name]:
+            if not _has_hash(path, hashes[name]):
                 wrong.append(name)
             on_progress(done_bytes, total_bytes)
         elif name != MANIFEST_FILE:
@@ -103,15 +102,12 @@ def verify_bytes(
             detail="\n".join(wrong),
             hint="a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again",
         )
-    return Verified(
-        found.files,
-        found.tensors,
-        found.fp8_weights,
-        found.mtp_tensors,
-        hashed,
-        done_bytes,
-        tuple(unhashed),
-    )
+    return replace(found, hashed_files=hashed, hashed_bytes=done_bytes, unhashed=tuple(unhashed))
+
+
+def _has_hash(path: Path, wanted: str) -> bool:
+    algorithm: Algorithm = "crc32" if wanted.startswith(CRC_PREFIX) else "sha256"
+    return content_hash(path, algorithm) == wanted
 
 
 def is_weight(name: str) -> bool:

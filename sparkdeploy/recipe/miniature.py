@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Engine, Serve
+    from sparkdeploy.recipe.schema import Checkpoint, Engine, Serve
 
 MAX_MODEL_LEN = 2048
 DRAFT_ROWS = 256
@@ -38,26 +38,21 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
             hint="rehearse v2: it is the same treatment with MTP",
         )
     serve, dropped = _serve_on_cpu(recipe.serve, port)
+    checkpoint, fewer = _treatment_of_twin(recipe.checkpoint)
+    limits = {
+        "memory_floor_gib": min(recipe.limits.memory_floor_gib, MEMORY_FLOOR_GIB),
+        "startup_timeout_s": STARTUP_TIMEOUT_S,
+    }
     small = recipe.model_copy(
         update={
             "engine": engine.name,
             "model": recipe.model.model_copy(update={"path": str(twin)}),
+            "checkpoint": checkpoint,
             "serve": serve,
-            "limits": recipe.limits.model_copy(
-                update={
-                    "memory_floor_gib": min(recipe.limits.memory_floor_gib, MEMORY_FLOOR_GIB),
-                    "startup_timeout_s": STARTUP_TIMEOUT_S,
-                }
-            ),
+            "limits": recipe.limits.model_copy(update=limits),
         }
     )
-    draft = recipe.checkpoint.draft_lm_head
-    if draft is not None and draft.rows > DRAFT_ROWS:
-        dropped.append(f"checkpoint.draft_lm_head.rows={draft.rows} -> {DRAFT_ROWS}: a twin")
-        fewer = draft.model_copy(update={"rows": DRAFT_ROWS})
-        checkpoint = recipe.checkpoint.model_copy(update={"draft_lm_head": fewer})
-        small = small.model_copy(update={"checkpoint": checkpoint})
-    notes = (f"engine {resolved.engine.name} -> {engine.name}", *dropped)
+    notes = (f"engine {resolved.engine.name} -> {engine.name}", *dropped, *fewer)
     return Miniature(replace(resolved, recipe=small, engine=engine), notes)
 
 
@@ -65,6 +60,15 @@ def without_speculation(resolved: Resolved) -> Resolved:
     """Return the same recipe without a drafter: what its greedy text is compared with."""
     serve = resolved.recipe.serve.model_copy(update={"speculative": None})
     return replace(resolved, recipe=resolved.recipe.model_copy(update={"serve": serve}))
+
+
+def _treatment_of_twin(checkpoint: Checkpoint) -> tuple[Checkpoint, list[str]]:
+    draft = checkpoint.draft_lm_head
+    if draft is None or draft.rows <= DRAFT_ROWS:
+        return checkpoint, []
+    fewer = draft.model_copy(update={"rows": DRAFT_ROWS})
+    dropped = f"checkpoint.draft_lm_head.rows={draft.rows} -> {DRAFT_ROWS}: a twin"
+    return checkpoint.model_copy(update={"draft_lm_head": fewer}), [dropped]
 
 
 def _serve_on_cpu(serve: Serve, port: int) -> tuple[Serve, list[str]]:

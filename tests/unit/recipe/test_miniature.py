@@ -1,0 +1,74 @@
+"""What of a recipe is rehearsed, and that all that is left out is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.load import load_engine, load_recipe
+from sparkdeploy.recipe.miniature import DRAFT_ROWS, miniature_of, without_speculation
+
+if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Library
+    from sparkdeploy.recipe.miniature import Miniature
+
+TWIN = Path("/data/m/twin")
+
+
+def rehearsed(shipped: Library, recipe: str, *settings: str) -> Miniature:
+    engine = load_engine(shipped, "cpu-0.32")
+    return miniature_of(load_recipe(shipped, recipe, settings), engine=engine, twin=TWIN, port=8123)
+
+
+def test_treatment_and_speculation_are_the_recipe_s_own(shipped: Library) -> None:
+    own = load_recipe(shipped, "v2").recipe
+    small = rehearsed(shipped, "v2").resolved
+    assert small.engine.name == small.recipe.engine == "cpu-0.32"
+    assert small.recipe.checkpoint == own.checkpoint
+    assert small.recipe.serve.speculative == own.serve.speculative
+    assert small.recipe.model.path == str(TWIN)
+    assert small.recipe.serve.port == 8123
+
+
+def test_what_only_cuda_has_is_dropped_and_said(shipped: Library) -> None:
+    made = rehearsed(shipped, "v2", "serve.extra_args=[--x]", "serve.load_format=fastsafetensors")
+    serve = made.resolved.recipe.serve
+    assert (serve.attention_backend, serve.load_format, serve.extra_args) == (None, None, [])
+    assert made.dropped[0] == "engine cuda-0.25 -> cpu-0.32"
+    for field in ("attention_backend", "load_format", "max_model_len", "extra_args"):
+        assert [note for note in made.dropped if note.startswith(f"serve.{field}=")]
+
+
+def test_a_machine_gives_no_more_than_the_recipe_asks_for(shipped: Library) -> None:
+    limits = rehearsed(shipped, "v2", "limits.memory_floor_gib=0.5").resolved.recipe.limits
+    assert limits.memory_floor_gib == 0.5
+    assert rehearsed(shipped, "v2").resolved.recipe.limits.memory_floor_gib == 1
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(32_768, DRAFT_ROWS), (64, 64)])
+def test_a_draft_head_leaves_some_tokens_of_the_twin_out(
+    shipped: Library, rows: int, kept: int
+) -> None:
+    made = rehearsed(shipped, "v2", f"checkpoint.draft_lm_head={{rows: {rows}}}")
+    draft = made.resolved.recipe.checkpoint.draft_lm_head
+    assert draft is not None
+    assert draft.rows == kept
+    said = [note for note in made.dropped if note.startswith("checkpoint.draft_lm_head.rows=")]
+    assert len(said) == (rows != kept)
+
+
+def test_a_drafter_without_a_miniature_is_refused(shipped: Library) -> None:
+    with pytest.raises(RecipeError, match="dflash, whose drafter has no miniature"):
+        rehearsed(shipped, "dflash")
+
+
+def test_the_text_to_compare_with_differs_in_speculation_alone(shipped: Library) -> None:
+    small = rehearsed(shipped, "v2").resolved
+    plain = without_speculation(small).recipe
+    assert plain.serve.speculative is None
+    speculative = small.recipe.serve.speculative
+    serve = plain.serve.model_copy(update={"speculative": speculative})
+    assert plain.model_copy(update={"serve": serve}) == small.recipe
