@@ -8,7 +8,7 @@ from hypothesis import settings
 
 # A busy machine stretches single examples; the suite's own time limit is enough. In CI the same
 # examples are taken each time, so that what fails there is the change's own doing.
-settings.register_profile("swift", deadline=None, max_examples=40, derandomize="CI" in os.environ)
+settings.register_profile("swift", deadline=None, max_examples=30, derandomize="CI" in os.environ)
 # `--hypothesis-profile thorough` takes it; tests/run --slow does.
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("swift")
