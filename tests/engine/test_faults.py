@@ -126,8 +126,12 @@ def test_a_full_disk_of_the_engine_is_recovered_from(deployed: Ground) -> None:
     finally:
         deployed.engine.free()
 
-    code, said = deployed.cli.run("rollback")
-    assert code == 0, said
+    found = deployed.deployment()
+    assert found is not None
+    # Where a full disk did not let the old one start again, the next command does that.
+    if found.is_half_replaced:
+        code, said = deployed.cli.run("rollback")
+        assert code == 0, said
     deployed.check_whole("old")
     assert deployed.up("new")[0] == 0
     deployed.check_whole("new")

@@ -24,14 +24,14 @@ from tests.engine.twin_user import twin_user
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 PORT = 8000
 """The engine has a network of its own."""
 LOADING_MIB = 7168
 """Docker unpacks an archive beside the images that it makes of it; the disk is memory."""
 ROOM_MIB = 256
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 600.0
 DAY_S = 86400.0
 
 
@@ -106,7 +106,7 @@ def vllm(host: DockerHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             copy_image(host, own, *tags)
         engine.resize(engine.used_mib() + ROOM_MIB)
         env = {**program.env, "DOCKER_HOST": engine.address}
-        with engine.network(), WarmCli(env, root, deadline_s=600) as cli:
+        with engine.network(), WarmCli(env, root, deadline_s=700) as cli:
             place = Place(engine, cli)
             code, said = place.up(4)
             assert code == 0, said
@@ -137,8 +137,10 @@ def test_a_full_disk_of_the_engine_brings_the_old_vllm_back(vllm: Place) -> None
     finally:
         vllm.engine.free()
 
-    code, said = vllm.cli.run("rollback")
-    assert code == 0, said
+    # Where a full disk did not let the old one start again, the next command does that.
+    if vllm.deployment().is_half_replaced:
+        code, said = vllm.cli.run("rollback")
+        assert code == 0, said
     vllm.check_whole(2)
 
 

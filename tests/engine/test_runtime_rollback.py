@@ -120,6 +120,8 @@ def test_a_return_whose_command_is_gone_is_told_from_an_upgrade(place: Place) ->
     place.up("old", keep=1)
     place.up("new", keep=1)
     begin_return(place.host, place.kept()[0], crashes_dir=place.crashes_dir)
+    # A first process that has no handler yet would be stopped after its deadline only.
+    assert place.text() == "old"
 
     abandon(place.host, place.name, crashes_dir=place.crashes_dir, reason="test")
 
