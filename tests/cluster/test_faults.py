@@ -182,6 +182,18 @@ def test_ssh_that_dies_while_loading_is_named_and_cleaned_up_later(
     assert "removed spark-b:sparkdeploy-main" in program.run("down", "main").stderr
 
 
+def test_a_cable_that_is_pulled_while_loading_is_noticed(program: Program, worker: Machine) -> None:
+    process = start_loading(program, worker)
+    since_s = time.monotonic()
+    worker.run(f"ip link set {TWINS[0][0]} down")
+    try:
+        said = spoken(program, process, since_s)
+    finally:
+        configure(worker, TWINS[0][0])
+    assert "error: spark-b: lost while it was waited for" in said
+    assert "what was started there may remain" in said
+
+
 def test_a_worker_killed_while_serving_makes_status_say_broken(
     program: Program, worker: Machine
 ) -> None:

@@ -1,0 +1,85 @@
+"""Weights on their way to another machine: what arrived before a cut is not sent again."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.machines import HOME, Machine
+from tests.engine.conftest import until
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from tests.cluster.conftest import Program
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+MB = 10**6
+FILE_BYTES = 24 * MB
+ARRIVED_BYTES = 8 * MB
+FOLDER = f"{HOME}/weights"
+SLOWLY = 'exec /usr/bin/rsync --bwlimit=4M "$@"'
+SEND = f"""\
+from pathlib import Path
+from sparkdeploy.apply.cluster_look import connected
+from sparkdeploy.apply.cluster_weights import Tree, same_weights
+from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.settings import load_settings
+
+settings = load_settings()
+with connected(settings) as cluster:
+    worker = next(machine for machine in cluster.machines if not machine.is_here)
+    tree = Tree(Path("{FOLDER}"), Path("{FOLDER}"), ("blob",))
+    try:
+        print("sent", same_weights(tree, cluster.here, worker, settings))
+    except SparkdeployError as error:
+        print("failed", error.message, error.hint)
+"""
+
+
+@pytest.fixture
+def weights(head: Machine, worker: Machine) -> None:
+    """One file of noise on the head, whose rsync is slow enough to be met on its way."""
+    own = head.own / "home" / "weights"
+    own.mkdir()
+    (own / "blob").write_bytes(os.urandom(FILE_BYTES))
+    head.give_command("rsync", SLOWLY)
+
+
+def send(program: Program) -> subprocess.Popen[str]:
+    return program.start_python("-c", SEND)
+
+
+def arrived_bytes(worker: Machine) -> int:
+    """How much of the file is on the other machine, under whatever name rsync gives it."""
+    script = f"find {FOLDER} -type f -printf '%s\\n' 2>/dev/null"
+    return sum(map(int, worker.run(script, check=False).split()))
+
+
+def test_a_cut_transfer_goes_on_where_it_was(
+    program: Program, weights: None, head: Machine, worker: Machine
+) -> None:
+    process = send(program)
+    until(lambda: arrived_bytes(worker) > ARRIVED_BYTES, timeout_s=60)
+    head.run("pkill -KILL -P $(pgrep -x rsync | head -n 1) -x ssh")
+    cut = program.finish(process)
+    assert "failed spark-b: rsync could not send weights" in cut.stdout, cut.stdout + cut.stderr
+    assert "what arrived is kept" in cut.stdout
+    kept = arrived_bytes(worker)
+    assert kept > ARRIVED_BYTES // 2
+    head.take_command("rsync")
+
+    done = program.finish(send(program))
+    found = re.search(r"sent (\d+)", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    # The rest, and some check sums of what is there.
+    assert int(found[1]) < FILE_BYTES - kept + MB
+    same = f"sha256sum < {shlex.quote(FOLDER)}/blob"
+    assert head.run(same) == worker.run(same)
+    assert worker.run(f"ls -A {FOLDER}") == "blob\n"
+    again = program.finish(send(program))
+    assert "sent 0" in again.stdout
