@@ -88,13 +88,14 @@ def test_transformers_and_safetensors_open_the_standalone_checkpoint(
     assert output.strip().splitlines()[-1] == "opened 4 layers, 12 FP8 weights"
 
 
-def test_the_plugin_takes_compares_and_refuses_on_real_layers(host: DockerHost, mark: str) -> None:
+def test_the_plugin_s_checks_hold_on_real_layers(host: DockerHost, mark: str) -> None:
+    """Dispatch, arithmetic, every FP8 mode, draft head, TurboQuant, and two ranks against one."""
     checks = Path(__file__).parent / "plugin_checks"
-    about = ["prebuilt", "finished", "native", "vllm_hooks", "draft_head", "turboquant"]
-    command = ["/lab/run_checks.py", *(f"check_{part}." for part in about)]
-    output = python_in(engine_image(host), checks, mark, command)
-    assert output.count("\nok ") + output.startswith("ok ") >= 43, output
-    assert "FAILED" not in output
+    files = sorted(checks.glob("check_*.py"))
+    written = sum(file.read_text().count("\ndef check_") for file in files)
+    output = python_in(engine_image(host), checks, mark, ["/lab/run_checks.py"])
+    held = [line for line in output.splitlines() if line.startswith("ok ")]
+    assert len(held) == written > len(files) > 1, output
 
 
 def engine_image(host: DockerHost) -> str:

@@ -1,8 +1,9 @@
-"""Tune the INT8 head on this machine's card: `python -m sparkdeploy_vllm.tune_head --model FOLDER`.
+"""Tune the INT8 head on this machine's card: `python -m sparkdeploy_vllm.tune_head`.
 
-Some minutes, once per card and shape, with nothing else on the card. Each tile is held against the
-exact product before it is timed. The result goes into the cache folder, where the next start of
-vLLM finds it. Exit code 0 when it is written, 1 when it is not.
+For the model that the container serves, unless another one is named. Some minutes, once per card
+and shape, with nothing else at work on the card. Each tile is held against the exact product before
+it is timed. The result goes into the cache folder, where the next start of vLLM finds it. Exit code
+0 when it is written, 1 when it is not.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from sparkdeploy_vllm.treatment import BLOCK_KEY
 VOCABULARY_PADDING = 64
 """vLLM pads the vocabulary to a multiple of it."""
 ROUNDS = 25
+FIRST_PROCESS = Path("/proc/1/cmdline")
 
 
 class NoCardError(RuntimeError):
@@ -63,21 +66,38 @@ def head_shapes(config: Mapping[str, Any], *, ranks: int) -> list[tuple[int, int
     return shapes
 
 
+def served(command: bytes) -> tuple[Path, int]:
+    """Return the model's folder and the tensor-parallel ranks of a container's command line.
+
+    ValueError when it serves no folder.
+    """
+    words = command.decode(errors="replace").split("\0")
+    following = dict(pairwise(words))
+    model = Path(following.get("serve", ""))
+    if not model.is_absolute():
+        raise ValueError("this container serves no model: name one with --model")
+    return model, int(following.get("--tensor-parallel-size", "1"))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sparkdeploy_vllm.tune_head")
-    shape = parser.add_mutually_exclusive_group(required=True)
-    shape.add_argument("--model", type=Path, help="folder of a model, whose config.json has sizes")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--model", type=Path, help="a model's folder (default: the one served here)")
     shape.add_argument("--vocab", type=int, help="rows of the matrix, with --hidden")
     parser.add_argument("--hidden", type=int, help="columns of the matrix, with --vocab")
-    parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks that share the rows")
+    parser.add_argument("--tensor-parallel", type=int, help="ranks that share the model's rows")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="replays per figure (median)")
     parser.add_argument("--folder", type=Path, help="where to write (default: the cache folder)")
     return parser
 
 
 def _shapes_of(options: argparse.Namespace) -> list[tuple[int, int]]:
-    config = json.loads((options.model / "config.json").read_text(encoding="utf-8"))
-    return head_shapes(config, ranks=options.tensor_parallel)
+    model, ranks = options.model, options.tensor_parallel or 1
+    if model is None:
+        model, ranks = served(FIRST_PROCESS.read_bytes())
+        ranks = options.tensor_parallel or ranks
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return head_shapes(config, ranks=ranks)
 
 
 def _need_card() -> None:

@@ -1,18 +1,22 @@
 """Two ranks hold half of each layer and say together what one rank says alone."""
 
+import multiprocessing
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from check_vllm_hooks import EXPERT, _config, _head, _mlp, _process
 from sparkdeploy_vllm.fp8_blocks import refuse_broken_blocks
+from torch.multiprocessing import start_processes
 from torch.nn import functional
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
 VOCABULARY, HIDDEN, INTERMEDIATE = 500, 128, 256
+IMPORTED_ONCE = ["sparkdeploy_vllm.registration", "vllm.distributed.parallel_state"]
 
 
 def _serve(rank: int, ranks: int, folder: str) -> None:
@@ -38,19 +42,32 @@ def _serve(rank: int, ranks: int, folder: str) -> None:
         assert gate_up.weight.shape[0] == 2 * INTERMEDIATE // ranks
         gated, raised = gate_up(x)[0].chunk(2, dim=-1)
         expert = down(functional.silu(gated) * raised)[0]
-        logits = LogitsProcessor(VOCABULARY)(head, x)
+        processor = LogitsProcessor(VOCABULARY)
+        logits, top = processor(head, x), processor.get_top_tokens(head, x)
         if rank == 0:
-            torch.save((expert, logits), Path(folder) / f"said-{ranks}")
+            torch.save((expert, logits, top), Path(folder) / f"said-{ranks}")
+
+
+def _start_ranks(serve: Callable[..., None], arguments: tuple[object, ...], ranks: int) -> None:
+    """Fork them from a process that has imported vLLM and done nothing else.
+
+    To import it in each takes longer than the check; to fork from here would hang in threads that
+    torch has started.
+    """
+    multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
+    start_processes(serve, arguments, nprocs=ranks, start_method="forkserver")
 
 
 def check_two_ranks_say_what_one_says() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for ranks in (1, 2):
-            torch.multiprocessing.spawn(_serve, (ranks, folder), nprocs=ranks)
-        (expert, logits), (parted_expert, parted_logits) = (
+            _start_ranks(_serve, (ranks, folder), ranks)
+        (expert, logits, top), (parted_expert, parted_logits, parted_top) = (
             torch.load(Path(folder) / f"said-{ranks}") for ranks in (1, 2)
         )
     assert torch.equal(logits, parted_logits), "each rank has whole rows of the head"
+    assert torch.equal(top, logits.argmax(dim=-1))
+    assert torch.equal(top, parted_top)
     error = (expert.double() - parted_expert.double()).norm() / expert.double().norm()
     assert error < 0.01, error  # two BF16 sums instead of one
 

@@ -5,16 +5,22 @@ import copy
 import io
 import logging
 import pickle
+import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from sparkdeploy_vllm import register
 from sparkdeploy_vllm.fp8_linear import ReferenceFp8LinearMethod
 from sparkdeploy_vllm.hybrid_config import SparkHybridConfig
+from sparkdeploy_vllm.kernels.head_choice import choose_tiles
+from sparkdeploy_vllm.kernels.head_tiles_file import HeadKey, tuned_path
 from sparkdeploy_vllm.ledger import ConversionMismatchError
-from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, ReportingLMHeadMethod
+from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, ReportingLMHeadMethod, warm_up
 from vllm.config import VllmConfig, get_current_vllm_config, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers.linear import (
@@ -188,12 +194,33 @@ def check_int8_logits_agree_with_bf16_through_vllm_s_logits_processor() -> None:
         x[:3] = weight[[7, 99, 499]] * 20
         processor = LogitsProcessor(500)
         logits = processor._get_logits(x, head, None)
+        top = processor.get_top_tokens(head, x)
+    assert torch.equal(top, logits.argmax(dim=1))
     assert head.weight.dtype == torch.int8
     assert head.weight.shape[0] % 64 == 0
     assert logits.shape == (6, 500)
     exact = x.double() @ weight.double().T
     assert ((logits.double() - exact).norm() / exact.norm()).item() < 0.015
     assert logits[:3].argmax(dim=1).tolist() == [7, 99, 499]
+
+
+def check_the_log_says_once_where_the_head_s_tiles_are_from() -> None:
+    key = HeadKey("NVIDIA GB10", (12, 1), 512, 128, kernel="made-for-this", triton="3.6.0")
+    with tempfile.TemporaryDirectory() as name:
+        tuned_path(key, Path(name)).write_text("{")
+        choice = choose_tiles(key, Path(name))
+    # The kernels need Triton and a card, the choice of their tiles neither.
+    kernels = ModuleType("sparkdeploy_vllm.kernels.int8_head")
+    kernels.prepare = lambda *_: choice  # type: ignore[attr-defined]
+    layer = SimpleNamespace(
+        weight=SimpleNamespace(is_cuda=True), weight_scale=None, params_dtype=torch.bfloat16
+    )
+    with mock.patch.dict(sys.modules, {kernels.__name__: kernels}), _vllm_log() as log:
+        warm_up(layer)
+        warm_up(layer)
+    ignored, said = log.getvalue().splitlines()
+    assert "is not used: it is not JSON" in ignored
+    assert said.startswith("sparkdeploy: INT8 head 512 x 128: tiles=shipped (sm_12x: derived")
 
 
 def check_a_tied_embedding_keeps_its_bf16_matrix() -> None:

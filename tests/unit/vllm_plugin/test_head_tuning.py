@@ -18,7 +18,7 @@ from sparkdeploy_vllm.kernels.head_tuning import (
     tune,
 )
 from sparkdeploy_vllm.kernels.int8_head_configs import GB10, HOPPER, HeadTile
-from sparkdeploy_vllm.tune_head import head_shapes
+from sparkdeploy_vllm.tune_head import head_shapes, served
 
 from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
 
@@ -129,11 +129,22 @@ def test_shapes_are_those_that_vllm_makes_of_a_checkpoint() -> None:
         head_shapes({}, ranks=1)
 
 
+def test_the_served_model_is_read_from_the_container_s_command() -> None:
+    guard = ["/opt/venv/bin/python", "-I", "-m", "sparkdeploy_vllm.guard", "--max-restarts", "3"]
+    serve = ["--", "vllm", "serve", "/m/ck/qwen-0123", "--served-model-name", "qwen"]
+    alone = "\0".join([*guard, *serve, ""]).encode()
+    assert served(alone) == (Path("/m/ck/qwen-0123"), 1)
+    assert served(alone + b"--tensor-parallel-size\x002\0") == (Path("/m/ck/qwen-0123"), 2)
+    for other in (b"", b"sleep\x00infinity\0", b"ray\0start\0"):
+        with pytest.raises(ValueError, match="--model"):
+            served(other)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["--vocab", "512"], 2, "needs --hidden"),
-        ([], 2, "required"),
+        ([], 1, "serves no model"),
         (["--model", "/nowhere"], 1, "nothing was written"),
         (["--vocab", "512", "--hidden", "64"], 1, "nothing was written"),
     ],

@@ -1,6 +1,6 @@
 """The search for the INT8 head's fastest tiles on one card; what runs them is passed in.
 
-Standard library only. Runs when it is asked for (`tune_head`), never while a model is served.
+Standard library only. Runs when it is asked for (`tune_head`); nothing that serves imports it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
