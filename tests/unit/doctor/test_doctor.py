@@ -38,6 +38,13 @@ MIRRORS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recordings answer at once; only the machine of the tests may be slow."""
+    monkeypatch.setattr(room, "CONNECTION_DEADLINE_S", 60.0)
+    monkeypatch.setattr(room, "DEADLINE_S", 60.0)
+
+
 def settings_of_ada() -> Settings:
     home = Path("/home/ada")
     return replace(
@@ -49,14 +56,18 @@ def settings_of_ada() -> Settings:
     )
 
 
+def no_engine(_settings: Settings) -> RecordedEngine:
+    raise NodeError("docker does not answer", hint="start it")
+
+
 def examined(
     name: str, shipped: Library, monkeypatch: pytest.MonkeyPatch, recipe: str = "v2"
 ) -> dict[str, Finding]:
     recording = load(name)
 
-    def connect(_settings: Settings) -> RecordedEngine:
+    def connect(settings: Settings) -> RecordedEngine:
         if recording.docker is None:
-            raise NodeError("docker does not answer", hint="start it")
+            return no_engine(settings)
         return RecordedEngine(recording.docker)
 
     monkeypatch.setattr(room, "connect", connect)
@@ -155,7 +166,10 @@ class _Slow:
         raise NodeError(f"{argv[0]} did not end within {timeout_s:g} s")
 
 
-def test_no_command_is_waited_for_longer_than_a_patient_would(shipped: Library) -> None:
+def test_no_command_is_waited_for_longer_than_a_patient_would(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "connect", no_engine)
     slow = _Slow()
     room.examine(load_recipe(shipped, "v2"), settings_of_ada(), slow)
     assert len(slow.patience_s) > 8
