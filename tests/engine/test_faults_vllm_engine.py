@@ -1,4 +1,4 @@
-"""Faults of the Docker Engine, its disk and the clock, with the real vLLM.
+"""Faults of a container, the Docker Engine, its disk and the clock, with the real vLLM.
 
 It runs on an engine of the tests' own that may be killed and filled, to which the images of the
 machine's engine are carried. A start takes most of a minute.
@@ -125,6 +125,19 @@ def test_an_engine_that_dies_while_vllm_starts_is_recovered_from(vllm: Place) ->
     vllm.engine.start()
     code, said = vllm.up(2)
     assert code == 0, said
+    vllm.check_whole(2)
+
+
+def test_a_container_killed_while_vllm_starts_brings_the_old_one_back(vllm: Place) -> None:
+    command = vllm.start(3)
+    until(lambda: vllm.is_loading(3), timeout_s=START_TIMEOUT_S)
+    with DockerHost(vllm.engine.address) as host:
+        found = vllm.deployment().serving
+        assert found is not None
+        host._api.kill(found.container_id, "KILL")
+
+    assert command.wait() == 7, command.said()
+    assert "137" in command.said()
     vllm.check_whole(2)
 
 
