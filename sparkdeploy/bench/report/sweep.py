@@ -51,8 +51,17 @@ def concurrency_section(runs: Sequence[Shown]) -> Section | None:
         ),
         charts=drawn,
         table=Table((*columns, *more), rows, text_columns=1),
-        notes=_notes(runs),
+        notes=(*_unequal_contexts(swept), *_notes(runs)),
     )
+
+
+def _unequal_contexts(swept: Sequence[tuple[Shown, Sequence[Cell]]]) -> tuple[str, ...]:
+    """Prompts of other lengths take another time: that must not look like the runs' doing."""
+    told = {shown.name: cells[0].context_tokens or 0 for shown, cells in swept if cells}
+    if len(set(told.values())) < 2:
+        return ()
+    words = "; ".join(f"{name}: {tokens:,} tokens" for name, tokens in told.items())
+    return (f"The context is not the same in all runs: {words}.",)
 
 
 def context_section(runs: Sequence[Shown]) -> Section | None:

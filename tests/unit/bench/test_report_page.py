@@ -111,6 +111,22 @@ def test_figures_stand_beside_published_ones_with_source(field: Field) -> None:
     assert "Not taken on a DGX Spark" not in page.text
 
 
+def test_sweeps_of_unequal_contexts_are_said(field: Field) -> None:
+    same = page_of(sample_run("v2"), sample_run("mine"), field=field)
+    assert "The context is not the same" not in same.text
+    longer = changed(sample_run("mine"), _longer_context)
+    page = page_of(sample_run("v2"), longer, field=field)
+    assert "not the same in all runs: v2: 1,024 tokens; mine: 2,048 tokens." in page.text
+
+
+def _longer_context(record: dict[str, Any]) -> dict[str, Any]:
+    for suite in record["suites"]:
+        for cell in suite["cells"]:
+            if cell["context_tokens"] == 1024:
+                cell["context_tokens"] = 2048
+    return record
+
+
 def test_a_machine_that_is_no_spark_is_said(field: Field) -> None:
     page = page_of(changed(sample_run("v2"), _elsewhere), field=field)
     assert "Not taken on a DGX Spark, so the difference says little: v2." in page.text
