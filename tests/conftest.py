@@ -10,7 +10,7 @@ from hypothesis import settings
 # examples are taken each time, so that what fails there is the change's own doing.
 settings.register_profile("swift", deadline=None, max_examples=30, derandomize="CI" in os.environ)
 # `--hypothesis-profile thorough` takes it; tests/run --slow does.
-settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.register_profile("thorough", deadline=None, max_examples=2500)
 settings.load_profile("swift")
 
 
