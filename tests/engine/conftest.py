@@ -1,5 +1,6 @@
 """What tests with a real Docker Engine share; everything they make carries a label of theirs."""
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     from tests.engine.faults import Ground
 
 TEST_LABEL = labels.PREFIX + "test"
-PORTS = range(18200, 18300)
+PORTS = range(18200, 19200)
 WITHOUT_DOCKER = "SPARKDEPLOY_TESTS_WITHOUT_DOCKER"
 
 _port_numbers = itertools.count(uuid.uuid4().int % len(PORTS))
+_claims: dict[int, socket.socket] = {}
 
 SpecMaker = Callable[..., ContainerSpec]
 
@@ -157,9 +159,28 @@ def free_port() -> int:
     for _ in PORTS:
         port = PORTS[next(_port_numbers) % len(PORTS)]
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
+            if probe.connect_ex(("127.0.0.1", port)) != 0 and _claim(port):
                 return port
     raise AssertionError(f"no port of {PORTS} is free")
+
+
+def _claim(port: int) -> bool:
+    """Keep other sessions of these tests off a port until this one ends.
+
+    A container takes most of a minute before it listens. The claim is a name of the kernel's, held
+    by an open socket, so that nothing is left of a session that was killed.
+    """
+    if port in _claims:
+        return True
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0sparkdeploy-test-port-{port}")
+    except OSError:
+        claim.close()
+        return False
+    _claims[port] = claim
+    atexit.register(claim.close)
+    return True
 
 
 def model_at(port: int) -> ServedModel:

@@ -19,10 +19,11 @@ from sparkdeploy.node.container import Mount
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import TEST_LABEL, free_port, model_at, until
-from tests.engine.program import Program
+from tests.engine.twin_user import TWIN_RECIPE, twin_user, unique_name
 
 if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
+    from tests.engine.program import Program
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
@@ -31,21 +32,6 @@ HEADS = ("bf16", "loaded", "shifted", "coarse")
 # A recipe may ask for neither: both run code of one's own choice in the container.
 EXTENSION = ("--worker-extension-cls", "head_swaps.HeadSwaps")
 DEVELOPMENT = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": "/test/swaps"}
-RECIPE = """\
-schema: 1
-name: swapped
-title: v2 on a twin, with a head that can be exchanged
-extends: v2
-engine: cpu-0.32
-model: {{path: {twin}}}
-serve:
-  port: {port}
-  attention_backend: null
-  max_model_len: 1024
-  enforce_eager: true
-  enable_prefix_caching: false
-limits: {{memory_floor_gib: 1, startup_timeout_s: 600}}
-"""
 
 
 @dataclass(frozen=True)
@@ -65,9 +51,9 @@ class Captures:
 @pytest.fixture(scope="module")
 def captures(host: DockerHost, tmp_path_factory: pytest.TempPathFactory) -> Captures:
     """Serve once, and capture each head in turn: a start takes longer than all captures."""
-    program = Program(tmp_path_factory.mktemp("quality"))
     port = free_port()
-    container_id = start(host, program.root, port)
+    program = twin_user(tmp_path_factory.mktemp("quality"), port=port)
+    container_id = start(host, program.root)
     try:
         with model_at(port) as model:
             until(model.is_healthy, timeout_s=600)
@@ -82,19 +68,17 @@ def captures(host: DockerHost, tmp_path_factory: pytest.TempPathFactory) -> Capt
     return Captures(program, program.root)
 
 
-def start(host: DockerHost, root: Path, port: int) -> str:
+def start(host: DockerHost, root: Path) -> str:
     """Start v2 on a twin, as `up` would, with the exchangeable head mounted; return the id."""
-    twin, recipe = root / "twin", root / "swapped.yaml"
-    assert Program(root).run("checkpoint", "twin", str(twin)).returncode == 0
-    recipe.write_text(RECIPE.format(twin=twin, port=port))
+    name = unique_name("quality")
     settings = replace(
         load_settings(),
+        config_dir=root / "config",
         state_dir=root / "state",
         data_dir=root / "data",
         cache_dir=root / "cache",
     )
-    # A worker extension is code of the recipe's choice: that needs consent.
-    request = Request(str(recipe), (), Deployment("quality"))
+    request = Request(TWIN_RECIPE, (), Deployment(name))
     resolved = resolve(request, settings)
     up(resolved, request, settings, extent=Extent.PREPARE, consent=lambda _question: True)
     plan = draft_plan(resolved, settings, host, request.deployment)
@@ -104,11 +88,11 @@ def start(host: DockerHost, root: Path, port: int) -> str:
     mount = Mount(str(_readable_copy(SWAPS, root / "swaps")), "/test/swaps")
     spec = replace(
         spec,
-        name=f"sparkdeploy-test-quality-{port}",
+        name=f"sparkdeploy-{name}",
         mounts=(*spec.mounts, mount),
         command=(*spec.command, *EXTENSION),
         env={**spec.env, **DEVELOPMENT},
-        labels={labels.KIND: "container", labels.DEPLOYMENT: "test-quality", TEST_LABEL: "quality"},
+        labels={labels.KIND: "container", labels.DEPLOYMENT: name, TEST_LABEL: name},
     )
     container_id = host.create(spec)
     host.start(container_id)

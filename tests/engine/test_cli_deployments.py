@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import labels
+from tests.engine.conftest import free_port
 from tests.engine.program import Program
+from tests.engine.twin_user import TWIN_RECIPE, twin_user, unique_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,36 +32,17 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
-PORT = 18090
-OTHER_PORT = 18091
-RECIPE = """\
-schema: 1
-name: tiny
-title: v2 on a twin and a CPU
-extends: v2
-engine: cpu-0.32
-model: {{path: {twin}}}
-serve:
-  port: {port}
-  attention_backend: null
-  max_model_len: 1024
-  enforce_eager: true
-  enable_prefix_caching: false
-limits: {{memory_floor_gib: 1, startup_timeout_s: 600}}
-"""
+MAIN, SECOND, THIRD = (unique_name(word) for word in ("main", "second", "third"))
+PORT, OTHER_PORT, SPARE_PORT = (free_port() for _ in range(3))
+CONTEXT = 3072
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     """A user with a recipe of their own for a twin."""
-    made = Program(tmp_path_factory.mktemp("deployments"))
-    twin = made.root / "twin"
-    assert made.run("checkpoint", "twin", str(twin)).returncode == 0
-    recipes = made.root / "config" / "recipes"
-    recipes.mkdir(parents=True)
-    (recipes / "tiny.yaml").write_text(RECIPE.format(twin=twin, port=PORT))
+    made = twin_user(tmp_path_factory.mktemp("deployments"), port=PORT, max_model_len=CONTEXT)
     yield made
-    for name in ("main", "second", "third"):
+    for name in (MAIN, SECOND, THIRD):
         made.run("down", name)
 
 
@@ -86,39 +69,39 @@ def status_code(port: int, method: str, path: str, key: str | None = None) -> in
 
 
 def test_up_serves_the_first_answer(program: Program, host: DockerHost) -> None:
-    report = program.answer("up", "tiny", "--yes")
+    report = program.answer("up", TWIN_RECIPE, "--name", MAIN, "--yes")
     assert report["base_url"] == f"http://127.0.0.1:{PORT}"
     assert report["changed"] is True
     assert status_code(PORT, "GET", "/v1/models") == 200
-    assert container(host, "main").is_running
+    assert container(host, MAIN).is_running
 
 
 def test_a_second_up_does_nothing_and_says_so(program: Program, host: DockerHost) -> None:
-    before = container(host, "main").container_id
-    done = program.run("up", "tiny")
+    before = container(host, MAIN).container_id
+    done = program.run("up", TWIN_RECIPE, "--name", MAIN)
     assert done.returncode == 0
     assert "nothing to do" in done.stderr
-    assert container(host, "main").container_id == before
+    assert container(host, MAIN).container_id == before
 
 
 def test_plan_check_agrees_that_there_is_nothing_to_do(program: Program) -> None:
-    assert program.run("plan", "tiny", "--check").returncode == 0
+    assert program.run("plan", TWIN_RECIPE, "--name", MAIN, "--check").returncode == 0
 
 
 def test_status_shows_it_healthy(program: Program) -> None:
     rows = {row["name"]: row for row in program.answer("status")}
-    assert rows["main"]["state"] == "healthy"
-    assert rows["main"]["port"] == PORT
+    assert rows[MAIN]["state"] == "healthy"
+    assert rows[MAIN]["port"] == PORT
 
 
 def test_logs_show_what_the_plugin_converted(program: Program) -> None:
-    text = program.run("logs", "main").stdout
+    text = program.run("logs", MAIN).stdout
     assert "spark-hybrid active: fp8=12 layers, lm_head=int8" in text
 
 
 def test_bench_counts_what_the_server_counts(program: Program) -> None:
     record = program.answer(
-        *("bench", "main", "--suite", "sweep", "--rounds", "1"),
+        *("bench", MAIN, "--suite", "sweep", "--rounds", "1"),
         *("--concurrency", "1,4,16", "--context", "256", "--save", "counted"),
     )
     cells = record["suites"][0]["cells"]
@@ -138,9 +121,9 @@ def test_bench_counts_what_the_server_counts(program: Program) -> None:
 def test_a_run_says_what_made_it(program: Program, host: DockerHost) -> None:
     run = program.answer("bench", "show", "counted")
     origin = run["origin"]
-    assert origin["recipe"]["name"] == "tiny"
+    assert origin["recipe"]["name"] == TWIN_RECIPE
     assert origin["recipe"]["values"]["serve"]["port"] == PORT
-    assert origin["images"][0]["image_id"] == container(host, "main").image_id
+    assert origin["images"][0]["image_id"] == container(host, MAIN).image_id
     assert origin["images"][1]["versions"]["vllm"].startswith("0.32")
     assert origin["checkpoint"]["manifest_fingerprint"]
     assert "'num_speculative_tokens': 2" in origin["engine"]["flags"]
@@ -148,8 +131,74 @@ def test_a_run_says_what_made_it(program: Program, host: DockerHost) -> None:
     assert origin["machine"]["docker"]
 
 
+def test_a_sweep_goes_as_far_as_the_model(program: Program) -> None:
+    record = program.answer(
+        *("bench", MAIN, "--suite", "sweep", "--rounds", "1"),
+        *("--concurrency", "1", "--context", "1K,3K,8K", "--save", "swept"),
+    )
+    (suite,) = record["suites"]
+    assert suite["notes"] == ["context 8192 left out: the model serves up to 3072 tokens"]
+    assert [cell["context_tokens"] for cell in suite["cells"]] == [1024, CONTEXT]
+    for cell in suite["cells"]:
+        room = cell["context_tokens"] - cell["max_tokens"]
+        for sample in cell["samples"]:
+            assert sample["failure"] is None
+            assert 0.9 * room - 60 <= sample["prompt_tokens"] <= room
+            assert sample["completion_tokens"] == cell["max_tokens"]
+
+
+def test_needles_are_hidden_in_prompts_of_the_length_asked_for(program: Program) -> None:
+    done = program.run("bench", "needle", MAIN, "--lengths", "1K,64K", "--gate", "--json")
+    assert done.returncode == 8, done.stderr  # a twin's weights are noise: it finds nothing
+    found = json.loads(done.stdout)
+    assert [item["length"] for item in found] == [1024] * 3 + [CONTEXT] * 3
+    assert all(0.75 * item["length"] < item["prompt_tokens"] < item["length"] for item in found)
+
+
+def test_a_report_is_drawn_from_what_was_measured(program: Program, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    assert program.run("bench", "report", "counted", "swept", "-o", str(page)).returncode == 0
+    assert page.read_text().count("<svg") >= 4
+
+
+@pytest.mark.slow
+def test_decoding_counts_what_the_server_counts(program: Program) -> None:
+    record = program.answer("bench", MAIN, "--suite", "decode", "--rounds", "1")
+    cells = record["suites"][0]["cells"]
+    assert [cell["prompt"] for cell in cells] == ["prose", "code", "agent"]
+    for cell in cells:
+        (only,) = cell["rounds"]
+        assert only["failures"] == 0
+        assert cell["server"]["generation_tokens"] == only["completion_tokens"] > 0
+        assert cell["statistics"]["decode_tok_s"]["mean"] > 0
+
+
+@pytest.mark.slow
+def test_vllm_s_own_benchmark_runs_inside_and_agrees(program: Program) -> None:
+    record = program.answer("bench", MAIN, "--suite", "standard", "--rounds", "1")
+    (suite,) = record["suites"]
+    tools = {tool["tool"]: tool for tool in suite["tools"]}
+    inside = tools["vllm bench serve"]
+    assert inside["version"].startswith("0.32")
+    assert inside["figures"]["failed_requests"] == 0
+    assert inside["figures"]["end_to_end_tok_s"] > 0
+    # Where llama-benchy can neither be found nor fetched, the record says so.
+    assert "llama-benchy" in tools or any(
+        "llama-benchy left out" in note for note in suite["notes"]
+    )
+
+
+@pytest.mark.slow
+def test_a_model_of_noise_fails_the_tool_calls_and_is_told_how(program: Program) -> None:
+    done = program.run("bench", "tools", MAIN, "--gate", "--json")
+    assert done.returncode == 8, done.stderr
+    problems = {item["name"]: item["problem"] for item in json.loads(done.stdout)}
+    assert list(problems) == ["strings", "number", "array", "none"]
+    assert problems["strings"].startswith("expected one call of get_tide")
+
+
 def test_the_container_has_no_more_rights_than_it_needs(host: DockerHost) -> None:
-    record = host.inspect(container(host, "main").container_id)
+    record = host.inspect(container(host, MAIN).container_id)
     config = record["HostConfig"]
     assert config["CapDrop"] == ["ALL"]
     assert config["ReadonlyRootfs"] is True
@@ -160,9 +209,9 @@ def test_the_container_has_no_more_rights_than_it_needs(host: DockerHost) -> Non
 
 def test_a_port_of_another_deployment_ends_with_four_and_its_name(program: Program) -> None:
     started = time.monotonic()
-    done = program.run("up", "tiny", "--name", "second")
+    done = program.run("up", TWIN_RECIPE, "--name", SECOND)
     assert done.returncode == 4
-    assert f"port {PORT} is in use by deployment main" in done.stderr
+    assert f"port {PORT} is in use by deployment {MAIN}" in done.stderr
     assert time.monotonic() - started < 30
 
 
@@ -171,7 +220,7 @@ def test_a_port_of_a_foreign_process_is_named(program: Program) -> None:
         listener.bind(("127.0.0.1", OTHER_PORT))
         listener.listen()
         setting = f"serve.port={OTHER_PORT}"
-        done = program.run("up", "tiny", "--name", "second", "--set", setting)
+        done = program.run("up", TWIN_RECIPE, "--name", SECOND, "--set", setting)
     assert done.returncode == 4
     assert f"port {OTHER_PORT} is in use by process" in done.stderr
 
@@ -180,7 +229,7 @@ def test_an_unreadable_model_file_is_named_before_anything_starts(program: Progr
     file = next((program.root / "twin").glob("model-00001*.safetensors"))
     file.chmod(0o600)
     try:
-        done = program.run("up", "tiny", "--name", "second", "--set", "serve.port=18092")
+        done = program.run("up", TWIN_RECIPE, "--name", SECOND, "--set", f"serve.port={SPARE_PORT}")
     finally:
         file.chmod(0o644)
     assert done.returncode == 4
@@ -188,26 +237,26 @@ def test_an_unreadable_model_file_is_named_before_anything_starts(program: Progr
 
 
 def test_replacing_without_consent_changes_nothing(program: Program, host: DockerHost) -> None:
-    before = container(host, "main").container_id
-    done = program.run("up", "tiny", "--set", "serve.max_num_seqs=2")
+    before = container(host, MAIN).container_id
+    done = program.run("up", TWIN_RECIPE, "--name", MAIN, "--set", "serve.max_num_seqs=2")
     assert done.returncode == 1
     assert "was not replaced" in done.stderr
-    assert container(host, "main").container_id == before
+    assert container(host, MAIN).container_id == before
 
 
 def test_a_second_name_is_served_beside_on_every_address(program: Program) -> None:
     setting = f"serve.port={OTHER_PORT}"
-    report = program.answer("up", "tiny", "--name", "second", "--public", "--set", setting)
+    report = program.answer("up", TWIN_RECIPE, "--name", SECOND, "--public", "--set", setting)
     assert report["changed"] is True
     assert status_code(PORT, "GET", "/v1/models") == 200
 
 
 def key_of(program: Program) -> str:
-    return (program.root / "state" / "keys" / "second").read_text().strip()
+    return (program.root / "state" / "keys" / SECOND).read_text().strip()
 
 
 def test_every_route_but_health_refuses_without_the_key(program: Program, host: DockerHost) -> None:
-    log = log_of(host, container(host, "second"))
+    log = log_of(host, container(host, SECOND))
     routes = re.findall(r"Route: (\S+), (?:Methods: ([A-Z, ]+)|Endpoint)", log)
     assert len(routes) > 10
     for path, methods in routes:
@@ -222,7 +271,7 @@ def test_every_route_but_health_refuses_without_the_key(program: Program, host: 
 
 
 def test_the_key_is_nowhere_to_be_read(program: Program, host: DockerHost) -> None:
-    fact = container(host, "second")
+    fact = container(host, SECOND)
     key = key_of(program)
     assert key not in json.dumps(host.inspect(fact.container_id))
     assert key not in log_of(host, fact)
@@ -231,15 +280,15 @@ def test_the_key_is_nowhere_to_be_read(program: Program, host: DockerHost) -> No
     assert not [line for line in command_lines if key.encode() in line]
     top = host.inspect(fact.container_id)["Config"]["Env"]
     assert not [pair for pair in top if "KEY" in pair]
-    file = program.root / "state" / "keys" / "second"
+    file = program.root / "state" / "keys" / SECOND
     assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_down_removes_one_name_and_leaves_the_other(program: Program, host: DockerHost) -> None:
-    assert program.run("down", "second").returncode == 0
-    assert host.find_container("sparkdeploy-second") is None
-    assert container(host, "main").is_running
-    again = program.run("down", "second")
+    assert program.run("down", SECOND).returncode == 0
+    assert host.find_container(f"sparkdeploy-{SECOND}") is None
+    assert container(host, MAIN).is_running
+    again = program.run("down", SECOND)
     assert again.returncode == 0
     assert "nothing to do" in again.stderr
 
@@ -247,14 +296,14 @@ def test_down_removes_one_name_and_leaves_the_other(program: Program, host: Dock
 def test_a_container_killed_while_starting_fails_at_once_and_names_the_signal(
     program: Program, host: DockerHost
 ) -> None:
-    process = program.start("up", "tiny", "--name", "third", "--set", "serve.port=18093")
-    killed_at = _kill_when_running(host, "third", process)
+    process = program.start("up", TWIN_RECIPE, "--name", THIRD, "--set", f"serve.port={SPARE_PORT}")
+    killed_at = _kill_when_running(host, THIRD, process)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 7
     assert time.monotonic() - killed_at < 5
-    assert "sparkdeploy-third died" in stderr
+    assert f"sparkdeploy-{THIRD} died" in stderr
     assert "137" in stderr
-    assert host.find_container("sparkdeploy-third") is None
+    assert host.find_container(f"sparkdeploy-{THIRD}") is None
 
 
 def _kill_when_running(host: DockerHost, name: str, process: subprocess.Popen[str]) -> float:
@@ -270,30 +319,32 @@ def _kill_when_running(host: DockerHost, name: str, process: subprocess.Popen[st
 
 
 def test_the_same_name_replaces_with_consent(program: Program, host: DockerHost) -> None:
-    before = container(host, "main").container_id
-    report = program.answer("up", "tiny", "--yes", "--set", "serve.max_num_seqs=2")
-    after = container(host, "main")
+    before = container(host, MAIN).container_id
+    report = program.answer(
+        "up", TWIN_RECIPE, "--name", MAIN, "--yes", "--set", "serve.max_num_seqs=2"
+    )
+    after = container(host, MAIN)
     assert report["changed"] is True
     assert after.container_id != before
-    assert host.find_container("sparkdeploy-main-replaced") is None
-    assert after.labels[labels.RECIPE] == "tiny"
+    assert host.find_container(f"sparkdeploy-{MAIN}-replaced") is None
+    assert after.labels[labels.RECIPE] == TWIN_RECIPE
 
 
 def test_a_dead_docker_socket_ends_with_four(program: Program, tmp_path: Path) -> None:
     blind = Program(program.root, {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
-    done = blind.run("up", "tiny")
+    done = blind.run("up", TWIN_RECIPE, "--name", MAIN)
     assert done.returncode == 4
     assert "does not answer" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_stop_by_signal_is_passed_on_to_vllm(program: Program, host: DockerHost) -> None:
-    fact = container(host, "main")
+    fact = container(host, MAIN)
     subprocess.run(["docker", "kill", "-s", signal.Signals.SIGTERM.name, fact.name], check=True)
     for _ in range(60):
         found = host.find_container(fact.container_id)
         if found is not None and not found.is_running:
             break
         time.sleep(0.5)
-    assert program.run("down", "main").returncode == 0
-    assert host.find_container("sparkdeploy-main") is None
+    assert program.run("down", MAIN).returncode == 0
+    assert host.find_container(f"sparkdeploy-{MAIN}") is None

@@ -19,9 +19,9 @@ from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.runtime.client import ServedModel
 from sparkdeploy.runtime.health import ContainerDiedError, wait_until_answering
 from sparkdeploy.settings import load_settings, resources
-from tests.engine.conftest import until
+from tests.engine.conftest import free_port, until
 from tests.engine.stand_in.replacing import put_in_place
-from tests.engine.twin_user import twin_user
+from tests.engine.twin_user import TWIN_RECIPE, twin_user, unique_name
 
 if TYPE_CHECKING:
     import subprocess
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-PORT = 18095
-NAME = "faulty"
+PORT = free_port()
+NAME = unique_name("faulty")
 GIB = 1 << 30
 
 
@@ -63,7 +63,7 @@ def engine_pid(host: DockerHost) -> int:
 
 
 def start(program: Program, *more: str) -> subprocess.Popen[str]:
-    return program.start("up", "faulty", "--name", NAME, "--yes", *more)
+    return program.start("up", TWIN_RECIPE, "--name", NAME, "--yes", *more)
 
 
 def is_healthy() -> bool:
@@ -79,7 +79,7 @@ def test_a_killed_command_is_followed_by_one_that_finishes(
     command.kill()
     command.communicate()
 
-    done = program.run("up", "faulty", "--name", NAME)
+    done = program.run("up", TWIN_RECIPE, "--name", NAME)
 
     assert done.returncode == 0, done.stderr
     assert "nothing to do" in done.stderr
@@ -123,7 +123,7 @@ def test_vllm_that_eats_the_machine_is_stopped_by_the_guard(
         monkeypatch.setenv(name, value)
     settings = load_settings()
     library = Library((settings.config_dir / "recipes", resources() / "recipes"))
-    plan = draft_plan(load_recipe(library, "faulty"), settings, host, Deployment(NAME))
+    plan = draft_plan(load_recipe(library, TWIN_RECIPE), settings, host, Deployment(NAME))
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(f"MemAvailable: {8 * GIB // 1024:>12} kB\n")
     spec = plan.container.spec

@@ -19,7 +19,7 @@ from tests.engine.conftest import until
 from tests.engine.small_engine import SmallEngine, small_engine
 from tests.engine.stand_in.engine import copy_image
 from tests.engine.stand_in.warm_cli import Running, WarmCli
-from tests.engine.twin_user import twin_user
+from tests.engine.twin_user import TWIN_RECIPE, twin_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Place:
     def start(self, sequences: int, *, clock_offset_s: float = 0.0) -> Running:
         """Start `up` of a version."""
         return self.cli.start(
-            *("up", "faulty", "--yes", "--set", f"serve.max_num_seqs={sequences}"),
+            *("up", TWIN_RECIPE, "--yes", "--set", f"serve.max_num_seqs={sequences}"),
             clock_offset_s=clock_offset_s,
         )
 
@@ -99,8 +99,8 @@ class Place:
 def vllm(host: DockerHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     root = tmp_path_factory.mktemp("faults-vllm-engine")
     program = twin_user(root, port=PORT)
-    program.answer("up", "faulty", "--prepare", "--yes")
-    tags = [item["tag"] for item in program.answer("plan", "faulty")["images"]]
+    program.answer("up", TWIN_RECIPE, "--prepare", "--yes")
+    tags = [item["tag"] for item in program.answer("plan", TWIN_RECIPE)["images"]]
     with small_engine(LOADING_MIB) as engine:
         with DockerHost(engine.address) as own:
             copy_image(host, own, *tags)
