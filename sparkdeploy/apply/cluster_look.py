@@ -94,7 +94,7 @@ def survey(cluster: Cluster) -> Survey:
         step.say("sending full-size packets and opening connections")
         machines = [machine for machine in cluster.machines if machine.name in seen]
         packets = _packets(machines, seen)
-        connections = _connections(cluster, machines)
+        opened = connections(cluster, machines)
     config = cluster.config
     checks = (
         *cluster_checks.unreachable_checks({**cluster.unreachable, **broken}),
@@ -102,7 +102,7 @@ def survey(cluster: Cluster) -> Survey:
         *cluster_checks.node_checks(config, seen),
         *cluster_checks.pair_checks(config, seen),
         *cluster_checks.packet_checks(packets),
-        *cluster_checks.connection_checks(connections),
+        *cluster_checks.connection_checks(opened),
     )
     return Survey(seen, checks, engines)
 
@@ -183,13 +183,20 @@ def _is_ready(machine: ClusterMachine, port: int, seen: Mapping[str, Seen]) -> b
     return found is not None and found.is_up and wanted.address in found.addresses
 
 
-def _connections(cluster: Cluster, machines: Sequence[ClusterMachine]) -> list[Connection]:
+def connections(cluster: Cluster, machines: Sequence[ClusterMachine]) -> list[Connection]:
+    """Try every connection that a launch needs, all at once: silence costs its time only once."""
     here = next((machine for machine in machines if machine.is_here), None)
-    found: list[Connection] = []
-    for worker in machines:
-        if here is None or worker.is_here:
-            continue
-        ports = (cluster.config.master_port, cluster.config.ray_port, 0)
-        found += [probes.connect_to_here(here, worker, port) for port in ports]
-        found.append(probes.connect_to_worker(here, worker))
-    return found
+    if here is None:
+        return []
+    to_here = (cluster.config.master_port, cluster.config.ray_port, 0)
+    ways = [
+        (worker, port) for worker in machines if not worker.is_here for port in (*to_here, None)
+    ]
+
+    def connect(way: tuple[ClusterMachine, int | None]) -> Connection:
+        worker, port = way
+        if port is None:
+            return probes.connect_to_worker(here, worker)
+        return probes.connect_to_here(here, worker, port)
+
+    return at_once(connect, ways)

@@ -92,6 +92,10 @@ def break_master_port(worker: Machine) -> None:
     worker.run("iptables -A OUTPUT -p tcp --dport 29501 -j DROP")
 
 
+def break_every_port(worker: Machine) -> None:
+    worker.run("iptables -A OUTPUT -p tcp --syn -d 10.77.0.11 -j DROP")
+
+
 BROKEN = pytest.mark.parametrize(
     ("break_it", "subject", "value"),
     [
@@ -102,6 +106,7 @@ BROKEN = pytest.mark.parametrize(
         (break_subnet, "subnets", "are both in 10.77.0.0/24"),
         (break_clock, "clock", "s from this machine's"),
         (break_master_port, "TCP to spark-a at 10.77.0.11, 29501", "no answer within 5 s"),
+        (break_every_port, "TCP to spark-a at 10.77.0.11, any free port", "no answer within 5 s"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

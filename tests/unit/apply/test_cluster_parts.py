@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import yaml
 
 from sparkdeploy import shell
+from sparkdeploy.apply import cluster_look
 from sparkdeploy.apply.cluster_find import Found, addresses_of, fabric_of, section
 from sparkdeploy.apply.cluster_weights import compare, model_there, there
 from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.node import probes
 from sparkdeploy.node.cluster import read_cluster
 from sparkdeploy.node.fabric import FabricFacts, Interface
-from sparkdeploy.node.machines import ClusterMachine
+from sparkdeploy.node.machines import Cluster, ClusterMachine
+from sparkdeploy.node.probes import Connection
 from sparkdeploy.node.tree import Ledger, hashes, list_tree, read_listing
 from sparkdeploy.runtime.cluster_record import ClusterRecord
 from sparkdeploy.settings import load_settings
 from tests.unit.plan.facts import model_fact
 from tests.unit.plan.test_cluster_checks import facts
-from tests.unit.plan.test_cluster_launch import spark
+from tests.unit.plan.test_cluster_launch import spark, sparks
+
+if TYPE_CHECKING:
+    from sparkdeploy.node.ssh import SshLink
 
 HERE = ClusterMachine(spark(1), None)
 
@@ -141,3 +149,18 @@ def test_a_program_beside_us_is_read_and_ended() -> None:
     assert "".join(seen) == "one\n"
     with pytest.raises(NodeError, match="is not installed"):
         shell.Running(["no-such-program-here"])
+
+
+def test_every_port_is_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(4)
+
+    def connect(here: ClusterMachine, worker: ClusterMachine, port: int = 0) -> Connection:
+        together.wait(60)
+        return Connection(worker.name, here.name, "", port)
+
+    monkeypatch.setattr(probes, "connect_to_here", connect)
+    monkeypatch.setattr(probes, "connect_to_worker", connect)
+    there = ClusterMachine(spark(2), cast("SshLink", object()))
+    cluster = Cluster(sparks(2), (HERE, there))
+    found = cluster_look.connections(cluster, cluster.machines)
+    assert [item.port for item in found] == [29501, 6379, 0, 0]
