@@ -44,10 +44,14 @@ SpecMaker = Callable[..., ContainerSpec]
 
 @pytest.fixture(scope="session", autouse=True)
 def interrupts_are_heard() -> Iterator[None]:
-    """A shell starts background jobs with SIGINT ignored, and CI may be one."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A shell starts background jobs with SIGINT ignored, `nohup` with SIGHUP; CI may be either."""
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    }
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

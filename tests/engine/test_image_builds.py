@@ -118,7 +118,7 @@ def test_a_failing_build_shows_its_end_and_leaves_nothing(
     stage = make_stage(
         f"FROM scratch\nLABEL {LEFTOVER_LABEL}\nCOPY hello /hello\nRUN nothing-here\n"
     )
-    with pytest.raises(BuildError, match="step 4/") as caught:
+    with pytest.raises(BuildError, match="step 5/6") as caught:
         build(host, stage, settings)
     assert caught.value.exit_code == 5
     assert "RUN nothing-here" in (caught.value.detail or "")
