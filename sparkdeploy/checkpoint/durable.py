@@ -7,8 +7,9 @@ import errno
 import hashlib
 import json
 import os
-import zlib
 from typing import TYPE_CHECKING, BinaryIO, Literal
+
+import xxhash
 
 from sparkdeploy.checkpoint.staging import hidden_beside
 from sparkdeploy.errors import CheckpointError
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 COPY_BYTES = 8 << 20
 HASH_BYTES = 1 << 18
 """Small enough to stay in a core's cache between being read and being counted."""
-CRC_PREFIX = "crc32:"
-Algorithm = Literal["sha256", "crc32"]
-"""A CRC finds damage as surely as a sha256 does, eight times as fast without SHA instructions; who
-wants to deceive is not kept out by a hash beside the file either way."""
+XXH3_PREFIX = "xxh3:"
+Algorithm = Literal["sha256", "xxh3"]
+"""XXH3 finds damage as surely as a sha256 does, nine times as fast (10.3 and 1.1 GB/s on one AMD
+EPYC core); who wants to deceive is not kept out by a hash beside the file either way."""
 _UNSUPPORTED = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
@@ -113,15 +114,15 @@ def digest_of(file: BinaryIO, begin: int, end: int) -> str:
 
 
 def content_hash(path: Path, algorithm: Algorithm) -> str:
-    """A file's hash: `sha256` in hex alone, `crc32` with its name in front."""
+    """A file's hash: `sha256` in hex alone, `xxh3` (of 128 bits) with its name in front."""
     with path.open("rb", buffering=0) as file:
         if algorithm == "sha256":
             return hashlib.file_digest(file, "sha256").hexdigest()
-        value, block = 0, bytearray(HASH_BYTES)
+        digest, block = xxhash.xxh3_128(), bytearray(HASH_BYTES)
         view = memoryview(block)
         while count := file.readinto(block):
-            value = zlib.crc32(view[:count], value)
-    return f"{CRC_PREFIX}{value:08x}"
+            digest.update(view[:count])
+    return XXH3_PREFIX + digest.hexdigest()
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ class Manifest:
     fp8_layer_count: int
     mtp_tensor_count: int
     digests: dict[str, str]
-    """The hash of every file that is no link, but for the manifest: sha256, or `crc32:` for large
+    """The hash of every file that is no link, but for the manifest: sha256, or `xxh3:` for large
     files that were written here."""
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
     from sparkdeploy.checkpoint.source import CheckpointSource
 
-STANDALONE_VERSION = 1
+STANDALONE_VERSION = 2
 _FINISHERS = 2
 _REWRITTEN = frozenset({"config.json", INDEX_FILE, MANIFEST_FILE})
 
@@ -212,7 +212,7 @@ def _finish_shard(part: Path, new: Path, journal: _Journal) -> None:
     The folder is synced once, at the end: a name that a power cut took is not there for the next
     try, which then copies that shard again.
     """
-    digest = durable.content_hash(part, "crc32")
+    digest = durable.content_hash(part, "xxh3")
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.replace(new)

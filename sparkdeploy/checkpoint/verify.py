@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
-from sparkdeploy.checkpoint.durable import CRC_PREFIX, content_hash
+from sparkdeploy.checkpoint.durable import XXH3_PREFIX, content_hash
 from sparkdeploy.checkpoint.fp8 import check_fp8, expected_fp8, is_related
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.errors import CheckpointError
@@ -106,7 +106,7 @@ def verify_bytes(
 
 
 def _has_hash(path: Path, wanted: str) -> bool:
-    algorithm: Algorithm = "crc32" if wanted.startswith(CRC_PREFIX) else "sha256"
+    algorithm: Algorithm = "xxh3" if wanted.startswith(XXH3_PREFIX) else "sha256"
     return content_hash(path, algorithm) == wanted
 
 
