@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import docker
 import pytest
+from docker.errors import ContainerError
 
-from sparkdeploy import labels
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
 from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard
+from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.standalone import build_standalone
+from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.twin import TwinShape, build_twin
 from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
+from sparkdeploy.image.build import find_built
+from sparkdeploy.image.stages import stages_of
+from sparkdeploy.recipe.load import Library, load_engine
+from sparkdeploy.settings import resources
 from tests.engine.conftest import TEST_LABEL
 from tests.engine.program import Program
 
@@ -98,16 +105,41 @@ def test_the_plugin_s_checks_hold_on_real_layers(host: DockerHost, mark: str) ->
     assert len(held) == written > len(files) > 1, output
 
 
-def engine_image(host: DockerHost) -> str:
-    """The CPU engine that the rehearsal before has built or found."""
-    found = [
-        image
-        for image in host.own_images()
-        if (image.labels.get(labels.STAGE), image.labels.get(labels.ENGINE))
-        == ("plugin", "cpu-0.32")
-    ]
-    assert found, "no CPU engine: run the whole file"
-    return found[0].image_id
+def test_without_the_plugin_vllm_refuses_the_overlay(
+    host: DockerHost, mark: str, tmp_path: Path
+) -> None:
+    """The engine's stage is the image that is served, less the plugin."""
+    twin, overlay = tmp_path / "twin", tmp_path / "m" / "ck" / "overlay"
+    build_twin(twin, TwinShape(), seed=1)
+    build_overlay(open_folder(twin), Treatment(fp8_mode="online", lm_head="int8"), overlay)
+    with contextlib.closing(docker.from_env()) as client, pytest.raises(ContainerError) as refused:
+        client.containers.run(
+            engine_image(host, stage="engine"),
+            entrypoint=["/opt/venv/bin/vllm", "serve", str(overlay), "--enforce-eager"],
+            # In its own place: the overlay's links lead to the twin beside it.
+            volumes={str(tmp_path): {"bind": str(tmp_path), "mode": "ro"}},
+            network_mode="none",
+            environment={"HF_HUB_OFFLINE": "1", "HOME": "/tmp"},
+            labels={TEST_LABEL: mark},
+            remove=True,
+        )
+    said = str(refused.value)
+    assert "Unknown quantization method: spark-hybrid" in said, said
+
+
+def engine_image(host: DockerHost, *, stage: str = "plugin") -> str:
+    """A stage of the CPU engine that the rehearsal before has built or found."""
+    engine = load_engine(Library((resources() / "recipes",)), "cpu-0.32")
+    stages = stages_of(
+        engine,
+        base_source="debian",
+        architecture="aarch64" if platform.machine() in {"aarch64", "arm64"} else "x86_64",
+        resources=resources(),
+    )
+    (wanted,) = (item for item in stages if item.name == stage)
+    found = find_built(host, wanted)
+    assert found is not None, "no CPU engine: run the whole file"
+    return found.image_id
 
 
 def python_in(image: str, folder: Path, mark: str, command: list[str]) -> str:
