@@ -76,6 +76,8 @@ class Report:
     speculation: Speculation | None
     fp8_layers: int | None
     lm_head: str | None
+    draft_head_rows: int | None
+    """Rows of the draft model's own head; None when it has none."""
     reference: str
     """Where the text without speculation came from."""
     base_url: str
@@ -243,6 +245,7 @@ def _report(small: Miniature, run: _Run, source: str, *, is_kept: bool) -> Repor
         speculation=run.speculation,
         fp8_layers=readiness.facts.fp8_layers if readiness else None,
         lm_head=readiness.facts.lm_head if readiness else None,
+        draft_head_rows=readiness.facts.draft_head_rows if readiness else None,
         reference=source,
         base_url=run.outcome.base_url,
         is_kept=is_kept,

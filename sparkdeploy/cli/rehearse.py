@@ -60,7 +60,9 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"  start to first answer: {report.startup_s:.1f} s"
     yield f"  speed: {report.tokens_a_second:.1f} tok/s (a twin on a CPU: it says nothing of a GPU)"
     if report.lm_head is not None:
-        yield f"  converted: {report.fp8_layers} FP8 layers, LM head {report.lm_head}"
+        rows = report.draft_head_rows
+        draft = f", a draft head of {rows} rows" if rows is not None else ""
+        yield f"  converted: {report.fp8_layers} FP8 layers, LM head {report.lm_head}{draft}"
     else:
         yield "  converted: nothing (stock checkpoint)"
     if report.speculation is not None and report.speculation.drafts:

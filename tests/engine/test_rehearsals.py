@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkdeploy.apply.rehearse import RECORDED_EARLIER, SERVED_BEFORE
+from sparkdeploy.recipe.miniature import DRAFT_ROWS
 from tests.engine.program import Program
 
 if TYPE_CHECKING:
@@ -60,14 +62,23 @@ def test_v2_has_an_int8_head_and_makes_its_own_reference(program: Program) -> No
     assert report["reference"] == SERVED_BEFORE
 
 
-def test_a_second_rehearsal_builds_nothing_and_leaves_nothing(
+def test_a_draft_head_changes_no_text_builds_nothing_and_leaves_nothing(
     program: Program, host: DockerHost
 ) -> None:
+    """The rehearsal of v2 before it has recorded the text without a drafter."""
     images = {image.image_id for image in host.own_images()}
-    done = program.run("rehearse", "v2")
+    head = "checkpoint.draft_lm_head={rows: 32768, dtype: int8}"
+    done = program.run("rehearse", "v2", "--set", head, "--json")
     assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    check_answers(report)
+    assert (report["fp8_layers"], report["lm_head"]) == (FP8_LAYERS, "int8")
+    assert report["draft_head_rows"] == DRAFT_ROWS
+    assert report["reference"] == RECORDED_EARLIER
+    drafted = report["speculation"]
+    print(f"accepted {drafted['accepted_tokens']} of {drafted['draft_tokens']} drafted tokens")
+    assert 0 < drafted["accepted_tokens"] <= drafted["draft_tokens"]
     assert len(re.findall(r"^  = image ", done.stderr, re.MULTILINE)) == 3
     assert "  + image" not in done.stderr
-    assert RECORDED_EARLIER in done.stdout
     assert {image.image_id for image in host.own_images()} == images
     assert [item.name for item in host.own_containers() if item.deployment == "rehearsal"] == []
