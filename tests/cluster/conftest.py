@@ -18,8 +18,9 @@ from sparkdeploy.image.build import build_stage, find_built
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import load_settings
 from tests.cluster.machines import HOME, Machine, cluster_section, two_machines
-from tests.cluster.stand_in.image import build_stand_in_engine, cpu_stages, fetch_ray
+from tests.cluster.stand_in.image import build_stand_in_engine, fetch_ray
 from tests.engine.conftest import WITHOUT_DOCKER
+from tests.engine.shipped_stages import shipped_stages
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def program(head: Machine) -> Program:
 @pytest.fixture(scope="module")
 def stand_in(head: Machine) -> str:
     """The stand-in as the head's CPU engine; the worker gets it from the head."""
-    bring(head, cpu_stages()[:1])
+    bring(head, shipped_stages()[:1])
     with docker_of(head) as host:
         return build_stand_in_engine(host)
 
@@ -142,7 +143,7 @@ def stand_in(head: Machine) -> str:
 @pytest.fixture(scope="module")
 def cpu_engine(head: Machine) -> None:
     """The real CPU engine on the head; the plugin stage is left to the product."""
-    bring(head, cpu_stages()[:2])
+    bring(head, shipped_stages()[:2])
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +151,7 @@ def ray_stand_in(head: Machine, tmp_path_factory: pytest.TempPathFactory) -> str
     """The same with Ray in it, for Ray's own part of a launch."""
     packages = tmp_path_factory.mktemp("ray")
     fetch_ray(packages)
-    bring(head, cpu_stages()[:1])
+    bring(head, shipped_stages()[:1])
     with docker_of(head) as host:
         return build_stand_in_engine(host, packages)
 

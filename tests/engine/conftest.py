@@ -4,7 +4,6 @@ import atexit
 import contextlib
 import itertools
 import os
-import platform
 import signal
 import socket
 import time
@@ -21,12 +20,11 @@ from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.base import make_debian_base
 from sparkdeploy.image.build import find_built
-from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.runtime.client import ServedModel
-from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.settings import load_settings
+from tests.engine.shipped_stages import shipped_stages
 from tests.engine.stand_in.image import SERVER, build_stand_in
 
 if TYPE_CHECKING:
@@ -70,13 +68,7 @@ def host() -> Iterator[DockerHost]:
 @pytest.fixture(scope="session")
 def python_base_image(host: DockerHost) -> str:
     """A Debian with Python: the CPU engine's base stage, made from packages when missing."""
-    engine = load_engine(Library((resources() / "recipes",)), "cpu-0.32")
-    stage = stages_of(
-        engine,
-        base_source="debian",
-        architecture="aarch64" if platform.machine() in {"aarch64", "arm64"} else "x86_64",
-        resources=resources(),
-    )[0]
+    stage = shipped_stages()[0]
     if find_built(host, stage) is None:
         with console.step("base image for tests") as step:
             make_debian_base(host, stage, load_settings(), step)

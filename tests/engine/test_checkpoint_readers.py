@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +20,9 @@ from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.twin import TwinShape, build_twin
 from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
 from sparkdeploy.image.build import find_built
-from sparkdeploy.image.stages import stages_of
-from sparkdeploy.recipe.load import Library, load_engine
-from sparkdeploy.settings import resources
 from tests.engine.conftest import TEST_LABEL
 from tests.engine.program import Program
+from tests.engine.shipped_stages import shipped_stages
 
 if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
@@ -129,14 +126,7 @@ def test_without_the_plugin_vllm_refuses_the_overlay(
 
 def engine_image(host: DockerHost, *, stage: str = "plugin") -> str:
     """A stage of the CPU engine that the rehearsal before has built or found."""
-    engine = load_engine(Library((resources() / "recipes",)), "cpu-0.32")
-    stages = stages_of(
-        engine,
-        base_source="debian",
-        architecture="aarch64" if platform.machine() in {"aarch64", "arm64"} else "x86_64",
-        resources=resources(),
-    )
-    (wanted,) = (item for item in stages if item.name == stage)
+    (wanted,) = (item for item in shipped_stages() if item.name == stage)
     found = find_built(host, wanted)
     assert found is not None, "no CPU engine: run the whole file"
     return found.image_id

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import platform
 import time
 from collections.abc import Iterable
 
@@ -12,11 +11,11 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.console import console
 from sparkdeploy.image.build import build_stage
-from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.recipe.load import Library, load_engine
-from sparkdeploy.settings import Settings, load_settings, resources
+from sparkdeploy.settings import Settings, load_settings
+from tests.engine.shipped_stages import shipped_stages
 
 Built = list[tuple[Stage, ImageFact]]
 
@@ -32,14 +31,7 @@ def settings() -> Settings:
 @pytest.fixture(scope="module")
 def built(host: DockerHost, settings: Settings) -> Built:
     """Every stage of the CPU engine with its image, lowest first."""
-    engine = load_engine(Library((resources() / "recipes",)), "cpu-0.32")
-    stages = stages_of(
-        engine,
-        base_source="debian",
-        architecture="aarch64" if platform.machine() in {"aarch64", "arm64"} else "x86_64",
-        resources=resources(),
-    )
-    return build_all(host, stages, settings)
+    return build_all(host, shipped_stages(), settings)
 
 
 def build_all(host: DockerHost, stages: Iterable[Stage], settings: Settings) -> Built:

@@ -15,13 +15,14 @@ from sparkdeploy.console import console
 from sparkdeploy.image import lock, network
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.inside.prove import kernels_of, runs_on
-from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.image.wheelhouse import Platform, Source, fetch_wheels
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import Settings, load_settings, resources
+from tests.engine.shipped_stages import shipped_stages
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 ENGINE = "cuda-0.25"
@@ -44,10 +45,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 @pytest.fixture(scope="module")
 def stages() -> tuple[Stage, ...]:
     """What the engine is made of on this machine."""
-    engine = load_engine(Library((resources() / "recipes",)), ENGINE)
-    return stages_of(
-        engine, base_source="debian", architecture=architecture(), resources=resources()
-    )
+    return shipped_stages(ENGINE)
 
 
 @pytest.fixture(scope="module")

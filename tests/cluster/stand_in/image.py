@@ -6,19 +6,18 @@ The base stage below it and the plugin stage on top of it are the product's own.
 from __future__ import annotations
 
 import json
-import platform
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.image.context import ContextFile, write_tar
-from sparkdeploy.image.stages import Stage, stages_of
-from sparkdeploy.recipe.load import Library, load_engine
+from sparkdeploy.node.facts import architecture
 from sparkdeploy.settings import resources
+from tests.engine.shipped_stages import shipped_stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,21 +47,6 @@ main()
 """
 
 
-def architecture() -> Literal["x86_64", "aarch64"]:
-    """Return this machine's, as locks and stages name it."""
-    return "aarch64" if platform.machine() in {"aarch64", "arm64"} else "x86_64"
-
-
-def cpu_stages() -> tuple[Stage, ...]:
-    """The stages of the rehearsal's engine on a machine that reaches no registry."""
-    return stages_of(
-        load_engine(Library((resources() / "recipes",)), "cpu-0.32"),
-        base_source="debian",
-        architecture=architecture(),
-        resources=resources(),
-    )
-
-
 def fetch_ray(folder: Path) -> None:
     """Fetch the Ray that the CUDA engines are locked to, for the base stage's Python."""
     lock = resources() / f"recipes/engines/locks/cuda-0.33/{architecture()}-py311.txt"
@@ -78,7 +62,7 @@ def fetch_ray(folder: Path) -> None:
 
 def build_stand_in_engine(host: DockerHost, packages: Path | None = None) -> str:
     """Build it on the base stage that is there already, with Python packages; return its tag."""
-    base, engine, _ = cpu_stages()
+    base, engine, _ = shipped_stages()
     pairs = {**engine.labels(), labels.PROOF: "{}"}
     text = " ".join(f"{name}={json.dumps(value)}" for name, value in pairs.items())
     lines = DOCKERFILE.format(base=base.tag, labels=text, packages=PACKAGES if packages else "")

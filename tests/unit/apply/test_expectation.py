@@ -16,17 +16,13 @@ from sparkdeploy.apply.expectation import (
 )
 from sparkdeploy.apply.serving import check_truth
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ContainerFact
-from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.make import make_plan
-from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.runtime.facts import EngineFacts
-from tests.unit.conftest import REPOSITORY
-from tests.unit.plan.facts import FOLDERS, GIB, model_fact, observed
+from tests.unit.plan import facts
 
 if TYPE_CHECKING:
     from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.load import Library
 
 AS_PLANNED = EngineFacts(
     attention_backend="FLASHINFER",
@@ -39,15 +35,7 @@ AS_PLANNED = EngineFacts(
 
 @pytest.fixture
 def plan(shipped: Library) -> Plan:
-    resolved = load_recipe(shipped, "v2")
-    facts = observed(model=model_fact(treated=False))
-    stages = stages_of(
-        resolved.engine,
-        base_source=facts.base_source,
-        architecture=facts.node.architecture,
-        resources=REPOSITORY,
-    )
-    return make_plan(resolved, facts, stages=stages, deployment=Deployment("main"), folders=FOLDERS)
+    return facts.plan(shipped, facts.observed(model=facts.model_fact(treated=False)))
 
 
 def carried(expected: Expectation) -> ContainerFact:
@@ -60,7 +48,7 @@ def test_what_a_plan_promises_is_read_back_from_its_container(plan: Plan) -> Non
     treated = replace(expected, treatment=Treatment(84, "int8", 32768))
 
     assert expected.memory is not None
-    assert expected.memory.needed_bytes > 100 * GIB
+    assert expected.memory.needed_bytes > 100 * facts.GIB
     assert not expected.memory.page_cache_counts
     assert {item.subject for item in expected.backends} >= {"attention", "speculation"}
     assert expectation_on(carried(expected)) == expected

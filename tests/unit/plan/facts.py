@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
+from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact
 from sparkdeploy.node.gpu import GpuFact
 from sparkdeploy.node.reports import EngineInfo
-from sparkdeploy.plan.container import HostFolders
+from sparkdeploy.plan.container import Deployment, HostFolders
+from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import ModelFact, NodeFact, Observed, OverlayFact
+from sparkdeploy.recipe.load import load_recipe
+from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.load import Library
 
 GIB = 2**30
 FOLDERS = HostFolders(
@@ -96,3 +104,15 @@ def running(spec: ContainerSpec, *, state: str = "running") -> ContainerFact:
 def built(stage: Any) -> ImageFact:
     """The image of a stage, as Docker would report it."""
     return ImageFact("sha256:0", (stage.tag,), stage.labels(), 10**9)
+
+
+def plan(shipped: Library, facts: Observed, recipe: str = "v2", *settings: str) -> Plan:
+    """Return what would be done about a shipped recipe, with these facts."""
+    resolved = load_recipe(shipped, recipe, settings)
+    stages = stages_of(
+        resolved.engine,
+        base_source=facts.base_source,
+        architecture=facts.node.architecture,
+        resources=REPOSITORY,
+    )
+    return make_plan(resolved, facts, stages=stages, deployment=Deployment("main"), folders=FOLDERS)

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.image.stages import stages_of
-from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import MissingModel, NodeFact, Observed, OverlayFact, PortFact
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, Plan, plan_as_dict
-from sparkdeploy.recipe.load import Library, load_recipe
-from tests.unit.conftest import REPOSITORY
-from tests.unit.plan.facts import FOLDERS, GIB, LAPTOP, SPARK, built, model_fact, observed, running
+from tests.unit.plan.facts import (
+    GIB,
+    LAPTOP,
+    SPARK,
+    built,
+    model_fact,
+    observed,
+    plan,
+    running,
+)
 
-
-def plan(shipped: Library, facts: Observed, recipe: str = "v2", *settings: str) -> Plan:
-    resolved = load_recipe(shipped, recipe, settings)
-    stages = stages_of(
-        resolved.engine,
-        base_source=facts.base_source,
-        architecture=facts.node.architecture,
-        resources=REPOSITORY,
-    )
-    return make_plan(resolved, facts, stages=stages, deployment=Deployment("main"), folders=FOLDERS)
+if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Library
 
 
 def settled(shipped: Library) -> Observed:
