@@ -14,7 +14,6 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.schema import NAME_PATTERN
 from sparkdeploy.runtime.deployments import KEPT_MARK, REPLACED_SUFFIX
-from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,9 +56,8 @@ def up_words(request: Request) -> list[str]:
     return words
 
 
-def plan_for(request: Request) -> Plan:
+def plan_for(request: Request, settings: Settings) -> Plan:
     """Observe this machine and return the plan; Docker, a GPU and a network may all be absent."""
-    settings = load_settings()
     resolved = resolve(request, settings)
     host, reason = connect_if_possible(settings)
     if host is None:

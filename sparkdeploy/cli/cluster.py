@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sparkdeploy.apply.cluster_look import Survey
     from sparkdeploy.apply.drafting import Request
     from sparkdeploy.node.cluster import ClusterConfig
+    from sparkdeploy.settings import Settings
 
 SIGNS = {"ok": "=", "warning": "?", "failed": "x"}
 
@@ -92,14 +93,12 @@ def discover(
     console.answer(cluster_find.section(found, user).rstrip())
 
 
-def print_plan(request: Request, *, as_json: bool) -> None:
+def print_plan(request: Request, settings: Settings, *, as_json: bool) -> None:
     """Print what `up --cluster` would do on every node, and every check that stands in its way."""
     from sparkdeploy.apply.cluster_deploy import draft
     from sparkdeploy.apply.drafting import resolve
     from sparkdeploy.plan.cluster_report import cluster_as_dict, cluster_lines
-    from sparkdeploy.settings import load_settings
 
-    settings = load_settings()
     drafted = draft(resolve(request, settings), request, settings)
     if as_json:
         console.answer_json(

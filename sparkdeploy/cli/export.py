@@ -50,8 +50,9 @@ def systemd(
     from sparkdeploy.settings import load_settings
 
     assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
-    request = requested(recipe, assignments, name=name, public=public)
-    console.answer_raw(export_systemd(request, load_settings(), os.environ))
+    settings = load_settings()
+    request = requested(recipe, assignments, name=name, public=public, settings=settings)
+    console.answer_raw(export_systemd(request, settings, os.environ))
     unit = unit_name(name)
     console.info(f"to use it: sparkdeploy export systemd ... | sudo tee /etc/systemd/system/{unit}")
     console.info(f"           sudo systemctl daemon-reload && sudo systemctl enable {unit}")
@@ -71,5 +72,6 @@ def compose(
     from sparkdeploy.settings import load_settings
 
     assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
-    request = requested(recipe, assignments, name=name, public=public)
-    console.answer_raw(export_compose(request, load_settings()))
+    settings = load_settings()
+    request = requested(recipe, assignments, name=name, public=public, settings=settings)
+    console.answer_raw(export_compose(request, settings))

@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from sparkdeploy.apply.drafting import Request
+    from sparkdeploy.settings import Settings
 
 RecipeArgument = Annotated[
     str | None,
@@ -48,12 +49,16 @@ def with_consent(
 
 
 def requested(
-    recipe: str | None, assignments: list[str] | None, *, name: str, public: bool
+    recipe: str | None,
+    assignments: list[str] | None,
+    *,
+    name: str,
+    public: bool,
+    settings: Settings,
 ) -> Request:
     """Return what the options ask for; raise UsageError for a name Docker would not take."""
     from sparkdeploy.apply.planning import make_request
     from sparkdeploy.plan.launch import Exposure
-    from sparkdeploy.settings import load_settings
 
     exposure = Exposure.PUBLIC if public else Exposure.LOOPBACK
-    return make_request(recipe, assignments, name=name, exposure=exposure, settings=load_settings())
+    return make_request(recipe, assignments, name=name, exposure=exposure, settings=settings)

@@ -12,16 +12,17 @@ from sparkdeploy.console import console
 from sparkdeploy.plan.backends import planned_backends
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.runtime.truth import findings
-from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sparkdeploy.apply.drafting import Request
+    from sparkdeploy.settings import Settings
 
 
 def deploy_and_print(
     request: Request,
+    settings: Settings,
     *,
     extent: Extent,
     consent: Callable[[str], bool],
@@ -30,7 +31,6 @@ def deploy_and_print(
     deploy: Callable[..., Outcome] = up,
 ) -> None:
     """Run `up`, or the `up` of a cluster, and print where the model answers."""
-    settings = load_settings()
     resolved = resolve(request, settings)
     outcome = deploy(resolved, request, settings, extent=extent, consent=consent, handover=handover)
     if as_json:

@@ -109,12 +109,15 @@ def plan_recipe(
     as_json: JsonOption = False,
 ) -> None:
     """Say what `up` would do, and do nothing; with --hardware, what would fit and how fast."""
+    from sparkdeploy.settings import load_settings
+
     assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
     if cluster:
         from sparkdeploy.cli.cluster import print_plan as print_cluster_plan
 
-        request = requested(recipe, assignments, name=name, public=public)
-        print_cluster_plan(request, as_json=as_json)
+        settings = load_settings()
+        request = requested(recipe, assignments, name=name, public=public, settings=settings)
+        print_cluster_plan(request, settings, as_json=as_json)
         return
     if hardware is not None or html is not None or headers:
         from sparkdeploy.cli.printing import print_outlook
@@ -128,7 +131,9 @@ def plan_recipe(
     from sparkdeploy.cli.printing import print_plan
     from sparkdeploy.errors import ChangesPendingError
 
-    plan = plan_for(requested(recipe, assignments, name=name, public=public))
+    settings = load_settings()
+    request = requested(recipe, assignments, name=name, public=public, settings=settings)
+    plan = plan_for(request, settings)
     print_plan(plan, show.value if show else None, as_json=as_json)
     if check and plan.has_work:
         raise ChangesPendingError("the plan has work to do", hint="run `sparkdeploy up`")

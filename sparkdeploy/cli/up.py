@@ -24,6 +24,7 @@ from sparkdeploy.console import console
 
 if TYPE_CHECKING:
     from sparkdeploy.apply.drafting import Request
+    from sparkdeploy.settings import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -55,15 +56,17 @@ def up(
     from sparkdeploy.apply.room import PageCache
     from sparkdeploy.cli.outcome import deploy_and_print
     from sparkdeploy.errors import UsageError
+    from sparkdeploy.settings import load_settings
 
     if sum((prepare, detach, dry_run)) > 1:
         raise UsageError("--dry-run, --prepare and --detach exclude each other")
     if solo and cluster:
         raise UsageError("--solo and --cluster exclude each other")
     assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
-    request = requested(recipe, assignments, name=name, public=public)
+    settings = load_settings()
+    request = requested(recipe, assignments, name=name, public=public, settings=settings)
     if dry_run:
-        _print_plan(request, cluster=cluster, as_json=as_json)
+        _print_plan(request, settings, cluster=cluster, as_json=as_json)
         return
     extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
     if cluster:
@@ -72,6 +75,7 @@ def up(
         from sparkdeploy.apply.deploy import up as deploy
     deploy_and_print(
         request,
+        settings,
         extent=extent,
         consent=(lambda _question: True) if yes else console.confirm,
         handover=Handover(keep, PageCache.DROP if drop_page_cache else PageCache.ASK),
@@ -80,13 +84,13 @@ def up(
     )
 
 
-def _print_plan(request: Request, *, cluster: bool, as_json: bool) -> None:
+def _print_plan(request: Request, settings: Settings, *, cluster: bool, as_json: bool) -> None:
     if cluster:
         from sparkdeploy.cli.cluster import print_plan as print_cluster_plan
 
-        print_cluster_plan(request, as_json=as_json)
+        print_cluster_plan(request, settings, as_json=as_json)
         return
     from sparkdeploy.apply.planning import plan_for
     from sparkdeploy.cli.printing import print_plan
 
-    print_plan(plan_for(request), None, as_json=as_json)
+    print_plan(plan_for(request, settings), None, as_json=as_json)
