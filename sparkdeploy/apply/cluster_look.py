@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdeploy import shell
@@ -18,7 +19,7 @@ from sparkdeploy.node.reports import EngineInfo
 from sparkdeploy.plan import cluster_checks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sparkdeploy.node.machines import ClusterMachine
     from sparkdeploy.node.probes import Connection, Packet, Seen
@@ -188,15 +189,10 @@ def connections(cluster: Cluster, machines: Sequence[ClusterMachine]) -> list[Co
     here = next((machine for machine in machines if machine.is_here), None)
     if here is None:
         return []
-    to_here = (cluster.config.master_port, cluster.config.ray_port, 0)
-    ways = [
-        (worker, port) for worker in machines if not worker.is_here for port in (*to_here, None)
-    ]
-
-    def connect(way: tuple[ClusterMachine, int | None]) -> Connection:
-        worker, port = way
-        if port is None:
-            return probes.connect_to_worker(here, worker)
-        return probes.connect_to_here(here, worker, port)
-
-    return at_once(connect, ways)
+    ways: list[Callable[[], Connection]] = []
+    for worker in machines:
+        if not worker.is_here:
+            ports = (cluster.config.master_port, cluster.config.ray_port, 0)
+            ways += [partial(probes.connect_to_here, here, worker, port) for port in ports]
+            ways.append(partial(probes.connect_to_worker, here, worker))
+    return at_once(lambda connect: connect(), ways)

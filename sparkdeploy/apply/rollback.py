@@ -81,7 +81,7 @@ def _begin(
     if found is None or not found.kept:
         return RolledBack("nothing", f"nothing to do: no earlier container of {name} is kept")
     kept = found.kept[0]
-    expected = _expected_of(host, kept.container_id)
+    expected = expectation_on(kept)
     if expected is None:
         console.warn(f"{kept.name} is of an earlier version: its memory and log are not checked")
     claim = expected.memory if expected is not None else None

@@ -71,8 +71,8 @@ def make_room(
         return
     machine = machine or Machine()
     deadline_s = machine.clock() + RETURN_TIMEOUT_S
-    while problem := _problem(claim, others_bytes, machine.meminfo()):
-        if machine.clock() >= deadline_s or _is_hopeless(claim, others_bytes, machine.meminfo()):
+    while problem := _problem(claim, others_bytes, meminfo := machine.meminfo()):
+        if machine.clock() >= deadline_s or _is_hopeless(claim, others_bytes, meminfo):
             raise NodeError(problem.message, hint=problem.fix)
         machine.sleep(POLL_S)
     _clear_page_cache(claim, page_cache, machine)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COPY_BYTES = 8 << 20
-HASH_BYTES = 1 << 18
-"""Small enough to stay in a core's cache between being read and being counted."""
 XXH3_PREFIX = "xxh3:"
 Algorithm = Literal["sha256", "xxh3"]
 """XXH3 finds damage as surely as a sha256 does, nine times as fast (10.3 and 1.1 GB/s on one AMD
@@ -118,11 +116,7 @@ def content_hash(path: Path, algorithm: Algorithm) -> str:
     with path.open("rb", buffering=0) as file:
         if algorithm == "sha256":
             return hashlib.file_digest(file, "sha256").hexdigest()
-        digest, block = xxhash.xxh3_128(), bytearray(HASH_BYTES)
-        view = memoryview(block)
-        while count := file.readinto(block):
-            digest.update(view[:count])
-    return XXH3_PREFIX + digest.hexdigest()
+        return XXH3_PREFIX + hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 @contextlib.contextmanager

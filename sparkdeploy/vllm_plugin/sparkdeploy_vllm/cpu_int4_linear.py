@@ -17,11 +17,7 @@ BITS = 4
 
 
 def register() -> None:
-    """On a CPU whose build of vLLM lacks the operator, put plain torch in its place."""
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return
+    """Where the CPU's build of vLLM lacks the operator, put plain torch in its place."""
     try:
         # Importing it loads the compiled operators.
         from vllm import _custom_ops  # noqa: F401

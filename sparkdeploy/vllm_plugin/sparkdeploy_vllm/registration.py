@@ -1,6 +1,7 @@
 """What vLLM is told when it loads its general plugins."""
 
 from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.platforms import current_platform
 
 from sparkdeploy_vllm import cpu_delta_net, cpu_int4_linear, layer_overrides, turboquant
 from sparkdeploy_vllm.hybrid_config import SparkHybridConfig
@@ -16,6 +17,7 @@ def register_all() -> None:
     register_quantization_config(METHOD_NAME)(SparkHybridConfig)
     layer_overrides.register()
     turboquant.register()
-    cpu_delta_net.register()
-    cpu_int4_linear.register()
+    if current_platform.is_cpu():
+        cpu_delta_net.register()
+        cpu_int4_linear.register()
     _registered.append(METHOD_NAME)
