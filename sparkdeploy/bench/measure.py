@@ -12,7 +12,7 @@ from sparkdeploy.bench.asking import Ask, Dialect, Length, chat_body
 from sparkdeploy.bench.counters import Counters, difference, read_counters, together
 from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, measure
 from sparkdeploy.bench.record import FailureKind, SuiteResult
-from sparkdeploy.bench.sizing import PROBE_WORDS, Sizer
+from sparkdeploy.bench.sizing import Sizer
 from sparkdeploy.bench.suites import Forecast
 from sparkdeploy.bench.watch import kv_peak, machine_watch
 from sparkdeploy.errors import BenchError, SparkdeployError
@@ -105,8 +105,6 @@ class Measurement:
         notes = self._suite.notes
         is_complete = False
         try:
-            if any(turn.condition.context_tokens for turn in turns):
-                self._probe()
             for index, turn in enumerate(turns):
                 measured = self._take(turn)
                 if all(_is_gone(item) for item in measured):
@@ -119,15 +117,6 @@ class Measurement:
         except KeyboardInterrupt:
             notes = (*notes, "interrupted")
         return self._result(notes, is_complete=is_complete)
-
-    def _probe(self) -> None:
-        for index, words in enumerate(PROBE_WORDS):
-            prompt = prompts.context_prompt(words, seed=self._seed - 1 - index, max_tokens=1)
-            exchange = self._target.streams.round([self._body(Ask(prompt, Length.EXACT))])[0]
-            answer = read_answer(exchange)
-            if answer.failure is not None:
-                raise BenchError(f"a prompt of {words} words failed: {answer.failure.message}")
-            self._sizer.learn(words, answer.prompt_tokens)
 
     def _take(self, turn: Turn) -> list[Measured]:
         condition = turn.condition
@@ -163,13 +152,27 @@ class Measurement:
         condition = turn.condition
         if condition.context_tokens is None:
             return [Ask(self._asked[condition.prompt])] * condition.concurrency
-        words = self._sizer.words_for(condition.context_tokens - condition.max_tokens)
+        words = self._words_for(condition.context_tokens - condition.max_tokens)
         asks = []
         for _ in range(condition.concurrency):
             self._seed += 1
             prompt = prompts.context_prompt(words, seed=self._seed, max_tokens=condition.max_tokens)
             asks.append(Ask(prompt, Length.EXACT, condition.context_tokens, words))
         return asks
+
+    def _words_for(self, prompt_tokens: int) -> int:
+        while (probe := self._sizer.probe_for(prompt_tokens)) is not None:
+            self._probe(probe)
+        return self._sizer.words_for(prompt_tokens)
+
+    def _probe(self, words: int) -> None:
+        self._seed += 1
+        prompt = prompts.context_prompt(words, seed=self._seed, max_tokens=1)
+        exchange = self._target.streams.round([self._body(Ask(prompt, Length.EXACT))])[0]
+        answer = read_answer(exchange)
+        if answer.failure is not None:
+            raise BenchError(f"a prompt of {words} words failed: {answer.failure.message}")
+        self._sizer.learn(words, answer.prompt_tokens)
 
     def _body(self, ask: Ask) -> Mapping[str, Any]:
         return chat_body(ask, model=self._target.model, dialect=self._target.dialect)

@@ -119,9 +119,10 @@ _PLACES = ("north hall", "lower deck", "second shift", "test bench", "old quarry
 
 
 def filler(words: int, *, seed: int) -> str:
-    """Return a made-up report of about `words` words; the same for the same seed.
+    """Return a made-up report of `words` words, two at least; the same for the same seed.
 
-    Its first sentence already differs between seeds, so that no prefix cache can help.
+    The first sentence already differs between seeds, so that no prefix cache can help. The last
+    may break off: whole ones would be up to 14 words too many.
     """
     dice = random.Random(seed)  # noqa: S311 - a text, not a secret
     sentences = [f"Report {dice.getrandbits(48):012x}."]
@@ -134,7 +135,7 @@ def filler(words: int, *, seed: int) -> str:
         )
         sentences.append(sentence)
         count += len(sentence.split())
-    return " ".join(sentences)
+    return " ".join(" ".join(sentences).split()[:words])
 
 
 def context_prompt(words: int, *, seed: int, max_tokens: int) -> Prompt:

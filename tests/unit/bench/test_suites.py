@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 from sparkdeploy.bench import prompts
 from sparkdeploy.bench.asking import TOKEN_IDS_UP_TO, Ask, Dialect, Length, chat_body
 from sparkdeploy.bench.gate import floor_of, gate_of, require_gate, require_gated_suite
-from sparkdeploy.bench.sizing import SPARE_TOKENS, Sizer
+from sparkdeploy.bench.sizing import SPARE_SHARE, SPARE_TOKENS, Sizer
 from sparkdeploy.bench.suites import (
     Forecast,
     SuiteName,
@@ -22,6 +25,9 @@ from sparkdeploy.bench.suites import (
 )
 from sparkdeploy.errors import BenchError, UsageError
 from tests.unit.bench.runs import origin, sample_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_five_asks_the_five_lengths_of_the_published_tables() -> None:
@@ -91,14 +97,24 @@ def test_the_forecast_scales_prompt_and_answer_apart() -> None:
 def test_the_filler_is_the_same_for_the_same_seed_only() -> None:
     assert prompts.filler(80, seed=1) == prompts.filler(80, seed=1)
     assert prompts.filler(80, seed=1)[:24] != prompts.filler(80, seed=2)[:24]
-    assert 80 <= len(prompts.filler(80, seed=1).split()) < 100
 
 
-@given(
-    st.integers(5, 60),
-    st.floats(1.0, 4.0),
-    st.integers(512, 262144),
-)
+@given(st.integers(2, 400), st.integers(0, 2**64))
+def test_the_filler_has_the_words_asked_for(words: int, seed: int) -> None:
+    assert len(prompts.filler(words, seed=seed).split()) == words
+
+
+def learnt(sizer: Sizer, wanted: int, tokens: Callable[[int], int]) -> int:
+    """Ask every probe of a server that counts like this; return how many there were."""
+    for asked in range(30):
+        probe = sizer.probe_for(wanted)
+        if probe is None:
+            return asked
+        sizer.learn(probe, tokens(probe))
+    pytest.fail("the probes never end")
+
+
+@given(st.integers(5, 60), st.floats(1.0, 4.0), st.integers(512, 262144))
 def test_a_prompt_fits_and_is_nearly_as_long_as_asked(
     template: int, tokens_a_word: float, wanted: int
 ) -> None:
@@ -106,13 +122,30 @@ def test_a_prompt_fits_and_is_nearly_as_long_as_asked(
         return template + round(words * tokens_a_word)
 
     sizer = Sizer()
-    for words in (40, 4000, 40_000):
-        sizer.learn(words, tokens(words))
+    assert learnt(sizer, wanted, tokens) <= 9
 
     made = tokens(sizer.words_for(wanted))
 
     assert made <= wanted
-    assert made >= wanted - SPARE_TOKENS - wanted * 0.01 - tokens_a_word - 2
+    assert made >= wanted * (0.99 - SPARE_SHARE) - SPARE_TOKENS - tokens_a_word - 2
+
+
+@pytest.mark.parametrize("wanted", [896, 2944, 32640, 262016])
+def test_a_prompt_fits_though_words_differ_in_tokens(wanted: int) -> None:
+    for seed in range(200):
+        dice = Random(seed)
+
+        def tokens(words: int, dice: Random = dice) -> int:
+            return 20 + round(words * 3.3 + dice.gauss(0, 0.4) * math.sqrt(words))
+
+        sizer = Sizer()
+        learnt(sizer, wanted, tokens)
+
+        assert 0.9 * wanted - SPARE_TOKENS < tokens(sizer.words_for(wanted)) <= wanted
+
+
+def test_a_server_that_counts_nothing_is_not_probed_for_ever() -> None:
+    assert learnt(Sizer(), 100_000, lambda _words: 0) <= 4
 
 
 ASK = Ask(prompts.context_prompt(10, seed=0, max_tokens=128), Length.EXACT, 1024, 10)
