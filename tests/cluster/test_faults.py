@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.docker,
     # Minutes of two machines' starts: the suite that everybody waits for has thirty in all.
     pytest.mark.slow,
+    pytest.mark.in_order,
     pytest.mark.timeout(600),
     pytest.mark.usefixtures("stand_in", "recipe"),
 ]
