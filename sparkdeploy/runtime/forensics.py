@@ -73,6 +73,17 @@ def guard_reports(log: str) -> list[dict[str, Any]]:
     return _reports(read_line(text) for text in lines_of(log.encode()))
 
 
+def until_last_restart(log: str) -> tuple[str, int | None]:
+    """Return a log up to the guard's last restart, and the exit code that came before it."""
+    lines = lines_of(log.encode())
+    for index, text in reversed(list(enumerate(lines))):
+        reports = _reports([read_line(text)])
+        if reports and reports[0].get("event") == "restart":
+            code = reports[0].get("exit_code")
+            return "\n".join(lines[:index]), code if isinstance(code, int) else None
+    return log, None
+
+
 def log_tail(log: str, line_count: int) -> str:
     """Return a log's last lines, progress bars and terminal codes undone."""
     return "\n".join(lines_of(log.encode())[-line_count:])

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from sparkdeploy.console import format_seconds
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.runtime.forensics import Cause, guard_reports, log_tail, root_cause
+from sparkdeploy.runtime.forensics import (
+    Cause,
+    guard_reports,
+    log_tail,
+    root_cause,
+    until_last_restart,
+)
 from sparkdeploy.runtime.log_follower import followed
 from sparkdeploy.runtime.phases import PhaseTracker, read_whole
 
@@ -50,7 +56,7 @@ class Readiness:
 
 
 class ContainerDiedError(UnhealthyError):
-    """The container ended while it was waited for."""
+    """The container, or the server in it that called itself healthy, ended while waited for."""
 
     def __init__(
         self, fact: ContainerFact | None, cause: Cause, *, message: str, tail: str
@@ -77,7 +83,8 @@ def wait_until_answering(  # noqa: PLR0913 - the clock, its sleep and the tracke
     `deadline_s` counts from this call. `on_phase` is called after every look with the tracker and
     the seconds so far (the tracker's times count from this call too). Raises ContainerDiedError
     as soon as the container has ended, with exit code, root cause and log tail, and
-    UnhealthyError at the deadline. A guard that restarts vLLM in place keeps the wait going.
+    UnhealthyError at the deadline. A guard that restarts vLLM in place keeps the wait going,
+    unless it died of the request that this call had sent it: the next one would kill it again.
     """
     tracker = tracker or PhaseTracker()
     started_s = clock()
@@ -96,6 +103,8 @@ def wait_until_answering(  # noqa: PLR0913 - the clock, its sleep and the tracke
         except _EndedError as ended:
             log_thread.join(1.0)
             raise death(host, container_id, ended.fact, phase=tracker.describe()) from None
+        except _AnswerKilledError as killed:
+            raise death_by_answering(host, container_id, killed.fact) from None
         except _LateError as late:
             tail = recent_log(host, container_id, TAIL_LINES)
             raise UnhealthyError(
@@ -125,6 +134,16 @@ def death(
     return ContainerDiedError(fact, cause, message=message, tail=log_tail(log, TAIL_LINES))
 
 
+def death_by_answering(
+    host: DockerHost, container_id: str, fact: ContainerFact
+) -> ContainerDiedError:
+    """Return the error that tells why the server died before the guard's last restart."""
+    log, exit_code = until_last_restart(recent_log(host, container_id, EXAMINED_LINES))
+    cause = root_cause(log, exit_code, oom_killed=False)
+    message = f"{fact.name} died of its first request (exit code {exit_code}): {cause.describe()}"
+    return ContainerDiedError(fact, cause, message=message, tail=log_tail(log, TAIL_LINES))
+
+
 def recent_log(host: DockerHost, container_id: str, line_count: int) -> str:
     """Return the end of a container's log."""
     return b"".join(host.logs(container_id, tail=line_count)).decode(errors="replace")
@@ -132,6 +151,12 @@ def recent_log(host: DockerHost, container_id: str, line_count: int) -> str:
 
 class _EndedError(Exception):
     def __init__(self, fact: ContainerFact | None) -> None:
+        super().__init__()
+        self.fact = fact
+
+
+class _AnswerKilledError(Exception):
+    def __init__(self, fact: ContainerFact) -> None:
         super().__init__()
         self.fact = fact
 
@@ -152,6 +177,7 @@ class _Wait:
     sleep: Callable[[float], None]
     on_phase: Callable[[PhaseTracker, float], None]
     _refusal: str = field(default="", init=False)
+    _restarts_before_refusal: int | None = field(default=None, init=False)
 
     def run(self) -> Readiness:
         while True:
@@ -172,16 +198,22 @@ class _Wait:
         fact = self.look()
         if fact is None or fact.state not in {"created", "running", "paused", "restarting"}:
             raise _EndedError(fact)
+        refused_at = self._restarts_before_refusal
+        if refused_at is not None and self.tracker.restarts > refused_at:
+            raise _AnswerKilledError(fact)
 
     def _ask(self) -> Completion | None:
         left_s = self.deadline_s - self.elapsed()
         if left_s <= 0 or not self.model.is_healthy(timeout_s=min(left_s, 1.0)):
             return None
         left_s = max(self.deadline_s - self.elapsed(), 0.1)
+        restarts = self.tracker.restarts
         try:
             return self.model.complete(FIRST_PROMPT, FIRST_TOKENS, timeout_s=left_s)
         except UnhealthyError as error:
             self._refusal = error.message
+            if self._restarts_before_refusal is None:
+                self._restarts_before_refusal = restarts
             return None
 
     def _readiness(self, answer: Completion) -> Readiness:

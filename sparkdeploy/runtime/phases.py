@@ -100,6 +100,8 @@ class PhaseTracker:
     percent: int | None = field(default=None, init=False)
     """How far the current phase is by its own progress bar; None where it shows none."""
     weight_loads: int = field(default=0, init=False)
+    restarts: int = field(default=0, init=False)
+    """How often the guard has started the server again."""
     visits: list[Visit] = field(default_factory=list, init=False)
     _splitter: LineSplitter = field(default_factory=LineSplitter, init=False)
 
@@ -146,6 +148,7 @@ class PhaseTracker:
 
     def _read(self, text: str, at_s: float) -> None:
         if _BEGINS_AGAIN.search(text):
+            self.restarts += 1
             self._restart(at_s)
             return
         self.facts = read_facts(text, self.facts)

@@ -65,6 +65,14 @@ def test_vllm_killed_while_it_starts_brings_the_old_one_back(deployed: Ground) -
     deployed.check_whole("old")
 
 
+def test_vllm_that_dies_of_its_first_request_is_not_tried_with_it_again(deployed: Ground) -> None:
+    code, said = deployed.up("new", behaviour="--die-of-request --exit-code 9")
+
+    assert code == 7
+    assert "died of its first request (exit code 9)" in said
+    deployed.check_whole("old")
+
+
 def test_vllm_killed_after_it_was_healthy_is_started_again_in_place(deployed: Ground) -> None:
     before = deployed.deployment()
     until(deployed.guard_has_seen_health, timeout_s=30)

@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--allocate-mib", type=int, default=0)
     parser.add_argument("--hog-after-s", type=float, help="then take 1 GiB a second, up to 1.5")
     parser.add_argument("--answer-status", type=int, default=200)
+    parser.add_argument("--die-of-request", action="store_true", help="once the guard saw health")
     return parser
 
 
@@ -137,6 +138,11 @@ class _Handler(BaseHTTPRequestHandler):
         orders = self.server.orders
         asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
         tokens = int(asked.get("max_tokens") or 1)
+        if orders.die_of_request:
+            while not self.server.guard_answers:
+                time.sleep(0.02)
+            time.sleep(0.5)  # for the guard to take note of it
+            os._exit(orders.exit_code)
         if orders.answer_status != 200:
             self._answer(orders.answer_status, "the stand-in was told to refuse")
             return

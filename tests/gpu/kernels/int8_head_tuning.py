@@ -21,6 +21,7 @@ PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
 from sparkdeploy_vllm import tune_head  # noqa: E402
 from sparkdeploy_vllm.int8_maths import quantize_rows  # noqa: E402
+from sparkdeploy_vllm.kernels import head_choice  # noqa: E402
 from sparkdeploy_vllm.kernels.head_choice import Choice, choose_tiles  # noqa: E402
 from sparkdeploy_vllm.kernels.head_stand import CudaStand  # noqa: E402
 from sparkdeploy_vllm.kernels.head_tiles_file import tuned_path  # noqa: E402
@@ -61,7 +62,7 @@ def compare(stand: CudaStand, choice: Choice) -> None:
 
 
 def serve(folder: Path) -> None:
-    """Load as vLLM does, capture graphs without a look at any file, and give the exact product."""
+    """Load as vLLM does, capture graphs without another look at a file, give the exact product."""
     vocab, hidden = SHAPES[0]
     drawn = torch.Generator("cuda").manual_seed(3)
     plain = torch.randn(vocab, hidden, device="cuda", generator=drawn).mul_(0.02).bfloat16()
@@ -69,7 +70,7 @@ def serve(folder: Path) -> None:
     choice = prepare(quantized, scales, torch.bfloat16, folder)
     assert choice is not None
     assert choice.source == "tuned", choice
-    with mock.patch("pathlib.Path.open", side_effect=AssertionError("a file was read")):
+    with mock.patch.object(head_choice, "read_tuned", side_effect=AssertionError("read again")):
         tuned = {rows: captured(quantized, scales, rows) for rows in ROWS}
     tuned_path(choice.key, folder).write_text("{")
     broken = prepare(quantized, scales, torch.bfloat16, folder)

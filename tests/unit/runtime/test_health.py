@@ -19,6 +19,7 @@ from sparkdeploy.runtime.health import (
     poll_interval_s,
     wait_until_answering,
 )
+from sparkdeploy.runtime.phases import PhaseTracker
 from tests.unit.runtime.log_files import recorded
 
 if TYPE_CHECKING:
@@ -197,3 +198,22 @@ def test_progress_is_told_at_every_look() -> None:
 def test_looks_are_closer_together_early() -> None:
     assert poll_interval_s(0) <= 0.5
     assert poll_interval_s(300) <= 2.0
+
+
+def test_a_server_that_dies_of_its_first_request_is_not_waited_for_again() -> None:
+    class DyingOfIt(Timeline):
+        def complete(self, prompt: str, max_tokens: int, *, timeout_s: float) -> Completion:
+            tracker.feed(self.log)
+            raise UnhealthyError("the connection was lost")
+
+    tracker = PhaseTracker()
+    died = b"RuntimeError: no kernel image is available for execution on the device\n"
+    restart = b'sparkdeploy-guard: {"event": "restart", "exit_code": 3, "restart": 1}\n'
+    timeline = DyingOfIt(healthy_at_s=2, log=died + restart + b"loads again\n")
+
+    with pytest.raises(ContainerDiedError, match=r"died of its first request \(exit code 3\)") as e:
+        timeline.wait(100, tracker=tracker)
+
+    assert timeline.now_s < 3
+    assert e.value.cause.name == "kernel_image"
+    assert (e.value.detail or "").endswith(died.decode().strip())
