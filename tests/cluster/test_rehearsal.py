@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.docker,
-    # Two machines, 0.8 GB from one to the other and three starts of the real vLLM.
-    pytest.mark.slow,
+    # Two machines, 0.8 GB from one to the other and three starts of the real vLLM: five minutes.
     pytest.mark.timeout(1200),
     pytest.mark.usefixtures("cpu_engine"),
 ]
