@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sparkdeploy.bench.prompts import Prompt
-    from sparkdeploy.bench.record import ServerDelta
+    from sparkdeploy.bench.record import Failure, ServerDelta
     from sparkdeploy.bench.streams import Streams
     from sparkdeploy.bench.suites import Condition, Suite, Turn
     from sparkdeploy.bench.watch import Reading, Watch
@@ -161,18 +161,24 @@ class Measurement:
         return asks
 
     def _words_for(self, prompt_tokens: int) -> int:
-        while (probe := self._sizer.probe_for(prompt_tokens)) is not None:
-            self._probe(probe)
+        while (words := self._sizer.probe_for(prompt_tokens)) is not None:
+            failure = self._probe(words, prompt_tokens)
+            if failure is None:
+                continue
+            if not self._sizer.can_foretell:
+                raise BenchError(f"a prompt of {words} words failed: {failure.message}")
+            # What the server does not take shorter it does not take: the cell itself will say so.
+            break
         return self._sizer.words_for(prompt_tokens)
 
-    def _probe(self, words: int) -> None:
+    def _probe(self, words: int, wanted_tokens: int) -> Failure | None:
         self._seed += 1
         prompt = prompts.context_prompt(words, seed=self._seed, max_tokens=1)
-        exchange = self._target.streams.round([self._body(Ask(prompt, Length.EXACT))])[0]
-        answer = read_answer(exchange)
-        if answer.failure is not None:
-            raise BenchError(f"a prompt of {words} words failed: {answer.failure.message}")
-        self._sizer.learn(words, answer.prompt_tokens)
+        ask = Ask(prompt, Length.EXACT, context_tokens=wanted_tokens)
+        answer = read_answer(self._target.streams.round([self._body(ask)])[0])
+        if answer.failure is None:
+            self._sizer.learn(words, answer.prompt_tokens)
+        return answer.failure
 
     def _body(self, ask: Ask) -> Mapping[str, Any]:
         return chat_body(ask, model=self._target.model, dialect=self._target.dialect)

@@ -26,6 +26,11 @@ class Sizer:
         """Take in one prompt that the server has counted."""
         self._known[words] = prompt_tokens
 
+    @property
+    def can_foretell(self) -> bool:
+        """Whether any length can be foretold, if not well."""
+        return all(words in self._known for words in PROBE_WORDS)
+
     def probe_for(self, prompt_tokens: int) -> int | None:
         """Return the words of a prompt to learn first, None once this length can be foretold."""
         for words in PROBE_WORDS:

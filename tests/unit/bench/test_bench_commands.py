@@ -116,6 +116,23 @@ def test_a_suite_that_fails_takes_nothing_measured_with_it(
     assert [suite["name"] for suite in records(tmp_path)[0]["suites"]] == ["five"]
 
 
+def test_a_length_that_the_server_refuses_takes_no_shorter_one_with_it(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.refuse = lambda body: "too long" if len(str(body["messages"])) > 6000 else None
+
+    done = bench(
+        *("--url", engine.url, "--suite", "sweep", "--rounds", "1"),
+        *("--concurrency", "1", "--context", "300,8K"),
+    )
+
+    assert done.returncode == 8
+    assert "too long" in done.stderr
+    (short, long) = records(tmp_path)[0]["suites"][0]["cells"]
+    assert short["samples"][0]["failure"] is None
+    assert "too long" in long["samples"][0]["failure"]["message"]
+
+
 def test_a_name_and_an_address_are_one_too_many(bench: Callable[..., Done]) -> None:
     done = bench("main", "--url", "http://127.0.0.1:9")
 
