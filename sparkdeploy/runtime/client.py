@@ -86,12 +86,12 @@ class ServedModel:
 
     def served_models(self, *, timeout_s: float = CALL_TIMEOUT_S) -> tuple[str, ...]:
         """Return the names the server answers to."""
-        answer = self._call("GET", "/v1/models", timeout_s=timeout_s).json()
+        answer = self._call_json("GET", "/v1/models", timeout_s=timeout_s)
         return tuple(str(item["id"]) for item in answer.get("data", ()))
 
     def max_model_len(self, *, timeout_s: float = CALL_TIMEOUT_S) -> int | None:
         """Return how many tokens a request may take in all; None when the server does not say."""
-        answer = self._call("GET", "/v1/models", timeout_s=timeout_s).json()
+        answer = self._call_json("GET", "/v1/models", timeout_s=timeout_s)
         told = {item.get("id"): item.get("max_model_len") for item in answer.get("data", ())}
         length = told.get(self.name)
         return int(length) if length else None
@@ -99,10 +99,9 @@ class ServedModel:
     def version(self) -> str | None:
         """Return vLLM's own version; None for a server that has none to tell."""
         try:
-            answer = self._call("GET", "/version", timeout_s=CALL_TIMEOUT_S).json()
-        except (UnhealthyError, ValueError):
+            found = self._call_json("GET", "/version", timeout_s=CALL_TIMEOUT_S).get("version")
+        except UnhealthyError:
             return None
-        found = answer.get("version") if isinstance(answer, dict) else None
         return str(found) if found else None
 
     def complete(
@@ -168,7 +167,7 @@ class ServedModel:
     ) -> tuple[dict[str, Any], float]:
         body["model"] = self.name
         started_s = time.perf_counter()
-        answer = self._call("POST", path, timeout_s=timeout_s, body=body).json()
+        answer = self._call_json("POST", path, timeout_s=timeout_s, body=body)
         if not answer.get("choices"):
             raise UnhealthyError(f"{self.base_url}{path} answered without a choice")
         return answer, time.perf_counter() - started_s
@@ -182,6 +181,23 @@ class ServedModel:
                 raise UnhealthyError(f"{self.base_url} serves no model")
             self._model = names[0]
         return self._model
+
+    def _call_json(
+        self, method: str, path: str, *, timeout_s: float, body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Something else may listen there, such as a web server with a page for every path."""
+        response = self._call(method, path, timeout_s=timeout_s, body=body)
+        try:
+            answer = response.json()
+        except requests.JSONDecodeError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise UnhealthyError(
+                f"{self.base_url}{path} answered with something else than a JSON object",
+                hint="is this the address of an OpenAI-compatible server?",
+                detail=response.text[:_SHOWN_CHARACTERS],
+            )
+        return answer
 
     def _call(
         self, method: str, path: str, *, timeout_s: float, body: Mapping[str, Any] | None = None

@@ -144,6 +144,21 @@ def test_a_server_that_is_not_there_is_unhealthy_and_says_so(server: Server) -> 
             model.served_models()
 
 
+@pytest.mark.parametrize("page", ["<html>It works!</html>", '["a list"]'])
+def test_what_answers_in_another_way_is_no_model_server(
+    server: Server, model: ServedModel, page: str
+) -> None:
+    server.answers["/v1/models"] = (200, page)
+
+    with pytest.raises(UnhealthyError, match="something else than a JSON object"):
+        model.max_model_len()
+
+    server.answers["/v1/models"] = (200, json.dumps({"data": [{"id": "qwen"}]}))
+    server.answers["/v1/completions"] = (200, page)
+    with pytest.raises(UnhealthyError, match="something else than a JSON object"):
+        model.complete("x", 1)
+
+
 def test_an_error_on_health_is_not_healthy(server: Server, model: ServedModel) -> None:
     assert model.is_healthy()
     server.answers["/health"] = (503, "")
