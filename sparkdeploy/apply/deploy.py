@@ -25,6 +25,7 @@ from sparkdeploy.plan.steps import Action, plan_as_dict
 from sparkdeploy.runtime import recovery
 from sparkdeploy.runtime import replace as replacing
 from sparkdeploy.runtime.deployments import find_deployment
+from sparkdeploy.runtime.health import ContainerDiedError
 from sparkdeploy.runtime.phases import SPARK_COLD_START_S, TWIN_START_S
 
 if TYPE_CHECKING:
@@ -198,6 +199,13 @@ def _see_through(
     if started.replacement is None:
         try:
             readiness = wait(started.container_id)
+        except ContainerDiedError as error:
+            # The guard may have started it again, and it would look as if it came up.
+            with settling():
+                recovery.abandon(
+                    host, name, crashes_dir=crashes_dir(settings), reason=error.message
+                )
+            raise
         finally:
             # What an `up --detach` left half replaced is finished, or reverted without an answer.
             with settling():
