@@ -197,6 +197,11 @@ def until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def patiently(duration_s: float) -> float:
+    """Return how long that may take here and now: longer where others load the machine."""
+    return duration_s * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def start_serving(host: DockerHost, spec: ContainerSpec) -> str:
     """Create and start a container and wait until it answers; return its id."""
     container_id = host.create(spec)

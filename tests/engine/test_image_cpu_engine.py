@@ -15,6 +15,7 @@ from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import Settings, load_settings
+from tests.engine.conftest import patiently
 from tests.engine.shipped_stages import shipped_stages
 
 Built = list[tuple[Stage, ImageFact]]
@@ -108,5 +109,5 @@ def test_a_second_build_does_nothing_in_under_three_seconds(
 ) -> None:
     started_s = time.monotonic()
     again = build_all(host, (stage for stage, _ in built), settings)
-    assert time.monotonic() - started_s < 3
+    assert time.monotonic() - started_s < patiently(3)
     assert again == built

@@ -9,7 +9,7 @@ from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.runtime.health import ContainerDiedError, Readiness, wait_until_answering
 from sparkdeploy.runtime.phases import PhaseTracker, read_whole
-from tests.engine.conftest import SpecMaker, model_at, port_of, start_serving, until
+from tests.engine.conftest import SpecMaker, model_at, patiently, port_of, start_serving, until
 
 pytestmark = pytest.mark.docker
 
@@ -58,7 +58,7 @@ def test_a_container_that_dies_at_once_is_told_within_two_seconds(
             host, make_spec, die_after_s=0, exit_code=7, crash_log="crashes/missing_tensor"
         )
 
-    assert time.monotonic() - started_s < 4  # two seconds for Docker to start it at all
+    assert time.monotonic() - started_s < patiently(4)  # two seconds for Docker to start it at all
     assert caught.value.cause.name == "missing_tensor"
     assert "shared_expert.gate_proj.weight_scale_inv" in caught.value.message
     assert caught.value.exit_code == 7
@@ -83,7 +83,7 @@ def test_a_container_that_is_killed_during_its_start_is_told_within_two_seconds(
     ):
         wait_until_answering(host, container_id, model, deadline_s=30, on_phase=kill_once)
 
-    assert time.monotonic() - killed_s[0] < 2
+    assert time.monotonic() - killed_s[0] < patiently(2)
 
 
 def test_a_container_removed_by_hand_ends_the_wait(host: DockerHost, make_spec: SpecMaker) -> None:
