@@ -94,6 +94,8 @@ def _half_done(host: DockerHost, found: Deployment, crashes_dir: Path) -> Replac
         old_id=found.replaced.container_id,
         new_id=found.serving.container_id if found.serving else None,
         origin=returning_or_made(found.serving, found.replaced),
+        # Nobody knows whether the command that died had told it to stop: it may end any moment.
+        is_old_told_to_stop=found.replaced.is_running,
     )
 
 

@@ -1,0 +1,92 @@
+"""A Docker Engine's containers without Docker: names, states, and who was stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
+
+from sparkdeploy import labels
+from sparkdeploy.node.container import ContainerFact
+
+if TYPE_CHECKING:
+    from sparkdeploy.errors import NodeError
+    from sparkdeploy.node.container import ContainerSpec
+    from sparkdeploy.node.host import DockerHost
+
+MARKS = {labels.KIND: "container", labels.DEPLOYMENT: "main"}
+
+
+def container(name: str, state: str = "running", **more: str) -> ContainerFact:
+    """A container of ours; its id is its first name, `more` are labels without their prefix."""
+    marks = {labels.PREFIX + key.replace("_", "-"): value for key, value in more.items()}
+    return ContainerFact(name, name, "sha256:0", state, {**MARKS, **marks})
+
+
+@dataclass
+class FakeContainers:
+    """As much of a DockerHost as replacing needs."""
+
+    facts: dict[str, ContainerFact] = field(default_factory=dict)
+    """By id."""
+    stopped: list[str] = field(default_factory=list)
+    breaks_with: NodeError | None = None
+    """What every question ends with, as an engine that is gone would."""
+
+    @classmethod
+    def of(cls, *facts: ContainerFact) -> FakeContainers:
+        """An engine that has these."""
+        return cls({fact.container_id: fact for fact in facts})
+
+    @property
+    def host(self) -> DockerHost:
+        """Itself, as the product takes it."""
+        return cast("DockerHost", self)
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Each container's id and, behind a slash, its name: its state."""
+        return {f"{key}/{fact.name}": fact.state for key, fact in self.facts.items()}
+
+    def __enter__(self) -> FakeContainers:
+        """Nothing is to be opened."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is to be closed."""
+
+    def own_containers(self) -> tuple[ContainerFact, ...]:
+        if self.breaks_with is not None:
+            raise self.breaks_with
+        return tuple(self.facts.values())
+
+    def find_container(self, reference: str) -> ContainerFact | None:
+        found = self.own_containers()
+        return next((item for item in found if reference in {item.container_id, item.name}), None)
+
+    def create(self, spec: ContainerSpec) -> str:
+        key = f"new-{spec.name}"
+        self.facts[key] = ContainerFact(key, spec.name, "sha256:1", "created", spec.labels)
+        return key
+
+    def start(self, key: str) -> None:
+        self.facts[key] = replace(self.facts[key], state="running")
+
+    def stop(self, key: str, *, timeout_s: int = 30) -> None:
+        del timeout_s
+        self.stopped.append(key)
+        self.facts[key] = replace(self.facts[key], state="exited", exit_code=0)
+
+    def rename(self, key: str, name: str) -> None:
+        self.facts[key] = replace(self.facts[key], name=name)
+
+    def remove(self, key: str) -> None:
+        del self.facts[key]
+
+    def inspect(self, key: str) -> dict[str, object]:
+        return {"Id": key}
+
+    def logs(self, *_: object, **_options: object) -> tuple[bytes, ...]:
+        return (b"",)
+
+    def memory_bytes(self, _key: str) -> None:
+        """Nobody measured it."""
