@@ -11,9 +11,10 @@ from sparkdeploy.apply.changing import changing
 from sparkdeploy.apply.checkpoint_fetch import bring_models
 from sparkdeploy.apply.checkpoints import prepare_checkpoint, prepare_folders
 from sparkdeploy.apply.cluster_images import ImageTravel, same_images
-from sparkdeploy.apply.cluster_launch import Launch, nothing_to_do, put_in_place, recover_all
+from sparkdeploy.apply.cluster_launch import Launch, nothing_to_do, put_in_place
 from sparkdeploy.apply.cluster_look import Survey, configured, connected, name_here, require_sound
 from sparkdeploy.apply.cluster_look import survey as look_at
+from sparkdeploy.apply.cluster_recovery import recover_all
 from sparkdeploy.apply.cluster_weights import model_there, same_weights, there, trees_of
 from sparkdeploy.apply.deploy import Extent, Handover, Outcome
 from sparkdeploy.apply.drafting import draft_plan

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
+from sparkdeploy import labels
 from sparkdeploy.apply.changing import crashes_dir
+from sparkdeploy.apply.cluster_recovery import end_start
 from sparkdeploy.apply.deploy import Extent
 from sparkdeploy.apply.expectation import expectation_of
 from sparkdeploy.apply.serving import answers, check_truth
@@ -16,7 +19,7 @@ from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.machines import named
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.steps import plan_as_dict
-from sparkdeploy.runtime import recovery, replace
+from sparkdeploy.runtime import replace
 from sparkdeploy.runtime.cluster_record import ClusterRecord
 from sparkdeploy.runtime.group_watch import GroupWatch, Member
 from sparkdeploy.runtime.phases import SPARK_COLD_START_S, TWIN_START_S
@@ -82,57 +85,37 @@ def put_in_place(launch: Launch, settings: Settings, extent: Extent) -> Readines
     """
     nodes = tuple(seat.node for seat in launch.formation.seats)
     record = ClusterRecord.below(settings.state_dir)
+    end_start(
+        launch.cluster,
+        launch.deployment,
+        settings,
+        reason="another `up --cluster` took its place before it answered",
+    )
+    noted_before = record.nodes(launch.deployment)
     record.note(launch.deployment, nodes)
     begun: dict[str, Replacement] = {}
+    launch_id = uuid4().hex
     try:
         for seat in launch.formation.start_order:
-            begun[seat.node] = _begin(launch, seat.node, settings)
+            begun[seat.node] = _begin(launch, seat.node, launch_id, settings)
         if extent is Extent.DETACH:
             return None
         readiness = _wait(launch, begun, settings)
     except BaseException as error:
-        _undo(launch, begun, record, error)
+        left = _undo(launch, begun, error)
+        record.note(launch.deployment, tuple(dict.fromkeys((*noted_before, *left))))
         raise
     for replacement in begun.values():
         replacement.commit()
     return readiness
 
 
-def recover_all(cluster: Cluster, deployment: str, settings: Settings) -> None:
-    """Finish or revert, on every node, what an interrupted command left: as the head goes."""
-    nodes = ClusterRecord.below(settings.state_dir).nodes(deployment)
-    is_up = any(
-        answers(fact)
-        for fact in cluster.here.docker.own_containers()
-        if fact.deployment == deployment and fact.name == container_name(deployment)
-    )
-    for machine in cluster.machines:
-        if not machine.is_here and machine.name not in nodes:
-            continue
-        with named(machine):
-            found = recovery.recover(
-                machine.docker,
-                deployment,
-                crashes_dir=crashes_dir(settings),
-                is_answering=lambda _fact: is_up,
-                now=datetime.now(UTC),
-            )
-        if found.text:
-            console.warn(f"{machine.name}: {found.text}")
-
-
-def _begin(launch: Launch, node: str, settings: Settings) -> Replacement:
-    machine = launch.cluster.machine(node)
-    crashes = crashes_dir(settings)
+def _begin(launch: Launch, node: str, launch_id: str, settings: Settings) -> Replacement:
+    machine, spec = launch.cluster.machine(node), launch.specs[node]
+    marked = dataclasses.replace(spec, labels={**spec.labels, labels.LAUNCH: launch_id})
     with named(machine):
-        recovery.abandon(
-            machine.docker,
-            launch.deployment,
-            crashes_dir=crashes,
-            reason="another `up --cluster` took its place before it answered",
-        )
         return replace.begin(
-            machine.docker, launch.specs[node], launch.deployment, crashes_dir=crashes
+            machine.docker, marked, launch.deployment, crashes_dir=crashes_dir(settings)
         )
 
 
@@ -177,10 +160,9 @@ def _wait_for_head(
 def _undo(
     launch: Launch,
     begun: Mapping[str, Replacement],
-    record: ClusterRecord,
     error: BaseException,
-) -> None:
-    """Revert every node; a node that cannot be reached keeps its note, and is said."""
+) -> tuple[str, ...]:
+    """Revert every node; return those that cannot be reached, after they have been said."""
     details = {"plan": plan_as_dict(launch.plan), "cause": {"meaning": str(error)}}
     left: list[str] = []
     for node, replacement in begun.items():
@@ -194,6 +176,4 @@ def _undo(
             continue
         if folder is not None:
             console.info(f"  {node}: evidence: {folder}")
-    had_old = any(replacement.old_id for replacement in begun.values())
-    nodes = tuple(seat.node for seat in launch.formation.seats)
-    record.note(launch.deployment, nodes if had_old else tuple(left))
+    return tuple(left)

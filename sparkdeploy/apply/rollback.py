@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.apply.changing import SETTLE_WAIT_S, changing, crashes_dir, recover
+from sparkdeploy.apply.cluster_recovery import end_start_on, nodes_of, nodes_on
 from sparkdeploy.apply.drafting import connect
 from sparkdeploy.apply.expectation import expectation_on
 from sparkdeploy.apply.room import PageCache, make_room_for
 from sparkdeploy.apply.serving import check_truth
 from sparkdeploy.apply.watch import Start, Watch
 from sparkdeploy.console import console
+from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.recipe.schema import Limits
 from sparkdeploy.runtime import replace as replacing
 from sparkdeploy.runtime.deployments import find_deployment
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from sparkdeploy.apply.expectation import Expectation
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.runtime.deployments import Deployment
+    from sparkdeploy.runtime.recovery import Recovery
     from sparkdeploy.settings import Settings
 
 
@@ -43,6 +47,9 @@ def roll_back(name: str, page_cache: PageCache = PageCache.ASK) -> RolledBack:
     container takes the place of the current one, which is kept in turn. As with `up`, memory is
     looked at before it starts, and what its engine chose is held against what was planned for it:
     raises NodeError or UnhealthyError, and the current one is there again.
+
+    On a cluster all nodes are finished or reverted, as the head goes; with nothing half done it
+    raises SparkdeployError, for no earlier containers are kept there.
     """
     settings = load_settings()
     with connect(settings) as host:
@@ -70,14 +77,12 @@ def roll_back(name: str, page_cache: PageCache = PageCache.ASK) -> RolledBack:
 def _begin(
     host: DockerHost, name: str, settings: Settings, page_cache: PageCache
 ) -> RolledBack | replacing.Replacement:
-    done = recover(host, name, settings)
-    if done.action == "waiting":
-        crashes = crashes_dir(settings)
-        done = abandon(host, name, crashes_dir=crashes, reason="`rollback` gave it up")
-        console.info(done.text)
+    nodes = nodes_of(host, name, settings)
+    done = end_start_on(nodes, name, settings) if nodes else _end_start(host, name, settings)
     if done.action != "nothing":
         return RolledBack(done.action, done.text)
     found = find_deployment(host, name)
+    _refuse_on_cluster(found)
     if found is None or not found.kept:
         return RolledBack("nothing", f"nothing to do: no earlier container of {name} is kept")
     kept = found.kept[0]
@@ -91,6 +96,27 @@ def _begin(
         crashes_dir=crashes_dir(settings),
         before_start=lambda: make_room_for(host, name, claim, page_cache),
     )
+
+
+def _end_start(host: DockerHost, name: str, settings: Settings) -> Recovery:
+    done = recover(host, name, settings)
+    if done.action != "waiting":
+        return done
+    crashes = crashes_dir(settings)
+    done = abandon(host, name, crashes_dir=crashes, reason="`rollback` gave it up")
+    console.info(done.text)
+    return done
+
+
+def _refuse_on_cluster(found: Deployment | None) -> None:
+    """Going back on one node alone would leave a part that waits for the others for ever."""
+    if found is not None and any(map(nodes_on, (found.serving, *found.kept[:1]))):
+        raise SparkdeployError(
+            f"nothing of {found.name} is half done, and `rollback` cannot go back to an earlier "
+            "container on a cluster: none are kept there",
+            hint="the earlier recipe brings it back: `sparkdeploy up RECIPE --cluster "
+            f"--name {found.name}`",
+        )
 
 
 def _expected_of(host: DockerHost, container_id: str) -> Expectation | None:

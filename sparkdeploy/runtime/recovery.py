@@ -79,6 +79,40 @@ def abandon(host: DockerHost, deployment: str, *, crashes_dir: Path, reason: str
     return _reverted(host, found, crashes_dir, reason=reason)
 
 
+def follow(
+    host: DockerHost, deployment: str, *, head: str, launch: str, crashes_dir: Path
+) -> Recovery:
+    """Let another node of a cluster go the way its head has gone.
+
+    What `launch`, that of the head's container, started here stays; what another launch of this
+    head started is put away, and what it replaced comes back. Containers of another head, or of
+    that machine alone, are not touched.
+    """
+    found = find_deployment(host, deployment)
+    if found is None:
+        return Recovery("nothing")
+    new = found.serving
+    if new is not None and new.labels.get(labels.NODES, "").split(",")[0] != head:
+        return Recovery("nothing")
+    belongs = new is not None and new.labels.get(labels.LAUNCH, "") == launch
+    if found.replaced is None:
+        return (
+            Recovery("nothing") if new is None or belongs else _orphan_gone(host, new, crashes_dir)
+        )
+    if belongs:
+        _half_done(host, found, crashes_dir).commit()
+        return Recovery("finished", f"{deployment}: the new container stays, as on {head}")
+    return _reverted(host, found, crashes_dir, reason=f"{head} does not have its part of it")
+
+
+def _orphan_gone(host: DockerHost, orphan: ContainerFact, crashes_dir: Path) -> Recovery:
+    """Put away one that took nobody's place: its node had no such deployment before."""
+    reason = "its head does not have its part of it"
+    started = Replacement(host, orphan.deployment, crashes_dir, new_id=orphan.container_id)
+    started.revert({"cause": {"meaning": reason}})
+    return Recovery("reverted", f"{orphan.deployment}: the new container is gone ({reason})")
+
+
 def _reverted(host: DockerHost, found: Deployment, crashes_dir: Path, *, reason: str) -> Recovery:
     _half_done(host, found, crashes_dir).revert({"cause": {"meaning": reason}})
     text = f"{found.name}: the old container is back; the new one is gone ({reason})"

@@ -9,8 +9,10 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -232,6 +234,31 @@ def test_a_node_that_is_gone_while_serving_is_said_and_cleaned_when_it_is_back(
     # The next `up` finds what is left, and takes its place.
     assert up(program).returncode == 0
     assert program.answer("status")[0]["state"] == "healthy"
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """End the program itself as `kill -9` does: what was started here only stands before it."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    for child in children.split():
+        os.kill(int(child), signal.SIGKILL)
+    process.communicate(timeout=60)
+
+
+def test_a_replacement_that_was_killed_is_rolled_back_on_both_nodes(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    assert up(program).returncode == 0
+    process = start_loading(program, worker)
+    both = ["sparkdeploy-main", "sparkdeploy-main-replaced"]
+    until(lambda: sorted(ours(head)) == sorted(ours(worker)) == both, timeout_s=300)
+    kill(process)
+    assert program.answer("rollback", "main")["action"] == "reverted"
+    for machine in (head, worker):
+        assert ours(machine) == ["sparkdeploy-main"], machine.name
+    until(lambda: program.answer("status")[0]["state"] == "healthy", timeout_s=120)
+    refused = program.run("rollback", "main")
+    assert refused.returncode == 1
+    assert "up RECIPE --cluster" in refused.stderr
 
 
 def test_a_worker_that_serves_another_head_is_left_alone(program: Program, worker: Machine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from sparkdeploy import labels
@@ -88,5 +89,5 @@ class FakeContainers:
     def logs(self, *_: object, **_options: object) -> tuple[bytes, ...]:
         return (b"",)
 
-    def memory_bytes(self, _key: str) -> None:
-        """Nobody measured it."""
+    def info(self) -> SimpleNamespace:
+        return SimpleNamespace(version="29.0")
