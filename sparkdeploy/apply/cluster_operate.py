@@ -61,10 +61,35 @@ def down_elsewhere(deployment: str, settings: Settings) -> tuple[str, ...]:
     What a node that does not answer still has is said and stays noted: the next `down` or `up`
     that reaches the node removes it.
     """
-    record = ClusterRecord.below(settings.state_dir)
-    nodes = record.nodes(deployment)
+    nodes = ClusterRecord.below(settings.state_dir).nodes(deployment)
     if not nodes:
         return ()
+    again = f"run `sparkdeploy down {deployment}` again when it is back"
+    return _remove_elsewhere(deployment, nodes, settings, again)
+
+
+def leave_others(deployment: str, settings: Settings) -> None:
+    """Remove a deployment that this machine serves alone from now on from the other nodes.
+
+    Nothing is asked of anybody when it was none of a cluster's. What cannot be removed is said and
+    stays noted: this machine's part answers all the same.
+    """
+    nodes = ClusterRecord.below(settings.state_dir).nodes(deployment)
+    if not nodes:
+        return
+    again = "run the same `sparkdeploy up` again when it is back"
+    try:
+        removed = _remove_elsewhere(deployment, nodes, settings, again)
+    except (NodeError, RecipeError) as error:
+        console.warn(f"{error.message}; {container_name(deployment)} may remain on other nodes")
+        return
+    for name in removed:
+        console.info(f"removed {name}: {deployment} is this machine's alone now")
+
+
+def _remove_elsewhere(
+    deployment: str, nodes: tuple[str, ...], settings: Settings, again: str
+) -> tuple[str, ...]:
     removed: list[str] = []
     left: list[str] = []
     with connected(settings, frozenset(nodes)) as cluster:
@@ -79,12 +104,11 @@ def down_elsewhere(deployment: str, settings: Settings) -> tuple[str, ...]:
             except NodeError as error:
                 left.append(node)
                 console.warn(
-                    f"{error.message}; {container_name(deployment)} may remain there: run "
-                    f"`sparkdeploy down {deployment}` again when {node} is back"
+                    f"{error.message}; {container_name(deployment)} may remain there: {again}"
                 )
                 continue
             removed += [f"{node}:{name}" for name in gone]
-    record.note(deployment, tuple(left))
+    ClusterRecord.below(settings.state_dir).note(deployment, tuple(left))
     return tuple(removed)
 
 

@@ -10,6 +10,7 @@ from sparkdeploy import labels
 from sparkdeploy.apply.changing import SETTLE_WAIT_S, changing, crashes_dir, recover
 from sparkdeploy.apply.checkpoint_fetch import bring_models
 from sparkdeploy.apply.checkpoints import prepare_checkpoint, prepare_folders
+from sparkdeploy.apply.cluster_operate import leave_others
 from sparkdeploy.apply.drafting import connect, draft_plan
 from sparkdeploy.apply.examine import doctor_report
 from sparkdeploy.apply.expectation import expectation_of
@@ -20,10 +21,12 @@ from sparkdeploy.apply.serving import answers, check_truth
 from sparkdeploy.apply.watch import Start, Watch
 from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError, SparkdeployError
+from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, plan_as_dict
 from sparkdeploy.runtime import recovery
 from sparkdeploy.runtime import replace as replacing
+from sparkdeploy.runtime.cluster_record import ClusterRecord
 from sparkdeploy.runtime.deployments import find_deployment
 from sparkdeploy.runtime.health import ContainerDiedError
 from sparkdeploy.runtime.phases import SPARK_COLD_START_S, TWIN_START_S
@@ -102,8 +105,24 @@ def up(
             recover(host, request.deployment.name, settings)
             begun = _begin(resolved, request, settings, host, way)
         if isinstance(begun, Outcome):
-            return begun
-        return _see_through(begun, request, settings, host)
+            outcome = begun
+        else:
+            outcome = _see_through(begun, request, settings, host)
+        if extent is Extent.ANSWER:
+            _leave_cluster(request, settings, host)
+    return outcome
+
+
+def _leave_cluster(request: Request, settings: Settings, host: DockerHost) -> None:
+    """End on other nodes what this machine now serves alone under the same name."""
+    name = request.deployment.name
+    if not ClusterRecord.below(settings.state_dir).nodes(name):
+        return
+    with changing(settings, _command(request), wait_s=SETTLE_WAIT_S):
+        fact = host.find_container(container_name(name))
+        # Another command may have come between: an `up --cluster` keeps its nodes.
+        if fact is not None and labels.NODES not in fact.labels:
+            leave_others(name, settings)
 
 
 @dataclass(frozen=True, slots=True)
