@@ -5,14 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint.hub import RepoFacts, RepoFile
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
 LOCK_FILE = "hub-lock.json"
@@ -37,9 +37,10 @@ class Pin:
         """The repository as the hub described it when it was resolved."""
         return RepoFacts(repo, revision, self.commit, self.license, self.files)
 
-    def missing_in(self, snapshot: Path) -> tuple[RepoFile, ...]:
-        """The files that a snapshot lacks or has in another size."""
-        return tuple(file for file in self.files if not _is_there(snapshot / file.name, file))
+    @property
+    def can_serve(self) -> bool:
+        """Whether a deployment may run from its snapshot, as long as that is whole."""
+        return self.is_verified or not self.files
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,6 @@ class HubLock:
         """Record a pin in the place of an older one."""
         self._change(lambda models: models.setdefault(repo, {}).update({revision: asdict(pin)}))
 
-    def mark_verified(self, repo: str, revision: str) -> None:
-        """Record that every file is here and right."""
-        pin = self.pin(repo, revision)
-        if pin is not None and not pin.is_verified:
-            self.set(repo, revision, replace(pin, is_verified=True))
-
     def forget(self, repo: str) -> None:
         """Remove every pin of a repository."""
         self._change(lambda models: models.pop(repo, None))
@@ -114,6 +109,11 @@ class HubLock:
                 file.flush()
                 os.fsync(file.fileno())
             staged.replace(self.path)
+
+
+def missing_in(snapshot: Path, files: Iterable[RepoFile]) -> tuple[RepoFile, ...]:
+    """The files that a snapshot lacks or has in another size."""
+    return tuple(file for file in files if not _is_there(snapshot / file.name, file))
 
 
 def _pin(entry: dict[str, Any]) -> Pin:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.hub import repo_folder
-from sparkdeploy.checkpoint.hub_lock import Pin
+from sparkdeploy.checkpoint.hub_lock import Pin, missing_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ def find_pinned(
     if pin is None:
         return sources.find_in_hub_cache(repo, revision, hub_cache)
     snapshot = repo_folder(hub_cache, repo) / "snapshots" / pin.commit
-    if pin.files and (not pin.is_verified or pin.missing_in(snapshot)):
+    if not pin.can_serve or missing_in(snapshot, pin.files):
         return None
     return sources.find_in_hub_cache(repo, pin.commit, hub_cache)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.blobs import bring_blob
 from sparkdeploy.checkpoint.durable import disk_errors
 from sparkdeploy.checkpoint.hub import RepoFacts, RepoFile, repo_folder
-from sparkdeploy.checkpoint.hub_lock import HubLock, Pin
+from sparkdeploy.checkpoint.hub_lock import HubLock, Pin, missing_in
 from sparkdeploy.checkpoint.locking import only_one
 from sparkdeploy.checkpoint.ranges import HubRanges
 from sparkdeploy.console import format_bytes
@@ -44,7 +44,9 @@ class Download:
 def resolve(hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool) -> RepoFacts:
     """What the revision means here: as pinned, or as the hub says now when `anew` or not pinned.
 
-    The answer of the hub is pinned before anything is downloaded.
+    The answer of the hub is pinned before anything is downloaded, so that what was interrupted
+    goes on at the same commit; but not in the place of a pin that serves: `pull` replaces that
+    one when every file of the new commit is here.
     """
     pin = lock.pin(repo, revision)
     if pin is not None and pin.files and not anew:
@@ -52,12 +54,8 @@ def resolve(hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool) ->
     # A pin without files came from the cache: the hub is asked for that commit, not for the branch.
     asked = pin.commit if pin is not None and not anew else revision
     facts = hub.describe(repo, asked)
-    if pin is None or pin.commit != facts.commit or not pin.files:
-        lock.set(
-            repo,
-            revision,
-            Pin(facts.commit, _now(), facts.license, is_verified=False, files=facts.files),
-        )
+    if pin is None or not _stays(pin, facts):
+        lock.set(repo, revision, _new_pin(facts))
     return RepoFacts(repo, revision, facts.commit, facts.license, facts.files)
 
 
@@ -65,9 +63,9 @@ def plan_download(hub: Hub, lock: HubLock, facts: RepoFacts, *, free_bytes: int)
     """Say what is missing of a repository; nothing is written."""
     pin = lock.pin(facts.repo, facts.revision)
     snapshot = repo_folder(hub.cache, facts.repo) / "snapshots" / facts.commit
-    missing = pin.missing_in(snapshot) if pin is not None else facts.files
-    verified = pin is not None and pin.is_verified and not missing
-    return Download(facts, missing, verified, free_bytes)
+    missing = missing_in(snapshot, facts.files)
+    is_pinned = pin is not None and pin.is_verified and pin.commit == facts.commit
+    return Download(facts, missing, is_pinned and not missing, free_bytes)
 
 
 def pull(
@@ -94,7 +92,7 @@ def pull(
                 _bring(source, file, snapshot, meter)
         hub.point_branch(facts)
         # Last: whoever was killed before it does all of this once more.
-        lock.mark_verified(facts.repo, facts.revision)
+        lock.set(facts.repo, facts.revision, replace(_new_pin(facts), is_verified=True))
     return snapshot
 
 
@@ -177,5 +175,14 @@ def _discard(path: Path) -> None:
     blob.unlink(missing_ok=True)
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _stays(pin: Pin, facts: RepoFacts) -> bool:
+    """Whether a pin is kept while a commit is fetched."""
+    if pin.commit == facts.commit:
+        # One without files cannot tell a whole snapshot from one that a cut download left.
+        return bool(pin.files)
+    return pin.can_serve
+
+
+def _new_pin(facts: RepoFacts) -> Pin:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Pin(facts.commit, now, facts.license, files=facts.files)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checkpoint.hub import Hub
-from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.hub_lock import HubLock, Pin
+from sparkdeploy.checkpoint.pinned import find_pinned
 from sparkdeploy.checkpoint.pull import Download, plan_download, pull, resolve
 from sparkdeploy.checkpoint.ranges import CHUNK_BYTES
 from sparkdeploy.checkpoint.source import find_in_hub_cache
@@ -56,6 +57,19 @@ def fetch(hub: Hub, lock: HubLock, *, anew: bool = False) -> Path:
     return pull(hub, lock, download(hub, lock, anew=anew), lambda _done, _total: None)
 
 
+@pytest.fixture
+def moved(
+    hub: Hub, lock: HubLock, double: HubDouble, small_twin: Path, tmp_path: Path
+) -> HubDouble:
+    """The first commit is here, and the branch has moved to one with another README."""
+    fetch(hub, lock)
+    newer = tmp_path / "newer"
+    shutil.copytree(small_twin, newer)
+    (newer / "README.md").write_text("newer")
+    double.repos[REPO] = Repo({FIRST: small_twin, SECOND: newer}, {"main": SECOND})
+    return double
+
+
 def contents(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -92,18 +106,73 @@ def test_a_second_pull_asks_nobody(hub: Hub, lock: HubLock, double: HubDouble) -
 
 
 def test_a_moved_branch_changes_nothing_until_it_is_asked_for(
-    hub: Hub, lock: HubLock, double: HubDouble, small_twin: Path, tmp_path: Path
+    hub: Hub, lock: HubLock, moved: HubDouble, small_twin: Path, tmp_path: Path
 ) -> None:
-    fetch(hub, lock)
-    newer = tmp_path / "newer"
-    shutil.copytree(small_twin, newer)
-    (newer / "README.md").write_text("newer")
-    double.repos[REPO] = Repo({FIRST: small_twin, SECOND: newer}, {"main": SECOND})
     assert fetch(hub, lock).name == FIRST
     updated = fetch(hub, lock, anew=True)
     assert updated.name == SECOND
-    assert contents(updated) == contents(newer)
+    assert contents(updated) == contents(tmp_path / "newer")
     assert contents(updated.parent / FIRST) == contents(small_twin)
+
+
+def served(hub: Hub, lock: HubLock) -> str | None:
+    """The commit that a deployment would run from now."""
+    found = find_pinned(REPO, "main", hub.cache, lock)
+    return None if found is None else found.revision
+
+
+def test_an_update_without_room_leaves_the_model_that_serves(
+    hub: Hub, lock: HubLock, moved: HubDouble
+) -> None:
+    refused = download(hub, lock, anew=True, free=0)
+    with pytest.raises(CheckpointError, match="disk: lab/twin needs"):
+        pull(hub, lock, refused, lambda _done, _total: None)
+    assert served(hub, lock) == FIRST
+
+
+def test_an_update_that_was_cut_is_taken_once_it_is_whole(
+    hub: Hub, lock: HubLock, moved: HubDouble
+) -> None:
+    moved.faults = [Fault("README.md", status=503, times=99)]
+    with pytest.raises(CheckpointError, match="does not come"):
+        fetch(hub, lock, anew=True)
+    moved.faults = []
+    assert served(hub, lock) == FIRST
+    assert fetch(hub, lock).name == FIRST
+    assert fetch(hub, lock, anew=True).name == SECOND
+    assert served(hub, lock) == SECOND
+
+
+def test_an_update_leaves_a_snapshot_of_other_programs_that_serves(
+    hub: Hub, lock: HubLock, moved: HubDouble
+) -> None:
+    lock.set(REPO, "main", Pin(FIRST, "2026-01-01T00:00:00+00:00"))
+    refused = download(hub, lock, anew=True, free=0)
+    with pytest.raises(CheckpointError, match="disk: lab/twin needs"):
+        pull(hub, lock, refused, lambda _done, _total: None)
+    assert served(hub, lock) == FIRST
+
+
+def test_a_found_snapshot_that_went_and_came_back_in_part_does_not_serve(
+    hub: Hub, lock: HubLock, double: HubDouble
+) -> None:
+    lock.set(REPO, "main", Pin(FIRST, "2026-01-01T00:00:00+00:00"))
+    double.faults = [Fault("model-00002-of-00002.safetensors", status=404, times=99)]
+    with pytest.raises(CheckpointError, match="no such repository, revision or file"):
+        fetch(hub, lock)
+    assert served(hub, lock) is None
+
+
+def test_a_pull_that_was_cut_goes_on_at_its_commit(
+    hub: Hub, lock: HubLock, double: HubDouble, small_twin: Path
+) -> None:
+    double.faults = [Fault("model-00002-of-00002.safetensors", status=404, times=99)]
+    with pytest.raises(CheckpointError, match="no such repository, revision or file"):
+        fetch(hub, lock)
+    double.faults = []
+    double.repos[REPO] = Repo({FIRST: small_twin, SECOND: small_twin}, {"main": SECOND})
+    assert served(hub, lock) is None
+    assert fetch(hub, lock).name == FIRST
 
 
 @pytest.mark.parametrize("status", [429, 503])
