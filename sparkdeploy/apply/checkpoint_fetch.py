@@ -106,7 +106,7 @@ def describe(download: Download, hub: Hub) -> str:
     """A download in one line: commit, bytes, disk and licence."""
     facts_ = download.facts
     to_come = "nothing to download"
-    if download.missing:
+    if download.missing_bytes:
         to_come = f"{format_bytes(download.missing_bytes)} to download"
     elif not download.is_verified:
         to_come = "all here, to be verified"

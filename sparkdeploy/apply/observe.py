@@ -17,6 +17,7 @@ from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.pinned import find_pinned
+from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.treatment import Treatment, check_untouched
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image import stages as image_stages
@@ -127,7 +128,7 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
     with _readable():
         source = _find_source(recipe, settings)
         if source is None:
-            return LocatedModel(_missing(recipe.model.repo, recipe.model.revision))
+            return LocatedModel(_missing(recipe.model.repo, recipe.model.revision, settings))
         if treatment.is_none:
             check_untouched(source)
         fact = _model_fact(source, None if treatment.is_none else treatment, settings)
@@ -167,16 +168,26 @@ def _drafter(recipe: Recipe, settings: Settings) -> ModelFact | MissingModel | N
     with _readable():
         source = _find_pinned(speculative.model, "main", settings)
         if source is None:
-            return _missing(speculative.model, "main")
+            return _missing(speculative.model, "main", settings)
         return _model_fact(source, None, settings)
 
 
-def _missing(repo: str, revision: str) -> MissingModel:
+def _missing(repo: str, revision: str, settings: Settings) -> MissingModel:
+    command = sources.fetch_command(repo, revision)
+    pin = HubLock(settings.state_dir).pin(repo, revision)
+    if pin is None or not pin.files:
+        return MissingModel(repo, command, _shipped_size_bytes(repo), revision)
+    found = pin.facts(repo, revision)
+    here_bytes = found.size_bytes - download_bytes(settings.hub_cache, found)
+    return MissingModel(repo, command, found.size_bytes, revision, here_bytes)
+
+
+def _shipped_size_bytes(repo: str) -> int | None:
     known = yaml.safe_load((resources() / "recipes" / "facts" / "models.yaml").read_text())[
         "models"
     ]
-    size_bytes = known.get(repo, {}).get("size_bytes")
-    return MissingModel(repo, sources.fetch_command(repo, revision), size_bytes, revision)
+    size_bytes: int | None = known.get(repo, {}).get("size_bytes")
+    return size_bytes
 
 
 def _model_fact(

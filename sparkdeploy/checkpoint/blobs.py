@@ -36,12 +36,19 @@ def bring_blob(
     place.symlink_to(os.path.relpath(blob, place.parent))
 
 
+def bytes_to_come(repo: str, file: RepoFile, snapshot: Path) -> int:
+    """What `bring_blob` would fetch: nothing of a blob that is there, and the rest of a part."""
+    blob = snapshot.parent.parent / "blobs" / _blob_name(repo, file)
+    if _has_size(blob, file.size_bytes):
+        return 0
+    part = _part_of(blob)
+    return file.size_bytes - (_size(part) if _goes_on(part, file) else 0)
+
+
 def _fetch(source: HubRanges, file: RepoFile, blob: Path, on_bytes: Callable[[int], None]) -> None:
     blob.parent.mkdir(parents=True, exist_ok=True)
-    part = blob.with_name(f".{blob.name}.sparkdeploy-part")
-    # Small files come whole or not at all: not every server cuts those.
-    goes_on = file.sha256 is not None and _size(part) <= file.size_bytes
-    with part.open("ab" if goes_on else "wb") as target:
+    part = _part_of(blob)
+    with part.open("ab" if _goes_on(part, file) else "wb") as target:
         begin = target.tell()
         on_bytes(begin)
         for chunk in source.read(file.name, begin, file.size_bytes):
@@ -51,6 +58,15 @@ def _fetch(source: HubRanges, file: RepoFile, blob: Path, on_bytes: Callable[[in
         os.fchmod(target.fileno(), 0o644)
         os.fsync(target.fileno())
     part.replace(blob)
+
+
+def _part_of(blob: Path) -> Path:
+    return blob.with_name(f".{blob.name}.sparkdeploy-part")
+
+
+def _goes_on(part: Path, file: RepoFile) -> bool:
+    """Small files come whole or not at all: not every server cuts those."""
+    return file.sha256 is not None and _size(part) <= file.size_bytes
 
 
 def _blob_name(repo: str, file: RepoFile) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.blobs import bring_blob
+from sparkdeploy.checkpoint.blobs import bring_blob, bytes_to_come
 from sparkdeploy.checkpoint.durable import disk_errors
 from sparkdeploy.checkpoint.hub import RepoFacts, RepoFile, repo_folder
 from sparkdeploy.checkpoint.hub_lock import HubLock, Pin, missing_in
@@ -32,13 +32,11 @@ class Download:
 
     facts: RepoFacts
     missing: tuple[RepoFile, ...]
+    """Files that its snapshot lacks, also those whose content is here already."""
+    missing_bytes: int
+    """What is to come over the network, if nothing that is here turns out to be wrong."""
     is_verified: bool
     free_bytes: int
-
-    @property
-    def missing_bytes(self) -> int:
-        """What is to come over the network, at most."""
-        return sum(file.size_bytes for file in self.missing)
 
 
 def resolve(hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool) -> RepoFacts:
@@ -62,10 +60,17 @@ def resolve(hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool) ->
 def plan_download(hub: Hub, lock: HubLock, facts: RepoFacts, *, free_bytes: int) -> Download:
     """Say what is missing of a repository; nothing is written."""
     pin = lock.pin(facts.repo, facts.revision)
-    snapshot = repo_folder(hub.cache, facts.repo) / "snapshots" / facts.commit
-    missing = missing_in(snapshot, facts.files)
+    missing = missing_in(_snapshot(hub.cache, facts), facts.files)
+    missing_bytes = download_bytes(hub.cache, facts)
     is_pinned = pin is not None and pin.is_verified and pin.commit == facts.commit
-    return Download(facts, missing, is_pinned and not missing, free_bytes)
+    return Download(facts, missing, missing_bytes, is_pinned and not missing, free_bytes)
+
+
+def download_bytes(cache: Path, facts: RepoFacts) -> int:
+    """What is still to come of a repository: files of other commits and parts of files count."""
+    snapshot = _snapshot(cache, facts)
+    missing = missing_in(snapshot, facts.files)
+    return sum(bytes_to_come(facts.repo, file, snapshot) for file in missing)
 
 
 def pull(
@@ -79,7 +84,7 @@ def pull(
     """
     facts = download.facts
     folder = repo_folder(hub.cache, facts.repo)
-    snapshot = folder / "snapshots" / facts.commit
+    snapshot = _snapshot(hub.cache, facts)
     if download.is_verified:
         return snapshot
     _check_disk(download, folder)
@@ -148,9 +153,13 @@ def _bring(source: HubRanges, file: RepoFile, snapshot: Path, meter: _Meter) -> 
     meter.end_file(file.size_bytes)
 
 
+def _snapshot(cache: Path, facts: RepoFacts) -> Path:
+    return repo_folder(cache, facts.repo) / "snapshots" / facts.commit
+
+
 def _check_disk(download: Download, folder: Path) -> None:
     needed_bytes = download.missing_bytes + SPARE_BYTES
-    if needed_bytes > download.free_bytes and download.missing:
+    if needed_bytes > download.free_bytes and download.missing_bytes:
         raise CheckpointError(
             f"disk: {download.facts.repo} needs {format_bytes(needed_bytes)} and "
             f"{folder.parent} has {format_bytes(download.free_bytes)} free.",

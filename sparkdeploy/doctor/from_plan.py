@@ -61,8 +61,7 @@ def _model(plan: Plan) -> Finding:
     check = "folders.model"
     for model in (plan.observed.model, plan.observed.drafter):
         if isinstance(model, MissingModel):
-            size = f", {format_bytes(model.size_bytes)}" if model.size_bytes else ""
-            return warn(check, f"{model.repo} is not here{size}", model.fetch_command)
+            return warn(check, model.describe(), model.fetch_command)
     if not isinstance(plan.observed.model, ModelFact):
         return not_seen(check, "the model was not looked for")
     return ok(check, f"{plan.observed.model.root}, {format_bytes(plan.observed.model.size_bytes)}")

@@ -98,8 +98,7 @@ def _changed_inputs(stage: Stage, image: ImageFact) -> str:
 def _checkpoint_step(observed: Observed) -> CheckpointStep:
     for model in (observed.model, observed.drafter):
         if isinstance(model, MissingModel):
-            size = f", {format_bytes(model.size_bytes)}" if model.size_bytes else ""
-            reason = f"{model.repo} is not here{size}; `up` asks and fetches it"
+            reason = f"{model.describe()}; `up` asks and fetches it"
             return CheckpointStep(Action.FETCH, reason, model)
     model = observed.model
     if not isinstance(model, ModelFact):
@@ -164,7 +163,7 @@ def _needs(
     missing = [
         item for item in (observed.model, observed.drafter) if isinstance(item, MissingModel)
     ]
-    sizes = [item.size_bytes for item in missing]
+    sizes = [item.missing_bytes for item in missing]
     download = None if None in sizes else sum(size for size in sizes if size is not None)
     fp8_bytes = observed.model.fp8_bytes if isinstance(observed.model, ModelFact) else 0
     return Needs(

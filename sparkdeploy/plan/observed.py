@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from sparkdeploy.console import format_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -77,7 +79,24 @@ class MissingModel:
     repo: str
     fetch_command: str
     size_bytes: int | None
+    """The whole of it; None when nobody has said."""
     revision: str = "main"
+    here_bytes: int = 0
+    """What of it is in the cache already, so that a download goes on from there."""
+
+    @property
+    def missing_bytes(self) -> int | None:
+        """What is still to come; None when its size is not known."""
+        return None if self.size_bytes is None else self.size_bytes - self.here_bytes
+
+    def describe(self) -> str:
+        """Say that it is not here and what is to come; nothing when all waits to be verified."""
+        if self.size_bytes is None or self.missing_bytes is None:
+            return f"{self.repo} is not here"
+        if not self.here_bytes:
+            return f"{self.repo} is not here, {format_bytes(self.size_bytes)}"
+        to_come = f"{format_bytes(self.missing_bytes)} of {format_bytes(self.size_bytes)}"
+        return f"{self.repo} is not ready, {to_come} to come"
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,13 +79,14 @@ def promised_bytes(containers: Iterable[ContainerFact], deployment: str) -> int:
 def _disk_problems(observed: Observed) -> Iterator[Problem]:
     missing = observed.model if isinstance(observed.model, MissingModel) else None
     free = observed.node.data_free_bytes
-    if missing is None or missing.size_bytes is None or free is None:
+    if missing is None or missing.missing_bytes is None or free is None:
         return
-    if missing.size_bytes > free:
+    if missing.missing_bytes > free:
         yield Problem(
             "folders.disk",
             "node",
-            f"disk: {missing.repo} takes {format_bytes(missing.size_bytes)} and the hub cache's "
+            f"disk: {missing.repo} takes {format_bytes(missing.missing_bytes)}"
+            f"{' more' if missing.here_bytes else ''} and the hub cache's "
             f"disk has {format_bytes(free)} free",
             "free some space, or point HF_HOME at another disk",
             blocks="prepare",

@@ -11,10 +11,10 @@ from sparkdeploy.apply.checkpoint_fetch import bring_models
 from sparkdeploy.apply.drafting import Request, draft_plan, resolve
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.settings import load_settings
-from tests.hub.double import Fault, HubDouble, Repo, hub_double
+from tests.hub.double import CHUNK_BYTES, Fault, HubDouble, Repo, hub_double
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,6 +122,20 @@ def test_an_interrupted_download_is_no_model(double: HubDouble) -> None:
     double.faults = []
     bring_models(plan_of("baseline"), load_settings(), lambda _question: True)
     assert plan_of("baseline").checkpoint.action is Action.REUSE
+
+
+def test_a_plan_counts_what_a_cut_download_left(double: HubDouble) -> None:
+    whole = sum(path.stat().st_size for path in double.repos["lab/twin"].commits[COMMIT].iterdir())
+    name = "model-00002-of-00002.safetensors"
+    double.faults = [Fault(name, keep_bytes=CHUNK_BYTES, skip=1), Fault(name, status=404, times=99)]
+    with pytest.raises(CheckpointError):
+        bring_models(plan_of("baseline"), load_settings(), lambda _question: True)
+    cache = load_settings().hub_cache / "models--lab--twin" / "blobs"
+    here = sum(path.stat().st_size for path in cache.iterdir())
+    left = plan_of("baseline").observed.model
+    assert isinstance(left, MissingModel)
+    assert 0 < here < whole
+    assert (left.size_bytes, left.here_bytes) == (whole, here)
 
 
 def test_a_snapshot_of_other_programs_is_pinned_where_it_is(

@@ -175,6 +175,34 @@ def test_a_pull_that_was_cut_goes_on_at_its_commit(
     assert fetch(hub, lock).name == FIRST
 
 
+def test_an_update_counts_only_files_that_changed(
+    hub: Hub, lock: HubLock, moved: HubDouble
+) -> None:
+    wanted = download(hub, lock, anew=True, free=GIB + 10)
+    assert wanted.missing_bytes == len("newer")
+    assert pull(hub, lock, wanted, lambda _done, _total: None).name == SECOND
+
+
+def test_a_pull_that_was_cut_needs_room_for_the_rest_only(
+    hub: Hub, lock: HubLock, double: HubDouble
+) -> None:
+    name = "model-00001-of-00002.safetensors"
+    whole = download(hub, lock)
+    double.faults = [
+        Fault(f"{FIRST}/{name}", keep_bytes=100_000, skip=1),
+        Fault(name, status=503, times=99, skip=1),
+    ]
+    with pytest.raises(CheckpointError, match="does not come"):
+        pull(hub, lock, whole, lambda _done, _total: None)
+    double.faults = []
+    here = sum(path.stat().st_size for path in hub.cache.glob("*/blobs/[!.]*"))
+    part = sum(path.stat().st_size for path in hub.cache.glob("*/blobs/.*part"))
+    assert part >= CHUNK_BYTES
+    rest = download(hub, lock, free=GIB + whole.missing_bytes - here - part)
+    assert rest.missing_bytes == whole.missing_bytes - here - part
+    pull(hub, lock, rest, lambda _done, _total: None)
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_hub_that_is_busy_is_asked_again(
     hub: Hub, lock: HubLock, double: HubDouble, waits: list[float], status: int

@@ -119,6 +119,18 @@ def test_a_model_larger_than_the_disk_is_told_before_the_download(shipped: Libra
     assert "disk: a/b takes 72.0 GB" in messages(plan(shipped, observed(node=node, model=missing)))
 
 
+def test_a_download_that_was_cut_needs_room_for_the_rest_only(shipped: Library) -> None:
+    node = replace(SPARK, data_free_bytes=40 * 10**9)
+    cut = MissingModel("a/b", "sparkdeploy checkpoint pull a/b", 72 * 10**9, "main", 60 * 10**9)
+    made = plan(shipped, observed(node=node, model=cut))
+    assert made.problems == ()
+    assert made.needs.download_bytes == 12 * 10**9
+    assert "a/b is not ready, 12.0 GB of 72.0 GB to come" in made.checkpoint.reason
+    full = replace(SPARK, data_free_bytes=10**9)
+    told = messages(plan(shipped, observed(node=full, model=cut)))
+    assert "disk: a/b takes 12.0 GB more" in told
+
+
 def test_a_machine_without_gpu_and_memory_is_told_both(shipped: Library) -> None:
     text = messages(plan(shipped, observed(node=LAPTOP)))
     assert "GPU: none was found on laptop" in text
