@@ -16,7 +16,8 @@ from sparkdeploy.apply.changing import crashes_dir
 from sparkdeploy.apply.drafting import connect, library
 from sparkdeploy.apply.examine import doctor_report
 from sparkdeploy.apply.operating import current_rows
-from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.console import console
+from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.runtime.deployments import find_deployment
 from sparkdeploy.runtime.evidence import ROOT_CAUSE, write_evidence
@@ -24,7 +25,7 @@ from sparkdeploy.runtime.secrets import known_secrets, text_without_secrets
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sparkdeploy.settings import Settings
 
@@ -70,20 +71,37 @@ def diagnose(subject: str, output: Path | None) -> Bundle:
 def _collect(
     subject: str, scratch: Path, settings: Settings, keys: tuple[str, ...]
 ) -> dict[str, str]:
-    folder = Path(subject)
-    if folder.is_dir():
+    folder = _named_folder(subject, settings)
+    if folder is not None:
         return dict(_read_folder(folder, "crash"))
     found: dict[str, str] = {}
     newest = _newest_crash(subject, settings)
     if newest is not None:
         found.update(_read_folder(newest, "crash"))
-    with connect(settings) as host:
-        deployment = find_deployment(host, subject)
-        if deployment is not None:
-            container_id = deployment.current.container_id
-            write_evidence(host, container_id, scratch, details={}, keys=keys)
-            found.update(_read_folder(scratch, "now"))
+    try:
+        with connect(settings) as host:
+            deployment = find_deployment(host, subject)
+            if deployment is not None:
+                container_id = deployment.current.container_id
+                write_evidence(host, container_id, scratch, details={}, keys=keys)
+                found.update(_read_folder(scratch, "now"))
+    except NodeError as error:
+        if not found:
+            raise
+        console.warn(f"how it is now is not in the file: {error.message}")
     return found
+
+
+def _named_folder(subject: str, settings: Settings) -> Path | None:
+    """Return the folder of evidence that is meant, not one that is called like a deployment.
+
+    A bug report is public, and a folder of the present directory may be anything.
+    """
+    folder = Path(subject)
+    if folder.is_dir() and (os.sep in subject or (folder / ROOT_CAUSE).is_file()):
+        return folder
+    kept = crashes_dir(settings) / subject
+    return kept if kept.is_dir() else None
 
 
 def _newest_crash(name: str, settings: Settings) -> Path | None:
@@ -104,12 +122,23 @@ def _read_folder(folder: Path, place: str) -> Iterator[tuple[str, str]]:
 
 def _surroundings(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield what holds for the whole machine: doctor, deployments, settings, the last bug."""
-    resolved = load_recipe(library(settings), settings.default_recipe)
-    yield "doctor.json", _as_json(doctor_report(resolved, settings))
-    yield "status.json", _as_json([asdict(row) for row in current_rows()])
+    yield "doctor.json", _seen(lambda: _doctor(settings))
+    yield "status.json", _seen(lambda: [asdict(row) for row in current_rows()])
     for path in (settings.config_dir / "config.yaml", settings.state_dir / "crash.log"):
         if path.is_file():
             yield path.name, path.read_text(errors="replace")
+
+
+def _doctor(settings: Settings) -> object:
+    return doctor_report(load_recipe(library(settings), settings.default_recipe), settings)
+
+
+def _seen(look: Callable[[], object]) -> str:
+    """What cannot be seen may be the very fault that is reported."""
+    try:
+        return _as_json(look())
+    except SparkdeployError as error:
+        return _as_json({"not_seen": error.message})
 
 
 def _as_json(value: object) -> str:

@@ -1,0 +1,60 @@
+"""What goes into the file of a bug report when not everything can be seen."""
+
+from __future__ import annotations
+
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.apply.diagnose import diagnose
+from sparkdeploy.errors import NodeError
+from sparkdeploy.runtime.evidence import ROOT_CAUSE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def machine_without_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("config", "state", "data", "cache"):
+        monkeypatch.setenv(f"SPARKDEPLOY_{kind.upper()}_DIR", str(tmp_path / kind))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def crash(tmp_path: Path) -> Path:
+    folder = tmp_path / "state" / "crashes" / "main-20261121T101112Z"
+    folder.mkdir(parents=True)
+    (folder / ROOT_CAUSE).write_text("memory_floor: the guard")
+    return folder
+
+
+def packed(path: Path) -> set[str]:
+    with tarfile.open(path) as tar:
+        return set(tar.getnames())
+
+
+@pytest.mark.parametrize("by", ["name", "folder's name", "path"])
+def test_a_crash_is_packed_although_docker_and_the_recipe_are_broken(
+    crash: Path, tmp_path: Path, by: str
+) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.yaml").write_text("default_recipe: none-such\n")
+    subject = {"name": "main", "folder's name": crash.name, "path": str(crash)}[by]
+
+    bundle = diagnose(subject, tmp_path / "report.tar.gz")
+
+    assert bundle.root_cause == "memory_floor: the guard"
+    assert packed(bundle.path) >= {f"crash/{ROOT_CAUSE}", "doctor.json", "status.json"}
+
+
+def test_a_folder_that_is_called_like_the_deployment_is_none_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "main").mkdir()
+    (tmp_path / "main" / ".env").write_text("a secret")
+
+    with pytest.raises(NodeError):
+        diagnose("main", tmp_path / "report.tar.gz")
+
+    assert not (tmp_path / "report.tar.gz").exists()
