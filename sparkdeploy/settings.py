@@ -226,12 +226,10 @@ def _hub_cache(env: Mapping[str, str]) -> Path:
 
 def _build_network(reader: _Reader, env: Mapping[str, str]) -> BuildNetwork:
     pip = _pip_configuration(env)
-    wheelhouse = reader.value("wheelhouse", "")
-    wheel_folders = wheelhouse or env.get("PIP_FIND_LINKS") or pip("find-links")
-    ca_bundle = reader.value("ca_bundle", "") or _first(env, CA_BUNDLE_VARIABLES) or pip("cert")
+    wheelhouse, ca_bundle = reader.value("wheelhouse", ""), reader.value("ca_bundle", "")
     index_url = reader.value("index_url", "") or env.get("PIP_INDEX_URL") or pip("index-url")
     return BuildNetwork(
-        ca_bundle=Path(ca_bundle) if ca_bundle and Path(ca_bundle).is_file() else None,
+        ca_bundle=Path(ca_bundle).expanduser() if ca_bundle else _others_bundle(env, pip),
         proxies={name: env[name] for name in PROXY_VARIABLES if env.get(name)},
         index_url=index_url or None,
         # file:// indexes cannot be reached from inside a build; folders of wheels travel instead.
@@ -240,8 +238,25 @@ def _build_network(reader: _Reader, env: Mapping[str, str]) -> BuildNetwork:
             for url in (env.get("PIP_EXTRA_INDEX_URL") or pip("extra-index-url")).split()
             if not url.startswith("file:")
         ),
-        find_links=tuple(Path(folder) for folder in wheel_folders.split() if Path(folder).is_dir()),
+        find_links=_wheelhouse(wheelhouse) if wheelhouse else _others_folders(env, pip),
     )
+
+
+def _wheelhouse(text: str) -> tuple[Path, ...]:
+    """One folder, or several with spaces between; a build refuses those that are not there."""
+    whole = Path(text).expanduser()
+    return (whole,) if whole.is_dir() else tuple(Path(it).expanduser() for it in text.split())
+
+
+def _others_bundle(env: Mapping[str, str], pip: Callable[[str], str]) -> Path | None:
+    """What other programs were told counts where it is there."""
+    text = _first(env, CA_BUNDLE_VARIABLES) or pip("cert")
+    return Path(text) if text and Path(text).is_file() else None
+
+
+def _others_folders(env: Mapping[str, str], pip: Callable[[str], str]) -> tuple[Path, ...]:
+    folders = (env.get("PIP_FIND_LINKS") or pip("find-links")).split()
+    return tuple(Path(folder) for folder in folders if Path(folder).is_dir())
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str:

@@ -40,6 +40,19 @@ def refuse_credentials(settings: Settings) -> None:
             )
 
 
+def refuse_missing(settings: Settings) -> None:
+    """Raise RecipeError when a file or folder that the user named for builds is not there."""
+    bundle = settings.build.ca_bundle
+    named = [("ca_bundle", bundle, bundle is None or bundle.is_file())]
+    named += [("wheelhouse", folder, folder.is_dir()) for folder in settings.build.find_links]
+    for name, path, is_there in named:
+        if not is_there:
+            raise RecipeError(
+                f"{name}: {path} is not there",
+                hint=f"it is set by {settings.sources.get(name, 'the environment')}",
+            )
+
+
 def registry_reference(image: str, container_registry: str) -> str:
     """Return an image's name at the configured registry; one that names its own stays."""
     first, slash, _ = image.partition("/")
@@ -77,11 +90,12 @@ def build_network(stage: Stage, settings: Settings) -> str | None:
 def files(stage: Stage, settings: Settings) -> tuple[ContextFile, ...]:
     """Return the `network/` folder of a build's context; empty for a stage that needs none.
 
-    Raises RecipeError for an index URL with credentials.
+    Raises RecipeError for an index URL with credentials and for a named path that is not there.
     """
     if not stage.needs_network:
         return ()
     refuse_credentials(settings)
+    refuse_missing(settings)
     wheels = tuple(find_wheels(stage, settings.build.find_links))
     made = [ContextFile("network/environment", _environment(stage, settings, wheels).encode())]
     made += [ContextFile(f"network/wheels/{wheel.name}", wheel) for wheel in wheels]

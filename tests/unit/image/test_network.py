@@ -7,7 +7,7 @@ import pytest
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image import network
 from sparkdeploy.image.stages import Stage, stages_of
-from sparkdeploy.settings import BuildNetwork, resources
+from sparkdeploy.settings import BuildNetwork, load_settings, resources
 
 from .conftest import LoadEngine, MakeSettings
 
@@ -132,3 +132,26 @@ def test_the_base_is_told_where_its_image_is(
 ) -> None:
     arguments = network.build_args(stages[0], make_settings(BuildNetwork()))
     assert arguments == {"BASE_IMAGE": "registry.test/library/debian:bookworm-slim"}
+
+
+@pytest.mark.parametrize("name", ["ca_bundle", "wheelhouse"])
+def test_a_path_that_the_user_named_is_never_left_out_without_a_word(
+    stages: tuple[Stage, ...], tmp_path: Path, name: str
+) -> None:
+    folders = {
+        f"SPARKDEPLOY_{kind}_DIR": str(tmp_path) for kind in ("CONFIG", "STATE", "DATA", "CACHE")
+    }
+    settings = load_settings({**folders, f"SPARKDEPLOY_{name.upper()}": "~/not here"})
+
+    with pytest.raises(RecipeError, match=f"{name}: .*is not there") as refused:
+        network.files(stages[1], settings)
+
+    assert "~" not in refused.value.message
+    assert refused.value.hint == f"it is set by environment SPARKDEPLOY_{name.upper()}"
+
+
+def test_a_wheelhouse_may_have_a_space_in_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "my wheels"
+    folder.mkdir()
+    settings = load_settings({"SPARKDEPLOY_WHEELHOUSE": str(folder)})
+    assert settings.build.find_links == (folder,)
