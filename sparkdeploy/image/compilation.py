@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 GB, GIB = 10**9, 2**30
-CCACHE_VOLUME = "sparkdeploy-ccache"
 MEMORY_PER_COMPILER_GIB = 4
 KNOCK_TIMEOUT_S = 10
 POLL_EVERY_S = 2.0
@@ -110,21 +110,34 @@ def compile_wheel(host: DockerHost, stage: Stage, settings: Settings, step: Step
     if kept is not None:
         return kept
     folder = wheel_folder(stage, settings)
-    folder.mkdir(parents=True, exist_ok=True)
+    compiled_before = settings.cache_dir / "ccache"
+    for made in (folder, compiled_before):
+        made.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="compile-", dir=settings.cache_dir) as scratch:
         inputs, work = Path(scratch) / "compile", Path(scratch) / "work"
         work.mkdir()
         for file in (*stage.context, *network.files(stage, settings)):
             _write(inputs, file)
-        _run(host, compile_spec(stage, inputs, work, folder), step)
+        spec = compile_spec(stage, inputs, work, Kept(folder, compiled_before))
+        # Its name is the inputs': a command that was killed may have left one.
+        host.remove(spec.name)
+        _run(host, spec, step)
     wheel = find_wheel(stage, settings)
     if wheel is None:
         raise BuildError(f"engine {stage.engine}: the compiler ended well and left no wheel")
     return wheel
 
 
-def compile_spec(stage: Stage, inputs: Path, work: Path, wheels: Path) -> ContainerSpec:
-    """Return the container that compiles: nothing of the host but its own folders and a volume."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Folders that outlive a compilation."""
+
+    wheels: Path
+    ccache: Path
+
+
+def compile_spec(stage: Stage, inputs: Path, work: Path, kept: Kept) -> ContainerSpec:
+    """Return the container that compiles, as this user: it sees our own folders alone."""
     memory_gib = stage.source.memory_gib if stage.source is not None else MEMORY_PER_COMPILER_GIB
     jobs = max(1, min(os.cpu_count() or 1, memory_gib // MEMORY_PER_COMPILER_GIB))
     return ContainerSpec(
@@ -137,10 +150,11 @@ def compile_spec(stage: Stage, inputs: Path, work: Path, wheels: Path) -> Contai
             Mount(str(inputs), "/compile"),
             Mount(str(inputs / "network"), "/network"),
             Mount(str(work), "/work", "rw"),
-            Mount(str(wheels), "/wheels", "rw"),
-            Mount(CCACHE_VOLUME, "/ccache", "rw"),
+            Mount(str(kept.wheels), "/wheels", "rw"),
+            Mount(str(kept.ccache), "/ccache", "rw"),
         ),
-        user="0:0",
+        # Without capabilities root could not write to a folder of another user.
+        user=f"{os.getuid()}:{os.getgid()}",
         gpus="none",
         tmpfs={"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # noqa: S108 - inside the container
         shm_size_bytes=64 * 2**20,

@@ -1,6 +1,6 @@
 """Compiling vLLM: what is refused before it starts, what the compiler gets, when it is left out."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -124,7 +124,8 @@ def test_a_wheel_that_is_kept_is_taken_and_nothing_is_asked(
 def test_the_compilers_container_sees_its_own_folders_and_the_cache(
     stage: Stage, tmp_path: Path
 ) -> None:
-    spec = compilation.compile_spec(stage, tmp_path / "in", tmp_path / "work", tmp_path / "wheels")
+    kept = compilation.Kept(wheels=tmp_path / "wheels", ccache=tmp_path / "ccache")
+    spec = compilation.compile_spec(stage, tmp_path / "in", tmp_path / "work", kept)
     assert spec.image == stage.below
     assert {mount.target: mount.mode for mount in spec.mounts} == {
         "/compile": "ro",
@@ -143,7 +144,7 @@ class Compiler:
 
     exit_code: int
     wheel: Path | None = None
-    removed: bool = False
+    removed: list[str] = field(default_factory=list)
 
     def create(self, _spec: object) -> str:
         return "id"
@@ -162,8 +163,8 @@ class Compiler:
     def logs(self, _container: str, tail: int) -> list[bytes]:
         return [b"ninja: build stopped\n"]
 
-    def remove(self, _container: str) -> None:
-        self.removed = True
+    def remove(self, container: str) -> None:
+        self.removed.append(container)
 
 
 def test_a_compiler_that_fails_shows_its_end_and_leaves_no_container(
@@ -174,7 +175,8 @@ def test_a_compiler_that_fails_shows_its_end_and_leaves_no_container(
     with pytest.raises(BuildError, match="did not compile") as caught:
         compilation.compile_wheel(cast(DockerHost, compiler), stage, settings, cast(Step, None))
     assert caught.value.detail == "ninja: build stopped"
-    assert compiler.removed
+    # One that a killed command left under its name, and its own.
+    assert compiler.removed == [f"sparkdeploy-compile-{stage.fingerprint[:12]}", "id"]
     assert not list(settings.cache_dir.glob("compile-*"))
 
 
