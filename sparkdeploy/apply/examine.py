@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from sparkdeploy.apply.drafting import connect, decide
 from sparkdeploy.apply.observe import Registry, observe
@@ -179,9 +179,17 @@ def _target(name: TargetName, url: str, settings: Settings) -> Target:
     proxy = proxies.get(f"{scheme}_proxy")
     if proxy and _is_bypassed(urlsplit(url).hostname or "", proxies.get("no_proxy", "")):
         proxy = None
-    parts = urlsplit(proxy or url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    # curl and requests take a proxy without a scheme for an http one.
+    parts = urlsplit(url if not proxy else proxy if "://" in proxy else f"http://{proxy}")
+    port = _port_of(parts) or (443 if parts.scheme == "https" else 80)
     return Target(name, parts.hostname or "", port, is_proxy=proxy is not None)
+
+
+def _port_of(parts: SplitResult) -> int | None:
+    try:
+        return parts.port
+    except ValueError:
+        return None
 
 
 def _is_bypassed(host: str, no_proxy: str) -> bool:

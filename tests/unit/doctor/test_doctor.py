@@ -210,6 +210,15 @@ def test_a_proxy_takes_the_place_of_the_host_behind_it() -> None:
     assert targets["package_index"].host == "packages.lab"
 
 
+@pytest.mark.parametrize(
+    ("proxy", "port"), [("proxy.lab:3128", 3128), ("proxy.lab", 80), ("http://proxy.lab:port", 80)]
+)
+def test_a_proxy_is_read_as_curl_reads_it(proxy: str, port: int) -> None:
+    targets = room._targets(load_settings({**MIRRORS, "https_proxy": proxy}))
+    hub = next(item for item in targets if item.name == "hub")
+    assert (hub.host, hub.port) == ("proxy.lab", port)
+
+
 def test_what_disappoints_in_a_recipe_is_said(shipped: Library) -> None:
     changes = [
         "checkpoint.mtp=required",
