@@ -528,15 +528,22 @@ uninstall() {
   else
     say "No virtual environment at $VENV"
   fi
-  if [ "$PURGE" -eq 0 ]; then print_what_stays; fi
+  if [ "$PURGE" -eq 0 ]; then print_what_stays; return; fi
+  # The folder of the virtual environment may be the user's own: it goes only when it is empty.
+  rmdir -- "$TOOL_HOME" 2>/dev/null || true
 }
 
+# The program's own folder, checkpoints included; SPARKDEPLOY_HOME does not move it.
+data_folder() { printf '%s' "${XDG_DATA_HOME:-$HOME/.local/share}/sparkdeploy"; }
+
 print_what_stays() {
+  local data
+  data="$(data_folder)"
   cat <<TEXT
 These stay; remove them with:
   containers    docker ps -aq --filter label=$OUR_LABEL | xargs -r docker rm -f
   images        docker images -q --filter label=$OUR_LABEL | sort -u | xargs -r docker rmi -f
-  checkpoints   rm -rf $TOOL_HOME
+  checkpoints   rm -rf $data
   caches        rm -rf ${XDG_CACHE_HOME:-$HOME/.cache}/sparkdeploy
   state         rm -rf ${XDG_STATE_HOME:-$HOME/.local/state}/sparkdeploy
   settings      rm -rf ${XDG_CONFIG_HOME:-$HOME/.config}/sparkdeploy
@@ -547,7 +554,8 @@ TEXT
 
 # Containers and images by label only: what is not ours is never touched.
 purge() {
-  local ids
+  local ids data
+  data="$(data_folder)"
   if ! command -v docker >/dev/null; then
     printf 'The docker client is needed to remove containers and images: apt-get install -y docker.io\n' >&2
     exit "$EXIT_PREREQUISITE"
@@ -555,9 +563,9 @@ purge() {
   ids="$(docker ps -aq --filter "label=$OUR_LABEL")"
   if [ -n "$ids" ]; then xargs docker rm -f <<<"$ids" >&2; fi
   purge_images
-  rm -rf -- "$TOOL_HOME" "${XDG_CACHE_HOME:-$HOME/.cache}/sparkdeploy" \
+  rm -rf -- "$data" "${XDG_CACHE_HOME:-$HOME/.cache}/sparkdeploy" \
     "${XDG_STATE_HOME:-$HOME/.local/state}/sparkdeploy"
-  say "Removed sparkdeploy's containers, images, checkpoints, caches and state"
+  say "Removed sparkdeploy's containers, images, checkpoints ($data), caches and state"
 }
 
 # An image goes only after those made from it: in rounds, until a round removes nothing.

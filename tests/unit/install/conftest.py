@@ -22,7 +22,7 @@ CHECKOUT = Path(__file__).parents[3]
 BASE_COMMANDS = ["bash", "cat", "cp", "df", "dirname", "env", "find", "grep", "ln", "ls", "mkdir"]
 BASE_COMMANDS += ["mountpoint"]
 BASE_COMMANDS += ["readlink", "rm", "sed", "sh", "sha256sum", "sleep", "sort", "tail", "uname"]
-BASE_COMMANDS += ["xargs"]
+BASE_COMMANDS += ["rmdir", "xargs"]
 
 # Answers for `python -m venv` and `pip install` in no time; the rest is the real interpreter.
 PYTHON_STUB = """#!/bin/sh
@@ -72,6 +72,10 @@ class Machine:
     @property
     def venv(self) -> Path:
         return self.root / "home" / "venv"
+
+    @property
+    def data(self) -> Path:
+        return self.root / ".local" / "share" / "sparkdeploy"
 
     def add(self, name: str, script: str) -> None:
         path = self.commands / name

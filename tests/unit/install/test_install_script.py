@@ -250,14 +250,14 @@ def test_uninstalling_nothing_is_fine(machine: Machine) -> None:
 
 def test_uninstalling_removes_command_and_link_and_says_what_stays(machine: Machine) -> None:
     machine.run("--tool-only")
-    checkpoints = machine.venv.parent / "m"
-    checkpoints.mkdir()
+    checkpoints = machine.data / "m"
+    checkpoints.mkdir(parents=True)
     result = machine.run("--uninstall")
     assert result.returncode == 0, result.stderr
     assert not machine.link.is_symlink()
     assert not machine.venv.exists()
     assert checkpoints.is_dir()
-    for part in ("docker rm", "docker rmi", "rm -rf", "--purge"):
+    for part in ("docker rm", "docker rmi", f"rm -rf {machine.data}\n", "--purge"):
         assert part in result.stdout
 
 
@@ -276,6 +276,29 @@ def test_purging_touches_only_what_carries_our_label(machine: Machine) -> None:
     assert [path.name for path in store.iterdir()] == ["foreign"]
     assert machine.calls("docker") == [f"docker ps {labels.KIND}", "docker rm ours-id"]
     assert not machine.venv.parent.exists()
+
+
+@pytest.mark.parametrize("home", ["tools", None])
+def test_purging_removes_what_is_ours_and_leaves_the_users_folder(
+    machine: Machine, home: str | None
+) -> None:
+    machine.add("docker", "#!/bin/sh\n")
+    foreign = machine.root / "tools" / "mine"
+    foreign.mkdir(parents=True)
+    del machine.environment["SPARKDEPLOY_HOME"]
+    venv = machine.data / "venv"
+    if home is not None:
+        machine.environment["SPARKDEPLOY_HOME"] = str(machine.root / home)
+        venv = machine.root / home / "venv"
+    machine.run("--tool-only")
+    assert machine.link.resolve().is_relative_to(venv)
+    (machine.data / "m").mkdir(parents=True)
+    result = machine.run("--uninstall", "--purge")
+    assert result.returncode == 0, result.stderr
+    assert not venv.exists()
+    assert not machine.data.exists()
+    assert not machine.link.is_symlink()
+    assert foreign.is_dir()
 
 
 def test_purging_fails_when_a_foreign_image_needs_ours(machine: Machine) -> None:
