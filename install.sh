@@ -219,8 +219,8 @@ def ask():
         return "denied", "-", "-"
     except (OSError, http.client.HTTPException, ValueError):
         return "silent", "-", "-"
-    runtimes = [*info.get("Runtimes", {}), *info.get("CDISpecDirs", [])]
-    return "answers", info.get("DockerRootDir") or "/var/lib/docker", ",".join(runtimes) or "-"
+    runtimes = ",".join(info.get("Runtimes") or {})
+    return "answers", info.get("DockerRootDir") or "/var/lib/docker", runtimes or "-"
 print("\t".join(ask()))
 '
   if [ -n "$ANY_PYTHON" ]; then
@@ -274,7 +274,7 @@ needs_gpu() {
 check_gpu() {
   if ! gpu_names >/dev/null; then return; fi
   case "$ENGINE_RUNTIMES" in
-    *nvidia* | *cdi*) ;;
+    *nvidia*) ;;
     *) missing "NVIDIA's container runtime in Docker" \
       "apt-get install -y nvidia-container-toolkit && nvidia-ctk runtime configure --runtime=docker && systemctl restart docker" "" ;;
   esac

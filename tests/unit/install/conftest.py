@@ -146,6 +146,7 @@ def engine(machine: Machine) -> Iterator[None]:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = {"DockerRootDir": str(machine.root), "Runtimes": machine.runtimes}
+            body |= {"CDISpecDirs": ["/etc/cdi", "/var/run/cdi"]}
             self.send_response(200)
             self.end_headers()
             self.wfile.write(json.dumps(body).encode())
