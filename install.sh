@@ -9,6 +9,7 @@ STAMP="$VENV/installed-sources"
 ENGINE_LOG="${SPARKDEPLOY_ENGINE_LOG:-/var/log/sparkdeploy-dockerd.log}"
 DOCKER_SOCKET_WAIT_S=60
 OUR_LABEL="dev.sparkdeploy.kind"
+DEBIAN_KEYRING="${SPARKDEPLOY_DEBIAN_KEYRING:-/usr/share/keyrings/debian-archive-keyring.gpg}"
 
 # A user's PATH on Debian lacks the folders where dockerd, iptables and runc's friends live.
 PATH="$PATH${SPARKDEPLOY_SYSTEM_PATH-:/usr/local/sbin:/usr/sbin:/sbin}"
@@ -245,9 +246,17 @@ check_disk() {
 
 # Where no container registry answers, the base image is made from the distribution's packages.
 check_base_image_source() {
-  if command -v mmdebstrap >/dev/null || registry_answers; then return; fi
-  missing "mmdebstrap (no container registry answers, so the base image is made from packages)" \
-    "apt-get install -y mmdebstrap" "mmdebstrap"
+  local wanted=()
+  if ! command -v mmdebstrap >/dev/null; then wanted+=(mmdebstrap); fi
+  # Ubuntu's apt cannot verify Debian's signatures without it.
+  if [ ! -e "$DEBIAN_KEYRING" ]; then wanted+=(debian-archive-keyring); fi
+  # Without root mmdebstrap works in a user namespace, or else below fakechroot.
+  if ! is_root && ! command -v newuidmap >/dev/null && ! command -v fakechroot >/dev/null; then
+    wanted+=(uidmap)
+  fi
+  if [ "${#wanted[@]}" -eq 0 ] || registry_answers; then return; fi
+  missing "${wanted[*]} (no container registry answers, so the base image is made from packages)" \
+    "apt-get install -y ${wanted[*]}" "${wanted[*]}"
 }
 
 registry_answers() {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 POLL_EVERY_S = 0.5
 MAKE_TIMEOUT_S = 3600
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -35,7 +37,7 @@ def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: S
     if shell.which("mmdebstrap") is None:
         raise NodeError(
             "mmdebstrap is not installed, and no registry answers for the base image",
-            hint="sudo apt-get install --yes mmdebstrap",
+            hint=f"sudo apt-get install --yes {' '.join(_missing_packages())}",
         )
     settings.cache_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="base-", dir=settings.cache_dir) as scratch:
@@ -48,6 +50,16 @@ def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: S
     if image is None:
         raise BuildError(f"{stage.tag} did not appear after the import")
     return image
+
+
+def _missing_packages() -> list[str]:
+    """Return what mmdebstrap needs here beside itself, as install.sh's check_base_image_source."""
+    wanted = ["mmdebstrap"]
+    if not DEBIAN_KEYRING.exists():
+        wanted.append("debian-archive-keyring")
+    if os.geteuid() != 0 and not any(map(shell.which, ("newuidmap", "fakechroot"))):
+        wanted.append("uidmap")
+    return wanted
 
 
 def mmdebstrap_argv(
@@ -88,6 +100,10 @@ def _run_watched(argv: tuple[str, ...], log: Path, step: Step) -> None:
 def _hint(log_text: str, scratch: Path) -> str:
     if "o space left on device" in log_text:
         return f"free space below {scratch.parent}"
+    if "NO_PUBKEY" in log_text or "is not signed" in log_text:
+        return "sudo apt-get install debian-archive-keyring"
+    if "unable to pick chroot mode" in log_text:
+        return "sudo apt-get install uidmap"
     return "does the Debian mirror answer? `debian_mirror` in config.yaml names another"
 
 

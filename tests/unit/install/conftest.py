@@ -126,12 +126,14 @@ def machine(tmp_path: Path) -> Machine:
         "SPARKDEPLOY_HOME": str(made.venv.parent),
         "SPARKDEPLOY_BIN": str(made.link.parent),
         "SPARKDEPLOY_ENGINE_LOG": str(tmp_path / "dockerd.log"),
+        "SPARKDEPLOY_DEBIAN_KEYRING": str(tmp_path / "keyring"),
         "DOCKER_HOST": f"unix://{tmp_path}/docker.sock",
     }
     made.add("python3", PYTHON_STUB.format(root=tmp_path, python=sys.executable))
     made.add("df", "#!/bin/sh\necho header\necho disk 0 0 200000000 0% /\n")
-    for name in ("sudo", "apt-get", "mmdebstrap"):
+    for name in ("sudo", "apt-get", "mmdebstrap", "newuidmap"):
         made.add_recording(name)
+    (tmp_path / "keyring").touch()
     made.user_is("ada", 1000)
     made.tool_ends_with(0)
     (tmp_path / "tool").write_text(TOOL_STUB.format(root=tmp_path))

@@ -73,6 +73,30 @@ def test_root_installs_packages_after_updating_the_lists(machine: Machine) -> No
     assert machine.calls("sudo") == []
 
 
+def test_a_user_on_ubuntu_is_told_all_that_the_base_image_needs(machine: Machine) -> None:
+    machine.environment["DOCKER_HOST"] = REMOTE_ENGINE
+    for name in ("mmdebstrap", "newuidmap"):
+        machine.remove(name)
+    (machine.root / "keyring").unlink()
+    result = machine.run()
+    assert result.returncode == 4
+    assert "install -y mmdebstrap debian-archive-keyring uidmap\n" in result.stderr
+    machine.add_recording("mmdebstrap")
+    machine.add_recording("fakechroot")
+    result = machine.run()
+    assert result.returncode == 4
+    assert "install -y debian-archive-keyring\n" in result.stderr
+
+
+def test_root_needs_no_user_namespace(machine: Machine) -> None:
+    machine.user_is("root", 0)
+    machine.environment["DOCKER_HOST"] = REMOTE_ENGINE
+    machine.remove("newuidmap")
+    result = machine.run()
+    assert result.returncode == 0, result.stderr
+    assert machine.calls("apt-get") == []
+
+
 def test_a_package_that_cannot_be_installed_ends_with_what_apt_said(machine: Machine) -> None:
     machine.user_is("root", 0)
     machine.environment["DOCKER_HOST"] = REMOTE_ENGINE
