@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from sparkdeploy.checkpoint.contents import ModelSizes, model_sizes
 from sparkdeploy.checkpoint.fp8 import expected_bytes
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.ranges import HubRanges, read_whole
+from sparkdeploy.checkpoint.ranges import HubRanges, read_config
 from sparkdeploy.console import format_bytes
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node import facts
@@ -141,10 +140,7 @@ def _asked(model: Model, settings: Settings, *, takes_fp8: bool) -> _Absent:
         known_from = f"the hub, at {found.commit[:12]}"
     if not takes_fp8:
         return _Absent(known_from, found.size_bytes, 0)
-    try:
-        config = json.loads(read_whole(HubRanges(hub, found), "config.json"))
-    except ValueError as error:
-        raise CheckpointError(f"{model.repo}: config.json cannot be read: {error}") from error
+    config = read_config(HubRanges(hub, found))
     return _Absent(known_from, found.size_bytes, expected_bytes(model_sizes(config)))
 
 

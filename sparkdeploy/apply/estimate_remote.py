@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.contents import INDEX_FILE
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.ranges import HubRanges, index_of, read_remote_header, read_whole
+from sparkdeploy.checkpoint.ranges import HubRanges, index_of, read_config, read_remote_header
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.plan.model_facts import ModelFacts, architecture_of
 from sparkdeploy.plan.model_facts_weights import weights_of
@@ -38,16 +37,9 @@ def facts_in(repo: str, source: RangeSource) -> ModelFacts:
 
     Raises CheckpointError for files that state none.
     """
-    name = f"{source.name}: config.json"
-    try:
-        config = json.loads(read_whole(source, "config.json"))
-    except ValueError as error:
-        raise CheckpointError(f"{name} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{name} is not a JSON object.")
     return ModelFacts(
         repo=repo,
-        architecture=architecture_of(config),
+        architecture=architecture_of(read_config(source)),
         weight_bytes=weights_of(_tensors(source).values()),
         origin="safetensors headers on the hub (tensors were not downloaded)",
     )

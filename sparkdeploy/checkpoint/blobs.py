@@ -7,16 +7,18 @@ leaves what it had; a shard has gigabytes. The layout of the cache is the librar
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.errors import CheckpointError
+from sparkdeploy.checkpoint.inside import create_file, open_folder_inside, regular_bytes, remove
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from sparkdeploy.checkpoint.hub import RepoFile
     from sparkdeploy.checkpoint.ranges import HubRanges
+    from sparkdeploy.checkpoint.repo_files import RepoFile
+
+_BLOBS = "blobs"
 
 
 def bring_blob(
@@ -25,60 +27,82 @@ def bring_blob(
     """Bring a file to its place in `snapshot`, which is <cache>/models--ORG--NAME/snapshots/COMMIT.
 
     `on_bytes` gets the bytes that are there since it was called last, the first time those of an
-    earlier try. What is wrong with the content is for the caller to find out.
+    earlier try. What is wrong with the content is for the caller to find out. Raises
+    CheckpointError when a folder on the way is a link.
     """
-    blob = snapshot.parent.parent / "blobs" / _blob_name(source.name, file)
+    root = _root(snapshot)
+    blob = root / _BLOBS / file.blob_name
     if not _has_size(blob, file.size_bytes):
-        _fetch(source, file, blob, on_bytes)
+        with open_folder_inside(root, (_BLOBS,)) as blobs:
+            _fetch(source, file, blobs, on_bytes)
     place = snapshot / file.name
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.unlink(missing_ok=True)
-    place.symlink_to(os.path.relpath(blob, place.parent))
+    with open_folder_inside(root, _folders(snapshot, file)) as folder:
+        remove(folder, place.name)
+        os.symlink(os.path.relpath(blob, place.parent), place.name, dir_fd=folder)
 
 
-def bytes_to_come(repo: str, file: RepoFile, snapshot: Path) -> int:
+def discard_blob(file: RepoFile, snapshot: Path) -> None:
+    """Remove a file of a snapshot, and the blob of this repository that it leads to.
+
+    Where blobs are links into a store that repositories share, the link is removed: what lies in
+    the store belongs to others as well.
+    """
+    root = _root(snapshot)
+    place = snapshot / file.name
+    with open_folder_inside(root, _folders(snapshot, file)) as folder:
+        target = _next_hop(place)
+        remove(folder, place.name)
+    if target.parent == root / _BLOBS:
+        with open_folder_inside(root, (_BLOBS,)) as blobs:
+            remove(blobs, target.name)
+
+
+def bytes_to_come(file: RepoFile, snapshot: Path) -> int:
     """What `bring_blob` would fetch: nothing of a blob that is there, and the rest of a part."""
-    blob = snapshot.parent.parent / "blobs" / _blob_name(repo, file)
+    blob = _root(snapshot) / _BLOBS / file.blob_name
     if _has_size(blob, file.size_bytes):
         return 0
-    part = _part_of(blob)
-    return file.size_bytes - (_size(part) if _goes_on(part, file) else 0)
+    return file.size_bytes - _bytes_here(file, regular_bytes(blob.with_name(_part_name(file))))
 
 
-def _fetch(source: HubRanges, file: RepoFile, blob: Path, on_bytes: Callable[[int], None]) -> None:
-    blob.parent.mkdir(parents=True, exist_ok=True)
-    part = _part_of(blob)
-    with part.open("ab" if _goes_on(part, file) else "wb") as target:
-        begin = target.tell()
-        on_bytes(begin)
-        for chunk in source.read(file.name, begin, file.size_bytes):
+def _fetch(source: HubRanges, file: RepoFile, blobs: int, on_bytes: Callable[[int], None]) -> None:
+    part = _part_name(file)
+    here_bytes = _bytes_here(file, regular_bytes(part, folder=blobs))
+    with create_file(blobs, part, "ab" if here_bytes else "wb") as target:
+        on_bytes(here_bytes)
+        for chunk in source.read(file.name, here_bytes, file.size_bytes):
             target.write(chunk)
             on_bytes(len(chunk))
         target.flush()
         os.fchmod(target.fileno(), 0o644)
         os.fsync(target.fileno())
-    part.replace(blob)
+    os.replace(part, file.blob_name, src_dir_fd=blobs, dst_dir_fd=blobs)
 
 
-def _part_of(blob: Path) -> Path:
-    return blob.with_name(f".{blob.name}.sparkdeploy-part")
+def _bytes_here(file: RepoFile, part_bytes: int | None) -> int:
+    """What of a part is gone on with. Small files come whole: not every server cuts those."""
+    goes_on = file.sha256 is not None and part_bytes is not None and part_bytes <= file.size_bytes
+    return part_bytes if goes_on and part_bytes is not None else 0
 
 
-def _goes_on(part: Path, file: RepoFile) -> bool:
-    """Small files come whole or not at all: not every server cuts those."""
-    return file.sha256 is not None and _size(part) <= file.size_bytes
+def _next_hop(place: Path) -> Path:
+    """Where a link leads by its letters; that may be a link itself, and is not asked."""
+    if not place.is_symlink():
+        return place
+    return Path(os.path.normpath(place.parent / place.readlink()))
 
 
-def _blob_name(repo: str, file: RepoFile) -> str:
-    """What the cache calls a file's content: the hub's hash of it."""
-    name = file.sha256 or file.git_sha1
-    if name is None:
-        raise CheckpointError(f"{repo}: the hub states no hash of {file.name}.")
-    return name
+def _root(snapshot: Path) -> Path:
+    return snapshot.parent.parent
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def _folders(snapshot: Path, file: RepoFile) -> tuple[str, ...]:
+    """The folders from the repository's own down to the one that holds the file."""
+    return (snapshot.parent.name, snapshot.name, *file.name.split("/")[:-1])
+
+
+def _part_name(file: RepoFile) -> str:
+    return f".{file.blob_name}.sparkdeploy-part"
 
 
 def _has_size(path: Path, size_bytes: int) -> bool:

@@ -9,10 +9,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from sparkdeploy.checkpoint.repo_files import name_problem, shown
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, read_header
 from sparkdeploy.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
+INDEX_ENTRIES_LIMIT = 1_000_000
+"""Tensors of an index; a model of a trillion parameters has 200,000."""
+_INDEX_NESTING_LIMIT = 1000
+"""An index has three objects; thousands of nested ones take memory and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +180,25 @@ def parse_index(name: str, text: bytes) -> Mapping[str, str]:
 
     Raises CheckpointError, which calls the index `name`, when there is none.
     """
+    if max(text.count(sign) for sign in (b":", b",")) > INDEX_ENTRIES_LIMIT:
+        raise CheckpointError(f"{name} has more than {INDEX_ENTRIES_LIMIT} entries.")
+    if text.count(b"{") + text.count(b"[") > _INDEX_NESTING_LIMIT:
+        raise CheckpointError(f"{name} is no plain list of tensors.")
     try:
         index = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{name} cannot be read: {error}") from error
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(file, str) and "/" not in file for file in weight_map.values()
-    ):
+    if not isinstance(weight_map, dict):
         raise CheckpointError(f"{name} has no weight_map from tensors to files.")
+    # Each file once, by what it is: there are thousands of tensors to one, and JSON has lists.
+    files = {file if isinstance(file, str) else type(file) for file in weight_map.values()}
+    for file in files:
+        problem = name_problem(file) or ("lies in a folder" if "/" in str(file) else None)
+        if problem is not None:
+            raise CheckpointError(
+                f"{name} has no weight_map from tensors to files: the file {shown(file)} {problem}."
+            )
     return weight_map
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.contents import model_sizes
 from sparkdeploy.checkpoint.fp8 import find_fp8
-from sparkdeploy.checkpoint.ranges import index_of, read_whole
+from sparkdeploy.checkpoint.ranges import index_of, read_config
 from sparkdeploy.checkpoint.treatment import check_mtp
-from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from sparkdeploy.checkpoint.ranges import RangeSource
@@ -22,13 +20,7 @@ def check_remote(source: RangeSource, treatment: Treatment) -> None:
     Raises CheckpointError naming every shared expert that is not FP8 with scales, and what is
     missing of the draft layer when the treatment needs that.
     """
-    try:
-        config = json.loads(read_whole(source, "config.json"))
-    except ValueError as error:
-        raise CheckpointError(f"{source.name}: config.json cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{source.name}: config.json is not a JSON object.")
-    sizes = model_sizes(config)
+    sizes = model_sizes(read_config(source))
     indexed = index_of(source)
     find_fp8(source, sizes, indexed)
     if treatment.mtp == "required":

@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
+from sparkdeploy.checkpoint.answers import CHUNK_BYTES, HubSession, open_answer
+from sparkdeploy.checkpoint.durable import disk_errors
+from sparkdeploy.checkpoint.inside import create_file, open_folder_inside
+from sparkdeploy.checkpoint.listing import LISTING_LIMIT_BYTES, read_listing
+from sparkdeploy.checkpoint.repo_files import HOSTILE_HINT, check_repo, printable
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from sparkdeploy.checkpoint.repo_files import RepoFacts
     from sparkdeploy.settings import Settings
 
 ATTEMPTS = 6
@@ -21,33 +28,6 @@ _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _CLOSED = frozenset({401, 403})
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class RepoFile:
-    """A file as the hub describes it; a large one has a sha256, a small one git's own sha1."""
-
-    name: str
-    size_bytes: int
-    sha256: str | None
-    git_sha1: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class RepoFacts:
-    """A repository at one commit."""
-
-    repo: str
-    revision: str
-    """The branch, tag or commit that was asked for."""
-    commit: str
-    license: str | None
-    files: tuple[RepoFile, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """All files together."""
-        return sum(file.size_bytes for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +47,30 @@ class Hub:
     def describe(self, repo: str, revision: str) -> RepoFacts:
         """Resolve a branch, tag or commit, and list the files of that commit.
 
-        Raises CheckpointError for a repository that is not there, not ours to read, or silent.
+        Raises CheckpointError for a repository that is not there, not ours to read, or silent, and
+        for a listing in which anything is not as a hub states it.
         """
-        from huggingface_hub import HfApi  # noqa: PLC0415 - takes 0.3 s to import
-
-        api = HfApi(endpoint=self.endpoint, token=self.token or False)
-        info = self._patiently(
-            repo, lambda: api.model_info(repo, revision=revision, files_metadata=True, timeout=30)
+        check_repo(repo)
+        return read_listing(
+            repo, revision, self._patiently(repo, lambda: self._listing(repo, revision))
         )
-        if info.sha is None:
-            raise CheckpointError(f"{repo}: {self.endpoint} names no commit for {revision}.")
-        files = tuple(_file(repo, sibling) for sibling in info.siblings or ())
-        return RepoFacts(repo, revision, info.sha, _license_of(info), files)
 
     def point_branch(self, facts: RepoFacts) -> None:
         """Let the cache's own record of the branch name this commit, for other programs' sake."""
         if facts.revision == facts.commit:
             return
-        reference = repo_folder(self.cache, facts.repo) / "refs" / facts.revision
-        reference.parent.mkdir(parents=True, exist_ok=True)
-        reference.write_text(facts.commit, encoding="ascii")
+        root = repo_folder(self.cache, facts.repo)
+        *folders, name = facts.revision.split("/")
+        with (
+            disk_errors(str(root / "refs" / facts.revision)),
+            open_folder_inside(root, ("refs", *folders)) as folder,
+            create_file(folder, name, "wb") as reference,
+        ):
+            reference.write(facts.commit.encode())
 
     def url(self, repo: str, commit: str, name: str) -> str:
         """Where a file of a commit is read."""
-        from huggingface_hub import hf_hub_url  # noqa: PLC0415 - takes 0.3 s to import
-
-        return hf_hub_url(repo, name, revision=commit, endpoint=self.endpoint)
+        return f"{self.endpoint}/{repo}/resolve/{commit}/{quote(name)}"
 
     def access_error(self, repo: str, status: int) -> CheckpointError:
         """What 401 and 403 mean, and the page that helps."""
@@ -110,11 +88,28 @@ class Hub:
             detail=detail,
         )
 
+    def _listing(self, repo: str, revision: str) -> bytes:
+        """The API's answer, as long as it is one that can be read in little memory."""
+        url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        text = bytearray()
+        with HubSession() as session, open_answer(session, url, headers, repo) as answer:
+            answer.response.raise_for_status()
+            for chunk in answer.response.iter_content(CHUNK_BYTES):
+                text += chunk
+                if len(text) > LISTING_LIMIT_BYTES:
+                    raise CheckpointError(
+                        f"{repo}: the hub's list of files has more than "
+                        f"{LISTING_LIMIT_BYTES} bytes.",
+                        hint=HOSTILE_HINT,
+                    )
+        return bytes(text)
+
     def _patiently(self, repo: str, call: Callable[[], Result]) -> Result:
         for attempt in range(1, self.attempts + 1):
             try:
                 return call()
-            except _transport_errors() as error:
+            except OSError as error:
                 status, retry_after = _answer_of(error)
                 if status in _CLOSED:
                     raise self.access_error(repo, status) from error
@@ -147,8 +142,7 @@ def repo_folder(cache: Path, repo: str) -> Path:
 
     Raises CheckpointError for a name with `--`: the cache writes `/` so, and two would be one.
     """
-    if repo.count("/") != 1 or "--" in repo or ".." in repo:
-        raise CheckpointError(f"{repo!r} is no ORGANISATION/NAME that a hub cache can hold.")
+    check_repo(repo)
     return cache / f"models--{repo.replace('/', '--')}"
 
 
@@ -157,30 +151,6 @@ def wait_s(attempt: int, retry_after: str | None) -> float:
     if retry_after is not None and retry_after.isdecimal():
         return min(float(retry_after), LONGEST_WAIT_S)
     return float(min(0.5 * 2 ** (attempt - 1), LONGEST_WAIT_S))
-
-
-def _file(repo: str, sibling: Any) -> RepoFile:  # noqa: ANN401 - the library's own type
-    if sibling.size is None:
-        raise CheckpointError(f"{repo}: the hub states no size for {sibling.rfilename}.")
-    if sibling.lfs is not None:
-        return RepoFile(sibling.rfilename, sibling.size, sibling.lfs.sha256, None)
-    return RepoFile(sibling.rfilename, sibling.size, None, sibling.blob_id)
-
-
-def _license_of(info: Any) -> str | None:  # noqa: ANN401 - the library's own type
-    card = info.card_data
-    stated = None if card is None else card.to_dict().get("license")
-    if isinstance(stated, str):
-        return stated
-    tags = [tag for tag in info.tags or () if tag.startswith("license:")]
-    return tags[0].removeprefix("license:") if tags else None
-
-
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """Everything a request can end with: the library's errors share a base with its transport's."""
-    from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415 - takes 0.3 s to import
-
-    return (*(base for base in HfHubHTTPError.__bases__ if base is not OSError), OSError)
 
 
 def _answer_of(error: BaseException) -> tuple[int | None, str | None]:
@@ -196,4 +166,4 @@ def _answer_of(error: BaseException) -> tuple[int | None, str | None]:
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return printable(next(iter(str(error).strip().splitlines()), type(error).__name__))

@@ -8,7 +8,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.checkpoint.hub import RepoFacts, RepoFile
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LOCK_FILE = "hub-lock.json"
 _SCHEMA = 1
+_KINDS: Mapping[str, Any] = {"resolved_at": str, "license": str | None, "is_verified": bool}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,15 @@ class Pin:
     is_verified: bool = False
     files: tuple[RepoFile, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse a commit that is none: it is the name of a folder."""
+        check_commit("a pin", self.commit)
+
     def facts(self, repo: str, revision: str) -> RepoFacts:
-        """The repository as the hub described it when it was resolved."""
+        """The repository as the hub described it when it was resolved.
+
+        Raises CheckpointError for files that cannot stand beside each other.
+        """
         return RepoFacts(repo, revision, self.commit, self.license, self.files)
 
     @property
@@ -45,7 +53,11 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class HubLock:
-    """The pins of a state folder; reading needs no lock, writing takes one."""
+    """The pins of a state folder; reading needs no lock, writing takes one.
+
+    Every method raises CheckpointError, which names the file, when something in it is not what
+    this release would write: older ones have kept what a hub said as it was.
+    """
 
     state_dir: Path
 
@@ -57,12 +69,12 @@ class HubLock:
     def pin(self, repo: str, revision: str) -> Pin | None:
         """What the revision was resolved to, or None when it never was."""
         entry = self._read().get(repo, {}).get(revision)
-        return None if entry is None else _pin(entry)
+        return None if entry is None else self._pin(repo, entry)
 
     def pins(self) -> Mapping[tuple[str, str], Pin]:
         """Every pin by repository and revision."""
         return {
-            (repo, revision): _pin(entry)
+            (repo, revision): self._pin(repo, entry)
             for repo, revisions in sorted(self._read().items())
             for revision, entry in sorted(revisions.items())
         }
@@ -85,17 +97,30 @@ class HubLock:
             content = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{self.path} cannot be read: {error}", hint="remove it to resolve revisions anew"
             ) from error
         if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
-            raise CheckpointError(
-                f"{self.path} was written by another version.",
-                hint="remove it to resolve revisions anew",
-            )
-        models: dict[str, dict[str, Any]] = content["models"]
+            raise self._unusable("was written by another version")
+        models = content.get("models")
+        if not isinstance(models, dict) or not all(isinstance(m, dict) for m in models.values()):
+            raise self._unusable("holds no models")
         return models
+
+    def _pin(self, repo: str, entry: object) -> Pin:
+        try:
+            return _read_pin(entry)
+        except (CheckpointError, KeyError, TypeError) as error:
+            reason = error.message if isinstance(error, CheckpointError) else "it is not whole"
+            raise self._unusable(
+                f"holds an entry of {repo} that is not usable: {reason}"
+            ) from error
+
+    def _unusable(self, reason: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path} {reason.rstrip('.')}.", hint="remove it to resolve revisions anew"
+        )
 
     def _change(self, change: Callable[[dict[str, dict[str, Any]]], object]) -> None:
         self.state_dir.mkdir(parents=True, exist_ok=True)
@@ -116,7 +141,13 @@ def missing_in(snapshot: Path, files: Iterable[RepoFile]) -> tuple[RepoFile, ...
     return tuple(file for file in files if not _is_there(snapshot / file.name, file))
 
 
-def _pin(entry: dict[str, Any]) -> Pin:
+def _read_pin(entry: object) -> Pin:
+    """What `asdict` made of a pin; TypeError or KeyError for anything else."""
+    if not isinstance(entry, dict) or not isinstance(entry["files"], list):
+        raise TypeError
+    for name, kind in _KINDS.items():
+        if not isinstance(entry.get(name), kind):
+            raise TypeError
     files = tuple(RepoFile(**file) for file in entry["files"])
     return Pin(**{**entry, "files": files})
 

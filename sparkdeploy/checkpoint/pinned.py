@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.hub import repo_folder
 from sparkdeploy.checkpoint.hub_lock import Pin, missing_in
+from sparkdeploy.checkpoint.repo_files import is_commit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,8 +35,13 @@ def find_pinned(
 
 
 def pin_found(source: CheckpointSource, revision: str, lock: HubLock) -> None:
-    """Keep the commit of a snapshot that was there before anything was pinned."""
-    if source.revision is None or lock.pin(source.name, revision) is not None:
+    """Keep the commit of a snapshot that was there before anything was pinned.
+
+    A snapshot that somebody made by hand under another name than a commit's is not pinned.
+    """
+    if source.revision is None or not is_commit(source.revision):
+        return
+    if lock.pin(source.name, revision) is not None:
         return
     resolved_at = datetime.now(UTC).isoformat(timespec="seconds")
     lock.set(source.name, revision, Pin(source.revision, resolved_at))

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.blobs import bring_blob, bytes_to_come
-from sparkdeploy.checkpoint.durable import disk_errors
-from sparkdeploy.checkpoint.hub import RepoFacts, RepoFile, repo_folder
+from sparkdeploy.checkpoint.blobs import bring_blob, bytes_to_come, discard_blob
+from sparkdeploy.checkpoint.durable import COPY_BYTES, disk_errors
+from sparkdeploy.checkpoint.hub import repo_folder
 from sparkdeploy.checkpoint.hub_lock import HubLock, Pin, missing_in
 from sparkdeploy.checkpoint.locking import only_one
 from sparkdeploy.checkpoint.ranges import HubRanges
+from sparkdeploy.checkpoint.repo_files import RepoFacts
 from sparkdeploy.console import format_bytes
 from sparkdeploy.errors import CheckpointError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.checkpoint.hub import Hub
+    from sparkdeploy.checkpoint.repo_files import RepoFile
 
 SPARE_BYTES = 1 << 30
 """What a download leaves free on its disk."""
@@ -70,7 +72,7 @@ def download_bytes(cache: Path, facts: RepoFacts) -> int:
     """What is still to come of a repository: files of other commits and parts of files count."""
     snapshot = _snapshot(cache, facts)
     missing = missing_in(snapshot, facts.files)
-    return sum(bytes_to_come(facts.repo, file, snapshot) for file in missing)
+    return sum(bytes_to_come(file, snapshot) for file in missing)
 
 
 def pull(
@@ -103,13 +105,15 @@ def pull(
 
 def check_content(path: Path, file: RepoFile) -> None:
     """Raise CheckpointError unless the file has the size and hash the hub states."""
+    if not path.is_file():
+        # A pipe would be waited for until somebody writes to it.
+        raise CheckpointError(f"{file.name} is no file.")
     size_bytes = path.stat().st_size
     if size_bytes != file.size_bytes:
         raise CheckpointError(
             f"{file.name} has {size_bytes} bytes, and the hub states {file.size_bytes}."
         )
-    expected = file.sha256 or file.git_sha1
-    if expected is not None and _hash_of(path, file) != expected:
+    if _hash_of(path, file) != file.blob_name:
         raise CheckpointError(f"{file.name} is not the file the hub describes: its hash differs.")
 
 
@@ -142,7 +146,7 @@ def _bring(source: HubRanges, file: RepoFile, snapshot: Path, meter: _Meter) -> 
         try:
             check_content(path, file)
         except CheckpointError as error:
-            _discard(path)
+            discard_blob(file, snapshot)
             if attempt == 2:
                 raise CheckpointError(
                     f"{source.name}: {error.message}",
@@ -173,15 +177,10 @@ def _hash_of(path: Path, file: RepoFile) -> str:
             return hashlib.file_digest(content, "sha256").hexdigest()
         # Git's own name of a small file; it is no signature and only finds damage.
         digest = hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
-        digest.update(content.read())
+        # In pieces: the hub may list a file of any length as a small one.
+        while chunk := content.read(COPY_BYTES):
+            digest.update(chunk)
         return digest.hexdigest()
-
-
-def _discard(path: Path) -> None:
-    """Remove a file of a snapshot and the blob behind it."""
-    blob = path.resolve()
-    path.unlink(missing_ok=True)
-    blob.unlink(missing_ok=True)
 
 
 def _stays(pin: Pin, facts: RepoFacts) -> bool:

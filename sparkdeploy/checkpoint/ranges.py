@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import requests
 
+from sparkdeploy.checkpoint.answers import CHUNK_BYTES, HubSession, open_answer
 from sparkdeploy.checkpoint.contents import INDEX_FILE, parse_index
-from sparkdeploy.checkpoint.hub import Hub, RepoFacts, RepoFile, wait_s
+from sparkdeploy.checkpoint.hub import Hub, wait_s
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, check_header_length, parse_header
 from sparkdeploy.errors import CheckpointError
 
@@ -18,12 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-CHUNK_BYTES = 1 << 16
-"""What is lost at most when a connection breaks."""
-TIMEOUT_S = (15.0, 60.0)
-"""Until a connection stands, and until the next bytes come."""
+    from sparkdeploy.checkpoint.answers import Answer
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+CONFIG_FILE = "config.json"
+CONFIG_LIMIT_BYTES = 4 << 20
+"""What is read of a stranger's config.json; real ones have some thousand bytes."""
+INDEX_LIMIT_BYTES = 48 << 20
+"""What is read of a stranger's index; one of 200,000 tensors has 27 million bytes."""
+
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 
 
@@ -75,7 +81,10 @@ class FolderRanges:
 
     def size_bytes(self, file: str) -> int:
         """The length of a file."""
-        return (self.folder / file).stat().st_size
+        try:
+            return (self.folder / file).stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} has no file {shown(file)}.") from error
 
     def read(self, file: str, begin: int, end: int) -> Iterator[bytes]:
         """Yield exactly the bytes from `begin` up to `end`."""
@@ -100,10 +109,15 @@ class HubRanges:
 
     hub: Hub
     facts: RepoFacts
-    session: requests.Session = field(default_factory=requests.Session)
+    session: HubSession = field(default_factory=HubSession)
     received_bytes: int = 0
     """Bytes of bodies that have come."""
     _places: dict[str, str] = field(default_factory=dict)
+    _by_name: dict[str, RepoFile] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find files by name: a hub may list thousands, and every request looks."""
+        self._by_name = {file.name: file for file in self.facts.files}
 
     @property
     def name(self) -> str:
@@ -139,23 +153,24 @@ class HubRanges:
     def _request(self, file: str, begin: int, end: int) -> Iterator[bytes]:
         place = self._places.get(file)
         url = place or self.hub.url(self.facts.repo, self.facts.commit, file)
-        headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
+        headers = {"Range": f"bytes={begin}-{end - 1}"}
         if self.hub.token and place is None:
-            # requests drops it when the hub redirects to the host that keeps the bytes.
+            # A redirect to the host that keeps the bytes is followed without it.
             headers["Authorization"] = f"Bearer {self.hub.token}"
-        with self.session.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
-            self._check(file, begin, end, response)
-            if response.history:
+        with open_answer(self.session, url, headers, f"{self.name}: {file}") as answer:
+            self._check(file, begin, end, answer)
+            if answer.place is not None:
                 # Redirects cost a round trip each, and hubs count them.
-                self._places[file] = response.url
-            for chunk in response.iter_content(CHUNK_BYTES):
+                self._places[file] = answer.place
+            for chunk in answer.response.iter_content(CHUNK_BYTES):
                 self.received_bytes += len(chunk)
                 if len(chunk) > end - begin:
                     raise CheckpointError(f"{self.name}: more of {file} came than was asked for.")
                 begin += len(chunk)
                 yield chunk
 
-    def _check(self, file: str, begin: int, end: int, response: requests.Response) -> None:
+    def _check(self, file: str, begin: int, end: int, answer: Answer) -> None:
+        response = answer.response
         status = response.status_code
         if status not in {200, 206} and self._places.pop(file, None) is not None:
             raise _RetryError("the redirect has expired")
@@ -175,26 +190,25 @@ class HubRanges:
                 f"Content-Range {response.headers.get('Content-Range')!r}).",
                 hint="use mode online, which needs no FP8 repository",
             )
-        self._check_identity(file, response)
+        self._check_identity(file, answer.first_headers)
 
-    def _check_identity(self, file: str, response: requests.Response) -> None:
-        answer = response.history[0] if response.history else response
-        commit = answer.headers.get("X-Repo-Commit", self.facts.commit)
-        etag = answer.headers.get("X-Linked-Etag", "").strip('"')
+    def _check_identity(self, file: str, headers: Mapping[str, str]) -> None:
+        commit = headers.get("X-Repo-Commit", self.facts.commit)
+        etag = headers.get("X-Linked-Etag", "").strip('"')
         described = self._described(file)
         if commit != self.facts.commit or (etag and described.sha256 not in (None, etag)):
             raise CheckpointError(f"{self.name}: {file} is not the one of {self.facts.commit}.")
 
     def _described(self, file: str) -> RepoFile:
-        for described in self.facts.files:
-            if described.name == file:
-                return described
-        raise CheckpointError(f"{self.name} has no file {file} at {self.facts.commit}.")
+        described = self._by_name.get(file)
+        if described is None:
+            raise CheckpointError(f"{self.name} has no file {shown(file)} at {self.facts.commit}.")
+        return described
 
     def _rest(self, file: str, error: Exception, attempt: int) -> None:
         if attempt > self.hub.attempts:
             raise CheckpointError(
-                f"{self.name}: {file} does not come: {error}",
+                f"{self.name}: {file} does not come: {printable(str(error))}",
                 hint="check the network; what has come so far is kept",
             ) from error
         self.hub.sleep(wait_s(attempt, getattr(error, "retry_after", None)))
@@ -212,17 +226,35 @@ def read_remote_header(source: RangeSource, file: str) -> Header:
     return parse_header(name, text, file_size_bytes=size_bytes)
 
 
-def read_whole(source: RangeSource, file: str) -> bytes:
-    """A small file's content."""
-    return b"".join(source.read(file, 0, source.size_bytes(file)))
+def read_config(source: RangeSource) -> dict[str, Any]:
+    """config.json of a checkpoint elsewhere; CheckpointError when it is no JSON object."""
+    name = f"{source.name}: {CONFIG_FILE}"
+    try:
+        config = json.loads(_read_whole(source, CONFIG_FILE, CONFIG_LIMIT_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name} cannot be read: {printable(str(error))}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{name} is not a JSON object.")
+    return config
 
 
 def index_of(source: RangeSource) -> Mapping[str, str]:
     """Every tensor's file: by the index, or by the headers where there is none."""
     if INDEX_FILE in source.files():
-        return parse_index(f"{source.name}: {INDEX_FILE}", read_whole(source, INDEX_FILE))
+        text = _read_whole(source, INDEX_FILE, INDEX_LIMIT_BYTES)
+        return parse_index(f"{source.name}: {INDEX_FILE}", text)
     files = [name for name in source.files() if name.endswith(".safetensors")]
     return {name: file for file in files for name in read_remote_header(source, file).tensors}
+
+
+def _read_whole(source: RangeSource, file: str, limit_bytes: int) -> bytes:
+    size_bytes = source.size_bytes(file)
+    if size_bytes > limit_bytes:
+        raise CheckpointError(
+            f"{source.name}: {file} has {size_bytes} bytes, more than {limit_bytes}.",
+            hint="look at it on the hub; nothing of it was read",
+        )
+    return b"".join(source.read(file, 0, size_bytes))
 
 
 def coalesced(spans: Sequence[Span], *, waste: float = 0.02) -> tuple[Span, ...]:

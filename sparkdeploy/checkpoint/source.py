@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from sparkdeploy.checkpoint.hub import repo_folder
+from sparkdeploy.checkpoint.repo_files import name_problem
 from sparkdeploy.errors import CheckpointError
 
 _SNAPSHOTS = "snapshots"
@@ -121,13 +122,17 @@ def unreadable_by(source: CheckpointSource, uid: int, gid: int) -> tuple[Path, .
 
 
 def _resolved_revision(root: Path, revision: str) -> str | None:
+    """The name of a snapshot's folder: other programs write into it what a hub has told them."""
+    if name_problem(revision) is not None:
+        return None
     if (root / _SNAPSHOTS / revision).is_dir():
         return revision
     try:
         commit = (root / "refs" / revision).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
-    return commit if commit and (root / _SNAPSHOTS / commit).is_dir() else None
+    is_name = name_problem(commit) is None and "/" not in commit
+    return commit if is_name and (root / _SNAPSHOTS / commit).is_dir() else None
 
 
 def _snapshot(root: Path, repo: str, commit: str) -> CheckpointSource:

@@ -1,0 +1,108 @@
+"""One GET of a hub: redirects are counted, their bodies unread, and a token stays with its host."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin, urlsplit
+
+import requests
+from requests.utils import requote_uri
+
+from sparkdeploy.checkpoint.repo_files import shown
+from sparkdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+TIMEOUT_S = (15.0, 60.0)
+"""Until a connection stands, and until the next bytes come."""
+CHUNK_BYTES = 1 << 16
+"""What is lost at most when a connection breaks."""
+REDIRECTS_LIMIT = 10
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+class HubSession(requests.Session):
+    """Connections that are kept, and that follow no redirect by themselves.
+
+    The library would read the body of each redirect, however long it is.
+    """
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:  # noqa: ARG002
+        """Nowhere: `open_answer` follows."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came at last, its body unread, and the headers of the hub's own answer before it."""
+
+    response: requests.Response
+    first_headers: Mapping[str, str]
+    place: str | None
+    """Where redirects led to; None without one."""
+
+
+@contextlib.contextmanager
+def open_answer(
+    session: HubSession, url: str, headers: Mapping[str, str], what: str
+) -> Iterator[Answer]:
+    """Ask for `url`, which errors call `what`, and close the answer when the block ends.
+
+    A redirect to another host, port or scheme is followed without Authorization. Raises
+    CheckpointError for redirects without an end, to what is not HTTP, from HTTPS to HTTP, and for
+    a body that is compressed, since nobody asked for that and a little of it may become a lot.
+    """
+    sent = {**headers, "Accept-Encoding": "identity"}
+    first: requests.Response | None = None
+    asked = url
+    for _ in range(REDIRECTS_LIMIT):
+        response = session.get(asked, headers=sent, stream=True, timeout=TIMEOUT_S)
+        first = response if first is None else first
+        location = response.headers.get("Location")
+        if response.status_code in _REDIRECTS and location:
+            response.close()
+            target = _target(asked, location, what)
+            if session.should_strip_auth(asked, target):  # type: ignore[no-untyped-call]
+                sent.pop("Authorization", None)
+            asked = target
+            continue
+        with response:
+            if response.ok:
+                _check_plain(response, what)
+            yield Answer(response, first.headers, None if asked == url else asked)
+        return
+    raise CheckpointError(f"{what}: the hub sends from one address to the next without an end.")
+
+
+def _target(asked: str, location: str, what: str) -> str:
+    target = _joined(asked, location)
+    scheme = urlsplit(target).scheme
+    if scheme not in {"http", "https"} or (scheme == "http" and asked.startswith("https:")):
+        raise CheckpointError(
+            f"{what}: the hub sends to {shown(location)}, which is not followed from "
+            f"{urlsplit(asked).scheme}.",
+            hint="check that HF_ENDPOINT, proxies and the network are yours",
+        )
+    return target
+
+
+def _joined(asked: str, location: str) -> str:
+    """Where a redirect leads, or nothing when it names no host."""
+    try:
+        # The library reads headers as Latin-1, and servers write them as UTF-8.
+        target = urljoin(asked, requote_uri(location.encode("latin-1").decode()))
+        return target if urlsplit(target).hostname and urlsplit(target).port != 0 else ""
+    except ValueError:
+        return ""
+
+
+def _check_plain(response: requests.Response, what: str) -> None:
+    coding = response.headers.get("Content-Encoding", "identity")
+    if coding.lower() != "identity":
+        raise CheckpointError(
+            f"{what}: the body is encoded as {shown(coding)}, and identity was asked for.",
+            hint="check the proxy between this machine and the hub",
+        )

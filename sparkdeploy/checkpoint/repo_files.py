@@ -1,0 +1,207 @@
+"""What a hub says of a repository, and the rules it must keep before any of it becomes a path.
+
+A hub, or whoever stands between it and this machine, writes these names. They become files of a
+cache, so that the value types themselves refuse what could lie anywhere else; no other place has
+to think of it, and what is read back from a file of ours is held to the same rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from itertools import accumulate
+
+from sparkdeploy.errors import CheckpointError
+
+NAME_LIMIT_BYTES = 1024
+"""Of a whole name, which leaves room in a path of 4096 for the cache's own place."""
+PART_LIMIT_BYTES = 255
+"""What Linux' file systems take."""
+DEPTH_LIMIT = 16
+"""Folders within folders; models have one or two."""
+FILES_LIMIT = 10_000
+"""Files of a commit; the largest models have some hundred."""
+SIZE_LIMIT_BYTES = 1 << 50
+"""Of one file; the hub's own limit is a thousandth of it."""
+HOSTILE_HINT = (
+    "nothing was fetched; a sound repository lists no such thing, so check that HF_ENDPOINT, "
+    "proxies and the network are yours, and tell the repository's owner"
+)
+_SHOWN_CHARACTERS = 120
+
+# Not `\w`, which takes letters and digits of every script.
+_REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA1 = _COMMIT
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class RepoFile:
+    """A file as the hub describes it; a large one has a sha256, a small one git's own sha1.
+
+    Raises CheckpointError for a name that could lead out of a folder or cannot be shown, a hash
+    that is none, and a size that no file has.
+    """
+
+    name: str
+    size_bytes: int
+    sha256: str | None
+    git_sha1: str | None
+
+    def __post_init__(self) -> None:
+        """Refuse what no file of a repository is."""
+        problem = name_problem(self.name)
+        if problem is not None:
+            raise CheckpointError(
+                f"the name of a file, {shown(self.name)}, {problem}.", hint=HOSTILE_HINT
+            )
+        size = self.size_bytes
+        if type(size) is not int or not 0 <= size <= SIZE_LIMIT_BYTES:
+            raise self._wrong(f"a size of {shown(size)}, not 0 to {SIZE_LIMIT_BYTES} bytes")
+        if self.sha256 is None and self.git_sha1 is None:
+            raise self._wrong("no hash")
+        if self.sha256 is not None and not _matches(_SHA256, self.sha256):
+            raise self._wrong(f"a sha256 of {shown(self.sha256)}, not 64 hexadecimal digits")
+        if self.git_sha1 is not None and not _matches(_SHA1, self.git_sha1):
+            raise self._wrong(f"a blob of {shown(self.git_sha1)}, not 40 hexadecimal digits")
+
+    @property
+    def blob_name(self) -> str:
+        """What the cache calls the file's content: the hub's hash of it."""
+        name = self.sha256 or self.git_sha1
+        if name is None:  # pragma: no cover - refused when it was made
+            raise self._wrong("no hash")
+        return name
+
+    def _wrong(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.name} is stated with {what}.", hint=HOSTILE_HINT)
+
+
+@dataclass(frozen=True, slots=True)
+class RepoFacts:
+    """A repository at one commit.
+
+    Raises CheckpointError for a commit that is none, a revision that no file could be called, too
+    many files, and names that cannot stand beside each other.
+    """
+
+    repo: str
+    revision: str
+    """The branch, tag or commit that was asked for."""
+    commit: str
+    license: str | None
+    files: tuple[RepoFile, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what no repository is."""
+        check_repo(self.repo)
+        problem = name_problem(self.revision)
+        if problem is not None:
+            raise CheckpointError(
+                f"{self.repo}: the revision {shown(self.revision)} {problem}.",
+                hint="name a branch, a tag or a commit",
+            )
+        check_commit(self.repo, self.commit)
+        if len(self.files) > FILES_LIMIT:
+            raise CheckpointError(
+                f"{self.repo}: the hub lists {len(self.files)} files, more than {FILES_LIMIT}.",
+                hint=HOSTILE_HINT,
+            )
+        clash = _clash([file.name for file in self.files])
+        if clash is not None:
+            raise CheckpointError(f"{self.repo}: the hub lists {clash}.", hint=HOSTILE_HINT)
+
+    @property
+    def size_bytes(self) -> int:
+        """All files together."""
+        return sum(file.size_bytes for file in self.files)
+
+
+def check_repo(repo: str) -> None:
+    """Raise CheckpointError unless the name is one that a hub's cache can hold.
+
+    The cache writes `/` as `--`, so that a name with `--` would share a folder with another one.
+    """
+    if not _matches(_REPO, repo) or "--" in repo or ".." in repo or repo.endswith((".", "-")):
+        raise CheckpointError(
+            f"{shown(repo)} is no ORGANISATION/NAME that a hub cache can hold.",
+            hint="name it as its page on the hub is called, such as Qwen/Qwen3-8B",
+        )
+
+
+def is_commit(text: object) -> bool:
+    """Whether it is a whole commit hash, as git and the hub write one."""
+    return _matches(_COMMIT, text)
+
+
+def check_commit(place: str, commit: object) -> None:
+    """Raise CheckpointError, which begins with `place`, unless it is a commit hash."""
+    if not is_commit(commit):
+        raise CheckpointError(
+            f"{place}: {shown(commit)} stands for the commit, which has 40 hexadecimal digits.",
+            hint=HOSTILE_HINT,
+        )
+
+
+def name_problem(name: object) -> str | None:
+    """Say why something cannot be the name of a file below a folder, or None when it can.
+
+    What passes is relative, stays below the folder by its letters alone, can be stored by Linux'
+    file systems and printed on a terminal.
+    """
+    if not isinstance(name, str):
+        return "is no text"
+    # Control characters, lone surrogates, and marks that turn the direction of writing.
+    if not name.isprintable():
+        return "holds characters that cannot be printed"
+    if "\\" in name:
+        return "holds a backslash"
+    parts = name.split("/")
+    if any(part in {"", ".", ".."} for part in parts):
+        return "leads out of its folder, or has an empty part"
+    return _length_problem(name, parts)
+
+
+def shown(value: object) -> str:
+    """What a stranger wrote, short and in characters that do nothing to a terminal."""
+    if not isinstance(value, str | int):
+        return f"something that is neither text nor number ({type(value).__name__})"
+    # Python writes no number of more digits than it likes to read.
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "a number of very many digits"
+    text = repr(value[:_SHOWN_CHARACTERS] if isinstance(value, str) else value)
+    return text if len(str(value)) <= _SHOWN_CHARACTERS else text + "..."
+
+
+def printable(text: str) -> str:
+    """A stranger's words as they are, but for characters that would act on a terminal."""
+    kept = "".join(character if character.isprintable() else "?" for character in text[:500])
+    return kept if len(text) <= 500 else kept + "..."
+
+
+def _matches(pattern: re.Pattern[str], text: object) -> bool:
+    return isinstance(text, str) and pattern.fullmatch(text) is not None
+
+
+def _length_problem(name: str, parts: list[str]) -> str | None:
+    if len(parts) > DEPTH_LIMIT:
+        return f"lies {len(parts)} folders deep, more than {DEPTH_LIMIT}"
+    if max(len(part.encode()) for part in parts) > PART_LIMIT_BYTES:
+        return f"has a part of more than {PART_LIMIT_BYTES} bytes"
+    if len(name.encode()) > NAME_LIMIT_BYTES:
+        return f"has more than {NAME_LIMIT_BYTES} bytes"
+    return None
+
+
+def _clash(names: list[str]) -> str | None:
+    """Two names that cannot both be there: the same twice, or a file where a folder must be."""
+    files = set(names)
+    if len(files) < len(names):
+        return f"{Counter(names).most_common(1)[0][0]} twice"
+    for name in names:
+        for folder in accumulate(name.split("/")[:-1], "{}/{}".format):
+            if folder in files:
+                return f"{folder} both as a file and as a folder"
+    return None

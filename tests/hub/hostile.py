@@ -1,0 +1,96 @@
+"""A hub that means harm: one listing for every repository, one content for every file."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(slots=True)
+class HostileHub:
+    """What it answers, which a test may change at any time, and what it was asked."""
+
+    endpoint: str = ""
+    status: int = 200
+    reason: str | None = None
+    """What stands behind the status; the standard's own words if None."""
+    listing: bytes = b"{}"
+    listing_headers: dict[str, str] = field(default_factory=dict)
+    payload: bytes = b""
+    payload_headers: dict[str, str] = field(default_factory=dict)
+    redirect: str | None = None
+    """Where every file lies instead."""
+    redirect_bytes: int = 0
+    """Length of the body that comes with the redirect."""
+    files_asked: list[str] = field(default_factory=list)
+    authorizations: list[str | None] = field(default_factory=list)
+    sent_bytes: int = 0
+
+
+@contextlib.contextmanager
+def hostile_hub() -> Iterator[HostileHub]:
+    """Serve until the block ends."""
+    hub = HostileHub()
+
+    class Handler(_Handler):
+        pass
+
+    Handler.hub = hub
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: HostileHub
+    protocol_version = "HTTP/1.1"
+    # Headers and body leave in two writes; without this each answer waits 40 ms for an ACK.
+    disable_nagle_algorithm = True
+    timeout = 30
+
+    def handle(self) -> None:
+        """A client that turns away in the middle is what tests hope for."""
+        with contextlib.suppress(ConnectionError):
+            super().handle()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        """Answer anything."""
+        hub = self.hub
+        hub.authorizations.append(self.headers["Authorization"])
+        if self.path.startswith("/api/"):
+            self._send(hub.status, hub.listing, hub.listing_headers)
+            return
+        hub.files_asked.append(self.path)
+        if hub.redirect is not None:
+            self._send(302, b" " * hub.redirect_bytes, {"Location": hub.redirect})
+            return
+        begin, end = self.headers["Range"].removeprefix("bytes=").split("-")
+        part = hub.payload[int(begin) : int(end) + 1]
+        headers = {"Content-Range": f"bytes {begin}-{end}/{len(hub.payload)}"}
+        self._send(206, part, {**headers, **hub.payload_headers})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status, self.hub.reason)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        for begin in range(0, len(body), 1 << 16):
+            self.wfile.write(body[begin : begin + (1 << 16)])
+            self.hub.sent_bytes += len(body[begin : begin + (1 << 16)])
