@@ -2,39 +2,65 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+import os
+import subprocess
+import tempfile
+import time
+import tracemalloc
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.listing import LISTING_LIMIT_BYTES, read_listing
 from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
+from sparkdeploy.checkpoint.repo_files import FILES_LIMIT, name_problem
 from sparkdeploy.errors import CheckpointError
 from tests.hub.hostile import HostileHub, hostile_hub
+from tests.unit.checkpoint.hostile_listings import (
+    COMMIT,
+    PAYLOAD,
+    REPO,
+    canary,
+    hostile_names,
+    listing,
+    listings,
+    parts,
+    sibling,
+    small,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
-COMMIT, REPO = "1" * 40, "lab/twin"
-PAYLOAD = b"what an attacker wants the victim to hold"
-SHA256 = hashlib.sha256(PAYLOAD).hexdigest()
+    from tests.unit.program import Run
+
+MB = 1_000_000
 
 
-@pytest.fixture
-def hostile() -> Iterator[HostileHub]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[HostileHub]:
     with hostile_hub() as made:
-        made.payload = PAYLOAD
         yield made
 
 
 @pytest.fixture
+def hostile(server: HostileHub) -> HostileHub:
+    """The server as if it were new."""
+    fresh = HostileHub(server.endpoint, payload=PAYLOAD)
+    for name in HostileHub.__slots__:
+        setattr(server, name, getattr(fresh, name))
+    return server
+
+
+@pytest.fixture
 def hub(hostile: HostileHub, tmp_path: Path) -> Hub:
-    cache = tmp_path / "home" / "cache"
-    cache.mkdir(parents=True)
-    return Hub(hostile.endpoint, cache, sleep=lambda _s: None)
+    return hub_in(tmp_path, hostile)
 
 
 @pytest.fixture
@@ -42,15 +68,13 @@ def lock(tmp_path: Path) -> HubLock:
     return HubLock(tmp_path / "state")
 
 
-def sibling(name: object, **changes: object) -> dict[str, Any]:
-    lfs = {"sha256": SHA256, "size": len(PAYLOAD), "pointerSize": 134}
-    entry = {"rfilename": name, "size": len(PAYLOAD), "blobId": "0" * 40, "lfs": lfs}
-    return {**entry, **changes}
-
-
-def listing(*siblings: object, **changes: object) -> bytes:
-    content = {"id": REPO, "sha": COMMIT, "siblings": siblings, "tags": [], **changes}
-    return json.dumps(content).encode()
+def hub_in(home: Path, hostile: HostileHub) -> Hub:
+    """A hub whose cache lies beside files of the user."""
+    cache = home / "home" / "cache"
+    cache.mkdir(parents=True)
+    for folder in (home, home / "home", cache):
+        (folder / "victim").write_text("the user's own")
+    return Hub(hostile.endpoint, cache, sleep=lambda _s: None, attempts=2)
 
 
 def fetch(hub: Hub, lock: HubLock) -> Path:
@@ -59,32 +83,291 @@ def fetch(hub: Hub, lock: HubLock) -> Path:
     return pull(hub, lock, download, lambda _done, _total: None)
 
 
-def canary(folder: Path) -> dict[str, object]:
-    """Everything below a folder: kind, mode, where links lead, and every byte."""
-    return {
-        str(path.relative_to(folder)): (
-            path.lstat().st_mode,
-            path.lstat().st_ino,
-            path.readlink() if path.is_symlink() else path.is_file() and path.read_bytes(),
-        )
-        for path in sorted(folder.rglob("*"))
-    }
+def refusal(work: Callable[[], object]) -> CheckpointError | None:
+    """The error that it ends with, of the only kind that may come; None when it is done."""
+    try:
+        work()
+    except CheckpointError as error:
+        return error
+    return None
 
 
-@pytest.mark.parametrize("last", [SHA256, "f" * 64], ids=["all right", "one wrong at the end"])
+def refuse_a_process(*_arguments: object, **_options: object) -> None:
+    raise AssertionError("a process was started")
+
+
+@pytest.mark.parametrize("last", ["f" * 64, "0" * 64])
 @pytest.mark.parametrize("name", ["../../../victim", "../../../../victim", "{home}/victim"])
 def test_a_file_that_a_hub_names_outside_its_snapshot_stays_as_it_is(
     hub: Hub, lock: HubLock, hostile: HostileHub, tmp_path: Path, name: str, last: str
 ) -> None:
-    for folder in (hub.cache, hub.cache.parent):
-        (folder / "victim").write_text("the user's own")
     before = canary(tmp_path)
     wrong = {"sha256": last, "size": len(PAYLOAD), "pointerSize": 134}
     hostile.listing = listing(
         sibling(name.format(home=hub.cache.parent)), sibling("z.safetensors", lfs=wrong)
     )
-    with pytest.raises(CheckpointError, match=r"^lab/twin: the name of a file, .*victim") as caught:
+    with pytest.raises(CheckpointError) as caught:
         fetch(hub, lock)
-    assert caught.value.hint
     assert canary(tmp_path) == before
     assert hostile.files_asked == []
+    assert caught.value.message.startswith("lab/twin: the name of a file, ")
+    assert "victim" in caught.value.message
+    assert caught.value.hint
+
+
+@settings(max_examples=400)
+@given(text=listings(), revision=st.sampled_from(("main", COMMIT, "2" * 40, "../x", "\x1b")))
+def test_a_listing_is_read_into_names_that_stay_inside_or_refused(
+    text: bytes, revision: str
+) -> None:
+    error = refusal(lambda: read_listing(REPO, revision, text))
+    if error is not None:
+        assert error.message.isprintable()
+        assert len(error.message) < 2000
+        assert error.hint
+        return
+    facts = read_listing(REPO, revision, text)
+    assert facts.commit == COMMIT
+    assert (facts.license or "").isprintable()
+    for file in facts.files:
+        place = os.path.normpath(f"/cache/snapshot/{file.name}")
+        assert place == f"/cache/snapshot/{file.name}"
+        assert file.name.isprintable()
+        assert set(file.blob_name) <= set("0123456789abcdef")
+    assert len({file.name for file in facts.files}) == len(facts.files) > 0
+
+
+@settings(max_examples=300)
+@given(name=hostile_names | st.lists(parts, min_size=1, max_size=20).map("/".join))
+def test_a_name_that_is_taken_can_be_made_below_a_folder_and_nowhere_else(name: object) -> None:
+    if name_problem(name) is not None:
+        return
+    assert isinstance(name, str)
+    with tempfile.TemporaryDirectory() as made:
+        place = Path(made) / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(b"")
+        assert [path for path in Path(made).rglob("*") if path.is_file()] == [place]
+
+
+@settings(max_examples=80)
+@given(text=listings())
+def test_a_hostile_listing_changes_nothing_but_its_own_folder(
+    server: HostileHub, text: bytes
+) -> None:
+    server.listing, server.listing_headers, server.redirect = text, {}, None
+    server.payload, server.status = PAYLOAD, 200
+    server.files_asked.clear()
+    with tempfile.TemporaryDirectory() as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refuse_a_process)
+        home = Path(made)
+        hub, lock = hub_in(home, server), HubLock(home / "state")
+        before = canary(home)
+        error = refusal(lambda: fetch(hub, lock))
+        assert error is None or error.message.isprintable()
+        after = canary(home)
+        if not server.files_asked and not lock.path.exists():
+            assert after == before
+        own = ("state", f"home/cache/models--{REPO.replace('/', '--')}", "home/cache/.models--")
+        assert {at: seen for at, seen in after.items() if not at.startswith(own)} == before
+        root = hub.cache.resolve() / "models--lab--twin"
+        assert all(link.resolve().is_relative_to(root) for link in root.rglob("*"))
+
+
+def test_a_sound_listing_of_the_same_server_is_fetched(
+    hub: Hub, lock: HubLock, hostile: HostileHub
+) -> None:
+    hostile.listing = listing(sibling("a/b/model.safetensors"), small("config.json"))
+    snapshot = fetch(hub, lock)
+    assert (snapshot / "a/b/model.safetensors").read_bytes() == PAYLOAD
+    assert (snapshot / "config.json").read_bytes() == PAYLOAD
+    assert (hub.cache / "models--lab--twin" / "refs" / "main").read_text() == COMMIT
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("a", "b", "a"), "a twice"),
+        (("a", "a/b"), "a both as a file and as a folder"),
+        (("a/b/c", "a/b"), "a/b both as a file and as a folder"),
+    ],
+)
+def test_names_that_cannot_stand_beside_each_other_are_refused(
+    names: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(CheckpointError, match=f"lab/twin: the hub lists {said}"):
+        read_listing(REPO, "main", listing(*map(sibling, names)))
+
+
+def test_another_commit_than_the_one_that_was_asked_for_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=f"asked for {'2' * 40} and describes {COMMIT}"):
+        read_listing(REPO, "2" * 40, listing(sibling("a")))
+
+
+def endless() -> bytes:
+    return listing(sibling("a"), padding=" " * 40 * MB)
+
+
+def nested() -> bytes:
+    return b'{"sha": ' + b"[" * 3 * MB
+
+
+def crowded() -> bytes:
+    return listing()[:-1] + b', "x": [' + b"{}," * (LISTING_LIMIT_BYTES // 3 - 100) + b"{}]}"
+
+
+def numerous() -> bytes:
+    return b'{"sha": "%s", "siblings": [%s{}]}' % (COMMIT.encode(), b"{}," * FILES_LIMIT)
+
+
+def deep() -> bytes:
+    return listing(*(sibling(f"{number}{'/x' * 400}") for number in range(2000)))
+
+
+@pytest.mark.parametrize("made", [endless, nested, crowded, numerous, deep])
+def test_a_listing_made_to_fill_memory_takes_little_of_it(
+    hub: Hub, lock: HubLock, hostile: HostileHub, made: Callable[[], bytes]
+) -> None:
+    hostile.listing = made()
+    tracemalloc.start()
+    begin_s = time.monotonic()
+    try:
+        with pytest.raises(CheckpointError):
+            fetch(hub, lock)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 200 * MB
+    assert time.monotonic() - begin_s < 10
+
+
+def test_the_most_files_that_are_taken_are_read_in_little_time_and_memory() -> None:
+    files = [small(f"{'x' * 9}/{'y' * 9}/{number:090d}") for number in range(FILES_LIMIT)]
+    text = listing(*files)
+    assert len(text) < LISTING_LIMIT_BYTES
+    begin_s = time.monotonic()
+    assert len(read_listing(REPO, "main", text).files) == FILES_LIMIT
+    assert time.monotonic() - begin_s < 10
+
+
+def test_a_compressed_listing_is_not_unpacked(hub: Hub, lock: HubLock, hostile: HostileHub) -> None:
+    hostile.listing_headers = {"Content-Encoding": "gzip"}
+    with pytest.raises(CheckpointError, match="the body is encoded as 'gzip'"):
+        fetch(hub, lock)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["file:///etc/passwd", "ftp://localhost/x", "http://", "http://[x/", "\xff\xfe", "//:0/", "/x"],
+)
+def test_a_redirect_without_an_end_or_to_no_host_ends_in_an_error(
+    hub: Hub, lock: HubLock, hostile: HostileHub, target: str
+) -> None:
+    hostile.listing = listing(sibling("model.safetensors"))
+    hostile.redirect, hostile.redirect_bytes = target, 64 * MB
+    waits: list[float] = []
+    with pytest.raises(CheckpointError, match="the hub sends") as caught:
+        fetch(Hub(hub.endpoint, hub.cache, sleep=waits.append), lock)
+    assert caught.value.message.isprintable()
+    assert waits == []
+    unread = len(hostile.files_asked) * 32 * MB
+    assert hostile.sent_bytes < unread, "the body of a redirect was read"
+
+
+def test_a_redirect_of_the_listing_to_another_host_goes_without_the_token(
+    hub: Hub, lock: HubLock, hostile: HostileHub
+) -> None:
+    with hostile_hub() as other:
+        other.listing, other.payload = listing(sibling("model.safetensors")), PAYLOAD
+        hostile.status = 307
+        hostile.listing_headers = {"Location": other.endpoint + "/api/models/lab/twin"}
+        hostile.redirect = other.endpoint + "/file"
+        fetch(Hub(hub.endpoint, hub.cache, "secret"), lock)
+    assert set(hostile.authorizations) == {"Bearer secret"}
+    assert set(other.authorizations) == {None}
+
+
+def test_a_range_of_too_many_digits_is_an_error_of_the_hub(
+    hub: Hub, lock: HubLock, hostile: HostileHub
+) -> None:
+    hostile.listing = listing(sibling("model.safetensors"))
+    hostile.payload_headers = {"Content-Range": f"bytes 0-1/{'9' * 5000}"}
+    with pytest.raises(CheckpointError, match="cannot be read in parts"):
+        fetch(hub, lock)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"listing": listing(sibling("../../../\x1b[31mvictim"))}, "leads out|cannot be printed"),
+        ({"listing": listing(sibling("\x1b]0;owned\x07"))}, "cannot be printed"),
+        ({"listing": listing(sibling("a\x9b2J\ud800"))}, "cannot be printed"),
+        ({"listing": listing(sibling("a"), sha="\x1b[2J")}, "stands for the commit"),
+        ({"listing": b"\x1b[2J"}, "no JSON"),
+        ({"status": 418, "reason": "\x1b[2Jowned"}, "does not answer as a hub"),
+        ({"status": 404, "reason": "\x1b[2Jowned"}, "no such repository"),
+    ],
+)
+def test_pull_from_a_hostile_hub_exits_six_and_prints_nothing_raw(
+    run: Run,
+    hostile: HostileHub,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, object],
+    said: str,
+) -> None:
+    for name, value in changes.items():
+        setattr(hostile, name, value)
+    monkeypatch.setenv("HF_ENDPOINT", hostile.endpoint)
+    done = run("checkpoint", "pull", REPO)
+    assert done.returncode == 6, done.stderr
+    assert "fix: " in done.stderr
+    assert any(part in done.stderr for part in said.split("|"))
+    assert (done.stdout + done.stderr).replace("\n", "").isprintable()
+
+
+def test_a_licence_that_would_act_on_the_terminal_is_not_stated(
+    run: Run, hostile: HostileHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile.listing = listing(sibling("model.safetensors"), cardData={"license": "\x1b[2Jmit"})
+    monkeypatch.setenv("HF_ENDPOINT", hostile.endpoint)
+    done = run("checkpoint", "pull", REPO)
+    assert done.returncode == 0, done.stderr
+    assert "licence not stated" in done.stderr
+
+
+def lock_entries() -> st.SearchStrategy[object]:
+    """Pins as an older release, or a hand, may have left them."""
+    wrong: st.SearchStrategy[object] = st.sampled_from(
+        ("../../..", "\x1b", "", 3, None, [], {}, ["a"], [{"name": "../x"}])
+    )
+    file = {"name": "a", "size_bytes": 1, "sha256": "a" * 64, "git_sha1": None}
+    files = st.lists(
+        st.fixed_dictionaries({key: st.just(value) | wrong for key, value in file.items()})
+    )
+    return wrong | st.fixed_dictionaries(
+        {
+            "commit": st.just(COMMIT) | wrong,
+            "resolved_at": st.just("2026-01-01") | wrong,
+            "license": st.none() | wrong,
+            "is_verified": st.booleans() | wrong,
+            "files": files | wrong,
+        }
+    )
+
+
+@settings(max_examples=300)
+@given(entry=lock_entries())
+def test_a_lock_file_is_held_to_the_rules_of_a_listing(entry: object) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        lock = HubLock(Path(made))
+        models = {REPO: {"main": entry}}
+        lock.path.write_text(json.dumps({"schema": 1, "models": models}))
+        error = refusal(lock.pins)
+        if error is not None:
+            assert str(lock.path) in error.message
+            assert error.message.isprintable()
+            assert error.hint == "remove it to resolve revisions anew"
+            return
+        for pin in lock.pins().values():
+            assert pin.commit == COMMIT
+            assert all(file.name == "a" for file in pin.files)
