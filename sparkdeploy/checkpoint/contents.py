@@ -19,6 +19,10 @@ INDEX_ENTRIES_LIMIT = 1_000_000
 _INDEX_NESTING_LIMIT = 1000
 """An index has three objects; thousands of nested ones take memory and nothing else."""
 
+LAYERS_LIMIT, MTP_LAYERS_LIMIT, EXPERTS_LIMIT = 2000, 16, 8192
+"""Many times what the largest models have; names of as many tensors take little memory."""
+WIDTH_LIMIT = 1 << 24
+
 
 @dataclass(frozen=True, slots=True)
 class Located:
@@ -109,12 +113,12 @@ def model_sizes(config: Mapping[str, Any]) -> ModelSizes:
     if not isinstance(text, dict):
         raise CheckpointError("config.json: text_config is not an object.")
     return ModelSizes(
-        layers=_count(text, "num_hidden_layers"),
-        hidden=_count(text, "hidden_size"),
-        vocab=_count(text, "vocab_size"),
-        experts=_count(text, "num_experts"),
-        shared_expert_intermediate=_count(text, "shared_expert_intermediate_size"),
-        mtp_layers=_count(text, "mtp_num_hidden_layers", default=0),
+        layers=_count(text, "num_hidden_layers", LAYERS_LIMIT),
+        hidden=_count(text, "hidden_size", WIDTH_LIMIT),
+        vocab=_count(text, "vocab_size", WIDTH_LIMIT),
+        experts=_count(text, "num_experts", EXPERTS_LIMIT),
+        shared_expert_intermediate=_count(text, "shared_expert_intermediate_size", WIDTH_LIMIT),
+        mtp_layers=_count(text, "mtp_num_hidden_layers", MTP_LAYERS_LIMIT, default=0),
         ties_embeddings=bool(
             config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
         ),
@@ -148,10 +152,13 @@ def mtp_names(sizes: ModelSizes) -> frozenset[str]:
     return frozenset(names)
 
 
-def _count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def _count(text: Mapping[str, Any], key: str, limit: int, default: int | None = None) -> int:
     value = text.get(key, default)
     if type(value) is not int or value < 0 or (value == 0 and default is None):
-        raise CheckpointError(f"config.json: {key} is {value!r}, not a positive number.")
+        raise CheckpointError(f"config.json: {key} is {shown(value)}, not a positive number.")
+    if value > limit:
+        # Names are made for every layer and expert before any is looked for.
+        raise CheckpointError(f"config.json: {key} is {shown(value)}, more than {limit}.")
     return value
 
 

@@ -32,12 +32,20 @@ def read_manifest(path: Path) -> Manifest | None:
     """The manifest of the prepared checkpoint at `path`, or None when there is no whole one."""
     try:
         content = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     names = {field.name for field in fields(Manifest)}
     if not isinstance(content, dict) or set(content) != names:
         return None
-    return Manifest(**content)
+    return Manifest(**content) if _are_digests(content["digests"]) else None
+
+
+def _are_digests(digests: object) -> bool:
+    """Whether it is hashes of files that lie in the checkpoint; a download may bring a manifest."""
+    return isinstance(digests, dict) and all(
+        isinstance(digest, str) and not name.startswith("/") and ".." not in name.split("/")
+        for name, digest in digests.items()
+    )
 
 
 def manifest_text(manifest: Manifest) -> str:

@@ -166,7 +166,7 @@ def name_problem(name: object) -> str | None:
 
 def shown(value: object) -> str:
     """What a stranger wrote, short and in characters that do nothing to a terminal."""
-    if not isinstance(value, str | int):
+    if not isinstance(value, str | int | float | None):
         return f"something that is neither text nor number ({type(value).__name__})"
     # Python writes no number of more digits than it likes to read.
     if isinstance(value, int) and value.bit_length() > 256:

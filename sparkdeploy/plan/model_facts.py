@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 FULL_ATTENTION = "full_attention"
 LINEAR_ATTENTION = "linear_attention"
+SIZE_LIMIT = 1 << 32
+"""Of any count or width in config.json, which a stranger may have written."""
 
 
 class Kind(StrEnum):
@@ -99,24 +101,34 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     """Return the architecture a config.json states; raise CheckpointError for what is missing."""
     text = config.get("text_config", config)
     vision = config.get("vision_config") or {}
+    if not isinstance(text, dict) or not isinstance(vision, dict):
+        raise CheckpointError("config.json: text_config and vision_config are not objects.")
     types = text.get("layer_types")
     if not isinstance(types, list):
         raise CheckpointError("config.json: layer_types is missing, so the layers are unknown.")
     sizes = {
         "full_attention_layers": types.count(FULL_ATTENTION),
         "linear_attention_layers": types.count(LINEAR_ATTENTION),
-        "mtp_num_hidden_layers": int(text.get("mtp_num_hidden_layers", 0)),
-        "vision_depth": int(vision.get("depth", 0)),
-        "vision_hidden_size": int(vision.get("hidden_size", 0)),
-        "vision_intermediate_size": int(vision.get("intermediate_size", 0)),
-        "vision_positions": int(vision.get("num_position_embeddings", 0)),
+        "mtp_num_hidden_layers": _size(text, "mtp_num_hidden_layers", least=0),
+        "vision_depth": _size(vision, "depth", least=0),
+        "vision_hidden_size": _size(vision, "hidden_size", least=0),
+        "vision_intermediate_size": _size(vision, "intermediate_size", least=0),
+        "vision_positions": _size(vision, "num_position_embeddings", least=0),
     }
-    for name in (item.name for item in fields(Architecture) if item.name not in sizes):
-        value = text.get(name)
-        if type(value) is not int or value < 1:
-            raise CheckpointError(f"config.json: {name} is {value!r}, not a positive number.")
-        sizes[name] = value
+    names = [item.name for item in fields(Architecture) if item.name not in sizes]
+    sizes |= {name: _size(text, name, least=1) for name in names}
     return Architecture(**sizes)
+
+
+def _size(text: Mapping[str, Any], name: str, *, least: int) -> int:
+    value = text.get(name, 0)
+    if type(value) is not int or not least <= value <= SIZE_LIMIT:
+        kind = type(value).__name__
+        said = value if type(value) is int and abs(value) < 10**18 else f"of type {kind}"
+        raise CheckpointError(
+            f"config.json: {name} is {said}, not a positive number up to {SIZE_LIMIT}."
+        )
+    return value
 
 
 def _shipped(repo: str, entry: Mapping[str, Any]) -> ModelFacts:

@@ -1,0 +1,254 @@
+"""Names and numbers inside a model's own files: its index, configuration and manifest."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+import time
+import tracemalloc
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from requests.adapters import BaseAdapter
+
+from sparkdeploy.apply.estimate_remote import facts_in
+from sparkdeploy.checkpoint.answers import HubSession, open_answer
+from sparkdeploy.checkpoint.contents import INDEX_FILE, mtp_names, parse_index
+from sparkdeploy.checkpoint.contents import model_sizes as sizes_of
+from sparkdeploy.checkpoint.fp8 import expected_fp8
+from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Order, fetch_shard
+from sparkdeploy.checkpoint.hub import Hub
+from sparkdeploy.checkpoint.listing import read_listing
+from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
+from sparkdeploy.checkpoint.overlay import build_overlay
+from sparkdeploy.checkpoint.ranges import (
+    CONFIG_LIMIT_BYTES,
+    FolderRanges,
+    HubRanges,
+    index_of,
+    read_config,
+)
+from sparkdeploy.checkpoint.source import open_folder
+from sparkdeploy.checkpoint.treatment import Treatment
+from sparkdeploy.checkpoint.verify import verify_headers
+from sparkdeploy.errors import CheckpointError
+from tests.hub.hostile import hostile_hub
+from tests.unit.checkpoint.conftest import tree
+from tests.unit.checkpoint.hostile_listings import (
+    COMMIT,
+    REPO,
+    canary,
+    hostile_names,
+    junk,
+    listing,
+    plain_names,
+    sibling,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MB = 1_000_000
+PREBUILT = Treatment(fp8_mode="prebuilt", lm_head="int8", mtp="required", fp8_origin="lab")
+
+
+def _ignore(_done: int, _total: int) -> None:
+    pass
+
+
+def refusal(work: Callable[[], object]) -> CheckpointError | None:
+    """The error that it ends with, of the only kind that may come; None when it is done."""
+    try:
+        work()
+    except CheckpointError as error:
+        return error
+    return None
+
+
+@settings(max_examples=300)
+@given(files=st.lists(hostile_names | plain_names, max_size=3))
+def test_an_index_names_files_of_its_own_folder_or_is_refused(files: list[object]) -> None:
+    text = json.dumps({"weight_map": {str(at): file for at, file in enumerate(files)}}).encode()
+    error = refusal(lambda: parse_index("the index", text))
+    if error is not None:
+        assert error.message.startswith("the index ")
+        assert error.message.isprintable()
+        return
+    for file in parse_index("the index", text).values():
+        assert Path("/folder", file).parent == Path("/folder")
+        assert file not in {"", ".", ".."}
+        assert file.isprintable()
+
+
+@pytest.mark.parametrize("file", ["../victim", "..", "/abs/victim", "a\\..\\b", "\ud800", "a\x00"])
+def test_verify_names_an_index_that_leads_out_of_its_folder(folder: Path, file: str) -> None:
+    (folder.parent / "victim").write_text("the user's own")
+    index = json.loads((folder / INDEX_FILE).read_text())
+    index["weight_map"]["lm_head.weight"] = file
+    (folder / INDEX_FILE).write_text(json.dumps(index))
+    before = canary(folder.parent)
+    with pytest.raises(CheckpointError, match="no weight_map from tensors to files") as caught:
+        verify_headers(folder)
+    assert caught.value.message.isprintable()
+    assert canary(folder.parent) == before
+
+
+def nested_index() -> bytes:
+    return b'{"weight_map": {"a": [' + b"[]," * 10_000_000 + b"[]]}}"
+
+
+def crowded_index() -> bytes:
+    return b'{"weight_map": {' + b'"a":"b",' * 4_000_000 + b'"a":"b"}}'
+
+
+@pytest.mark.parametrize("made", [nested_index, crowded_index])
+def test_an_index_made_to_fill_memory_is_not_parsed(made: Callable[[], bytes]) -> None:
+    text = made()
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="the index"):
+            parse_index("the index", text)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 1 * MB
+
+
+CONFIG: Mapping[str, object] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 128,
+    "vocab_size": 320,
+    "num_experts": 2,
+    "shared_expert_intermediate_size": 256,
+    "mtp_num_hidden_layers": 1,
+    "layer_types": ["full_attention"],
+    "vision_config": {"depth": 1},
+}
+numbers = st.sampled_from((0, -1, 10**9, 10**400, 1e308, "../../x", "\x1b[2J", None)) | junk
+
+
+@settings(max_examples=300)
+@given(
+    changes=st.dictionaries(st.sampled_from((*CONFIG, "text_config")), numbers, max_size=3),
+    whole=st.none() | junk,
+)
+def test_a_configuration_of_a_stranger_is_read_or_refused(
+    changes: dict[str, object], whole: object
+) -> None:
+    config = {**CONFIG, **changes} if whole is None else whole
+    with tempfile.TemporaryDirectory() as made:
+        (Path(made) / "config.json").write_text(json.dumps(config))
+        source = FolderRanges(Path(made))
+
+        def names_of_everything() -> None:
+            sizes = sizes_of(read_config(source))
+            assert len(expected_fp8(sizes)) + len(mtp_names(sizes)) < 500_000
+
+        for work in (names_of_everything, lambda: facts_in(REPO, source)):
+            error = refusal(work)
+            assert error is None or error.message.isprintable()
+            assert error is None or len(error.message) < 1000
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"null", b"\xff", b'{"a":' + b"[" * 100_000, b'{"a":' + b"9" * 5000 + b"}"]
+)
+def test_a_configuration_that_is_no_json_object_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(CheckpointError, match=r"config\.json (cannot be read|is not a JSON)"):
+        read_config(FolderRanges(tmp_path))
+
+
+def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no file 'config\.json'"):
+        read_config(FolderRanges(tmp_path))
+
+
+@pytest.mark.parametrize("file", ["config.json", INDEX_FILE])
+def test_a_hub_is_not_asked_for_a_configuration_or_index_of_any_length(
+    tmp_path: Path, file: str
+) -> None:
+    size_bytes = 10 << 40
+    with hostile_hub() as hostile:
+        facts = read_listing(REPO, COMMIT, listing(sibling(file, size=size_bytes)))
+        source = HubRanges(Hub(hostile.endpoint, tmp_path), facts)
+        read = read_config if file == "config.json" else index_of
+        with pytest.raises(CheckpointError, match=f"{file} has {size_bytes} bytes, more than"):
+            read(source)
+        assert hostile.files_asked == []
+
+
+def test_a_configuration_made_to_fill_memory_takes_little_of_it(tmp_path: Path) -> None:
+    text = b'{"a": [' + b"{}," * (CONFIG_LIMIT_BYTES // 3 - 100) + b"{}]}"
+    (tmp_path / "config.json").write_bytes(text)
+    begin_s = time.monotonic()
+    tracemalloc.start()
+    try:
+        read_config(FolderRanges(tmp_path))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 200 * MB
+    assert time.monotonic() - begin_s < 10
+
+
+@pytest.mark.parametrize("name", [SHARD_FILE, f"{MANIFEST_FILE}/x"])
+def test_a_model_with_a_file_of_our_name_is_refused_and_not_written_to(
+    folder: Path, fp8_twin: Path, tmp_path: Path, name: str
+) -> None:
+    order = Order(sizes_of(json.loads((folder / "config.json").read_text())), "lab")
+    shard = fetch_shard(FolderRanges(fp8_twin), order, tmp_path / "store", _ignore)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes((folder / "model-00001-of-00002.safetensors").read_bytes())
+    before = (tree(folder), tree(tmp_path / "store"))
+    with pytest.raises(CheckpointError, match="the overlay cannot be written"):
+        build_overlay(open_folder(folder), PREBUILT, tmp_path / "m" / "ck" / "v2", shard)
+    assert (tree(folder), tree(tmp_path / "store")) == before
+
+
+@pytest.mark.parametrize("digests", [{"../victim": "a"}, {"/x": "a"}, {"a": 3}, [], None, "x"])
+def test_a_manifest_of_files_elsewhere_is_none(folder: Path, digests: object) -> None:
+    out = folder.parent / "m" / "ck" / "v2"
+    build_overlay(open_folder(folder), Treatment(lm_head="int8"), out)
+    content = json.loads((out / MANIFEST_FILE).read_text())
+    assert read_manifest(out) is not None
+    (out / MANIFEST_FILE).write_text(json.dumps({**content, "digests": digests}))
+    assert read_manifest(out) is None
+
+
+class Redirecting(BaseAdapter):
+    """A server over HTTPS that sends to one place, without its certificate."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__()
+        self.target = target
+        self.asked: list[str] = []
+
+    def send(self, request: requests.PreparedRequest, **_: object) -> requests.Response:  # type: ignore[override]
+        """Answer every request so."""
+        self.asked.append(str(request.url))
+        answer = requests.Response()
+        answer.status_code, answer.request = 302, request
+        answer.headers["Location"] = self.target
+        answer.raw = io.BytesIO()
+        return answer
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_hub_on_https_sends_nobody_to_http() -> None:
+    session, server = HubSession(), Redirecting("http://hub.test/file")
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, server)
+    with (
+        pytest.raises(CheckpointError, match="which is not followed from https"),
+        open_answer(session, "https://hub.test/file", {}, "lab/twin"),
+    ):
+        pass
+    assert server.asked == ["https://hub.test/file"]
