@@ -12,7 +12,7 @@ from sparkdeploy.checkpoint.answers import CHUNK_BYTES, HubSession, open_answer
 from sparkdeploy.checkpoint.durable import disk_errors
 from sparkdeploy.checkpoint.inside import create_file, open_folder_inside
 from sparkdeploy.checkpoint.listing import LISTING_LIMIT_BYTES, read_listing
-from sparkdeploy.checkpoint.repo_files import HOSTILE_HINT, check_repo, printable
+from sparkdeploy.checkpoint.repo_files import HOSTILE_HINT, check_repo, check_revision, printable
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -51,9 +51,14 @@ class Hub:
         for a listing in which anything is not as a hub states it.
         """
         check_repo(repo)
-        return read_listing(
-            repo, revision, self._patiently(repo, lambda: self._listing(repo, revision))
-        )
+        check_revision(repo, revision)
+        if _is_offline():
+            raise CheckpointError(
+                f"{repo}: HF_HUB_OFFLINE is set, and the hub would have to be asked.",
+                hint="unset HF_HUB_OFFLINE",
+            )
+        text = self._patiently(repo, lambda: self._listing(repo, revision))
+        return read_listing(repo, revision, text)
 
     def point_branch(self, facts: RepoFacts) -> None:
         """Let the cache's own record of the branch name this commit, for other programs' sake."""
@@ -151,6 +156,11 @@ def wait_s(attempt: int, retry_after: str | None) -> float:
     if retry_after is not None and retry_after.isdecimal():
         return min(float(retry_after), LONGEST_WAIT_S)
     return float(min(0.5 * 2 ** (attempt - 1), LONGEST_WAIT_S))
+
+
+def _is_offline() -> bool:
+    """Whether the user has told the hub's own tools to stay off the network."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def _answer_of(error: BaseException) -> tuple[int | None, str | None]:

@@ -8,7 +8,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit, shown
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class HubLock:
         except (CheckpointError, KeyError, TypeError) as error:
             reason = error.message if isinstance(error, CheckpointError) else "it is not whole"
             raise self._unusable(
-                f"holds an entry of {repo} that is not usable: {reason}"
+                f"holds an entry of {shown(repo)} that is not usable: {reason}"
             ) from error
 
     def _unusable(self, reason: str) -> CheckpointError:

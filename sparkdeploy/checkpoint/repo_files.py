@@ -97,12 +97,7 @@ class RepoFacts:
     def __post_init__(self) -> None:
         """Refuse what no repository is."""
         check_repo(self.repo)
-        problem = name_problem(self.revision)
-        if problem is not None:
-            raise CheckpointError(
-                f"{self.repo}: the revision {shown(self.revision)} {problem}.",
-                hint="name a branch, a tag or a commit",
-            )
+        check_revision(self.repo, self.revision)
         check_commit(self.repo, self.commit)
         if len(self.files) > FILES_LIMIT:
             raise CheckpointError(
@@ -128,6 +123,16 @@ def check_repo(repo: str) -> None:
         raise CheckpointError(
             f"{shown(repo)} is no ORGANISATION/NAME that a hub cache can hold.",
             hint="name it as its page on the hub is called, such as Qwen/Qwen3-8B",
+        )
+
+
+def check_revision(repo: str, revision: str) -> None:
+    """Raise CheckpointError unless a cache can keep a branch or tag of that name."""
+    problem = name_problem(revision)
+    if problem is not None:
+        raise CheckpointError(
+            f"{repo}: the revision {shown(revision)} {problem}.",
+            hint="name a branch, a tag or a commit",
         )
 
 

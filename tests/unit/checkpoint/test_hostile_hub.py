@@ -371,3 +371,25 @@ def test_a_lock_file_is_held_to_the_rules_of_a_listing(entry: object) -> None:
         for pin in lock.pins().values():
             assert pin.commit == COMMIT
             assert all(file.name == "a" for file in pin.files)
+
+
+@pytest.mark.parametrize(
+    "name", ["lab/twin@../../x", "lab/twin@\udcff", "lab/tw\x1bin", "lab/.", "lab/x.", "lab/é"]
+)
+def test_a_name_that_no_cache_can_hold_is_refused_before_anybody_is_asked(
+    run: Run, hostile: HostileHub, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hostile.endpoint)
+    done = run("checkpoint", "pull", name)
+    assert done.returncode == 6, done.stderr
+    assert (done.stdout + done.stderr).replace("\n", "").isprintable()
+    assert hostile.authorizations == []
+
+
+def test_a_user_who_is_offline_is_told_so_and_nobody_is_asked(
+    hub: Hub, lock: HubLock, hostile: HostileHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set"):
+        fetch(hub, lock)
+    assert hostile.authorizations == []
