@@ -18,6 +18,7 @@ INDEX_ENTRIES_LIMIT = 1_000_000
 """Tensors of an index; a model of a trillion parameters has 200,000."""
 _INDEX_NESTING_LIMIT = 1000
 """An index has three objects; thousands of nested ones take memory and nothing else."""
+_INDEX_HINT = "download the model again, from an owner you trust; nothing of it was used"
 
 LAYERS_LIMIT, MTP_LAYERS_LIMIT, EXPERTS_LIMIT = 2000, 16, 8192
 """Many times what the largest models have; names of as many tensors take little memory."""
@@ -188,9 +189,11 @@ def parse_index(name: str, text: bytes) -> Mapping[str, str]:
     Raises CheckpointError, which calls the index `name`, when there is none.
     """
     if max(text.count(sign) for sign in (b":", b",")) > INDEX_ENTRIES_LIMIT:
-        raise CheckpointError(f"{name} has more than {INDEX_ENTRIES_LIMIT} entries.")
+        raise CheckpointError(
+            f"{name} has more than {INDEX_ENTRIES_LIMIT} entries.", hint=_INDEX_HINT
+        )
     if text.count(b"{") + text.count(b"[") > _INDEX_NESTING_LIMIT:
-        raise CheckpointError(f"{name} is no plain list of tensors.")
+        raise CheckpointError(f"{name} is no plain list of tensors.", hint=_INDEX_HINT)
     try:
         index = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -204,7 +207,8 @@ def parse_index(name: str, text: bytes) -> Mapping[str, str]:
         problem = name_problem(file) or ("lies in a folder" if "/" in str(file) else None)
         if problem is not None:
             raise CheckpointError(
-                f"{name} has no weight_map from tensors to files: the file {shown(file)} {problem}."
+                f"{name} has no weight_map from tensors to files: {shown(file)} {problem}.",
+                hint=_INDEX_HINT,
             )
     return weight_map
 

@@ -146,8 +146,10 @@ def _read_pin(entry: object) -> Pin:
     if not isinstance(entry, dict) or not isinstance(entry["files"], list):
         raise TypeError
     for name, kind in _KINDS.items():
-        if not isinstance(entry.get(name), kind):
+        if not isinstance(entry[name], kind):
             raise TypeError
+    if not (entry["license"] or "").isprintable():
+        raise TypeError
     files = tuple(RepoFile(**file) for file in entry["files"])
     return Pin(**{**entry, "files": files})
 

@@ -371,6 +371,7 @@ def test_a_lock_file_is_held_to_the_rules_of_a_listing(entry: object) -> None:
         for pin in lock.pins().values():
             assert pin.commit == COMMIT
             assert all(file.name == "a" for file in pin.files)
+            assert (pin.license or "").isprintable()
 
 
 @pytest.mark.parametrize(
