@@ -9,8 +9,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from sparkdeploy.terminal import LogReading, beneath, visible, visible_line
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 PLAIN_UPDATE_EVERY_S = 10.0
 """Without a terminal a running step says so at most this often."""
@@ -62,7 +64,7 @@ class TerminalStatus:
 
         width = shutil.get_terminal_size().columns
         with contextlib.suppress(OSError):
-            self.stream.write("\r\x1b[2K" + text[: width - 1])
+            self.stream.write("\r\x1b[2K" + visible_line(text)[: width - 1])
             self.stream.flush()
 
     def close(self) -> None:
@@ -90,7 +92,7 @@ class PlainStatus:
         if now_s - self._last_s >= PLAIN_UPDATE_EVERY_S:
             self._last_s = now_s
             with contextlib.suppress(OSError):
-                self.stream.write(f"  {text}\n")
+                self.stream.write(f"  {visible_line(text)}\n")
                 self.stream.flush()
 
     def close(self) -> None:
@@ -122,7 +124,11 @@ class Step:
 
 @dataclass(slots=True)
 class Console:
-    """Writes for a person on stderr and for a program on stdout."""
+    """Writes for a person on stderr and for a program on stdout.
+
+    Whatever the text came from, a terminal shows it and does not obey it, also later when a file
+    of it is looked at: control characters are written out on the way.
+    """
 
     quiet: bool = False
     verbose: bool = False
@@ -130,13 +136,19 @@ class Console:
 
     def answer(self, text: str) -> None:
         """Print a line of the answer itself."""
-        sys.stdout.write(text + "\n")
+        self.answer_text(text + "\n")
+
+    def answer_text(self, text: str) -> None:
+        """Print text that has its own line ends."""
+        sys.stdout.write(visible(text))
         sys.stdout.flush()
 
-    def answer_raw(self, text: str) -> None:
-        """Pass text on as it came, line ends and all."""
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    def answer_log(self, chunks: Iterable[str]) -> None:
+        """Print a container's log as it comes: without colours, each step of a bar on a line."""
+        reading = LogReading()
+        for chunk in chunks:
+            self.answer_text(reading.feed(chunk))
+        self.answer_text(reading.finish())
 
     def answer_json(self, value: object) -> None:
         """Print the answer as JSON."""
@@ -182,19 +194,19 @@ class Console:
         """Ask on a terminal; without one the answer is no."""
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             return False
-        sys.stderr.write(f"{question} [y/N] ")
+        sys.stderr.write(f"{visible(question)} [y/N] ")
         sys.stderr.flush()
         return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
     def _status(self) -> StatusLine:
         if sys.stderr.isatty() and not self.quiet:
-            return TerminalStatus(sys.stderr)
+            return TerminalStatus(beneath(sys.stderr))
         return PlainStatus(sys.stderr, self.clock)
 
     def _write(self, text: str) -> None:
         # A terminal that has gone away is no reason to leave work half done.
         with contextlib.suppress(OSError):
-            sys.stderr.write(text + "\n")
+            sys.stderr.write(visible(text) + "\n")
             sys.stderr.flush()
 
 

@@ -23,6 +23,7 @@ from sparkdeploy.runtime.deployments import find_deployment
 from sparkdeploy.runtime.evidence import ROOT_CAUSE, write_evidence
 from sparkdeploy.runtime.secrets import known_secrets, text_without_secrets
 from sparkdeploy.settings import load_settings
+from sparkdeploy.terminal import visible, visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,7 +61,8 @@ def diagnose(subject: str, output: Path | None) -> Bundle:
             )
         found |= dict(_surroundings(settings))
         contents = {
-            name: text_without_secrets(text, keys).encode() for name, text in sorted(found.items())
+            visible_line(name): visible(text_without_secrets(text, keys)).encode()
+            for name, text in sorted(found.items())
         }
     path = output or Path(f"sparkdeploy-{Path(subject).name}-{_now()}.tar.gz")
     _pack(path, contents)

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sparkdeploy.bench.origin import Origin
 from sparkdeploy.errors import BenchError
+from sparkdeploy.terminal import visible_json
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
@@ -309,8 +310,8 @@ def _adapter() -> TypeAdapter[Run]:
 
 
 def record_text(run: Run) -> str:
-    """Return the record as it is written."""
-    return _adapter().dump_json(run, indent=1).decode() + "\n"
+    """Return the record as it is written; control characters in it are escaped as JSON has it."""
+    return visible_json(_adapter().dump_json(run, indent=1).decode()) + "\n"
 
 
 def write_record(run: Run, path: Path) -> None:

@@ -123,7 +123,7 @@ def show_run(
 
     found = shelf_of(load_settings()).find(run).run
     if as_json:
-        console.answer_raw(record_text(found))
+        console.answer_text(record_text(found))
         return
     for line in run_lines(found):
         console.answer(line)
@@ -189,7 +189,7 @@ def _print_run(finished: Finished, *, as_json: bool) -> None:
     from sparkdeploy.bench.tables import run_lines
 
     if as_json:
-        console.answer_raw(record_text(finished.run))
+        console.answer_text(record_text(finished.run))
     else:
         for line in run_lines(finished.run):
             console.answer(line)

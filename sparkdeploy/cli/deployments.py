@@ -45,8 +45,7 @@ def logs(
     """Show a deployment's log."""
     from sparkdeploy.apply.operating import read_log
 
-    for text in read_log(name, node=node, follow=follow, tail=tail):
-        console.answer_raw(text)
+    console.answer_log(read_log(name, node=node, follow=follow, tail=tail))
 
 
 def down(

@@ -28,6 +28,7 @@ from sparkdeploy.cli import (
 )
 from sparkdeploy.console import console
 from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.terminal import nothing_raw, visible
 
 app = typer.Typer(
     name="sparkdeploy",
@@ -77,6 +78,11 @@ def _options(
 def main() -> None:
     """Run a command; exit with its code and never with a traceback for a user's mistake."""
     _hear_stop_signals()
+    with nothing_raw():
+        _run()
+
+
+def _run() -> None:
     try:
         app()
     except SparkdeployError as error:
@@ -116,5 +122,6 @@ def _write_crash_log() -> str:
     except (SparkdeployError, OSError):
         folder = Path(tempfile.mkdtemp(prefix="sparkdeploy-"))
     path = folder / "crash.log"
-    path.write_text(f"sparkdeploy {__version__}\n{traceback.format_exc()}")
+    # Whoever reads it does so in a terminal.
+    path.write_text(visible(f"sparkdeploy {__version__}\n{traceback.format_exc()}"))
     return str(path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from sparkdeploy.errors import BuildError
+from sparkdeploy.terminal import visible
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +28,11 @@ def render(folder: Path, template: str, **values: object) -> str:
 
 
 def render_page(folder: Path, template: str, **values: object) -> str:
-    """Fill in an HTML template of our own; every value is escaped unless the template says safe."""
-    return _environment(folder, is_html=True).get_template(template).render(**values)
+    """Fill in an HTML template of our own; every value is escaped unless the template says safe.
+
+    A page is also looked at in a terminal and sent on: control characters are written out.
+    """
+    return visible(_environment(folder, is_html=True).get_template(template).render(**values))
 
 
 @functools.cache

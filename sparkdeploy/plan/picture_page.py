@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
+from sparkdeploy.terminal import visible
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -33,4 +35,4 @@ def page(*, title: str, picture: str, sections: Mapping[str, Sequence[str]]) -> 
     for heading, lines in sections.items():
         text = escape("\n".join(lines))
         parts.append(f"<h2>{escape(heading)}</h2>\n<pre>{text}</pre>")
-    return "\n".join([*parts, "</body></html>", ""])
+    return visible("\n".join([*parts, "</body></html>", ""]))

@@ -18,6 +18,7 @@ from sparkdeploy.runtime.secrets import (
     text_without_secrets,
     value_without_secrets,
 )
+from sparkdeploy.terminal import visible, visible_log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,10 +41,10 @@ def save_evidence(
 ) -> Path:
     """Save all that is known of a container; return the new folder `<deployment>-<UTC time>`.
 
-    In it: the root cause in one line, inspect, the whole log, what the guard said, versions, and
-    `details` (cause, plan, phases...) as a JSON file each. Readable by its owner only; secrets are
-    taken out, those of the state folder's keys by value. Only the newest KEPT_CRASHES folders
-    stay. Raises OSError when the disk does not take it.
+    In it: the root cause in one line, inspect, the whole log as `logs` shows it, what the guard
+    said, versions, and `details` (cause, plan, phases...) as a JSON file each. Readable by its
+    owner only; secrets are taken out, those of the state folder's keys by value. Only the newest
+    KEPT_CRASHES folders stay. Raises OSError when the disk does not take it.
     """
     folder = _new_folder(crashes_dir, deployment)
     write_evidence(host, container_id, folder, details=details or {}, keys=_keys(crashes_dir))
@@ -69,8 +70,12 @@ def write_evidence(
         "versions": _versions(host, record, raw_log),
         **details,
     }
-    (folder / ROOT_CAUSE).write_text(text_without_secrets(_headline(record, log, details), keys))
-    (folder / "container.log").write_text(text_without_secrets(log, keys))
+    headline = visible(text_without_secrets(_headline(record, log, details), keys))
+    (folder / ROOT_CAUSE).write_text(headline, encoding="utf-8")
+    # It is read with `cat`, and the container may write anything: also a secret with a colour
+    # in its middle, which is whole only when the colour is gone.
+    shown = text_without_secrets(visible_log(log), keys)
+    (folder / "container.log").write_text(shown, encoding="utf-8")
     for name, value in facts.items():
         text = json.dumps(value_without_secrets(value, keys), indent=2, sort_keys=True, default=str)
         (folder / f"{name}.json").write_text(text + "\n")

@@ -1,0 +1,273 @@
+"""Nothing that a stranger wrote is a command to the terminal, whichever way it gets there."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import unicodedata
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdeploy.bench.record import record_text
+from sparkdeploy.bench.report.page import report_page
+from sparkdeploy.bench.report.published import read_published
+from sparkdeploy.console import Console, PlainStatus, TerminalStatus
+from sparkdeploy.plan.picture_page import page
+from sparkdeploy.runtime.evidence import ROOT_CAUSE, write_evidence
+from sparkdeploy.terminal import (
+    LogReading,
+    VisibleStream,
+    nothing_raw,
+    visible,
+    visible_json,
+    visible_log,
+)
+from tests.unit.bench.runs import sample_run
+from tests.unit.conftest import REPOSITORY
+from tests.unit.fake_containers import FakeContainers, container
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.unit.program import Run
+
+# A title, a cleared screen, a coloured word, an 8-bit introducer, a turned direction, half a pair.
+HOSTILE = "\x1b]0;gone\x07\x1b[2J\x1b[31mred\x1b[0m \x9b2J \x7f\b \u202egnp.exe\u2066 \udc9b end"
+hostile_texts = st.text(
+    st.one_of(
+        st.sampled_from("\x00\x07\b\x0b\x0c\r\x1b\x7f\x80\x85\x9b\x9d\u2028\u202e\u2066\udc9b"),
+        st.sampled_from("[]0;12JKm\\ \n\tab"),
+        st.characters(),
+    )
+)
+
+
+def commands_in(text: str) -> set[str]:
+    """What a terminal may obey: by Unicode's own categories, and what turns the direction."""
+    return {
+        letter
+        for letter in text
+        if (unicodedata.category(letter) in {"Cc", "Cs", "Zl", "Zp"} and letter not in "\n\t")
+        or unicodedata.bidirectional(letter) in {"LRE", "RLE", "LRO", "RLO", "PDF"}
+        or unicodedata.bidirectional(letter) in {"LRI", "RLI", "FSI", "PDI"}
+        or letter in "\u200e\u200f\u061c"
+    }
+
+
+@settings(max_examples=400)
+@given(hostile_texts)
+def test_a_visible_text_holds_no_command_and_stays_as_it_is(text: str) -> None:
+    shown = visible(text)
+
+    assert commands_in(shown) == set()
+    assert visible(shown) == shown
+    shown.encode()
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S", "M"])))
+def test_letters_of_any_language_are_left_alone(text: str) -> None:
+    assert visible(f"a\tb\n{text}") == f"a\tb\n{text}"
+
+
+def test_what_was_there_can_still_be_read() -> None:
+    assert visible("\x1b[2J\x9b\u202e\udcff") == "\\x1b[2J\\x9b\\u202e\\udcff"
+
+
+@settings(max_examples=300)
+@given(hostile_texts, hostile_texts)
+def test_json_means_the_same_without_a_command_in_it(name: str, value: str) -> None:
+    text = visible_json(json.dumps({name: [value]}, ensure_ascii=False))
+
+    assert commands_in(text) == set()
+    assert json.loads(text) == {name: [value]}
+
+
+@settings(max_examples=300)
+@given(st.lists(hostile_texts))
+def test_a_log_reads_the_same_wherever_its_chunks_end(chunks: list[str]) -> None:
+    reading = LogReading()
+    shown = "".join(reading.feed(chunk) for chunk in chunks) + reading.finish()
+
+    assert commands_in(shown) == set()
+    assert shown == visible_log("".join(chunks))
+
+
+def test_a_log_loses_its_colours_and_each_step_of_a_bar_is_a_line() -> None:
+    log = "\x1b[36mEngineCore\x1b[0m up\r\n 1%|#\r 2%|##\r\n\nend\x1b]0;x\x07"
+
+    assert visible_log(log) == "EngineCore up\n 1%|#\n 2%|##\n\nend\\x1b]0;x\\x07"
+
+
+def test_a_colour_without_end_holds_no_log_back() -> None:
+    reading = LogReading()
+
+    assert "1" * 1000 in reading.feed("\x1b[" + "1" * 1000)
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        lambda console: console.answer(HOSTILE),
+        lambda console: console.answer_text(HOSTILE),
+        lambda console: console.answer_log([HOSTILE[:5], HOSTILE[5:]]),
+        lambda console: console.answer_json({HOSTILE: [HOSTILE]}),
+        lambda console: console.info(HOSTILE),
+        lambda console: console.detail(HOSTILE),
+        lambda console: console.warn(HOSTILE),
+        lambda console: console.error(HOSTILE, hint=HOSTILE, detail=HOSTILE),
+    ],
+)
+def test_whatever_the_console_says_is_visible(
+    say: Callable[[Console], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    say(Console(verbose=True))
+    said = capsys.readouterr()
+
+    assert "gone" in said.out + said.err
+    assert commands_in(said.out + said.err) == set()
+
+
+def test_a_step_says_nothing_raw_and_moves_the_cursor_itself() -> None:
+    terminal, plain = io.StringIO(), io.StringIO()
+
+    TerminalStatus(terminal).show(HOSTILE + "\nsecond")
+    PlainStatus(plain, clock=iter([0.0, 60.0]).__next__).show(HOSTILE + "\nsecond")
+
+    ours, _, theirs = terminal.getvalue().partition("\x1b[2K")
+    assert ours == "\r"
+    assert commands_in(theirs) == set()
+    assert "\n" not in theirs
+    assert commands_in(plain.getvalue()) == set()
+    assert plain.getvalue().count("\n") == 1
+
+
+def test_what_others_in_the_process_write_is_visible_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ValueError(HOSTILE)
+
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+    with nothing_raw():
+        typer.echo(HOSTILE, err=True, color=True)
+        logging.lastResort.handle(  # type: ignore[union-attr]
+            logging.makeLogRecord({"msg": HOSTILE, "levelno": logging.ERROR})
+        )
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+    said = capsys.readouterr()
+
+    assert said.err.count("gone") == 3
+    assert commands_in(said.err) == set()
+
+
+def test_streams_are_the_old_ones_again_afterwards() -> None:
+    before = sys.stdout, sys.stderr
+    with nothing_raw():
+        assert isinstance(sys.stdout, VisibleStream)
+        assert not hasattr(sys.stdout, "buffer")
+    assert (sys.stdout, sys.stderr) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (HOSTILE,),
+        (f"--{HOSTILE}",),
+        ("bench", HOSTILE),
+        ("status", f"--{HOSTILE}=1"),
+        ("logs", "--tail", HOSTILE),
+        ("show", HOSTILE),
+        ("show", "v2", "--set", f"{HOSTILE}=1"),
+        ("show", "v2", "--set", f"serve.port={HOSTILE}"),
+        ("plan", f"./{HOSTILE}.yaml"),
+        ("bench", "show", HOSTILE),
+        ("bench", "show", f"/{HOSTILE}.json"),
+        ("checkpoint", "inspect", HOSTILE),
+        ("export", "systemd", "v2", "--name", HOSTILE),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_shown_and_not_obeyed(
+    run: Run, no_docker: None, arguments: tuple[str, ...]
+) -> None:
+    done = run(*(argument.replace("\udc9b", "") for argument in arguments))
+
+    assert done.returncode not in {0, 70}, done.stderr
+    assert commands_in(done.stdout + done.stderr) == set()
+
+
+def test_a_name_that_is_no_utf8_ends_no_command_with_a_bug() -> None:
+    argv = [
+        os.fsencode(sys.executable),
+        b"-m",
+        b"sparkdeploy",
+        b"bench",
+        b"show",
+        b"/\x9b\xff.json",
+    ]
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=60)
+
+    assert done.returncode == 8, done.stderr
+    assert b"\\udc9b\\udcff.json cannot be read" in done.stderr
+
+
+def test_a_stream_that_lacks_a_letter_gets_its_escape() -> None:
+    raw = io.BytesIO()
+    stream = VisibleStream(io.TextIOWrapper(raw, encoding="ascii", write_through=True))
+
+    stream.writelines(["Zürich\x1b"])
+
+    assert raw.getvalue() == b"Z\\xfcrich\\x1b"
+
+
+def test_a_report_shows_what_a_record_would_command() -> None:
+    label = HOSTILE.replace("\udc9b", "") + "<script>"
+    run = replace(sample_run(), label=label)
+    field = read_published(REPOSITORY / "recipes" / "facts" / "published.yaml")
+
+    html = report_page([run], field, made_at="now", version="1")
+
+    assert commands_in(html) == set()
+    assert "\\x1b]0;gone" in html
+    assert "<script>" not in html
+    assert commands_in(record_text(run)) == set()
+    assert json.loads(record_text(run))["label"] == label
+
+
+def test_a_picture_of_an_estimate_holds_no_command() -> None:
+    html = page(title=HOSTILE, picture="<svg/>", sections={HOSTILE: [HOSTILE]})
+
+    assert commands_in(html) == set()
+
+
+class Shouting(FakeContainers):
+    """A container that writes whatever it likes."""
+
+    def logs(self, *_: object, **_options: object) -> tuple[bytes, ...]:
+        secret = "hf_\x1b[0mabcdefghijklmnopqrstuvwx"
+        return (f"{HOSTILE}\nRuntimeError: {HOSTILE}\n{secret}\n".encode(errors="replace"),)
+
+
+def test_evidence_can_be_looked_at_with_cat(tmp_path: Path) -> None:
+    host = Shouting.of(container("main")).host
+
+    write_evidence(host, "main", tmp_path, details={"cause": {"meaning": HOSTILE}}, keys=())
+
+    for path in tmp_path.iterdir():
+        assert commands_in(path.read_text(encoding="utf-8")) == set(), path.name
+    assert "red" in (tmp_path / "container.log").read_text()
+    assert "gone" in (tmp_path / ROOT_CAUSE).read_text()
+    # A colour in its middle does not hide a token from the redaction.
+    assert "abcdefgh" not in (tmp_path / "container.log").read_text()
