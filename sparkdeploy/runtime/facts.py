@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from sparkdeploy.runtime.log_lines import said
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -57,6 +59,11 @@ class _Reading:
 
 def read_facts(text: str, known: EngineFacts) -> EngineFacts:
     """Return what is known after one more line; a line may tell several things."""
+    # The plugin's own lines say that the treatment is on: a prompt that quotes one says nothing.
+    words = said(text)
+    for reading in _PLUGIN_READINGS:
+        if match := reading.pattern.match(words):
+            known = _merged(known, reading, match)
     for reading in _READINGS:
         if match := reading.pattern.search(text):
             known = _merged(known, reading, match)
@@ -64,10 +71,14 @@ def read_facts(text: str, known: EngineFacts) -> EngineFacts:
 
 
 def _merged(known: EngineFacts, reading: _Reading, match: re.Match[str]) -> EngineFacts:
-    found = {
-        name: convert(value)
-        for (name, convert), value in zip(reading.fields, match.groups(), strict=True)
-    }
+    try:
+        found = {
+            name: convert(value)
+            for (name, convert), value in zip(reading.fields, match.groups(), strict=True)
+        }
+    except ValueError:
+        # Such as 1.2.3 GiB: no line of vLLM's, whoever wrote it.
+        return known
     if reading.merge == "first":
         found = {name: value for name, value in found.items() if getattr(known, name) is None}
     elif reading.merge == "every":
@@ -107,13 +118,15 @@ def _reading(
     return _Reading(re.compile(pattern), fields, merge)
 
 
-_READINGS = (
+_PLUGIN_READINGS = (
     _reading(
         r"sparkdeploy: spark-hybrid active: fp8=(\d+) layers, lm_head=(\w+)",
         ("fp8_layers", int),
         ("lm_head", str),
     ),
     _reading(r"sparkdeploy: draft head active: rows=(\d+)", ("draft_head_rows", int)),
+)
+_READINGS = (
     _reading(r"vLLM API server version v?(\d\S*)", ("vllm_version", str)),
     _reading(r"Initializing a V1 LLM engine \(v(\d[^)]*)\)", ("vllm_version", str)),
     _reading(

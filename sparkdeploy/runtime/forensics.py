@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.console import format_gib
-from sparkdeploy.runtime.log_lines import LogLine, lines_of, read_line
+from sparkdeploy.runtime.log_lines import LogLine, guard_payload, lines_of, read_line
 from sparkdeploy.runtime.signatures import SIGNATURES, Signature
 from sparkdeploy.runtime.tracebacks import decisive, tracebacks
 
@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 EXIT_MEMORY_FLOOR = 86
-_GUARD_MARK = "sparkdeploy-guard: "
+"""How the guard ends a container when memory runs out.
+
+It hands on what vLLM ended with: a vLLM that ended itself with 86, as no release does, would be
+taken for a trip. No line that vLLM writes is.
+"""
+MEMORY_FLOOR = "memory_floor"
 _GUARD_FAILURE = re.compile(r'"event": "(?:cannot_run|refused)"')
 _SERVES = "Application startup complete"
 _QUIET_LEVELS = {"DEBUG", "INFO", "WARNING"}
@@ -58,10 +63,15 @@ class Cause:
 
 
 def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
-    """Say why a container died, from its log's end and how it ended. Never fails to answer."""
-    lines = [read_line(text) for text in lines_of(log.encode())]
+    """Say why a container died, from its log's end and how it ended. Never fails to answer.
+
+    What Docker says of the end goes before what the log says: whatever runs in the container can
+    write any line. That the guard ended it is known by its exit code alone.
+    """
+    texts = lines_of(log.encode(errors="replace"))
+    lines = [read_line(text) for text in texts]
     return (
-        _guard_cause(lines)
+        _guard_cause(texts, exit_code)
         or _kernel_cause(oom_killed)
         or _log_cause(_since_it_served(lines), by_signal=exit_code in _SIGNAL_EXITS)
         or _exit_cause(exit_code)
@@ -69,15 +79,24 @@ def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
 
 
 def guard_reports(log: str) -> list[dict[str, Any]]:
-    """Return what the guard said, oldest first; broken lines are left out."""
-    return _reports(read_line(text) for text in lines_of(log.encode()))
+    """Return what the guard said, oldest first; broken lines are left out.
+
+    Or what something else in its container said in its name: they are for explaining.
+    """
+    return _reports(lines_of(log.encode(errors="replace")))
+
+
+def guard_events(log: str, exit_code: int | None) -> list[str]:
+    """Return the events that the guard told of, without a memory trip that did not end it."""
+    events = [str(report.get("event")) for report in guard_reports(log)]
+    return [event for event in events if event != MEMORY_FLOOR or exit_code == EXIT_MEMORY_FLOOR]
 
 
 def until_last_restart(log: str) -> tuple[str, int | None]:
     """Return a log up to the guard's last restart, and the exit code that came before it."""
-    lines = lines_of(log.encode())
+    lines = lines_of(log.encode(errors="replace"))
     for index, text in reversed(list(enumerate(lines))):
-        reports = _reports([read_line(text)])
+        reports = _reports([text])
         if reports and reports[0].get("event") == "restart":
             code = reports[0].get("exit_code")
             return "\n".join(lines[:index]), code if isinstance(code, int) else None
@@ -86,40 +105,44 @@ def until_last_restart(log: str) -> tuple[str, int | None]:
 
 def log_tail(log: str, line_count: int) -> str:
     """Return a log's last lines, progress bars and terminal codes undone."""
-    return "\n".join(lines_of(log.encode())[-line_count:])
+    return "\n".join(lines_of(log.encode(errors="replace"))[-line_count:])
 
 
-def _reports(lines: Iterable[LogLine]) -> list[dict[str, Any]]:
+def _reports(texts: Iterable[str]) -> list[dict[str, Any]]:
     found = []
-    for line in lines:
-        _, mark, payload = line.text.partition(_GUARD_MARK)
-        if not mark:
-            continue
+    for payload in filter(None, map(guard_payload, texts)):
         try:
             report = json.loads(payload)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(report, dict):
             found.append(report)
     return found
 
 
-def _guard_cause(lines: Sequence[LogLine]) -> Cause | None:
-    trips = [report for report in _reports(lines) if report.get("event") == "memory_floor"]
-    if not trips:
+def _guard_cause(texts: Iterable[str], exit_code: int | None) -> Cause | None:
+    if exit_code != EXIT_MEMORY_FLOOR:
         return None
+    trips = [report for report in _reports(texts) if report.get("event") == MEMORY_FLOOR]
     return Cause(
-        "memory_floor",
-        f"{_gib(trips[-1], 'mem_available_bytes')} were available,"
-        f" the floor is {_gib(trips[-1], 'floor_bytes')}",
+        MEMORY_FLOOR,
+        _room(trips[-1]) if trips else "",
         "the memory guard stopped it before the machine could freeze",
         "stop other programs, or lower serve.gpu_memory_utilization or serve.max_model_len",
     )
 
 
+def _room(trip: Mapping[str, Any]) -> str:
+    available, floor = _gib(trip, "mem_available_bytes"), _gib(trip, "floor_bytes")
+    return f"{available} were available, the floor is {floor}"
+
+
 def _gib(report: Mapping[str, Any], key: str) -> str:
     value = report.get(key)
-    return format_gib(value) if isinstance(value, int | float) else "?"
+    try:
+        return format_gib(value) if isinstance(value, int | float) else "?"
+    except OverflowError:
+        return "?"
 
 
 def _kernel_cause(oom_killed: bool) -> Cause | None:
@@ -158,8 +181,9 @@ def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
 
 
 def _is_suspect(line: LogLine) -> bool:
-    if _GUARD_MARK in line.text:
-        return _GUARD_FAILURE.search(line.text) is not None
+    payload = None if line.origin or line.level else guard_payload(line.text)
+    if payload is not None:
+        return _GUARD_FAILURE.search(payload) is not None
     return line.level not in _QUIET_LEVELS
 
 
@@ -180,13 +204,6 @@ def _last_words(lines: Sequence[LogLine]) -> Cause | None:
 
 
 def _exit_cause(exit_code: int | None) -> Cause:
-    if exit_code == EXIT_MEMORY_FLOOR:
-        return Cause(
-            "memory_floor",
-            "",
-            "the memory guard stopped it before the machine could freeze",
-            "stop other programs, or lower serve.gpu_memory_utilization",
-        )
     if exit_code in _EXIT_MEANINGS:
         return Cause(f"exit_{exit_code}", "", _EXIT_MEANINGS[exit_code], _EXIT_HINTS.get(exit_code))
     return Cause("unknown", "", "its log names no cause")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 from sparkdeploy.console import format_seconds
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.runtime.forensics import (
+    EXIT_MEMORY_FLOOR,
     Cause,
-    guard_reports,
+    guard_events,
     log_tail,
     root_cause,
     until_last_restart,
@@ -128,7 +129,7 @@ def death(
     cause = root_cause(log, fact.exit_code, oom_killed=fact.oom_killed)
     while_doing = f" while {phase}" if phase else ""
     code = f"exit code {fact.exit_code}" + (", out of memory" if fact.oom_killed else "")
-    said = ", ".join(str(report.get("event")) for report in guard_reports(log))
+    said = ", ".join(guard_events(log, fact.exit_code))
     guard = f"; the guard said: {said}" if said else ""
     message = f"{fact.name} died{while_doing} ({code}{guard}): {cause.describe()}"
     return ContainerDiedError(fact, cause, message=message, tail=log_tail(log, TAIL_LINES))
@@ -139,7 +140,9 @@ def death_by_answering(
 ) -> ContainerDiedError:
     """Return the error that tells why the server died before the guard's last restart."""
     log, exit_code = until_last_restart(recent_log(host, container_id, EXAMINED_LINES))
-    cause = root_cause(log, exit_code, oom_killed=False)
+    # After a memory trip the guard starts nothing again: this code is vLLM's own.
+    own = None if exit_code == EXIT_MEMORY_FLOOR else exit_code
+    cause = root_cause(log, own, oom_killed=False)
     message = f"{fact.name} died of its first request (exit code {exit_code}): {cause.describe()}"
     return ContainerDiedError(fact, cause, message=message, tail=log_tail(log, TAIL_LINES))
 

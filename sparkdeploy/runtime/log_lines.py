@@ -15,6 +15,8 @@ MAX_LINE_BYTES = 8192
 _SEPARATOR = re.compile(rb"[\r\n]")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
 _ORIGIN = re.compile(r"^\((?P<origin>[A-Za-z][\w.-]*?)(?P<rank>_[A-Z]+\d\w*)?(?: pid=\d+)?\) ?")
+# Ray puts a prefix of its own before or after vLLM's.
+_ORIGINS = re.compile(r"^(?:\([A-Za-z][^()]*\) ?)+")
 _HEAD = re.compile(
     r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?"
 )
@@ -57,6 +59,25 @@ class LineSplitter:
 
     def _append(self, piece: bytes) -> None:
         self._open += piece[: MAX_LINE_BYTES - len(self._open)]
+
+
+GUARD_MARK = "sparkdeploy-guard: "
+
+
+def guard_payload(text: str) -> str | None:
+    """Return what the guard wrote on a line, or None when the line is not the guard's.
+
+    Its lines begin with its mark. The mark anywhere else is a quotation, such as a prompt that
+    vLLM logs, and what carries a process's name or a level came from a logger of vLLM's. vLLM
+    shares the guard's output and could write the mark as well: lines explain, they decide nothing.
+    """
+    return text.removeprefix(GUARD_MARK) if text.startswith(GUARD_MARK) else None
+
+
+def said(text: str) -> str:
+    """Return what a line says, without any names of processes and without its logger's head."""
+    without = _ORIGINS.sub("", text)
+    return _HEAD.sub("", without)
 
 
 def plain_text(raw: bytes) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkdeploy.runtime.facts import EngineFacts, read_facts
-from sparkdeploy.runtime.log_lines import LineSplitter
+from sparkdeploy.runtime.log_lines import LineSplitter, guard_payload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -76,7 +76,7 @@ _PERCENT = re.compile(
     r"(?P<weights>Loading (?:\w+ checkpoint shards|safetensors using [\w -]+):\s*(?P<w>\d{1,3})%)"
     r"|(?P<graphs>Capturing CUDA graphs?\b[^:]*:\s*(?P<g>\d{1,3})%)"
 )
-_BEGINS_AGAIN = re.compile(r'sparkdeploy-guard: \{"event": "restart"')
+_BEGINS_AGAIN = '{"event": "restart"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class PhaseTracker:
         return self.phase.title + percent
 
     def _read(self, text: str, at_s: float) -> None:
-        if _BEGINS_AGAIN.search(text):
+        if (guard_payload(text) or "").startswith(_BEGINS_AGAIN):
             self.restarts += 1
             self._restart(at_s)
             return

@@ -210,13 +210,13 @@ SIGNATURES = (
     ),
     _known(
         "command_missing",
-        r'"event": "cannot_run"|exec: .*executable file not found|exec format error',
+        r'^sparkdeploy-guard: \{"event": "cannot_run"|exec: .*executable file not found|exec format error',
         "the image does not hold the program to run, or holds it for another processor",
         "rebuild the image: `sparkdeploy up --prepare`",
     ),
     _known(
         "key_file",
-        r'"event": "refused"',
+        r'^sparkdeploy-guard: \{"event": "refused"',
         "the guard refused its orders",
         "the line says which file or value; `sparkdeploy up` makes the key file anew",
     ),

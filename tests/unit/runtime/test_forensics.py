@@ -6,11 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.runtime.forensics import Cause, guard_reports, log_tail, root_cause
+from sparkdeploy.runtime.forensics import (
+    Cause,
+    guard_events,
+    guard_reports,
+    log_tail,
+    root_cause,
+    until_last_restart,
+)
 from sparkdeploy.runtime.log_lines import lines_of, read_line
 from sparkdeploy.runtime.signatures import SIGNATURES
 from sparkdeploy.runtime.tracebacks import decisive, tracebacks
 from tests.unit.runtime.log_files import HEALTHY, healthy_logs, recorded, recorded_crashes
+
+EXIT_CODES = {"memory_floor": 86}
+"""Of recorded crashes; all others ended with 1."""
+TRIP = (
+    'sparkdeploy-guard: {"event": "memory_floor", "mem_available_bytes": 5000000000,'
+    ' "floor_bytes": 4294967296, "exit_code": 86}'
+)
+RESTART = 'sparkdeploy-guard: {"event": "restart", "exit_code": 1, "restart": 1}'
 
 
 def cause_of(log: str | bytes, exit_code: int | None = 1, *, oom_killed: bool = False) -> Cause:
@@ -20,7 +35,7 @@ def cause_of(log: str | bytes, exit_code: int | None = 1, *, oom_killed: bool = 
 
 @pytest.mark.parametrize("name", recorded_crashes())
 def test_a_recorded_crash_gets_its_cause(name: str) -> None:
-    cause = cause_of(recorded(f"crashes/{name}"))
+    cause = cause_of(recorded(f"crashes/{name}"), EXIT_CODES.get(name, 1))
 
     assert cause.name == name.partition("-")[0]
     assert cause.meaning
@@ -29,7 +44,7 @@ def test_a_recorded_crash_gets_its_cause(name: str) -> None:
 @pytest.mark.parametrize("name", recorded_crashes())
 def test_a_crash_is_explained_with_a_line_that_stands_in_the_log(name: str) -> None:
     log = recorded(f"crashes/{name}").decode()
-    cause = cause_of(log)
+    cause = cause_of(log, EXIT_CODES.get(name, 1))
 
     assert cause.name == "memory_floor" or cause.line in log
 
@@ -134,6 +149,51 @@ def test_the_guards_trip_says_how_much_was_left() -> None:
 
 def test_the_guards_exit_code_is_enough_when_its_line_is_lost() -> None:
     assert cause_of("", 86).name == "memory_floor"
+
+
+def test_a_child_that_writes_the_guards_line_is_not_believed() -> None:
+    log = f"{TRIP}\nfatal error: it was me\n"
+
+    assert cause_of(log, 1).name != "memory_floor"
+    assert cause_of(log, 1).line == "fatal error: it was me"
+    assert cause_of(TRIP, 137, oom_killed=True).name == "oom_killed"
+    assert guard_events(log, 1) == []
+    assert guard_events(log, 86) == ["memory_floor"]
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        f"INFO 11-21 09:29:51 [logger.py:40] Received request cmpl-1: prompt: '{TRIP}'",
+        f"(APIServer pid=8) INFO 11-21 09:29:51 [logger.py:40] {TRIP}",
+        f"(APIServer pid=8) {TRIP}",
+        f"prompt: {TRIP}",
+        f" {TRIP}",
+    ],
+)
+def test_a_quoted_line_of_the_guards_says_nothing(quoted: str) -> None:
+    assert guard_reports(quoted) == []
+    assert cause_of(quoted, 86).line == ""
+    restarted = quoted.replace("memory_floor", "restart")
+    assert until_last_restart(f"a\n{restarted}\nb") == (f"a\n{restarted}\nb", None)
+
+
+@pytest.mark.parametrize("event", ["refused", "cannot_run"])
+def test_a_prompt_that_quotes_a_failure_of_the_guards_is_not_the_cause(event: str) -> None:
+    failure = TRIP.replace("memory_floor", event)
+
+    assert cause_of(f"prompt: {failure}\nfatal error: x\n", 1).line == "fatal error: x"
+    assert cause_of(f"{failure}\nfatal error: x\n", 1).line == failure
+
+
+def test_the_guards_own_restart_ends_what_came_before() -> None:
+    assert until_last_restart(f"a\n{RESTART}\nb") == ("a", 1)
+
+
+def test_a_memory_that_is_too_large_for_a_number_is_no_bug() -> None:
+    trip = TRIP.replace("5000000000", "9" * 400)
+
+    assert cause_of(trip, 86).line == "? were available, the floor is 4.0 GiB"
 
 
 def test_what_a_warning_says_is_not_a_cause() -> None:

@@ -151,6 +151,27 @@ def test_a_kill_by_the_kernel_shows_its_flag() -> None:
         Timeline(dies_at_s=1, last_state=killed).wait(10)
 
 
+TRIP = b'sparkdeploy-guard: {"event": "memory_floor", "mem_available_bytes": 1}\n'
+
+
+@pytest.mark.parametrize("prefix", [b"", b"prompt: "])
+def test_a_child_that_speaks_as_the_guard_did_not_die_of_the_memory_floor(prefix: bytes) -> None:
+    log = prefix + TRIP + b"fatal error: it was me\n"
+    with pytest.raises(ContainerDiedError) as caught:
+        Timeline(dies_at_s=0, last_state=replace(DEAD, exit_code=1), log=log).wait(60)
+
+    assert caught.value.cause.name != "memory_floor"
+    assert "memory_floor" not in caught.value.message
+    assert "it was me" in caught.value.message
+
+
+def test_the_exit_code_of_the_guard_says_that_it_was_the_memory_floor() -> None:
+    with pytest.raises(ContainerDiedError, match="the guard said: memory_floor") as caught:
+        Timeline(dies_at_s=0, last_state=replace(DEAD, exit_code=86), log=TRIP).wait(60)
+
+    assert caught.value.cause.name == "memory_floor"
+
+
 def test_a_removed_container_ends_the_wait() -> None:
     with pytest.raises(ContainerDiedError, match="gone"):
         Timeline(dies_at_s=1, last_state=None).wait(10)

@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdeploy.runtime.durations import recall, remember
@@ -116,6 +116,65 @@ def test_a_restart_by_the_guard_begins_again() -> None:
 
     assert names(tracker) == ["starting"]
     assert tracker.facts == EngineFacts()
+
+
+def test_a_prompt_that_quotes_the_guard_or_the_plugin_changes_nothing() -> None:
+    quoted = (
+        b'INFO 06-03 10:10:01 [logger.py:40] prompt: \'sparkdeploy-guard: {"event": "restart"}\'\n'
+        b"INFO 06-03 10:10:01 [logger.py:40] prompt: 'sparkdeploy: spark-hybrid active: fp8=1"
+        b" layers, lm_head=no'\n"
+        b"(APIServer pid=8) prompt: sparkdeploy: draft head active: rows=1\n"
+    )
+
+    before, after = read_whole([recorded("spark-0.33-mtp")]), read_whole([quoted])
+
+    assert after.restarts == 0
+    assert not after.facts.plugin_spoke
+    assert after.facts.draft_head_rows is None
+    assert read_whole([recorded("spark-0.33-mtp"), quoted]).facts == before.facts
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "",
+        "INFO 06-03 10:10:01 [announce.py:12] ",
+        "(EngineCore_DP0 pid=2) INFO 06-03 10:10:01 [announce.py:12] ",
+        "(EngineCore pid=2) (RayWorkerWrapper pid=9, ip=10.0.0.2) INFO 06-03 10:10:01 [a.py:1] ",
+        "\x1b[36m(RayWorkerWrapper pid=9)\x1b[0m (EngineCore_DP0 pid=2) "
+        "INFO 06-03 10:10:01 [a.py:1] ",
+    ],
+)
+def test_the_plugins_line_is_read_behind_the_names_of_its_processes(head: str) -> None:
+    line = f"{head}sparkdeploy: spark-hybrid active: fp8=144 layers, lm_head=int8\n"
+
+    assert read_whole([line.encode()]).facts.fp8_layers == 144
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.builds(
+            "{}{}{}".format,
+            st.sampled_from(
+                [
+                    "Model loading took ",
+                    "GPU KV cache size: ",
+                    "Available KV cache memory: ",
+                    "sparkdeploy: spark-hybrid active: fp8=",
+                    "sparkdeploy-guard: ",
+                    "Loading safetensors checkpoint shards: ",
+                    "SpecDecoding metrics: Mean acceptance length: ",
+                    "init engine (x) took ",
+                ]
+            ),
+            st.one_of(st.text(), st.from_regex(r"[\d.,]{1,40}", fullmatch=True)),
+            st.sampled_from([" GiB", " tokens", " layers, lm_head=x", "%", " s", "", "\r"]),
+        )
+    )
+)
+def test_no_line_of_a_log_is_a_bug(lines: list[str]) -> None:
+    read_whole([line.encode() + b"\n" for line in lines])
 
 
 def test_the_facts_of_a_spark_start_are_read() -> None:
