@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
+import os
+import pwd
 import shlex
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.apply.drafting import connect_if_possible, draft_plan, resolve
 from sparkdeploy.apply.planning import up_words
-from sparkdeploy.errors import CheckpointError, UsageError
+from sparkdeploy.errors import CheckpointError
 from sparkdeploy.plan.compose_file import compose_text
 from sparkdeploy.plan.systemd_unit import Unit, unit_text
 
@@ -49,8 +50,8 @@ def export_systemd(request: Request, settings: Settings, env: Mapping[str, str])
             deployment=request.deployment.name,
             up=[*_program(), *up_words(request), "--yes"],
             down=[*_program(), "down", request.deployment.name],
-            user=getpass.getuser(),
-            folder=_working_folder(),
+            user=_user(),
+            folder=str(Path.cwd()),
             env={name: env[name] for name in FOLDER_VARIABLES if env.get(name)},
             startup_timeout_s=resolved.recipe.limits.startup_timeout_s,
         )
@@ -79,9 +80,9 @@ def _program() -> Sequence[str]:
     return (sys.executable, "-m", "sparkdeploy")
 
 
-def _working_folder() -> str:
-    """Return the folder from which relative paths are meant; systemd takes no quotes there."""
-    folder = str(Path.cwd())
-    if not folder.isprintable() or folder != folder.strip():
-        raise UsageError(f"{folder!r} cannot stand in a unit", hint="change to another folder")
-    return folder
+def _user() -> str:
+    """Return who runs this: not what LOGNAME says, which anybody sets to anything."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

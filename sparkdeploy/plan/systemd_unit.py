@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MAX_STARTS = 3
 """A machine that cannot serve is left alone after three tries: restart storms freeze Sparks."""
 BETWEEN_STARTS_S = 60
+LONGEST_LINE_BYTES = 1 << 20
+"""What systemd reads of a line; a unit with a longer one is not loaded."""
 HOPELESS_EXIT_CODES = (2, 3, 5, 6)
 """Usage, recipe, image, checkpoint: trying again changes nothing."""
 
@@ -36,16 +40,17 @@ def unit_name(deployment: str) -> str:
 
 
 def unit_text(unit: Unit) -> str:
-    """Return the unit file.
+    """Return the unit file; raise UsageError for a value that systemd would not take as it is.
 
     Three failed starts within the interval end it (`systemctl reset-failed` forgets them); the
     interval is longer than three tries that each use up their time.
     """
+    _check_admitted(unit)
     interval_s = int((MAX_STARTS + 1) * (unit.startup_timeout_s + BETWEEN_STARTS_S))
     environment = "".join(
         f"Environment={quoted(f'{name}={value}')}\n" for name, value in sorted(unit.env.items())
     )
-    return f"""\
+    text = f"""\
 # {unit_name(unit.deployment)}: written by `sparkdeploy export systemd`.
 [Unit]
 Description=sparkdeploy deployment {unit.deployment}
@@ -58,7 +63,7 @@ StartLimitBurst={MAX_STARTS}
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-User={unit.user}
+User={_specifiers_escaped(unit.user)}
 WorkingDirectory={_specifiers_escaped(unit.folder)}
 {environment}ExecStart={command_line(unit.up)}
 ExecStop={command_line(unit.down)}
@@ -71,6 +76,41 @@ TimeoutStopSec=120
 [Install]
 WantedBy=multi-user.target
 """
+    if max(len(line) for line in text.encode(errors="replace").split(b"\n")) >= LONGEST_LINE_BYTES:
+        raise UsageError("a line of the unit is longer than the 1 MiB that systemd reads")
+    return text
+
+
+def _check_admitted(unit: Unit) -> None:
+    """Raise UsageError for what no quoting brings through; systemd ignores such a line, or worse.
+
+    A folder takes no quotes, and a backslash at its end would join the next line to it. Variables
+    have to be UTF-8 without noncharacters. In a program's path a `$` cannot be doubled.
+    """
+    folder = unit.folder
+    if not folder.isprintable() or folder != folder.strip() or folder.endswith("\\"):
+        raise UsageError(f"{folder!r} cannot stand in a unit", hint="change to another folder")
+    for name, value in unit.env.items():
+        if not _is_text(value):
+            raise UsageError(
+                f"{name} is {value!r}: systemd takes only UTF-8 text for a variable",
+                hint=f"unset {name}, or name its folder otherwise",
+            )
+    for program in (unit.up[0], unit.down[0]):
+        if "$" in program:
+            raise UsageError(
+                f"systemd would expand the $ in {program!r}",
+                hint="install sparkdeploy in a folder without a $ in its name",
+            )
+
+
+def _is_text(value: str) -> bool:
+    return not any(
+        0xD800 <= ord(letter) <= 0xDFFF
+        or 0xFDD0 <= ord(letter) <= 0xFDEF
+        or ord(letter) & 0xFFFE == 0xFFFE
+        for letter in value
+    )
 
 
 def command_line(argv: Sequence[str]) -> str:

@@ -210,7 +210,8 @@ SIGNATURES = (
     ),
     _known(
         "command_missing",
-        r'^sparkdeploy-guard: \{"event": "cannot_run"|exec: .*executable file not found|exec format error',
+        r'^sparkdeploy-guard: \{"event": "cannot_run"'
+        r"|exec: .*executable file not found|exec format error",
         "the image does not hold the program to run, or holds it for another processor",
         "rebuild the image: `sparkdeploy up --prepare`",
     ),

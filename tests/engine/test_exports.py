@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from sparkdeploy.node.container import Mount, Ulimit
 from sparkdeploy.plan.compose_file import compose_text
+from sparkdeploy.plan.systemd_unit import Unit, quoted, unit_text
 from tests.engine.conftest import model_at, port_of, until
 from tests.engine.program import Program
 
@@ -74,6 +77,62 @@ def test_compose_accepts_a_container_with_gpus(make_spec: SpecMaker, tmp_path: P
     file = tmp_path / "compose.yaml"
     file.write_text(compose_text(replace(make_spec(), gpus="all"), prepare="true"))
     assert "capabilities" in compose(file, "config")
+
+
+def hostile_words(count: int) -> list[str]:
+    """Words of what means something to a shell, to YAML, to Compose or to systemd."""
+    chosen = random.Random(7)
+    letters = "$${}%%\\\"'`;:#&*!|>,[]-+._ \t\n\r\x1b\u2028\u202e\u00e9\U0001f60001eEoOxXhn"
+    made = ["".join(chosen.choices(letters, k=chosen.randint(1, 30))) for _ in range(count)]
+    return [*made, "1e3", "0o17", "017", "yes", "~", "null", ".inf", "2001-01-01", "${HOME}", "%h"]
+
+
+def test_compose_hands_on_every_word(make_spec: SpecMaker, tmp_path: Path) -> None:
+    words = hostile_words(300)
+    env = {f"V{number}": word for number, word in enumerate(words)}
+    spec = replace(make_spec(), command=tuple(words), env=env)
+    file = tmp_path / "compose.yaml"
+    file.write_text(compose_text(spec, prepare="true"))
+
+    service = yaml.safe_load(compose(file, "config"))["services"]["vllm"]
+
+    # What `config` prints is a Compose file again: a `$` is doubled in it.
+    assert [word.replace("$$", "$") for word in service["command"]] == words
+    assert {name: text.replace("$$", "$") for name, text in service["environment"].items()} == env
+
+
+def test_systemd_reads_every_word_as_it_was(tmp_path: Path) -> None:
+    """Its tmpfiles program unquotes and expands as it does for a unit, but for escaped bytes."""
+    words = [word for word in hostile_words(300) if word.isprintable()]
+    paths = [f"{tmp_path}/made/w{word}" for word in dict.fromkeys(words)]
+    lines = [f"f {quoted(path)} 0600 - - -" for path in paths]
+    (tmp_path / "made").mkdir()
+    (tmp_path / "words.conf").write_text("\n".join(lines) + "\n")
+
+    done = subprocess.run(
+        ["systemd-tmpfiles", "--create", str(tmp_path / "words.conf")],
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert {str(path) for path in (tmp_path / "made").iterdir()} == set(paths), done.stderr
+
+
+def test_systemd_finds_no_fault_with_hostile_words(tmp_path: Path) -> None:
+    words = hostile_words(300)
+    unit = tmp_path / "sparkdeploy-words.service"
+    made = Unit(
+        deployment="words",
+        up=("/bin/true", *words),
+        down=("/bin/true",),
+        user="root",
+        folder="/",
+        env={f"V{number}": word for number, word in enumerate(words)},
+        startup_timeout_s=60,
+    )
+    unit.write_text(unit_text(made))
+    assert verified(unit) == []
 
 
 def test_systemd_finds_no_fault_with_a_unit(tmp_path: Path) -> None:

@@ -50,6 +50,19 @@ def test_a_crash_is_packed_although_docker_and_the_recipe_are_broken(
     assert packed(bundle.path) >= {f"crash/{ROOT_CAUSE}", "doctor.json", "status.json"}
 
 
+def test_a_bundle_can_be_looked_at_with_cat(crash: Path, tmp_path: Path) -> None:
+    (crash / ROOT_CAUSE).write_text("exception: \x1b]0;gone\x07\u202e")
+    (crash / "x\x1b[2J").write_text("\x9b2J")
+
+    bundle = diagnose("main", tmp_path / "report.tar.gz")
+
+    assert bundle.files["crash/x\\x1b[2J"] == len("\\x9b2J")
+    with tarfile.open(bundle.path) as tar:
+        cause = tar.extractfile(f"crash/{ROOT_CAUSE}")
+        assert cause is not None
+        assert cause.read() == b"exception: \\x1b]0;gone\\x07\\u202e"
+
+
 def test_a_folder_that_is_called_like_the_deployment_is_none_of_ours(tmp_path: Path) -> None:
     (tmp_path / "main").mkdir()
     (tmp_path / "main" / ".env").write_text("a secret")

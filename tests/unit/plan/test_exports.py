@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
+import unicodedata
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparkdeploy.apply.planning import make_request
+from sparkdeploy.errors import UsageError
 from sparkdeploy.plan.compose_file import compose_text
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.plan.systemd_unit import MAX_STARTS, Unit, command_line, quoted, unit_text
+from sparkdeploy.plan.systemd_unit import MAX_STARTS, Unit, unit_text
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings
 from tests.unit.conftest import REPOSITORY
 from tests.unit.golden import assert_golden
+from tests.unit.plan.systemd_reader import command_of, plain_of, settings_of, words_of
 from tests.unit.plan.test_launch import spec_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
 V2 = spec_of(load_recipe(Library((REPOSITORY / "recipes",)), "v2"))
 # What an argument of a process can be: anything but NUL.
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+
+
+def is_variable(text: str) -> bool:
+    """Say whether systemd takes a text as a variable's value: it knows no noncharacters."""
+    return not any(unicodedata.category(letter) == "Cn" for letter in text)
+
+
 UNIT = Unit(
     deployment="main",
     up=("/opt/sparkdeploy/bin/python", "-m", "sparkdeploy", "up", "v2", "--yes"),
@@ -58,37 +69,87 @@ def test_a_storm_ends_although_every_try_takes_its_time() -> None:
     assert int(keys["StartLimitIntervalSec"]) > tries_s
 
 
-def read_by_systemd(line: str) -> list[str]:
-    """Read a command as systemd.syntax says: quotes, C escapes of bytes, then % and $ doubled."""
-    found = []
-    for word in re.findall(r'"((?:[^"\\]|\\.)*)"', line):
-        raw = re.sub(
-            rb"\\(x[0-9a-f]{2}|.)",
-            lambda match: (
-                bytes.fromhex(match[1][1:].decode()) if match[1][:1] == b"x" else match[1]
-            ),
-            word.encode(),
-        )
-        found.append(raw.decode().replace("%%", "%").replace("$$", "$"))
-    return found
+# Whatever a process can be given: bytes without NUL, as Python holds those that are no UTF-8.
+arguments = st.one_of(
+    st.text(st.sampled_from("%$\\\"'; \n\t\r#hn0x\x1b\x85\u202e{}[]=-~@é")),
+    words,
+    st.binary().map(lambda raw: os.fsdecode(raw.replace(b"\0", b""))),
+)
+folders = st.text(st.sampled_from("%$\\\"' #;a/.é=")).map(lambda name: f"/{name.strip()}x")
 
 
-@given(st.lists(words, min_size=1))
-def test_systemd_reads_back_the_very_command(argv: list[str]) -> None:
-    line = command_line(["/bin/sparkdeploy", *argv])
-    assert line.isprintable()
-    assert read_by_systemd(line) == ["/bin/sparkdeploy", *argv]
-    # Whatever is left of `%` and `$` after taking away the doubled ones would be expanded.
-    assert not re.search(r"[%$]", line.replace("%%", "").replace("$$", ""))
+def read_by_systemd(unit: Unit) -> tuple[list[list[str]], dict[str, str], list[str]]:
+    """Commands, environment and names of all settings, as systemd reads them."""
+    found = settings_of(unit_text(unit).encode())
+    commands = [command_of(value) for name, value in found if name in {"ExecStart", "ExecStop"}]
+    pairs = [words_of(value) for name, value in found if name == "Environment"]
+    assert all(len(pair) == 1 for pair in pairs)
+    env = dict(os.fsdecode(pair[0]).split("=", 1) for pair in pairs)
+    ((folder,), (user,)) = (
+        [plain_of(value) for name, value in found if name == wanted]
+        for wanted in ("WorkingDirectory", "User")
+    )
+    assert os.fsdecode(folder) == unit.folder
+    assert os.fsdecode(user) == unit.user
+    return [[os.fsdecode(word) for word in argv] for argv in commands], env, [n for n, _ in found]
 
 
-@given(st.dictionaries(st.from_regex(r"[A-Z_]+", fullmatch=True), words), words)
-def test_no_value_adds_a_line_to_a_unit(env: dict[str, str], word: str) -> None:
-    unit = replace(UNIT, env=env, up=[*UNIT.up, word])
-    lines = unit_text(unit).splitlines()
-    assert len(lines) == len(unit_text(replace(UNIT, env={})).splitlines()) + len(env)
-    for name, value in env.items():
-        assert f"Environment={quoted(f'{name}={value}')}" in lines
+PLAIN_NAMES = [name for name in read_by_systemd(UNIT)[2] if name != "Environment"]
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(arguments),
+    st.dictionaries(st.from_regex(r"[A-Z_]+", fullmatch=True), words.filter(is_variable)),
+    folders,
+)
+def test_systemd_reads_back_the_very_command(
+    argv: list[str], env: dict[str, str], folder: str
+) -> None:
+    unit = replace(UNIT, up=["/opt/x %h/python", *argv], env=env, folder=folder)
+    commands, variables, names = read_by_systemd(unit)
+
+    assert commands == [unit.up, list(unit.down)]
+    assert variables == env
+    assert [name for name in names if name != "Environment"] == PLAIN_NAMES
+
+
+@pytest.mark.parametrize(
+    "word", [";", "$$", "%", "\\", "a\\", "", "$HOME", "${X}", "%h", "'", "-x "]
+)
+def test_systemd_expands_no_word_that_stands_alone(word: str) -> None:
+    assert read_by_systemd(replace(UNIT, up=["/bin/x", word]))[0][0] == ["/bin/x", word]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"folder": "/home/ada\\"}, "cannot stand in a unit"),
+        ({"folder": "/home/a\nExecStartPre=/bin/evil"}, "cannot stand in a unit"),
+        ({"folder": "/home/ada "}, "cannot stand in a unit"),
+        ({"env": {"HF_HOME": "/data/\udcff"}}, "HF_HOME is"),
+        ({"env": {"HF_HOME": "/data/\uffff"}}, "HF_HOME is"),
+        ({"up": ["/home/$USER/python"]}, "would expand the \\$"),
+        ({"up": ["/bin/x", "y" * 2**20]}, "longer than the 1 MiB"),
+    ],
+)
+def test_what_systemd_would_read_otherwise_is_refused(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        unit_text(replace(UNIT, **more))
+
+
+def test_a_unit_runs_as_who_made_it_whatever_a_variable_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sparkdeploy.apply.exporting import export_systemd
+
+    monkeypatch.setenv("LOGNAME", "root\nExecStartPre=/bin/evil")
+    options = {"exposure": Exposure.PUBLIC, "settings": load_settings()}
+    request = make_request("v2", [], name="second", **options)  # type: ignore[arg-type]
+    text = export_systemd(request, load_settings(), {})
+
+    assert "evil" not in text
+    assert f"User={pwd.getpwuid(os.getuid()).pw_name}\n" in text
 
 
 def read_by_compose(value: Any) -> Any:
@@ -101,12 +162,38 @@ def read_by_compose(value: Any) -> Any:
     return [read_by_compose(item) for item in value] if isinstance(value, list) else value
 
 
-@given(words, st.lists(words, min_size=1), words)
+# Plain scalars that YAML 1.2 (its core schema, and the older forms Compose's reader still takes)
+# reads as no text.
+NO_TEXT_IN_COMPOSE = re.compile(
+    r"[-+]?(?:0o[0-7_]+|0x[0-9a-f_]+|0b[01_]+|(?:\.[0-9][0-9_]*|[0-9][0-9_]*(?:\.[0-9_]*)?)"
+    r"(?:e[-+]?[0-9]+)?|\.inf)|\.nan|~|null|true|false|yes|no|on|off|y|n|"
+    r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*|",
+    re.IGNORECASE,
+)
+
+
+def plain_scalars(text: str) -> list[str]:
+    """Values in the file that are neither quoted nor a number of ours."""
+    return [
+        event.value
+        for event in yaml.parse(text, yaml.SafeLoader)
+        if isinstance(event, yaml.ScalarEvent) and not event.style
+    ]
+
+
+# Ten words and more in each of the examples: writing YAML takes its time.
+@given(
+    st.one_of(words, st.from_regex(NO_TEXT_IN_COMPOSE, fullmatch=True)),
+    st.lists(st.one_of(words, st.from_regex(NO_TEXT_IN_COMPOSE, fullmatch=True)), min_size=10),
+    words,
+)
+@example("1e3", ["0o17", "12E-3", "017", ".5e1", "-.Inf", "1_000", "~", "NO"], "")
 def test_compose_reads_back_the_very_container(
     secret: str, command: list[str], prepare: str
 ) -> None:
     spec = replace(V2, command=tuple(command), env={"A": secret}, labels={"dev.x": secret})
-    content = yaml.safe_load(compose_text(spec, prepare=prepare))
+    text = compose_text(spec, prepare=prepare)
+    content = yaml.safe_load(text)
     assert list(content) == ["services"]
     assert list(content["services"]) == ["vllm"]
     service = read_by_compose(content["services"]["vllm"])
@@ -116,6 +203,17 @@ def test_compose_reads_back_the_very_container(
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert "privileged" not in service
+    assert {item for item in plain_scalars(text) if NO_TEXT_IN_COMPOSE.fullmatch(item)} <= {
+        "true",
+        "false",
+        str(V2.shm_size_bytes),
+        *(str(item.value) for item in V2.ulimits),
+    }
+
+
+def test_compose_is_given_no_text_that_it_cannot_hold() -> None:
+    with pytest.raises(UsageError, match="no UTF-8"):
+        compose_text(replace(V2, command=("/models/\udcff",)), prepare="")
 
 
 def test_a_recipe_file_is_named_so_that_systemd_finds_it(
