@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 FILE_MODE = 0o600
+MAX_FILE_BYTES = 16 << 20
+"""Of each file, so that a bundle can be attached to an issue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,16 @@ def _newest_crash(name: str, settings: Settings) -> Path | None:
 def _read_folder(folder: Path, place: str) -> Iterator[tuple[str, str]]:
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.is_symlink():
-            yield f"{place}/{path.name}", path.read_text(errors="replace")
+            yield f"{place}/{path.name}", _end_of(path)
+
+
+def _end_of(path: Path) -> str:
+    """Return a file's text, of a very long log its end: that is where the failure stands."""
+    with path.open("rb") as file:
+        left_out = max(os.fstat(file.fileno()).st_size - MAX_FILE_BYTES, 0)
+        file.seek(left_out)
+        text = file.read(MAX_FILE_BYTES).decode(errors="replace")
+    return f"({left_out} bytes before this are left out)\n{text}" if left_out else text
 
 
 def _surroundings(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -128,7 +139,7 @@ def _surroundings(settings: Settings) -> Iterator[tuple[str, str]]:
     yield "status.json", _seen(lambda: [asdict(row) for row in current_rows()])
     for path in (settings.config_dir / "config.yaml", settings.state_dir / "crash.log"):
         if path.is_file():
-            yield path.name, path.read_text(errors="replace")
+            yield path.name, _end_of(path)
 
 
 def _doctor(settings: Settings) -> object:

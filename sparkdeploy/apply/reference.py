@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,7 +47,7 @@ def reference_path(plan: Plan, asked: Mapping[str, object], state_dir: Path) -> 
 def read_reference(path: Path) -> dict[str, str] | None:
     """Return text by prompt, or None when none is recorded or the file is broken."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError):
         return None
     if not isinstance(content, dict) or not content:

@@ -5,6 +5,7 @@ of the client's monotonic clock, all speeds tokens a second, all tokens are the 
 (`usage` and token ids), never chunks.
 """
 
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sparkdeploy.bench.origin import Origin
 from sparkdeploy.errors import BenchError
+from sparkdeploy.stored_json import read_json
 from sparkdeploy.terminal import visible_json
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
@@ -305,6 +307,7 @@ class Run:
         return next((suite for suite in self.suites if suite.name == name), None)
 
 
+@functools.cache
 def _adapter() -> TypeAdapter[Run]:
     return TypeAdapter(Run)
 
@@ -332,7 +335,7 @@ def read_record(path: Path) -> Run:
     Within a schema version fields may be added, with defaults; unknown ones are passed over.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except OSError as error:
         raise BenchError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -346,7 +349,8 @@ def read_record(path: Path) -> Run:
             hint="update sparkdeploy",
         )
     try:
-        return _adapter().validate_python(content)
+        # As JSON and strictly: the text "nan" is no number.
+        return _adapter().validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.stored_json import read_json
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -28,10 +30,11 @@ class ClusterRecord:
     def nodes(self, deployment: str) -> tuple[str, ...]:
         """Return the nodes, by rank; empty for a deployment that is none of a cluster's."""
         try:
-            names = json.loads(self._file(deployment).read_text(encoding="utf-8"))
+            names = read_json(self._file(deployment))
         except (OSError, ValueError):
             return ()
-        return tuple(map(str, names))
+        # Anything else is no note of ours.
+        return tuple(map(str, names)) if isinstance(names, list) else ()
 
     def deployments(self) -> tuple[str, ...]:
         """Return every deployment that is noted."""

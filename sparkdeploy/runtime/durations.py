@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sparkdeploy.runtime.phases import SPARK_COLD_START_S
+from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,9 +20,9 @@ def recall(
 ) -> Mapping[str, float]:
     """Return seconds a phase from the last start of this key, or else the table given."""
     try:
-        known = json.loads(_path(state_dir, key).read_text())
+        known = read_json(_path(state_dir, key))
         return {str(name): float(duration_s) for name, duration_s in known.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
         return otherwise
 
 

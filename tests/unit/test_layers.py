@@ -18,7 +18,7 @@ PACKAGE = REPOSITORY / "sparkdeploy"
 MAX_LINES = 400
 
 LAYERS = (
-    ("sparkdeploy.errors", "sparkdeploy.labels", "sparkdeploy.terminal"),
+    ("sparkdeploy.errors", "sparkdeploy.labels", "sparkdeploy.stored_json", "sparkdeploy.terminal"),
     ("sparkdeploy.console", "sparkdeploy.settings", "sparkdeploy.shell"),
     ("sparkdeploy.recipe",),
     (

@@ -3,6 +3,7 @@
 The file lets one machine compare recipes one after the other: capture, replace, capture, compare.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -14,6 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from sparkdeploy.errors import BenchError
+from sparkdeploy.stored_json import read_json
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
@@ -91,12 +93,17 @@ class Capture:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
+@functools.cache
+def _adapter() -> TypeAdapter[Capture]:
+    return TypeAdapter(Capture)
+
+
 def write_capture(capture: Capture, path: Path) -> None:
     """Write the capture; it appears whole or not at all. BenchError when it cannot be written."""
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        staged.write_bytes(TypeAdapter(Capture).dump_json(capture) + b"\n")
+        staged.write_bytes(_adapter().dump_json(capture) + b"\n")
         staged.replace(path)
     except OSError as error:
         staged.unlink(missing_ok=True)
@@ -106,7 +113,7 @@ def write_capture(capture: Capture, path: Path) -> None:
 def read_capture(path: Path) -> Capture:
     """Read a capture; BenchError for anything else, or one of a newer schema."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except OSError as error:
         raise BenchError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -122,7 +129,8 @@ def read_capture(path: Path) -> Capture:
             hint="take the capture again, or update sparkdeploy",
         )
     try:
-        return TypeAdapter(Capture).validate_python(content)
+        # As JSON and strictly: the text "nan" is no number.
+        return _adapter().validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

@@ -1,0 +1,72 @@
+"""JSON files that somebody else may have written, read within limits."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_BYTES = 16 << 20
+"""A record of every suite is a tenth of it; one letter beyond U+FFFF makes a text four times it."""
+MAX_VALUES = 1_000_000
+"""Lists and objects of JSON take thirty times their text in memory, so their number counts too."""
+MAX_NUMBER = 2**63
+"""Far beyond every second, token and byte that is counted: sums and squares stay numbers."""
+MIN_NUMBER = 1e-60
+"""So that what is divided by it is one."""
+MAX_DIGITS = 20
+_HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON
+    """Return what a file holds; a pipe is not waited for and a device not read.
+
+    Raises OSError, whose `strerror` says what the file is, and ValueError for what is no JSON,
+    holds more than MAX_VALUES values, a number beyond MAX_NUMBER, or half a surrogate pair. Links
+    are followed: a person may name any file.
+    """
+    text = _read_bytes(path).decode("utf-8")
+    if text.count(",") + text.count("[") + text.count("{") > MAX_VALUES:
+        raise ValueError(f"it holds more than {MAX_VALUES} values")
+    try:
+        content = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if _HALF_A_PAIR.search(text):
+        # Whole pairs are letters like any other; a half is none and cannot be written again.
+        json.dumps(content, ensure_ascii=False).encode()
+    return content
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS or abs(number := int(digits)) > MAX_NUMBER:
+        raise ValueError(f"{digits[:MAX_DIGITS]} is too large a number")
+    return number
+
+
+def _finite(digits: str) -> float:
+    size = abs(number := float(digits))
+    if not (size == 0 or MIN_NUMBER <= size <= MAX_NUMBER):
+        raise ValueError(f"{digits[:MAX_DIGITS]} is no number that was measured")
+    return number
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except ValueError as error:  # a NUL in the name
+        raise OSError(errno.EINVAL, str(error)) from error
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES >> 20} MiB")
+    return content

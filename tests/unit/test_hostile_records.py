@@ -1,0 +1,229 @@
+"""Records, captures and notes that a stranger made: named or shown, never a bug, never a wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from sparkdeploy.apply.reference import read_reference
+from sparkdeploy.bench.quality.capture import Capture
+from sparkdeploy.bench.record import record_text
+from sparkdeploy.runtime.cluster_record import ClusterRecord
+from sparkdeploy.runtime.durations import recall
+from sparkdeploy.stored_json import MAX_BYTES, MAX_VALUES
+from tests.unit.bench.captures import capture, logs, text
+from tests.unit.bench.runs import cell, sample_run
+from tests.unit.test_terminal import HOSTILE, commands_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.unit.program import Run
+
+SMALL = replace(
+    sample_run(),
+    suites=(
+        replace(sample_run().suites[0], cells=(cell("qa", speed=51, max_tokens=256),)),
+        replace(
+            sample_run().suites[2],
+            cells=tuple(
+                cell("context", speed=40, max_tokens=8, concurrency=n, context_tokens=64)
+                for n in (1, 2)
+            ),
+        ),
+        sample_run().suites[3],
+    ),
+)
+RECORD: dict[str, Any] = json.loads(record_text(SMALL))
+CAPTURE: dict[str, Any] = TypeAdapter(Capture).dump_python(
+    capture(text((1, logs(t1=0.5, t2=0.4)), (2, logs(t2=0.9)))), mode="json"
+)
+# What a parser of JSON takes and nobody expects.
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from(
+        [
+            *(0, -1, 2**63, 10**400, -(10**400), 9e18, 1e308, -1e308, 5e-324, -0.0),
+            *(float("nan"), float("inf"), float("-inf"), "nan", "1", "", HOSTILE, "\ud800"),
+            *("\0", "../../x", "/etc/passwd", "a\nerror: b", "x" * 5000, "<b>&"),
+        ]
+    ),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.sampled_from(["a", "\ud800", HOSTILE, ""]), st.none(), max_size=2),
+    st.just([[[[[[[[]]]]]]]]),
+)
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in JSON where something else may stand."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    found = []
+    for key, item in items:
+        found.append((*place, key))
+        if isinstance(item, dict | list):
+            found += places(item, (*place, key))
+    return found
+
+
+RECORD_PLACES, CAPTURE_PLACES = places(RECORD), places(CAPTURE)
+
+
+def changed(content: dict[str, Any], changes: list[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
+    """Another one with those things in those places; a place that has gone is passed over."""
+    copy: dict[str, Any] = json.loads(json.dumps(content))
+    for place, value in changes:
+        around: Any = copy
+        try:
+            for key in place[:-1]:
+                around = around[key]
+            around[place[-1]] = value
+        except (KeyError, IndexError, TypeError):
+            continue
+    return copy
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def survives(run: Run, codes: set[int], *arguments: str) -> None:
+    """The command ends as the tree of errors says, and obeys nothing."""
+    done = run(*arguments)
+    assert done.returncode in codes, (arguments, done.stderr)
+    assert commands_in(done.stdout + done.stderr) == set(), arguments
+
+
+COMMANDS = (
+    ("ls",),
+    ("show", "odd"),
+    ("show", "odd", "--json"),
+    ("compare", "good", "odd"),
+    ("compare", "odd", "good", "--json"),
+    ("report", "good", "odd", "-o", "page.html"),
+)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.sampled_from(RECORD_PLACES), ODD), min_size=1, max_size=2),
+    st.sampled_from(COMMANDS),
+)
+def test_a_strangers_record_is_shown_or_named(
+    run: Run,
+    tmp_path: Path,
+    changes: list[tuple[tuple[Any, ...], Any]],
+    command: tuple[str, ...],
+) -> None:
+    folder = tmp_path / "state" / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {name: str(folder / f"{name}.json") for name in ("good", "odd")}
+    names["page.html"] = str(tmp_path / "page.html")
+    Path(names["good"]).write_text(json.dumps(RECORD))
+    Path(names["odd"]).write_text(json.dumps(changed(RECORD, changes)))
+
+    survives(run, {0, 8}, "bench", *(names.get(word, word) for word in command))
+
+    page = tmp_path / "page.html"
+    if page.exists():
+        assert commands_in(page.read_text(encoding="utf-8")) == set()
+    known = {"state", "state/bench", "state/bench/good.json", "state/bench/odd.json", "page.html"}
+    assert files_in(tmp_path) <= known
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.sampled_from(CAPTURE_PLACES), ODD), min_size=1, max_size=2),
+    st.sampled_from([(), ("--json",), ("--gate",)]),
+)
+def test_a_strangers_capture_is_compared_or_named(
+    run: Run,
+    tmp_path: Path,
+    changes: list[tuple[tuple[Any, ...], Any]],
+    more: tuple[str, ...],
+) -> None:
+    good, odd = tmp_path / "good.json", tmp_path / "odd.json"
+    good.write_text(json.dumps(CAPTURE))
+    odd.write_text(json.dumps(changed(CAPTURE, changes)))
+
+    survives(run, {0, 8}, "bench", "quality", str(good), str(odd), *more)
+    assert files_in(tmp_path) == {"good.json", "odd.json"}
+
+
+WHOLE: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "too large": lambda path: path.write_bytes(b" " * (MAX_BYTES + 1)),
+    "too many values": lambda path: path.write_text("[" + "[]," * MAX_VALUES + "[]]"),
+    "too deep": lambda path: path.write_text("[" * 200_000),
+    "deep and whole": lambda path: path.write_text('{"a":' * 9000 + "1" + "}" * 9000),
+    "a long number": lambda path: path.write_text('{"schema": ' + "9" * 5000 + "}"),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe\x1b[2J"),
+    "nothing": Path.touch,
+    "half a pair": lambda path: path.write_text('{"schema": 1, "label": "\\ud800"}'),
+}
+
+
+LARGE: dict[str, Callable[[Path], object]] = {
+    "many values": lambda path: path.write_text("[" + '{"":1},' * (MAX_VALUES // 2 - 9) + "[]]"),
+    "wide letters": lambda path: path.write_text('["\U0001f600' + "x" * (MAX_BYTES - 9) + '"]'),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_what_is_no_record_at_all_is_named_at_once(run: Run, tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "state" / "bench"
+    folder.mkdir(parents=True)
+    file = folder / "odd.json"
+    WHOLE[kind](file)
+    begun_s = time.monotonic()
+
+    survives(run, {8}, "bench", "show", str(file))
+    survives(run, {0}, "bench", "ls")
+    survives(run, {8}, "bench", "quality", str(file), str(file))
+    record, notes = ClusterRecord(folder), {"starting": 1.0}
+    assert record.nodes("odd") == ()
+    assert read_reference(file) is None
+    (tmp_path / "starts").mkdir()
+    file.rename(tmp_path / "starts" / "key.json")
+    assert recall(tmp_path, "key", otherwise=notes) == notes
+    assert time.monotonic() - begun_s < 10
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_record_takes_no_more_memory_than_it_may(tmp_path: Path, kind: str) -> None:
+    LARGE[kind](tmp_path / "odd.json")
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (200 << 20, 200 << 20))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkdeploy", "bench", "show", str(tmp_path / "odd.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+        preexec_fn=limited,
+    )
+    assert done.returncode == 8, done.stderr
+
+
+@pytest.mark.parametrize("content", ["1", '"abc"', "{}", "null", '[["a"]]', '{"a": {}}'])
+def test_a_note_of_another_shape_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "odd.json").write_text(content)
+
+    assert all(isinstance(node, str) for node in ClusterRecord(tmp_path).nodes("odd"))
