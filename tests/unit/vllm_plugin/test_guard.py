@@ -1,88 +1,27 @@
 """The guard with real child processes and a meminfo file of our own."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-PLUGIN_TREE = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
-GIB = 1 << 30
-
-Start = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Start the guard over a Python script; whatever is left over is killed afterwards."""
-    guards: list[subprocess.Popen[str]] = []
-
-    def run(script: str, *options: str, **env: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-m", "sparkdeploy_vllm.guard", *options, "--"]
-        guard = subprocess.Popen(
-            [*argv, sys.executable, "-c", textwrap.dedent(script)],
-            env={**os.environ, "PYTHONPATH": str(PLUGIN_TREE), **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        guards.append(guard)
-        return guard
-
-    yield run
-    for guard in guards:
-        guard.kill()
-        guard.communicate()
-
-
-@pytest.fixture
-def meminfo(tmp_path: Path) -> Path:
-    path = tmp_path / "meminfo"
-    set_available(path, 64 * GIB)
-    return path
-
-
-def set_available(path: Path, size_bytes: int) -> None:
-    """Rewrite in place: the guard keeps the file open."""
-    text = (
-        f"MemTotal:       125829120 kB\nMemFree:  1024 kB\nMemAvailable: {size_bytes // 1024} kB\n"
-    )
-    with path.open("r+b" if path.exists() else "wb") as file:
-        file.write(text.encode().ljust(200, b" "))
-
-
-def finish(guard: subprocess.Popen[str], timeout_s: float = 10) -> tuple[int, str, str]:
-    stdout, stderr = guard.communicate(timeout=timeout_s)
-    return guard.returncode, stdout, stderr
-
-
-def events(stderr: str) -> list[dict[str, Any]]:
-    mark = "sparkdeploy-guard: "
-    return [json.loads(line.removeprefix(mark)) for line in stderr.splitlines() if mark in line]
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 10) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
+from tests.unit.vllm_plugin.guarded import (
+    GIB,
+    PLUGIN_TREE,
+    Start,
+    events,
+    finish,
+    is_running,
+    set_available,
+    wait_for,
+)
 
 
 def test_the_child_s_exit_code_is_the_guard_s(start: Start) -> None:
@@ -233,7 +172,11 @@ def test_the_key_reaches_the_child_s_environment_and_nothing_else(
         """
         import os, pathlib
         guard = pathlib.Path(f"/proc/{os.getppid()}")
-        seen = (guard / "environ").read_bytes() + (guard / "cmdline").read_bytes()
+        seen = (guard / "cmdline").read_bytes()
+        try:
+            seen += (guard / "environ").read_bytes()
+        except PermissionError:
+            pass  # Only root in full may look.
         key = os.environ["VLLM_API_KEY"]
         print(key, key.encode() in seen)
         raise SystemExit(3)
@@ -398,7 +341,32 @@ def test_the_memory_of_the_guard_is_locked_or_it_says_why_not(start: Start, memi
     assert (locked_kib > 0) != ("memory_not_locked" in stderr)
 
 
-def test_the_kernels_own_killer_is_offered_the_child(start: Start) -> None:
+WITHOUT_CAPABILITIES = """
+import ctypes
+for capability in range(64):
+    ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+"""
+"""What `--cap-drop ALL` does: root is a user like any other."""
+
+
+def test_a_child_of_the_same_user_cannot_look_into_the_guard(start: Start) -> None:
+    script = """
+    import os
+    for name in ("fd/2", "environ", "mem", "maps"):
+        try:
+            os.open(f"/proc/{os.getppid()}/{name}", os.O_RDONLY)
+        except PermissionError:
+            continue
+        print(name)
+    with open("/proc/self/environ", "rb") as own:
+        own.read()
+    raise SystemExit(3)
+    """
+    assert finish(start(script, before=WITHOUT_CAPABILITIES))[:2] == (3, "")
+
+
+@pytest.mark.parametrize("before", ["", WITHOUT_CAPABILITIES], ids=["as-one-is", "no-capability"])
+def test_the_kernels_own_killer_is_offered_the_child(start: Start, before: str) -> None:
     script = """
     import pathlib, time
     deadline = time.monotonic() + 5
@@ -408,4 +376,23 @@ def test_the_kernels_own_killer_is_offered_the_child(start: Start) -> None:
     print(offer.read_text().strip())
     raise SystemExit(3)
     """
-    assert finish(start(script))[1] == "1000\n"
+    assert finish(start(script, before=before))[1] == "1000\n"
+
+
+def test_a_child_cannot_pass_its_own_end_off_as_a_memory_trip(start: Start) -> None:
+    code, _, stderr = finish(start("raise SystemExit(86)"))
+    assert code == 1
+    said = {"event": "ended_with_the_guards_code", "child_exit_code": 86, "exit_code": 1}
+    assert events(stderr) == [said]
+
+
+def test_a_parent_that_ignores_sigchld_changes_nothing(start: Start) -> None:
+    guard = start(
+        """
+        import os, signal
+        print(signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL)
+        raise SystemExit(7)
+        """,
+        before="import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    )
+    assert finish(guard)[:2] == (7, "True\n")

@@ -4,12 +4,13 @@ import argparse
 import gc
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from sparkdeploy_vllm.guard.health import HealthProbe
 from sparkdeploy_vllm.guard.memory import AvailableMemory, lock_memory
-from sparkdeploy_vllm.guard.processes import become_subreaper, descendants
-from sparkdeploy_vllm.guard.report import line_of, report
+from sparkdeploy_vllm.guard.processes import become_subreaper, descendants, shut_out_others
+from sparkdeploy_vllm.guard.report import line_of, report, write_at_once
 from sparkdeploy_vllm.guard.supervision import Orders, Supervision
 
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report("refused", error=str(error), exit_code=EXIT_USAGE)
         return EXIT_USAGE
     become_subreaper()
+    shut_out_others()
     if orders.memory_floor_bytes is not None:
         _make_ready(memory)
     return Supervision(orders, memory=memory, probe=probe).run()
@@ -46,6 +48,8 @@ def _make_ready(memory: AvailableMemory) -> None:
     memory.read_bytes()
     descendants(os.getpid())
     line_of("memory_floor", mem_available_bytes=0)
+    with suppress(OSError):
+        write_at_once(b"")
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -6,22 +6,47 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 KILL_TIMEOUT_S = 10.0
+OFFER_TIMEOUT_S = 1.0
 _RESET_SIGNALS = (
     signal.SIGPIPE,
     signal.SIGXFSZ,
+    signal.SIGCHLD,
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """How many processes were killed, and which of them are there all the same."""
+
+    count: int
+    still_there: tuple[int, ...]
+
+
 def become_subreaper() -> None:
-    """Inherit orphans of the child even when this process is not PID 1."""
+    """Inherit orphans of the child even when this process is not PID 1, and keep the dead.
+
+    Where the parent ignores SIGCHLD, so would we, and the kernel would reap the child before
+    `reap` could ask how it ended.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def shut_out_others() -> None:
+    """Keep processes of the same user out of this one: its files, memory and environment.
+
+    The child has the guard's uid; otherwise it could open /proc/1/fd or trace its own guard.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def start(argv: Sequence[str], env: Mapping[str, str]) -> int:
@@ -46,8 +71,17 @@ def _offer_to_the_kernel(pid: int) -> None:
 
     What the child starts inherits the offer.
     """
-    with suppress(OSError):
-        Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
+    deadline_s = time.monotonic() + OFFER_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        try:
+            Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
+        except PermissionError:
+            # Until the kernel has finished its exec, the child is shut like the guard is.
+            time.sleep(0.001)
+        except OSError:
+            return
+        else:
+            return
 
 
 def reap(leader: int) -> int | None:
@@ -64,8 +98,8 @@ def reap(leader: int) -> int | None:
             leader_status = status
 
 
-def kill_all(leader: int) -> int:
-    """SIGKILL the group of `leader` and every descendant, and reap them; how many were killed.
+def kill_all(leader: int) -> Killed:
+    """SIGKILL the group of `leader` and every descendant, and reap them.
 
     Repeats until nothing is left, because processes that left the group may still be forking;
     gives up on those stuck in the kernel after KILL_TIMEOUT_S.
@@ -82,7 +116,7 @@ def kill_all(leader: int) -> int:
         killed.update(living)
         reap(leader)
         if not living or time.monotonic() > deadline:
-            return len(killed)
+            return Killed(len(killed), tuple(living))
         time.sleep(0.01)
 
 
@@ -99,6 +133,19 @@ def descendants(ancestor: int) -> list[int]:
         found += below
         queue += below
     return found
+
+
+def description_of(pid: int) -> dict[str, object]:
+    """What the kernel says of a process that does not end: its name, state and where it waits."""
+    name, state = "", ""
+    with suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        name = stat[stat.index("(") + 1 : stat.rindex(")")]
+        state = stat[stat.rindex(")") + 2 :][:1]
+    waits_in = ""
+    with suppress(OSError):
+        waits_in = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace")
+    return {"pid": pid, "name": name, "state": state, "wchan": waits_in[:64]}
 
 
 def exit_code(status: int) -> int:

@@ -1,20 +1,98 @@
-"""What the guard says: single marked JSON lines on stderr."""
+"""What the guard says: single marked JSON lines on stderr.
+
+Everything beneath the guard has the same stderr and may write such a line too. Why a container
+ended is told by its exit code; a line only says more about it.
+"""
 
 import json
 import os
+import select
+import time
 
 MARK = "sparkdeploy-guard: "
 STDERR = 2
+PATIENCE_S = 0.2
+_RETRY_S = 0.005
+
+
+class _Stderr:
+    """Writes whole lines without ever being held up by who should read them.
+
+    A hung Docker daemon leaves the pipe full, and the guard has more to do than to wait for it.
+    """
+
+    def __init__(self) -> None:
+        self.dropped_lines = 0
+
+    def say(self, event: str, facts: dict[str, object]) -> None:
+        """Write the line within PATIENCE_S, or count it for the next one that gets through."""
+        if self.dropped_lines:
+            facts["dropped_lines"] = self.dropped_lines
+        is_written = _written_in_time(line_of(event, **facts))
+        self.dropped_lines = 0 if is_written else self.dropped_lines + 1
+
+
+_stderr = _Stderr()
 
 
 def report(event: str, **facts: object) -> None:
-    """Write `sparkdeploy-guard: {"event": ..., ...}`; a closed stderr is no reason to stop."""
-    try:
-        os.write(STDERR, line_of(event, **facts))
-    except OSError:
-        return
+    """Write `sparkdeploy-guard: {"event": ..., ...}`, and give it up after PATIENCE_S.
+
+    How many lines before it were given up stands in the next one, as `dropped_lines`.
+    """
+    _stderr.say(event, facts)
 
 
 def line_of(event: str, **facts: object) -> bytes:
-    """The line as it is written."""
-    return f"{MARK}{json.dumps({'event': event, **facts})}\n".encode()
+    r"""The line as it is written: begun anew, and short enough to be one piece in a pipe.
+
+    The child shares our stderr and may have died in the midst of a progress bar, hence the first
+    `\n`. Texts are cut until all of it fits into PIPE_BUF.
+    """
+    cut = select.PIPE_BUF
+    while True:
+        short = {key: _cut(value, cut) for key, value in facts.items()}
+        line = f"\n{MARK}{json.dumps({'event': event, **short})}\n".encode()
+        if len(line) <= select.PIPE_BUF or cut == 0:
+            return line
+        cut //= 2
+
+
+def write_at_once(line: bytes) -> bool:
+    """Write where there is room at this moment; False where there is none. OSError: none ever."""
+    try:
+        # Non-blocking for this call alone: O_NONBLOCK would change the child's stderr too, and
+        # between a poll and a write another process may take the room that was seen.
+        os.pwritev(STDERR, (line,), -1, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # Files, terminals and pipes before Linux 6.4 know no such write.
+        return _write_after_asking(line)
+    return True
+
+
+def _write_after_asking(line: bytes) -> bool:
+    poll = select.poll()
+    poll.register(STDERR, select.POLLOUT)
+    if not any(events & select.POLLOUT for _, events in poll.poll(0)):
+        return False
+    os.write(STDERR, line)
+    return True
+
+
+def _written_in_time(line: bytes) -> bool:
+    """A pipe that is full because the child has just said a lot is soon read."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    try:
+        while not write_at_once(line):
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(_RETRY_S)
+    except OSError:
+        return False  # A closed stderr is no reason to stop.
+    return True
+
+
+def _cut(value: object, length: int) -> object:
+    return value[:length] if isinstance(value, str) else value

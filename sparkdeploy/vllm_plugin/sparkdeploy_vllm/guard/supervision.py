@@ -17,6 +17,7 @@ TRIP_MARGIN_BYTES = 1 << 30
 EXIT_MEMORY_FLOOR = 86
 EXIT_CANNOT_RUN = 127
 EXIT_SILENT_END = 1
+MAX_NAMED = 8
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _WATCHED = (*STOP_SIGNALS, signal.SIGCHLD)
 
@@ -61,7 +62,8 @@ class Supervision:
     def run(self) -> int:
         """Start the child, and again where the orders allow it, until it has really ended."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-        while True:
+        crash_code: int | None = None
+        while (stop := _pending_stop()) is None:
             try:
                 self.child = processes.start(self.orders.argv, self.orders.env)
             except OSError as error:
@@ -70,13 +72,14 @@ class Supervision:
             code = self._watch()
             if code is None:
                 return EXIT_MEMORY_FLOOR
-            processes.kill_all(self.child)
-            code = self._honest(code)
-            if not self._may_restart():
-                return code
-            self.restarts += 1
-            facts = {"exit_code": code, "restart": self.restarts}
-            report("restart", **facts, max_restarts=self.orders.max_restarts)
+            killed = processes.kill_all(self.child)
+            crash_code = self._honest(code)
+            if killed.still_there:
+                _say_who_is_left(killed.still_there, crash_code)
+            if killed.still_there or not self._may_restart():
+                return crash_code
+            self._announce_restart(crash_code)
+        return 128 + stop if crash_code is None else crash_code
 
     def _watch(self) -> int | None:
         """The child's exit code, or None after a memory trip (everything is dead then)."""
@@ -92,10 +95,10 @@ class Supervision:
                 healthy = self.probe.tick(self.clock_s())
                 self.has_been_healthy |= healthy
             if self.stop_deadline_s is not None and self.clock_s() >= self.stop_deadline_s:
-                report("grace_over", grace_s=self.orders.grace_s)
                 with suppress(ProcessLookupError):
                     os.killpg(self.child, signal.SIGKILL)
                 self.stop_deadline_s = float("inf")
+                report("grace_over", grace_s=self.orders.grace_s)
 
     def _take_signal(self) -> None:
         """Wait one poll interval or until a signal is there, and pass a stop on to the child."""
@@ -120,21 +123,56 @@ class Supervision:
             mem_available_bytes=available,
             floor_bytes=self.orders.memory_floor_bytes,
             trip_below_bytes=self.trip_below_bytes,
-            killed_processes=killed,
+            killed_processes=killed.count,
             exit_code=EXIT_MEMORY_FLOOR,
         )
+        if killed.still_there:
+            _say_who_is_left(killed.still_there, EXIT_MEMORY_FLOOR)
         return True
 
     def _honest(self, code: int) -> int:
-        """VLLM ends with 0 after some engine crashes; without a stop signal that is a failure."""
+        """The child's code, unless it says what only the guard can know or is no failure.
+
+        VLLM ends with 0 after some engine crashes; without a stop signal that is a failure.
+        """
         if code == 0 and self.stop_deadline_s is None:
             report("ended_without_stop", child_exit_code=0, exit_code=EXIT_SILENT_END)
+            return EXIT_SILENT_END
+        if code == EXIT_MEMORY_FLOOR:
+            report("ended_with_the_guards_code", child_exit_code=code, exit_code=EXIT_SILENT_END)
             return EXIT_SILENT_END
         return code
 
     def _may_restart(self) -> bool:
+        # A stop that came while the group was being killed has been passed on to no one yet.
         return (
             self.stop_deadline_s is None
             and self.has_been_healthy
             and self.restarts < self.orders.max_restarts
+            and _pending_stop() is None
         )
+
+    def _announce_restart(self, code: int) -> None:
+        self.restarts += 1
+        facts = {"exit_code": code, "restart": self.restarts}
+        report("restart", **facts, max_restarts=self.orders.max_restarts)
+
+
+def _pending_stop() -> int | None:
+    """The stop signal that has come and was not taken yet, taken now."""
+    info = signal.sigtimedwait(STOP_SIGNALS, 0)
+    return None if info is None else info.si_signo
+
+
+def _say_who_is_left(pids: Sequence[int], exit_code: int) -> None:
+    """Name the processes that outlived SIGKILL: what they hold is free when they are gone.
+
+    Another vLLM beside them would not have that memory, and a Spark that runs out of it freezes.
+    """
+    report(
+        "still_there",
+        processes=[processes.description_of(pid) for pid in pids[:MAX_NAMED]],
+        count=len(pids),
+        waited_s=processes.KILL_TIMEOUT_S,
+        exit_code=exit_code,
+    )
