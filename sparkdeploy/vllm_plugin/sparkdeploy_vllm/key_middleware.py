@@ -17,6 +17,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/health"})
+PREFLIGHT_PATH = "/health"
+_PREFLIGHT_HEADERS = (b"origin", b"access-control-request-method")
+_REQUESTED = b"access-control-request-"
 KEY_VARIABLE = "VLLM_API_KEY"
 _REFUSAL = json.dumps(
     {"error": {"message": "missing or wrong API key", "type": "authentication_error", "code": 401}}
@@ -24,7 +27,13 @@ _REFUSAL = json.dumps(
 
 
 class RequireKey:
-    """ASGI middleware; refuses to start without a key in VLLM_API_KEY (never an open door)."""
+    """ASGI middleware; refuses to start without a key in VLLM_API_KEY (never an open door).
+
+    A browser asks before it sends the key (a CORS preflight, which cannot carry one). vLLM's own
+    CORS layer, inside this one, answers from `--allowed-origins` and never looks at the path; it
+    is asked about `/health` whatever the path was, so no preflight gets further than that. The 401
+    carries no CORS header, because which origins are allowed is not known here.
+    """
 
     def __init__(self, app: App, *, env: Mapping[str, str] = os.environ) -> None:
         key = env.get(KEY_VARIABLE, "")
@@ -37,6 +46,8 @@ class RequireKey:
         """Pass on what is allowed, answer 401 (close a websocket) for everything else."""
         if scope["type"] == "lifespan" or self._is_allowed(scope):
             await self.app(scope, receive, send)
+        elif _is_preflight(scope):
+            await self.app(_without_a_target(scope), receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "API key required"})
         else:
@@ -52,6 +63,34 @@ class RequireKey:
         # Digests are compared, so that neither the key's bytes nor its length decide the time.
         matches = hmac.compare_digest(_digest(key.strip()), self._key_digest)
         return scheme.lower() == b"bearer" and matches
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """What browsers send, and nothing that is only like it: one of each header, and no body."""
+    if scope["type"] != "http" or scope["method"] != "OPTIONS":
+        return False
+    headers = [(name.lower(), value) for name, value in scope["headers"]]
+    names = [name for name, _ in headers]
+    if any(names.count(name) != 1 for name in _PREFLIGHT_HEADERS):
+        return False
+    lengths = [value for name, value in headers if name == b"content-length"]
+    return lengths in ([], [b"0"]) and b"transfer-encoding" not in names
+
+
+def _without_a_target(scope: Scope) -> Scope:
+    """The preflight as the CORS layer needs it: who asks, and for which method and headers."""
+    headers = [(name.lower(), value) for name, value in scope["headers"]]
+    return {
+        **scope,
+        "path": PREFLIGHT_PATH,
+        "raw_path": PREFLIGHT_PATH.encode(),
+        "query_string": b"",
+        "headers": [
+            (name, value)
+            for name, value in headers
+            if name == b"origin" or name.startswith(_REQUESTED)
+        ],
+    }
 
 
 async def _refuse(send: Send) -> None:

@@ -2,11 +2,13 @@
 
 # mypy: disable-error-code="import-not-found"
 
-import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from sparkdeploy_vllm.key_middleware import RequireKey
 
 Message = MutableMapping[str, Any]
@@ -15,10 +17,10 @@ GOOD: Headers = [(b"authorization", b"Bearer sk-right")]
 
 
 async def _toy_app(scope: Message, receive: object, send: Callable[..., Awaitable[None]]) -> None:
-    await send({"type": "toy", "path": scope.get("path")})
+    await send({"type": "toy", "scope": scope})
 
 
-def ask(path: str, headers: Headers, kind: str = "http") -> list[Message]:
+def ask(path: str, headers: Headers, kind: str = "http", method: str = "GET") -> list[Message]:
     """What a client sees sent for one request."""
     sent: list[Message] = []
 
@@ -29,7 +31,11 @@ def ask(path: str, headers: Headers, kind: str = "http") -> list[Message]:
         return {"type": "http.request"}
 
     app = RequireKey(_toy_app, env={"VLLM_API_KEY": "sk-right"})
-    asyncio.run(app({"type": kind, "path": path, "headers": headers}, receive, send))
+    scope: Message = {"type": kind, "path": path, "headers": headers}
+    if kind == "http":
+        scope = {**scope, "method": method, "raw_path": path.encode(), "query_string": b"key=1"}
+    with contextlib.suppress(StopIteration):
+        app(scope, receive, send).send(None)  # Nothing in it waits, so it needs no event loop.
     return sent
 
 
@@ -82,6 +88,94 @@ def test_a_websocket_needs_the_key_even_on_health() -> None:
 
 def test_lifespan_events_pass() -> None:
     assert passed(ask("", [], "lifespan"))
+
+
+ORIGIN = (b"origin", b"https://chat.example")
+METHOD = (b"access-control-request-method", b"POST")
+WANTED = (b"access-control-request-headers", b"authorization, content-type")
+PREFLIGHT: Headers = [(b"host", b"spark:8000"), ORIGIN, METHOD, WANTED]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/metrics", "/invocations", "/no/such"])
+def test_a_browsers_preflight_is_asked_about_health_only(path: str) -> None:
+    (answer,) = ask(
+        path, [*PREFLIGHT, (b"cookie", b"a=b"), (b"content-length", b"0")], "http", "OPTIONS"
+    )
+    seen = answer["scope"]
+    assert (seen["path"], seen["raw_path"], seen["query_string"]) == ("/health", b"/health", b"")
+    assert seen["method"] == "OPTIONS"
+    assert seen["headers"] == [ORIGIN, METHOD, WANTED]
+
+
+def test_a_preflight_with_the_key_is_a_request_like_any_other() -> None:
+    (answer,) = ask("/v1/models", [*PREFLIGHT, *GOOD], "http", "OPTIONS")
+    assert answer["scope"]["path"] == "/v1/models"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [ORIGIN],
+        [METHOD],
+        [WANTED],
+        [ORIGIN, WANTED],
+        [METHOD, WANTED],
+        [ORIGIN, ORIGIN, METHOD],
+        [ORIGIN, (b"Origin", b"https://other.example"), METHOD],
+        [ORIGIN, METHOD, METHOD],
+        [ORIGIN, METHOD, (b"Access-Control-Request-Method", b"GET")],
+        [(b"x-origin", b"a"), METHOD],
+        [(b"origin ", b"a"), METHOD],
+        [ORIGIN, (b"access_control_request_method", b"POST")],
+        [*PREFLIGHT, (b"content-length", b"1")],
+        [*PREFLIGHT, (b"content-length", b"00")],
+        [*PREFLIGHT, (b"content-length", b"0"), (b"content-length", b"0")],
+        [*PREFLIGHT, (b"transfer-encoding", b"chunked")],
+        [*PREFLIGHT, (b"Transfer-Encoding", b"identity")],
+    ],
+)
+def test_what_is_only_like_a_preflight_needs_the_key(headers: Headers) -> None:
+    assert ask("/v1/models", headers, "http", "OPTIONS")[0]["status"] == 401
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["GET", "POST", "HEAD", "PUT", "DELETE", "TRACE", "CONNECT", "options", "OPTIONS ", ""],
+)
+def test_no_other_method_is_a_preflight(method: str) -> None:
+    assert ask("/v1/models", PREFLIGHT, "http", method)[0]["status"] == 401
+
+
+def test_a_websocket_is_no_preflight() -> None:
+    assert ask("/v1/realtime", PREFLIGHT, "websocket")[0]["type"] == "websocket.close"
+
+
+NAMES = st.sampled_from(
+    [
+        *(b"origin", b"Origin", METHOD[0], METHOD[0].upper(), b"content-length"),
+        *(b"transfer-encoding", b"authorization", b"x-forwarded-uri", b"host", WANTED[0]),
+    ]
+)
+VALUES = st.one_of(st.sampled_from([b"", b"0", b"POST", b"Bearer sk-wrong"]), st.binary(max_size=9))
+
+
+@settings(max_examples=400)
+@given(
+    kind=st.sampled_from(["http", "websocket"]),
+    method=st.one_of(st.sampled_from(["OPTIONS", "GET", "POST"]), st.text(max_size=8)),
+    path=st.one_of(st.sampled_from(["/v1/models", "/health", "/metrics"]), st.text(max_size=20)),
+    headers=st.lists(st.tuples(NAMES, VALUES), max_size=6),
+)
+@example("http", "OPTIONS", "/metrics", PREFLIGHT)
+def test_without_the_key_nothing_but_health_is_ever_reached(
+    kind: str, method: str, path: str, headers: Headers
+) -> None:
+    first = ask(path, headers, kind, method)[0]
+    if passed([first]):
+        assert kind == "http"
+        assert first["scope"]["path"] == "/health"
+        assert method == "OPTIONS" or path == "/health"
 
 
 @pytest.mark.parametrize("env", [{}, {"VLLM_API_KEY": ""}])
