@@ -6,16 +6,24 @@ form instead: what was free before, less what the child really holds (its reside
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import docker
 import pytest
 
-from tests.engine.conftest import until
+from tests.engine.conftest import TEST_LABEL, until
+
+if TYPE_CHECKING:
+    from sparkdeploy.node.host import DockerHost
+    from tests.engine.conftest import SpecMaker
 
 PLUGIN_TREE = Path(__file__).parents[2] / "sparkdeploy" / "vllm_plugin"
 GUARD = (sys.executable, "-m", "sparkdeploy_vllm.guard")
@@ -131,7 +139,7 @@ def fight(script: str, meminfo: Path) -> tuple[int, list[dict[str, object]], int
         finally:
             guard.kill()
             mirror.close()
-    said = [json.loads(line.partition(": ")[2]) for line in stderr.splitlines()]
+    said = [json.loads(line.partition(": ")[2]) for line in stderr.splitlines() if line]
     return guard.returncode, said, mirror.least_bytes, pid
 
 
@@ -193,3 +201,82 @@ def test_a_stop_also_ends_what_was_sent_into_the_background(tmp_path: Path) -> N
     mirror.close()
 
     until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A container that has ended."""
+
+    exit_code: int
+    was_out_of_memory: bool
+    output: str
+
+
+def guarded_in_a_container(
+    image: str, mark: str, command: list[str], *, limit: str | None = None
+) -> Ended:
+    """Run the guard over a command as `up` would: another user, no capability, nothing to gain."""
+    with contextlib.closing(docker.from_env()) as client:
+        container = client.containers.run(
+            image,
+            entrypoint=["python3", "-m", "sparkdeploy_vllm.guard", "--"],
+            command=command,
+            environment={"PYTHONPATH": "/plugin"},
+            volumes={str(PLUGIN_TREE): {"bind": "/plugin", "mode": "ro"}},
+            user="65532:65532",
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+            read_only=True,
+            network_mode="none",
+            labels={TEST_LABEL: mark},
+            detach=True,
+            mem_limit=limit,
+            memswap_limit=limit,
+        )
+        container.wait(timeout=60)
+        container.reload()
+        state: dict[str, Any] = container.attrs["State"]
+        return Ended(state["ExitCode"], state["OOMKilled"], container.logs().decode())
+
+
+def test_our_own_containers_have_no_memory_limit_but_the_machine_s(
+    host: DockerHost, make_spec: SpecMaker
+) -> None:
+    """The guard watches the machine; a limit of the container would be the kernel's to hold."""
+    container_id = host.create(make_spec())
+    with contextlib.closing(docker.from_env()) as client:
+        settings = client.api.inspect_container(container_id)["HostConfig"]
+    limits = ("Memory", "MemorySwap", "MemoryReservation", "KernelMemory")
+    assert {name: settings.get(name) or 0 for name in limits} == dict.fromkeys(limits, 0)
+    assert not settings["CgroupParent"]
+    assert not settings["OomKillDisable"]
+
+
+def test_under_a_limit_of_someone_else_s_the_kernel_takes_the_child_and_not_the_guard(
+    python_base_image: str, mark: str
+) -> None:
+    survivor = ["sh", "-c", 'python3 -c "$0"; exit 9', HUNGRY]
+    ended = guarded_in_a_container(python_base_image, mark, survivor, limit="192m")
+    assert (ended.exit_code, ended.was_out_of_memory) == (9, True), ended.output
+
+
+LOOKS_AROUND = """
+import os
+for name in ("fd/1", "fd/2", "environ", "mem"):
+    try:
+        os.open(f"/proc/1/{name}", os.O_RDONLY)
+    except PermissionError:
+        continue
+    print("opened", name)
+print(open("/proc/self/oom_score_adj").read().strip())
+"""
+
+
+def test_a_child_in_the_container_cannot_look_into_the_first_process(
+    python_base_image: str, mark: str
+) -> None:
+    ended = guarded_in_a_container(python_base_image, mark, ["python3", "-c", LOOKS_AROUND])
+    lines = [line for line in ended.output.splitlines() if line]
+    ending = '{"event": "ended_without_stop", "child_exit_code": 0, "exit_code": 1}'
+    assert sorted(lines) == ["1000", f"sparkdeploy-guard: {ending}"]
+    assert ended.exit_code == 1

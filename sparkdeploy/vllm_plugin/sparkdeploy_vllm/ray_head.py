@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         report("ray_nodes_missing", joined=joined, wanted=options.nodes, exit_code=EXIT_NOT_JOINED)
         return EXIT_NOT_JOINED
     report("ray_nodes_joined", joined=joined)
+    # The driver that counted leaves with this program: its connections close on exec, and Ray ends
+    # its job as it does after `ray.shutdown()`.
     os.environ["RAY_ADDRESS"] = f"{options.address}:{options.port}"
     os.execvp(options.command[0], options.command)  # noqa: S606 - its arguments come from us
     return 0

@@ -34,10 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         report("refused", error=str(error), exit_code=EXIT_USAGE)
         return EXIT_USAGE
     become_subreaper()
+    supervision = Supervision(orders, memory=memory, probe=probe)
     shut_out_others()
     if orders.memory_floor_bytes is not None:
         _make_ready(memory)
-    return Supervision(orders, memory=memory, probe=probe).run()
+    return supervision.run()
 
 
 def _make_ready(memory: AvailableMemory) -> None:

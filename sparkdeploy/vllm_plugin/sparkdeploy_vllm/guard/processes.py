@@ -12,7 +12,7 @@ from pathlib import Path
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 KILL_TIMEOUT_S = 10.0
-OFFER_TIMEOUT_S = 1.0
+OFFER = b"1000"
 _RESET_SIGNALS = (
     signal.SIGPIPE,
     signal.SIGXFSZ,
@@ -49,39 +49,45 @@ def shut_out_others() -> None:
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def start(argv: Sequence[str], env: Mapping[str, str]) -> int:
+class OfferToTheKernel:
+    """Whatever is started within it is what the kernel's own killer takes first.
+
+    Should that one be the faster, it takes the model and not an ssh daemon. The offer is made in
+    our name for the moment of the start, and inherited: made to the child afterwards, it would
+    miss what a child forks at once. Open it before `shut_out_others`, which closes it to us too.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor, self._own = -1, b"0"
+        with suppress(OSError):
+            self._descriptor = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+            self._own = os.pread(self._descriptor, 16, 0)
+
+    def __enter__(self) -> None:
+        self._write(OFFER)
+
+    def __exit__(self, *_: object) -> None:
+        self._write(self._own)
+
+    def _write(self, score: bytes) -> None:
+        with suppress(OSError):
+            os.pwrite(self._descriptor, score, 0)
+
+
+def start(argv: Sequence[str], env: Mapping[str, str], offer: OfferToTheKernel) -> int:
     """Start `argv` as leader of a session (and group) of its own; return its pid.
 
     Python's ignored signals are reset and no signal is blocked. OSError when it cannot be run.
     """
-    child = os.posix_spawnp(
-        argv[0],
-        list(argv),
-        dict(env),
-        setsid=True,
-        setsigmask=(),
-        setsigdef=_RESET_SIGNALS,
-    )
-    _offer_to_the_kernel(child)
-    return child
-
-
-def _offer_to_the_kernel(pid: int) -> None:
-    """Should the kernel's own killer be the faster one, it takes the model and not an ssh daemon.
-
-    What the child starts inherits the offer.
-    """
-    deadline_s = time.monotonic() + OFFER_TIMEOUT_S
-    while time.monotonic() < deadline_s:
-        try:
-            Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
-        except PermissionError:
-            # Until the kernel has finished its exec, the child is shut like the guard is.
-            time.sleep(0.001)
-        except OSError:
-            return
-        else:
-            return
+    with offer:
+        return os.posix_spawnp(
+            argv[0],
+            list(argv),
+            dict(env),
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_RESET_SIGNALS,
+        )
 
 
 def reap(leader: int) -> int | None:

@@ -52,6 +52,7 @@ class Supervision:
         self.memory = memory
         self.probe = probe
         self.clock_s = clock_s
+        self.offer = processes.OfferToTheKernel()
         self.child = 0
         self.stop_deadline_s: float | None = None
         self.has_been_healthy = False
@@ -65,7 +66,7 @@ class Supervision:
         crash_code: int | None = None
         while (stop := _pending_stop()) is None:
             try:
-                self.child = processes.start(self.orders.argv, self.orders.env)
+                self.child = processes.start(self.orders.argv, self.orders.env, self.offer)
             except OSError as error:
                 report("cannot_run", command=self.orders.argv[0], error=str(error))
                 return EXIT_CANNOT_RUN
