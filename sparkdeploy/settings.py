@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import platformdirs
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -188,15 +188,16 @@ def _hosts(reader: _Reader) -> Hosts:
 @functools.cache
 def _default_hosts() -> Mapping[str, str]:
     """Return what registries.yaml says; it is a part of the program, like its code."""
-    hosts: dict[str, str] = yaml.safe_load((Path(__file__).parent / "registries.yaml").read_text())
+    path = Path(__file__).parent / "registries.yaml"
+    hosts: dict[str, str] = yaml_text.load(yaml_text.read_text(path), str(path))
     return hosts
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not path.exists():
         return {}
+    content = yaml_text.load(yaml_text.read_text(path), str(path)) or {}
     try:
-        content = yaml.safe_load(path.read_text()) or {}
         return _ConfigFile.model_validate(content).model_dump()
     except ValidationError as error:
         lines = [
@@ -208,10 +209,6 @@ def _read_config(path: Path) -> dict[str, Any]:
             detail="\n".join(lines),
             hint="keys: " + ", ".join(_ConfigFile.model_fields),
         ) from error
-    except OSError as error:
-        raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise RecipeError(f"{path} is not valid YAML", detail=str(error)) from error
 
 
 def _hub_cache(env: Mapping[str, str]) -> Path:

@@ -7,9 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from sparkdeploy import shell
+from sparkdeploy import shell, yaml_text
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.fabric import SCRIPT, FabricFacts, Interface, read_facts, twin_key
@@ -73,7 +71,7 @@ def section(found: Iterable[Found], user: str | None) -> str:
     """Return the `cluster:` section for config.yaml that holds every host that counts."""
     good = [(item.address, item.facts) for item in found if item.facts is not None]
     nodes = [_node(address, facts, user, [other for _, other in good]) for address, facts in good]
-    return yaml.safe_dump({"cluster": {"nodes": nodes}}, sort_keys=False)
+    return yaml_text.dump({"cluster": {"nodes": nodes}})
 
 
 def fabric_of(facts: FabricFacts, others: Sequence[FabricFacts]) -> tuple[Interface, ...]:

@@ -8,8 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
+from sparkdeploy import yaml_text
 from sparkdeploy.apply.checkpoint_fp8 import fp8_bytes, fp8_origin
 from sparkdeploy.apply.draft_vocabulary import known_vocabulary
 from sparkdeploy.checkpoint import overlay as overlays
@@ -183,9 +182,8 @@ def _missing(repo: str, revision: str, settings: Settings) -> MissingModel:
 
 
 def _shipped_size_bytes(repo: str) -> int | None:
-    known = yaml.safe_load((resources() / "recipes" / "facts" / "models.yaml").read_text())[
-        "models"
-    ]
+    facts = resources() / "recipes" / "facts" / "models.yaml"
+    known = yaml_text.load(yaml_text.read_text(facts), str(facts))["models"]
     size_bytes: int | None = known.get(repo, {}).get("size_bytes")
     return size_bytes
 

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from sparkdeploy import yaml_text
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerSpec, Mount
 
-_LIKE_NO_TEXT = re.compile(
-    r"[-+]?\.?(?:[0-9]|inf|nan)|(?:null|true|false|yes|no|on|off|y|n)\Z", re.IGNORECASE
-)
-"""Readers of YAML 1.1 and 1.2 disagree on which of these are texts: `1e3`, `0o17`, `y`."""
 LOG_SIZE = {"max-size": "50m", "max-file": "3"}
-
-
-class _Dumper(yaml.SafeDumper):
-    """PyYAML writes YAML 1.1 and Compose reads 1.2: a text that may be a number gets quotes."""
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = '"' if _LIKE_NO_TEXT.match(text) else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _text)
 
 
 def compose_text(spec: ContainerSpec, *, prepare: str) -> str:
@@ -37,14 +19,7 @@ def compose_text(spec: ContainerSpec, *, prepare: str) -> str:
     Raises UsageError for a text that is no Unicode, such as the name of a folder in another
     encoding: YAML cannot hold it.
     """
-    content = yaml.dump(
-        {"services": {"vllm": _without_interpolation(_service(spec))}},
-        Dumper=_Dumper,
-        sort_keys=False,
-        # With its own unicode PyYAML writes U+0085 in a way that it reads back as a space.
-        allow_unicode=False,
-        width=100,
-    )
+    content = yaml_text.dump({"services": {"vllm": _without_interpolation(_service(spec))}})
     comment = prepare.encode("unicode_escape").decode()
     return (
         f"# {spec.name}: written by `sparkdeploy export compose`.\n"

@@ -5,23 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-# The C parser is ten times as fast; it is missing only where PyYAML was built without it.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-KeyPath = tuple[str | int, ...]
+KeyPath = yaml_text.KeyPath
 FIXED_KEYS = frozenset({"schema", "extends", "name"})
 """Keys that say which recipe it is; `--set` changes values, not the recipe."""
-
-# A date such as 2020-13-45 is a ValueError (as is text that is no UTF-8), an anchor inside itself
-# a RecursionError.
-_NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,44 +38,13 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read one YAML mapping; raise RecipeError when it is none."""
-    try:
-        loader = _Loader(path.read_text(encoding="utf-8"))
-        node = loader.get_single_node()
-        if not isinstance(node, yaml.MappingNode):
-            raise RecipeError(f"{path} is not a mapping of keys to values")
-        content = loader.construct_document(node)
-        origins: dict[KeyPath, Origin] = {}
-        duplicates: list[tuple[KeyPath, Origin]] = []
-        _collect(node, (), path, origins, duplicates)
-    except OSError as error:
-        raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
-    except _NO_YAML as error:
-        raise RecipeError(f"{path} is not valid YAML", detail=str(error)) from error
-    return Document(content, origins, tuple(duplicates))
-
-
-def _collect(
-    node: yaml.Node,
-    prefix: KeyPath,
-    path: Path,
-    origins: dict[KeyPath, Origin],
-    duplicates: list[tuple[KeyPath, Origin]],
-) -> None:
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key_node, value_node in node.value:
-            key = (*prefix, str(key_node.value))
-            origin = Origin(str(path), key_node.start_mark.line + 1)
-            if key_node.value in seen:
-                duplicates.append((key, origin))
-            seen.add(key_node.value)
-            origins[key] = origin
-            _collect(value_node, key, path, origins, duplicates)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            origins[(*prefix, index)] = Origin(str(path), item.start_mark.line + 1)
-            _collect(item, (*prefix, index), path, origins, duplicates)
+    """Read one YAML mapping; raise RecipeError when it is none or over the reader's limits."""
+    marked = yaml_text.load_mapping(yaml_text.read_text(path), str(path))
+    return Document(
+        marked.content,
+        {key: Origin(str(path), line) for key, line in marked.lines.items()},
+        tuple((key, Origin(str(path), line)) for key, line in marked.duplicates),
+    )
 
 
 def merge(parent: Document, child: Document) -> Document:
@@ -123,11 +84,10 @@ def with_setting(document: Document, assignment: str) -> Document:
         raise RecipeError(
             f"--set {assignment!r} is not path=value", hint="for example --set serve.port=8001"
         )
-    try:
-        value = yaml.safe_load(text)
-    except _NO_YAML as error:
-        raise RecipeError(f"--set {assignment!r}: the value is not valid YAML") from error
+    value = yaml_text.load(text, f"--set {dotted.strip()}: the value")
     path = tuple(dotted.strip().split("."))
+    if len(path) > yaml_text.MAX_DEPTH:
+        raise RecipeError(f"--set {dotted.strip()[:40]}...: more than {yaml_text.MAX_DEPTH} keys")
     if path[0] in FIXED_KEYS:
         raise RecipeError(
             f"--set cannot change {path[0]}: the file's inheritance is settled before",

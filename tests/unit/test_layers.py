@@ -19,7 +19,12 @@ MAX_LINES = 400
 
 LAYERS = (
     ("sparkdeploy.errors", "sparkdeploy.labels", "sparkdeploy.stored_json", "sparkdeploy.terminal"),
-    ("sparkdeploy.console", "sparkdeploy.settings", "sparkdeploy.shell"),
+    (
+        "sparkdeploy.console",
+        "sparkdeploy.settings",
+        "sparkdeploy.shell",
+        "sparkdeploy.yaml_text",
+    ),
     ("sparkdeploy.recipe",),
     (
         "sparkdeploy.image.context",
@@ -56,6 +61,7 @@ DOORS = {
     "huggingface_hub": {"sparkdeploy.checkpoint.hub"},
     "subprocess": {"sparkdeploy.shell"},
     "jinja2": {"sparkdeploy.image.templates"},
+    "yaml": {"sparkdeploy.yaml_text"},
 }
 BEHIND_THE_DOCKER_DOOR = {"connection", "containers", "images", "log_stream"}
 

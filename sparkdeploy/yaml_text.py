@@ -1,0 +1,238 @@
+"""YAML, read within limits and written plainly: the only module that speaks to the library.
+
+A few hundred bytes of YAML can stand for gigabytes (an alias of aliases), and deep nesting ends the
+process in the library's own C code. So the events of a text are counted first, which takes no
+memory, and only what stays within the limits is composed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from sparkdeploy.errors import RecipeError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 32
+MAX_NODES = 20_000
+"""With every alias counted as all that it stands for."""
+MAX_ALIASES = 64
+MAX_NUMBER_LENGTH = 40
+"""Python takes minutes to write a number of a million digits down."""
+TEXT_TAG = "tag:yaml.org,2002:str"
+
+_LIKE_NO_TEXT = re.compile(
+    r"[-+]?\.?(?:[0-9]|inf|nan)|(?:null|true|false|yes|no|on|off|y|n)\Z", re.IGNORECASE
+)
+"""Readers of YAML 1.1 and 1.2 disagree on which of these are texts: `1e3`, `0o17`, `y`."""
+
+KeyPath = tuple[str | int, ...]
+
+# The C parser is ten times as fast; it is missing only where PyYAML was built without it.
+_BaseLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# A date such as 2020-13-45 is a ValueError, one of the year 10000 an OverflowError.
+_NO_YAML = (yaml.YAMLError, ValueError, OverflowError, RecursionError)
+
+
+class _Loader(_BaseLoader):  # type: ignore[misc]
+    """The safe loader, with numbers of bounded length."""
+
+
+def _bounded_number(loader: Any, node: yaml.ScalarNode) -> int | float:  # noqa: ANN401 - untyped
+    if len(node.value) > MAX_NUMBER_LENGTH:
+        raise yaml.constructor.ConstructorError(
+            None,
+            None,
+            f"a number of {len(node.value)} characters, and {MAX_NUMBER_LENGTH} are the most",
+            node.start_mark,
+        )
+    kind = node.tag.rpartition(":")[2]
+    number: int | float = getattr(loader, f"construct_yaml_{kind}")(node)
+    return number
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _bounded_number)
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A mapping, the line of every value in it, and the keys that stand twice."""
+
+    content: dict[str, Any]
+    lines: dict[KeyPath, int]
+    duplicates: tuple[tuple[KeyPath, int], ...] = field(default=())
+
+
+def read_text(path: Path) -> str:
+    """Return a regular file's UTF-8 text; RecipeError for a pipe, a device or a large file.
+
+    It never waits: a pipe without a writer is refused like any other that is no file.
+    """
+    try:
+        # Without O_NONBLOCK the system waits for somebody to write into a pipe.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RecipeError(f"{path} cannot be read: {reason}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise RecipeError(f"{path} is not a regular file")
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    if len(content) > MAX_BYTES:
+        raise RecipeError(f"{path} is larger than {MAX_BYTES // 1024} KiB")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not valid YAML", detail=f"not UTF-8: {error}") from error
+
+
+def load(text: str, where: str) -> Any:  # noqa: ANN401 - YAML content
+    """Return what a YAML text stands for; RecipeError names `where` when it is none or too much."""
+    try:
+        _refuse_too_much(text)
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
+    except _NO_YAML as error:
+        raise RecipeError(f"{where} is not valid YAML", detail=str(error)) from error
+
+
+def load_mapping(text: str, where: str) -> Marked:
+    """Return a YAML mapping with the line of each value; RecipeError as for `load`."""
+    try:
+        _refuse_too_much(text)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if not isinstance(node, yaml.MappingNode):
+            raise RecipeError(f"{where} is not a mapping of keys to values")
+        content = loader.construct_document(node)
+    except _NO_YAML as error:
+        raise RecipeError(f"{where} is not valid YAML", detail=str(error)) from error
+    lines: dict[KeyPath, int] = {}
+    duplicates: list[tuple[KeyPath, int]] = []
+    _mark(node, (), lines, duplicates)
+    return Marked(content, lines, tuple(duplicates))
+
+
+def dump(content: Any) -> str:  # noqa: ANN401 - YAML content
+    """Return content as YAML in ASCII, with its keys in their order."""
+    # With its own unicode PyYAML writes U+0085 in a way that it reads back as a space.
+    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=100)
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML writes YAML 1.1 and Compose reads 1.2: a text that may be a number gets quotes."""
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = '"' if _LIKE_NO_TEXT.match(text) else None
+    return dumper.represent_scalar(TEXT_TAG, text, style=style)
+
+
+_Dumper.add_representer(str, _quoted)
+
+
+def _mark(
+    node: yaml.Node,
+    prefix: KeyPath,
+    lines: dict[KeyPath, int],
+    duplicates: list[tuple[KeyPath, int]],
+) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key_node, value_node in node.value:
+            key = (*prefix, str(key_node.value))
+            line = key_node.start_mark.line + 1
+            if key_node.value in seen:
+                duplicates.append((key, line))
+            seen.add(key_node.value)
+            lines[key] = line
+            _mark(value_node, key, lines, duplicates)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[(*prefix, index)] = item.start_mark.line + 1
+            _mark(item, (*prefix, index), lines, duplicates)
+
+
+class _TooMuchError(yaml.YAMLError):
+    """Valid YAML that is refused for its size or for what it asks of the reader."""
+
+
+def _refuse_too_much(text: str) -> None:
+    if len(text) > MAX_BYTES:
+        raise _TooMuchError(f"larger than {MAX_BYTES // 1024} KiB")
+    count = _Count()
+    for event in yaml.parse(text, Loader=_Loader):
+        count.add(event)
+
+
+class _Count:
+    """Depth and size of a document as its events go by; each alias counts as what it repeats."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str | None, int]] = []
+        self._sizes: dict[str, int] = {}
+        self._nodes = 0
+        self._aliases = 0
+
+    def add(self, event: yaml.Event) -> None:
+        """Count one event; raise where the document goes over a limit."""
+        if isinstance(event, yaml.AliasEvent):
+            self._repeat(event)
+        elif isinstance(event, yaml.NodeEvent):
+            self._begin(event)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = self._open.pop()
+            self._close(anchor, before)
+
+    def _repeat(self, event: yaml.AliasEvent) -> None:
+        self._aliases += 1
+        if self._aliases > MAX_ALIASES:
+            raise _too_much(event, f"more than {MAX_ALIASES} aliases")
+        if event.anchor not in self._sizes:
+            raise _too_much(event, f"no value before it is called &{event.anchor}")
+        self._grow(event, self._sizes[event.anchor])
+
+    def _begin(self, event: yaml.NodeEvent) -> None:
+        tag = getattr(event, "tag", None)
+        if tag not in {None, TEXT_TAG}:
+            raise _too_much(event, f"the tag {tag!r}, and values are written without tags")
+        before = self._nodes
+        self._grow(event, 1)
+        # The composer knows a collection by its new name from its first event on: a name given
+        # twice would let `&a [*a]` stand for itself.
+        self._sizes.pop(event.anchor or "", None)
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._open.append((event.anchor, before))
+            if len(self._open) > MAX_DEPTH:
+                raise _too_much(event, f"nested deeper than {MAX_DEPTH} levels")
+        else:
+            self._close(event.anchor, before)
+
+    def _close(self, anchor: str | None, before: int) -> None:
+        if anchor is not None:
+            self._sizes[anchor] = self._nodes - before
+
+    def _grow(self, event: yaml.Event, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > MAX_NODES:
+            raise _too_much(event, f"more than {MAX_NODES} values")
+
+
+def _too_much(event: yaml.Event, what: str) -> _TooMuchError:
+    mark = event.start_mark
+    line = "" if mark is None else f"line {mark.line + 1}: "
+    return _TooMuchError(f"{line}{what}")
