@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.apply.mounts import refuse_foreign_mounts
 from sparkdeploy.apply.observe import observe
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image.stages import stages_of
@@ -35,8 +34,11 @@ class Request:
 
 
 def library(settings: Settings) -> Library:
-    """Return the folders of recipes: the user's, then the shipped ones."""
-    return Library((settings.config_dir / "recipes", resources() / "recipes"))
+    """Return the folders of recipes, the user's before the shipped ones, and those of models."""
+    return Library(
+        (settings.config_dir / "recipes", resources() / "recipes"),
+        (settings.hub_cache, settings.data_dir),
+    )
 
 
 def connect(settings: Settings) -> DockerHost:
@@ -56,10 +58,7 @@ def connect_if_possible(settings: Settings) -> tuple[DockerHost | None, str]:
 
 def resolve(request: Request, settings: Settings) -> Resolved:
     """Load the recipe with everything it inherits; raise RecipeError with all mistakes."""
-    shelf = library(settings)
-    resolved = load_recipe(shelf, request.recipe, request.assignments)
-    refuse_foreign_mounts(resolved, settings, shelf.folders)
-    return resolved
+    return load_recipe(library(settings), request.recipe, request.assignments)
 
 
 def draft_plan(
@@ -110,10 +109,9 @@ def _chat_template(resolved: Resolved) -> Path | None:
     template = resolved.recipe.serve.chat_template
     if template is None:
         return None
-    origin = resolved.origins.get(("serve", "chat_template"))
-    folder = Path(origin.file).parent if origin and origin.line is not None else Path()
-    path = (folder / Path(template).expanduser()).resolve()
+    path = Path(template).expanduser().resolve()
     if not path.is_file():
+        origin = resolved.origins.get(("serve", "chat_template"))
         raise RecipeError(
             f"serve.chat_template: {path} is not a file", hint=f"it is named by {origin}"
         )

@@ -1,4 +1,4 @@
-"""Folders in recipes: relative to the file that names them, not to where the command is run."""
+"""Paths in recipes: relative to the file that names them, not to where the command is run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 
 MODEL_PATH: KeyPath = ("model", "path")
 FP8_SOURCE: KeyPath = ("checkpoint", "fp8_dense", "source")
+CHAT_TEMPLATE: KeyPath = ("serve", "chat_template")
 
 
 def anchored(document: Document, folder: Path) -> Document:
     """Make the document's relative folders absolute, as seen from `folder`; `~` is for later."""
-    content = _changed(document.content, MODEL_PATH, lambda text: _below(folder, text))
+    content = document.content
+    for path in (MODEL_PATH, CHAT_TEMPLATE):
+        content = _changed(content, path, lambda text: _below(folder, text))
     # A source that does not begin like a path is a repository on the hub.
     content = _changed(
         content, FP8_SOURCE, lambda text: _below(folder, text) if text.startswith(".") else text
@@ -32,7 +35,10 @@ def is_folder(source: str) -> bool:
 
 
 def _below(folder: Path, text: str) -> str:
-    return text if text.startswith("~") else os.path.normpath(folder.absolute() / text)
+    if text == "~" or text.startswith("~/"):
+        return text
+    # The home of a user that there is not stays a name like any other.
+    return os.path.normpath(folder.absolute() / os.path.expanduser(text))  # noqa: PTH111 - see above
 
 
 def _changed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe import rules, unsafe
+from sparkdeploy.recipe import rules
 from sparkdeploy.recipe.anchors import anchored
+from sparkdeploy.recipe.arguments import shown
 from sparkdeploy.recipe.document import (
     Document,
     KeyPath,
@@ -22,6 +24,7 @@ from sparkdeploy.recipe.document import (
 )
 from sparkdeploy.recipe.rules import Problem
 from sparkdeploy.recipe.schema import Engine, Recipe
+from sparkdeploy.recipe.unsafe import CONSENT_HINT, Trusted, judge_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,15 +32,20 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
+MAX_ANCESTORS = 16
 NOT_INHERITED = ("name", "title", "extends", "expect")
 """Keys that describe one recipe and mean nothing in its children."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The folders in which recipes are looked up, the user's before the shipped ones."""
+    """The folders in which recipes are looked up, the user's before the shipped ones.
+
+    What they hold is trusted. A recipe from elsewhere may name what lies in `model_folders`.
+    """
 
     folders: tuple[Path, ...]
+    model_folders: tuple[Path, ...] = ()
 
     def recipe_files(self) -> dict[str, Path]:
         """Return every recipe by name; the first folder that has a name wins."""
@@ -76,15 +84,18 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
         document = with_setting(document, assignment)
     document = anchored(document, Path())
     recipe, problems = _validate(document, Recipe)
+    consents: list[Problem] = []
     engine, engine_problems = _engine_of(library, document)
     problems += engine_problems
     if isinstance(recipe, Recipe):
         if engine is not None and recipe.image is not None:
             engine = engine.model_copy(update={"image": recipe.image})
         problems += rules.find_contradictions(recipe, engine)
-        problems += unsafe.find_unsafe(recipe, document.origins, library.folders)
-    if problems:
-        raise _report(f"recipe {wanted}", document, problems)
+        judge = judge_of(recipe, document.origins, Trusted(library.folders, library.model_folders))
+        problems += judge.self_consents()
+        consents += judge.consents()
+    if problems or consents:
+        raise _report(f"recipe {wanted}", document, problems, consents)
     if not isinstance(recipe, Recipe) or engine is None:
         raise RecipeError(f"recipe {wanted} could not be resolved")
     return Resolved(recipe, engine, document.origins)
@@ -104,8 +115,9 @@ def load_engine(library: Library, name: str) -> Engine:
 
 def _locate(library: Library, wanted: str) -> Path:
     if wanted.endswith((".yaml", ".yml")) or "/" in wanted:
-        path = Path(wanted).expanduser()
-        if path.is_file():
+        # Neither raises for a home of nobody or a name that is too long for any file.
+        path = Path(os.path.expanduser(wanted))  # noqa: PTH111
+        if os.path.exists(path):  # noqa: PTH110
             return path
         raise RecipeError(f"there is no recipe file {wanted}")
     files = library.recipe_files()
@@ -124,6 +136,8 @@ def _resolve_inheritance(library: Library, path: Path, chain: Sequence[Path]) ->
     if path.resolve() in chain:
         names = " -> ".join(item.stem for item in (*chain, path))
         raise RecipeError(f"{path} extends itself: {names}")
+    if len(chain) > MAX_ANCESTORS:
+        raise RecipeError(f"{path} has more than {MAX_ANCESTORS} recipes that extend one another")
     document = anchored(read_document(path), path.parent)
     parent = document.content.get("extends")
     if not isinstance(parent, str):
@@ -135,7 +149,7 @@ def _resolve_inheritance(library: Library, path: Path, chain: Sequence[Path]) ->
 
 def _locate_parent(library: Library, parent: str, child: Path) -> Path:
     beside = child.parent / (parent if parent.endswith((".yaml", ".yml")) else f"{parent}.yaml")
-    if beside.is_file() and beside.resolve() != child.resolve():
+    if os.path.isfile(beside) and beside.resolve() != child.resolve():  # noqa: PTH113 - as above
         return beside
     # A user's `v2.yaml` that extends `v2` means the shipped one, not itself.
     others = [folder for folder in library.folders if folder.resolve() != child.parent.resolve()]
@@ -191,8 +205,7 @@ def _problem(item: ErrorDetails, model: type[BaseModel]) -> Problem:
         return Problem(path, "unknown key", _closest(str(path[-1]), known))
     if item["type"] == "missing":
         return Problem(path, "missing", f"add {'.'.join(map(str, path))}")
-    given = item.get("input")
-    return Problem(path, f"{given!r} is wrong", item["msg"])
+    return Problem(path, f"{shown(repr(item.get('input')))} is wrong", item["msg"])
 
 
 def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
@@ -239,10 +252,22 @@ def _remove(content: Any, path: KeyPath) -> Any:  # noqa: ANN401 - YAML content
     return content
 
 
-def _report(what: str, document: Document, problems: list[Problem]) -> RecipeError:
-    lines = [_line(document, problem) for problem in dict.fromkeys(problems)]
-    count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
-    return RecipeError(f"{what} has {count}", detail="\n".join(lines))
+def _report(
+    what: str, document: Document, problems: list[Problem], consents: Sequence[Problem] = ()
+) -> RecipeError:
+    counted = []
+    if problems := list(dict.fromkeys(problems)):
+        counted.append("has " + _many(len(problems), "mistake"))
+    if consents:
+        things = _many(len(consents), "thing")
+        counted.append(f"asks for {things} that need{'s' * (len(consents) == 1)} your consent")
+    lines = [_line(document, problem) for problem in (*problems, *consents)]
+    hint = CONSENT_HINT if consents else None
+    return RecipeError(f"{what} {' and '.join(counted)}", detail="\n".join(lines), hint=hint)
+
+
+def _many(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _line(document: Document, problem: Problem) -> str:
@@ -250,4 +275,5 @@ def _line(document: Document, problem: Problem) -> str:
     while path and path not in document.origins:
         path = path[:-1]
     where = f"{document.origins[path]}: " if path else ""
-    return f"{where}{'.'.join(map(str, problem.path))}: {problem.message}; {problem.fix}"
+    fix = f"; {problem.fix}" if problem.fix else ""
+    return f"{where}{'.'.join(map(str, problem.path))}: {problem.message}{fix}"

@@ -2,48 +2,95 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.unsafe import is_foreign
+from sparkdeploy.recipe.anchors import is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.recipe.document import Origin
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.settings import Settings
+    from sparkdeploy.recipe.document import KeyPath
+    from sparkdeploy.recipe.schema import Recipe
+
+TEMPLATE_SUFFIX = ".jinja"
+MAX_TEMPLATE_BYTES = 2**20
 
 
-def refuse_foreign_mounts(
-    resolved: Resolved, settings: Settings, own_folders: tuple[Path, ...]
-) -> None:
-    """Raise RecipeError for a mount from outside the folders of models and of the recipe itself.
-
-    What was typed, and what stands in the user's own recipes folder, is the user's wish. Links are
-    followed first.
-    """
-    if resolved.recipe.allow_unsafe:
-        return
-    for name, value, origin in _wanted(resolved, own_folders):
-        beside = Path(origin.file).parent
-        meant = (beside / Path(value).expanduser()).resolve()
-        allowed = (beside, settings.hub_cache, settings.data_dir)
-        if not any(meant.is_relative_to(folder.resolve()) for folder in allowed):
-            raise RecipeError(
-                f"{origin}: {name}: {meant} lies outside the folders of models",
-                hint=f"type it yourself (--set {name}={meant}), or insist with --allow-unsafe",
-            )
-
-
-def _wanted(resolved: Resolved, own_folders: tuple[Path, ...]) -> Iterator[tuple[str, str, Origin]]:
-    """Yield the host paths that a file from elsewhere names."""
-    recipe = resolved.recipe
-    named = {
+def named_paths(recipe: Recipe) -> Iterator[tuple[KeyPath, Path]]:
+    """Yield where a recipe names a folder or a file of this machine, links followed."""
+    source = recipe.checkpoint.fp8_dense.source
+    named: dict[KeyPath, str | None] = {
         ("model", "path"): recipe.model.path,
+        ("checkpoint", "fp8_dense", "source"): source if source and is_folder(source) else None,
         ("serve", "chat_template"): recipe.serve.chat_template,
     }
     for path, value in named.items():
-        if value is not None and is_foreign(path, resolved.origins, own_folders):
-            yield ".".join(path), value, resolved.origins[path]
+        if value is not None:
+            yield path, Path(os.path.realpath(os.path.expanduser(value)))  # noqa: PTH111 - never raises
+
+
+def template_question(meant: Path, beside: Path) -> str | None:
+    """Say why a chat template is no harmless one; None where it is.
+
+    It is a file beside its recipe: what vLLM is given as a template can be read back from it.
+    """
+    if reason := _not_below(meant, beside):
+        return reason
+    if meant.suffix != TEMPLATE_SUFFIX:
+        return f"{meant} does not end in {TEMPLATE_SUFFIX}: another file's text could be read"
+    status = _status(meant)
+    if status is not None and not stat.S_ISREG(status.st_mode):
+        return f"{meant} is not a regular file"
+    if status is not None and status.st_size > MAX_TEMPLATE_BYTES:
+        return f"{meant} has {status.st_size} bytes, and {MAX_TEMPLATE_BYTES} are the most"
+    return None
+
+
+def model_question(meant: Path, beside: Path, model_folders: tuple[Path, ...]) -> str | None:
+    """Say why a folder is no harmless model; None where it is."""
+    reasons = [_not_below(meant, folder) for folder in model_folders]
+    if all(reasons) and (reason := _not_below(meant, beside)):
+        return reason
+    if _status(meant) is not None and not os.path.isfile(meant / "config.json"):  # noqa: PTH113 - never raises
+        return f"{meant} has no config.json: it is no model's folder"
+    return None
+
+
+def _not_below(meant: Path, folder: Path) -> str | None:
+    """Say why `meant` is not what a folder holds openly; both have their links followed."""
+    folder = Path(os.path.realpath(folder))
+    if not meant.is_relative_to(folder):
+        return f"{meant} lies outside the folders of models and of the recipe"
+    if _holds_more_than_recipes(folder):
+        return f"{meant} lies in {folder}, which holds more than recipes"
+    hidden = [part for part in meant.relative_to(folder).parts if part.startswith(".")]
+    return f"{meant} lies in the hidden {hidden[0]}" if hidden else None
+
+
+def _holds_more_than_recipes(folder: Path) -> bool:
+    """Whether it is a home, a folder that holds one, or one that everybody writes into."""
+    status = _status(folder)
+    if status is not None and status.st_mode & stat.S_IWOTH:
+        return True
+    return any(home.is_relative_to(folder) for home in _homes(status))
+
+
+def _homes(status: os.stat_result | None) -> Iterator[Path]:
+    """Yield the user's home and that of the folder's owner: under sudo they are two."""
+    yield Path(os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111 - never raises
+    for uid in {os.getuid(), status.st_uid if status else os.getuid()}:
+        try:
+            yield Path(os.path.realpath(pwd.getpwuid(uid).pw_dir))
+        except KeyError:
+            continue
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 Port = Annotated[int, Field(ge=1024, le=65535)]
 """Below 1024 a container without capabilities may not listen."""
 PositiveInt = Annotated[int, Field(ge=1)]
 # YAML 1.1 reads a bare `off` as false.
 _BareOff = BeforeValidator(lambda value: "off" if value is False else value)
+MAX_PATH_BYTES = 2048
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 IMAGE_PATTERN = r"^([\w./:-]+@sha256:[0-9a-f]{64}|(sha256:)?[0-9a-f]{12,64})$"
 """A digest or a local id: what a tag means can change under a deployment."""
@@ -25,6 +26,16 @@ def _without_control(text: str) -> str:
 
 
 Printable = Annotated[str, AfterValidator(_without_control)]
+
+
+def _fits_a_file_system(text: str) -> str:
+    """Refuse what the system has no name for; asked about it, it fails instead of saying no."""
+    if len(text.encode()) > MAX_PATH_BYTES or max(map(len, text.encode().split(b"/"))) > 255:
+        raise ValueError("the path is too long")
+    return text
+
+
+HostPath = Annotated[Printable, AfterValidator(_fits_a_file_system)]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/+-]*$")]
 """A value that stands behind a flag: never a flag itself."""
 
@@ -38,10 +49,12 @@ class Strict(BaseModel):
 class Model(Strict):
     """Which weights: a repository on the hub, or a folder on this machine."""
 
-    repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
+    repo: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+    ]
     revision: Annotated[str, Field(pattern=r"^\w+([./-]\w+)*$")] = "main"
     served_name: Annotated[str, Field(pattern=r"^[\w./:][\w./:-]*$")] = "qwen"
-    path: Printable | None = None
+    path: HostPath | None = None
     """A local folder that takes the place of the repository; relative to the recipe's file."""
 
 
@@ -50,7 +63,7 @@ class Fp8Dense(Strict):
 
     mode: Annotated[Literal["online", "prebuilt", "off"], _BareOff] = "off"
     layers: Literal["shared_expert"] = "shared_expert"
-    source: str | None = None
+    source: HostPath | None = None
     """ORG/NAME[@REVISION], or a folder: what begins with `/`, `~` or `.`, as for `model.path`."""
     from_: Annotated[Literal["source", "hub", "folder"], Field(alias="from")] = "source"
     """For mode prebuilt. `source`: the FP8 tensors are fetched from there. `hub`, `folder`: the
@@ -83,7 +96,7 @@ class Speculative(Strict):
 
     method: Literal["mtp", "dflash"]
     tokens: Annotated[int, Field(ge=1, le=32)]
-    model: str | None = None
+    model: Printable | None = None
 
 
 class Serve(Strict):
@@ -103,9 +116,9 @@ class Serve(Strict):
     max_num_seqs: PositiveInt | None = None
     enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
-    chat_template: Printable | None = None
-    override_generation_config: dict[str, Any] | None = None
-    compilation_config: dict[str, Any] | None = None
+    chat_template: HostPath | None = None
+    override_generation_config: dict[str, JsonValue] | None = None
+    compilation_config: dict[str, JsonValue] | None = None
     enforce_eager: bool | None = None
     trust_remote_code: bool | None = None
     env: dict[str, Printable] = Field(default_factory=dict)
@@ -124,7 +137,7 @@ class Limits(Strict):
     """What the deployment may take from the machine."""
 
     memory_floor_gib: Annotated[float, Field(ge=0, le=512, strict=False)] = 4.0
-    startup_timeout_s: Annotated[float, Field(gt=0, strict=False)] = 1800.0
+    startup_timeout_s: Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)] = 1800.0
 
 
 Subject = Literal["attention", "moe", "linear", "kv_cache", "speculation", "graphs"]
@@ -149,7 +162,7 @@ class Backends(Strict):
 class Expect(Strict):
     """What others reported for this recipe, and where."""
 
-    end_to_end_tok_s: Annotated[float, Field(gt=0, strict=False)]
+    end_to_end_tok_s: Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)]
     """Tokens of an answer a second with prefill and HTTP in it, as `bench` takes suite five."""
     hardware: Printable
     engine: Printable
@@ -162,7 +175,7 @@ class Recipe(Strict):
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     title: Printable
-    extends: str | None = None
+    extends: Printable | None = None
     engine: Annotated[str, Field(pattern=NAME_PATTERN)]
     image: ImageReference | None = None
     """For an engine of kind `image`: which one, by digest or local id."""

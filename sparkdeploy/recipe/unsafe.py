@@ -1,18 +1,21 @@
 """What a recipe from elsewhere may not ask for unless the user says --allow-unsafe.
 
-A recipe is data: it chooses settings of vLLM, and vLLM runs in a container without rights. These
-settings are different: they make it load code of the recipe's choice, read or write files that it
-was not given, or open doors of its own. Values that were typed (`--set`) and recipes in the user's
-own recipes folder are the user's words and are not looked at.
+A recipe is data: it chooses settings of vLLM, and vLLM runs in a container without rights. For a
+recipe from elsewhere the lists of harmless.yaml say which settings; everything else needs consent,
+because it may load code of the recipe's choice, read or write files that it was not given, or open
+doors of its own. Values that were typed (`--set`) and recipes in the user's own recipes folder are
+the user's words and are not looked at.
 """
 
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.recipe import flags
+from sparkdeploy.recipe import arguments, flags, mounts
+from sparkdeploy.recipe.arguments import shown
+from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.recipe.rules import Problem
 
 if TYPE_CHECKING:
@@ -21,114 +24,131 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.document import KeyPath, Origin
     from sparkdeploy.recipe.schema import Recipe
 
-CONSENT = "remove it, or insist with --allow-unsafe"
+CONSENT_HINT = "read it; what you trust is allowed by --allow-unsafe, all of the above at once"
 
-SAFE_ENV = re.compile(
-    r"(VLLM|NCCL|GLOO|TORCH|PYTORCH|TORCHINDUCTOR|TORCHDYNAMO|TRITON|FLASHINFER|CUDA|CUBLAS|CUDNN"
-    r"|OMP|MKL|OPENBLAS|TOKENIZERS)_\w+",
-    re.ASCII,
-)
-"""Settings of vLLM and of the libraries it computes with; others (PYTHONPATH, LD_*) load code."""
-UNSAFE_ENV = re.compile(
-    r"\w*(PLUGIN|PATH|DIR|ROOT|FILE|INJECTION|PRELOAD|INSECURE|DEV_MODE|RUNTIME_LORA|ENDPOINT"
-    r"|_URL|_COMMAND|PTXAS|COMPILER)\w*",
-    re.ASCII,
-)
-"""Among those the ones that name code, files or hosts, or open routes that are closed."""
-UNSAFE_FLAGS = frozenset(
-    {
-        "--allowed-local-media-path",
-        "--allowed-media-domains",
-        "--config",
-        "--download-dir",
-        "--enable-prompt-embeds",
-        "--generation-config",
-        "--hf-config-path",
-        "--hf-overrides",
-        "--io-processor-plugin",
-        "--kv-events-config",
-        "--kv-transfer-config",
-        "--log-config-file",
-        "--logits-processors",
-        "--lora-modules",
-        "--model-loader-extra-config",
-        "--otlp-traces-endpoint",
-        "--profiler-config",
-        "--reasoning-parser-plugin",
-        "--root-path",
-        "--scheduler-cls",
-        "--ssl-ca-certs",
-        "--ssl-certfile",
-        "--ssl-keyfile",
-        "--tokenizer",
-        "--tool-parser-plugin",
-        "--tool-server",
-        "--uds",
-        "--worker-cls",
-        "--worker-extension-cls",
-    }
-)
-"""vLLM flags that import what they name, read or write files, or speak to other hosts."""
-UNSAFE_COMPILATION = frozenset({"backend", "inductor_passes", "cache_dir", "debug_dump_path"})
-"""Keys of compilation_config that name code or folders."""
+CONSENT_OPTIONS = {"allow_known_bad": "--allow-known-bad", "allow_unsafe": "--allow-unsafe"}
+"""Fields that only an option of the command line sets: no file from elsewhere speaks for you."""
 
 
-def find_unsafe(
-    recipe: Recipe, origins: Mapping[KeyPath, Origin], own_folders: tuple[Path, ...]
-) -> Iterator[Problem]:
-    """Yield what needs consent; a file that gives it to itself is refused for that."""
-    consent = _origin(("allow_unsafe",), origins)
-    if recipe.allow_unsafe and consent is not None and consent.line is not None:
-        yield Problem(
-            ("allow_unsafe",),
-            "a recipe cannot allow itself what is unsafe",
-            "remove it, and pass --allow-unsafe on the command line",
+@dataclass(frozen=True, slots=True)
+class Trusted:
+    """The folders whose recipes are the user's own words, and those that hold models."""
+
+    recipes: tuple[Path, ...]
+    models: tuple[Path, ...] = ()
+
+    def foreign_files(self, origins: Mapping[KeyPath, Origin]) -> frozenset[str]:
+        """Return which of the files that values stand in lie elsewhere, links followed."""
+        own = [folder.resolve() for folder in self.recipes]
+        files = {origin.file for origin in origins.values() if origin.line is not None}
+        resolved = {file: Path(file).resolve() for file in files}
+        return frozenset(
+            file
+            for file, path in resolved.items()
+            if not any(path.is_relative_to(folder) for folder in own)
         )
-    elif not recipe.allow_unsafe:
-        for problem in (*_environment(recipe), *_arguments(recipe), *_compilation(recipe)):
-            if is_foreign(problem.path, origins, own_folders):
-                yield problem
 
 
-def is_foreign(
-    path: KeyPath, origins: Mapping[KeyPath, Origin], own_folders: tuple[Path, ...]
-) -> bool:
-    """Say whether a value stands in a file outside the folders of recipes."""
-    origin = _origin(path, origins)
-    if origin is None or origin.line is None:
-        return False
-    file = Path(origin.file).resolve()
-    return not any(file.is_relative_to(folder.resolve()) for folder in own_folders)
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A recipe with the origins of its values, and what the user trusts."""
 
+    recipe: Recipe
+    origins: Mapping[KeyPath, Origin]
+    trusted: Trusted
+    foreign_files: frozenset[str]
 
-def _origin(path: KeyPath, origins: Mapping[KeyPath, Origin]) -> Origin | None:
-    while path and path not in origins:
-        path = path[:-1]
-    return origins.get(path)
+    def self_consents(self) -> Iterator[Problem]:
+        """Yield the consents that a file gives to itself; no option takes these."""
+        for field, option in CONSENT_OPTIONS.items():
+            origin = self._origin((field,))
+            is_typed = origin is not None and origin.line is None
+            # A recipe of the user's own may insist on a release; on foreign code only a command.
+            is_own = field != "allow_unsafe" and not self._is_foreign((field,))
+            if getattr(self.recipe, field) and not is_typed and not is_own:
+                yield Problem(
+                    (field,),
+                    "a recipe cannot allow itself what needs your consent",
+                    f"remove it, and pass {option} on the command line",
+                )
 
-
-def _environment(recipe: Recipe) -> Iterator[Problem]:
-    for name in recipe.serve.env:
-        if not SAFE_ENV.fullmatch(name) or UNSAFE_ENV.fullmatch(name):
-            yield Problem(
-                ("serve", "env", name), f"{name} may load code or move files in vLLM", CONSENT
-            )
-
-
-def _arguments(recipe: Recipe) -> Iterator[Problem]:
-    for index, argument in enumerate(recipe.serve.extra_args):
-        flag = flags.flag_of(argument)
-        # argparse takes the start of a flag for the whole.
-        if flag is not None and any(item.startswith(flag) for item in UNSAFE_FLAGS):
-            yield Problem(
-                ("serve", "extra_args", index),
-                f"{flag} loads code, moves files or speaks to other hosts",
-                CONSENT,
-            )
-
-
-def _compilation(recipe: Recipe) -> Iterator[Problem]:
-    for name in sorted(UNSAFE_COMPILATION & set(recipe.serve.compilation_config or {})):
-        yield Problem(
-            ("serve", "compilation_config", name), f"{name} names code or a folder", CONSENT
+    def consents(self) -> Iterator[Problem]:
+        """Yield what needs consent and has none yet."""
+        if self.recipe.allow_unsafe or not self.foreign_files:
+            return
+        questions = (
+            *self._fields(),
+            *self._environment(),
+            *self._arguments(),
+            *self._serve(),
+            *self._mounts(),
         )
+        for path, question in questions:
+            if self._is_foreign(path):
+                yield Problem(path, question, "")
+
+    def _origin(self, path: KeyPath) -> Origin | None:
+        while path and path not in self.origins:
+            path = path[:-1]
+        return self.origins.get(path)
+
+    def _is_foreign(self, path: KeyPath) -> bool:
+        """Say whether a value stands in a file outside the folders of recipes."""
+        origin = self._origin(path)
+        return origin is not None and origin.line is not None and origin.file in self.foreign_files
+
+    def _fields(self) -> Iterator[tuple[KeyPath, str]]:
+        for name, row in lists().fields.items():
+            path = tuple(name.split("."))
+            value = _value_at(self.recipe, path)
+            if value is not None and not lists().matches(row, value):
+                yield path, f"{shown(value)}: {row.why}"
+
+    def _environment(self) -> Iterator[tuple[KeyPath, str]]:
+        for name, value in self.recipe.serve.env.items():
+            row = lists().env.get(name)
+            said = shown(f"{name}={value}")
+            if row is None:
+                question = f"{said}: not on the list of harmless variables; a variable can name "
+                yield ("serve", "env", name), question + "code, a file or a host"
+            elif not lists().matches(row, value):
+                question = f"{said}: without consent it is {lists().words(row)} ({row.why})"
+                yield ("serve", "env", name), question
+
+    def _arguments(self) -> Iterator[tuple[KeyPath, str]]:
+        for index, question in arguments.questions(self.recipe.serve.extra_args):
+            yield ("serve", "extra_args", index), question
+
+    def _serve(self) -> Iterator[tuple[KeyPath, str]]:
+        """Yield the fields that become flags, held against the flags' own rows."""
+        for field, flag in {**flags.VALUE_FLAGS, **flags.JSON_FLAGS}.items():
+            value, row = getattr(self.recipe.serve, field), lists().flags[flag]
+            if isinstance(value, dict) and row.keys is not None:
+                for below, question in arguments.mapping_questions(row.keys, value):
+                    yield ("serve", field, *below), question
+            elif value is not None and not lists().matches(row, value):
+                question = f"{shown(value)}: without consent it is {lists().words(row)}"
+                yield ("serve", field), f"{question} ({row.why})"
+
+    def _mounts(self) -> Iterator[tuple[KeyPath, str]]:
+        for path, meant in mounts.named_paths(self.recipe):
+            origin = self._origin(path)
+            beside = Path(origin.file).parent if origin is not None else Path()
+            if path == ("serve", "chat_template"):
+                question = mounts.template_question(meant, beside)
+            else:
+                question = mounts.model_question(meant, beside, self.trusted.models)
+            if question is not None:
+                yield path, question
+
+
+def judge_of(recipe: Recipe, origins: Mapping[KeyPath, Origin], trusted: Trusted) -> Judge:
+    """Return the judge of a recipe; a recipe of trusted files alone has nothing to judge."""
+    return Judge(recipe, origins, trusted, trusted.foreign_files(origins))
+
+
+def _value_at(recipe: Recipe, path: KeyPath) -> Any:  # noqa: ANN401 - any field's value
+    value: Any = recipe
+    for key in path:
+        value = getattr(value, str(key), None)
+    return value

@@ -20,6 +20,11 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
+def own(shipped: Library, folder: Path) -> Library:
+    """The shipped recipes, with a folder of the user's own before them."""
+    return Library((folder, *shipped.folders))
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [("models/a", "recipes/models/a"), ("../a", "a"), ("./a", "recipes/a"), ("/a", "/a")],
@@ -33,7 +38,7 @@ def test_a_relative_folder_is_beside_its_recipe(
         f"checkpoint: {{fp8_dense: {{mode: prebuilt, source: {written}}}}}\n",
     )
     monkeypatch.chdir("/")
-    loaded = load_recipe(shipped, recipe).recipe
+    loaded = load_recipe(own(shipped, tmp_path / "recipes"), recipe).recipe
     assert loaded.model.path == str(tmp_path / meant)
     is_path = written.startswith(("/", "."))
     assert loaded.checkpoint.fp8_dense.source == (str(tmp_path / meant) if is_path else written)
@@ -59,7 +64,15 @@ def test_what_is_typed_is_meant_as_seen_from_here(
 @pytest.mark.parametrize("written", ["~/models/a", "~"])
 def test_a_home_folder_is_found_later(shipped: Library, tmp_path: Path, written: str) -> None:
     recipe = write(tmp_path / "mine.yaml", f"extends: v2\nmodel: {{path: '{written}'}}\n")
-    assert load_recipe(shipped, recipe).recipe.model.path == written
+    assert load_recipe(own(shipped, tmp_path), recipe).recipe.model.path == written
+
+
+@pytest.mark.parametrize("written", ["~nobody-of-this-name/models", "~\u00e4"])
+def test_the_home_of_nobody_is_a_name_like_any_other(
+    shipped: Library, tmp_path: Path, written: str
+) -> None:
+    recipe = write(tmp_path / "mine.yaml", f"extends: v2\nmodel: {{path: '{written}'}}\n")
+    assert load_recipe(own(shipped, tmp_path), recipe).recipe.model.path == f"{tmp_path}/{written}"
 
 
 @pytest.mark.parametrize("model", ["7", "{path: 7}", "[a]", "{path: null}"])

@@ -1,0 +1,127 @@
+"""The arguments of a recipe from elsewhere, held against the list word for word.
+
+vLLM's parser takes more spellings than can be listed: the start of a flag, `_` for `-`, `-O3`,
+`-cc.mode`, `@file`, a bare word as the model. Here a flag counts in its one exact spelling, with
+its value after it or after `=`, and every other word is a question for the user.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.recipe.harmless import lists
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sparkdeploy.recipe.document import KeyPath
+    from sparkdeploy.recipe.harmless import Allowed
+
+SHOWN_LENGTH = 80
+
+
+def shown(text: object) -> str:
+    """Return text of a stranger as it may be printed: on one line, short, without control signs."""
+    words = str(text)
+    if len(words) > SHOWN_LENGTH:
+        words = words[:SHOWN_LENGTH] + "..."
+    return words if words.isprintable() else ascii(words)
+
+
+def questions(arguments: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yield the place of every argument that needs consent, and what it is."""
+    index = 0
+    while index < len(arguments):
+        flag, equals, inline = arguments[index].partition("=")
+        values = [inline] if equals else _values(flag, arguments[index + 1 :])
+        for question in _questions_of(flag, values, inline=bool(equals)):
+            yield index, question
+        index += 1 if equals else 1 + len(values)
+
+
+def _values(flag: str, rest: Sequence[str]) -> list[str]:
+    """Return the words that belong to a flag; those of an unknown one are named with it."""
+    row = lists().flags.get(flag.partition(".")[0])
+    if row is not None and not row.many:
+        return list(rest[: 0 if _is_switch(row) else 1])
+    end = next((at for at, word in enumerate(rest) if word.startswith("-")), len(rest))
+    return list(rest[:end])
+
+
+def _is_switch(row: Allowed) -> bool:
+    return row.value is None and row.keys is None
+
+
+def _questions_of(flag: str, values: list[str], *, inline: bool) -> Iterator[str]:
+    name, dot, below = flag.partition(".")
+    row = lists().flags.get(name)
+    said = shown(f"{flag}={values[0]}" if inline else " ".join([flag, *values]))
+    if not flag.startswith("-"):
+        yield f"the word {said} follows no flag; vLLM may take it for a model"
+    elif row is None:
+        yield f"{said}: {_unknown(name)}"
+    elif dot:
+        yield from (f"{said}: {why}" for why in _below(row, below.split("."), values))
+    elif _is_switch(row):
+        if inline:
+            yield f"{said}: {name} takes no value"
+    elif not values:
+        yield f"{said}: {name} needs a value"
+    elif row.keys is not None:
+        yield from (f"{shown(flag)}: {why}" for why in _json(row, values[0]))
+    else:
+        wrong = [value for value in values if not lists().matches(row, value)]
+        yield from (_other_value(f"{name} {shown(value)}", row) for value in wrong)
+
+
+def _unknown(flag: str) -> str:
+    spelling = "--" + flag.lstrip("-").replace("_", "-")
+    if spelling in lists().flags:
+        return f"not the one spelling that is looked up, {spelling}"
+    return "not on the list of harmless flags; a flag can load code, move files or open a port"
+
+
+def _other_value(said: str, row: Allowed) -> str:
+    return f"{said}: without consent it is {lists().words(row)} ({row.why})"
+
+
+def _below(row: Allowed, keys: list[str], values: list[str]) -> Iterator[str]:
+    """Judge `--flag.key.key value`, which is one value of the flag's mapping."""
+    if row.keys is None or not values:
+        yield "it takes no keys" if row.keys is None else "it needs a value"
+        return
+    nested: Any = values[0]
+    for key in reversed(keys):
+        nested = {key: nested}
+    yield from (why for _, why in mapping_questions(row.keys, nested))
+
+
+def _json(row: Allowed, text: str) -> Iterator[str]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        yield f"{shown(text)} is not a JSON object"
+    elif row.keys is not None:
+        yield from (why for _, why in mapping_questions(row.keys, content))
+
+
+def mapping_questions(table: str, content: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield each key of a mapping that needs consent, by its path within, and what it is."""
+    rows = lists().keys[table]
+    for key, value in content.items():
+        row = rows.get(key)
+        if row is None:
+            yield (key,), f"the key {shown(key)} is not on the list of harmless ones"
+        elif isinstance(value, dict) and row.keys is not None:
+            for below, why in mapping_questions(row.keys, value):
+                yield (key, *below), why
+        elif not _all_match(row, value):
+            yield (key,), _other_value(f"{key}: {shown(value)}", row)
+
+
+def _all_match(row: Allowed, value: Any) -> bool:  # noqa: ANN401 - YAML or JSON content
+    items = value if isinstance(value, list) else [value]
+    return all(not isinstance(item, dict | list) and lists().matches(row, item) for item in items)

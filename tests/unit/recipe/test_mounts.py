@@ -1,0 +1,170 @@
+"""What of this machine a recipe from elsewhere may have mounted, with real files."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.apply.drafting import Request, resolve
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.settings import load_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAD = "schema: 1\nname: their\ntitle: t\nextends: v2\n"
+FP8 = "checkpoint: {{fp8_dense: {{mode: prebuilt, source: '{}'}}}}"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's home with a key in it, as recipes are saved into it."""
+    home = tmp_path / "home" / "user"
+    for name in (".ssh/id_rsa", ".ssh/id.jinja", "notes.jinja", "recipes/own.jinja", "secret.txt"):
+        path = home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("secret")
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+def recipe(folder: Path, body: str) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "their.yaml"
+    path.write_text(f"{HEAD}{body}\n")
+    return str(path)
+
+
+def refusal(path: str) -> str:
+    with pytest.raises(RecipeError) as refused:
+        resolve(Request(path), load_settings())
+    assert "--allow-unsafe" in str(refused.value.hint)
+    resolve(Request(path, ("allow_unsafe=true",)), load_settings())
+    return str(refused.value.detail)
+
+
+@pytest.mark.parametrize("template", [".ssh/id_rsa", ".ssh/id.jinja", "notes.jinja", "secret.txt"])
+def test_a_recipe_saved_into_the_home_folder_gets_no_file_of_it(home: Path, template: str) -> None:
+    said = refusal(recipe(home, f"serve: {{chat_template: {template}}}"))
+    assert "their.yaml:5: serve.chat_template" in said
+    assert str(home / template) in said
+
+
+def test_a_folder_that_holds_homes_is_no_folder_of_recipes(home: Path) -> None:
+    for folder in (home.parent, home.parent.parent):
+        said = refusal(recipe(folder, "serve: {chat_template: user/notes.jinja}"))
+        assert "lies" in said
+
+
+def test_a_folder_that_everybody_writes_into_is_no_folder_of_recipes(tmp_path: Path) -> None:
+    public = tmp_path / "public"
+    public.mkdir()
+    public.chmod(0o1777)
+    (public / "a.jinja").write_text("x")
+    said = refusal(recipe(public, "serve: {chat_template: a.jinja}"))
+    assert "holds more than recipes" in said
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (".hidden/a.jinja", "hidden"),
+        ("key.txt", "does not end in .jinja"),
+        ("to-key.jinja", "does not end in .jinja"),
+        ("to-hidden.jinja", "hidden"),
+        ("to-etc.jinja", "outside"),
+        ("../a.jinja", "outside"),
+        ("/etc/a.jinja", "outside"),
+        ("~/recipes/own.jinja", "outside"),
+        ("pipe.jinja", "not a regular file"),
+        ("large.jinja", "bytes"),
+    ],
+)
+def test_a_template_is_a_small_open_file_beside_its_recipe(
+    home: Path, tmp_path: Path, template: str, reason: str
+) -> None:
+    folder = tmp_path / "elsewhere"
+    path = recipe(folder, f"serve: {{chat_template: '{template}'}}")
+    for name in (".hidden/a.jinja", "key.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("secret")
+    for name, target in (("key", "key.txt"), ("hidden", ".hidden/a.jinja"), ("etc", "/etc/passwd")):
+        (folder / f"to-{name}.jinja").symlink_to(target)
+    os.mkfifo(folder / "pipe.jinja")
+    with (folder / "large.jinja").open("wb") as stream:
+        stream.truncate(2**20 + 1)
+    with pytest.raises(RecipeError) as refused:
+        resolve(Request(path), load_settings())
+    assert reason in str(refused.value.detail)
+
+
+def test_a_template_beside_its_recipe_is_taken(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    (folder / "templates").mkdir(parents=True)
+    (folder / "templates" / "a.jinja").write_text("{{ messages }}")
+    (folder / "to-a.jinja").symlink_to("templates/a.jinja")
+    for template in ("templates/a.jinja", "to-a.jinja"):
+        resolve(Request(recipe(folder, f"serve: {{chat_template: {template}}}")), load_settings())
+
+
+def test_a_template_that_a_merge_key_brings_is_found_beside_its_recipe_too(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "serve: {<<: {chat_template: a.jinja}}"
+    path = recipe(tmp_path / "elsewhere", body)
+    (tmp_path / "elsewhere" / "a.jinja").write_text("x")
+    monkeypatch.chdir(home)
+    resolved = resolve(Request(path), load_settings())
+    assert resolved.recipe.serve.chat_template == str(tmp_path / "elsewhere" / "a.jinja")
+
+
+@pytest.mark.parametrize("body", ["model: {{path: '{}'}}", FP8])
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [
+        ("./.git", "hidden"),
+        ("./papers", "no config.json"),
+        ("./to-ssh", "outside"),
+        ("../home/user", "outside"),
+        ("/etc", "outside"),
+    ],
+)
+def test_a_models_folder_is_open_and_looks_like_one(
+    home: Path, tmp_path: Path, body: str, folder: str, reason: str
+) -> None:
+    beside = tmp_path / "elsewhere"
+    for name in (".git", "papers"):
+        (beside / name).mkdir(parents=True)
+    (beside / ".git" / "config.json").write_text("{}")
+    (beside / "to-ssh").symlink_to(home / ".ssh")
+    with pytest.raises(RecipeError) as refused:
+        resolve(Request(recipe(beside, body.format(folder))), load_settings())
+    assert reason in str(refused.value.detail)
+
+
+def test_a_model_beside_a_recipe_in_the_home_folder_needs_consent(home: Path) -> None:
+    (home / "weights").mkdir()
+    (home / "weights" / "config.json").write_text("{}")
+    assert "holds more than recipes" in refusal(recipe(home, "model: {path: weights}"))
+
+
+def test_a_model_beside_its_recipe_is_taken(tmp_path: Path) -> None:
+    weights = tmp_path / "elsewhere" / "weights"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    path = recipe(tmp_path / "elsewhere", "model: {path: weights}")
+    assert resolve(Request(path), load_settings()).recipe.model.path == str(weights)
+
+
+def test_the_home_of_a_folders_owner_counts_where_sudo_gives_another(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pwd
+
+    entry = pwd.getpwuid(os.getuid())
+    fields = (*entry[:5], str(home), entry.pw_shell)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: pwd.struct_passwd(fields))
+    monkeypatch.setenv("HOME", str(tmp_path / "root"))
+    assert "holds more" in refusal(recipe(home, "serve: {chat_template: notes.jinja}"))
