@@ -21,7 +21,10 @@ MAX_VALUE_LENGTH = 512
 
 
 def _compiles(text: str) -> str:
-    re.compile(text, re.ASCII)
+    try:
+        re.compile(text, re.ASCII)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from error
     return text
 
 

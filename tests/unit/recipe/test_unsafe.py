@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import unicodedata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -17,6 +20,7 @@ from sparkdeploy.image.stages import stages_of
 from sparkdeploy.plan.container import Deployment, Weights, container_spec
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.flags import VALUE_FLAGS, flag_of
+from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.recipe.load import Library, Resolved, load_engine, load_recipe
 from sparkdeploy.recipe.schema import Engine, Recipe
 from sparkdeploy.settings import load_settings
@@ -24,7 +28,7 @@ from tests.unit.conftest import REPOSITORY
 from tests.unit.plan.facts import FOLDERS, model_fact
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from sparkdeploy.node.container import ContainerSpec
 
 SHELF = Library((REPOSITORY / "recipes",))
 V2 = load_recipe(SHELF, "v2")
@@ -45,6 +49,37 @@ UNSAFE = [
     "serve: {extra_args: [--tool-parser-plug, x.py]}",
     "serve: {extra_args: ['--kv-transfer-config.kv_connector=evil']}",
     "serve: {compilation_config: {inductor_passes: {x: evil.run}}}",
+    "serve: {env: {TORCHINDUCTOR_CPP_MARCH: 'native -fplugin=/m/hub/x.so'}}",
+    "serve: {env: {CUDA_HOME: /m/hub}}",
+    "serve: {env: {FLASHINFER_NVCC: nvcc}}",
+    "serve: {env: {FLASHINFER_EXTRA_LDFLAGS: '-Wl,x'}}",
+    "serve: {env: {TRITON_CACHE_MANAGER: 'evil:Manager'}}",
+    "serve: {env: {OMP_TOOL_LIBRARIES: x.so}}",
+    "serve: {env: {TORCH_TRACE: x}}",
+    "serve: {env: {CUBLAS_LOGDEST_DBG: x}}",
+    "serve: {env: {NCCL_RAS_ADDR: '0.0.0.0:1'}}",
+    "serve: {env: {NCCL_NET: evil}}",
+    "serve: {env: {VLLM_USAGE_STATS_SERVER: 'http://elsewhere'}}",
+    "serve: {extra_args: [--distributed-executor-backend, this.s]}",
+    "serve: {extra_args: [--ec-transfer-config, '{}']}",
+    "serve: {extra_args: [--weight-transfer-config, '{}']}",
+    "serve: {extra_args: [--model-class-overrides, '{}']}",
+    "serve: {extra_args: [--grpc]}",
+    "serve: {extra_args: [--allowed-media-domains, '*']}",
+    "serve: {extra_args: [--async-scheduling, stray]}",
+    "serve: {extra_args: [stray]}",
+    "serve: {trust_remote_code: true}",
+    "serve: {load_format: runai_streamer}",
+    "serve: {attention_backend: evil.Backend}",
+    "serve: {tool_call_parser: a/x.py}",
+    "serve: {override_generation_config: {evil: 1}}",
+    "serve: {compilation_config: {backend: evil.run}}",
+    "serve: {<<: {trust_remote_code: true}}",
+    "serve: {speculative: {method: dflash, tokens: 2, model: ../x}}\ncheckpoint: {mtp: 'off'}",
+    "cluster: {speculative: {method: dflash, tokens: 2, model: /x}}",
+    "limits: {memory_floor_gib: 0}",
+    "limits: {memory_floor_gib: 3.99}",
+    f"engine: image\nimage: there/x@sha256:{'0' * 64}",
     "model: {path: /etc}",
     "serve: {chat_template: /etc/passwd}",
 ]
@@ -89,6 +124,84 @@ def test_a_recipe_cannot_consent_to_itself(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as refused:
         resolved(from_elsewhere(tmp_path, "allow_unsafe: true"))
     assert "cannot allow itself" in str(refused.value.detail)
+
+
+def test_a_recipe_cannot_consent_to_a_bad_release_either(tmp_path: Path) -> None:
+    recipe = from_elsewhere(tmp_path, "allow_known_bad: true")
+    for consent in ((), ("allow_unsafe=true",)):
+        with pytest.raises(RecipeError) as refused:
+            resolved(recipe, *consent)
+        assert "pass --allow-known-bad on the command line" in str(refused.value.detail)
+    assert resolved(recipe, "allow_known_bad=true").recipe.allow_known_bad
+
+
+def test_an_image_from_elsewhere_is_named_before_it_runs(tmp_path: Path) -> None:
+    image = f"there/x@sha256:{'0' * 64}"
+    recipe = from_elsewhere(tmp_path, f"engine: image\nimage: {image}")
+    with pytest.raises(RecipeError) as refused:
+        resolved(recipe)
+    assert f"their.yaml:6: image: {image}" in str(refused.value.detail)
+    assert "an image is code of others" in str(refused.value.detail)
+    mine = f"sha256:{'1' * 64}"
+    assert resolved(recipe, f"image={mine}").engine.image == mine
+
+
+def test_all_that_needs_consent_is_listed_at_once_with_its_line(tmp_path: Path) -> None:
+    body = (
+        "serve:\n"
+        "  trust_remote_code: true\n"
+        "  chat_template: /etc/passwd\n"
+        "  env:\n"
+        "    CUDA_HOME: /x\n"
+        "    NCCL_NET: evil\n"
+        "  extra_args: [--worker-cls, evil.Worker]\n"
+        "limits: {memory_floor_gib: 1}\n"
+    )
+    with pytest.raises(RecipeError) as refused:
+        resolved(from_elsewhere(tmp_path, body))
+    assert "asks for 6 things that need your consent" in refused.value.message
+    lines = str(refused.value.detail).splitlines()
+    for line, words in (
+        (6, "serve.trust_remote_code: True: the model's repository runs Python"),
+        (7, "serve.chat_template: /etc/passwd lies outside"),
+        (9, "serve.env.CUDA_HOME: CUDA_HOME=/x: not on the list"),
+        (10, "serve.env.NCCL_NET: NCCL_NET=evil: without consent it is IB|Socket"),
+        (11, "serve.extra_args.0: --worker-cls evil.Worker: not on the list"),
+        (12, "limits.memory_floor_gib: 1.0: below 4 GiB"),
+    ):
+        assert [item for item in lines if f"their.yaml:{line}: {words}" in item], words
+    assert "--allow-unsafe" in str(refused.value.hint)
+
+
+def test_a_file_beside_it_that_it_extends_is_from_elsewhere_too(tmp_path: Path) -> None:
+    recipe = from_elsewhere(tmp_path, "")
+    parent = tmp_path / "elsewhere" / "parent.yaml"
+    parent.write_text(
+        "schema: 1\nname: parent\ntitle: t\nextends: v2\nserve: {trust_remote_code: true}\n"
+    )
+    Path(recipe).write_text("schema: 1\nname: their\ntitle: t\nextends: parent\n")
+    with pytest.raises(RecipeError) as refused:
+        resolved(recipe)
+    assert "parent.yaml:5: serve.trust_remote_code" in str(refused.value.detail)
+
+
+HARMLESS = [
+    "limits: {memory_floor_gib: 8}",
+    "serve: {trust_remote_code: false}",
+    "serve: {env: {VLLM_MARLIN_USE_ATOMIC_ADD: '1', NCCL_NET: IB}}",
+    "serve: {extra_args: [--async-scheduling, --block-size, '64', --moe-backend=marlin]}",
+    "serve: {compilation_config: {cudagraph_mode: FULL_AND_PIECEWISE, custom_ops: [all]}}",
+    "serve: {override_generation_config: {temperature: 0.6, top_p: 0.95, max_new_tokens: null}}",
+    "serve: {load_format: instanttensor, attention_backend: FLASHINFER, kv_cache_dtype: fp8}",
+    "serve: {tool_call_parser: minimax-m3, reasoning_parser: minimax_m2_append_think}",
+    "model: {repo: nvidia/Qwen3.6-35B-A3B-NVFP4, served_name: qwen35b}",
+    "cluster: {tensor_parallel: 4, backend: ray}",
+]
+
+
+@pytest.mark.parametrize("body", HARMLESS)
+def test_a_harmless_recipe_from_elsewhere_needs_no_consent(tmp_path: Path, body: str) -> None:
+    assert resolved(from_elsewhere(tmp_path, body)).recipe.name == "their"
 
 
 def test_a_link_out_of_the_recipes_folder_is_followed_first(tmp_path: Path) -> None:
@@ -138,6 +251,8 @@ def test_no_value_passes_for_a_flag(field: str, value: str) -> None:
         Recipe.model_validate(content)
 
 
+HARMFUL_NAMES = ["TORCHINDUCTOR_CPP_MARCH", "CUDA_HOME", "NCCL_NET_PLUGIN", "LD_AUDIT", "HF_HOME"]
+HARMFUL_FLAGS = ["--worker-cls", "--config", "--ec-transfer-config", "--grpc", "--api-key", "--uds"]
 text = st.text(st.characters(exclude_categories=["Cs"]))
 
 
@@ -190,6 +305,87 @@ def test_whatever_stands_in_a_recipe_the_shape_of_its_container_stays(
     assert set(expected) ^ set(flags) <= set(VALUE_FLAGS.values())
     host = spec.command.index("--host")
     assert spec.command[host + 1] == exposure.host
+
+
+NAMES = st.sampled_from([*lists().env, *HARMFUL_NAMES]) | st.from_regex(
+    r"[A-Z][A-Z0-9_]{0,20}", fullmatch=True
+)
+WORDS = st.sampled_from(
+    [
+        *("0", "1", "-1", "64", "true", "auto", "mp", "ray", "evil", "evil.run", "/etc/x", "IB"),
+        *("native -fplugin=x.so", "expandable_segments:True", "sm_121a", "12.1a", "2MB", "stray"),
+        *("--host", "-O3", "-cc.mode", "@x", '{"image":2}', '{"backend":"evil.run"}', "{", "a=b"),
+        *('{"cudagraph_mode":"FULL"}', '{"temperature":0.6}', "x.py", "WARN", "a b", "auto "),
+    ]
+) | st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=8)
+FLAGS = st.sampled_from([*lists().flags, *HARMFUL_FLAGS]).flatmap(
+    lambda flag: st.sampled_from(
+        [flag, flag[:-1], flag.replace("-", "_")[:2] + flag[2:], f"{flag}=1", f"{flag}.backend"]
+    )
+)
+PAIRS = [
+    ["--block-size", "64"],
+    ["--async-scheduling"],
+    ["--moe-backend=marlin"],
+    ["--cudagraph-capture-sizes", "1", "2"],
+    ["--limit-mm-per-prompt", '{"image":2}'],
+    ["--attention-config.backend", "FLASH_ATTN"],
+]
+ARGUMENTS = st.lists(
+    st.sampled_from(PAIRS) | FLAGS.map(lambda word: [word]) | WORDS.map(lambda word: [word]),
+    max_size=4,
+).map(lambda parts: [word for part in parts for word in part])
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(NAMES, WORDS, max_size=3), ARGUMENTS)
+def test_what_passes_without_consent_is_on_the_list_and_changes_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, env: dict[str, str], arguments: list[str]
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "listed"
+    folder.mkdir(exist_ok=True)
+    body = {"env": env, "extra_args": arguments}
+    path = from_elsewhere(folder, f"serve: {json.dumps(body, ensure_ascii=False)}")
+    theirs, refusal = resolved_or_refused(path)
+    if theirs is None:
+        assert "their.yaml:5: serve." in refusal
+        return
+    spec, plain = rendered(theirs), rendered(V2)
+    for name in set(spec.env) | set(plain.env):
+        if spec.env.get(name) != plain.env.get(name):
+            assert re.fullmatch(lists().pattern(lists().env[name]), spec.env[name], re.ASCII)
+    added = spec.command[len(plain.command) :]
+    assert added == tuple(arguments)
+    assert_on_the_list(list(added))
+    for part in ("mounts", "entrypoint", "image", "user", "network", "cap_add", "devices"):
+        assert getattr(spec, part) == getattr(plain, part)
+
+
+def resolved_or_refused(path: str) -> tuple[Resolved | None, str]:
+    try:
+        return resolved(path), ""
+    except RecipeError as error:
+        return None, str(error.detail)
+
+
+def assert_on_the_list(words: list[str]) -> None:
+    while words:
+        flag, equals, value = words.pop(0).partition("=")
+        row = lists().flags[flag.partition(".")[0]]
+        if row.value is None and row.keys is None:
+            assert not equals
+            continue
+        values = [value] if equals else [words.pop(0)]
+        while row.many and not equals and words and not words[0].startswith("-"):
+            values.append(words.pop(0))
+        assert row.keys is not None or all(lists().matches(row, item) for item in values)
+
+
+def rendered(recipe: Resolved) -> ContainerSpec:
+    """The container, with its recipe's name left out of the labels."""
+    deployment = Deployment("main", Exposure.LOOPBACK)
+    weights = Weights(model_fact())
+    return container_spec(recipe, weights, image="i", deployment=deployment, folders=FOLDERS)
 
 
 ENGINE = load_engine(SHELF, "cuda-0.25")
