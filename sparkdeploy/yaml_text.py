@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
-MAX_NODES = 20_000
+MAX_NODES = 5_000
 """With every alias counted as all that it stands for."""
 MAX_ALIASES = 64
 MAX_NUMBER_LENGTH = 40

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, RecipeArgument, SetOption
+from sparkdeploy.cli.options import (
+    JsonOption,
+    RecipeArgument,
+    SetOption,
+    UnsafeOption,
+    with_consent,
+)
 from sparkdeploy.console import console
 
 
@@ -16,6 +22,7 @@ def register(app: typer.Typer) -> None:
 def doctor(
     recipe: RecipeArgument = None,
     assignments: SetOption = None,
+    allow_unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine for a recipe: GPU, memory, Docker, folders, ports, network."""
@@ -26,6 +33,7 @@ def doctor(
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()
+    assignments = with_consent(assignments, known_bad=False, unsafe=allow_unsafe)
     request = Request(recipe or settings.default_recipe, tuple(assignments or ()))
     findings = examine(resolve(request, settings), settings)
     if as_json:

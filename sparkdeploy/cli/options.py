@@ -24,7 +24,7 @@ KnownBadOption = Annotated[
 ]
 UnsafeOption = Annotated[
     bool,
-    typer.Option("--allow-unsafe", help="Take a recipe's settings that load code or move files."),
+    typer.Option("--allow-unsafe", help="Take all that a recipe from elsewhere asks for."),
 ]
 NameOption = Annotated[str, typer.Option("--name", help="The deployment's name.")]
 PublicOption = Annotated[

@@ -71,9 +71,11 @@ def show_recipe(
     capacity: Annotated[
         bool, typer.Option("--capacity", help="Memory and KV cache on this machine instead.")
     ] = False,
+    allow_unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show a recipe with everything it inherits, and where each value was written."""
+    assignments = with_consent(assignments, known_bad=False, unsafe=allow_unsafe)
     if capacity:
         from sparkdeploy.cli.printing import print_capacity
 

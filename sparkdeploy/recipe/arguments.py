@@ -99,13 +99,21 @@ def _below(row: Allowed, keys: list[str], values: list[str]) -> Iterator[str]:
 
 def _json(row: Allowed, text: str) -> Iterator[str]:
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_each_key_once)
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        yield f"{shown(text)} is not a JSON object"
+        yield f"{shown(text)} is not a JSON object with each key once"
     elif row.keys is not None:
         yield from (why for _, why in mapping_questions(row.keys, content))
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that stands twice: which of the two counts is each reader's own choice."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("a key stands twice")
+    return content
 
 
 def mapping_questions(table: str, content: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:

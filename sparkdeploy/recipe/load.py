@@ -24,7 +24,7 @@ from sparkdeploy.recipe.document import (
 )
 from sparkdeploy.recipe.rules import Problem
 from sparkdeploy.recipe.schema import Engine, Recipe
-from sparkdeploy.recipe.unsafe import CONSENT_HINT, Trusted, judge_of
+from sparkdeploy.recipe.unsafe import Trusted, consent_hint, judge_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 MAX_ANCESTORS = 16
+MAX_LISTED = 100
 NOT_INHERITED = ("name", "title", "extends", "expect")
 """Keys that describe one recipe and mean nothing in its children."""
 
@@ -95,7 +96,7 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
         problems += judge.self_consents()
         consents += judge.consents()
     if problems or consents:
-        raise _report(f"recipe {wanted}", document, problems, consents)
+        raise _report(f"recipe {wanted}", document, problems, consents, hint=consent_hint(wanted))
     if not isinstance(recipe, Recipe) or engine is None:
         raise RecipeError(f"recipe {wanted} could not be resolved")
     return Resolved(recipe, engine, document.origins)
@@ -253,7 +254,12 @@ def _remove(content: Any, path: KeyPath) -> Any:  # noqa: ANN401 - YAML content
 
 
 def _report(
-    what: str, document: Document, problems: list[Problem], consents: Sequence[Problem] = ()
+    what: str,
+    document: Document,
+    problems: list[Problem],
+    consents: Sequence[Problem] = (),
+    *,
+    hint: str | None = None,
 ) -> RecipeError:
     counted = []
     if problems := list(dict.fromkeys(problems)):
@@ -261,9 +267,15 @@ def _report(
     if consents:
         things = _many(len(consents), "thing")
         counted.append(f"asks for {things} that need{'s' * (len(consents) == 1)} your consent")
-    lines = [_line(document, problem) for problem in (*problems, *consents)]
-    hint = CONSENT_HINT if consents else None
-    return RecipeError(f"{what} {' and '.join(counted)}", detail="\n".join(lines), hint=hint)
+    every = (*problems, *consents)
+    lines = [_line(document, problem) for problem in every[:MAX_LISTED]]
+    if len(every) > MAX_LISTED:
+        lines.append(f"... and {len(every) - MAX_LISTED} more")
+    return RecipeError(
+        f"{what} {' and '.join(counted)}",
+        detail="\n".join(lines),
+        hint=hint if consents else None,
+    )
 
 
 def _many(count: int, noun: str) -> str:

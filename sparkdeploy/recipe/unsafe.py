@@ -9,6 +9,7 @@ the user's words and are not looked at.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.recipe.document import KeyPath, Origin
     from sparkdeploy.recipe.schema import Recipe
-
-CONSENT_HINT = "read it; what you trust is allowed by --allow-unsafe, all of the above at once"
 
 CONSENT_OPTIONS = {"allow_known_bad": "--allow-known-bad", "allow_unsafe": "--allow-unsafe"}
 """Fields that only an option of the command line sets: no file from elsewhere speaks for you."""
@@ -140,6 +139,12 @@ class Judge:
                 question = mounts.model_question(meant, beside, self.trusted.models)
             if question is not None:
                 yield path, question
+
+
+def consent_hint(wanted: str) -> str:
+    """Return how to read a recipe without running it, and how to consent to it."""
+    command = f"sparkdeploy show {shlex.quote(shown(wanted))} --allow-unsafe"
+    return f"`{command}` prints it and runs nothing; --allow-unsafe takes all of the above"
 
 
 def judge_of(recipe: Recipe, origins: Mapping[KeyPath, Origin], trusted: Trusted) -> Judge:

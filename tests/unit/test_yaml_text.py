@@ -50,6 +50,8 @@ HOSTILE = {
     "deep below a key": "serve: " + "[" * 33 + "]" * 33,
     "an anchor in itself": "serve: &s {env: *s}",
     "an anchor in its namesake": "x: &s 1\nserve: &s {env: *s}",
+    "thousands of keys": "\n".join(f"k{n}: 1" for n in range(15_000)),
+    "as many keys as are read": "\n".join(f"k{n}: 1" for n in range(1_000)),
     "no such anchor": "serve: *nothing",
     "an anchor in a key": "&k serve: {? *k : 1}",
     "a mapping as a key": "? {a: 1}\n: 2",
@@ -109,7 +111,7 @@ def outcome(text: bytes, folder: Path) -> RecipeError | None:
 def test_hostile_yaml_is_a_mistake_of_the_recipe(tmp_path: Path, body: str) -> None:
     error = outcome(text_of(body).encode(), tmp_path)
     assert error is not None
-    assert len(str(error.detail)) < 20_000
+    assert len(str(error.detail)) < 50_000
 
 
 def _limit() -> None:
@@ -182,7 +184,7 @@ def test_any_text_is_a_recipe_or_a_mistake(
 VALUES: st.SearchStrategy[Any] = st.text(max_size=30) | st.lists(PIECES, max_size=8).map("".join)
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(st.sampled_from(["title", "serve.env.A", "model.path", "serve.port", "..", ""]), VALUES)
 def test_any_typed_value_is_taken_or_a_mistake(path: str, value: str) -> None:
     try:

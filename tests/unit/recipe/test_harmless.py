@@ -59,6 +59,8 @@ HARMLESS_ENV = [
     ("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "0"),
     ("VLLM_TRITON_MLA_SPARSE_TOPK_CHUNK_SIZE", "512"),
     ("VLLM_B12X_W4A16_FORCE_BLOCKS_MAX_M", "16"),
+    ("EXL3_TEMP_ROWS_FUSED", "128"),
+    ("GLM53_SPINWAIT_MS", "stock"),
     ("B12X_POLICY_MODE", "auto"),
     ("B12X_COMPILE_WORKERS", "4"),
     ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
@@ -178,6 +180,8 @@ HARMLESS_ARGUMENTS = [
     '--diffusion-config {"canvas_length":256}',
     "--decode-context-parallel-size 2 --dcp-kv-cache-interleave-size 16",
     "--exp-b12x",
+    "--pipeline-parallel-size 3",
+    "--kv-cache-memory-bytes 0.5g",
     "--mxfp4-backend CUTLASS --mxfp4-layers moe,qkv,o,lm_head",
     "--uvicorn-log-level warning --disable-uvicorn-access-log",
     "--skip-mm-profiling",
@@ -252,6 +256,8 @@ HARMFUL_ARGUMENTS = [
     '--hf-overrides {"auto_map":{"AutoConfig":"x.py"}}',
     "--hf-overrides.architectures x",
     "--hf-overrides [1]",
+    '--hf-overrides {"rope_theta":1,"rope_theta":2}',
+    "--cpu-offload-gb -1.5",
     "--hf-overrides {",
     "--hf-overrides " + "[" * 5000,
     '--limit-mm-per-prompt {"image":' + "9" * 5000 + "}",
@@ -386,6 +392,13 @@ def test_a_pattern_takes_little_time_whatever_it_is_given(data: st.DataObject) -
     begun = time.thread_time()
     re.fullmatch(pattern, text, re.ASCII)
     assert time.thread_time() - begun < 0.05
+
+
+def test_no_value_of_a_flag_is_read_as_a_key_of_another() -> None:
+    # vLLM's parser takes a word with `-` in front and a dot in it for a key, and the next with it.
+    texts = ("-1.5", "-0.0", "-.5")
+    rows = [row for row in lists().flags.values() if row.value is not None]
+    assert not [row for row in rows for text in texts if lists().matches(row, text)]
 
 
 def test_a_list_that_refers_to_nothing_is_refused() -> None:
