@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
+import shlex
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.node.plain_file import NotPlainError, open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,9 +30,13 @@ def only_one(
     patience_s: float = PATIENCE_S,
     on_wait: Callable[[str], None] = console.info,
 ) -> Iterator[None]:
-    """Hold the lock at `path` inside the block; CheckpointError when it does not come free."""
+    """Hold the lock at `path` inside the block; CheckpointError when it does not come free.
+
+    A cache of models may be a folder that other users write to: a link or a FIFO that one of them
+    has put in the lock's place raises CheckpointError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
+    with _opened(path) as file:
         deadline_s = time.monotonic() + patience_s
         told = False
         while not _try_lock(file.fileno()):
@@ -44,6 +51,16 @@ def only_one(
             time.sleep(POLL_S)
         yield
         # The file stays: removing it would let two builders lock two files of one name.
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return os.fdopen(open_plain(path), "rb")
+    except NotPlainError as error:
+        raise CheckpointError(
+            f"the lock {path} cannot be used: {error.strerror}",
+            hint=f"rm -r {shlex.quote(str(path))}",
+        ) from error
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -1,0 +1,74 @@
+"""Files in folders that other users write to: never reached through a link, never waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ATTEMPTS = 10
+NEW_MODE = 0o666
+"""Of which the umask takes its part."""
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WORDS = {
+    errno.ELOOP: "it is a symbolic link",
+    errno.EISDIR: "it is a folder",
+    errno.ENXIO: "it is a socket or a device",
+}
+
+
+class NotPlainError(OSError):
+    """What has the name is no regular file of that one name; `strerror` says what it is."""
+
+
+def open_plain(name: str | Path, *, folder: int | None = None) -> int:
+    """Open a regular file to read and write, made if nothing has the name.
+
+    `folder` is a descriptor that `name` is meant from. Whoever may write to the folder may have
+    put anything there: a link, a second name of somebody's file, a FIFO and a device raise
+    NotPlainError, untouched and without waiting. Raises OSError for the rest.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            return _existing(name, folder)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                return os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, NEW_MODE, dir_fd=folder)
+    raise OSError(errno.EAGAIN, "it comes and goes")
+
+
+def find_plain(name: str, *, folder: int) -> int | None:
+    """Open a file as `open_plain` does, or return None when nothing has the name."""
+    try:
+        return _existing(name, folder)
+    except FileNotFoundError:
+        return None
+
+
+def _existing(name: str | Path, folder: int | None) -> int:
+    # Without O_CREAT: the kernel refuses that flag for another user's file in a shared folder.
+    try:
+        descriptor = os.open(name, _FLAGS, dir_fd=folder)
+    except OSError as error:
+        if error.errno in _WORDS:
+            raise NotPlainError(error.errno, _WORDS[error.errno]) from error
+        raise
+    try:
+        _require_plain(os.fstat(descriptor))
+    except NotPlainError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _require_plain(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise NotPlainError(errno.EINVAL, "it is no regular file")
+    # A second name may be the first name of a file that is none of ours.
+    if status.st_nlink > 1:
+        raise NotPlainError(errno.EMLINK, "it is a hard link to another file")
