@@ -9,6 +9,8 @@ STAMP="$VENV/installed-sources"
 ENGINE_LOG="${SPARKDEPLOY_ENGINE_LOG:-/var/log/sparkdeploy-dockerd.log}"
 DOCKER_SOCKET_WAIT_S=60
 OUR_LABEL="dev.sparkdeploy.kind"
+LOCK_FOLDER="${SPARKDEPLOY_LOCK_DIR:-/run/lock/sparkdeploy}"
+TMPFILES="${SPARKDEPLOY_TMPFILES:-/etc/tmpfiles.d}"
 DEBIAN_KEYRING="${SPARKDEPLOY_DEBIAN_KEYRING:-/usr/share/keyrings/debian-archive-keyring.gpg}"
 
 # A user's PATH on Debian lacks the folders where dockerd, iptables and runc's friends live.
@@ -66,6 +68,7 @@ main() {
   meet_prerequisites
   install_tool
   link_tool
+  if is_root; then share_lock_folder; fi
   case "$MODE" in
     rehearse) run_tool rehearse "$RECIPE" ;;
     up) run_tool up "$RECIPE" ;;
@@ -497,6 +500,19 @@ link_tool() {
   esac
 }
 
+# /run/lock is open to all and empty after a boot: whichever user comes first would own the folder
+# of the lock that all of them share, and sparkdeploy refuses a folder that is another user's.
+share_lock_folder() {
+  local entry="$TMPFILES/sparkdeploy.conf"
+  case "$LOCK_FOLDER" in *[[:space:]]*) return ;; esac
+  if mkdir -p -- "$TMPFILES" && printf 'd %s 1777 root root -\n' "$LOCK_FOLDER" >"$entry"; then
+    say "Lock folder of all users, from each boot on: $LOCK_FOLDER ($entry)"
+  fi
+  if command -v systemd-tmpfiles >/dev/null && systemd-tmpfiles --create "$entry"; then return; fi
+  # One that is there stays: whose it is, sparkdeploy looks at itself.
+  mkdir -m 1777 -- "$LOCK_FOLDER" 2>/dev/null || true
+}
+
 run_tool() {
   local code=0
   say "Running: sparkdeploy $*"
@@ -531,6 +547,7 @@ uninstall() {
     rm -- "$link"
     say "Removed $link"
   fi
+  if is_root; then rm -f -- "$TMPFILES/sparkdeploy.conf"; fi
   if [ -d "$VENV" ]; then
     rm -rf -- "$VENV"
     say "Removed $VENV"

@@ -126,6 +126,8 @@ def machine(tmp_path: Path) -> Machine:
         "SPARKDEPLOY_HOME": str(made.venv.parent),
         "SPARKDEPLOY_BIN": str(made.link.parent),
         "SPARKDEPLOY_ENGINE_LOG": str(tmp_path / "dockerd.log"),
+        "SPARKDEPLOY_LOCK_DIR": str(tmp_path / "lock"),
+        "SPARKDEPLOY_TMPFILES": str(tmp_path / "tmpfiles.d"),
         "SPARKDEPLOY_DEBIAN_KEYRING": str(tmp_path / "keyring"),
         "DOCKER_HOST": f"unix://{tmp_path}/docker.sock",
     }

@@ -266,6 +266,32 @@ def test_help_names_every_mode_and_needs_nothing(machine: Machine) -> None:
         assert flag in result.stdout
 
 
+def test_root_makes_the_lock_folder_that_all_users_share_for_every_boot(machine: Machine) -> None:
+    entry, folder = machine.root / "tmpfiles.d" / "sparkdeploy.conf", machine.root / "lock"
+    machine.run("--tool-only")
+    made_by_a_user = entry.exists() or folder.exists()
+    machine.user_is("root", 0)
+    result = machine.run("--tool-only")
+
+    assert not made_by_a_user
+    assert result.returncode == 0, result.stderr
+    assert entry.read_text() == f"d {folder} 1777 root root -\n"
+    assert folder.stat().st_mode & 0o7777 == 0o1777
+    machine.run("--uninstall")
+    assert not entry.exists()
+
+
+def test_a_lock_folder_that_is_there_already_is_left_alone(machine: Machine) -> None:
+    elsewhere = machine.root / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (machine.root / "lock").symlink_to(elsewhere)
+    machine.user_is("root", 0)
+    result = machine.run("--tool-only")
+
+    assert result.returncode == 0, result.stderr
+    assert elsewhere.stat().st_mode & 0o7777 == 0o700
+
+
 def test_uninstalling_nothing_is_fine(machine: Machine) -> None:
     result = machine.run("--uninstall")
     assert result.returncode == 0, result.stderr
