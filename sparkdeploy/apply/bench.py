@@ -31,6 +31,7 @@ from sparkdeploy.bench.watch import Watch
 from sparkdeploy.console import console, format_seconds
 from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, UsageError
 from sparkdeploy.node.machine import LocalMachine
+from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.runtime.client import ServedModel
 from sparkdeploy.runtime.deployments import require_deployment
 
@@ -169,6 +170,8 @@ def measure_endpoint(endpoint: Endpoint, wanted: Wanted, settings: Settings) -> 
         origin=endpoint.origin,
         suites=tuple(results),
     )
+    if wanted.file is None:
+        make_private(shelf_of(settings).folder)
     path = wanted.file or shelf_of(settings).path_of(run)
     write_record(run, path)
     return Finished(run, path, failure)

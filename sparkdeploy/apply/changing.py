@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sparkdeploy.apply.expectation import expectation_on
 from sparkdeploy.apply.serving import answers, check_truth
 from sparkdeploy.console import console
+from sparkdeploy.node.private_folder import keep_private, make_private
 from sparkdeploy.runtime import recovery
 from sparkdeploy.runtime.lock import node_lock
 from sparkdeploy.runtime.phases import read_whole
@@ -33,6 +35,10 @@ def changing(
 
     `command` is what is held up to others, without the program's name: `up v2 --name main`.
     """
+    # A full disk, or a file in a folder's place, is for whoever writes there to tell.
+    with contextlib.suppress(OSError):
+        keep_private(settings.state_dir)
+        make_private(settings.cache_dir)
     return node_lock(
         settings.lock_dir,
         settings.node_name,

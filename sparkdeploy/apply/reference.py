@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def read_reference(path: Path) -> dict[str, str] | None:
 
 def write_reference(path: Path, answers: Sequence[Answer]) -> None:
     """Record the texts; the file appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     staged = path.with_suffix(".new")
     staged.write_text(json.dumps({item.prompt: item.text for item in answers}), encoding="utf-8")
     staged.replace(path)

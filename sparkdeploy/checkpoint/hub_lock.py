@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit, shown
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -123,7 +124,7 @@ class HubLock:
         )
 
     def _change(self, change: Callable[[dict[str, dict[str, Any]]], object]) -> None:
-        self.state_dir.mkdir(parents=True, exist_ok=True)
+        make_private(self.state_dir)
         with self.path.with_suffix(".lock").open("a") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
             models = self._read()

@@ -114,11 +114,12 @@ def _hear_stop_signals() -> None:
 
 
 def _write_crash_log() -> str:
+    from sparkdeploy.node.private_folder import make_private
     from sparkdeploy.settings import load_settings
 
     try:
         folder = load_settings().state_dir
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
     except (SparkdeployError, OSError):
         folder = Path(tempfile.mkdtemp(prefix="sparkdeploy-"))
     path = folder / "crash.log"

@@ -12,6 +12,7 @@ from sparkdeploy import shell
 from sparkdeploy.console import format_bytes
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.failures import Scene, ended_by_node
+from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
     from sparkdeploy.console import Step
@@ -39,7 +40,7 @@ def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: S
             "mmdebstrap is not installed, and no registry answers for the base image",
             hint=f"sudo apt-get install --yes {' '.join(_missing_packages())}",
         )
-    settings.cache_dir.mkdir(parents=True, exist_ok=True)
+    make_private(settings.cache_dir)
     with tempfile.TemporaryDirectory(prefix="base-", dir=settings.cache_dir) as scratch:
         archive, log = Path(scratch) / "root.tar", Path(scratch) / "mmdebstrap.log"
         argv = mmdebstrap_argv(stage.debian, stage.architecture, settings, archive, log)

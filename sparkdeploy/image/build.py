@@ -18,6 +18,7 @@ from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.failures import Scene, ended_by_node, failed
 from sparkdeploy.image.proof import prove
 from sparkdeploy.image.stages import LEFTOVER_LABEL
+from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -169,7 +170,7 @@ def _build(
         *network.files(stage, settings),
     ]
     arguments = {**stage.build_args, **network.build_args(stage, settings)}
-    settings.cache_dir.mkdir(parents=True, exist_ok=True)
+    make_private(settings.cache_dir)
     try:
         with tempfile.TemporaryFile(prefix="context-", dir=settings.cache_dir) as context:
             write_tar(files, context)

@@ -19,6 +19,7 @@ from sparkdeploy.image.context import CHUNK_BYTES
 from sparkdeploy.image.stages import fingerprint
 from sparkdeploy.node import facts
 from sparkdeploy.node.container import ContainerSpec, Mount
+from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
     from sparkdeploy.console import Step
@@ -112,7 +113,7 @@ def compile_wheel(host: DockerHost, stage: Stage, settings: Settings, step: Step
     folder = wheel_folder(stage, settings)
     compiled_before = settings.cache_dir / "ccache"
     for made in (folder, compiled_before):
-        made.mkdir(parents=True, exist_ok=True)
+        make_private(made)
     with tempfile.TemporaryDirectory(prefix="compile-", dir=settings.cache_dir) as scratch:
         inputs, work = Path(scratch) / "compile", Path(scratch) / "work"
         work.mkdir()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
+from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -69,7 +70,7 @@ class Ledger:
         """Keep these; the file appears whole or not at all."""
         for path, (entry, digest) in digests.items():
             self._known[str(path)] = [entry.stamp, digest]
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self._file.parent)
         staged = self._file.with_suffix(".new")
         staged.write_text(json.dumps(self._known), encoding="utf-8")
         staged.replace(self._file)

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class ClusterRecord:
         if not nodes:
             self._file(deployment).unlink(missing_ok=True)
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private(self.folder)
         staged = self._file(deployment).with_suffix(".new")
         staged.write_text(json.dumps(nodes), encoding="utf-8")
         staged.replace(self._file(deployment))

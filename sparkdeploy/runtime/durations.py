@@ -7,6 +7,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.runtime.phases import SPARK_COLD_START_S
 from sparkdeploy.stored_json import read_json
 
@@ -32,7 +33,7 @@ def remember(state_dir: Path, key: str, phases_s: Mapping[str, float]) -> None:
     staged = path.with_suffix(".new")
     # A full disk costs the next start its estimate, and this one nothing.
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         staged.write_text(json.dumps({name: round(value, 2) for name, value in phases_s.items()}))
         staged.replace(path)
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import __version__
+from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.runtime.forensics import Cause, guard_reports, root_cause
 from sparkdeploy.runtime.phases import read_whole
 from sparkdeploy.runtime.secrets import (
@@ -126,7 +127,7 @@ def _keys(crashes_dir: Path) -> tuple[str, ...]:
 
 
 def _new_folder(crashes_dir: Path, deployment: str) -> Path:
-    crashes_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(crashes_dir)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     folder = crashes_dir / f"{deployment}-{stamp}"
     number = 1

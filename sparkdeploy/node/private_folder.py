@@ -1,0 +1,43 @@
+"""Folders that are this user's alone: keys, logs of crashes and compiled code lie below them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+PRIVATE_MODE = 0o700
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_ARRANGED = stat.S_ISVTX | stat.S_ISGID
+"""Bits of a folder that somebody has set up for several users."""
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, with what is missing above it, for this user alone; one there stays so."""
+    missing = [folder]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    for path in reversed(missing):
+        path.mkdir(mode=PRIVATE_MODE, exist_ok=True)
+
+
+def keep_private(folder: Path) -> None:
+    """Make a folder of this program for this user alone, and take others' rights from an old one.
+
+    Left as they are: a folder of another user, one that is set up for several, a mounted disk and
+    the home folder, which are more than a folder of ours whatever a variable says.
+    """
+    make_private(folder)
+    status = folder.stat()
+    is_own = status.st_uid == os.geteuid() and not status.st_mode & _ARRANGED
+    if not is_own or not status.st_mode & _OTHERS or _is_more(folder):
+        return
+    # A disk that takes no modes, such as a share of another system's, is no reason to stop.
+    with contextlib.suppress(OSError):
+        folder.chmod(PRIVATE_MODE)
+
+
+def _is_more(folder: Path) -> bool:
+    place = folder.resolve()
+    return place == Path("~").expanduser().resolve() or place == Path("/") or place.is_mount()
