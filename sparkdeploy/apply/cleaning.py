@@ -13,6 +13,7 @@ from sparkdeploy.apply.drafting import library
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node import facts
+from sparkdeploy.node.ownership import is_name
 from sparkdeploy.recipe.load import load_engine
 from sparkdeploy.settings import resources
 
@@ -144,7 +145,8 @@ def wanted_here(settings: Settings) -> Wanted:
 
 
 def _image(image: ImageFact) -> Leftover:
-    engine = image.labels.get(labels.ENGINE, "")
+    said = image.labels.get(labels.ENGINE, "")
+    engine = said if is_name(said) else "its engine"
     return Leftover("image", image.tags[0], image.size_bytes, f"{engine} is made otherwise now")
 
 

@@ -174,9 +174,7 @@ class _Run:
         """Hold what each node has, and what its old container gives back, against the need."""
         running = {seat.node: self._running(plan, seat) for seat in self.formation.seats}
         freed_bytes = {
-            node: int(fact.labels.get(labels.MEMORY, "0"))
-            for node, fact in running.items()
-            if fact is not None
+            node: fact.promised_bytes for node, fact in running.items() if fact is not None
         }
         return tuple(memory_checks(plan.needs.memory_bytes, self.found.seen, freed_bytes))
 

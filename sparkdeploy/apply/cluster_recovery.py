@@ -37,7 +37,7 @@ def nodes_of(host: DockerHost, deployment: str, settings: Settings) -> tuple[str
 
 def nodes_on(fact: ContainerFact | None) -> tuple[str, ...]:
     """Return the nodes a container was started on together with others, the head first."""
-    return tuple(filter(None, fact.labels.get(labels.NODES, "").split(","))) if fact else ()
+    return fact.nodes if fact is not None else ()
 
 
 def end_start_on(nodes: tuple[str, ...], deployment: str, settings: Settings) -> Recovery:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
 
 from sparkdeploy import labels
 from sparkdeploy.checkpoint.manifest import read_manifest
@@ -42,6 +45,11 @@ class Expectation:
         return json.dumps(asdict(self), sort_keys=True)
 
 
+@functools.cache
+def _reader() -> TypeAdapter[Expectation]:
+    return TypeAdapter(Expectation)
+
+
 def expectation_of(plan: Plan) -> Expectation:
     """Return what a plan promises, once its checkpoint is prepared.
 
@@ -56,21 +64,14 @@ def expectation_of(plan: Plan) -> Expectation:
 
 
 def expectation_on(fact: ContainerFact) -> Expectation | None:
-    """Return what a container was made with; None where an earlier version left no such label."""
+    """Return what a container was made with; None where the label is missing or is no such thing.
+
+    An earlier version left none.
+    """
     try:
-        known = json.loads(fact.labels[labels.EXPECTATION])
-        return _read(known)
-    except (KeyError, TypeError, ValueError):
+        return _reader().validate_json(fact.labels[labels.EXPECTATION], strict=True)
+    except (KeyError, ValueError):
         return None
-
-
-def _read(known: dict[str, Any]) -> Expectation:
-    memory, treatment = known["memory"], known["treatment"]
-    return Expectation(
-        memory=MemoryClaim(**memory) if memory is not None else None,
-        backends=tuple(PlannedBackend(**item) for item in known["backends"]),
-        treatment=Treatment(**treatment) if treatment is not None else None,
-    )
 
 
 def _treatment(plan: Plan) -> Treatment | None:

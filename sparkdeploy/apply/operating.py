@@ -12,7 +12,7 @@ from sparkdeploy.apply import cluster_operate
 from sparkdeploy.apply.changing import changing
 from sparkdeploy.apply.drafting import connect
 from sparkdeploy.apply.serving import answers
-from sparkdeploy.console import format_gib, format_seconds
+from sparkdeploy.console import console, format_gib, format_seconds
 from sparkdeploy.runtime import deployments
 from sparkdeploy.runtime.lock import lock_holder, watch_name
 from sparkdeploy.settings import load_settings
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 BEING_REPLACED = "being replaced"
+NAMED_STRANGERS = 3
+SHOWN_CHARACTERS = 80
 
 
 def current_rows() -> tuple[StatusRow, ...]:
@@ -32,6 +34,7 @@ def current_rows() -> tuple[StatusRow, ...]:
     settings = load_settings()
     with connect(settings) as host:
         rows = deployments.status_rows(host, _is_healthy, now=datetime.now(UTC))
+        _name_strangers(host)
     members = cluster_operate.members(settings)
     watched = (_watched(row, settings) for row in rows)
     return tuple(_with_members(row, members.get(row.name, ())) for row in watched)
@@ -114,7 +117,21 @@ def _changing(command: str) -> Iterator[tuple[DockerHost, Settings]]:
     """Hold the node's lock: nothing else may change its containers meanwhile."""
     settings = load_settings()
     with connect(settings) as host, changing(settings, command):
+        _name_strangers(host)
         yield host, settings
+
+
+def _name_strangers(host: DockerHost) -> None:
+    """Anybody who may use the Docker Engine can write our labels on what is none of ours."""
+    names = host.strangers()
+    if names:
+        more = len(names) - NAMED_STRANGERS
+        rest = f" and {more} more" if more > 0 else ""
+        console.warn(
+            "left alone, for they carry sparkdeploy's labels and other names: "
+            + ", ".join(name[:SHOWN_CHARACTERS] for name in names[:NAMED_STRANGERS])
+            + rest
+        )
 
 
 def _is_healthy(deployment: Deployment) -> bool:

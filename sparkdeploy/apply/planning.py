@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.apply.drafting import Request, connect_if_possible, draft_plan, resolve
 from sparkdeploy.errors import UsageError
+from sparkdeploy.node.ownership import KEPT_MARK, REPLACED_SUFFIX
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.schema import NAME_PATTERN
-from sparkdeploy.runtime.deployments import KEPT_MARK, REPLACED_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

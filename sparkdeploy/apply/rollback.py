@@ -126,11 +126,11 @@ def _expected_of(host: DockerHost, container_id: str) -> Expectation | None:
 
 def _start_of(host: DockerHost, replacement: replacing.Replacement) -> Start:
     fact = host.find_container(replacement.container_id)
-    known = fact.labels if fact is not None else {}
+    timeout_s = fact.startup_timeout_s if fact is not None else None
     return Start(
         deployment=replacement.deployment,
         command=f"rollback {replacement.deployment}",
-        deadline_s=float(known.get(labels.STARTUP_TIMEOUT, Limits().startup_timeout_s)),
+        deadline_s=timeout_s if timeout_s is not None else Limits().startup_timeout_s,
         pace=_pace(fact),
     )
 

@@ -30,9 +30,17 @@ def served_model(host: DockerHost, container_id: str, settings: Settings) -> Ser
 
 
 def model_of(fact: ContainerFact, settings: Settings) -> ServedModel:
-    """Return the client of a container, from its labels and the deployment's key file."""
+    """Return the client of a container, from its labels and the deployment's key file.
+
+    Raises NodeError where the labels name no port, or the key cannot be read.
+    """
+    if fact.port is None:
+        raise NodeError(
+            f"container {fact.name} has no port in its labels",
+            hint=f"`sparkdeploy up` makes it anew, or `docker rm -f {fact.name}`",
+        )
     return ServedModel(
-        f"http://127.0.0.1:{fact.labels[labels.PORT]}",
+        f"http://127.0.0.1:{fact.port}",
         read_key(fact, settings),
         model=fact.labels.get(labels.SERVED_NAME),
     )
@@ -64,10 +72,9 @@ def read_key_file(path: Path | None) -> str | None:
 
 def answers(fact: ContainerFact) -> bool:
     """Say whether the server of a running container calls itself healthy (no key needed)."""
-    port = fact.labels.get(labels.PORT)
-    if not fact.is_running or port is None:
+    if not fact.is_running or fact.port is None:
         return False
-    with ServedModel(f"http://127.0.0.1:{port}") as model:
+    with ServedModel(f"http://127.0.0.1:{fact.port}") as model:
         return model.is_healthy()
 
 

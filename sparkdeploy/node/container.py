@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdeploy import labels
+from sparkdeploy.node.ownership import is_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+MAX_PORT = 65535
+MAX_STARTUP_S = 1e9
+_DIGITS = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,42 @@ class ContainerFact:
     def fingerprint(self) -> str:
         """Return the fingerprint of the spec it was made from."""
         return self.labels.get(labels.FINGERPRINT, "")
+
+    @property
+    def port(self) -> int | None:
+        """Return the port it serves on; None when the label is none, or no port."""
+        number = _whole(self.labels.get(labels.PORT, ""))
+        return number if number is not None and 0 < number <= MAX_PORT else None
+
+    @property
+    def promised_bytes(self) -> int:
+        """Return the memory it was planned to take; 0 when the label does not tell."""
+        return _whole(self.labels.get(labels.MEMORY, "")) or 0
+
+    @property
+    def keep_count(self) -> int:
+        """Return how many of its predecessors stay."""
+        return _whole(self.labels.get(labels.KEEP, "")) or 0
+
+    @property
+    def startup_timeout_s(self) -> float | None:
+        """Return how long it may take to start; None when the label is none, or no duration."""
+        try:
+            duration_s = float(self.labels.get(labels.STARTUP_TIMEOUT, ""))
+        except ValueError:
+            return None
+        return duration_s if 0 <= duration_s <= MAX_STARTUP_S else None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Return the cluster's nodes by rank; none for one machine's, or when one is no name."""
+        names = tuple(filter(None, self.labels.get(labels.NODES, "").split(",")))
+        return names if all(map(is_name, names)) else ()
+
+
+def _whole(text: str) -> int | None:
+    """Read a number that somebody else may have written; int() takes far more than digits."""
+    return int(text) if _DIGITS.fullmatch(text) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from sparkdeploy.node import reports
 from sparkdeploy.node.connection import DockerConnection, means_missing, translated
 from sparkdeploy.node.listener import CALL_TIMEOUT_S
 from sparkdeploy.node.log_stream import LogStream
+from sparkdeploy.node.ownership import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,11 +36,23 @@ class Containers(DockerConnection):
     """What can be done with containers."""
 
     def own_containers(self) -> tuple[ContainerFact, ...]:
-        """Return every container that carries our label, running or not."""
+        """Return every container of a deployment, running or not; see ownership.is_ours."""
+        found = (item["Id"] for item in self._labelled() if _is_own(item))
+        facts = (self.find_container(container_id) for container_id in found)
+        # It may have been renamed since it was listed.
+        return tuple(f for f in facts if f is not None and is_ours(f.name, f.labels))
+
+    def strangers(self) -> tuple[str, ...]:
+        """Return the names of containers that carry our label and are not ours."""
+        found = [item for item in self._labelled() if not _is_own(item)]
+        return tuple(name for item in found for name in _names(item)[:1])
+
+    def _labelled(self) -> list[dict[str, Any]]:
         with translated("list containers"):
-            found = self._api.containers(all=True, filters={"label": labels.DEPLOYMENT})
-        facts = (self.find_container(item["Id"]) for item in found)
-        return tuple(fact for fact in facts if fact is not None)
+            found: list[dict[str, Any]] = self._api.containers(
+                all=True, filters={"label": labels.DEPLOYMENT}
+            )
+        return found
 
     def find_container(self, reference: str) -> ContainerFact | None:
         """Return a container by name or id, ours or not, or None."""
@@ -247,6 +260,15 @@ class Containers(DockerConnection):
             finally:
                 self._api.remove_container(created["Id"], force=True, v=True)
         return code, output
+
+
+def _names(item: dict[str, Any]) -> tuple[str, ...]:
+    """Return a listed container's names: its own, and those that other ones know it by."""
+    return tuple(str(name).lstrip("/") for name in item.get("Names") or ())
+
+
+def _is_own(item: dict[str, Any]) -> bool:
+    return any(is_ours(name, item.get("Labels") or {}) for name in _names(item))
 
 
 def _host_options(spec: ContainerSpec) -> dict[str, Any]:

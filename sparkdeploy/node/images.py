@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
 from sparkdeploy.node.connection import DockerConnection, means_missing, translated
+from sparkdeploy.node.ownership import own_tags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +24,14 @@ class Images(DockerConnection):
     """What can be done with images."""
 
     def own_images(self) -> tuple[ImageFact, ...]:
-        """Return every image that carries our label."""
+        """Return every image that carries our label, with those of its tags that are ours.
+
+        Whoever writes our labels on an image of theirs, or a tag of theirs on ours, keeps the tag.
+        """
         with translated("list images"):
             found = self._api.images(filters={"label": f"{labels.KIND}=image"})
-        return tuple(reports.read_listed_image(item) for item in found)
+        images = (reports.read_listed_image(item) for item in found)
+        return tuple(replace(image, tags=own_tags(image.tags)) for image in images)
 
     def find_image(self, reference: str) -> ImageFact | None:
         """Return an image by tag or id, or None."""

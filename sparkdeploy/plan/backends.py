@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.recipe.schema import Subject  # noqa: TC001 - read from a label, it is checked
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Recipe, Subject
+    from sparkdeploy.recipe.schema import Recipe
 
 GRAPHS_OFF = "off"
 

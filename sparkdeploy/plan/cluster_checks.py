@@ -6,7 +6,6 @@ import ipaddress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparkdeploy import labels
 from sparkdeploy.console import format_gib
 from sparkdeploy.node.fabric import twin_key
 
@@ -118,8 +117,8 @@ def owner_checks(head: str, found: Mapping[str, Sequence[ContainerFact]]) -> Ite
     """Yield a failed check for every deployment of another head that runs on one of the nodes."""
     for node, containers in found.items():
         for fact in containers:
-            owner = fact.labels.get(labels.NODES, "").split(",")[0]
-            if fact.is_running and owner not in {"", head}:
+            owner = next(iter(fact.nodes), head)
+            if fact.is_running and owner != head:
                 yield Check(
                     node,
                     "in use",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy import labels
 from sparkdeploy.console import format_bytes
 from sparkdeploy.doctor.finding import Verdict
 from sparkdeploy.plan.capacity import memory_problems
@@ -64,13 +63,13 @@ def _freed_bytes(observed: Observed, deployment: Deployment) -> int:
     existing = existing_container(observed, deployment)
     if existing is None or not existing.is_running:
         return 0
-    return int(existing.labels.get(labels.MEMORY, "0"))
+    return existing.promised_bytes
 
 
 def promised_bytes(containers: Iterable[ContainerFact], deployment: str) -> int:
     """Return what the other deployments were planned to take, also those still loading."""
     return sum(
-        int(item.labels.get(labels.MEMORY, "0"))
+        item.promised_bytes
         for item in containers
         if item.is_running and item.deployment != deployment
     )

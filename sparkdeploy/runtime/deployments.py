@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
+from sparkdeploy.node.ownership import KEPT_MARK, REPLACED_SUFFIX, is_name, is_ours
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
 
-REPLACED_SUFFIX = "-replaced"
-KEPT_MARK = "-kept-"
 RUNNING = "running"
 BROKEN = "broken"
 """A cluster that lost a node: its head may look healthy and will hang."""
@@ -50,8 +49,7 @@ class Deployment:
     @property
     def port(self) -> int | None:
         """Return the port it serves on."""
-        text = self.current.labels.get(labels.PORT, "")
-        return int(text) if text.isdigit() else None
+        return self.current.port
 
     @property
     def containers(self) -> tuple[ContainerFact, ...]:
@@ -101,10 +99,10 @@ def kept_name(deployment: str, number: int) -> str:
 
 
 def list_deployments(host: DockerHost) -> tuple[Deployment, ...]:
-    """Return every deployment, by name; containers without our labels are not looked at."""
+    """Return every deployment, by name; containers that are not ours are not looked at."""
     by_name: dict[str, list[ContainerFact]] = {}
     for fact in host.own_containers():
-        if fact.labels.get(labels.KIND) == "container" and fact.deployment:
+        if is_ours(fact.name, fact.labels):
             by_name.setdefault(fact.deployment, []).append(fact)
     return tuple(_deployment(name, facts) for name, facts in sorted(by_name.items()))
 
@@ -173,9 +171,8 @@ def _deployment(name: str, facts: list[ContainerFact]) -> Deployment:
     kept: dict[int, ContainerFact] = {}
     for fact in facts:
         ending = fact.name.removeprefix(container_name(name))
-        number = ending.removeprefix(KEPT_MARK)
-        if ending.startswith(KEPT_MARK) and number.isdigit():
-            kept[int(number)] = fact
+        if ending.startswith(KEPT_MARK):
+            kept[int(ending.removeprefix(KEPT_MARK))] = fact
         elif ending == REPLACED_SUFFIX:
             replaced = fact
         else:
@@ -193,7 +190,7 @@ def _row(
     fact = deployment.current
     return StatusRow(
         name=deployment.name,
-        recipe=fact.labels.get(labels.RECIPE, ""),
+        recipe=_recipe(fact),
         state=_state(deployment, is_healthy),
         port=deployment.port,
         uptime_s=uptime_s(fact, now),
@@ -203,6 +200,12 @@ def _row(
         half_done=_half_done(deployment),
         kept=len(deployment.kept),
     )
+
+
+def _recipe(fact: ContainerFact) -> str:
+    """A label may hold a megabyte, or what a terminal obeys."""
+    said = fact.labels.get(labels.RECIPE, "")
+    return said if is_name(said) else ""
 
 
 def _state(deployment: Deployment, is_healthy: Callable[[Deployment], bool]) -> str:

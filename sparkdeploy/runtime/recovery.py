@@ -64,8 +64,7 @@ def recover(
 def _drop_forgotten(host: DockerHost, found: Deployment) -> None:
     """Finish what a command that died after its last rename did not come to."""
     if found.serving is not None:
-        wanted = int(found.serving.labels.get(labels.KEEP, "0"))
-        drop_kept(host, found.name, beyond=max(wanted, 1))
+        drop_kept(host, found.name, beyond=max(found.serving.keep_count, 1))
 
 
 def abandon(host: DockerHost, deployment: str, *, crashes_dir: Path, reason: str) -> Recovery:
@@ -92,7 +91,7 @@ def follow(
     if found is None:
         return Recovery("nothing")
     new = found.serving
-    if new is not None and new.labels.get(labels.NODES, "").split(",")[0] != head:
+    if new is not None and new.nodes[:1] != (head,):
         return Recovery("nothing")
     belongs = new is not None and new.labels.get(labels.LAUNCH, "") == launch
     if found.replaced is None:
@@ -135,5 +134,5 @@ def _half_done(host: DockerHost, found: Deployment, crashes_dir: Path) -> Replac
 
 def _may_still_start(fact: ContainerFact, now: datetime) -> bool:
     running_s = uptime_s(fact, now)
-    timeout_s = fact.labels.get(labels.STARTUP_TIMEOUT)
-    return running_s is not None and timeout_s is not None and running_s < float(timeout_s)
+    timeout_s = fact.startup_timeout_s
+    return running_s is not None and timeout_s is not None and running_s < timeout_s

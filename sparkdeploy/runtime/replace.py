@@ -84,7 +84,7 @@ class Replacement:
     def commit(self) -> None:
         """Let the new one stay; keep as many of its predecessors as its label says."""
         new = self.host.find_container(self.container_id)
-        wanted = int(new.labels.get(labels.KEEP, "0")) if new is not None else 0
+        wanted = new.keep_count if new is not None else 0
         # What was rolled back from is kept in any case: that is how to go forward again.
         count = max(wanted, 1) if self.origin is Origin.KEPT else wanted
         if self.old_id is not None and self.host.find_container(self.old_id) is not None:

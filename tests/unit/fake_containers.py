@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from sparkdeploy import labels
 from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.ownership import is_ours
 
 if TYPE_CHECKING:
     from sparkdeploy.errors import NodeError
@@ -34,7 +35,7 @@ class FakeContainers:
     """What every question ends with, as an engine that is gone would."""
 
     @classmethod
-    def of(cls, *facts: ContainerFact) -> FakeContainers:
+    def of(cls, *facts: ContainerFact) -> Self:
         """An engine that has these."""
         return cls({fact.container_id: fact for fact in facts})
 
@@ -58,10 +59,15 @@ class FakeContainers:
     def own_containers(self) -> tuple[ContainerFact, ...]:
         if self.breaks_with is not None:
             raise self.breaks_with
-        return tuple(self.facts.values())
+        return tuple(fact for fact in self.facts.values() if is_ours(fact.name, fact.labels))
+
+    def strangers(self) -> tuple[str, ...]:
+        return tuple(f.name for f in self.facts.values() if not is_ours(f.name, f.labels))
 
     def find_container(self, reference: str) -> ContainerFact | None:
-        found = self.own_containers()
+        if self.breaks_with is not None:
+            raise self.breaks_with
+        found = self.facts.values()
         return next((item for item in found if reference in {item.container_id, item.name}), None)
 
     def create(self, spec: ContainerSpec) -> str:

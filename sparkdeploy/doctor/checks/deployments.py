@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy import labels
 from sparkdeploy.console import format_gib
 from sparkdeploy.doctor.finding import ok, warn
 
@@ -49,7 +48,7 @@ def _check_state(containers: Sequence[ContainerFact]) -> Finding:
 def _check_promises(containers: Sequence[ContainerFact], total_bytes: int) -> Finding:
     check = "deployments.memory"
     running = [item for item in containers if item.is_running]
-    promised = sum(int(item.labels.get(labels.MEMORY, "0")) for item in running)
+    promised = sum(item.promised_bytes for item in running)
     seen = f"{format_gib(promised)} of {format_gib(total_bytes)} promised to deployments"
     if promised <= total_bytes:
         return ok(check, seen)
