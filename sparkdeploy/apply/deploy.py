@@ -21,6 +21,8 @@ from sparkdeploy.apply.serving import answers, check_truth
 from sparkdeploy.apply.watch import Start, Watch
 from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError, SparkdeployError
+from sparkdeploy.node.facts import current_uid
+from sparkdeploy.node.shared_folder import user_name
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, plan_as_dict
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.apply.drafting import Request
     from sparkdeploy.apply.expectation import Expectation
-    from sparkdeploy.node.container import ContainerSpec
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Resolved
@@ -265,18 +267,24 @@ def _announce(plan: Plan) -> None:
 
 
 def _ask(plan: Plan, consent: Callable[[str], bool]) -> None:
-    running = plan.container.action is Action.REPLACE and any(
-        item.is_running and item.deployment == plan.deployment.name
+    running = [
+        item
         for item in plan.observed.containers
-    )
-    if running and not consent(
-        f"deployment {plan.deployment.name} is running and will be replaced "
-        f"({plan.container.reason}). Go on?"
-    ):
+        if item.is_running and item.deployment == plan.deployment.name
+    ]
+    if plan.container.action is not Action.REPLACE or not running:
+        return
+    name = f"deployment {plan.deployment.name}{_of_another(running[0])}"
+    if not consent(f"{name} is running and will be replaced ({plan.container.reason}). Go on?"):
         raise SparkdeployError(
             f"deployment {plan.deployment.name} was not replaced",
             hint="say yes, or pass --yes; another --name starts a second one beside it",
         )
+
+
+def _of_another(fact: ContainerFact) -> str:
+    """Users of one machine share its names: whoever replaces another's should know."""
+    return f" of {fact.user}" if fact.user not in {"", user_name(current_uid())} else ""
 
 
 def _labelled(plan: Plan, expected: Expectation, handover: Handover) -> ContainerSpec:
@@ -288,6 +296,7 @@ def _labelled(plan: Plan, expected: Expectation, handover: Handover) -> Containe
         labels.FINGERPRINT: spec.fingerprint(),
         labels.KEEP: str(handover.keep),
         labels.EXPECTATION: expected.as_label(),
+        labels.USER: user_name(current_uid()),
     }
     return replace(spec, labels={**spec.labels, **own})
 

@@ -13,6 +13,8 @@ from sparkdeploy.apply.changing import changing
 from sparkdeploy.apply.drafting import connect
 from sparkdeploy.apply.serving import answers
 from sparkdeploy.console import console, format_gib, format_seconds
+from sparkdeploy.node.facts import current_uid
+from sparkdeploy.node.shared_folder import user_name
 from sparkdeploy.runtime import deployments
 from sparkdeploy.runtime.lock import lock_holder, watch_name
 from sparkdeploy.settings import load_settings
@@ -69,6 +71,8 @@ def status_lines(rows: tuple[StatusRow, ...]) -> Iterator[str]:
         memory = format_gib(row.memory_bytes) if row.memory_bytes is not None else "-"
         port = row.port if row.port is not None else "-"
         yield f"{row.name:<12} {row.recipe:<12} {row.state:<14} {port:>5} {up:>8} {memory:>9}"
+        if row.user not in {"", user_name(current_uid())}:
+            yield f"  deployed by {row.user}"
         for member in row.members:
             yield f"  {member.node}: {member.state}"
         if row.half_done:
@@ -96,6 +100,7 @@ def read_log(
 def take_down(name: str) -> tuple[str, ...]:
     """Stop and remove one deployment; return the names of its containers."""
     with _changing(f"down {name}") as (host, settings):
+        _say_whose(host, name)
         return (
             *deployments.down(host, name),
             *cluster_operate.down_elsewhere(name, settings),
@@ -119,6 +124,13 @@ def _changing(command: str) -> Iterator[tuple[DockerHost, Settings]]:
     with connect(settings) as host, changing(settings, command):
         _name_strangers(host)
         yield host, settings
+
+
+def _say_whose(host: DockerHost, name: str) -> None:
+    """Whoever may use the Docker Engine may end another user's deployment; it should be known."""
+    found = deployments.find_deployment(host, name)
+    if found is not None and found.current.user not in {"", user_name(current_uid())}:
+        console.warn(f"{name} was deployed by {found.current.user}")
 
 
 def _name_strangers(host: DockerHost) -> None:

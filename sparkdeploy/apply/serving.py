@@ -56,7 +56,7 @@ def read_key(fact: ContainerFact, settings: Settings) -> str | None:
     except OSError as error:
         raise NodeError(
             f"the key of {fact.deployment} cannot be read: {path}: {error.strerror}",
-            hint="run this as the user who deployed it",
+            hint=f"run this as {fact.user or 'the user who deployed it'}",
         ) from error
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_PORT = 65535
 MAX_STARTUP_S = 1e9
+_USER = re.compile(r"[\w.@-][\w.@ -]{0,63}", re.ASCII)
 _DIGITS = re.compile("[0-9]{1,18}")
 
 
@@ -110,6 +111,12 @@ class ContainerFact:
     def fingerprint(self) -> str:
         """Return the fingerprint of the spec it was made from."""
         return self.labels.get(labels.FINGERPRINT, "")
+
+    @property
+    def user(self) -> str:
+        """Return who of the machine's users deployed it; empty when the label does not tell."""
+        said = self.labels.get(labels.USER, "")
+        return said if _USER.fullmatch(said) else ""
 
     @property
     def port(self) -> int | None:

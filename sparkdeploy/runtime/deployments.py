@@ -86,6 +86,8 @@ class StatusRow:
     kept: int = 0
     """How many earlier containers `rollback` can go back to."""
     members: tuple[MemberRow, ...] = ()
+    user: str = ""
+    """Who deployed it; empty where an earlier version did."""
 
 
 def replaced_name(deployment: str) -> str:
@@ -199,6 +201,7 @@ def _row(
         container=fact.name,
         half_done=_half_done(deployment),
         kept=len(deployment.kept),
+        user=fact.user,
     )
 
 
