@@ -158,6 +158,7 @@ def _places(resolved: Resolved, settings: Settings) -> Places:
             "state": str(settings.state_dir),
             "cache": str(settings.cache_dir),
             "data": str(settings.data_dir),
+            "lock": str(settings.lock_dir),
         },
         other_hub_caches=tuple(others),
         model_folder="models--" + resolved.recipe.model.repo.replace("/", "--"),

@@ -38,7 +38,7 @@ class Places:
     """What is to be looked at: our own folders by role, and hosts."""
 
     folders: Mapping[str, str]
-    """By role: hub_cache, state, cache, data."""
+    """By role: hub_cache, state, cache, data; lock, which all users share."""
     other_hub_caches: tuple[str, ...] = ()
     """Where the same models may lie a second time."""
     model_folder: str = ""

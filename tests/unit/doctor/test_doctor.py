@@ -246,6 +246,25 @@ def test_a_folder_that_is_not_there_yet_is_fine() -> None:
     assert [item.verdict for item in found] == [Verdict.OK]
 
 
+@pytest.mark.parametrize(
+    ("owner_uid", "is_writable", "verdict"),
+    [
+        (0, True, Verdict.OK),
+        (1000, True, Verdict.OK),
+        (0, False, Verdict.FAIL),
+        (1001, True, Verdict.FAIL),
+    ],
+)
+def test_a_lock_folder_of_another_user_fails_with_what_root_does(
+    owner_uid: int, is_writable: bool, verdict: Verdict
+) -> None:
+    shared = surroundings.Folder("lock", "/x/lock", owner_uid, is_writable)
+    found = list(folders.folder_findings([shared], caller_uid=1000))
+    assert [item.verdict for item in found] == [verdict]
+    fix = None if verdict is Verdict.OK else "as root: rm -rf /x/lock && mkdir -m 1777 /x/lock"
+    assert found[0].fix == fix
+
+
 def test_the_report_is_worst_first_and_groups_stay_together() -> None:
     findings = [ok("docker.disk", "much"), warn("machine.swap", "3", "x"), fail("gpu.a", "b", "c")]
     content = report.as_dict(findings)
