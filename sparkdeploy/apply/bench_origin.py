@@ -109,7 +109,8 @@ def image_origins(
     below: str | None = fact.image_id
     while below:
         image = host.find_image(below)
-        if image is None:
+        # A label may name the very image that bears it.
+        if image is None or image.image_id in {item.image_id for item in found}:
             break
         name = reference if not found else next(iter(image.tags), below)
         fingerprint = image.labels.get(labels.FINGERPRINT, "")
@@ -182,7 +183,8 @@ def machine_origin(machine: Machine, *, docker: str | None = None) -> MachineOri
 
 
 def _deployment(fact: ContainerFact) -> Deployment:
-    return Deployment(fact.deployment, Exposure(fact.labels[labels.EXPOSURE]))
+    is_public = fact.labels.get(labels.EXPOSURE) == Exposure.PUBLIC.value
+    return Deployment(fact.deployment, Exposure.PUBLIC if is_public else Exposure.LOOPBACK)
 
 
 def _is_what_runs(plan: Plan, fact: ContainerFact) -> bool:
@@ -194,7 +196,9 @@ def _versions(proof: str) -> dict[str, str]:
     """Return the versions an image's proof tells; an image of another origin has none."""
     try:
         content = json.loads(proof)
-    except ValueError:
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(content, dict) or not isinstance(content.get("versions", {}), dict):
         return {}
     said = {name: content[name] for name in ("vllm", "python", "cuda") if content.get(name)}
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from sparkdeploy.apply.examine import doctor_report
 from sparkdeploy.apply.operating import current_rows
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.ownership import is_name
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.runtime.deployments import find_deployment
 from sparkdeploy.runtime.evidence import ROOT_CAUSE, write_evidence
@@ -102,14 +104,19 @@ def _named_folder(subject: str, settings: Settings) -> Path | None:
     A bug report is public, and a folder of the present directory may be anything.
     """
     folder = Path(subject)
-    if folder.is_dir() and (os.sep in subject or (folder / ROOT_CAUSE).is_file()):
-        return folder
     kept = crashes_dir(settings) / subject
-    return kept if kept.is_dir() else None
+    # What no file system takes for a path is no folder: too long, or with a NUL in it.
+    with contextlib.suppress(OSError, ValueError):
+        if folder.is_dir() and (os.sep in subject or (folder / ROOT_CAUSE).is_file()):
+            return folder
+        return kept if kept.is_dir() else None
+    return None
 
 
 def _newest_crash(name: str, settings: Settings) -> Path | None:
     """Return the folder with the latest time in its name; names of others may begin alike."""
+    if not is_name(name):
+        return None
     folders = [
         path
         for path in sorted(crashes_dir(settings).glob(f"{name}-2*"))

@@ -182,7 +182,8 @@ def _chain(host: DockerHost, image: ImageFact) -> tuple[ImageFact, ...]:
     chain = [image]
     while below := chain[-1].labels.get(labels.BELOW):
         found = host.find_image(below)
-        if found is None:
+        # A label may name the very image that bears it.
+        if found is None or found.image_id in {image.image_id for image in chain}:
             break
         chain.append(found)
     return tuple(chain)

@@ -77,7 +77,9 @@ def _image(plan: Plan) -> Finding:
     rebuild = f"sparkdeploy image rm {step.stage.tag}, then `sparkdeploy up` builds it anew"
     try:
         proof = json.loads(image.labels.get(labels.PROOF, ""))
-    except ValueError:
+    except (ValueError, RecursionError):
+        proof = None
+    if not isinstance(proof, dict):
         return warn(check, f"{step.stage.tag} was never looked into", rebuild)
     if proof.get("selfcheck") != "fits":
         return fail(check, f"{step.stage.tag}: the plugin does not fit its vLLM", rebuild)

@@ -10,11 +10,16 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.node.ownership import is_name
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def _is_node(name: object) -> bool:
+    return isinstance(name, str) and is_name(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +35,24 @@ class ClusterRecord:
 
     def nodes(self, deployment: str) -> tuple[str, ...]:
         """Return the nodes, by rank; empty for a deployment that is none of a cluster's."""
+        if not is_name(deployment):
+            return ()
         try:
             names = read_json(self._file(deployment))
         except (OSError, ValueError):
             return ()
-        # Anything else is no note of ours.
-        return tuple(map(str, names)) if isinstance(names, list) else ()
+        if not isinstance(names, list) or not all(map(_is_node, names)):
+            return ()
+        return tuple(names)
 
     def deployments(self) -> tuple[str, ...]:
         """Return every deployment that is noted."""
         return tuple(sorted(path.stem for path in self.folder.glob("*.json")))
 
     def note(self, deployment: str, nodes: tuple[str, ...]) -> None:
-        """Keep the nodes; without any the note goes."""
+        """Keep the nodes; without any the note goes. A name that is none leads to another file."""
+        if not is_name(deployment):
+            return
         if not nodes:
             self._file(deployment).unlink(missing_ok=True)
             return

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdeploy import labels
-from sparkdeploy.apply import cleaning, diagnose, operating, rollback
+from sparkdeploy.apply import bench_origin, cleaning, diagnose, image_shelf, operating, rollback
 from sparkdeploy.apply.cleaning import Wanted, old_images
 from sparkdeploy.apply.expectation import expectation_on
 from sparkdeploy.apply.room import Machine, PageCache, make_room
@@ -25,6 +25,7 @@ from sparkdeploy.errors import SparkdeployError, UnhealthyError
 from sparkdeploy.node.container import ContainerFact, ImageFact
 from sparkdeploy.node.ownership import own_tags
 from sparkdeploy.plan.problems import promised_bytes
+from sparkdeploy.runtime.cluster_record import ClusterRecord
 from sparkdeploy.runtime.ports import port_owner
 from sparkdeploy.settings import load_settings
 from tests.unit.fake_containers import FakeContainers, container
@@ -285,3 +286,61 @@ def test_a_start_without_a_limit_that_is_one_has_no_time_left(limit: str) -> Non
 
     assert run(engine, "rollback") is None
     assert engine.states == {"sparkdeploy-main-replaced/sparkdeploy-main": "running"}
+
+
+@settings(max_examples=150)
+@given(
+    name=st.sampled_from(["/x", "../../x", "..", ".", "", "*", "[", "main\0", "x" * 300, "a/../b"])
+    | st.text(max_size=6),
+    command=st.sampled_from(["diagnose", "rollback", "down", "logs"]),
+)
+def test_a_name_that_is_none_is_no_way_to_another_file(name: str, command: str) -> None:
+    state = load_settings().state_dir
+    (state / "cluster" / "deployments").mkdir(parents=True, exist_ok=True)
+    secret = state / "x.json"
+    secret.write_text('["spark-1"]')
+    calls: dict[str, Callable[[], object]] = {
+        "diagnose": lambda: diagnose.diagnose(name, state / "bundle.tar.gz"),
+        "rollback": lambda: rollback.roll_back(name),
+        "down": lambda: operating.take_down(name),
+        "logs": lambda: list(operating.read_log(name, follow=False, tail=None)),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (operating, rollback, diagnose):
+            patch.setattr(module, "connect", lambda _settings: Engine())
+        with contextlib.suppress(SparkdeployError):
+            calls[command]()
+
+    assert secret.read_text() == '["spark-1"]'
+
+
+@pytest.mark.parametrize("note", ["5", "null", "{}", '["../x", 3]', "[[]]", "[" * 5000, '{"a": 1}'])
+def test_a_cluster_note_that_is_none_names_no_nodes(tmp_path: Path, note: str) -> None:
+    record = ClusterRecord(tmp_path)
+    (tmp_path / "main.json").write_text(note)
+    assert record.nodes("main") == ()
+
+
+@dataclass
+class Circle:
+    """An engine with two images, each of which says that it stands on the other."""
+
+    def find_image(self, reference: str) -> ImageFact:
+        other = {"sparkdeploy/a:1": "sparkdeploy/b:1"}.get(reference, "sparkdeploy/a:1")
+        return ImageFact(f"sha256:{reference[-3]}", (reference,), {labels.BELOW: other}, 1)
+
+
+def test_images_that_stand_on_each_other_are_told_once() -> None:
+    circle: Any = Circle()
+    first = circle.find_image("sparkdeploy/a:1")
+    record = {"Config": {"Image": "sparkdeploy/a:1"}}
+    fact = replace(container("sparkdeploy-main"), image_id="sparkdeploy/a:1")
+
+    assert len(image_shelf._chain(circle, first)) == 2
+    assert len(bench_origin.image_origins(circle, fact, record)) == 2
+
+
+@pytest.mark.parametrize("proof", ["", "[]", "5", "[" * 5000, '{"versions": []}', '{"vllm": {}}'])
+def test_a_proof_that_is_none_tells_no_versions(proof: str) -> None:
+    told = bench_origin._versions(proof)
+    assert all(isinstance(value, str) for value in told.values())
