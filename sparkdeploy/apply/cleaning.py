@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy import labels
+from sparkdeploy.apply.caches import ENGINE_DIGITS, caches_of_engines, unused_caches
 from sparkdeploy.apply.changing import changing, crashes_dir
 from sparkdeploy.apply.drafting import library
 from sparkdeploy.errors import BuildError, NodeError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 KEPT_DAYS = 14
-CACHE_KEY_DIGITS = 16
 UPPERMOST_FIRST = {"plugin": 0, "engine": 1, "base": 2}
 
 
@@ -77,7 +77,7 @@ def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tup
     return (
         *(_image(image) for image in old),
         *_old_crashes(crashes_dir(settings), now_s),
-        *_old_caches(settings.cache_dir / "engines", staying, wanted),
+        *_old_caches(caches_of_engines(settings), staying, wanted, _mounted(host)),
     )
 
 
@@ -159,16 +159,34 @@ def _old_crashes(folder: Path, now_s: float) -> Iterator[Leftover]:
             yield Leftover("crash folder", str(crash), _size_bytes(crash), f"{days:.0f} days old")
 
 
-def _old_caches(folder: Path, images: Iterable[ImageFact], wanted: Wanted) -> Iterator[Leftover]:
-    """Caches are keyed by the engine stage; one whose engine is neither here nor wanted is dead."""
+def _mounted(host: DockerHost) -> frozenset[str]:
+    """Return the host paths that our containers mount, those that wait for a rollback too."""
+    found = (host.mounted_from(item.container_id) for item in host.own_containers())
+    return frozenset(source for sources in found for source in sources)
+
+
+def _old_caches(
+    folder: Path, images: Iterable[ImageFact], wanted: Wanted, mounted: frozenset[str]
+) -> Iterator[Leftover]:
+    """Caches are keyed by the engine stage; one whose engine is neither here nor wanted is dead.
+
+    Of an engine that is here those are left over that one deployment had for itself.
+    """
     if not folder.is_dir():
         return
     here = {image.labels.get(labels.FINGERPRINT, "") for image in images}
-    keys = {fingerprint[:CACHE_KEY_DIGITS] for fingerprint in here | wanted.engine_fingerprints}
+    keys = {fingerprint[:ENGINE_DIGITS] for fingerprint in here | wanted.engine_fingerprints}
     is_opaque = any(image.labels.get(labels.ENGINE) in wanted.opaque_engines for image in images)
-    for cache in sorted(folder.iterdir()):
-        if cache.is_dir() and cache.name not in keys and not is_opaque:
-            yield Leftover("cache", str(cache), _size_bytes(cache), "its engine is gone")
+    for engine in sorted(item for item in folder.iterdir() if item.is_dir()):
+        if engine.name not in keys and not is_opaque:
+            yield _cache(engine, "its engine is gone")
+            continue
+        for cache in unused_caches(engine, mounted):
+            yield _cache(cache, "no deployment uses it")
+
+
+def _cache(folder: Path, why: str) -> Leftover:
+    return Leftover("cache", str(folder), _size_bytes(folder), why)
 
 
 def _size_bytes(folder: Path) -> int:

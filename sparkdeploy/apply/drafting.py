@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.apply.caches import cache_folder, caches_of_engines, refuse_nesting
 from sparkdeploy.apply.observe import observe
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image.stages import stages_of
-from sparkdeploy.plan.container import Deployment, HostFolders, container_user
+from sparkdeploy.plan.container import Deployment, HostFolders
 from sparkdeploy.plan.make import make_plan
-from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import resources
 
@@ -72,7 +72,11 @@ def draft_plan(
 def decide(
     resolved: Resolved, settings: Settings, observed: Observed, deployment: Deployment
 ) -> Plan:
-    """Return the plan for what was observed."""
+    """Return the plan for what was observed.
+
+    Raises CheckpointError when the model's folder and sparkdeploy's own lie within each other.
+    """
+    refuse_nesting(observed, settings)
     stages = stages_of(
         resolved.engine,
         base_source=observed.base_source,
@@ -93,12 +97,15 @@ def _folders(
 ) -> HostFolders:
     """Caches are keyed by the engine stage, so that a plugin change keeps compiled kernels."""
     engine_stage = next(stage for stage in stages if stage.name == "engine")
-    cache = settings.cache_dir / "engines" / engine_stage.fingerprint[:16]
-    if isinstance(observed.model, ModelFact):
-        uid, gid = container_user(observed.model)
-        cache = cache / f"{uid}-{gid}"
     return HostFolders(
-        cache=cache,
+        cache=cache_folder(
+            caches_of_engines(settings),
+            engine_stage.fingerprint,
+            resolved=resolved,
+            observed=observed,
+            deployment=deployment.name,
+            own_folders=library(settings).folders,
+        ),
         key_file=settings.state_dir / "keys" / deployment.name,
         chat_template=_chat_template(resolved),
     )

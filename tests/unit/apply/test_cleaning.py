@@ -9,7 +9,7 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.apply.cleaning import KEPT_DAYS, Wanted, clean, find_leftovers, old_images
-from sparkdeploy.node.container import ImageFact
+from sparkdeploy.node.container import ContainerFact, ImageFact
 from sparkdeploy.settings import describe, load_settings
 
 if TYPE_CHECKING:
@@ -60,6 +60,9 @@ class _Engine:
 
     def images_in_use(self) -> set[str]:
         return {"sha256:p1"}
+
+    def own_containers(self) -> tuple[ContainerFact, ...]:
+        return ()
 
     def remove_image(self, tag: str) -> None:
         self.removed.append(tag)
