@@ -18,6 +18,11 @@ CACHE_TARGET = "/cache"
 CHAT_TEMPLATE_TARGET = "/run/sparkdeploy/chat_template.jinja"
 KEY_TARGET = "/run/sparkdeploy/key"
 KEY_MIDDLEWARE = "sparkdeploy_vllm.key_middleware.RequireKey"
+MEDIA_FLAG = "--allowed-media-domains"
+MEDIA_FLAG_START = "--allowed-med"
+"""The least of it that argparse takes for the whole."""
+NO_DOMAIN = "none.invalid"
+"""No host can have this name. vLLM takes an empty list for all domains."""
 CUDA_CACHE_BYTES = 4 * 2**30
 CPU_KV_CACHE_GIB = 1
 
@@ -44,7 +49,8 @@ class ModelPaths:
 
 def serve_argv(recipe: Recipe, paths: ModelPaths, exposure: Exposure) -> tuple[str, ...]:
     """Return `vllm serve ...` for one node, each flag once, in a stable order."""
-    argv = ["vllm", "serve", paths.model, "--served-model-name", recipe.model.served_name]
+    argv = ["vllm", "serve", paths.model, *_media_arguments(recipe)]
+    argv += ["--served-model-name", recipe.model.served_name]
     argv += ["--host", exposure.host, "--port", str(recipe.serve.port)]
     if exposure is Exposure.PUBLIC:
         argv += ["--middleware", KEY_MIDDLEWARE]
@@ -72,6 +78,8 @@ def serve_env(recipe: Recipe, engine: Engine) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
+        # vLLM looks at the first address only: a domain that is allowed could send it anywhere.
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
         # Without these a solo run may wait for a socket of a second node (field.md section 3).
         "VLLM_HOST_IP": "127.0.0.1",
         "NCCL_IB_DISABLE": "1",
@@ -91,6 +99,16 @@ def _cuda_env() -> dict[str, str]:
 
 def _cpu_env() -> dict[str, str]:
     return {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB)}
+
+
+def _media_arguments(recipe: Recipe) -> tuple[str, ...]:
+    """Let no client make the server fetch what it may reach itself: on a host's own network that
+    is every service of the machine. The recipe's own list takes the place of ours.
+    """
+    named = (flags.flag_of(argument) for argument in recipe.serve.extra_args)
+    if any(flag.startswith(MEDIA_FLAG_START) for flag in named if flag is not None):
+        return ()
+    return (f"{MEDIA_FLAG}={NO_DOMAIN}",)
 
 
 def _value_arguments(recipe: Recipe) -> Iterator[str]:

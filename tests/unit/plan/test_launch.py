@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdeploy.plan.container import Deployment, Weights, container_spec
@@ -100,6 +100,46 @@ def test_a_recipes_environment_wins_over_ours(shipped: Library) -> None:
     env = serve_env(resolved.recipe, resolved.engine)
     assert env["VLLM_MARLIN_USE_ATOMIC_ADD"] == "1"
     assert list(env) == sorted(env)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_client_makes_a_recipes_server_fetch_anything(shipped: Library, name: str) -> None:
+    argv = spec_of(load_recipe(shipped, name)).command
+    assert "--allowed-media-domains=none.invalid" in argv
+    assert spec_of(load_recipe(shipped, name)).env["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
+@pytest.mark.parametrize("spelling", ["--allowed-media-domains", "--allowed_media_domain"])
+@pytest.mark.parametrize("shape", ["{0}=pictures.lab", "{0} pictures.lab other.lab"])
+def test_the_users_own_list_of_domains_takes_the_place_of_none(
+    shipped: Library, spelling: str, shape: str
+) -> None:
+    typed = json.dumps(shape.format(spelling).split())
+    argv = spec_of(load_recipe(shipped, "v2", [f"serve.extra_args={typed}"])).command
+    assert not [word for word in argv if "none.invalid" in word]
+    assert argv[-len(json.loads(typed)) :] == tuple(json.loads(typed))
+
+
+no_list_of_domains = st.sampled_from(
+    ["--", "-", "--a", "--allowed-me", "--allowed-origins", "none.invalid", "--no-allowed", "x"]
+) | st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=12)
+
+
+@settings(max_examples=300)
+@given(st.lists(no_list_of_domains, max_size=4))
+def test_nothing_but_such_a_list_opens_the_door(words: list[str]) -> None:
+    recipe = Recipe(
+        schema_version=1,
+        name="any",
+        title="any",
+        engine="cuda-0.25",
+        model=Model(repo="a/b"),
+        serve=Serve(extra_args=words),
+    )
+    argv = serve_argv(recipe, ModelPaths("/m"), Exposure.LOOPBACK)
+    assert argv[3] == "--allowed-media-domains=none.invalid"
+    # A word behind it would be taken for one more domain.
+    assert argv[4].startswith("--")
 
 
 optional_int = st.none() | st.integers(1, 10**6)
