@@ -1,0 +1,172 @@
+"""What a client and a foreign model's chat template get at, in the real vLLM's own code.
+
+No server is started: the programs in vllm_doors run in the CPU engine's image, without network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import docker
+import pytest
+
+from sparkdeploy.console import console
+from sparkdeploy.image.build import build_stage
+from sparkdeploy.plan.launch import Exposure, ModelPaths, serve_argv, serve_env
+from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.settings import load_settings, resources
+from tests.engine.conftest import TEST_LABEL
+from tests.engine.shipped_stages import shipped_stages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sparkdeploy.node.host import DockerHost
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
+
+PROGRAMS = Path(__file__).parent / "vllm_doors"
+CANARY = "planted-8f21c0"
+GOES_ON = "goes on"
+
+LEAKING = {
+    "class": "{{ ''.__class__.__mro__ }}",
+    "subclasses": "{{ ().__class__.__base__.__subclasses__() }}",
+    "item": "{{ ''['__class__'] }}",
+    "cycler": "{{ cycler.__init__.__globals__ }}",
+    "lipsum": "{{ lipsum.__globals__['os'].environ }}",
+    "namespace": "{{ namespace.__init__.__globals__ }}",
+    "joiner": "{{ joiner.__init__.__globals__ }}",
+    "self": "{{ self.__init__.__globals__ }}",
+    "context": "{{ self._TemplateReference__context }}",
+    "raise_exception": "{{ raise_exception.__globals__ }}",
+    "strftime_now": "{{ strftime_now.__globals__ }}",
+    "messages": "{{ messages.__class__.__init__.__globals__ }}",
+    "attr filter": "{{ ''|attr('__class__') }}",
+    "attr filter twice": "{{ cycler|attr('__init__')|attr('__globals__') }}",
+    "map by attribute": "{{ ['']|map(attribute='__class__')|list }}",
+    "map by attr": "{{ [cycler]|map('attr', '__init__')|list }}",
+    "format": "{{ '{0.__class__}'.format('') }}",
+    "format globals": "{{ '{0.__init__.__globals__}'.format(cycler) }}",
+    "format_map": "{{ '{a.__init__.__globals__}'.format_map({'a': cycler}) }}",
+    "format kept": "{% set f = '{0.__class__.__mro__}'.format %}{{ f('') }}",
+    "format by filter": "{{ ['{0.__class__}']|map('format', '')|list }}",
+    "format by attr": "{{ ('{0.__class__}'|attr('format'))('') }}",
+    "caller": "{% macro m() %}{{ caller.__globals__ }}{% endmacro %}{% call m() %}x{% endcall %}",
+    "macro": "{% macro m() %}{% endmacro %}{{ m._func.__globals__ }}",
+    "loop": "{% for x in [1] %}{{ loop.__init__.__globals__ }}{% endfor %}",
+    "generator": "{{ ([1]|map('string')).gi_frame.f_globals }}",
+    "generation": "{% generation %}{{ ''.__class__ }}{% endgeneration %}",
+    "include": "{% include '/etc/passwd' %}",
+    "extends": "{% extends '/etc/passwd' %}",
+    "import": "{% import 'os' as os %}{{ os.environ }}",
+}
+CHANGING = {
+    "append": "{{ messages.append({'role': 'x'}) }}",
+    "update": "{{ messages[0].update({'content': 'changed'}) }}",
+}
+COSTLY = {
+    "range": ("{% for i in range(10**9) %}{% endfor %}", "OverflowError"),
+    "macro": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
+    "loop": ("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}", "RecursionError"),
+    "raise_exception": ("{{ raise_exception('no') }}", "TemplateError no"),
+    # Nothing in the sandbox stops these: the guard does when memory runs out, and vLLM's own
+    # limit of 30 s on a template where it has one.
+    "text": ("{{ ('x' * 10**10)|length }}", "MemoryError"),
+    "width": ("{{ '%10000000000d' % 1 }}", "MemoryError"),
+    "nested": (
+        "{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% for c in r %}{% endfor %}"
+        "{% endfor %}{% endfor %}",
+        GOES_ON,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def inside(host: DockerHost) -> Iterator[Callable[..., Any]]:
+    """Run a program in the CPU engine's image and return the JSON that it prints last."""
+    for stage in shipped_stages():
+        with console.step(f"image {stage.tag}") as step:
+            image = build_stage(host, stage, load_settings(), step).image_id
+
+    with contextlib.closing(docker.from_env()) as client:
+
+        def run(program: str, argument: object, **env: str) -> Any:
+            said = client.containers.run(
+                image,
+                entrypoint=["/opt/venv/bin/python", "-I", f"/doors/{program}"],
+                command=[json.dumps(argument)],
+                volumes={str(PROGRAMS): {"bind": "/doors", "mode": "ro"}},
+                network_mode="none",
+                environment={"HOME": "/tmp", "CANARY": CANARY, **env},
+                labels={TEST_LABEL: "doors"},
+                remove=True,
+            )
+            return json.loads(said.decode().splitlines()[-1])
+
+        yield run
+
+
+def argv_of(*typed: str) -> list[str]:
+    """The argument list of a launch of ours."""
+    resolved = load_recipe(Library((resources() / "recipes",)), "v2", typed)
+    return list(serve_argv(resolved.recipe, ModelPaths("/m"), Exposure.LOOPBACK))
+
+
+def test_vllm_fetches_nothing_for_a_client_by_our_launch(inside: Callable[..., Any]) -> None:
+    resolved = load_recipe(Library((resources() / "recipes",)), "v2")
+    redirects = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
+    kinds = [
+        *("loopback", "name", "number", "login", "backslash", "capitals", "redirect", "file"),
+        "data",
+    ]
+    allowed = argv_of("serve.extra_args=[--allowed-media-domains, 127.0.0.1]")
+    bare = [word for word in argv_of() if not word.startswith("--allowed-media-domains")]
+
+    told = inside(
+        "media.py",
+        {
+            "ours": (argv_of(), kinds),
+            "allowed": (allowed, ["redirect"]),
+            "bare": (bare, ["loopback"]),
+        },
+        **{redirects: serve_env(resolved.recipe, resolved.engine)[redirects]},
+    )
+
+    ours = told["ours"]["results"]
+    assert len(ours) == 6 * (len(kinds) - 1) + 2
+    for attempt, came in ours.items():
+        expected = "fetched " if attempt.endswith(" data") else ("ValueError", "RuntimeError")
+        assert came.startswith(expected), (attempt, came)
+    assert told["ours"]["asked"] == []
+    # An allowed domain may not send the server on, and without our words it fetches anything.
+    assert set(told["allowed"]["asked"]) == {"127.0.0.1/redirect"}
+    assert told["bare"]["results"]["fetch_image loopback"].startswith("fetched")
+
+
+def test_a_foreign_chat_template_reads_and_changes_nothing(inside: Callable[..., Any]) -> None:
+    found = inside("templates.py", {**LEAKING, **CHANGING})
+
+    for name, came in found.items():
+        assert came.startswith(("text", "SecurityError", "TypeError")), (name, came)
+        for secret in (CANARY, "<class", "<module", "root:", "builtins", "PATH"):
+            assert secret not in came, (name, came)
+    for name in CHANGING:
+        assert found[name].startswith("SecurityError"), found[name]
+
+
+def test_what_a_foreign_chat_template_can_waste(inside: Callable[..., Any]) -> None:
+    found = inside("templates.py", {name: template for name, (template, _) in COSTLY.items()})
+
+    for name, (_, expected) in COSTLY.items():
+        assert found[name].startswith(expected), (name, found[name])
+
+
+def test_the_sandbox_is_what_keeps_a_template_from_reading(inside: Callable[..., Any]) -> None:
+    """Without it the same template reads the environment: the tests above could fail."""
+    found = inside("templates.py", {"lipsum": LEAKING["lipsum"]}, WITHOUT_SANDBOX="1")
+
+    assert CANARY in found["lipsum"]
