@@ -39,7 +39,7 @@ def note_hashes(settings: Settings) -> None:
 
 WRITERS: dict[str, Callable[[Settings], object]] = {
     "a change": change_something,
-    "a pin": lambda settings: HubLock(settings.state_dir).set("a/b", "main", Pin("0", "")),
+    "a pin": lambda settings: HubLock(settings.state_dir).set("a/b", "main", Pin("0" * 40, "")),
     "a start": lambda settings: durations.remember(settings.state_dir, "x", {"load": 1.0}),
     "a cluster": lambda settings: ClusterRecord.below(settings.state_dir).note("m", ("a", "b")),
     "hashes": note_hashes,
