@@ -72,6 +72,9 @@ class SparkLogitsProcessor(LogitsProcessor):
 
     vLLM gives every MTP draft the target's head once both are loaded. The draft's processor is
     made right after its head, and remembers that one.
+
+    No zero-argument super(): LoRA's wrapper calls the methods of a processor's class with itself
+    in the place of the processor, and is no subclass.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -83,14 +86,21 @@ class SparkLogitsProcessor(LogitsProcessor):
 
     def forward(self, lm_head: Module, *args: Any, **kwargs: Any) -> Any:
         """As vLLM."""
-        return super().forward(self._chosen(lm_head), *args, **kwargs)
+        return LogitsProcessor.forward(self, chosen_head(self, lm_head), *args, **kwargs)
 
     def get_top_tokens(self, lm_head: Module, *args: Any, **kwargs: Any) -> Any:
         """As vLLM."""
-        return super().get_top_tokens(self._chosen(lm_head), *args, **kwargs)
+        return LogitsProcessor.get_top_tokens(self, chosen_head(self, lm_head), *args, **kwargs)
 
-    def _chosen(self, lm_head: Module) -> Module:
-        return self.own_head[0] if self.own_head else lm_head
+    def get_top_k_tokens(self, lm_head: Module, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM, which has it since 0.32 and asks for it nowhere before."""
+        return LogitsProcessor.get_top_k_tokens(self, chosen_head(self, lm_head), *args, **kwargs)
+
+
+def chosen_head(processor: Module, lm_head: Module) -> Module:
+    """The draft's own head where the processor remembers one, else the head it was given."""
+    own = getattr(processor, "own_head", ())
+    return own[0] if own else lm_head
 
 
 def draft_head_method(wanted: DraftHead, vocabulary: int) -> DraftHeadMethod:

@@ -5,6 +5,7 @@ from typing import Any
 from torch.nn import Module
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization.inc import INCConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
@@ -12,11 +13,12 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.platforms import current_platform
 
-from sparkdeploy_vllm.draft_head import draft_head_method
+from sparkdeploy_vllm.draft_head import SparkLogitsProcessor, draft_head_method
 from sparkdeploy_vllm.fp8_books import LedgerEntry
 from sparkdeploy_vllm.fp8_finished import finished_linear_method
 from sparkdeploy_vllm.fp8_linear import fp8_linear_method
 from sparkdeploy_vllm.fp8_prebuilt import prebuilt_linear_method
+from sparkdeploy_vllm.layer_overrides import replace_layer
 from sparkdeploy_vllm.ledger import ConversionLedger
 from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, ReportingLMHeadMethod
 from sparkdeploy_vllm.releases import TARGETS_SINCE, installed_release, is_at_least
@@ -129,6 +131,8 @@ class SparkHybridConfig(INCConfig):
     def _head_method(self, layer: Module, prefix: str) -> Any:
         if self.is_draft and self.treatment.draft_head is not None:
             self.draft_head = layer
+            # Not before: a model without such a head runs vLLM's own processor.
+            replace_layer(LogitsProcessor, SparkLogitsProcessor)
             return draft_head_method(self.treatment.draft_head, layer.org_vocab_size)
         self._note_pipeline()
         if self.treatment.int8_lm_head:
