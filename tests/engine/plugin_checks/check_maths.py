@@ -10,10 +10,12 @@ from sparkdeploy_vllm.fp8_maths import (
 from sparkdeploy_vllm.int8_maths import (
     CHUNK_ELEMENTS,
     dequantize_gather,
+    device_product,
     int8_linear,
     quantize_rows,
     row_chunks,
 )
+from sparkdeploy_vllm.ledger import ConversionMismatchError
 
 SHAPES = ((128, 512), (256, 128), (512, 128), (100, 77), (129, 257), (1024, 300))
 
@@ -102,6 +104,41 @@ def check_a_row_of_zeros_gives_zero_logits() -> None:
     weight[5] = 0
     quantized, scales = quantize_rows(weight)
     assert (int8_linear(_rows(128), quantized, scales, None)[:, 5] == 0).all()
+
+
+def check_a_row_that_is_no_finite_number_is_refused_in_any_chunk() -> None:
+    weight = _weight(1024, 24_000)
+    assert len(row_chunks(weight)) > 1
+    for row in (0, 11_000, 23_999):
+        for damage in (float("nan"), float("inf"), float("-inf")):
+            kept = weight[row, 3].clone()
+            weight[row, 3] = damage
+            assert f"row {row} of 24000" in _refusal(weight), (row, damage)
+            weight[row, 3] = kept
+    assert _refusal(weight) == "nothing"
+
+
+def _refusal(weight: torch.Tensor) -> str:
+    try:
+        quantize_rows(weight)
+    except ConversionMismatchError as error:
+        return str(error)
+    return "nothing"
+
+
+def check_the_product_on_a_gpu_keeps_sums_beyond_fp16() -> None:
+    x = torch.full((2, 3072), 8.0, dtype=torch.float16)
+    weight = torch.full((5, 3072), 127, dtype=torch.int8)
+    assert torch.equal(device_product(x, weight), torch.full((2, 5), 8.0 * 127 * 3072))
+
+
+def check_the_product_on_a_gpu_is_rounded_once() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        quantized, scales = quantize_rows(_weight(3072, 512))
+        x = _rows(3072).to(dtype)
+        exact = x.double() @ (quantized.double() * scales.double().unsqueeze(1)).T
+        got = device_product(x, quantized).double() * scales.double()
+        assert _relative_error(got, exact) < 2**-18, dtype
 
 
 def check_chunks_cover_every_row_once() -> None:

@@ -86,7 +86,8 @@ def _mlp(config: SparkHybridConfig, stem: str = EXPERT) -> tuple[Any, Any]:
 
 def _head(config: SparkHybridConfig, vocabulary: int = 500) -> ParallelLMHead:
     head = ParallelLMHead(vocabulary, 128, quant_config=config, prefix="language_model.lm_head")
-    return head.bfloat16()
+    _load(head.bfloat16().weight, vocabulary)
+    return head
 
 
 def _load(parameter: torch.nn.Parameter, rows: int, *shard: int) -> torch.Tensor:
