@@ -121,6 +121,12 @@ def test_the_table_of_features_says_what_the_sources_say(
             "quant_config.get_quant_method(self, prefix)",
             "linear.resolve_quant_method",
         ),
+        (
+            "vllm/model_executor/layers/logits_processor.py",
+            "def get_top_k_tokens(",
+            "def get_best_tokens(",
+            "LogitsProcessor, in whose place",
+        ),
     ],
 )
 def test_a_changed_api_is_found(

@@ -26,6 +26,7 @@ from sparkdeploy_vllm.releases import (
 )
 from sparkdeploy_vllm.source_tree import SourceTree
 from sparkdeploy_vllm.treatment import FP8_SCHEME
+from sparkdeploy_vllm.uncovered import STAND_INS, StandIn, uncovered
 
 _QUANT = "vllm.model_executor.layers.quantization"
 _EMBEDDING = "vllm.model_executor.layers.vocab_parallel_embedding"
@@ -250,9 +251,12 @@ def installed_vllm() -> Path | None:
 
 
 def check(
-    site_packages: Path, touched: Sequence[Api] = TOUCHED, vllm: str = "unknown"
+    site_packages: Path,
+    touched: Sequence[Api] = TOUCHED,
+    vllm: str = "unknown",
+    stand_ins: Sequence[StandIn] = STAND_INS,
 ) -> list[Finding]:
-    """Compare every touched API with the vLLM below `site_packages`.
+    """Compare every touched API, and every class that ours replace, with the vLLM below a folder.
 
     Everything is required of a vLLM whose version is unknown.
     """
@@ -262,6 +266,7 @@ def check(
         problem = _problem(tree, api)
         required = api.required and is_at_least(release, api.since)
         findings.append(Finding(f"{api.module}.{api.name}", not problem, required, problem))
+    findings += [_stand_in_finding(tree, stand_in) for stand_in in stand_ins]
     return findings + [_head_finding(tree, module, release) for module in HEAD_CALLERS]
 
 
@@ -288,6 +293,16 @@ def _problem_of_definition(tree: SourceTree, api: Api) -> str:
         return f"takes ({', '.join(names)}), expected it to begin with {', '.join(api.arguments)}"
     extra = [name for name in required if name not in api.arguments]
     return f"also needs {', '.join(extra)}" if extra else ""
+
+
+def _stand_in_finding(tree: SourceTree, stand_in: StandIn) -> Finding:
+    """Has vLLM's class a method that takes what ours changes, and that ours lets pass?"""
+    api = f"{stand_in.theirs[1]}, in whose place is {stand_in.ours[1]}"
+    if not tree.methods(*stand_in.theirs):
+        return Finding(api, fits=False, required=stand_in.required, problem="does not exist")
+    found = ", ".join(uncovered(tree, stand_in))
+    problem = f"{found} neither overridden nor looked at, and takes what ours changes"
+    return Finding(api, not found, required=True, problem=problem if found else "")
 
 
 def _head_finding(tree: SourceTree, module: str, release: Release | None) -> Finding:

@@ -37,6 +37,13 @@ class SourceTree:
         bound = names[:1] in (["self"], ["cls"])
         return names[bound:], [name for name in required if name not in names[:bound]]
 
+    def methods(self, module: str, class_name: str) -> dict[str, list[str]]:
+        """Every method that the class has, as `Class.method` of the class that defines it, with all
+        its arguments; base classes that are not below the folder count for nothing.
+        """
+        located = self._locate(module, class_name, _MAX_HOPS)
+        return self._methods(*located, _MAX_HOPS) if located else {}
+
     def call_keywords(self, module: str, function: str) -> set[str]:
         """Keywords that every call of `function` in the module passes."""
         calls = [
@@ -84,6 +91,19 @@ class SourceTree:
                 return found
         return None
 
+    def _methods(self, module: str, definition: Definition, hops: int) -> dict[str, list[str]]:
+        if not isinstance(definition, ast.ClassDef) or hops == 0:
+            return {}
+        own = _own_methods(definition)
+        found = {f"{definition.name}.{name}": arguments for name, arguments in own.items()}
+        for base in definition.bases:
+            plain = base.value if isinstance(base, ast.Subscript) else base
+            located = self._locate(module, plain.id, hops) if isinstance(plain, ast.Name) else None
+            inherited = self._methods(*located, hops - 1) if located else {}
+            hidden = {name.rpartition(".")[2] for name in found}
+            found |= {k: v for k, v in inherited.items() if k.rpartition(".")[2] not in hidden}
+        return found
+
     def _target(self, module: str, node: ast.ImportFrom) -> str:
         if node.level == 0:
             return node.module or ""
@@ -105,6 +125,17 @@ class SourceTree:
         path = self.root.joinpath(*module.split("."))
         package = path / "__init__.py"
         return package if package.is_file() else path.with_suffix(".py")
+
+
+def _own_methods(definition: ast.ClassDef) -> dict[str, list[str]]:
+    return {
+        node.name: [
+            argument.arg
+            for argument in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        ]
+        for node in definition.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 def _names(definition: Definition) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from sparkdeploy_vllm.selfcheck import Api, Finding, Trace, check
 from sparkdeploy_vllm.source_tree import SourceTree
+from sparkdeploy_vllm.uncovered import STAND_INS, StandIn, uncovered
 
 SOURCES = {
     "engine/__init__.py": "",
@@ -119,7 +120,7 @@ def test_a_module_that_is_gone_is_found(tree: Path) -> None:
 
 
 def test_a_head_made_without_the_quantisation_config_is_found(tree: Path) -> None:
-    findings = check(tree, [])
+    findings = check(tree, [], stand_ins=())
     assert len(findings) == 2
     assert not any(finding.fits for finding in findings)
 
@@ -136,8 +137,8 @@ def test_before_0_23_the_head_must_be_replaceable(tree: Path, arguments: str, fi
     (layers / "vocab_parallel_embedding.py").write_text(head)
     for name in ("qwen3_5", "qwen3_5_mtp"):
         (models / f"{name}.py").write_text("head = ParallelLMHead(500, prefix='lm_head')\n")
-    assert [finding.fits for finding in check(tree, [], "0.22.1")] == [fits, fits]
-    assert not any(finding.fits for finding in check(tree, [], "0.23.0"))
+    assert [finding.fits for finding in check(tree, [], "0.22.1", ())] == [fits, fits]
+    assert not any(finding.fits for finding in check(tree, [], "0.23.0", ()))
 
 
 def test_every_call_must_pass_the_keyword(tree: Path) -> None:
@@ -152,6 +153,63 @@ def test_a_hook_is_required_of_releases_that_can_have_it(
     tree: Path, vllm: str, required: bool
 ) -> None:
     api = Api("engine.quant", "Config.gone", since=(0, 23))
-    findings = check(tree, [api], vllm)
+    findings = check(tree, [api], vllm, ())
     assert [finding.required for finding in findings] == [required, True, True]
     assert not any(finding.fits for finding in findings)
+
+
+LOGITS = """
+class LogitsProcessor(Layer):
+    def forward(self, lm_head, hidden_states): ...
+    def get_top_tokens(self, lm_head, hidden_states): ...
+    def get_top_k_tokens(self, lm_head, hidden_states, k): ...
+    def _get_logits(self, hidden_states, lm_head): ...
+    def extra_repr(self): ...
+"""
+ATTENTION = """
+class AttentionMetadataBuilder:
+    def build(self, common_prefix_len, common_attn_metadata): ...
+    def update_block_table(self, metadata, blk_table, slot_mapping): ...
+class TurboQuantMetadataBuilder(AttentionMetadataBuilder[int]):
+    def __init__(self, vllm_config): ...
+    def build(self, common_prefix_len, common_attn_metadata): ...
+"""
+
+
+def stand_in_for(name: str) -> StandIn:
+    (found,) = (stand_in for stand_in in STAND_INS if stand_in.theirs[1] == name)
+    return found
+
+
+def passing_by(tree: Path, stand_in: StandIn, source: str) -> list[str]:
+    path = tree.joinpath(*stand_in.theirs[0].split(".")).with_suffix(".py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)
+    (finding,) = check(tree, [], stand_ins=[stand_in])[:1]
+    names = uncovered(SourceTree(tree), stand_in)
+    assert (finding.fits, finding.required) == (not names, True)
+    assert all(name in finding.problem for name in names)
+    return names
+
+
+def test_a_head_method_of_a_new_release_that_ours_lets_pass_is_found(tmp_path: Path) -> None:
+    stand_in = stand_in_for("LogitsProcessor")
+    assert passing_by(tmp_path, stand_in, LOGITS) == []
+    more = f"{LOGITS}    def get_best(self, hidden_states, *, lm_head=None): ...\n"
+    assert passing_by(tmp_path, stand_in, more) == ["LogitsProcessor.get_best"]
+
+
+def test_a_method_known_as_harmless_is_looked_at_anew_where_a_release_redefines_it(
+    tmp_path: Path,
+) -> None:
+    stand_in = stand_in_for("TurboQuantMetadataBuilder")
+    assert passing_by(tmp_path, stand_in, ATTENTION) == []
+    more = f"{ATTENTION}    def update_block_table(self, metadata, blk_table): ...\n"
+    found = passing_by(tmp_path, stand_in, more)
+    assert found == ["TurboQuantMetadataBuilder.update_block_table"]
+
+
+def test_a_class_of_an_optional_hook_may_be_absent(tmp_path: Path) -> None:
+    findings = check(tmp_path, [], stand_ins=STAND_INS)[: len(STAND_INS)]
+    assert [finding.problem for finding in findings] == ["does not exist"] * len(STAND_INS)
+    assert [finding.required for finding in findings] == [True, True, True, False, False]
