@@ -93,7 +93,7 @@ class SparkLogitsProcessor(LogitsProcessor):
         return LogitsProcessor.get_top_tokens(self, chosen_head(self, lm_head), *args, **kwargs)
 
     def get_top_k_tokens(self, lm_head: Module, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM, which has it since 0.32 and asks for it nowhere before."""
+        """As vLLM, which has it since 0.29 and asks for it nowhere before."""
         return LogitsProcessor.get_top_k_tokens(self, chosen_head(self, lm_head), *args, **kwargs)
 
 

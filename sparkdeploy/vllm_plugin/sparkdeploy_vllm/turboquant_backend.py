@@ -1,6 +1,7 @@
 """The TurboQuant back end, correct under speculation; see turboquant.py."""
 
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -34,10 +35,15 @@ class SparkTurboQuantBuilder(turboquant_attn.TurboQuantMetadataBuilder):
         return verification_as_decoding(super().build(*args, **kwargs))
 
 
+IGNORED = ("alibi_slopes", "sliding_window", "logits_soft_cap", "sinks")
+"""What a layer may ask of attention and TurboQuant takes, but computes without on NVIDIA's GPUs."""
+
+
 class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
     """vLLM's attention, held to what its scratch memory and its shortcut were made for."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        refuse_what_is_ignored(*args, **kwargs)
         super().__init__(*args, **kwargs)
         self.most_rows = get_current_vllm_config().scheduler_config.max_num_seqs
         """vLLM reserves its scratch memory for this many rows, and no more may be taken later."""
@@ -79,6 +85,24 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
             attn_metadata = replace(attn_metadata, max_seq_len=attn_metadata.max_seq_len + 1)
         prefill = super()._prefill_attention
         return prefill(query, key, value, kv_cache, attn_metadata, *rest, **named)
+
+
+def refuse_what_is_ignored(*args: Any, **kwargs: Any) -> None:
+    """Raise ValueError when a layer, with these arguments, asks for one of IGNORED."""
+    wanted = signature(turboquant_attn.TurboQuantAttentionImpl).bind(*args, **kwargs).arguments
+    wanted |= wanted.pop("kwargs", {})
+    # vLLM's models say "no window" and "no cap" by None, zero or a negative number.
+    asked = [
+        name
+        for name in IGNORED
+        if (value := wanted.get(name)) is not None
+        and not (isinstance(value, int | float) and value <= 0)
+    ]
+    if asked:
+        raise ValueError(
+            f"sparkdeploy: this model's attention has {' and '.join(asked)}, which vLLM's "
+            "TurboQuant ignores: the text would be wrong; serve it with kv_cache_dtype: auto or fp8"
+        )
 
 
 def shortcut_hides_a_cache(metadata: Any) -> bool:

@@ -13,12 +13,13 @@ def decode_rows(
 
     `seq_lens` [R] counts a request's tokens up to the last of this step, `query_start_loc` [R + 1]
     is where its tokens begin in the batch. A token sees itself and what comes before it. Tokens
-    past the last request are padding; they get the last row and a length of at least one.
+    past the last request are padding; they get the last row and its length, at least one: more
+    would lead the kernel to blocks that the row does not have.
     """
     token = torch.arange(tokens, device=seq_lens.device, dtype=query_start_loc.dtype)
     row = torch.searchsorted(query_start_loc[1:], token, right=True)
     row = row.clamp_(max=seq_lens.shape[0] - 1)
-    behind = query_start_loc[row + 1] - 1 - token
+    behind = (query_start_loc[row + 1] - 1 - token).clamp_(min=0)
     return row, (seq_lens[row] - behind).clamp_(min=1).to(seq_lens.dtype)
 
 

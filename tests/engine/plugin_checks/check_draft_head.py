@@ -81,7 +81,7 @@ def check_the_draft_proposes_frequent_tokens_by_the_target_s_own_logits() -> Non
 
 
 def _best_two(processor: Any, head: Any, x: torch.Tensor) -> torch.Tensor:
-    """By vLLM's reduction over ranks where it has one: not before 0.32."""
+    """By vLLM's reduction over ranks where it has one: not before 0.29."""
     if not hasattr(LogitsProcessor, "get_top_k_tokens"):
         return processor(head, x).topk(2).indices
     ids, _ = processor.get_top_k_tokens(head, x, 2)

@@ -14,6 +14,7 @@ from sparkdeploy_vllm.turboquant_backend import (
     shortcut_hides_a_cache,
 )
 from sparkdeploy_vllm.turboquant_rows import decode_rows, verification_as_decoding
+from vllm.config import VllmConfig, get_current_vllm_config, set_current_vllm_config
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.backends.turboquant_attn import TurboQuantMetadata
 
@@ -98,6 +99,11 @@ def check_plain_decoding_and_plain_prefills_are_not_touched() -> None:
         assert verification_as_decoding(whole) is whole
 
 
+def check_padding_reads_no_further_than_the_last_request() -> None:
+    split = verification_as_decoding(_metadata([3, 3], [10, 20], short=3, padding=2))
+    assert split.seq_lens.tolist()[3:] == [21, 22, 23, 23, 23]
+
+
 def check_padding_reads_one_token_of_the_last_row() -> None:
     whole = _metadata([3, 3], [10, 20], short=3, padding=2)
     padded = replace(
@@ -108,7 +114,7 @@ def check_padding_reads_one_token_of_the_last_row() -> None:
         num_decodes=3,
     )
     split = verification_as_decoding(padded)
-    assert split.seq_lens.tolist()[6:] == [1, 2]
+    assert split.seq_lens.tolist()[6:] == [1, 1]
     assert split.block_table[6:].sum() == 0
 
 
@@ -117,6 +123,28 @@ def check_the_shortcut_for_fresh_prompts_is_not_taken_over_a_cache() -> None:
     beside = replace(_metadata([30, 50], [9, 0], short=3), max_seq_len=50)
     assert not shortcut_hides_a_cache(fresh)
     assert shortcut_hides_a_cache(beside)
+
+
+def _made(**wanted):  # type: ignore[no-untyped-def]  # noqa: ANN003, ANN202
+    with set_current_vllm_config(VllmConfig()):
+        current = get_current_vllm_config()
+        current.scheduler_config.max_num_seqs = 4
+        object.__setattr__(current, "model_config", SimpleNamespace(max_model_len=64))
+        return SparkTurboQuantImpl(4, 128, 0.1, 2, kv_cache_dtype="turboquant_4bit_nc", **wanted)
+
+
+def check_what_turboquant_would_ignore_is_refused() -> None:
+    assert _made(sliding_window=None, logits_soft_cap=None).most_rows == 4
+    assert _made(logits_soft_cap=0.0).most_rows == 4
+    ignored = {"sliding_window": 128, "logits_soft_cap": 30.0, "sinks": torch.zeros(4)}
+    for wanted in ({name: value} for name, value in ignored.items()):
+        said = "nothing"
+        try:
+            _made(**wanted)
+        except ValueError as error:
+            said = str(error)
+        assert next(iter(wanted)) in said, said
+        assert "kv_cache_dtype" in said, said
 
 
 def check_more_rows_than_scratch_memory_are_taken_in_parts() -> None:
