@@ -3,9 +3,10 @@
 from typing import Any
 
 from torch.nn import Module
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.linear import LinearMethodBase
 
-from sparkdeploy_vllm.announce import announce
+from sparkdeploy_vllm.announce import announce, warn_once
 from sparkdeploy_vllm.fp8_blocks import refuse_broken_blocks
 from sparkdeploy_vllm.ledger import ConversionLedger
 
@@ -17,6 +18,14 @@ class LedgerEntry:
         self.ledger = ledger
         self.name = name
         self.modules = modules
+        self.is_made_up = get_current_vllm_config().load_config.load_format == "dummy"
+        """Whether no weights are loaded, so that those of a checkpoint cannot be looked for."""
+
+    def checks_weights(self) -> bool:
+        """Whether there is a checkpoint's content to check; says it in the log when not."""
+        if self.is_made_up:
+            warn_once("sparkdeploy: load_format is dummy: FP8 weights are made up, not checked")
+        return not self.is_made_up
 
     def created(self) -> None:
         """The layer exists."""
@@ -46,6 +55,20 @@ def keep_books(method: LinearMethodBase, entry: LedgerEntry) -> LinearMethodBase
         entry.converted(layer)
 
     method.create_weights = create_weights
+    method.process_weights_after_loading = process_weights_after_loading
+    return method
+
+
+def tell_when_weights_are_there(method: Any, ledger: ConversionLedger) -> Any:
+    """Return a method of vLLM's for a layer that is none of ours, which closes unused books."""
+    process = method.process_weights_after_loading
+    if "process_weights_after_loading" in vars(method):  # one instance for several layers
+        return method
+
+    def process_weights_after_loading(layer: Module) -> None:
+        ledger.weights_there(announce=announce)
+        process(layer)
+
     method.process_weights_after_loading = process_weights_after_loading
     return method
 

@@ -28,7 +28,7 @@ class FinishedReferenceMethod(ReferenceFp8LinearMethod):
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Check that both came, and keep them as plain parameters."""
-        check_loaded(layer, self.entry.name)
+        check_loaded(layer, self.entry)
         for name in (WEIGHT, SCALE):
             replace_parameter(layer, name, getattr(layer, name).data)
         self.entry.converted(layer)
@@ -39,7 +39,7 @@ class FinishedKernelMethod(CheckpointKernelMethod):
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Check that both came; then what vLLM does with them."""
-        check_loaded(layer, self.entry.name)
+        check_loaded(layer, self.entry)
         self.entry.converted(layer)
         super().process_weights_after_loading(layer)
 
@@ -51,15 +51,17 @@ def finished_linear_method(entry: LedgerEntry) -> LinearMethodBase:
     return FinishedKernelMethod(entry)
 
 
-def check_loaded(layer: Module, name: str) -> None:
+def check_loaded(layer: Module, entry: LedgerEntry) -> None:
     """Raise ConversionMismatchError unless every weight is a number and every scale positive.
 
     Parameters begin as what no checkpoint holds, so this also finds what was never loaded.
     """
+    if not entry.checks_weights():
+        return
     scales = getattr(layer, SCALE).data.float()
     weight_is_nan = torch.isnan(getattr(layer, WEIGHT).data.float()).any()
     if weight_is_nan or not bool((torch.isfinite(scales) & (scales > 0)).all()):
         raise ConversionMismatchError(
-            f"sparkdeploy: {name} has no sound FP8 weight and scales: the checkpoint lacks them, "
-            "or they are damaged"
+            f"sparkdeploy: {entry.name} has no sound FP8 weight and scales: the checkpoint lacks "
+            "them, or they are damaged"
         )

@@ -38,7 +38,7 @@ class PrebuiltReferenceMethod(ReferenceFp8LinearMethod):
         """Put the FP8 tensors in the place of the BF16 weight, which is freed; once per load."""
         if layer.weight.dtype == FP8_DTYPE:
             return
-        take_own_parameters(layer, self.entry.name)
+        take_own_parameters(layer, self.entry)
         self.entry.converted(layer)
 
 
@@ -56,7 +56,7 @@ class PrebuiltKernelMethod(CheckpointKernelMethod):
         """Put the FP8 tensors in the place of the BF16 weight; then what vLLM does with them."""
         if getattr(layer, OWN_WEIGHT, None) is None:
             return
-        take_own_parameters(layer, self.entry.name)
+        take_own_parameters(layer, self.entry)
         self.entry.converted(layer)
         super().process_weights_after_loading(layer)
 
@@ -68,23 +68,30 @@ def prebuilt_linear_method(entry: LedgerEntry) -> LinearMethodBase:
     return PrebuiltKernelMethod(entry)
 
 
-def take_own_parameters(layer: Module, name: str) -> None:
+def take_own_parameters(layer: Module, entry: LedgerEntry) -> None:
     """Make the FP8 tensors `weight` and `weight_scale_inv`, and free the BF16 weight.
 
     Raises ConversionMismatchError when they were not loaded or are not this layer's weights.
     """
     quantized, scales = getattr(layer, OWN_WEIGHT).data, getattr(layer, OWN_SCALE).data
-    difference = largest_difference(layer.weight.data, quantized, scales)
+    if entry.checks_weights():
+        _refuse_another_layers(layer.weight.data, quantized, scales, entry.name)
+    delattr(layer, OWN_WEIGHT)
+    delattr(layer, OWN_SCALE)
+    replace_parameter(layer, WEIGHT, quantized)
+    replace_parameter(layer, SCALE, scales)
+
+
+def _refuse_another_layers(
+    weight: torch.Tensor, quantized: torch.Tensor, scales: torch.Tensor, name: str
+) -> None:
+    difference = largest_difference(weight, quantized, scales)
     if not difference <= LARGEST_DIFFERENCE:
         raise ConversionMismatchError(
             f"sparkdeploy: the prebuilt FP8 tensors of {name} are not the layer's weights "
             f"(a block differs by {difference:.3f} of its norm); they are of another model, "
             "damaged, or were not loaded"
         )
-    delattr(layer, OWN_WEIGHT)
-    delattr(layer, OWN_SCALE)
-    replace_parameter(layer, WEIGHT, quantized)
-    replace_parameter(layer, SCALE, scales)
 
 
 def largest_difference(

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.platforms import current_platform
 
 from sparkdeploy_vllm.draft_head import SparkLogitsProcessor, draft_head_method
-from sparkdeploy_vllm.fp8_books import LedgerEntry
+from sparkdeploy_vllm.fp8_books import LedgerEntry, tell_when_weights_are_there
 from sparkdeploy_vllm.fp8_finished import finished_linear_method
 from sparkdeploy_vllm.fp8_linear import fp8_linear_method
 from sparkdeploy_vllm.fp8_prebuilt import prebuilt_linear_method
@@ -35,6 +35,17 @@ _FP8_METHODS = {
     "prebuilt": prebuilt_linear_method,
     "finished": finished_linear_method,
 }
+
+
+CONVERTED_FORMATS = (
+    "sharded_state",
+    "runai_streamer_sharded",
+    "tensorizer",
+    "bitsandbytes",
+    "gguf",
+)
+"""What vLLM loads as another start left it after conversion, or converts by itself: copied over our
+unconverted parameters, FP8 and INT8 would be taken for BF16 without their scales."""
 
 
 class SparkHybridConfig(INCConfig):
@@ -107,7 +118,7 @@ class SparkHybridConfig(INCConfig):
         """Our two exceptions first (AutoRound's list calls both plain), then AutoRound."""
         if "mtp" in prefix.split("."):
             # A draft model: no exception applies, and its short-lived head must not be counted.
-            self.ledger.closed = True
+            self.ledger.close_for_draft()
             self.is_draft = True
             return super().get_quant_method(layer, prefix)
         if isinstance(layer, ParallelLMHead):
@@ -117,9 +128,13 @@ class SparkHybridConfig(INCConfig):
             and self.treatment.fp8_mode is not None
             and is_fp8_layer(prefix)
         ):
-            self._note_pipeline()
+            self._note_launch()
             return self._fp8_method(self.treatment.fp8_mode, prefix)
-        return super().get_quant_method(layer, prefix)
+        method = super().get_quant_method(layer, prefix)
+        if isinstance(layer, LinearBase) and method is not None:
+            self._note_launch()
+            return tell_when_weights_are_there(method, self.ledger)
+        return method
 
     def _fp8_method(self, mode: str, prefix: str) -> Any:
         if self.targets is not None and self.online_quantization_config is self.targets:
@@ -134,7 +149,7 @@ class SparkHybridConfig(INCConfig):
             # Not before: a model without such a head runs vLLM's own processor.
             replace_layer(LogitsProcessor, SparkLogitsProcessor)
             return draft_head_method(self.treatment.draft_head, layer.org_vocab_size)
-        self._note_pipeline()
+        self._note_launch()
         if self.treatment.int8_lm_head:
             return Int8LMHeadMethod(self.ledger, prefix)
         method = super().get_quant_method(layer, prefix)
@@ -144,8 +159,15 @@ class SparkHybridConfig(INCConfig):
             return ReportingLMHeadMethod(self.ledger, prefix)
         return method
 
-    def _note_pipeline(self) -> None:
-        parallel = get_current_vllm_config().parallel_config
+    def _note_launch(self) -> None:
+        current = get_current_vllm_config()
+        if current.load_config.load_format in CONVERTED_FORMATS:
+            raise ValueError(
+                f"sparkdeploy: load_format is {current.load_config.load_format}, whose weights are "
+                f"no checkpoint that {METHOD_NAME} converts; leave load_format out, or use "
+                "safetensors, fastsafetensors, instanttensor or runai_streamer"
+            )
+        parallel = current.parallel_config
         self.ledger.whole_model = getattr(parallel, "pipeline_parallel_size", 1) == 1
 
 

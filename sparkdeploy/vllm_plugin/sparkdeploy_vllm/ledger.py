@@ -45,10 +45,32 @@ class ConversionLedger:
             self.int8_heads += is_int8
             self._settle(name, announce)
 
+    def weights_there(self, *, announce: Callable[[str], None]) -> None:
+        """Every layer of the model exists by now and its weights are loaded.
+
+        Closes the books of a model in which no layer was ours: nothing else would.
+        """
+        if not self.closed and not self._open:
+            self._close(announce)
+
+    def close_for_draft(self) -> None:
+        """A draft model begins, which never counts; ConversionMismatchError names what is open.
+
+        Books without an entry are not compared: a draft may have a configuration of its own.
+        """
+        if not self.closed and self._open:
+            raise ConversionMismatchError(
+                f"sparkdeploy: {', '.join(self._open)} never got their final weights, but the "
+                "draft model is being made; this vLLM makes layers that it does not use"
+            )
+        self.closed = True
+
     def _settle(self, name: str, announce: Callable[[str], None]) -> None:
         del self._open[name]
-        if self._open:
-            return
+        if not self._open:
+            self._close(announce)
+
+    def _close(self, announce: Callable[[str], None]) -> None:
         self.closed = True
         self._compare()
         head = "int8" if self.int8_heads else "bf16"

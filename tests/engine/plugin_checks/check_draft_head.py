@@ -41,16 +41,18 @@ def _checkpoint(tokens: list[int]) -> Iterator[None]:
 
 def _both_heads(rows: int = len(TOKENS)) -> tuple[Any, Any, Any, torch.Tensor]:
     """Target head, draft head and draft processor, made and loaded in vLLM's order."""
-    config = _config(draft_lm_head={"rows": rows, "dtype": "int8", "file": FILE})
+    wanted = {"rows": rows, "dtype": "int8", "file": FILE}
+    config = _config(draft_lm_head=wanted, fp8=None, expected_fp8_layers=0)
     object.__setattr__(get_current_vllm_config(), "quant_config", config)
     target = _head(config)
     assert type(LogitsProcessor(VOCABULARY)) is LogitsProcessor
+    weight = _load(target.weight, VOCABULARY)
+    _process(target)
     _mlp(config, "mtp.layers.0.mlp.shared_expert")
     draft = _head(config)
     processor = LogitsProcessor(VOCABULARY)
-    weight = _load(target.weight, VOCABULARY)
     draft.weight.weight_loader(draft.weight, weight)
-    _process(target, draft)
+    _process(draft)
     return target, draft, processor, weight
 
 

@@ -6,6 +6,7 @@ from kernel_stand_in import kernel_in_place, same_bits, served_by, shared_expert
 from sparkdeploy_vllm.fp8_finished import FinishedKernelMethod, FinishedReferenceMethod
 from sparkdeploy_vllm.fp8_maths import dequantize_blocks, fp8_block_linear, quantize_blocks
 from sparkdeploy_vllm.ledger import ConversionMismatchError
+from vllm.config import get_current_vllm_config
 
 FINISHED = {"mode": "finished", "layers": "shared_expert", "block": [128, 128]}
 
@@ -82,3 +83,15 @@ def check_scales_that_are_none_stop_the_start() -> None:
             layer.weight_scale_inv.data[0, 0] = scale
 
         assert "no sound FP8" in _refusal(damage), wrong
+
+
+def check_made_up_weights_are_not_looked_at() -> None:
+    with _one_rank(), _vllm_log() as log:
+        get_current_vllm_config().load_config.load_format = "dummy"
+        gate_up, down = _layers(_config(fp8=FINISHED, lm_head="bf16"))
+        for layer in (gate_up, down):
+            layer.weight.data.fill_(0.01)
+            layer.weight_scale_inv.data.fill_(-0.001)  # as vLLM's dummy loader may
+        _process(gate_up, down)
+    assert "fp8=3 layers" in log.getvalue(), log.getvalue()
+    assert "made up" in log.getvalue(), log.getvalue()

@@ -156,7 +156,7 @@ def check_layers_get_the_right_method() -> None:
         assert not isinstance(gate.quant_method, ReferenceFp8LinearMethod)
         assert isinstance(_head(config).quant_method, Int8LMHeadMethod)
         assert isinstance(_head(_config(lm_head="bf16")).quant_method, ReportingLMHeadMethod)
-        plain = config.get_quant_method(down, "mtp.layers.0.mlp.shared_expert.down_proj")
+        plain = _config().get_quant_method(down, "mtp.layers.0.mlp.shared_expert.down_proj")
         assert not isinstance(plain, ReferenceFp8LinearMethod)
 
 
@@ -274,3 +274,28 @@ def check_one_pipeline_stage_is_not_compared() -> None:
         config = _config(expected_fp8_layers=6)
         _process(*_mlp(config))
         assert config.ledger.closed
+
+
+def check_a_model_whose_layers_have_other_names_stops_the_start() -> None:
+    with _one_rank():
+        config = _config(lm_head="bf16")
+        layers = _mlp(config, "elsewhere.mlp.common_expert")
+        try:
+            _process(*layers)
+        except ConversionMismatchError as error:
+            said = str(error)
+        else:
+            said = "nothing: a model without one FP8 layer was accepted"
+    assert "expects 3 FP8 layers, 0 were converted" in said, said
+
+
+def check_weights_that_another_start_converted_are_refused() -> None:
+    for load_format in ("sharded_state", "tensorizer"):
+        said = "nothing"
+        with _one_rank():
+            get_current_vllm_config().load_config.load_format = load_format
+            try:
+                _mlp(_config())
+            except ValueError as error:
+                said = str(error)
+        assert load_format in said, said

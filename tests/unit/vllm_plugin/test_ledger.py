@@ -86,3 +86,39 @@ def test_the_books_travel_between_processes(
 ) -> None:
     ledger = travel(ConversionLedger(expected_fp8_modules=12, int8_head_wanted=True))
     assert len(convert(ledger, 4, with_head=True)) == 1
+
+
+def test_a_model_without_any_hooked_layer_is_compared_once_its_weights_are_there() -> None:
+    ledger = ConversionLedger(expected_fp8_modules=12, int8_head_wanted=True)
+    with pytest.raises(ConversionMismatchError, match="expects 12 FP8 layers, 0 were"):
+        ledger.weights_there(announce=str)
+
+
+def test_a_model_that_needs_no_hooked_layer_is_announced_once_its_weights_are_there() -> None:
+    ledger = ConversionLedger(expected_fp8_modules=0, int8_head_wanted=False)
+    said: list[str] = []
+    for _ in range(3):
+        ledger.weights_there(announce=said.append)
+    assert said == ["sparkdeploy: spark-hybrid active: fp8=0 layers, lm_head=bf16"]
+
+
+def test_weights_that_are_there_do_not_close_books_that_are_still_kept() -> None:
+    ledger = ConversionLedger(expected_fp8_modules=1, int8_head_wanted=False)
+    said: list[str] = []
+    ledger.layer_created("a")
+    ledger.weights_there(announce=said.append)
+    ledger.fp8_converted("a", modules=1, announce=said.append)
+    assert said == ["sparkdeploy: spark-hybrid active: fp8=1 layers, lm_head=bf16"]
+
+
+def test_a_draft_model_finds_no_layer_that_was_never_converted() -> None:
+    ledger = ConversionLedger(expected_fp8_modules=3, int8_head_wanted=False)
+    ledger.layer_created("0.down")
+    with pytest.raises(ConversionMismatchError, match=r"0\.down"):
+        ledger.close_for_draft()
+
+
+def test_a_draft_model_with_books_of_its_own_is_not_compared() -> None:
+    ledger = ConversionLedger(expected_fp8_modules=3, int8_head_wanted=True)
+    ledger.close_for_draft()
+    assert convert(ledger, 1, with_head=False) == []
