@@ -16,7 +16,7 @@ import torch
 
 PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
-from sparkdeploy_vllm.int8_maths import quantize_rows  # noqa: E402
+from sparkdeploy_vllm.int8_maths import device_product, quantize_rows  # noqa: E402
 from sparkdeploy_vllm.kernels import int8_head as kernels  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head import compile_tiles, int8_head  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head_configs import GB10, shipped_for  # noqa: E402
@@ -27,6 +27,19 @@ HEADS = ((16_384, 3072), (12_345, 2048), (1_000, 2000), (63, 1040), (65, 64), (7
 
 SUMMATION = 1e-5
 """Relative error that the order and width of FP32 sums on tensor cores may add."""
+
+
+def check_the_fall_back_in_torch_is_rounded_once_and_keeps_large_sums() -> None:
+    for hidden in (3072, 2001):
+        quantized, scales = quantize_rows(weights(1000, hidden))
+        for dtype in (torch.bfloat16, torch.float16):
+            x = inputs(8, hidden).to(dtype)
+            exact = exact_product(x, quantized, scales)
+            got = device_product(x, quantized) * scales
+            assert relative_error(got, exact) < SUMMATION, (hidden, dtype)
+    large = torch.full((2, 3072), 8.0, dtype=torch.float16, device="cuda")
+    most = torch.full((5, 3072), 127, dtype=torch.int8, device="cuda")
+    assert (device_product(large, most) == 8.0 * 127 * 3072).all()
 
 
 def check_errors_stay_near_those_of_exact_int8_rounding() -> None:
