@@ -61,6 +61,11 @@ def _opened(path: Path) -> BinaryIO:
             f"the lock {path} cannot be used: {error.strerror}",
             hint=f"rm -r {shlex.quote(str(path))}",
         ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"the lock {path} cannot be opened: {error.strerror}",
+            hint=f"look at whose it is: ls -l {shlex.quote(str(path))}",
+        ) from error
 
 
 def _try_lock(descriptor: int) -> bool:

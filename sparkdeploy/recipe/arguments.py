@@ -1,8 +1,9 @@
 """The arguments of a recipe from elsewhere, held against the list word for word.
 
-vLLM's parser takes more spellings than can be listed: the start of a flag, `_` for `-`, `-O3`,
-`-cc.mode`, `@file`, a bare word as the model. Here a flag counts in its one exact spelling, with
-its value after it or after `=`, and every other word is a question for the user.
+vLLM's parser takes more spellings than can be listed: the start of a flag, `-O3`, `-cc.mode`,
+`@file`, a bare word as the model. Here a flag counts when it is written out, or in a short form
+that means one flag in every release, with its value after it or after `=`. Every other word is a
+question for the user.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.harmless import lists
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.harmless import Allowed
 
 SHOWN_LENGTH = 80
+SHORT_FORMS = ("-pp", "-dcp", "-ep")
+"""Others have meant different flags in different releases (`-O`), or are sparkdeploy's to set."""
 
 
 def shown(text: object) -> str:
@@ -42,7 +46,7 @@ def questions(arguments: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 def _values(flag: str, rest: Sequence[str]) -> list[str]:
     """Return the words that belong to a flag; those of an unknown one are named with it."""
-    row = lists().flags.get(flag.partition(".")[0])
+    row = lists().flags.get(_written_out(flag.partition(".")[0]))
     if row is not None and not row.many:
         return list(rest[: 0 if _is_switch(row) else 1])
     end = next((at for at, word in enumerate(rest) if word.startswith("-")), len(rest))
@@ -55,12 +59,15 @@ def _is_switch(row: Allowed) -> bool:
 
 def _questions_of(flag: str, values: list[str], *, inline: bool) -> Iterator[str]:
     name, dot, below = flag.partition(".")
-    row = lists().flags.get(name)
+    row = lists().flags.get(_written_out(name))
     said = shown(f"{flag}={values[0]}" if inline else " ".join([flag, *values]))
     if not flag.startswith("-"):
         yield f"the word {said} follows no flag; vLLM may take it for a model"
     elif row is None:
-        yield f"{said}: {_unknown(name)}"
+        yield (
+            f"{said}: not on the list of harmless flags; a flag can load code, move files or "
+            "open a port"
+        )
     elif dot:
         yield from (f"{said}: {why}" for why in _below(row, below.split("."), values))
     elif _is_switch(row):
@@ -75,11 +82,11 @@ def _questions_of(flag: str, values: list[str], *, inline: bool) -> Iterator[str
         yield from (_other_value(f"{name} {shown(value)}", row) for value in wrong)
 
 
-def _unknown(flag: str) -> str:
-    spelling = "--" + flag.lstrip("-").replace("_", "-")
-    if spelling in lists().flags:
-        return f"not the one spelling that is looked up, {spelling}"
-    return "not on the list of harmless flags; a flag can load code, move files or open a port"
+def _written_out(name: str) -> str:
+    """Return a flag as vLLM's own parser reads it: it takes `_` for `-` in long flags."""
+    if name in SHORT_FORMS:
+        return flags.SHORT_FORMS[name]
+    return name.replace("_", "-") if name.startswith("--") else name
 
 
 def _other_value(said: str, row: Allowed) -> str:

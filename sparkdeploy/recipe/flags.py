@@ -54,6 +54,9 @@ OWNED_FLAGS: dict[str, str] = {
 
 SHORT_FORMS = {
     "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dcp": "--decode-context-parallel-size",
+    "-ep": "--enable-expert-parallel",
     "-q": "--quantization",
     "-n": "--nnodes",
     "-r": "--node-rank",
@@ -75,6 +78,7 @@ FORBIDDEN_ENV: dict[str, str] = {
     "HUGGING_FACE_HUB_TOKEN": "the token never enters a container",
     "VLLM_API_KEY": "the key is mounted as a file; use --public",
     "VLLM_HOST_IP": "the node's address decides it",
+    "VLLM_USE_RUST_FRONTEND": "key and media limits are held in vLLM's Python server",
     "PATH": "the image decides it",
     "LD_PRELOAD": "it would run foreign code in vLLM",
 }

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 EXIT_MEMORY_FLOOR = 86
-"""How the guard ends a container when memory runs out.
-
-It hands on what vLLM ended with: a vLLM that ended itself with 86, as no release does, would be
-taken for a trip. No line that vLLM writes is.
+"""How the guard ends a container when memory runs out, and nothing else: a vLLM that ends itself
+with 86 becomes 1. No line that vLLM writes counts as a trip.
 """
 MEMORY_FLOOR = "memory_floor"
 _GUARD_FAILURE = re.compile(r'"event": "(?:cannot_run|refused)"')

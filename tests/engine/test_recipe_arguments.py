@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import docker
 import pytest
 
-from sparkdeploy.recipe.arguments import questions
+from sparkdeploy.recipe.arguments import SHORT_FORMS, questions
+from sparkdeploy.recipe.flags import SHORT_FORMS as ALL_SHORT_FORMS
 from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import TEST_LABEL
@@ -18,6 +19,7 @@ from tests.engine.shipped_stages import shipped_stages
 from tests.engine.test_image_cpu_engine import build_all
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from sparkdeploy.node.host import DockerHost
@@ -69,14 +71,16 @@ def test_a_harmless_flag_sets_itself_and_nothing_else(
     alone = [words_of(flag, row) for flag, row in lists().flags.items()]
     chance = random.Random(7)
     joined = [[*one, *two] for one, two in (chance.sample(alone, 2) for _ in range(300))]
-    given = [words for words in (*alone, *joined) if not list(questions(words))]
+    respelt = [[other, *words[1:]] for words in alone for other in other_spellings(words[0])]
+    assert len(respelt) > len(SHORT_FORMS)
+    given = [words for words in (*alone, *joined, *respelt) if not list(questions(words))]
     assert len(given) > 250
     (tmp_path / "words.json").write_text(json.dumps(given))
     (tmp_path / "parser.py").write_text(PARSER)
     _, image = list(build_all(host, shipped_stages(), load_settings()))[-1]
     said = output_of(image.image_id, tmp_path, mark)
     changed = json.loads(said.splitlines()[-1])
-    own = [{destination(word) for word in words if word.startswith("--")} for words in given]
+    own = [{destination(word) for word in words if word.startswith("-")} for words in given]
     wrong = [
         (words, names)
         for words, names, allowed in zip(given, changed, own, strict=True)
@@ -87,8 +91,15 @@ def test_a_harmless_flag_sets_itself_and_nothing_else(
     assert taken > len(alone) / 2, "the parser refused nearly all: the samples are wrong"
 
 
+def other_spellings(flag: str) -> Iterator[str]:
+    if "-" in flag.removeprefix("--"):
+        yield "--" + flag.removeprefix("--").replace("-", "_")
+    yield from (short for short in SHORT_FORMS if ALL_SHORT_FORMS[short] == flag)
+
+
 def destination(flag: str) -> str:
-    return flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+    flag = ALL_SHORT_FORMS.get(flag, flag)
+    return flag.removeprefix("--").replace("-", "_").removeprefix("no_")
 
 
 def output_of(image: str, folder: Path, mark: str) -> str:

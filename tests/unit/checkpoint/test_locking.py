@@ -29,3 +29,11 @@ def test_a_lock_is_free_again_after_a_failure(tmp_path: Path) -> None:
         raise ZeroDivisionError
     with only_one(tmp_path / "lock", "a shard", patience_s=0.0):
         assert (tmp_path / "lock").is_file()
+
+
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CheckpointError, match="cannot be opened"),
+        only_one(tmp_path / ("x" * 300), "a shard"),
+    ):
+        raise AssertionError("a lock without a file")

@@ -238,7 +238,10 @@ HARMFUL_ARGUMENTS = [
     "-O3",
     "-cc.mode 0",
     "-cc.backend=evil.run",
-    "--block_size 64",
+    "--block_size evil.run",
+    "-block_size 64",
+    "-pp evil.run",
+    "-p 2",
     "--block-siz 64",
     "--block-size",
     "--block-size 64 stray",
@@ -318,9 +321,18 @@ def test_each_question_names_what_it_is_about() -> None:
         assert any(words in question for _, question in asked)
 
 
-def test_another_spelling_of_a_harmless_flag_is_answered_with_the_right_one() -> None:
-    ((_, question),) = questions(["--mamba_ssm_cache_dtype", "float32"])
-    assert "--mamba-ssm-cache-dtype" in question
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--mamba_ssm_cache_dtype float32",
+        "--block_size=64",
+        "--attention_config.backend FLASH_ATTN",
+        "-pp 2",
+        "-dcp 2 -ep --seed 1",
+    ],
+)
+def test_a_spelling_that_means_one_flag_in_every_release_is_looked_up(line: str) -> None:
+    assert list(questions(line.split())) == []
 
 
 def test_no_list_holds_what_is_known_to_be_harmful() -> None:
