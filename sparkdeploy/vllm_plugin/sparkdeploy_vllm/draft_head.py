@@ -106,9 +106,18 @@ def chosen_head(processor: Module, lm_head: Module) -> Module:
 def draft_head_method(wanted: DraftHead, vocabulary: int) -> DraftHeadMethod:
     """Read the frequent tokens that lie beside the checkpoint's config.json.
 
-    ValueError when the list is not what the configuration announces, or not of this vocabulary.
+    ValueError when the list is not what the configuration announces, or not of this vocabulary,
+    and for a server that can be put to sleep.
     """
-    folder = Path(get_current_vllm_config().model_config.model)
+    model_config = get_current_vllm_config().model_config
+    if model_config.enable_sleep_mode:
+        # Level 2 gives the weights' memory away, and vLLM reloads the target's weights only: which
+        # rows the draft head has would be whatever lies there then.
+        raise ValueError(
+            "sparkdeploy: a server with --enable-sleep-mode cannot have a draft head: vLLM does "
+            "not load it again after a sleep. Remove the flag, or checkpoint.draft_lm_head"
+        )
+    folder = Path(model_config.model)
     content = json.loads((folder / wanted.file).read_text(encoding="utf-8"))
     tokens = sorted(set(content["tokens"]))
     if len(tokens) != wanted.rows or not 0 <= tokens[0] <= tokens[-1] < vocabulary:

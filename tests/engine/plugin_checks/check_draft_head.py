@@ -31,7 +31,8 @@ def _checkpoint(tokens: list[int]) -> Iterator[None]:
         register()
         (Path(folder) / FILE).write_text(json.dumps({"tokens": tokens}))
         current = get_current_vllm_config()
-        object.__setattr__(current, "model_config", SimpleNamespace(model=folder, head_dtype=None))
+        model = SimpleNamespace(model=folder, head_dtype=None, enable_sleep_mode=False)
+        object.__setattr__(current, "model_config", model)
         try:
             yield
         finally:
@@ -130,3 +131,14 @@ def check_a_head_made_without_the_config_gets_it() -> None:
         object.__setattr__(get_current_vllm_config(), "quant_config", None)
         plain = SparkLMHead(VOCABULARY, 128, prefix="language_model.lm_head")
         assert not isinstance(plain.quant_method, Int8LMHeadMethod)
+
+
+def check_a_server_that_can_sleep_gets_no_draft_head() -> None:
+    refusal = ""
+    with _checkpoint(TOKENS):
+        get_current_vllm_config().model_config.enable_sleep_mode = True
+        try:
+            _both_heads()
+        except ValueError as error:
+            refusal = str(error)
+    assert "--enable-sleep-mode" in refusal, "the rows would be lost with the first sleep"

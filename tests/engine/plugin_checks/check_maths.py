@@ -16,6 +16,7 @@ from sparkdeploy_vllm.int8_maths import (
     row_chunks,
 )
 from sparkdeploy_vllm.ledger import ConversionMismatchError
+from sparkdeploy_vllm.row_products import linear_per_row
 
 SHAPES = ((128, 512), (256, 128), (512, 128), (100, 77), (129, 257), (1024, 300))
 
@@ -209,3 +210,20 @@ def check_torch_compile_takes_the_fp8_operator_whole() -> None:
     for count in (1, 3, 8):
         x = _rows(128, count)
         assert torch.equal(compiled(x), fp8_block_linear(x * 2, quantized, scales, None) + 1)
+
+
+def check_a_compiler_sees_one_graph_for_any_number_of_rows() -> None:
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    weight = _weight(64, 32).float()
+    compiled = torch.compile(
+        lambda x: linear_per_row(x, weight) * 2, backend=count, dynamic=True, fullgraph=True
+    )
+    for rows in (2, 3, 7, 40):
+        x = _rows(64, rows).float()
+        assert torch.equal(compiled(x), linear_per_row(x, weight) * 2)
+    assert len(graphs) == 1
