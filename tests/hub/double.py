@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from tests.hub.quiet import QuietHandler
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -170,21 +172,9 @@ def _server(double: HubDouble, name: str) -> ThreadingHTTPServer:
     return server
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler, BaseHTTPRequestHandler):
     double: HubDouble
     server_name: str
-    protocol_version = "HTTP/1.1"
-    # Headers and body leave in two writes; without this each answer waits 40 ms for an ACK.
-    disable_nagle_algorithm = True
-    timeout = 30
-
-    def handle(self) -> None:
-        """A client that was killed in the middle is no fault of the hub's."""
-        with contextlib.suppress(ConnectionError):
-            super().handle()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """Say nothing."""
 
     def do_HEAD(self) -> None:
         """Answer without a body."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
+from tests.hub.quiet import QuietHandler
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -55,20 +57,8 @@ def hostile_hub() -> Iterator[HostileHub]:
         thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler, BaseHTTPRequestHandler):
     hub: HostileHub
-    protocol_version = "HTTP/1.1"
-    # Headers and body leave in two writes; without this each answer waits 40 ms for an ACK.
-    disable_nagle_algorithm = True
-    timeout = 30
-
-    def handle(self) -> None:
-        """A client that turns away in the middle is what tests hope for."""
-        with contextlib.suppress(ConnectionError):
-            super().handle()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """Say nothing."""
 
     def do_GET(self) -> None:
         """Answer anything."""

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
+from sparkdeploy.errors import CheckpointError
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 COMMIT, REPO = "1" * 40, "lab/twin"
@@ -104,3 +107,12 @@ def canary(folder: Path) -> dict[str, object]:
         )
         for path in sorted(folder.rglob("*"))
     }
+
+
+def refusal(work: Callable[[], object]) -> CheckpointError | None:
+    """The error that it ends with, of the only kind that may come; None when it is done."""
+    try:
+        work()
+    except CheckpointError as error:
+        return error
+    return None

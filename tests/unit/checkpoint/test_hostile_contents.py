@@ -47,6 +47,7 @@ from tests.unit.checkpoint.hostile_listings import (
     junk,
     listing,
     plain_names,
+    refusal,
     sibling,
 )
 
@@ -59,15 +60,6 @@ PREBUILT = Treatment(fp8_mode="prebuilt", lm_head="int8", mtp="required", fp8_or
 
 def _ignore(_done: int, _total: int) -> None:
     pass
-
-
-def refusal(work: Callable[[], object]) -> CheckpointError | None:
-    """The error that it ends with, of the only kind that may come; None when it is done."""
-    try:
-        work()
-    except CheckpointError as error:
-        return error
-    return None
 
 
 @settings(max_examples=300)

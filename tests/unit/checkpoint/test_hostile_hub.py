@@ -32,6 +32,7 @@ from tests.unit.checkpoint.hostile_listings import (
     listing,
     listings,
     parts,
+    refusal,
     sibling,
     small,
 )
@@ -82,15 +83,6 @@ def fetch(hub: Hub, lock: HubLock) -> Path:
     facts = resolve(hub, lock, REPO, "main", anew=False)
     download = plan_download(hub, lock, facts, free_bytes=1 << 60)
     return pull(hub, lock, download, lambda _done, _total: None)
-
-
-def refusal(work: Callable[[], object]) -> CheckpointError | None:
-    """The error that it ends with, of the only kind that may come; None when it is done."""
-    try:
-        work()
-    except CheckpointError as error:
-        return error
-    return None
 
 
 def refuse_a_process(*_arguments: object, **_options: object) -> None:
