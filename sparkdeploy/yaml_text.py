@@ -18,6 +18,7 @@ import yaml
 from sparkdeploy.errors import RecipeError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 MAX_BYTES = 256 * 1024
@@ -117,13 +118,14 @@ def load_mapping(text: str, where: str) -> Marked:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
             raise RecipeError(f"{where} is not a mapping of keys to values")
+        # Before construction, which writes what `<<` brings in among the mapping's own keys.
+        duplicates = tuple(_duplicates(node, ()))
         content = loader.construct_document(node)
     except _NO_YAML as error:
         raise RecipeError(f"{where} is not valid YAML", detail=str(error)) from error
     lines: dict[KeyPath, int] = {}
-    duplicates: list[tuple[KeyPath, int]] = []
-    _mark(node, (), lines, duplicates)
-    return Marked(content, lines, tuple(duplicates))
+    _mark(node, (), lines)
+    return Marked(content, lines, duplicates)
 
 
 def dump(content: Any) -> str:  # noqa: ANN401 - YAML content
@@ -145,26 +147,29 @@ def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _quoted)
 
 
-def _mark(
-    node: yaml.Node,
-    prefix: KeyPath,
-    lines: dict[KeyPath, int],
-    duplicates: list[tuple[KeyPath, int]],
-) -> None:
+def _duplicates(node: yaml.Node, prefix: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+    """Yield each key that stands twice in one mapping, with its second line."""
+    seen: set[str] = set()
+    for key, marked, inner in _below(node):
+        if isinstance(node, yaml.MappingNode):
+            if str(key) in seen:
+                yield (*prefix, key), marked.start_mark.line + 1
+            seen.add(str(key))
+        yield from _duplicates(inner, (*prefix, key))
+
+
+def _mark(node: yaml.Node, prefix: KeyPath, lines: dict[KeyPath, int]) -> None:
+    for key, marked, inner in _below(node):
+        lines[(*prefix, key)] = marked.start_mark.line + 1
+        _mark(inner, (*prefix, key), lines)
+
+
+def _below(node: yaml.Node) -> Iterator[tuple[str | int, yaml.Node, yaml.Node]]:
+    """Yield what a node holds: its key or place, the node that has the line, and the value."""
     if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key_node, value_node in node.value:
-            key = (*prefix, str(key_node.value))
-            line = key_node.start_mark.line + 1
-            if key_node.value in seen:
-                duplicates.append((key, line))
-            seen.add(key_node.value)
-            lines[key] = line
-            _mark(value_node, key, lines, duplicates)
+        yield from ((str(key.value), key, value) for key, value in node.value)
     elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            lines[(*prefix, index)] = item.start_mark.line + 1
-            _mark(item, (*prefix, index), lines, duplicates)
+        yield from ((index, item, item) for index, item in enumerate(node.value))
 
 
 class _TooMuchError(yaml.YAMLError):
@@ -208,8 +213,10 @@ class _Count:
 
     def _begin(self, event: yaml.NodeEvent) -> None:
         tag = getattr(event, "tag", None)
-        if tag not in {None, TEXT_TAG}:
-            raise _too_much(event, f"the tag {tag!r}, and values are written without tags")
+        # The reader makes a text of a mapping that is called one, and nobody finds its key again.
+        is_text = tag == TEXT_TAG and isinstance(event, yaml.ScalarEvent)
+        if tag is not None and not is_text:
+            raise _too_much(event, f"the tag {tag[:40]!r}, and values are written without tags")
         before = self._nodes
         self._grow(event, 1)
         # The composer knows a collection by its new name from its first event on: a name given

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.harmless import Allowed
 
 SHOWN_LENGTH = 80
+MAX_KEYS = 8
+"""In one another; vLLM's own mappings have four."""
 SHORT_FORMS = ("-pp", "-dcp", "-ep")
 """Others have meant different flags in different releases (`-O`), or are sparkdeploy's to set."""
 
@@ -97,6 +99,9 @@ def _below(row: Allowed, keys: list[str], values: list[str]) -> Iterator[str]:
     """Judge `--flag.key.key value`, which is one value of the flag's mapping."""
     if row.keys is None or not values:
         yield "it takes no keys" if row.keys is None else "it needs a value"
+        return
+    if len(keys) > MAX_KEYS:
+        yield f"more than {MAX_KEYS} keys"
         return
     nested: Any = values[0]
     for key in reversed(keys):

@@ -28,6 +28,10 @@ class Origin:
         return self.file if self.line is None else f"{self.file}:{self.line}"
 
 
+NOWHERE = Origin("?", 0)
+"""Of a key that was read and not found again; unlike what was typed it has a line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A mapping and the origin of every key in it."""
@@ -73,7 +77,7 @@ def _merge_mapping(
             origins.update(
                 {known: at for known, at in child_origins.items() if known[: len(path)] == path}
             )
-        origins[path] = child_origins.get(path, origins.get(path, Origin("?", None)))
+        origins[path] = child_origins.get(path, origins.get(path, NOWHERE))
     return merged
 
 

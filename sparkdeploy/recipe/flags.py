@@ -34,6 +34,7 @@ JSON_FLAGS: dict[str, str] = {
 
 OWNED_FLAGS: dict[str, str] = {
     "--model": "model.repo or model.path",
+    "--revision": "model.revision",
     "--served-model-name": "model.served_name",
     "--host": "--public on the command line",
     "--port": "serve.port",

@@ -106,7 +106,7 @@ def load_engine(library: Library, name: str) -> Engine:
     """Load an engine by name; raise RecipeError when it is unknown or invalid."""
     files = library.engine_files()
     if name not in files:
-        raise RecipeError(f"there is no engine {name}", hint=_closest(name, files))
+        raise RecipeError(f"there is no engine {shown(name)}", hint=_closest(name, files))
     document = read_document(files[name])
     engine, problems = _validate(document, Engine)
     if problems or not isinstance(engine, Engine):
@@ -120,10 +120,10 @@ def _locate(library: Library, wanted: str) -> Path:
         path = Path(os.path.expanduser(wanted))  # noqa: PTH111
         if os.path.exists(path):  # noqa: PTH110
             return path
-        raise RecipeError(f"there is no recipe file {wanted}")
+        raise RecipeError(f"there is no recipe file {shown(wanted)}")
     files = library.recipe_files()
     if wanted not in files:
-        raise RecipeError(f"there is no recipe {wanted}", hint=_closest(wanted, files))
+        raise RecipeError(f"there is no recipe {shown(wanted)}", hint=_closest(wanted, files))
     return files[wanted]
 
 
@@ -157,7 +157,8 @@ def _locate_parent(library: Library, parent: str, child: Path) -> Path:
     try:
         return _locate(Library(tuple(others)), parent)
     except RecipeError as error:
-        raise RecipeError(f"{child} extends {parent}: {error.message}", hint=error.hint) from error
+        message = f"{child} extends {shown(parent)}: {error.message}"
+        raise RecipeError(message, hint=error.hint) from error
 
 
 def _without(document: Document, keys: Iterable[str]) -> Document:
@@ -175,7 +176,7 @@ def _engine_of(library: Library, document: Document) -> tuple[Engine | None, lis
         return None, []
     files = library.engine_files()
     if name not in files:
-        problem = Problem(("engine",), f"there is no engine {name}", _closest(name, files))
+        problem = Problem(("engine",), f"there is no engine {shown(name)}", _closest(name, files))
         return None, [problem]
     return load_engine(library, name), []
 

@@ -225,7 +225,7 @@ def _turboquant_with_mtp(recipe: Recipe, engine: Engine) -> Iterator[Problem]:
     if not serve.kv_cache_dtype.startswith("turboquant") or serve.speculative is None:
         return
     mode = (serve.compilation_config or {}).get("cudagraph_mode")
-    if mode not in {"PIECEWISE", "NONE"} and not serve.enforce_eager:
+    if mode not in ("PIECEWISE", "NONE") and not serve.enforce_eager:
         yield Problem(
             ("serve", "kv_cache_dtype"),
             f"TurboQuant with speculation writes garbage under full CUDA graphs, and engine "

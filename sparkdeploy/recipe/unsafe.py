@@ -3,8 +3,8 @@
 A recipe is data: it chooses settings of vLLM, and vLLM runs in a container without rights. For a
 recipe from elsewhere the lists of harmless.yaml say which settings; everything else needs consent,
 because it may load code of the recipe's choice, read or write files that it was not given, or open
-doors of its own. Values that were typed (`--set`) and recipes in the user's own recipes folder are
-the user's words and are not looked at.
+doors of its own. What was typed (`--set`), and a recipe that stands wholly in the user's own
+recipes folder, are the user's words and are not looked at.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class Judge:
     def self_consents(self) -> Iterator[Problem]:
         """Yield the consents that a file gives to itself; no option takes these."""
         for field, option in CONSENT_OPTIONS.items():
-            origin = self._origin((field,))
-            is_typed = origin is not None and origin.line is None
+            is_typed = self._is_typed((field,))
             # A recipe of the user's own may insist on a release; on foreign code only a command.
             is_own = field != "allow_unsafe" and not self._is_foreign((field,))
             if getattr(self.recipe, field) and not is_typed and not is_own:
@@ -72,17 +71,18 @@ class Judge:
                 )
 
     def consents(self) -> Iterator[Problem]:
-        """Yield what needs consent and has none yet."""
+        """Yield what needs consent and has none yet.
+
+        A setting of the user's own recipe counts as well once a stranger's extends it: remote code
+        that the user allows one model is another thing when the stranger names the model.
+        """
         if self.recipe.allow_unsafe or not self.foreign_files:
             return
-        questions = (
-            *self._fields(),
-            *self._environment(),
-            *self._arguments(),
-            *self._serve(),
-            *self._mounts(),
-        )
-        for path, question in questions:
+        settings = (*self._fields(), *self._environment(), *self._arguments(), *self._serve())
+        for path, question in settings:
+            if not self._is_typed(path):
+                yield Problem(path, question, "")
+        for path, question in self._mounts():
             if self._is_foreign(path):
                 yield Problem(path, question, "")
 
@@ -91,10 +91,15 @@ class Judge:
             path = path[:-1]
         return self.origins.get(path)
 
+    def _is_typed(self, path: KeyPath) -> bool:
+        origin = self._origin(path)
+        return origin is not None and origin.line is None
+
     def _is_foreign(self, path: KeyPath) -> bool:
         """Say whether a value stands in a file outside the folders of recipes."""
         origin = self._origin(path)
-        return origin is not None and origin.line is not None and origin.file in self.foreign_files
+        # A value that nobody knows the file of is nobody's own.
+        return origin is None or (origin.line is not None and origin.file in self.foreign_files)
 
     def _fields(self) -> Iterator[tuple[KeyPath, str]]:
         for name, row in lists().fields.items():

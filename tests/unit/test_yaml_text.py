@@ -271,3 +271,34 @@ TREES = st.recursive(
 @given(TREES)
 def test_what_is_written_reads_back(tree: Any) -> None:
     assert yaml_text.load(yaml_text.dump(tree), "here") == tree
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "? !!str {=: serve}\n: {trust_remote_code: true}\n",
+        "serve:\n  ? !!str [env]\n  : {A: b}\n",
+        "serve: {env: {!!str {=: X}: y}}\n",
+        "? {a: b}\n: c\n",
+        "? [a]\n: c\n",
+    ],
+)
+def test_a_key_is_a_word(text: str) -> None:
+    with pytest.raises(RecipeError):
+        yaml_text.load_mapping(text, "lab")
+
+
+def test_a_key_may_override_what_a_merge_brought() -> None:
+    text = "serve:\n  <<: {port: 1, name: a}\n  port: 2\n"
+    marked = yaml_text.load_mapping(text, "lab")
+    assert marked.content == {"serve": {"port": 2, "name": "a"}}
+    assert marked.duplicates == ()
+    assert marked.lines["serve", "port"] == 3
+    twice = yaml_text.load_mapping("a: {<<: {b: 1}, b: 2, b: 3}\n", "lab")
+    assert twice.duplicates == ((("a", "b"), 1),)
+
+
+def test_a_refusal_repeats_no_more_than_a_line_of_what_it_refuses() -> None:
+    with pytest.raises(RecipeError) as refused:
+        yaml_text.load("!" * 250_000, "lab")
+    assert len(f"{refused.value.message}{refused.value.detail}") < 1000

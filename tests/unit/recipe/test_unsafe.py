@@ -411,3 +411,46 @@ def test_no_value_of_an_engine_adds_an_instruction_to_a_dockerfile(field: str, v
     except ValidationError:
         return
     assert instructions(engine) == instructions(ENGINE)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "serve: {trust_remote_code: true}",
+        "serve: {extra_args: [--allowed-local-media-path, /data]}",
+        "serve: {env: {PYTHONPATH: /x}}",
+        "serve: {load_format: pt}",
+    ],
+)
+@pytest.mark.parametrize(
+    "theirs", ["model: {repo: evil/evil}", "model: {revision: refs/pr/7}", "serve: {port: 8001}"]
+)
+def test_what_your_own_recipe_may_do_is_not_lent_to_a_strangers(
+    tmp_path: Path, own: str, theirs: str
+) -> None:
+    folder = load_settings().config_dir / "recipes"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(f"schema: 1\nname: mine\ntitle: t\nextends: v2\n{own}\n")
+    assert resolved("mine").recipe.name == "mine"
+    path = tmp_path / "elsewhere" / "dep.yaml"
+    path.parent.mkdir()
+    path.write_text(f"schema: 1\nname: dep\ntitle: t\nextends: mine\n{theirs}\n")
+    with pytest.raises(RecipeError) as refused:
+        resolved(str(path))
+    assert "mine.yaml" in str(refused.value.detail)
+    assert resolved(str(path), "allow_unsafe=true").recipe.name == "dep"
+
+
+def test_keys_without_end_are_a_question_and_no_bug(tmp_path: Path) -> None:
+    flag = "--hf-overrides.rope_scaling" + ".factor" * 3000
+    with pytest.raises(RecipeError, match="consent"):
+        resolved(from_elsewhere(tmp_path, f"serve: {{extra_args: [{flag}, '1']}}"))
+
+
+@pytest.mark.parametrize("mode", ["[1]", "{}", "[]", "{a: 1}"])
+def test_a_graph_mode_that_is_no_word_is_a_mistake_and_no_bug(tmp_path: Path, mode: str) -> None:
+    body = f"serve: {{compilation_config: {{cudagraph_mode: {mode}}}}}"
+    recipe = Path(from_elsewhere(tmp_path, body))
+    recipe.write_text(recipe.read_text().replace("extends: v2", "extends: v2-tq"))
+    with pytest.raises(RecipeError, match="mistake"):
+        resolved(str(recipe))
