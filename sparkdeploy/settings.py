@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import functools
 import os
 import re
@@ -105,19 +106,20 @@ def resources() -> Path:
 
 
 def load_settings(env: Mapping[str, str] | None = None) -> Settings:
-    """Read environment and config file; raise RecipeError when the file is invalid."""
+    """Read environment and config file.
+
+    RecipeError when the file is invalid, or when a folder would depend on where a command starts.
+    """
     environment = os.environ if env is None else env
     config_dir = _folder(environment, "SPARKDEPLOY_CONFIG_DIR", platformdirs.user_config_path)
     file = _read_config(config_dir / "config.yaml")
     reader = _Reader(environment, file, config_dir)
-    data_dir = reader.value("data_dir", str(platformdirs.user_data_path("sparkdeploy")))
-    cache_dir = reader.value("cache_dir", str(platformdirs.user_cache_path("sparkdeploy")))
     return Settings(
         config_dir=config_dir,
         state_dir=_folder(environment, "SPARKDEPLOY_STATE_DIR", platformdirs.user_state_path),
-        cache_dir=Path(cache_dir).expanduser(),
-        data_dir=Path(data_dir).expanduser(),
-        lock_dir=Path(environment.get("SPARKDEPLOY_LOCK_DIR", SHARED_LOCK_DIR)),
+        cache_dir=reader.folder("cache_dir", platformdirs.user_cache_path),
+        data_dir=reader.folder("data_dir", platformdirs.user_data_path),
+        lock_dir=_folder(environment, "SPARKDEPLOY_LOCK_DIR", lambda _name: Path(SHARED_LOCK_DIR)),
         hub_cache=_hub_cache(environment),
         docker_host=reader.value("docker_host", "") or environment.get("DOCKER_HOST"),
         default_recipe=reader.value("default_recipe", "v2"),
@@ -176,9 +178,27 @@ class _Reader:
         self.sources[name] = "default"
         return default
 
+    def folder(self, name: str, default: Callable[[str], Path]) -> Path:
+        text = self.value(name, str(default("sparkdeploy")))
+        is_in_file = self.sources[name] == self._path
+        where = f"{name} in {self._path}" if is_in_file else f"SPARKDEPLOY_{name.upper()}"
+        return _absolute(text, where)
+
 
 def _folder(env: Mapping[str, str], variable: str, default: Callable[[str], Path]) -> Path:
-    return Path(env[variable]) if env.get(variable) else default("sparkdeploy")
+    return _absolute(env.get(variable) or str(default("sparkdeploy")), variable)
+
+
+def _absolute(text: str, where: str) -> Path:
+    path = Path(text)
+    with contextlib.suppress(RuntimeError):  # nobody's home: the tilde stays, and is refused
+        path = path.expanduser()
+    # Commands from two folders would keep to two locks, and find each other's state nowhere.
+    if not path.is_absolute():
+        raise RecipeError(
+            f"{where} is no absolute path: {text!r}", hint=f"give an absolute path as {where}"
+        )
+    return path
 
 
 def _hosts(reader: _Reader) -> Hosts:
