@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.node.plain_file import NotPlainError, open_plain
+from sparkdeploy.node.plain_file import NotPlainError, made_way, open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ def _opened(path: Path) -> BinaryIO:
     except NotPlainError as error:
         raise CheckpointError(
             f"the lock {path} cannot be used: {error.strerror}",
-            hint=f"rm -r {shlex.quote(str(path))}",
+            hint=made_way(path, error),
         ) from error
     except OSError as error:
         raise CheckpointError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import stat
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,18 @@ def find_plain(name: str, *, folder: int) -> int | None:
         return _existing(name, folder)
     except FileNotFoundError:
         return None
+
+
+def made_way(path: Path, error: NotPlainError) -> str:
+    """Return the command that frees the name; it loses nothing but what has that one name.
+
+    The name may be another thing's by the time it runs: `rm` without options removes no folder,
+    and `mv -T` puts a folder in no other one and over nothing but an empty one.
+    """
+    name = shlex.quote(str(path))
+    if error.errno == errno.EISDIR:
+        return f"mv -T {name} {shlex.quote(f'{path}.aside')}"
+    return f"rm {name}"
 
 
 def _existing(name: str | Path, folder: int | None) -> int:

@@ -10,6 +10,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
+from sparkdeploy.settings import SHARED_LOCK_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,11 +82,17 @@ def _require_trusted(folder: Path, status: os.stat_result) -> None:
         raise NodeError(
             f"in the lock folder {folder} every user may remove the files of others (mode "
             f"{stat.S_IMODE(status.st_mode):04o}, wanted {SHARED_FOLDER_MODE:04o})",
-            hint=f"chmod {SHARED_FOLDER_MODE:04o} {shlex.quote(str(folder))}",
+            hint=f"chmod +t {shlex.quote(str(folder))}",
         )
 
 
 def made_anew(folder: Path) -> str:
-    """Return the commands that give root the folder; mkdir fails where somebody was faster."""
+    """Return what mends a lock folder; mkdir fails where somebody was faster.
+
+    Only sparkdeploy's own folder is removed: any other path is what a user has typed, and may hold
+    or be something else altogether.
+    """
+    if str(folder) != SHARED_LOCK_DIR:
+        return "set SPARKDEPLOY_LOCK_DIR to another folder: root's or your own"
     path = shlex.quote(str(folder))
     return f"as root: rm -rf {path} && mkdir -m {SHARED_FOLDER_MODE:04o} {path}"

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.plain_file import NotPlainError, find_plain, open_plain
+from sparkdeploy.node.plain_file import NotPlainError, find_plain, made_way, open_plain
 from sparkdeploy.node.shared_folder import shared_folder, user_name
 from sparkdeploy.runtime.holder import clear_note, holder_of, leave_note
 
@@ -134,7 +134,7 @@ def _opened(path: Path) -> int:
             time.sleep(pause_s)
         except OSError as error:
             raise _unusable(path, error) from error
-    raise _unusable(path, refusal) from refusal
+    raise _closed(path, refusal) from refusal
 
 
 def _for_everybody(descriptor: int) -> int:
@@ -148,7 +148,7 @@ def _for_everybody(descriptor: int) -> int:
 def _spoilt(path: Path, error: NotPlainError) -> NodeError:
     return NodeError(
         f"the lock {path} cannot be used: {error.strerror}{_made_by(path, error)}",
-        hint=f"as root: rm -r {shlex.quote(str(path))}",
+        hint=f"as root: {made_way(path, error)}",
     )
 
 
@@ -159,6 +159,20 @@ def _made_by(path: Path, error: NotPlainError) -> str:
         return f", made by {user_name(path.lstat().st_uid)}"
     except OSError:
         return ""
+
+
+def _closed(path: Path, error: OSError) -> NodeError:
+    """A file that one user keeps from the others; a lock elsewhere would not exclude its users."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return _unusable(path, error)  # it is the folder that may not be written to
+    return NodeError(
+        f"the lock {path} cannot be opened: {error.strerror}; it belongs to "
+        f"{user_name(status.st_uid)} (mode {stat.S_IMODE(status.st_mode):04o}, "
+        f"wanted {SHARED_FILE_MODE:04o})",
+        hint=f"as root: rm {shlex.quote(str(path))}",
+    )
 
 
 def _unusable(path: Path, error: OSError) -> NodeError:

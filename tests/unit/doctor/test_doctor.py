@@ -21,7 +21,7 @@ from sparkdeploy.doctor.reading import READ_TIMEOUT_S, HurriedMachine, read_surr
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.gpu import parse_gpu_processes, parse_gpus
 from sparkdeploy.recipe.load import Library, load_recipe
-from sparkdeploy.settings import load_settings
+from sparkdeploy.settings import SHARED_LOCK_DIR, load_settings
 from tests.unit.conftest import REPOSITORY
 from tests.unit.doctor.recorded import NAMES, RecordedEngine, Recording, load
 
@@ -255,14 +255,20 @@ def test_a_folder_that_is_not_there_yet_is_fine() -> None:
         (1001, True, Verdict.FAIL),
     ],
 )
-def test_a_lock_folder_of_another_user_fails_with_what_root_does(
-    owner_uid: int, is_writable: bool, verdict: Verdict
+@pytest.mark.parametrize(
+    ("place", "fix"),
+    [
+        (SHARED_LOCK_DIR, f"as root: rm -rf {SHARED_LOCK_DIR} && mkdir -m 1777 {SHARED_LOCK_DIR}"),
+        ("/x/lock", "set SPARKDEPLOY_LOCK_DIR to another folder: root's or your own"),
+    ],
+)
+def test_a_lock_folder_of_another_user_fails_with_what_mends_it(
+    owner_uid: int, is_writable: bool, verdict: Verdict, place: str, fix: str
 ) -> None:
-    shared = surroundings.Folder("lock", "/x/lock", owner_uid, is_writable)
+    shared = surroundings.Folder("lock", place, owner_uid, is_writable)
     found = list(folders.folder_findings([shared], caller_uid=1000))
     assert [item.verdict for item in found] == [verdict]
-    fix = None if verdict is Verdict.OK else "as root: rm -rf /x/lock && mkdir -m 1777 /x/lock"
-    assert found[0].fix == fix
+    assert found[0].fix == (None if verdict is Verdict.OK else fix)
 
 
 def test_the_report_is_worst_first_and_groups_stay_together() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,8 +21,10 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.locking import only_one
 from sparkdeploy.errors import CheckpointError, NodeError
+from sparkdeploy.node import shared_folder
 from sparkdeploy.runtime import lock
 from sparkdeploy.runtime.lock import lock_holder, lock_path, node_lock, watch_name, watching
+from sparkdeploy.settings import SHARED_LOCK_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +36,8 @@ MAX_NAME = 200
 MALLORY = 61234
 BOB = 61235
 """Users without a name: nothing of the machine belongs to them."""
+
+OTHER_FOLDER = "set SPARKDEPLOY_LOCK_DIR to another folder: root's or your own"
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user as well")
 
@@ -282,6 +287,59 @@ def test_a_builders_lock_is_no_way_to_another_file(tmp_path: Path, entry: str) -
     assert printable(caught.value)
 
 
+def test_only_sparkdeploys_own_lock_folder_is_ever_removed_by_a_hint() -> None:
+    assert shared_folder.made_anew(Path(SHARED_LOCK_DIR)) == (
+        f"as root: rm -rf {SHARED_LOCK_DIR} && mkdir -m 1777 {SHARED_LOCK_DIR}"
+    )
+
+
+@pytest.mark.parametrize("place", ["/etc/passwd", "/dev/null", "/proc/self"])
+def test_a_hint_never_removes_a_path_that_the_user_has_typed(place: str) -> None:
+    refusal = take(Path(place), "n", [])
+
+    assert refusal is not None
+    assert refusal.hint == OTHER_FOLDER
+
+
+def test_a_folder_whose_files_anybody_removes_keeps_its_other_mode_bits(tmp_path: Path) -> None:
+    make(tmp_path / "locks", 0o777)
+    refusal = take(tmp_path / "locks", "n", [])
+
+    assert refusal is not None
+    assert refusal.hint == f"chmod +t {tmp_path / 'locks'}"
+
+
+@pytest.mark.parametrize("entry", sorted(SPOILT))
+def test_the_hint_for_a_spoilt_lock_destroys_nothing_but_that_name(
+    tmp_path: Path, entry: str
+) -> None:
+    outside, folder = make_outside(tmp_path), tmp_path / "locks"
+    make(folder, 0o1777)
+    path = lock_path(folder, "n")
+    ENTRIES[entry](path, outside, b"")
+    if path.is_dir() and not path.is_symlink():
+        (path / "somebody's").write_text("work")
+    refusal = take(folder, "n", [])
+    assert refusal is not None
+    assert refusal.hint is not None
+    subprocess.run(shlex.split(refusal.hint.removeprefix("as root: ")), check=True)
+
+    assert take(folder, "n", []) is None
+    assert {item.name for item in outside.iterdir()} == {"canary", "folder", "linked"}
+    assert len([*folder.rglob("somebody's")]) == (entry == "a folder")
+
+
+@pytest.mark.parametrize("entry", sorted(SPOILT))
+def test_the_hint_for_a_builders_spoilt_lock_removes_no_tree(tmp_path: Path, entry: str) -> None:
+    outside, path = make_outside(tmp_path), tmp_path / ".made.lock"
+    ENTRIES[entry](path, outside, b"")
+    with pytest.raises(CheckpointError) as caught, only_one(path, "something"):
+        pass
+
+    verb = "mv -T" if entry == "a folder" else "rm"
+    assert (caught.value.hint or "").startswith(f"{verb} {path}")
+
+
 # ------------------------------------------------------------------------- two users of a machine
 
 BECOME = """
@@ -365,7 +423,7 @@ def test_root_does_not_follow_another_users_link(shared: Path, is_there: bool) -
     ):
         pass
 
-    assert caught.value.hint == f"as root: rm -rf {folder} && mkdir -m 1777 {folder}"
+    assert caught.value.hint == OTHER_FOLDER
     assert target.exists() == is_there
     assert not is_there or (target.read_text(), target.stat().st_mode & 0o777) == (
         "root's own",
@@ -374,14 +432,19 @@ def test_root_does_not_follow_another_users_link(shared: Path, is_there: bool) -
 
 
 @as_root
-def test_the_first_users_folder_is_no_others_until_root_has_made_it(shared: Path) -> None:
+def test_the_first_users_folder_is_no_others_until_root_has_made_it(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = shared / "sparkdeploy"
     assert as_user(MALLORY, TRY, folder) == "got\n"
     refused = as_user(BOB, TRY, folder).splitlines()
-    for command in refused[1].removeprefix("as root: ").split(" && "):
+    monkeypatch.setattr(shared_folder, "SHARED_LOCK_DIR", str(folder), raising=False)
+    hint = shared_folder.made_anew(folder)
+    for command in hint.removeprefix("as root: ").split(" && "):
         subprocess.run(command.split(), check=True)
 
     assert f"belongs to uid {MALLORY}" in refused[0]
+    assert refused[1] == OTHER_FOLDER
     assert [as_user(user, TRY, folder) for user in (MALLORY, BOB)] == ["got\n", "got\n"]
 
 
@@ -408,3 +471,30 @@ def test_users_of_one_machine_are_told_who_of_them_holds_the_lock(shared: Path) 
     )
     assert seen is not None
     assert (seen.pid, seen.user) == (other.pid, f"uid {MALLORY}")
+
+
+@as_root
+def test_a_lock_that_another_user_has_closed_is_removed_and_not_avoided(shared: Path) -> None:
+    folder = shared / "sparkdeploy"
+    make(folder, 0o1777)
+    path = lock_path(folder, "spark-1")
+    write(path, b"", mode=0o600)
+    os.chown(path, MALLORY, MALLORY)
+    message, hint = as_user(BOB, TRY, folder).splitlines()
+    subprocess.run(shlex.split(hint.removeprefix("as root: ")), check=True)
+
+    assert message == (
+        f"the lock {path} cannot be opened: Permission denied; it belongs to uid {MALLORY} "
+        "(mode 0600, wanted 0666)"
+    )
+    assert hint == f"as root: rm {path}"
+    assert [as_user(user, TRY, folder) for user in (BOB, MALLORY)] == ["got\n", "got\n"]
+
+
+@as_root
+def test_who_may_not_write_to_the_lock_folder_takes_another(shared: Path) -> None:
+    folder = shared / "sparkdeploy"
+    make(folder, 0o755)
+    hint = as_user(BOB, TRY, folder).splitlines()[1]
+
+    assert hint.startswith("set SPARKDEPLOY_LOCK_DIR to a folder")
