@@ -9,6 +9,7 @@ STAMP="$VENV/installed-sources"
 ENGINE_LOG="${SPARKDEPLOY_ENGINE_LOG:-/var/log/sparkdeploy-dockerd.log}"
 DOCKER_SOCKET_WAIT_S=60
 OUR_LABEL="dev.sparkdeploy.kind"
+OUR_NAMES="name=^/sparkdeploy-"
 LOCK_FOLDER="${SPARKDEPLOY_LOCK_DIR:-/run/lock/sparkdeploy}"
 TMPFILES="${SPARKDEPLOY_TMPFILES:-/etc/tmpfiles.d}"
 DEBIAN_KEYRING="${SPARKDEPLOY_DEBIAN_KEYRING:-/usr/share/keyrings/debian-archive-keyring.gpg}"
@@ -504,7 +505,7 @@ link_tool() {
 # of the lock that all of them share, and sparkdeploy refuses a folder that is another user's.
 share_lock_folder() {
   local entry="$TMPFILES/sparkdeploy.conf"
-  case "$LOCK_FOLDER" in *[[:space:]]*) return ;; esac
+  case "$LOCK_FOLDER" in *[[:space:]]*) return ;; /*) ;; *) return ;; esac
   if mkdir -p -- "$TMPFILES" && printf 'd %s 1777 root root -\n' "$LOCK_FOLDER" >"$entry"; then
     say "Lock folder of all users, from each boot on: $LOCK_FOLDER ($entry)"
   fi
@@ -567,7 +568,7 @@ print_what_stays() {
   data="$(data_folder)"
   cat <<TEXT
 These stay; remove them with:
-  containers    docker ps -aq --filter label=$OUR_LABEL | xargs -r docker rm -f
+  containers    docker ps -aq --filter label=$OUR_LABEL --filter '$OUR_NAMES' | xargs -r docker rm -f
   images        docker images -q --filter label=$OUR_LABEL | sort -u | xargs -r docker rmi -f
   checkpoints   rm -rf $data
   caches        rm -rf ${XDG_CACHE_HOME:-$HOME/.cache}/sparkdeploy
@@ -578,7 +579,9 @@ All but settings and downloads at once:  ./install.sh --uninstall --purge
 TEXT
 }
 
-# Containers and images by label only: what is not ours is never touched.
+# What is not ours is never touched. Anybody can put our label on a container, so its name counts
+# too. Containers of ours without such a name are those of a check (role `check`) and of a build's
+# steps: whoever makes them removes them within minutes. Images go by label.
 purge() {
   local ids data
   data="$(data_folder)"
@@ -586,7 +589,7 @@ purge() {
     printf 'The docker client is needed to remove containers and images: apt-get install -y docker.io\n' >&2
     exit "$EXIT_PREREQUISITE"
   fi
-  ids="$(docker ps -aq --filter "label=$OUR_LABEL")"
+  ids="$(docker ps -aq --filter "label=$OUR_LABEL" --filter "$OUR_NAMES")"
   if [ -n "$ids" ]; then xargs docker rm -f <<<"$ids" >&2; fi
   purge_images
   rm -rf -- "$data" "${XDG_CACHE_HOME:-$HOME/.cache}/sparkdeploy" \

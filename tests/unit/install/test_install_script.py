@@ -19,7 +19,11 @@ FULL_DISK = "#!/bin/sh\necho header\necho disk 0 0 1024 0% /\n"
 DOCKER_STUB = """#!/bin/sh
 cd "{root}"
 case "$1 $2" in
-  "ps -aq") echo "docker ps ${{4#label=}}" >>calls; echo ours-id ;;
+  "ps -aq")
+    shift 2
+    echo "docker ps $*" >>calls
+    [ "$*" = "--filter label={label} --filter name=^/sparkdeploy-" ] || echo foreign-id
+    echo ours-id ;;
   "rm -f") echo "docker rm $3" >>calls ;;
   "images -aq")
     for id in $(ls images); do
@@ -32,6 +36,7 @@ case "$1 $2" in
     rm "images/$2" ;;
 esac
 """
+OUR_CONTAINERS = f"--filter label={labels.KIND} --filter name=^/sparkdeploy-"
 REMOTE_ENGINE = "tcp://127.0.0.1:1"
 
 
@@ -307,12 +312,13 @@ def test_uninstalling_removes_command_and_link_and_says_what_stays(machine: Mach
     assert not machine.link.is_symlink()
     assert not machine.venv.exists()
     assert checkpoints.is_dir()
-    for part in ("docker rm", "docker rmi", f"rm -rf {machine.data}\n", "--purge"):
+    containers = f"docker ps -aq --filter label={labels.KIND} --filter 'name=^/sparkdeploy-' | "
+    for part in (containers, "docker rm", "docker rmi", f"rm -rf {machine.data}\n", "--purge"):
         assert part in result.stdout
 
 
-def test_purging_touches_only_what_carries_our_label(machine: Machine) -> None:
-    machine.add("docker", DOCKER_STUB.format(root=machine.root))
+def test_purging_touches_only_what_has_our_label_and_a_containers_name(machine: Machine) -> None:
+    machine.add("docker", DOCKER_STUB.format(root=machine.root, label=labels.KIND))
     machine.run("--tool-only")
     store = machine.root / "images"
     store.mkdir()
@@ -324,7 +330,7 @@ def test_purging_touches_only_what_carries_our_label(machine: Machine) -> None:
     result = machine.run("--uninstall", "--purge")
     assert result.returncode == 0, result.stderr
     assert [path.name for path in store.iterdir()] == ["foreign"]
-    assert machine.calls("docker") == [f"docker ps {labels.KIND}", "docker rm ours-id"]
+    assert machine.calls("docker") == [f"docker ps {OUR_CONTAINERS}", "docker rm ours-id"]
     assert not machine.venv.parent.exists()
 
 
@@ -352,7 +358,7 @@ def test_purging_removes_what_is_ours_and_leaves_the_users_folder(
 
 
 def test_purging_fails_when_a_foreign_image_needs_ours(machine: Machine) -> None:
-    machine.add("docker", DOCKER_STUB.format(root=machine.root))
+    machine.add("docker", DOCKER_STUB.format(root=machine.root, label=labels.KIND))
     store = machine.root / "images"
     store.mkdir()
     (store / "base").write_text("- 1\nours\n")
@@ -366,3 +372,12 @@ def test_purging_fails_when_a_foreign_image_needs_ours(machine: Machine) -> None
 def test_the_registry_is_named_where_the_script_looks_for_it() -> None:
     registries = Path(__file__).parents[3] / "sparkdeploy" / "registries.yaml"
     assert "\ncontainer_registry: " in registries.read_text()
+
+
+def test_a_relative_lock_folder_is_made_nowhere(machine: Machine) -> None:
+    machine.environment["SPARKDEPLOY_LOCK_DIR"] = "relative"
+    machine.user_is("root", 0)
+    result = machine.run("--tool-only")
+
+    assert result.returncode == 0, result.stderr
+    assert not (machine.root / "tmpfiles.d" / "sparkdeploy.conf").exists()
