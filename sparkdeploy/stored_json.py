@@ -32,7 +32,7 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON
     holds more than MAX_VALUES values, a number beyond MAX_NUMBER, or half a surrogate pair. Links
     are followed: a person may name any file.
     """
-    text = _read_bytes(path).decode("utf-8")
+    text = read_bytes(path, MAX_BYTES).decode("utf-8")
     if text.count(",") + text.count("[") + text.count("{") > MAX_VALUES:
         raise ValueError(f"it holds more than {MAX_VALUES} values")
     try:
@@ -58,7 +58,12 @@ def _finite(digits: str) -> float:
     return number
 
 
-def _read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, limit_bytes: int) -> bytes:
+    """Return what a regular file holds; a pipe is not waited for and a device not read.
+
+    Raises OSError, whose `strerror` says what it is, for anything else and for a longer file.
+    Links are followed.
+    """
     try:
         descriptor = os.open(path, _FLAGS)
     except ValueError as error:  # a NUL in the name
@@ -66,7 +71,7 @@ def _read_bytes(path: Path) -> bytes:
     with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES >> 20} MiB")
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {limit_bytes >> 20} MiB")
     return content

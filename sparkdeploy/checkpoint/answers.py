@@ -9,7 +9,10 @@ from urllib.parse import urljoin, urlsplit
 
 import requests
 from requests.utils import requote_uri
+from urllib3.exceptions import HTTPError
+from urllib3.util import parse_url
 
+from sparkdeploy.checkpoint.deadline import Deadline, TimedAdapter
 from sparkdeploy.checkpoint.repo_files import shown
 from sparkdeploy.errors import CheckpointError
 
@@ -27,8 +30,15 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 class HubSession(requests.Session):
     """Connections that are kept, and that follow no redirect by themselves.
 
-    The library would read the body of each redirect, however long it is.
+    The library would read the body of each redirect, however long it is. Nothing is read before
+    time for it is allowed at `deadline`.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deadline = Deadline()
+        for scheme in ("http://", "https://"):
+            self.mount(scheme, TimedAdapter(self.deadline))
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:  # noqa: ARG002
         """Nowhere: `open_answer` follows."""
@@ -53,13 +63,15 @@ def open_answer(
 
     A redirect to another host, port or scheme is followed without Authorization. Raises
     CheckpointError for redirects without an end, to what is not HTTP, from HTTPS to HTTP, and for
-    a body that is compressed, since nobody asked for that and a little of it may become a lot.
+    a body that is compressed, since nobody asked for that and a little of it may become a lot;
+    requests.RequestException for an answer that is broken, or does not come in time.
     """
     sent = {**headers, "Accept-Encoding": "identity"}
     first: requests.Response | None = None
     asked = url
     for _ in range(REDIRECTS_LIMIT):
-        response = session.get(asked, headers=sent, stream=True, timeout=TIMEOUT_S)
+        with _library_errors():
+            response = session.get(asked, headers=sent, stream=True, timeout=TIMEOUT_S)
         first = response if first is None else first
         location = response.headers.get("Location")
         if response.status_code in _REDIRECTS and location:
@@ -75,6 +87,40 @@ def open_answer(
             yield Answer(response, first.headers, None if asked == url else asked)
         return
     raise CheckpointError(f"{what}: the hub sends from one address to the next without an end.")
+
+
+def body(answer: Answer) -> Iterator[bytes]:
+    """Yield the body as it comes; requests.RequestException when it breaks."""
+    chunks = iter(answer.response.iter_content(CHUNK_BYTES))
+    while True:
+        with _library_errors():
+            chunk = next(chunks, None)
+        if chunk is None:
+            return
+        yield chunk
+
+
+def is_web_address(url: str) -> bool:
+    """Whether it is http:// or https:// with a host that could be looked up."""
+    try:
+        host = parse_url(url).host or ""
+        # What the library does on its way to a name server, and has no error of its own for.
+        host.encode("idna")
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(host) and parts.port != 0
+    except ValueError:
+        return False
+
+
+@contextlib.contextmanager
+def _library_errors() -> Iterator[None]:
+    """What the libraries let through of a server's nonsense becomes an error of requests."""
+    try:
+        yield
+    except requests.RequestException:
+        raise
+    except (ValueError, HTTPError) as error:
+        raise requests.exceptions.ChunkedEncodingError(error) from error
 
 
 def _target(asked: str, location: str, what: str) -> str:
@@ -94,7 +140,7 @@ def _joined(asked: str, location: str) -> str:
     try:
         # The library reads headers as Latin-1, and servers write them as UTF-8.
         target = urljoin(asked, requote_uri(location.encode("latin-1").decode()))
-        return target if urlsplit(target).hostname and urlsplit(target).port != 0 else ""
+        return target if is_web_address(target) else ""
     except ValueError:
         return ""
 

@@ -12,8 +12,14 @@ from typing import Any
 from sparkdeploy.checkpoint.repo_files import name_problem, shown
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, read_header
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.stored_json import read_bytes
 
+CONFIG_FILE = "config.json"
+CONFIG_LIMIT_BYTES = 4 << 20
+"""What is read of a stranger's config.json; real ones have some thousand bytes."""
 INDEX_FILE = "model.safetensors.index.json"
+INDEX_LIMIT_BYTES = 48 << 20
+"""What is read of a stranger's index; one of 200,000 tensors has 27 million bytes."""
 INDEX_ENTRIES_LIMIT = 1_000_000
 """Tensors of an index; a model of a trillion parameters has 200,000."""
 _INDEX_NESTING_LIMIT = 1000
@@ -98,9 +104,9 @@ def read_tensors(
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json as it is; CheckpointError when it is no JSON object."""
-    path = folder / "config.json"
+    path = folder / CONFIG_FILE
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_bytes(path, CONFIG_LIMIT_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
@@ -215,7 +221,7 @@ def parse_index(name: str, text: bytes) -> Mapping[str, str]:
 
 def _indexed_files(folder: Path) -> Mapping[str, str]:
     try:
-        text = (folder / INDEX_FILE).read_bytes()
+        text = read_bytes(folder / INDEX_FILE, INDEX_LIMIT_BYTES)
     except FileNotFoundError:
         return {}
     except OSError as error:

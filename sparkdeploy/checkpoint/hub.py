@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
-from sparkdeploy.checkpoint.answers import CHUNK_BYTES, HubSession, open_answer
+from sparkdeploy.checkpoint.answers import HubSession, body, is_web_address, open_answer
 from sparkdeploy.checkpoint.durable import disk_errors
 from sparkdeploy.checkpoint.inside import create_file, open_folder_inside
 from sparkdeploy.checkpoint.listing import LISTING_LIMIT_BYTES, read_listing
-from sparkdeploy.checkpoint.repo_files import HOSTILE_HINT, check_repo, check_revision, printable
+from sparkdeploy.checkpoint.repo_files import (
+    HOSTILE_HINT,
+    check_repo,
+    check_revision,
+    printable,
+    shown,
+)
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.settings import LOGIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +32,9 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 6
 LONGEST_WAIT_S = 30.0
+LISTING_LIMIT_S = 60.0
+"""For one try of a listing, from the first redirect to the last byte."""
+_TOKEN = re.compile("[!-~]+")
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _CLOSED = frozenset({401, 403})
 
@@ -98,9 +109,11 @@ class Hub:
         url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         text = bytearray()
-        with HubSession() as session, open_answer(session, url, headers, repo) as answer:
+        session = HubSession()
+        session.deadline.allow(LISTING_LIMIT_S)
+        with session, open_answer(session, url, headers, repo) as answer:
             answer.response.raise_for_status()
-            for chunk in answer.response.iter_content(CHUNK_BYTES):
+            for chunk in body(answer):
                 text += chunk
                 if len(text) > LISTING_LIMIT_BYTES:
                     raise CheckpointError(
@@ -135,11 +148,35 @@ class Hub:
 
 
 def open_hub(settings: Settings) -> Hub:
-    """The hub of this user: HF_ENDPOINT, HF_TOKEN and HF_HOME as the hub's own tools read them."""
+    """The hub of this user: HF_ENDPOINT, HF_TOKEN and HF_HOME as the hub's own tools read them.
+
+    Raises CheckpointError for an address that is none of the web's, and for a token that could not
+    be sent.
+    """
     from huggingface_hub import get_token  # noqa: PLC0415 - takes 0.3 s to import
 
-    endpoint = os.environ.get("HF_ENDPOINT") or settings.hosts.hub
-    return Hub(endpoint.rstrip("/"), settings.hub_cache, get_token())
+    token = get_token()
+    if token and not _TOKEN.fullmatch(token):
+        # The libraries would print it.
+        raise CheckpointError(
+            "the hub's token holds what no HTTP header can; it has letters, digits and signs of "
+            "ASCII.",
+            hint="set HF_TOKEN anew, or `hf auth login`",
+        )
+    return Hub(_endpoint(settings), settings.hub_cache, token)
+
+
+def _endpoint(settings: Settings) -> str:
+    named = "HF_ENDPOINT"
+    endpoint = os.environ.get(named, "")
+    if not endpoint:
+        named, endpoint = f"hub ({settings.sources.get('hub', 'default')})", settings.hosts.hub
+    if not is_web_address(endpoint):
+        raise CheckpointError(
+            f"{named} is {shown(LOGIN.sub('//***@', endpoint))}, and a hub is reached by HTTP.",
+            hint="set it to http:// or https:// and a host, or leave it out",
+        )
+    return endpoint.rstrip("/")
 
 
 def repo_folder(cache: Path, repo: str) -> Path:

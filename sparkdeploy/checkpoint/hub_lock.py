@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.checkpoint.durable import disk_errors, write_text
+from sparkdeploy.checkpoint.locking import only_one
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit, shown
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.stored_json import MAX_BYTES, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -95,13 +96,13 @@ class HubLock:
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
+            content = read_json(self.path)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"{self.path} cannot be read: {error}", hint="remove it to resolve revisions anew"
-            ) from error
+        except OSError as error:
+            raise self._unusable(f"cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise self._unusable(f"cannot be read: {error}") from error
         if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
             raise self._unusable("was written by another version")
         models = content.get("models")
@@ -125,16 +126,15 @@ class HubLock:
 
     def _change(self, change: Callable[[dict[str, dict[str, Any]]], object]) -> None:
         make_private(self.state_dir)
-        with self.path.with_suffix(".lock").open("a") as guard:
-            fcntl.flock(guard, fcntl.LOCK_EX)
+        with only_one(self.path.with_suffix(".lock"), f"changes of {self.path}"):
             models = self._read()
             change(models)
-            staged = self.path.with_suffix(".new")
-            with staged.open("w", encoding="utf-8") as file:
-                json.dump({"schema": _SCHEMA, "models": models}, file, indent=1, sort_keys=True)
-                file.flush()
-                os.fsync(file.fileno())
-            staged.replace(self.path)
+            text = json.dumps({"schema": _SCHEMA, "models": models}, indent=1, sort_keys=True)
+            if len(text) > MAX_BYTES:
+                # It could not be read again.
+                raise self._unusable(f"would be larger than {MAX_BYTES >> 20} MiB")
+            with disk_errors(str(self.path)):
+                write_text(self.path, text)
 
 
 def missing_in(snapshot: Path, files: Iterable[RepoFile]) -> tuple[RepoFile, ...]:

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from sparkdeploy.stored_json import read_json
+
 MANIFEST_FILE = "sparkdeploy.json"
 
 
@@ -31,8 +33,8 @@ class Manifest:
 def read_manifest(path: Path) -> Manifest | None:
     """The manifest of the prepared checkpoint at `path`, or None when there is no whole one."""
     try:
-        content = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = read_json(path / MANIFEST_FILE)
+    except (OSError, ValueError):
         return None
     names = {field.name for field in fields(Manifest)}
     if not isinstance(content, dict) or set(content) != names:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import requests
 
-from sparkdeploy.checkpoint.answers import CHUNK_BYTES, HubSession, open_answer
-from sparkdeploy.checkpoint.contents import INDEX_FILE, parse_index
+from sparkdeploy.checkpoint.answers import CHUNK_BYTES, HubSession, body, open_answer
+from sparkdeploy.checkpoint.contents import (
+    CONFIG_FILE,
+    CONFIG_LIMIT_BYTES,
+    INDEX_FILE,
+    INDEX_LIMIT_BYTES,
+    parse_index,
+)
 from sparkdeploy.checkpoint.hub import Hub, wait_s
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, check_header_length, parse_header
@@ -23,11 +30,10 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checkpoint.answers import Answer
 
-CONFIG_FILE = "config.json"
-CONFIG_LIMIT_BYTES = 4 << 20
-"""What is read of a stranger's config.json; real ones have some thousand bytes."""
-INDEX_LIMIT_BYTES = 48 << 20
-"""What is read of a stranger's index; one of 200,000 tensors has 27 million bytes."""
+ANSWER_LIMIT_S = 120.0
+"""Until the headers of a file are all there, through every redirect."""
+CHUNK_LIMIT_S = 600.0
+"""Until the next 64 KiB of it are there, or its end: the slowest line is ten times as fast."""
 
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
@@ -82,9 +88,13 @@ class FolderRanges:
     def size_bytes(self, file: str) -> int:
         """The length of a file."""
         try:
-            return (self.folder / file).stat().st_size
+            status = (self.folder / file).stat()
         except OSError as error:
             raise CheckpointError(f"{self.folder} has no file {shown(file)}.") from error
+        if not stat.S_ISREG(status.st_mode):
+            # A pipe would be waited for until somebody writes to it.
+            raise CheckpointError(f"{self.folder}: {shown(file)} is no regular file.")
+        return status.st_size
 
     def read(self, file: str, begin: int, end: int) -> Iterator[bytes]:
         """Yield exactly the bytes from `begin` up to `end`."""
@@ -157,17 +167,22 @@ class HubRanges:
         if self.hub.token and place is None:
             # A redirect to the host that keeps the bytes is followed without it.
             headers["Authorization"] = f"Bearer {self.hub.token}"
+        deadline = self.session.deadline
+        deadline.allow(ANSWER_LIMIT_S)
         with open_answer(self.session, url, headers, f"{self.name}: {file}") as answer:
             self._check(file, begin, end, answer)
             if answer.place is not None:
                 # Redirects cost a round trip each, and hubs count them.
                 self._places[file] = answer.place
-            for chunk in answer.response.iter_content(CHUNK_BYTES):
+            deadline.allow(CHUNK_LIMIT_S)
+            for chunk in body(answer):
                 self.received_bytes += len(chunk)
                 if len(chunk) > end - begin:
                     raise CheckpointError(f"{self.name}: more of {file} came than was asked for.")
                 begin += len(chunk)
                 yield chunk
+                # Not before: a full disk may have kept whoever writes it.
+                deadline.allow(CHUNK_LIMIT_S)
 
     def _check(self, file: str, begin: int, end: int, answer: Answer) -> None:
         response = answer.response
@@ -187,7 +202,7 @@ class HubRanges:
         if not is_part and not is_whole:
             raise CheckpointError(
                 f"{self.name}: {file} cannot be read in parts (HTTP {status}, "
-                f"Content-Range {response.headers.get('Content-Range')!r}).",
+                f"Content-Range {shown(response.headers.get('Content-Range'))}).",
                 hint="use mode online, which needs no FP8 repository",
             )
         self._check_identity(file, answer.first_headers)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tests.hub.quiet import QuietHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 @dataclass(slots=True)
@@ -26,6 +26,10 @@ class HostileHub:
     listing_headers: dict[str, str] = field(default_factory=dict)
     payload: bytes = b""
     payload_headers: dict[str, str] = field(default_factory=dict)
+    raw_listing: Callable[[], Iterable[bytes]] | None = None
+    """What is sent instead of the listing, headers and all; then the connection ends."""
+    raw_file: Callable[[], Iterable[bytes]] | None = None
+    """The same for files."""
     redirect: str | None = None
     """Where every file lies instead."""
     redirect_bytes: int = 0
@@ -64,7 +68,12 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         """Answer anything."""
         hub = self.hub
         hub.authorizations.append(self.headers["Authorization"])
-        if self.path.startswith("/api/"):
+        is_listing = self.path.startswith("/api/")
+        raw = hub.raw_listing if is_listing else hub.raw_file
+        if raw is not None:
+            self._send_raw(raw())
+            return
+        if is_listing:
             self._send(hub.status, hub.listing, hub.listing_headers)
             return
         hub.files_asked.append(self.path)
@@ -75,6 +84,11 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         part = hub.payload[int(begin) : int(end) + 1]
         headers = {"Content-Range": f"bytes {begin}-{end}/{len(hub.payload)}"}
         self._send(206, part, {**headers, **hub.payload_headers})
+
+    def _send_raw(self, parts: Iterable[bytes]) -> None:
+        self.close_connection = True
+        for part in parts:
+            self.wfile.write(part)
 
     def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status, self.hub.reason)

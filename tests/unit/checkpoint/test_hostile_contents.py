@@ -18,7 +18,7 @@ from requests.adapters import BaseAdapter
 
 from sparkdeploy.apply.estimate_remote import facts_in
 from sparkdeploy.checkpoint.answers import HubSession, open_answer
-from sparkdeploy.checkpoint.contents import INDEX_FILE, mtp_names, parse_index
+from sparkdeploy.checkpoint.contents import CONFIG_LIMIT_BYTES, INDEX_FILE, mtp_names, parse_index
 from sparkdeploy.checkpoint.contents import model_sizes as sizes_of
 from sparkdeploy.checkpoint.fp8 import expected_fp8
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Order, fetch_shard
@@ -27,7 +27,6 @@ from sparkdeploy.checkpoint.listing import read_listing
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import (
-    CONFIG_LIMIT_BYTES,
     FolderRanges,
     HubRanges,
     index_of,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
+import signal
 import subprocess
 import tempfile
 import time
@@ -16,9 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparkdeploy.checkpoint import contents, ranges
+from sparkdeploy.checkpoint.contents import INDEX_FILE
 from sparkdeploy.checkpoint.hub import Hub
-from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.hub_lock import HubLock, Pin
 from sparkdeploy.checkpoint.listing import LISTING_LIMIT_BYTES, read_listing
+from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
 from sparkdeploy.checkpoint.repo_files import FILES_LIMIT, name_problem
 from sparkdeploy.errors import CheckpointError
@@ -388,3 +393,175 @@ def test_a_user_who_is_offline_is_told_so_and_nobody_is_asked(
     with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set"):
         fetch(hub, lock)
     assert hostile.authorizations == []
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+BROKEN = {
+    "a negative chunk": CHUNKED + b"-5\r\n{}\r\n0\r\n\r\n",
+    "a chunk beyond every number": CHUNKED + b"f" * 24 + b"\r\n{}\r\n0\r\n\r\n",
+    "a chunk of no size": CHUNKED + b"\x1b[31mzz\r\n{}\r\n0\r\n\r\n",
+    "no HTTP": b"\x1b]0;x\x07 999\r\n\r\n",
+    "an empty label": HEAD.replace(b"200", b"302") + b"Location: http://a..b/\r\n\r\n",
+    "a long label": HEAD.replace(b"200", b"302") + b"Location: http://%s.x/\r\n\r\n" % (b"a" * 300),
+    "a label of letters that grow": HEAD.replace(b"200", b"302")
+    + f"Location: http://{'İ' * 70}.x/\r\n\r\n".encode(),
+    "a range that is none": b"HTTP/1.1 206 x\r\nContent-Range: \x1b[31m%s\r\n\r\n" % (b"A" * 30000),
+}
+
+
+@pytest.mark.parametrize("place", ["raw_listing", "raw_file"])
+@pytest.mark.parametrize("answer", BROKEN.values(), ids=BROKEN)
+def test_an_answer_that_breaks_the_rules_of_http_is_an_error_of_the_hub(
+    hub: Hub, lock: HubLock, hostile: HostileHub, place: str, answer: bytes
+) -> None:
+    hostile.listing = listing(sibling("model.safetensors"))
+    setattr(hostile, place, lambda: [answer])
+    with pytest.raises(CheckpointError) as caught:
+        fetch(hub, lock)
+    said = f"{caught.value.message} {caught.value.hint} {caught.value.detail}"
+    assert said.isprintable()
+    assert len(said) < 2000
+
+
+def forever(begin: bytes, more: bytes, pause_s: float = 0.0) -> Iterator[bytes]:
+    """An answer that goes on until nobody listens."""
+    yield begin
+    while True:
+        yield more
+        time.sleep(pause_s)
+
+
+ENDLESS = {
+    "interim answers": lambda: forever(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 500),
+    "trailers": lambda: forever(CHUNKED + b"2\r\n{}\r\n0\r\n", b"a: b\r\n" * 5000),
+    "slow headers": lambda: forever(HEAD, b"a", 0.01),
+    "a slow body": lambda: forever(HEAD + b"Content-Length: 1000000\r\n\r\n", b" ", 0.01),
+    "slow chunks": lambda: forever(CHUNKED, b"1\r\n \r\n", 0.01),
+}
+
+
+@pytest.mark.parametrize("place", ["raw_listing", "raw_file"])
+@pytest.mark.parametrize("answer", ENDLESS.values(), ids=ENDLESS)
+def test_an_answer_without_an_end_ends_at_the_deadline(
+    hub: Hub,
+    lock: HubLock,
+    hostile: HostileHub,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    answer: Callable[[], Iterator[bytes]],
+) -> None:
+    for limit in ("hub.LISTING_LIMIT_S", "ranges.ANSWER_LIMIT_S", "ranges.CHUNK_LIMIT_S"):
+        monkeypatch.setattr(f"sparkdeploy.checkpoint.{limit}", 0.2)
+    hostile.listing = listing(sibling("model.safetensors"))
+    setattr(hostile, place, answer)
+    begin_s = time.monotonic()
+    with pytest.raises(CheckpointError, match=r"does not (answer|come)|in parts|more of"):
+        fetch(hub, lock)
+    assert time.monotonic() - begin_s < 5
+
+
+@pytest.mark.parametrize("token", ["hf_\u202esecret", "hf_sec\nret", "hf_sec\tret", "hf_é"])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_printed(
+    run: Run, hostile: HostileHub, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hostile.endpoint)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
+    done = run("checkpoint", "pull", REPO)
+    assert done.returncode == 6, done.stderr
+    assert "token holds what no HTTP header can" in done.stderr
+    assert "hf_" not in done.stderr + done.stdout
+    assert hostile.authorizations == []
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["file:///etc/passwd", "ftp://hub.test", "hub.test", "http://", "http://a..b", "http://[x"],
+)
+@pytest.mark.parametrize("setting", ["HF_ENDPOINT", "SPARKDEPLOY_HUB"])
+def test_an_address_that_no_hub_has_is_refused_without_a_try(
+    run: Run, monkeypatch: pytest.MonkeyPatch, setting: str, endpoint: str
+) -> None:
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    monkeypatch.setenv(setting, endpoint)
+    monkeypatch.setattr(Hub, "describe", refuse_a_process)
+    done = run("checkpoint", "pull", REPO)
+    assert done.returncode == 6, done.stderr
+    assert setting in done.stderr
+    assert endpoint in done.stderr
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def much(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(4 << 30)
+
+
+@pytest.mark.parametrize("made", [a_pipe, a_device, much, Path.mkdir])
+def test_a_lock_file_that_is_no_plain_file_is_refused_and_not_waited_for(
+    lock: HubLock, made: Callable[[Path], None]
+) -> None:
+    lock.state_dir.mkdir()
+    made(lock.path)
+    with pytest.raises(CheckpointError) as caught:
+        within_seconds(lock.pins)
+    assert caught.value.message.startswith(f"{lock.path} cannot be read: ")
+    assert caught.value.hint == "remove it to resolve revisions anew"
+
+
+@pytest.mark.parametrize("name", ["hub-lock.lock", "hub-lock.new"])
+@pytest.mark.parametrize("made", [a_pipe, Path.mkdir])
+def test_what_stands_beside_the_lock_file_is_not_waited_for(
+    lock: HubLock, made: Callable[[Path], None], name: str
+) -> None:
+    lock.state_dir.mkdir()
+    made(lock.state_dir / name)
+    error = refusal(lambda: within_seconds(lambda: lock.set(REPO, "main", Pin(COMMIT, "2026"))))
+    assert error is None or name in error.message
+    assert (error is None) == (lock.commit(REPO, "main") == COMMIT)
+
+
+def test_pins_that_could_not_be_read_again_are_not_written(lock: HubLock) -> None:
+    lock.set(REPO, "main", Pin(COMMIT, "2026"))
+    with pytest.raises(CheckpointError, match="would be larger than 16 MiB"):
+        lock.set(REPO, "dev", Pin(COMMIT, "2" * (17 << 20)))
+    assert lock.commit(REPO, "main") == COMMIT
+
+
+@pytest.mark.parametrize("made", [a_pipe, a_device, much])
+@pytest.mark.parametrize("name", ["config.json", INDEX_FILE, MANIFEST_FILE])
+def test_a_file_of_a_folder_that_is_no_plain_file_is_not_waited_for(
+    tmp_path: Path, name: str, made: Callable[[Path], None]
+) -> None:
+    made(tmp_path / name)
+    if name == MANIFEST_FILE:
+        assert within_seconds(lambda: read_manifest(tmp_path)) is None
+        return
+    read = contents.read_config if name == "config.json" else contents.read_tensors
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
+        within_seconds(lambda: read(tmp_path))
+    if name == "config.json":
+        with pytest.raises(CheckpointError, match=r"no regular file|more than"):
+            within_seconds(lambda: ranges.read_config(ranges.FolderRanges(tmp_path)))
+
+
+def within_seconds(work: Callable[[], object]) -> object:
+    """What it returns or raises, unless it waits, or asks for memory that nobody has."""
+    memory = resource.getrlimit(resource.RLIMIT_AS)
+    before = signal.signal(signal.SIGALRM, refuse_a_process)
+    signal.setitimer(signal.ITIMER_REAL, 3)
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (1 << 30), memory[1]))
+    try:
+        return work()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, memory)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
