@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.harmless import Allowed
 
-SHOWN_LENGTH = 80
+SHOWN_LENGTH = 160
+"""An image with its digest is shown whole."""
 MAX_KEYS = 8
 """In one another; vLLM's own mappings have four."""
 SHORT_FORMS = ("-pp", "-dcp", "-ep")
