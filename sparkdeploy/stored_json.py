@@ -68,10 +68,14 @@ def read_bytes(path: Path, limit_bytes: int) -> bytes:
         descriptor = os.open(path, _FLAGS)
     except ValueError as error:  # a NUL in the name
         raise OSError(errno.EINVAL, str(error)) from error
-    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
+    try:
+        # Before Python opens it, which has words of its own for a folder.
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
-        content = file.read(limit_bytes + 1)
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(limit_bytes + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > limit_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {limit_bytes >> 20} MiB")
+        raise OSError(errno.EFBIG, f"it is larger than {limit_bytes >> 10} KiB")
     return content

@@ -7,15 +7,14 @@ memory, and only what stays within the limits is composed.
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.stored_json import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,24 +78,9 @@ def read_text(path: Path) -> str:
     It never waits: a pipe without a writer is refused like any other that is no file.
     """
     try:
-        # Without O_NONBLOCK the system waits for somebody to write into a pipe.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RecipeError(f"{path} cannot be read: {reason}") from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise RecipeError(f"{path} is not a regular file")
-        with os.fdopen(descriptor, "rb", closefd=False) as stream:
-            content = stream.read(MAX_BYTES + 1)
+        return read_bytes(path, MAX_BYTES).decode()
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
-    if len(content) > MAX_BYTES:
-        raise RecipeError(f"{path} is larger than {MAX_BYTES // 1024} KiB")
-    try:
-        return content.decode()
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is not valid YAML", detail=f"not UTF-8: {error}") from error
 

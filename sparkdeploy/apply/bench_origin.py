@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import __version__, labels
 from sparkdeploy.apply.drafting import Request, draft_plan, resolve
+from sparkdeploy.apply.image_shelf import image_chain
 from sparkdeploy.bench.origin import (
     CheckpointOrigin,
     ClientOrigin,
@@ -105,19 +106,18 @@ def image_origins(
 ) -> tuple[ImageOrigin, ...]:
     """Return the image that runs and those it stands on, with what was found in each at build."""
     reference = str(record["Config"]["Image"])
-    found: list[ImageOrigin] = []
-    below: str | None = fact.image_id
-    while below:
-        image = host.find_image(below)
-        # A label may name the very image that bears it.
-        if image is None or image.image_id in {item.image_id for item in found}:
-            break
-        name = reference if not found else next(iter(image.tags), below)
-        fingerprint = image.labels.get(labels.FINGERPRINT, "")
-        versions = _versions(image.labels.get(labels.PROOF, ""))
-        found.append(ImageOrigin(name, image.image_id, fingerprint, versions))
-        below = image.labels.get(labels.BELOW)
-    return tuple(found) or (ImageOrigin(reference, fact.image_id),)
+    upper = host.find_image(fact.image_id)
+    if upper is None:
+        return (ImageOrigin(reference, fact.image_id),)
+    return tuple(
+        ImageOrigin(
+            reference if image is upper else next(iter(image.tags), image.image_id),
+            image.image_id,
+            image.labels.get(labels.FINGERPRINT, ""),
+            _versions(image.labels.get(labels.PROOF, "")),
+        )
+        for image in image_chain(host, upper)
+    )
 
 
 def checkpoint_origin(record: dict[str, Any]) -> CheckpointOrigin | None:

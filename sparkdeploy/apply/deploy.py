@@ -21,8 +21,7 @@ from sparkdeploy.apply.serving import answers, check_truth
 from sparkdeploy.apply.watch import Start, Watch
 from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError, SparkdeployError
-from sparkdeploy.node.facts import current_uid
-from sparkdeploy.node.shared_folder import user_name
+from sparkdeploy.node.users import is_another, own_name
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, plan_as_dict
@@ -284,7 +283,7 @@ def _ask(plan: Plan, consent: Callable[[str], bool]) -> None:
 
 def _of_another(fact: ContainerFact) -> str:
     """Users of one machine share its names: whoever replaces another's should know."""
-    return f" of {fact.user}" if fact.user not in {"", user_name(current_uid())} else ""
+    return f" of {fact.user}" if is_another(fact.user) else ""
 
 
 def _labelled(plan: Plan, expected: Expectation, handover: Handover) -> ContainerSpec:
@@ -296,7 +295,7 @@ def _labelled(plan: Plan, expected: Expectation, handover: Handover) -> Containe
         labels.FINGERPRINT: spec.fingerprint(),
         labels.KEEP: str(handover.keep),
         labels.EXPECTATION: expected.as_label(),
-        labels.USER: user_name(current_uid()),
+        labels.USER: own_name(),
     }
     return replace(spec, labels={**spec.labels, **own})
 

@@ -57,7 +57,7 @@ def list_images(settings: Settings) -> tuple[ShelfImage, ...]:
 def show_image(reference: str, settings: Settings) -> dict[str, Any]:
     """Return everything an image of ours says of itself, and what it stands on."""
     with connect(settings) as host:
-        chain = _chain(host, find_own(host.own_images(), reference))
+        chain = image_chain(host, find_own(host.own_images(), reference))
     first = chain[0]
     return {
         "tag": first.tags[0],
@@ -105,7 +105,7 @@ def export_images(reference: str, file: Path, settings: Settings) -> tuple[Image
     """
     part = file.with_name(f".{file.name}.part")
     with connect(settings) as host:
-        chain = _chain(host, find_own(host.own_images(), reference))
+        chain = image_chain(host, find_own(host.own_images(), reference))
         tags = [image.tags[0] for image in chain]
         try:
             with console.step(f"export {tags[0]}") as step, part.open("wb") as stream:
@@ -177,7 +177,7 @@ def _is_engines_last(image: ImageFact, reference: str) -> bool:
     return found == (reference, "plugin")
 
 
-def _chain(host: DockerHost, image: ImageFact) -> tuple[ImageFact, ...]:
+def image_chain(host: DockerHost, image: ImageFact) -> tuple[ImageFact, ...]:
     """Return an image and those it stands on, downwards, as far as they are here."""
     chain = [image]
     while below := chain[-1].labels.get(labels.BELOW):

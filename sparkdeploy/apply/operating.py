@@ -13,8 +13,7 @@ from sparkdeploy.apply.changing import changing
 from sparkdeploy.apply.drafting import connect
 from sparkdeploy.apply.serving import answers
 from sparkdeploy.console import console, format_gib, format_seconds
-from sparkdeploy.node.facts import current_uid
-from sparkdeploy.node.shared_folder import user_name
+from sparkdeploy.node.users import is_another
 from sparkdeploy.runtime import deployments
 from sparkdeploy.runtime.lock import lock_holder, watch_name
 from sparkdeploy.settings import load_settings
@@ -71,7 +70,7 @@ def status_lines(rows: tuple[StatusRow, ...]) -> Iterator[str]:
         memory = format_gib(row.memory_bytes) if row.memory_bytes is not None else "-"
         port = row.port if row.port is not None else "-"
         yield f"{row.name:<12} {row.recipe:<12} {row.state:<14} {port:>5} {up:>8} {memory:>9}"
-        if row.user not in {"", user_name(current_uid())}:
+        if is_another(row.user):
             yield f"  deployed by {row.user}"
         for member in row.members:
             yield f"  {member.node}: {member.state}"
@@ -129,7 +128,7 @@ def _changing(command: str) -> Iterator[tuple[DockerHost, Settings]]:
 def _say_whose(host: DockerHost, name: str) -> None:
     """Whoever may use the Docker Engine may end another user's deployment; it should be known."""
     found = deployments.find_deployment(host, name)
-    if found is not None and found.current.user not in {"", user_name(current_uid())}:
+    if found is not None and is_another(found.current.user):
         console.warn(f"{name} was deployed by {found.current.user}")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shlex
 import stat
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
+from sparkdeploy.node.users import user_name
 from sparkdeploy.settings import SHARED_LOCK_DIR
 
 if TYPE_CHECKING:
@@ -35,14 +35,6 @@ def shared_folder(folder: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def user_name(uid: int) -> str:
-    """Return the name of a user, or `uid 1234` when the machine has none for it."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return f"uid {uid}"
 
 
 def _made_or_opened(folder: Path) -> int:

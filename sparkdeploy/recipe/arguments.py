@@ -24,7 +24,7 @@ SHOWN_LENGTH = 160
 """An image with its digest is shown whole."""
 MAX_KEYS = 8
 """In one another; vLLM's own mappings have four."""
-SHORT_FORMS = ("-pp", "-dcp", "-ep")
+CLEAR_SHORT_FORMS = ("-pp", "-dcp", "-ep")
 """Others have meant different flags in different releases (`-O`), or are sparkdeploy's to set."""
 
 
@@ -87,7 +87,7 @@ def _questions_of(flag: str, values: list[str], *, inline: bool) -> Iterator[str
 
 def _written_out(name: str) -> str:
     """Return a flag as vLLM's own parser reads it: it takes `_` for `-` in long flags."""
-    if name in SHORT_FORMS:
+    if name in CLEAR_SHORT_FORMS:
         return flags.SHORT_FORMS[name]
     return name.replace("_", "-") if name.startswith("--") else name
 

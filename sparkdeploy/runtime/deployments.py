@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.ownership import KEPT_MARK, REPLACED_SUFFIX, is_name, is_ours
+from sparkdeploy.node.ownership import KEPT_MARK, REPLACED_SUFFIX, is_name
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
 
@@ -104,8 +104,7 @@ def list_deployments(host: DockerHost) -> tuple[Deployment, ...]:
     """Return every deployment, by name; containers that are not ours are not looked at."""
     by_name: dict[str, list[ContainerFact]] = {}
     for fact in host.own_containers():
-        if is_ours(fact.name, fact.labels):
-            by_name.setdefault(fact.deployment, []).append(fact)
+        by_name.setdefault(fact.deployment, []).append(fact)
     return tuple(_deployment(name, facts) for name, facts in sorted(by_name.items()))
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.plain_file import NotPlainError, find_plain, made_way, open_plain
-from sparkdeploy.node.shared_folder import shared_folder, user_name
+from sparkdeploy.node.shared_folder import shared_folder
+from sparkdeploy.node.users import user_name
 from sparkdeploy.runtime.holder import clear_note, holder_of, leave_note
 
 if TYPE_CHECKING:

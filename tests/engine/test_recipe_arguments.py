@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import docker
 import pytest
 
-from sparkdeploy.recipe.arguments import SHORT_FORMS, questions
-from sparkdeploy.recipe.flags import SHORT_FORMS as ALL_SHORT_FORMS
+from sparkdeploy.recipe.arguments import CLEAR_SHORT_FORMS, questions
+from sparkdeploy.recipe.flags import SHORT_FORMS
 from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import TEST_LABEL
@@ -72,7 +72,7 @@ def test_a_harmless_flag_sets_itself_and_nothing_else(
     chance = random.Random(7)
     joined = [[*one, *two] for one, two in (chance.sample(alone, 2) for _ in range(300))]
     respelt = [[other, *words[1:]] for words in alone for other in other_spellings(words[0])]
-    assert len(respelt) > len(SHORT_FORMS)
+    assert len(respelt) > len(CLEAR_SHORT_FORMS)
     given = [words for words in (*alone, *joined, *respelt) if not list(questions(words))]
     assert len(given) > 250
     (tmp_path / "words.json").write_text(json.dumps(given))
@@ -94,11 +94,11 @@ def test_a_harmless_flag_sets_itself_and_nothing_else(
 def other_spellings(flag: str) -> Iterator[str]:
     if "-" in flag.removeprefix("--"):
         yield "--" + flag.removeprefix("--").replace("-", "_")
-    yield from (short for short in SHORT_FORMS if ALL_SHORT_FORMS[short] == flag)
+    yield from (short for short in CLEAR_SHORT_FORMS if SHORT_FORMS[short] == flag)
 
 
 def destination(flag: str) -> str:
-    flag = ALL_SHORT_FORMS.get(flag, flag)
+    flag = SHORT_FORMS.get(flag, flag)
     return flag.removeprefix("--").replace("-", "_").removeprefix("no_")
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.doctor.finding import fail, ok, warn
-from sparkdeploy.node.shared_folder import ROOT_UID, made_anew, user_name
+from sparkdeploy.node.shared_folder import ROOT_UID, made_anew
+from sparkdeploy.node.users import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -336,7 +336,7 @@ def test_images_that_stand_on_each_other_are_told_once() -> None:
     record = {"Config": {"Image": "sparkdeploy/a:1"}}
     fact = replace(container("sparkdeploy-main"), image_id="sparkdeploy/a:1")
 
-    assert len(image_shelf._chain(circle, first)) == 2
+    assert len(image_shelf.image_chain(circle, first)) == 2
     assert len(bench_origin.image_origins(circle, fact, record)) == 2
 
 

@@ -10,8 +10,7 @@ import pytest
 from sparkdeploy.apply import deploy, operating
 from sparkdeploy.apply.serving import read_key
 from sparkdeploy.errors import NodeError, SparkdeployError
-from sparkdeploy.node.facts import current_uid
-from sparkdeploy.node.shared_folder import user_name
+from sparkdeploy.node.users import own_name
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.settings import load_settings
 from tests.unit.fake_containers import FakeContainers, container
@@ -19,7 +18,7 @@ from tests.unit.fake_containers import FakeContainers, container
 if TYPE_CHECKING:
     from sparkdeploy.plan.steps import Plan
 
-OWN = user_name(current_uid())
+OWN = own_name()
 WHOSE = [("anna", True), (OWN, False), ("", False), ("\x1b[2J", False), ("x" * 300, False)]
 
 
