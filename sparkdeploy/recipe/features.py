@@ -33,7 +33,7 @@ MIDDLEWARE = Feature("--middleware", (0, 19, 0), "rehearsal.md section 7")
 ONLINE_FP8_BLOCK = Feature(
     "the online FP8 per-block method class, which the plugin uses",
     (0, 20, 2),
-    "sources of the 0.20.2 wheel; 0.19.1 has none (tests/engine/test_image_selfcheck_matrix.py)",
+    "sources of the 0.20.2 wheel; 0.19.1 has none (test_image_selfcheck_matrix.py)",
 )
 TURBOQUANT_HYBRID = Feature(
     "TurboQuant for models with linear attention",
@@ -48,7 +48,7 @@ TURBOQUANT_SPECULATION = Feature(
 LM_HEAD_METHOD = Feature(
     "an INT8 LM head (before 0.23 the plugin replaces the layer: read in the sources, never run)",
     (0, 19, 0),
-    "vllm.md section C; tests/engine/test_image_selfcheck_matrix.py",
+    "vllm.md section C; test_image_selfcheck_matrix.py",
 )
 MARLIN_NATIVE = Feature(
     "INT4 Marlin kernels compiled for SM12x", (0, 23, 0), "vllm.md section F (sm_120f in _moe_C)"
@@ -58,7 +58,7 @@ FP8_TARGETS = Feature(
     "FP8 per block on chosen layers of a quantised checkpoint by vLLM itself (online, on GPUs)",
     (0, 30, 0),
     "QuantizationConfigArgs.targets in the wheel of 0.30.0, none in 0.29.0"
-    " (tests/engine/test_image_selfcheck_matrix.py)",
+    " (test_image_selfcheck_matrix.py)",
 )
 
 FEATURES = (

@@ -28,7 +28,7 @@ from tests.engine.shipped_stages import shipped_stages
 from tests.engine.stand_in.image import SERVER, build_stand_in
 
 if TYPE_CHECKING:
-    from tests.engine.faults import Ground
+    from tests.engine.ground import Ground
 
 TEST_LABEL = labels.PREFIX + "test"
 PORTS = range(18200, 19200)
@@ -120,7 +120,7 @@ def place(
     host: DockerHost, python_base_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> "Iterator[Ground]":
     """A user with the stand-in, on an engine that may be killed."""
-    from tests.engine.faults import ground
+    from tests.engine.ground import ground
 
     root = tmp_path_factory.mktemp("faults")
     with ground(host, python_base_image, root, free_port()) as made:

@@ -1,6 +1,6 @@
 """Runs every check_* function of the check_*.py files here; needs vLLM and the plugin, no pytest.
 
-Inside an engine image: `python tests/engine/plugin_checks/run_checks.py [name ...]`; exit 0 or 1.
+Inside an engine image: `python plugin_checks/run_checks.py [name ...]`; exit 0 or 1.
 """
 
 import importlib

@@ -13,7 +13,7 @@ from pathlib import Path
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
-from tests.engine.checkpoint_killer import watched
+from tests.engine.checkpoint.checkpoint_killer import watched
 
 REPO = "lab/model"
 

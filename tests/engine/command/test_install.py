@@ -19,7 +19,7 @@ from sparkdeploy.settings import CA_BUNDLE_VARIABLES, PROXY_VARIABLES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[3]
 SYSTEM_CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 PACKAGES = "python3,python3-venv,ca-certificates"
 # Bits of capabilities.h that a nested Docker Engine needs; SYS_RESOURCE is not everywhere to give.

@@ -15,8 +15,8 @@ from sparkdeploy.recipe.flags import SHORT_FORMS
 from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import TEST_LABEL
+from tests.engine.image.test_image_cpu_engine import build_all
 from tests.engine.shipped_stages import shipped_stages
-from tests.engine.test_image_cpu_engine import build_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ import pytest
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.settings import resources
-from tests.engine.browser import Browser, Screen
+from tests.engine.bench.browser import Browser, Screen
 from tests.unit.bench.runs import sample_run
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import until
-from tests.engine.faults import LONGEST_KILL_S, NAME, NEVER, Ground, seeds
+from tests.engine.ground import LONGEST_KILL_S, NAME, NEVER, Ground, seeds
 from tests.engine.stand_in.engine import REFERENCE
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]

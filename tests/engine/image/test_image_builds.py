@@ -24,8 +24,7 @@ from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage, fingerprint
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import BuildNetwork, Settings, load_settings
-
-from .conftest import until
+from tests.engine.conftest import until
 
 MakeStage = Callable[[str], Stage]
 ONE_FILE = "FROM scratch\nCOPY hello /hello\n"

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from tests.bench.checkpoint_pair import SMALL, TWENTIETH, PairShape, build_pair
-from tests.engine.checkpoint_killer import tree_hash
+from tests.engine.checkpoint.checkpoint_killer import tree_hash
 from tests.hub.double import HubDouble, Repo, hub_double
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 COMMIT = "c" * 40
 SEED = 4
 POINTS = 30
@@ -57,7 +57,9 @@ def interrupted(
 ) -> Any:
     int4, fp8 = serve(double, shape, tmp_path / "pair")
     return answer_of(
-        start("tests.engine.checkpoint_killer", tmp_path / "work", int4, fp8, points, SEED)
+        start(
+            "tests.engine.checkpoint.checkpoint_killer", tmp_path / "work", int4, fp8, points, SEED
+        )
     )
 
 

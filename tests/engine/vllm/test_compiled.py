@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.engine.conftest import free_port
-from tests.engine.twin_user import TWIN_RECIPE, twin_user, unique_name
+from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
 
 if TYPE_CHECKING:
     from pathlib import Path

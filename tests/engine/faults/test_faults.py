@@ -28,7 +28,7 @@ from sparkdeploy.node.container import ContainerSpec, Mount
 from sparkdeploy.plan.container import GUARD_ENTRYPOINT, container_name
 from sparkdeploy.runtime.health import ContainerDiedError, Readiness, wait_until_answering
 from tests.engine.conftest import model_at, until
-from tests.engine.faults import LONGEST_KILL_S, NEVER, Ground, seeds
+from tests.engine.ground import LONGEST_KILL_S, NEVER, Ground, seeds
 from tests.engine.stand_in.engine import REFERENCE
 from tests.engine.stand_in.replacing import put_in_place
 
@@ -267,7 +267,7 @@ def test_many_ups_and_downs_leave_nothing_behind(place: Ground, count: int) -> N
     done = subprocess.run(
         [sys.executable, "-m", "tests.engine.stand_in.cycles", str(count)],
         env={**os.environ, **place.cli.env},
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=580,

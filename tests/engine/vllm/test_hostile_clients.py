@@ -19,7 +19,7 @@ import requests
 
 from sparkdeploy.runtime.client import ServedModel
 from tests.engine.conftest import free_port, patiently, until
-from tests.engine.twin_user import TWIN_RECIPE, twin_user, unique_name
+from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

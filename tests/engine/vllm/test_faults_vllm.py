@@ -21,7 +21,7 @@ from sparkdeploy.runtime.health import ContainerDiedError, wait_until_answering
 from sparkdeploy.settings import load_settings, resources
 from tests.engine.conftest import free_port, until
 from tests.engine.stand_in.replacing import put_in_place
-from tests.engine.twin_user import TWIN_RECIPE, twin_user, unique_name
+from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
 
 if TYPE_CHECKING:
     import subprocess

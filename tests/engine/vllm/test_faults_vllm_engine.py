@@ -19,7 +19,7 @@ from tests.engine.conftest import until
 from tests.engine.small_engine import SmallEngine, small_engine
 from tests.engine.stand_in.engine import copy_image
 from tests.engine.stand_in.warm_cli import Running, WarmCli
-from tests.engine.twin_user import TWIN_RECIPE, twin_user
+from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

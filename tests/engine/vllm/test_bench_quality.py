@@ -19,7 +19,7 @@ from sparkdeploy.node.container import Mount
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import TEST_LABEL, free_port, model_at, until
-from tests.engine.twin_user import TWIN_RECIPE, twin_user, unique_name
+from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
 
 if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost

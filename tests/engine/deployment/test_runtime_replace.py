@@ -32,7 +32,7 @@ from tests.engine.stand_in.replacing import put_in_place
 
 pytestmark = pytest.mark.docker
 
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[3]
 
 
 def up(host: DockerHost, spec: ContainerSpec, crashes_dir: Path) -> Readiness:

@@ -22,7 +22,7 @@ import pytest
 from sparkdeploy import labels
 from tests.engine.conftest import free_port, patiently
 from tests.engine.program import Program
-from tests.engine.twin_user import TWIN_RECIPE, twin_user, unique_name
+from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
-PROGRAMS = Path(__file__).parent / "vllm_doors"
+PROGRAMS = Path(__file__).parent / "doors"
 CANARY = "planted-8f21c0"
 GOES_ON = "goes on"
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.engine.checkpoint_killer import tree_hash
+from tests.engine.checkpoint.checkpoint_killer import tree_hash
+from tests.engine.checkpoint.test_checkpoint_interruptions import REPOSITORY
 from tests.engine.program import Program
-from tests.engine.test_checkpoint_interruptions import REPOSITORY
 from tests.hub.double import HubDouble, Repo, hub_double
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def cache_hash(root: Path) -> str:
 
 
 def pulled(root: Path, double: HubDouble, step: int = NEVER) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.engine.checkpoint_puller"]
+    command = [sys.executable, "-m", "tests.engine.checkpoint.checkpoint_puller"]
     return subprocess.run(
         [*command, double.endpoint, str(root), str(step)],
         cwd=REPOSITORY,

@@ -24,9 +24,9 @@ from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.runtime.evidence import save_evidence
 from sparkdeploy.settings import resources
 from tests.engine.conftest import TEST_LABEL, free_port, model_at, until
+from tests.engine.deployment.test_network_exposure import _some_model
 from tests.engine.program import Program
 from tests.engine.stand_in.engine import build_image
-from tests.engine.test_network_exposure import _some_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

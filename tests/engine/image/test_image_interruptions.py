@@ -219,7 +219,7 @@ def test_a_killed_program_leaves_no_tag_and_the_next_one_resumes(
     pickled = tmp_path / "stage.pickle"
     pickled.write_bytes(pickle.dumps(stage))
     argv = [sys.executable, "-c", KILLED_PROGRAM, bench.engine.address, str(pickled)]
-    with subprocess.Popen(argv, cwd=Path(__file__).parents[2]) as program:
+    with subprocess.Popen(argv, cwd=Path(__file__).parents[3]) as program:
         until(lambda: program.poll() is not None or bool(bench.held_builds()), timeout_s=60)
         program.kill()
     until(lambda: not bench.held_builds(), timeout_s=60)

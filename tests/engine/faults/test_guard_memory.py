@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
     from tests.engine.conftest import SpecMaker
 
-PLUGIN_TREE = Path(__file__).parents[2] / "sparkdeploy" / "vllm_plugin"
+PLUGIN_TREE = Path(__file__).parents[3] / "sparkdeploy" / "vllm_plugin"
 GUARD = (sys.executable, "-m", "sparkdeploy_vllm.guard")
 GIB = 1 << 30
 FREE_BEFORE_BYTES = 5 * GIB // 2
