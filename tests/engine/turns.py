@@ -1,0 +1,22 @@
+"""One real vLLM at a time, whichever worker or run of these tests starts it: memory is shared."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def vllm_turn() -> Iterator[None]:
+    """Wait until no other test has a real vLLM; keep it so to the end of the block."""
+    path = Path(tempfile.gettempdir()) / f"sparkdeploy-tests-vllm-{os.getuid()}.lock"
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
