@@ -1,16 +1,26 @@
-"""The stages of an engine that ships, for this machine."""
+"""The stages of an engine that ships, for this machine.
+
+`python -m tests.engine.shipped_stages` builds those of the CPU engine where they are missing.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from sparkdeploy.console import console
+from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.facts import architecture
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.load import Library, load_engine
-from sparkdeploy.settings import resources
+from sparkdeploy.settings import load_settings, resources
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sparkdeploy.image.stages import Stage
+    from sparkdeploy.node.container import ImageFact
 
 REHEARSAL = "cpu-0.32"
 
@@ -23,3 +33,17 @@ def shipped_stages(engine: str = REHEARSAL) -> tuple[Stage, ...]:
         architecture=architecture(),
         resources=resources(),
     )
+
+
+def build_all(host: DockerHost, stages: Iterable[Stage]) -> list[tuple[Stage, ImageFact]]:
+    """Build what is missing with this machine's certificates, proxies and wheels."""
+    built = []
+    for stage in stages:
+        with console.step(f"image {stage.tag}") as step:
+            built.append((stage, build_stage(host, stage, load_settings(), step)))
+    return built
+
+
+if __name__ == "__main__":
+    with DockerHost(os.environ.get("DOCKER_HOST")) as here:
+        build_all(here, shipped_stages())

@@ -3,20 +3,17 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterable
 
 import docker
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.console import console
-from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import Settings, load_settings
 from tests.engine.conftest import patiently
-from tests.engine.shipped_stages import shipped_stages
+from tests.engine.shipped_stages import build_all, shipped_stages
 
 Built = list[tuple[Stage, ImageFact]]
 
@@ -30,17 +27,9 @@ def settings() -> Settings:
 
 
 @pytest.fixture(scope="module")
-def built(host: DockerHost, settings: Settings) -> Built:
+def built(host: DockerHost) -> Built:
     """Every stage of the CPU engine with its image, lowest first."""
-    return build_all(host, shipped_stages(), settings)
-
-
-def build_all(host: DockerHost, stages: Iterable[Stage], settings: Settings) -> Built:
-    facts = []
-    for stage in stages:
-        with console.step(f"image {stage.tag}") as step:
-            facts.append((stage, build_stage(host, stage, settings, step)))
-    return facts
+    return build_all(host, shipped_stages())
 
 
 def output_of(host: DockerHost, image: ImageFact, *command: str) -> str:
@@ -104,10 +93,8 @@ def test_nothing_of_the_network_is_in_the_history(built: Built, settings: Settin
     assert [value for value in hidden if value in history] == []
 
 
-def test_a_second_build_does_nothing_in_under_three_seconds(
-    host: DockerHost, built: Built, settings: Settings
-) -> None:
+def test_a_second_build_does_nothing_in_under_three_seconds(host: DockerHost, built: Built) -> None:
     started_s = time.monotonic()
-    again = build_all(host, (stage for stage, _ in built), settings)
+    again = build_all(host, (stage for stage, _ in built))
     assert time.monotonic() - started_s < patiently(3)
     assert again == built

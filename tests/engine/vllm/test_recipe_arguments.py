@@ -13,10 +13,8 @@ import pytest
 from sparkdeploy.recipe.arguments import CLEAR_SHORT_FORMS, questions
 from sparkdeploy.recipe.flags import SHORT_FORMS
 from sparkdeploy.recipe.harmless import lists
-from sparkdeploy.settings import load_settings
 from tests.engine.conftest import TEST_LABEL
-from tests.engine.image.test_image_cpu_engine import build_all
-from tests.engine.shipped_stages import shipped_stages
+from tests.engine.shipped_stages import build_all, shipped_stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +75,7 @@ def test_a_harmless_flag_sets_itself_and_nothing_else(
     assert len(given) > 250
     (tmp_path / "words.json").write_text(json.dumps(given))
     (tmp_path / "parser.py").write_text(PARSER)
-    _, image = list(build_all(host, shipped_stages(), load_settings()))[-1]
+    _, image = list(build_all(host, shipped_stages()))[-1]
     said = output_of(image.image_id, tmp_path, mark)
     changed = json.loads(said.splitlines()[-1])
     own = [{destination(word) for word in words if word.startswith("-")} for words in given]

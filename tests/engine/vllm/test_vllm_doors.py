@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 import docker
 import pytest
 
-from sparkdeploy.console import console
-from sparkdeploy.image.build import build_stage
 from sparkdeploy.plan.launch import Exposure, ModelPaths, serve_argv, serve_env
 from sparkdeploy.recipe.load import Library, load_recipe
-from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.settings import resources
 from tests.engine.conftest import TEST_LABEL
-from tests.engine.shipped_stages import shipped_stages
+from tests.engine.shipped_stages import build_all, shipped_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,15 +86,13 @@ COSTLY = {
 @pytest.fixture(scope="module")
 def inside(host: DockerHost) -> Iterator[Callable[..., Any]]:
     """Run a program in the CPU engine's image and return the JSON that it prints last."""
-    for stage in shipped_stages():
-        with console.step(f"image {stage.tag}") as step:
-            image = build_stage(host, stage, load_settings(), step).image_id
+    _, image = build_all(host, shipped_stages())[-1]
 
     with contextlib.closing(docker.from_env()) as client:
 
         def run(program: str, argument: object, **env: str) -> Any:
             said = client.containers.run(
-                image,
+                image.image_id,
                 entrypoint=["/opt/venv/bin/python", "-I", f"/doors/{program}"],
                 command=[json.dumps(argument)],
                 volumes={str(PROGRAMS): {"bind": "/doors", "mode": "ro"}},
