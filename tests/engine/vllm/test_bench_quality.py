@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
-SWAPS = Path(__file__).parent / "plugin_checks" / "head_swaps.py"
+SWAPS = Path(__file__).parents[1] / "inside" / "plugin_checks" / "head_swaps.py"
 HEADS = ("bf16", "loaded", "shifted", "coarse")
 # A recipe may ask for neither: both run code of one's own choice in the container.
 EXTENSION = ("--worker-extension-cls", "head_swaps.HeadSwaps")

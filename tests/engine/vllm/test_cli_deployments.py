@@ -318,6 +318,8 @@ def _kill_when_running(host: DockerHost, name: str, process: subprocess.Popen[st
     raise AssertionError("the container never ran")
 
 
+# With the stand-in, tests/engine/faults replaces one deployment by another dozens of times.
+@pytest.mark.slow
 def test_the_same_name_replaces_with_consent(program: Program, host: DockerHost) -> None:
     before = container(host, MAIN).container_id
     report = program.answer(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.apply.rehearse import RECORDED_EARLIER, SERVED_BEFORE
+from sparkdeploy import labels
+from sparkdeploy.apply.rehearse import ENGINE, RECORDED_EARLIER, SERVED_BEFORE
 from sparkdeploy.recipe.miniature import DRAFT_ROWS
 from tests.engine.program import Program
 
@@ -32,6 +33,13 @@ def check_answers(report: dict[str, Any]) -> None:
     assert report["tokens_a_second"] > 0
 
 
+def engine_images(host: DockerHost) -> set[str]:
+    """The images of this engine; other tests make some of their own meanwhile."""
+    return {
+        image.image_id for image in host.own_images() if image.labels.get(labels.ENGINE) == ENGINE
+    }
+
+
 def test_baseline_serves_the_untouched_checkpoint(program: Program) -> None:
     report = program.answer("rehearse", "baseline")
     check_answers(report)
@@ -45,7 +53,7 @@ def test_hybrid_converts_three_layers_a_layer(program: Program) -> None:
     assert (report["fp8_layers"], report["lm_head"]) == (FP8_LAYERS, "bf16")
 
 
-@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize("tokens", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_mtp_drafts_and_says_what_hybrid_said_without_it(program: Program, tokens: int) -> None:
     report = program.answer("rehearse", f"mtp-{tokens}")
     check_answers(report)
@@ -55,6 +63,8 @@ def test_mtp_drafts_and_says_what_hybrid_said_without_it(program: Program, token
     assert report["reference"] == RECORDED_EARLIER
 
 
+# The rehearsal over two machines is of v2 too.
+@pytest.mark.slow
 def test_v2_has_an_int8_head_and_makes_its_own_reference(program: Program) -> None:
     report = program.answer("rehearse", "v2")
     check_answers(report)
@@ -65,8 +75,7 @@ def test_v2_has_an_int8_head_and_makes_its_own_reference(program: Program) -> No
 def test_a_draft_head_changes_no_text_builds_nothing_and_leaves_nothing(
     program: Program, host: DockerHost
 ) -> None:
-    """The rehearsal of v2 before it has recorded the text without a drafter."""
-    images = {image.image_id for image in host.own_images()}
+    images = engine_images(host)
     head = "checkpoint.draft_lm_head={rows: 32768, dtype: int8}"
     done = program.run("rehearse", "v2", "--set", head, "--json")
     assert done.returncode == 0, done.stderr
@@ -74,11 +83,31 @@ def test_a_draft_head_changes_no_text_builds_nothing_and_leaves_nothing(
     check_answers(report)
     assert (report["fp8_layers"], report["lm_head"]) == (FP8_LAYERS, "int8")
     assert report["draft_head_rows"] == DRAFT_ROWS
-    assert report["reference"] == RECORDED_EARLIER
+    # The slow rehearsal of v2 records the same text without a drafter.
+    assert report["reference"] in {RECORDED_EARLIER, SERVED_BEFORE}
     drafted = report["speculation"]
     print(f"accepted {drafted['accepted_tokens']} of {drafted['draft_tokens']} drafted tokens")
     assert 0 < drafted["accepted_tokens"] <= drafted["draft_tokens"]
     assert len(re.findall(r"^  = image ", done.stderr, re.MULTILINE)) == 3
     assert "  + image" not in done.stderr
-    assert {image.image_id for image in host.own_images()} == images
+    assert engine_images(host) == images
     assert [item.name for item in host.own_containers() if item.deployment == "rehearsal"] == []
+
+
+# tests/engine/checkpoint builds such an overlay, tests/engine/inside reads it, and the next test
+# serves tensors of that kind.
+@pytest.mark.slow
+def test_a_rehearsal_serves_prebuilt_tensors(program: Program) -> None:
+    source = "checkpoint.fp8_dense.source=Qwen/Qwen3.5-122B-A10B-FP8"
+    mode = "checkpoint.fp8_dense.mode=prebuilt"
+    report = program.answer("rehearse", "hybrid", "--set", mode, "--set", source)
+    check_answers(report)
+    assert (report["fp8_layers"], report["lm_head"]) == (FP8_LAYERS, "bf16")
+
+
+def test_a_rehearsal_serves_a_finished_hybrid(program: Program) -> None:
+    report = program.answer(
+        "rehearse", "hybrid", "--set", "checkpoint.fp8_dense={mode: prebuilt, from: hub}"
+    )
+    check_answers(report)
+    assert (report["fp8_layers"], report["lm_head"]) == (FP8_LAYERS, "bf16")

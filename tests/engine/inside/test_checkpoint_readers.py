@@ -1,4 +1,4 @@
-"""Prebuilt FP8 tensors where they are used: in other readers, and served by the real vLLM."""
+"""Checkpoints of ours in other readers, and the plugin on real layers, inside the CPU engine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.twin import TwinShape, build_twin
 from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
-from sparkdeploy.image.build import find_built
 from tests.engine.conftest import TEST_LABEL
-from tests.engine.program import Program
-from tests.engine.shipped_stages import shipped_stages
+from tests.engine.shipped_stages import build_all, shipped_stages
 
 if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
@@ -51,24 +49,6 @@ scales = [seen[name + "_scale_inv"][0] for name in fp8]
 assert all(torch.isfinite(scale.float()).all() and scale.min() > 0 for scale in scales)
 print("opened", config.text_config.num_hidden_layers, "layers,", len(fp8), "FP8 weights")
 """
-
-
-def test_a_rehearsal_serves_prebuilt_tensors(tmp_path: Path) -> None:
-    program = Program(tmp_path)
-    source = "checkpoint.fp8_dense.source=Qwen/Qwen3.5-122B-A10B-FP8"
-    mode = "checkpoint.fp8_dense.mode=prebuilt"
-    report = program.answer("rehearse", "hybrid", "--set", mode, "--set", source)
-    assert (report["fp8_layers"], report["lm_head"]) == (12, "bf16")
-    assert all(answer["tokens"] == 32 and answer["text"] for answer in report["answers"])
-
-
-def test_a_rehearsal_serves_a_finished_hybrid(tmp_path: Path) -> None:
-    program = Program(tmp_path)
-    report = program.answer(
-        "rehearse", "hybrid", "--set", "checkpoint.fp8_dense={mode: prebuilt, from: hub}"
-    )
-    assert (report["fp8_layers"], report["lm_head"]) == (12, "bf16")
-    assert all(answer["tokens"] == 32 and answer["text"] for answer in report["answers"])
 
 
 def test_transformers_and_safetensors_open_the_standalone_checkpoint(
@@ -125,11 +105,9 @@ def test_without_the_plugin_vllm_refuses_the_overlay(
 
 
 def engine_image(host: DockerHost, *, stage: str = "plugin") -> str:
-    """A stage of the CPU engine that the rehearsal before has built or found."""
-    (wanted,) = (item for item in shipped_stages() if item.name == stage)
-    found = find_built(host, wanted)
-    assert found is not None, "no CPU engine: run the whole file"
-    return found.image_id
+    """The image of a stage of the CPU engine."""
+    built = build_all(host, shipped_stages())
+    return next(image.image_id for item, image in built if item.name == stage)
 
 
 def python_in(image: str, folder: Path, mark: str, command: list[str]) -> str:
