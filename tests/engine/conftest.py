@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 TEST_LABEL = labels.PREFIX + "test"
 PORTS = range(18200, 19200)
+DEADLINE_S = 180.0
+"""When a wait for something that is sure to come is given up, on however busy a machine."""
 WITHOUT_DOCKER = "SPARKDEPLOY_TESTS_WITHOUT_DOCKER"
 
 _port_numbers = itertools.count(uuid.uuid4().int % len(PORTS))
@@ -189,7 +191,7 @@ def port_of(spec: ContainerSpec) -> int:
     return int(spec.labels[labels.PORT])
 
 
-def until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+def until(condition: Callable[[], bool], *, timeout_s: float = DEADLINE_S) -> None:
     """Wait for a condition; fail when it does not come true in time."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
@@ -198,8 +200,11 @@ def until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
 
 
 def patiently(duration_s: float) -> float:
-    """Return how long that may take here and now: longer where others load the machine."""
-    return duration_s * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    """Return how long that may take here and now: longer where others load the machine.
+
+    Five times as long at the least: the load is an average and follows what happens by a minute.
+    """
+    return duration_s * max(5.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def start_serving(host: DockerHost, spec: ContainerSpec) -> str:

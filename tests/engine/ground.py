@@ -66,7 +66,7 @@ class Ground:
     def text(self) -> str:
         """What it answers, once it does."""
         with model_at(self.port) as model:
-            until(model.is_healthy, timeout_s=30)
+            until(model.is_healthy)
             return model.complete("x", 1).text
 
     def kill_container(self, signal_name: str = "KILL") -> None:

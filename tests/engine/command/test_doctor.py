@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.host import DockerHost
 
-PATIENCE_S = 40.0
-"""The doctor promises three; a loaded machine needs longer to start Python. What hangs takes 60."""
+PATIENCE_S = 180.0
+"""The doctor promises three; a loaded machine starts Python late. What hangs takes 600."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_machine_with_an_engine(host: DockerHost, tmp_path: Path) -> None:
         seen[:] = [doctor(tmp_path)[0]]
         return bool(seen[0]["docker.engine"]["verdict"] == "ok")
 
-    until(is_seen, timeout_s=180)
+    until(is_seen)
     assert host.info().version in seen[0]["docker.engine"]["seen"]
 
 
@@ -64,7 +64,7 @@ def test_an_engine_and_a_driver_that_hang_cost_no_more_time(
     programs = tmp_path / "bin"
     programs.mkdir()
     hanging = programs / "nvidia-smi"
-    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
     hanging.chmod(0o755)
     path = f"{programs}:{os.environ['PATH']}"
     found, duration_s = doctor(tmp_path, DOCKER_HOST=silent_engine, PATH=path)

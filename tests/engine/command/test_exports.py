@@ -59,7 +59,7 @@ def test_compose_starts_the_very_container(
     try:
         compose(file, "up", "-d")
         with model_at(port_of(spec)) as model:
-            until(model.is_healthy, timeout_s=60)
+            until(model.is_healthy)
         theirs = host.inspect(spec.name)
     finally:
         compose(file, "down", "-t", "1")

@@ -89,7 +89,7 @@ def deployed(
     container_id = host.create(spec)
     host.start(container_id)
     with model_at(port) as model:
-        until(model.is_healthy, timeout_s=60)
+        until(model.is_healthy)
     yield container_id
     host.remove(container_id)
 

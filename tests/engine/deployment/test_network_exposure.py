@@ -111,7 +111,7 @@ def serve(
         )
         container_id = host.create(spec)
         host.start(container_id)
-        until(lambda: _listens(port), timeout_s=30)
+        until(lambda: _listens(port))
         return container_id, port
 
     return start

@@ -9,7 +9,15 @@ from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.runtime.health import ContainerDiedError, Readiness, wait_until_answering
 from sparkdeploy.runtime.phases import PhaseTracker, read_whole
-from tests.engine.conftest import SpecMaker, model_at, patiently, port_of, start_serving, until
+from tests.engine.conftest import (
+    DEADLINE_S,
+    SpecMaker,
+    model_at,
+    patiently,
+    port_of,
+    start_serving,
+    until,
+)
 
 pytestmark = pytest.mark.docker
 
@@ -19,7 +27,7 @@ def start_and_wait(host: DockerHost, make_spec: SpecMaker, **options: object) ->
     container_id = host.create(spec)
     host.start(container_id)
     with model_at(port_of(spec)) as model:
-        return wait_until_answering(host, container_id, model, deadline_s=20)
+        return wait_until_answering(host, container_id, model, deadline_s=DEADLINE_S)
 
 
 def test_a_start_is_followed_to_its_first_answer(host: DockerHost, make_spec: SpecMaker) -> None:
@@ -42,7 +50,7 @@ def test_progress_arrives_while_the_start_is_under_way(
         seen.append(tracker.phase.name)
 
     with model_at(port_of(spec)) as model:
-        wait_until_answering(host, container_id, model, deadline_s=20, on_phase=note)
+        wait_until_answering(host, container_id, model, deadline_s=DEADLINE_S, on_phase=note)
 
     assert "weights" in seen
     assert len(set(seen)) >= 3
@@ -81,7 +89,7 @@ def test_a_container_that_is_killed_during_its_start_is_told_within_two_seconds(
         model_at(port_of(spec)) as model,
         pytest.raises(ContainerDiedError),
     ):
-        wait_until_answering(host, container_id, model, deadline_s=30, on_phase=kill_once)
+        wait_until_answering(host, container_id, model, deadline_s=DEADLINE_S, on_phase=kill_once)
 
     assert time.monotonic() - killed_s[0] < patiently(2)
 
@@ -96,7 +104,11 @@ def test_a_container_removed_by_hand_ends_the_wait(host: DockerHost, make_spec: 
         pytest.raises(ContainerDiedError, match="gone"),
     ):
         wait_until_answering(
-            host, container_id, model, deadline_s=30, on_phase=lambda *_: host.remove(container_id)
+            host,
+            container_id,
+            model,
+            deadline_s=DEADLINE_S,
+            on_phase=lambda *_: host.remove(container_id),
         )
 
 
@@ -118,8 +130,7 @@ def test_a_server_that_is_healthy_and_refuses_to_complete_is_not_ready(
     host: DockerHost, make_spec: SpecMaker
 ) -> None:
     spec = make_spec(answer_status=500)
-    container_id = host.create(spec)
-    host.start(container_id)
+    container_id = start_serving(host, spec)
 
     with (
         model_at(port_of(spec)) as model,
@@ -139,7 +150,7 @@ def test_an_interrupted_wait_leaves_the_container_alone(
         signal.raise_signal(signal.SIGINT)
 
     with model_at(port_of(spec)) as model, pytest.raises(KeyboardInterrupt):
-        wait_until_answering(host, container_id, model, deadline_s=30, on_phase=interrupt)
+        wait_until_answering(host, container_id, model, deadline_s=DEADLINE_S, on_phase=interrupt)
 
     fact = host.find_container(container_id)
     assert fact is not None
@@ -150,12 +161,10 @@ def test_the_log_of_a_running_container_can_be_let_go(
     host: DockerHost, make_spec: SpecMaker
 ) -> None:
     container_id = start_serving(host, make_spec(log="cpu-0.32-mtp"))
-    started_s = time.monotonic()
 
     with host.open_log(container_id) as log:
         first = next(iter(log))
     assert first
-    assert time.monotonic() - started_s < 5
     assert read_whole(host.logs(container_id)).phase.name == "answering"
 
 

@@ -20,6 +20,7 @@ from sparkdeploy.runtime.health import ContainerDiedError, Readiness, wait_until
 from sparkdeploy.runtime.recovery import Recovery, recover
 from sparkdeploy.runtime.replace import begin
 from tests.engine.conftest import (
+    DEADLINE_S,
     SpecMaker,
     crashes_in,
     free_port,
@@ -38,7 +39,7 @@ CHECKOUT = Path(__file__).parents[3]
 def up(host: DockerHost, spec: ContainerSpec, crashes_dir: Path) -> Readiness:
     def wait(container_id: str) -> Readiness:
         with model_at(port_of(spec)) as model:
-            return wait_until_answering(host, container_id, model, deadline_s=20)
+            return wait_until_answering(host, container_id, model, deadline_s=DEADLINE_S)
 
     return put_in_place(
         host,

@@ -20,7 +20,7 @@ from sparkdeploy.runtime.replace import (
     begin_return,
     see_through,
 )
-from tests.engine.conftest import SpecMaker, free_port, model_at, start_serving, until
+from tests.engine.conftest import DEADLINE_S, SpecMaker, free_port, model_at, start_serving, until
 from tests.engine.stand_in.replacing import put_in_place
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Place:
 
     def wait(self, container_id: str) -> Readiness:
         with model_at(self.port) as model:
-            return wait_until_answering(self.host, container_id, model, deadline_s=20)
+            return wait_until_answering(self.host, container_id, model, deadline_s=DEADLINE_S)
 
     def back(self) -> None:
         begun = begin_return(self.host, self.kept()[0], crashes_dir=self.crashes_dir)

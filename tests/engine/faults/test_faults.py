@@ -27,7 +27,7 @@ from sparkdeploy import labels
 from sparkdeploy.node.container import ContainerSpec, Mount
 from sparkdeploy.plan.container import GUARD_ENTRYPOINT, container_name
 from sparkdeploy.runtime.health import ContainerDiedError, Readiness, wait_until_answering
-from tests.engine.conftest import model_at, until
+from tests.engine.conftest import DEADLINE_S, model_at, until
 from tests.engine.ground import LONGEST_KILL_S, NEVER, Ground, seeds
 from tests.engine.stand_in.engine import REFERENCE
 from tests.engine.stand_in.replacing import put_in_place
@@ -46,7 +46,7 @@ GIB = 1 << 30
 
 def test_a_container_killed_while_it_starts_brings_the_old_one_back(deployed: Ground) -> None:
     command = deployed.start("new", behaviour=NEVER)
-    until(deployed.is_waited_for, timeout_s=30)
+    until(deployed.is_waited_for)
     deployed.kill_container()
 
     assert command.wait() == 7
@@ -56,8 +56,8 @@ def test_a_container_killed_while_it_starts_brings_the_old_one_back(deployed: Gr
 
 def test_vllm_killed_while_it_starts_brings_the_old_one_back(deployed: Ground) -> None:
     command = deployed.start("new", behaviour=NEVER)
-    until(deployed.is_waited_for, timeout_s=30)
-    until(lambda: deployed.servers() == 1, timeout_s=30)
+    until(deployed.is_waited_for)
+    until(lambda: deployed.servers() == 1)
     os.kill(server_pid(deployed), signal.SIGKILL)
 
     assert command.wait() == 7
@@ -82,11 +82,11 @@ def test_vllm_that_dies_of_its_first_request_is_not_tried_with_it_again(
 
 def test_vllm_killed_after_it_was_healthy_is_started_again_in_place(deployed: Ground) -> None:
     before = deployed.deployment()
-    until(deployed.guard_has_seen_health, timeout_s=30)
+    until(deployed.guard_has_seen_health)
     killed = server_pid(deployed)
     os.kill(killed, signal.SIGKILL)
 
-    until(lambda: deployed.servers() == 1 and server_pid(deployed) != killed, timeout_s=30)
+    until(lambda: deployed.servers() == 1 and server_pid(deployed) != killed)
     deployed.check_whole("old")
     after = deployed.deployment()
     assert before is not None
@@ -99,7 +99,7 @@ def test_a_deployment_killed_from_outside_is_started_by_the_next_up(
     deployed: Ground, name: str
 ) -> None:
     deployed.kill_container(name)
-    until(lambda: deployed.servers() == 0, timeout_s=40)
+    until(lambda: deployed.servers() == 0)
 
     code, said = deployed.up("new")
 
@@ -210,7 +210,7 @@ def test_a_model_that_eats_the_machine_is_stopped_and_the_old_one_comes_back(
 
     def wait(container_id: str) -> Readiness:
         with model_at(deployed.port) as model, deployed.host() as own:
-            return wait_until_answering(own, container_id, model, deadline_s=60)
+            return wait_until_answering(own, container_id, model, deadline_s=DEADLINE_S)
 
     with deployed.host() as own, pytest.raises(ContainerDiedError) as caught:
         put_in_place(own, spec, crashes_dir=deployed.root / "crashes", wait=wait)
@@ -224,7 +224,7 @@ def test_the_guard_needs_nobody_who_waits(place: Ground, hog: ContainerSpec) -> 
     with place.host() as own:
         container_id = own.create(with_behaviour(hog, "--hog-after-s 2.5"))
         own.start(container_id)
-        until(lambda: not own.inspect(container_id)["State"]["Running"], timeout_s=60)
+        until(lambda: not own.inspect(container_id)["State"]["Running"])
         log = b"".join(own.logs(container_id)).decode()
 
     found = place.deployment()

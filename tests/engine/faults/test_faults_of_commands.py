@@ -67,7 +67,7 @@ def test_a_cli_that_is_interrupted_puts_things_right_itself(
     deployed: Ground, name: str, seed: int
 ) -> None:
     command = deployed.start("new", behaviour="--log cpu-0.32-mtp --lines-per-s 300")
-    until(lambda: command.hears(signal.SIGHUP), timeout_s=30)
+    until(lambda: command.hears(signal.SIGHUP))
     time.sleep(random.Random(f"{name}{seed}").uniform(0.1, LONGEST_KILL_S))
     command.send(signal.Signals[name])
 
@@ -82,8 +82,8 @@ def test_a_cli_that_is_interrupted_puts_things_right_itself(
 def test_an_interrupted_first_start_goes_on(place: Ground) -> None:
     place.cli.run("down")
     command = place.start("first", behaviour="--wait-for go")
-    until(lambda: place.servers() == 1, timeout_s=30)
-    until(place.is_waited_for, timeout_s=30)
+    until(lambda: place.servers() == 1)
+    until(place.is_waited_for)
     command.send(signal.SIGHUP)
 
     assert command.wait() == 130
@@ -98,7 +98,7 @@ def test_an_interrupted_first_start_goes_on(place: Ground) -> None:
 @pytest.mark.parametrize(("word", "left"), [("down", None), ("rollback", "old")])
 def test_a_start_is_ended_by_another_command(deployed: Ground, word: str, left: str | None) -> None:
     command = deployed.start("new", behaviour=NEVER)
-    until(deployed.is_waited_for, timeout_s=30)
+    until(deployed.is_waited_for)
     code, said = other_command(deployed, "status", "--json")
     assert code == 0
     (row,) = json.loads(said)
@@ -197,7 +197,7 @@ def a_large_neighbour() -> ContainerSpec:
 def test_what_a_killed_command_left_is_held_against_its_plan_too(deployed: Ground) -> None:
     deployed.tell_servers("left.log", FALLEN_BACK)
     command = deployed.start("new", *STRICT, behaviour="--model-log left.log --wait-for left")
-    until(deployed.is_waited_for, timeout_s=30)
+    until(deployed.is_waited_for)
     command.send(signal.SIGKILL)
     command.wait()
     deployed.tell_servers("left")
@@ -215,7 +215,7 @@ def test_a_left_start_that_answers_a_moment_too_late_is_settled_by_the_same_up(
 ) -> None:
     behaviour = "--wait-for late"
     command = deployed.start("new", behaviour=behaviour)
-    until(deployed.is_waited_for, timeout_s=30)
+    until(deployed.is_waited_for)
     command.send(signal.SIGKILL)
     command.wait()
 
@@ -252,7 +252,7 @@ def test_a_left_start_that_answers_a_moment_too_late_is_settled_by_the_same_up(
 @pytest.mark.parametrize("offset_s", [-86400.0, 86400.0])
 def test_a_clock_that_jumps_leaves_every_way_open(deployed: Ground, offset_s: float) -> None:
     command = deployed.start("new", behaviour=NEVER)
-    until(deployed.is_waited_for, timeout_s=30)
+    until(deployed.is_waited_for)
     command.send(signal.SIGKILL)
     command.wait()
 

@@ -189,7 +189,7 @@ def test_a_killed_build_leaves_no_tag(
                 break
         else:
             pytest.fail("the build never came to its last step")
-    until(lambda: _is_gone(host, container), timeout_s=20)
+    until(lambda: _is_gone(host, container))
     assert host.find_image(stage.tag) is None
 
 

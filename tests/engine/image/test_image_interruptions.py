@@ -150,7 +150,7 @@ def building(bench: Bench, stage: Stage) -> Iterator[Future[ImageFact]]:
     """Build in another thread; enter when its held command runs, or the build is over."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         future = pool.submit(build, bench.host, stage, bench.settings)
-        until(lambda: future.done() or bool(bench.held_builds()), timeout_s=60)
+        until(lambda: future.done() or bool(bench.held_builds()))
         yield future
 
 
@@ -220,8 +220,8 @@ def test_a_killed_program_leaves_no_tag_and_the_next_one_resumes(
     pickled.write_bytes(pickle.dumps(stage))
     argv = [sys.executable, "-c", KILLED_PROGRAM, bench.engine.address, str(pickled)]
     with subprocess.Popen(argv, cwd=Path(__file__).parents[3]) as program:
-        until(lambda: program.poll() is not None or bool(bench.held_builds()), timeout_s=60)
+        until(lambda: program.poll() is not None or bool(bench.held_builds()))
         program.kill()
-    until(lambda: not bench.held_builds(), timeout_s=60)
+    until(lambda: not bench.held_builds())
     assert bench.host.find_image(stage.tag) is None
     bench.assert_resumes(stage)

@@ -12,7 +12,7 @@ from pathlib import Path
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.runtime.health import Readiness, wait_until_answering
-from tests.engine.conftest import model_at, port_of
+from tests.engine.conftest import DEADLINE_S, model_at, port_of
 from tests.engine.stand_in.replacing import put_in_place
 
 
@@ -63,7 +63,7 @@ def main() -> None:
 
         def wait(container_id: str) -> Readiness:
             with model_at(port_of(spec)) as model:
-                return wait_until_answering(host, container_id, model, deadline_s=20)
+                return wait_until_answering(host, container_id, model, deadline_s=DEADLINE_S)
 
         put_in_place(host, spec, crashes_dir=Path(crashes_dir), wait=wait)
 

@@ -109,6 +109,12 @@ def _replay(name: str | None, lines_per_s: float) -> None:
         time.sleep(1 / lines_per_s)
 
 
+def _sleeps_of_the_guard() -> int:
+    """How often the container's first process has gone to sleep so far."""
+    status = Path("/proc/1/status").read_text()
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
@@ -141,7 +147,6 @@ class _Handler(BaseHTTPRequestHandler):
         if orders.die_of_request:
             while not self.server.guard_answers:
                 time.sleep(0.02)
-            time.sleep(0.5)  # for the guard to take note of it
             os._exit(orders.exit_code)
         if orders.answer_status != 200:
             self._answer(orders.answer_status, "the stand-in was told to refuse")
@@ -154,10 +159,16 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {"choices": [choice], "usage": usage})
 
     def _count_the_guard(self) -> None:
-        """The guard, which gives no name, has read its answer when it closes the connection."""
+        """The guard, which gives no name, has read its answer when it closes the connection.
+
+        It has taken note of it when it has slept once more.
+        """
         if not self.headers.get("User-Agent"):
             with contextlib.suppress(ConnectionError):  # it leaves the rest unread
                 self.rfile.read(1)
+            noted = _sleeps_of_the_guard() + 2
+            while _sleeps_of_the_guard() < noted:
+                time.sleep(0.02)
             self.server.guard_answers += 1
 
     def _answer(self, status: int, content: object) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import labels
-from tests.engine.conftest import free_port, patiently
+from tests.engine.conftest import DEADLINE_S, free_port, patiently, until
 from tests.engine.program import Program
 from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
 
@@ -207,12 +207,13 @@ def test_the_container_has_no_more_rights_than_it_needs(host: DockerHost) -> Non
     assert record["Config"]["User"] == "65532:65532"
 
 
-def test_a_port_of_another_deployment_ends_with_four_and_its_name(program: Program) -> None:
-    started = time.monotonic()
+def test_a_port_of_another_deployment_ends_with_four_and_its_name(
+    program: Program, host: DockerHost
+) -> None:
     done = program.run("up", TWIN_RECIPE, "--name", SECOND)
     assert done.returncode == 4
     assert f"port {PORT} is in use by deployment {MAIN}" in done.stderr
-    assert time.monotonic() - started < 30
+    assert host.find_container(f"sparkdeploy-{SECOND}") is None
 
 
 def test_a_port_of_a_foreign_process_is_named(program: Program) -> None:
@@ -298,7 +299,7 @@ def test_a_container_killed_while_starting_fails_at_once_and_names_the_signal(
 ) -> None:
     process = program.start("up", TWIN_RECIPE, "--name", THIRD, "--set", f"serve.port={SPARE_PORT}")
     killed_at = _kill_when_running(host, THIRD, process)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 7
     assert time.monotonic() - killed_at < patiently(5)
     assert f"sparkdeploy-{THIRD} died" in stderr
@@ -307,15 +308,14 @@ def test_a_container_killed_while_starting_fails_at_once_and_names_the_signal(
 
 
 def _kill_when_running(host: DockerHost, name: str, process: subprocess.Popen[str]) -> float:
-    for _ in range(600):
+    def runs() -> bool:
         assert process.poll() is None
         found = host.find_container(f"sparkdeploy-{name}")
-        if found is not None and found.is_running:
-            time.sleep(2)
-            subprocess.run(["docker", "kill", "-s", "KILL", found.name], check=True)
-            return time.monotonic()
-        time.sleep(0.1)
-    raise AssertionError("the container never ran")
+        return found is not None and found.is_running
+
+    until(runs)
+    subprocess.run(["docker", "kill", "-s", "KILL", f"sparkdeploy-{name}"], check=True)
+    return time.monotonic()
 
 
 # With the stand-in, tests/engine/faults replaces one deployment by another dozens of times.
@@ -343,10 +343,6 @@ def test_a_dead_docker_socket_ends_with_four(program: Program, tmp_path: Path) -
 def test_a_stop_by_signal_is_passed_on_to_vllm(program: Program, host: DockerHost) -> None:
     fact = container(host, MAIN)
     subprocess.run(["docker", "kill", "-s", signal.Signals.SIGTERM.name, fact.name], check=True)
-    for _ in range(60):
-        found = host.find_container(fact.container_id)
-        if found is not None and not found.is_running:
-            break
-        time.sleep(0.5)
+    until(lambda: not container(host, MAIN).is_running)
     assert program.run("down", MAIN).returncode == 0
     assert host.find_container(f"sparkdeploy-{MAIN}") is None

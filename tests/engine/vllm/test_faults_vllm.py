@@ -110,7 +110,7 @@ def test_vllm_killed_after_it_was_healthy_comes_back_by_itself(
     killed = engine_pid(host)
     os.kill(killed, signal.SIGKILL)
 
-    until(lambda: not is_healthy(), timeout_s=30)
+    until(lambda: not is_healthy())
     until(is_healthy, timeout_s=300)
     assert '"event": "restart"' in log(host)
 
