@@ -69,14 +69,17 @@ def test_vllm_killed_while_it_starts_brings_the_old_one_back(deployed: Ground) -
 def test_vllm_that_dies_of_its_first_request_is_not_tried_with_it_again(
     deployed: Ground, more: tuple[str, ...]
 ) -> None:
-    behaviour = "--die-of-request --exit-code 9"
-    code, said = deployed.up("new", *more, behaviour=behaviour)
+    sign = f"ask{len(more)}"
+    behaviour = f"--die-of-request --exit-code 9 --wait-for {sign}"
     if more:
+        code, said = deployed.up("new", *more, behaviour=behaviour)
         assert code == 0, said
-        code, said = deployed.up("new", behaviour=behaviour)
+    command = deployed.start("new", behaviour=behaviour)
+    until(deployed.is_waited_for)
+    deployed.tell_servers(sign)
 
-    assert code == 7
-    assert "died of its first request (exit code 9)" in said
+    assert command.wait() == 7, command.said()
+    assert "died of its first request (exit code 9)" in command.said()
     deployed.check_whole("old")
 
 
