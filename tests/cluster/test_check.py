@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.cluster.conftest import Program
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(300), pytest.mark.runs("cluster")]
 FIRST, SECOND = (name for name, _ in TWINS)
 HOUR_S = 3600
 

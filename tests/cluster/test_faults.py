@@ -34,6 +34,7 @@ pytestmark = [
     pytest.mark.in_order,
     pytest.mark.timeout(600),
     pytest.mark.usefixtures("stand_in", "recipe"),
+    pytest.mark.runs("checkpoint", "down", "logs", "plan", "rollback", "status", "up"),
 ]
 LISTED_FILE = "tokenizer.json"
 

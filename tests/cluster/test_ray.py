@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("ray_stand_in", "recipe"),
+    pytest.mark.runs("checkpoint", "down", "logs", "status", "up"),
 ]
 RAY = ("--set", "cluster.backend=ray")
 

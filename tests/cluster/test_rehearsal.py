@@ -17,6 +17,7 @@ pytestmark = [
     # Two machines, 0.8 GB from one to the other and three starts of the real vLLM: five minutes.
     pytest.mark.timeout(1200),
     pytest.mark.usefixtures("cpu_engine"),
+    pytest.mark.runs("rehearse"),
 ]
 FP8_LAYERS = 12
 

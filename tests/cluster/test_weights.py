@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.cluster.conftest import Program
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(300), pytest.mark.runs()]
 MB = 10**6
 FILE_BYTES = 24 * MB
 ARRIVED_BYTES = 8 * MB

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.runs("checkpoint")
+
 COMMIT = "e" * 40
 SEED = 4
 FILE_BYTES = 24 << 20

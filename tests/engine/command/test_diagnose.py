@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.host import DockerHost
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.runs("diagnose")]
 KEY = "a-key-that-nobody-may-see"
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.host import DockerHost
 
+pytestmark = pytest.mark.runs("doctor")
+
 PATIENCE_S = 180.0
 """The doctor promises three; a loaded machine starts Python late. What hangs takes 600."""
 

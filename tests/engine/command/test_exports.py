@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
     from tests.engine.conftest import SpecMaker
 
+pytestmark = pytest.mark.runs("export")
+
 COMPARED = (
     "CapAdd",
     "CapDrop",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.image.stages import Stage
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.runs("checkpoint", "clean")]
 
 FOR_EVER = ("sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.1; done")
 NOTHING = ("sh", "-c", ":")

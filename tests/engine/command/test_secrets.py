@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.host import DockerHost
 
-pytestmark = pytest.mark.docker
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.runs("diagnose", "doctor", "export", "logs", "plan", "status"),
+]
 
 KEY = "planted-api-key-7d1f"
 PLANTED = {

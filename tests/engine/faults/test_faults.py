@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.timeout(600),
+    pytest.mark.runs("down", "rollback", "status", "up"),
+]
 
 GIB = 1 << 30
 

@@ -29,7 +29,11 @@ from tests.engine.conftest import until
 from tests.engine.ground import LONGEST_KILL_S, NAME, NEVER, Ground, seeds
 from tests.engine.stand_in.engine import REFERENCE
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.timeout(600),
+    pytest.mark.runs("down", "rollback", "status", "up"),
+]
 
 PROGRAM = (sys.executable, "-m", "sparkdeploy")
 

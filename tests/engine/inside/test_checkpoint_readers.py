@@ -25,7 +25,11 @@ from tests.engine.shipped_stages import build_all, shipped_stages
 if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800), pytest.mark.usefixtures("host")]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.timeout(1800),
+    pytest.mark.usefixtures("host"),
+]
 
 READERS = """
 import json, sys

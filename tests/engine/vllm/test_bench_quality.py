@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
     from tests.engine.program import Program
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.timeout(1200),
+    pytest.mark.runs("bench", "checkpoint"),
+]
 
 SWAPS = Path(__file__).parents[1] / "inside" / "plugin_checks" / "head_swaps.py"
 HEADS = ("bf16", "loaded", "shifted", "coarse")

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
 
-pytestmark = [pytest.mark.docker, pytest.mark.in_order, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.in_order,
+    pytest.mark.timeout(1200),
+    pytest.mark.runs("bench", "checkpoint", "down", "logs", "plan", "status", "up"),
+]
 
 MAIN, SECOND, THIRD = (unique_name(word) for word in ("main", "second", "third"))
 PORT, OTHER_PORT, SPARE_PORT = (free_port() for _ in range(3))

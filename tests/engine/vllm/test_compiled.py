@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.host import DockerHost
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.runs("checkpoint", "down", "up"),
+]
 
 
 def test_compiling_works_and_is_kept_for_the_next_start(tmp_path: Path, host: DockerHost) -> None:

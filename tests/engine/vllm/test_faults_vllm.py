@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
     from tests.engine.program import Program
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.runs("checkpoint", "down", "up"),
+]
 
 PORT = free_port()
 NAME = unique_name("faulty")

@@ -24,7 +24,12 @@ from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.slow,
+    pytest.mark.timeout(2400),
+    pytest.mark.runs("checkpoint", "plan", "rollback", "status", "up"),
+]
 
 PORT = 8000
 """The engine has a network of its own."""

@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.in_order,
     pytest.mark.timeout(900),
+    pytest.mark.runs("checkpoint", "down", "up"),
 ]
 
 PORT = free_port()

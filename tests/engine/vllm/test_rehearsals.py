@@ -16,7 +16,12 @@ from tests.engine.program import Program
 if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800), pytest.mark.usefixtures("host")]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.timeout(1800),
+    pytest.mark.usefixtures("host"),
+    pytest.mark.runs("rehearse"),
+]
 
 LAYERS = 4
 FP8_LAYERS = 3 * LAYERS
