@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import docker
 import pytest
@@ -26,9 +25,6 @@ from sparkdeploy.runtime.client import ServedModel
 from sparkdeploy.settings import load_settings
 from tests.engine.shipped_stages import shipped_stages
 from tests.engine.stand_in.image import SERVER, build_stand_in
-
-if TYPE_CHECKING:
-    from tests.engine.ground import Ground
 
 TEST_LABEL = labels.PREFIX + "test"
 PORTS = range(18200, 19200)
@@ -115,26 +111,6 @@ def make_spec(stand_in_image: str, mark: str, deployment: str) -> SpecMaker:
         return _spec(stand_in_image, mark, name or deployment, port, _arguments(options))
 
     return make
-
-
-@pytest.fixture(scope="module")
-def place(
-    host: DockerHost, python_base_image: str, tmp_path_factory: pytest.TempPathFactory
-) -> "Iterator[Ground]":
-    """A user with the stand-in, on an engine that may be killed."""
-    from tests.engine.ground import ground
-
-    root = tmp_path_factory.mktemp("faults")
-    with ground(host, python_base_image, root, free_port()) as made:
-        yield made
-
-
-@pytest.fixture
-def deployed(place: "Ground") -> "Ground":
-    """The same, with a healthy deployment that answers `old`."""
-    code, said = place.up("old")
-    assert code == 0, said
-    return place
 
 
 @pytest.fixture
