@@ -88,12 +88,12 @@ def test_a_draft_head_changes_no_text_builds_nothing_and_leaves_nothing(
     check_answers(report)
     assert (report["fp8_layers"], report["lm_head"]) == (FP8_LAYERS, "int8")
     assert report["draft_head_rows"] == DRAFT_ROWS
-    # The slow rehearsal of v2 records the same text without a drafter.
-    assert report["reference"] in {RECORDED_EARLIER, SERVED_BEFORE}
+    # The slow rehearsal of v2 records the same text without a drafter; else one is served before.
+    starts = {RECORDED_EARLIER: 1, SERVED_BEFORE: 2}[report["reference"]]
     drafted = report["speculation"]
     print(f"accepted {drafted['accepted_tokens']} of {drafted['draft_tokens']} drafted tokens")
     assert 0 < drafted["accepted_tokens"] <= drafted["draft_tokens"]
-    assert len(re.findall(r"^  = image ", done.stderr, re.MULTILINE)) == 3
+    assert len(re.findall(r"^  = image ", done.stderr, re.MULTILINE)) == 3 * starts
     assert "  + image" not in done.stderr
     assert engine_images(host) == images
     assert [item.name for item in host.own_containers() if item.deployment == "rehearsal"] == []
