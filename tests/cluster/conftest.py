@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,15 +18,16 @@ from sparkdeploy.console import console
 from sparkdeploy.image.build import build_stage, find_built
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import load_settings
+from tests.cluster.lending import lend
 from tests.cluster.machines import HOME, Machine, cluster_section, two_machines
 from tests.cluster.stand_in.image import build_stand_in_engine, fetch_ray
 from tests.engine.conftest import WITHOUT_DOCKER
 from tests.engine.shipped_stages import shipped_stages
+from tests.engine.turns import vllm_turn
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from sparkdeploy.image.stages import Stage
 
@@ -100,58 +102,70 @@ class Program:
         return json.loads(done.stdout)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def machines() -> Iterator[tuple[Machine, Machine]]:
-    """Both machines, the first configured as the head of both."""
+    """Both machines."""
     if os.geteuid() != 0:
         pytest.skip("making machines needs root")
     if os.environ.get(WITHOUT_DOCKER):
         pytest.skip(f"{WITHOUT_DOCKER} is set")
     with two_machines() as both:
-        config = both[0].own / "home" / "config"
-        config.mkdir()
-        (config / "config.yaml").write_text(yaml.safe_dump({"cluster": cluster_section(both)}))
         yield both
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def head(machines: tuple[Machine, Machine]) -> Machine:
     """The machine the program runs on."""
     return machines[0]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def worker(machines: tuple[Machine, Machine]) -> Machine:
     """The other one."""
     return machines[1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def program(head: Machine) -> Program:
     """The program on the head."""
     return Program(head)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def as_made(machines: tuple[Machine, Machine]) -> None:
+    """Whatever another file left: no files but the configuration of the first as head of both."""
+    for machine in machines:
+        machine.empty_folders()
+    config = machines[0].own / "home" / "config"
+    config.mkdir()
+    (config / "config.yaml").write_text(yaml.safe_dump({"cluster": cluster_section(machines)}))
+
+
 @pytest.fixture(scope="module")
-def stand_in(head: Machine) -> str:
+def stand_in(head: Machine, worker: Machine) -> str:
     """The stand-in as the head's CPU engine; the worker gets it from the head."""
-    bring(head, shipped_stages()[:1])
+    give_only(worker, ())
+    give_only(head, shipped_stages()[:1])
     with docker_of(head) as host:
         return build_stand_in_engine(host)
 
 
 @pytest.fixture(scope="module")
-def cpu_engine(head: Machine) -> None:
-    """The real CPU engine on the head; the plugin stage is left to the product."""
-    bring(head, shipped_stages()[:2])
+def cpu_engine(machines: tuple[Machine, Machine]) -> Iterator[None]:
+    """The real CPU engine with its plugin on both machines, and the turn to use it."""
+    with vllm_turn():
+        for machine in machines:
+            give_only(machine, shipped_stages())
+        yield
 
 
 @pytest.fixture(scope="module")
-def ray_stand_in(head: Machine, tmp_path_factory: pytest.TempPathFactory) -> str:
+def ray_stand_in(head: Machine, worker: Machine, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The same with Ray in it, for Ray's own part of a launch."""
     packages = tmp_path_factory.mktemp("ray")
     fetch_ray(packages)
-    bring(head, shipped_stages()[:1])
+    give_only(worker, ())
+    give_only(head, shipped_stages()[:1])
     with docker_of(head) as host:
         return build_stand_in_engine(host, packages)
 
@@ -169,15 +183,39 @@ def recipe(program: Program, head: Machine) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def bring(machine: Machine, stages: tuple[Stage, ...]) -> None:
-    """Bring stages to a machine from the real one's engine, where they are built when missing."""
+@pytest.fixture
+def nothing_stays(program: Program, head: Machine, worker: Machine) -> Iterator[None]:
+    """After every test `down` leaves nothing of ours on either machine."""
+    yield
+    done = program.run("down", "main")
+    assert done.returncode == 0, done.stderr
+    for machine in (head, worker):
+        assert ours(machine) == [], machine.name
+
+
+def give_only(machine: Machine, stages: tuple[Stage, ...]) -> None:
+    """Let a machine have these stages of the real one's Docker Engine, and no other image.
+
+    The stand-ins and the real engine carry the same tags. What is missing is built first.
+    """
+    machine.remove_containers()
+    machine.stop("dockerd")
+    root = machine.empty_docker()
     with DockerHost(os.environ.get("DOCKER_HOST")) as ours:
-        for stage in stages:
-            if find_built(ours, stage) is None:
-                with console.step(f"stage {stage.name} for tests") as step:
-                    build_stage(ours, stage, load_settings(), step)
-        with docker_of(machine) as theirs:
-            theirs.load_images(ours.save_images([stage.tag for stage in stages]))
+        images = {stage.tag: _built(ours, stage) for stage in stages}
+        is_there = lend(images, Path(ours.info().root_dir), root)
+        machine.start_dockerd()
+        if not is_there:
+            with docker_of(machine) as theirs:
+                theirs.load_images(ours.save_images(list(images)))
+
+
+def _built(host: DockerHost, stage: Stage) -> str:
+    found = find_built(host, stage)
+    if found is None:
+        with console.step(f"stage {stage.name} for tests") as step:
+            found = build_stage(host, stage, load_settings(), step)
+    return found.image_id
 
 
 def docker_of(machine: Machine) -> DockerHost:

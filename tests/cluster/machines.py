@@ -133,6 +133,17 @@ class Machine:
         """Remove every container of this machine."""
         self.run("docker ps -aq | xargs -r docker rm -f -v")
 
+    def empty_folders(self) -> None:
+        """Remove the programs of its own and everything that it has below HOME."""
+        _run("find", str(self.own / "bin"), str(self.own / "home"), "-mindepth", "1", "-delete")
+
+    def empty_docker(self) -> Path:
+        """Remove everything that its Docker Engine keeps, while that is stopped; return where."""
+        root = self.own / "docker"
+        shutil.rmtree(root)
+        root.mkdir()
+        return root
+
     def close(self) -> None:
         """End the machine and everything on it."""
         assert self.init.stdin is not None

@@ -1,6 +1,6 @@
 """Each fault for real, on two machines, with a stand-in for vLLM and the product for all else.
 
-The tests build on one another in the order in which they stand: the first one brings the images.
+The tests build on one another: the first `up` brings the worker what the next ones find there.
 """
 
 from __future__ import annotations
@@ -33,20 +33,10 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.in_order,
     pytest.mark.timeout(600),
-    pytest.mark.usefixtures("stand_in", "recipe"),
+    pytest.mark.usefixtures("stand_in", "recipe", "nothing_stays"),
     pytest.mark.runs("checkpoint", "down", "logs", "plan", "rollback", "status", "up"),
 ]
 LISTED_FILE = "tokenizer.json"
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays(program: Program, head: Machine, worker: Machine) -> Iterator[None]:
-    """After every test `down` leaves nothing of ours on either machine."""
-    yield
-    done = program.run("down", "main")
-    assert done.returncode == 0, done.stderr
-    for machine in (head, worker):
-        assert ours(machine) == [], machine.name
 
 
 def start_loading(program: Program, worker: Machine) -> subprocess.Popen[str]:
@@ -87,32 +77,6 @@ def said_until(process: subprocess.Popen[str], words: str) -> str:
 def current_fault() -> str:
     """The name of the test that runs, for its figure."""
     return os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].partition(" ")[0]
-
-
-def test_the_first_up_sends_what_the_second_does_not(program: Program) -> None:
-    first = up(program)
-    assert first.returncode == 0, first.stderr
-    assert "main answers at http://127.0.0.1:18700" in first.stdout
-    assert "weights 0 B" not in first.stderr
-    assert "engine 0 B" not in first.stderr
-    # Without a recipe it is the configured one.
-    again = program.run("up", "--cluster", "--yes")
-    assert "nothing to do: main runs on every node" in again.stderr
-    assert program.run("down", "main").returncode == 0
-    third = up(program)
-    assert "spark-b: 0 B sent" in third.stderr
-
-
-def test_a_plan_shows_every_nodes_part_and_does_nothing(
-    program: Program, head: Machine, worker: Machine
-) -> None:
-    plan = program.answer("plan", "tiny", "--cluster")
-    assert list(plan["nodes"]) == ["spark-a", "spark-b"]
-    assert "--headless" in plan["nodes"]["spark-b"]["command"]
-    assert plan["nodes"]["spark-b"]["env"]["GLOO_SOCKET_IFNAME"] == TWINS[0][0]
-    text = program.run("up", "tiny", "--cluster", "--dry-run").stdout
-    assert "rank 1, worker, 10.77.0.12" in text
-    assert ours(head) == ours(worker) == []
 
 
 def test_status_and_logs_know_both_nodes(program: Program) -> None:
