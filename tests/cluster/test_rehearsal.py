@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.docker,
-    # Two machines, 0.8 GB from one to the other and three starts of the real vLLM: five minutes.
-    pytest.mark.timeout(1200),
+    # Three starts of the real vLLM, after whoever has the turn: that may take ten minutes.
+    pytest.mark.timeout(2400),
     pytest.mark.usefixtures("cpu_engine"),
     pytest.mark.runs("rehearse"),
 ]
