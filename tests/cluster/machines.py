@@ -38,6 +38,8 @@ mount --bind "$OWN/bin" /usr/local/sbin
 mount --bind "$OWN/home" "$HOME_HERE"
 mount --bind "$OWN/ssh" /root/.ssh
 mount --bind "$OWN/etc-docker" /etc/docker
+# The shell of every ssh session reads it: what somebody set up for their own work is slow there.
+[ ! -e /root/.bashrc ] || mount --bind /dev/null /root/.bashrc
 ip link set lo up
 touch "$OWN/up"
 # Not `exec`: the shell is what reaps orphans, and a zombie would count as running.
