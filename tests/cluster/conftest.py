@@ -104,7 +104,7 @@ class Program:
 
 @pytest.fixture(scope="session")
 def machines() -> Iterator[tuple[Machine, Machine]]:
-    """Both machines."""
+    """Both machines, made once for all files."""
     if os.geteuid() != 0:
         pytest.skip("making machines needs root")
     if os.environ.get(WITHOUT_DOCKER):
@@ -144,10 +144,7 @@ def as_made(machines: tuple[Machine, Machine]) -> None:
 @pytest.fixture(scope="module")
 def stand_in(head: Machine, worker: Machine) -> str:
     """The stand-in as the head's CPU engine; the worker gets it from the head."""
-    give_only(worker, ())
-    give_only(head, shipped_stages()[:1])
-    with docker_of(head) as host:
-        return build_stand_in_engine(host)
+    return give_stand_in(head, worker)
 
 
 @pytest.fixture(scope="module")
@@ -164,10 +161,7 @@ def ray_stand_in(head: Machine, worker: Machine, tmp_path_factory: pytest.TempPa
     """The same with Ray in it, for Ray's own part of a launch."""
     packages = tmp_path_factory.mktemp("ray")
     fetch_ray(packages)
-    give_only(worker, ())
-    give_only(head, shipped_stages()[:1])
-    with docker_of(head) as host:
-        return build_stand_in_engine(host, packages)
+    return give_stand_in(head, worker, packages)
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +202,14 @@ def give_only(machine: Machine, stages: tuple[Stage, ...]) -> None:
         if not is_there:
             with docker_of(machine) as theirs:
                 theirs.load_images(ours.save_images(list(images)))
+
+
+def give_stand_in(head: Machine, worker: Machine, packages: Path | None = None) -> str:
+    """Build the stand-in on the head's base stage; the worker has no image at all."""
+    give_only(worker, ())
+    give_only(head, shipped_stages()[:1])
+    with docker_of(head) as host:
+        return build_stand_in_engine(host, packages)
 
 
 def _built(host: DockerHost, stage: Stage) -> str:

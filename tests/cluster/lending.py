@@ -22,23 +22,23 @@ RECORDS = "image/overlay2"
 
 
 def lend(images: Mapping[str, str], lender: Path, borrower: Path) -> bool:
-    """Give images, id by tag, to the engine whose empty data root this is and which does not run.
+    """Give images, id by tag, to the engine with an empty data root `borrower`, before it starts.
 
     Returns False, and has done nothing, when the lender keeps its images in another way.
     """
-    configs = [Path(RECORDS, "imagedb/content/sha256", digest(name)) for name in images.values()]
+    configs = [Path(RECORDS, "imagedb/content/sha256", _digest(name)) for name in images.values()]
     if not all((lender / config).is_file() for config in configs):
         return False
     for config in configs:
         (borrower / config).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(lender / config, borrower / config)
         for chain in _chains(json.loads((lender / config).read_text())["rootfs"]["diff_ids"]):
-            _lend_layer(Path(RECORDS, "layerdb/sha256", digest(chain)), lender, borrower)
+            _lend_layer(Path(RECORDS, "layerdb/sha256", _digest(chain)), lender, borrower)
     _write_tags(images, borrower)
     return True
 
 
-def digest(name: str) -> str:
+def _digest(name: str) -> str:
     """The part of `sha256:...` that names a file."""
     return name.removeprefix("sha256:")
 
