@@ -50,8 +50,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest groups first: the last ones to start should be short."""
-    items.sort(key=lambda item: -BUDGETS_S.get(group_of(item.nodeid), 0))
+    """Put the longest groups first, and last in each what another one may keep waiting."""
+    items.sort(key=lambda item: (-BUDGETS_S.get(group_of(item.nodeid), 0), _waits(item)))
+
+
+def _waits(item: pytest.Item) -> bool:
+    """Say whether a test needs the turn of the real vLLM, which the vllm folder keeps for long."""
+    return isinstance(item, pytest.Function) and "turn" in item.fixturenames
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:

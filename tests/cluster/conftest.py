@@ -148,12 +148,17 @@ def stand_in(head: Machine, worker: Machine) -> str:
 
 
 @pytest.fixture(scope="module")
-def cpu_engine(machines: tuple[Machine, Machine]) -> Iterator[None]:
-    """The real CPU engine with its plugin on both machines, and the turn to use it."""
+def turn() -> Iterator[None]:
+    """The turn to use a real vLLM."""
     with vllm_turn():
-        for machine in machines:
-            give_only(machine, shipped_stages())
         yield
+
+
+@pytest.fixture(scope="module")
+def cpu_engine(machines: tuple[Machine, Machine], turn: None) -> None:
+    """The real CPU engine with its plugin on both machines."""
+    for machine in machines:
+        give_only(machine, shipped_stages())
 
 
 @pytest.fixture(scope="module")
