@@ -6,11 +6,19 @@ import os
 import pytest
 from hypothesis import settings
 
+from tests.examples import DEFAULT_EXAMPLES, QUICK_PART, THOROUGH_EXAMPLES
+
 # A busy machine stretches single examples; the suite's own time limit is enough. In CI the same
 # examples are taken each time, so that what fails there is the change's own doing.
-settings.register_profile("swift", deadline=None, max_examples=30, derandomize="CI" in os.environ)
-# `--hypothesis-profile thorough` takes it; tests/run --slow does.
-settings.register_profile("thorough", deadline=None, max_examples=2500)
+settings.register_profile(
+    "swift", deadline=None, max_examples=DEFAULT_EXAMPLES, derandomize="CI" in os.environ
+)
+# `--hypothesis-profile` takes the others: tests/run asks for quick with --unit, and for thorough
+# with --slow. A property that wants a count of its own takes it from tests/examples.py.
+settings.register_profile(
+    "quick", settings.get_profile("swift"), max_examples=DEFAULT_EXAMPLES // QUICK_PART
+)
+settings.register_profile("thorough", deadline=None, max_examples=THOROUGH_EXAMPLES)
 settings.load_profile("swift")
 
 

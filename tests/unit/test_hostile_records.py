@@ -23,6 +23,7 @@ from sparkdeploy.bench.record import record_text
 from sparkdeploy.runtime.cluster_record import ClusterRecord
 from sparkdeploy.runtime.durations import recall
 from sparkdeploy.stored_json import MAX_BYTES, MAX_VALUES
+from tests.examples import examples
 from tests.unit.bench.captures import capture, logs, text
 from tests.unit.bench.runs import cell, sample_run
 from tests.unit.test_terminal import HOSTILE, commands_in
@@ -124,7 +125,7 @@ COMMANDS = (
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     oddities(RECORD),
     st.sampled_from(COMMANDS),
@@ -151,7 +152,7 @@ def test_a_strangers_record_is_shown_or_named(
     assert files_in(tmp_path) <= known
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     oddities(CAPTURE),
     st.sampled_from([(), ("--json",), ("--gate",)]),

@@ -32,6 +32,7 @@ from sparkdeploy.terminal import (
     visible_json,
     visible_log,
 )
+from tests.examples import examples
 from tests.unit.bench.runs import sample_run
 from tests.unit.conftest import REPOSITORY
 from tests.unit.fake_containers import FakeContainers, container
@@ -65,7 +66,7 @@ def commands_in(text: str) -> set[str]:
     }
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(hostile_texts)
 def test_a_visible_text_holds_no_command_and_stays_as_it_is(text: str) -> None:
     shown = visible(text)
@@ -84,7 +85,7 @@ def test_what_was_there_can_still_be_read() -> None:
     assert visible("\x1b[2J\x9b\u202e\udcff") == "\\x1b[2J\\x9b\\u202e\\udcff"
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(hostile_texts, hostile_texts)
 def test_json_means_the_same_without_a_command_in_it(name: str, value: str) -> None:
     text = visible_json(json.dumps({name: [value]}, ensure_ascii=False))
@@ -93,7 +94,7 @@ def test_json_means_the_same_without_a_command_in_it(name: str, value: str) -> N
     assert json.loads(text) == {name: [value]}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(hostile_texts))
 def test_a_log_reads_the_same_wherever_its_chunks_end(chunks: list[str]) -> None:
     reading = LogReading()

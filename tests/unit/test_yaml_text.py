@@ -18,6 +18,7 @@ from sparkdeploy.cli.main import app
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings
+from tests.examples import examples
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ TEXTS = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from([b"", HEAD.encode(), b"\xef\xbb\xbf" + HEAD.encode()]), TEXTS)
 def test_any_text_is_a_recipe_or_a_mistake(
     tmp_path_factory: pytest.TempPathFactory, head: bytes, text: bytes
@@ -184,7 +185,7 @@ def test_any_text_is_a_recipe_or_a_mistake(
 VALUES: st.SearchStrategy[Any] = st.text(max_size=30) | st.lists(PIECES, max_size=8).map("".join)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.sampled_from(["title", "serve.env.A", "model.path", "serve.port", "..", ""]), VALUES)
 def test_any_typed_value_is_taken_or_a_mistake(path: str, value: str) -> None:
     try:

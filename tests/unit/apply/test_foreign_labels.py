@@ -28,6 +28,7 @@ from sparkdeploy.plan.problems import promised_bytes
 from sparkdeploy.runtime.cluster_record import ClusterRecord
 from sparkdeploy.runtime.ports import port_owner
 from sparkdeploy.settings import load_settings
+from tests.examples import examples
 from tests.unit.fake_containers import FakeContainers, container
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def run(engine: Engine, command: str) -> SparkdeployError | None:
     return None
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(facts=ENGINES, command=st.sampled_from(sorted(COMMANDS)))
 def test_whatever_the_labels_say_a_command_touches_its_own_containers_only(
     tmp_path_factory: pytest.TempPathFactory, facts: list[ContainerFact], command: str
@@ -203,7 +204,7 @@ def test_whatever_the_labels_say_a_command_touches_its_own_containers_only(
     assert all(re.fullmatch(r"http://127\.0\.0\.1:[0-9]{1,5}", url) for url in ASKED)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(facts=ENGINES)
 def test_what_is_reckoned_from_labels_is_never_a_crash(facts: list[ContainerFact]) -> None:
     promised = promised_bytes(facts, "main")
@@ -221,7 +222,7 @@ def test_what_is_reckoned_from_labels_is_never_a_crash(facts: list[ContainerFact
     assert len(found) == 3
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     images=st.lists(
         st.builds(
@@ -288,7 +289,7 @@ def test_a_start_without_a_limit_that_is_one_has_no_time_left(limit: str) -> Non
     assert engine.states == {"sparkdeploy-main-replaced/sparkdeploy-main": "running"}
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     name=st.sampled_from(["/x", "../../x", "..", ".", "", "*", "[", "main\0", "x" * 300, "a/../b"])
     | st.text(max_size=6),

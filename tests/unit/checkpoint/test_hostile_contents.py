@@ -36,6 +36,7 @@ from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.verify import verify_headers
 from sparkdeploy.errors import CheckpointError
+from tests.examples import examples
 from tests.hub.hostile import hostile_hub
 from tests.unit.checkpoint.conftest import tree
 from tests.unit.checkpoint.hostile_listings import (
@@ -61,7 +62,7 @@ def _ignore(_done: int, _total: int) -> None:
     pass
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(files=st.lists(hostile_names | plain_names, max_size=3))
 def test_an_index_names_files_of_its_own_folder_or_is_refused(files: list[object]) -> None:
     text = json.dumps({"weight_map": {str(at): file for at, file in enumerate(files)}}).encode()
@@ -123,7 +124,7 @@ CONFIG: Mapping[str, object] = {
 numbers = st.sampled_from((0, -1, 10**9, 10**400, 1e308, "../../x", "\x1b[2J", None)) | junk
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     changes=st.dictionaries(st.sampled_from((*CONFIG, "text_config")), numbers, max_size=3),
     whole=st.none() | junk,

@@ -27,6 +27,7 @@ from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
 from sparkdeploy.checkpoint.repo_files import FILES_LIMIT, name_problem
 from sparkdeploy.errors import CheckpointError
+from tests.examples import examples
 from tests.hub.hostile import HostileHub, hostile_hub
 from tests.unit.checkpoint.hostile_listings import (
     COMMIT,
@@ -113,7 +114,7 @@ def test_a_file_that_a_hub_names_outside_its_snapshot_stays_as_it_is(
     assert caught.value.hint
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(text=listings(), revision=st.sampled_from(("main", COMMIT, "2" * 40, "../x", "\x1b")))
 def test_a_listing_is_read_into_names_that_stay_inside_or_refused(
     text: bytes, revision: str
@@ -136,7 +137,7 @@ def test_a_listing_is_read_into_names_that_stay_inside_or_refused(
     assert len({file.name for file in facts.files}) == len(facts.files) > 0
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(name=hostile_names | st.lists(parts, min_size=1, max_size=20).map("/".join))
 def test_a_name_that_is_taken_can_be_made_below_a_folder_and_nowhere_else(name: object) -> None:
     if name_problem(name) is not None:
@@ -149,7 +150,7 @@ def test_a_name_that_is_taken_can_be_made_below_a_folder_and_nowhere_else(name: 
         assert [path for path in Path(made).rglob("*") if path.is_file()] == [place]
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(text=listings())
 def test_a_hostile_listing_changes_nothing_but_its_own_folder(
     server: HostileHub, text: bytes
@@ -354,7 +355,7 @@ def lock_entries() -> st.SearchStrategy[object]:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(entry=lock_entries())
 def test_a_lock_file_is_held_to_the_rules_of_a_listing(entry: object) -> None:
     with tempfile.TemporaryDirectory() as made:

@@ -21,6 +21,7 @@ from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.systemd_unit import MAX_STARTS, Unit, unit_text
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings
+from tests.examples import examples
 from tests.unit.conftest import REPOSITORY
 from tests.unit.golden import assert_golden
 from tests.unit.plan.systemd_reader import command_of, plain_of, settings_of, words_of
@@ -97,7 +98,7 @@ def read_by_systemd(unit: Unit) -> tuple[list[list[str]], dict[str, str], list[s
 PLAIN_NAMES = [name for name in read_by_systemd(UNIT)[2] if name != "Environment"]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(arguments),
     st.dictionaries(st.from_regex(r"[A-Z_]+", fullmatch=True), words.filter(is_variable)),

@@ -16,6 +16,7 @@ from sparkdeploy.plan.launch import Exposure, ModelPaths, serve_argv, serve_env
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from sparkdeploy.recipe.schema import Model, Recipe, Serve, Speculative
+from tests.examples import examples
 from tests.unit.golden import assert_golden
 from tests.unit.plan.facts import FOLDERS, drafter_fact, model_fact
 from tests.unit.recipe.test_load import SHIPPED
@@ -125,7 +126,7 @@ no_list_of_domains = st.sampled_from(
 ) | st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=12)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(no_list_of_domains, max_size=4))
 def test_nothing_but_such_a_list_opens_the_door(words: list[str]) -> None:
     recipe = Recipe(

@@ -27,6 +27,7 @@ from sparkdeploy.recipe.harmless import MAX_VALUE_LENGTH, Allowed, lists
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Recipe, Serve
 from sparkdeploy.recipe.unsafe import Trusted, judge_of
+from tests.examples import examples
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -394,7 +395,7 @@ def test_no_harmless_value_is_a_flag_a_path_or_a_module(name: str, row: Allowed)
     assert [text for text in texts if lists().matches(row, text)] == []
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_a_pattern_takes_little_time_whatever_it_is_given(data: st.DataObject) -> None:
     patterns = sorted({lists().pattern(row) for _, row in ROWS if row.value is not None})

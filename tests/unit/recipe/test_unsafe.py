@@ -24,6 +24,7 @@ from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.recipe.load import Library, Resolved, load_engine, load_recipe
 from sparkdeploy.recipe.schema import Engine, Recipe
 from sparkdeploy.settings import load_settings
+from tests.examples import examples
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plan.facts import FOLDERS, model_fact
 
@@ -338,7 +339,7 @@ ARGUMENTS = st.lists(
 ).map(lambda parts: [word for part in parts for word in part])
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(250), suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(NAMES, WORDS, max_size=3), ARGUMENTS)
 def test_what_passes_without_consent_is_on_the_list_and_changes_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, env: dict[str, str], arguments: list[str]

@@ -25,6 +25,7 @@ from sparkdeploy.node import shared_folder
 from sparkdeploy.runtime import lock
 from sparkdeploy.runtime.lock import lock_holder, lock_path, node_lock, watch_name, watching
 from sparkdeploy.settings import SHARED_LOCK_DIR
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -152,7 +153,7 @@ def take(folder: Path, name: str, told: list[str]) -> NodeError | None:
         return error
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     folder_kind=st.sampled_from(["shared"] * 8 + list(FOLDERS)),
     entry=st.sampled_from(sorted(ENTRIES)),
@@ -198,7 +199,7 @@ def holding(path: Path | None) -> Iterator[None]:
         yield
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(note=NOTES)
 def test_a_note_is_believed_only_of_the_process_that_holds_the_lock(note: bytes) -> None:
     with tempfile.TemporaryDirectory() as scratch:

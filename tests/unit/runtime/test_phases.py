@@ -11,6 +11,7 @@ from sparkdeploy.runtime.durations import recall, remember
 from sparkdeploy.runtime.facts import EngineFacts
 from sparkdeploy.runtime.log_lines import MAX_LINE_BYTES, LineSplitter, read_line
 from sparkdeploy.runtime.phases import PHASES, SPARK_COLD_START_S, PhaseTracker, read_whole
+from tests.examples import examples
 from tests.unit.runtime.log_files import HEALTHY, recorded
 
 
@@ -151,7 +152,7 @@ def test_the_plugins_line_is_read_behind_the_names_of_its_processes(head: str) -
     assert read_whole([line.encode()]).facts.fp8_layers == 144
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(
         st.builds(

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sparkdeploy_vllm.guard import report
 
+from tests.examples import examples
 from tests.unit.vllm_plugin.guarded import GIB, Start, events, set_available
 
 PAGE_BYTES = 4096
@@ -93,7 +94,7 @@ def test_at_every_fill_level_a_line_goes_in_whole_or_not_at_all(pipe: Pipe, kern
     assert not put(pipe, pipe.fill([PIPE_BYTES]))
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pieces=st.lists(st.integers(1, PIPE_BYTES), max_size=40))
 def test_however_the_pipe_was_filled_a_line_goes_in_whole_or_not_at_all(
     pipe: Pipe, kernel: None, pieces: list[int]
@@ -166,7 +167,7 @@ def test_into_a_file_a_line_is_appended_to_what_the_child_wrote(
     assert text == 'Loading 40%\nsparkdeploy-guard: {"event": "memory_floor"}\nafter\n'
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     texts=st.dictionaries(
         st.sampled_from(["error", "command", "other"]),

@@ -11,6 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sparkdeploy_vllm.key_middleware import RequireKey
 
+from tests.examples import examples
+
 Message = MutableMapping[str, Any]
 Headers = list[tuple[bytes, bytes]]
 GOOD: Headers = [(b"authorization", b"Bearer sk-right")]
@@ -160,7 +162,7 @@ NAMES = st.sampled_from(
 VALUES = st.one_of(st.sampled_from([b"", b"0", b"POST", b"Bearer sk-wrong"]), st.binary(max_size=9))
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     kind=st.sampled_from(["http", "websocket"]),
     method=st.one_of(st.sampled_from(["OPTIONS", "GET", "POST"]), st.text(max_size=8)),
