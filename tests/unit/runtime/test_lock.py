@@ -1,8 +1,6 @@
 """The node's lock."""
 
-import signal
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,32 +8,18 @@ import pytest
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.runtime.lock import lock_holder, lock_path, node_lock
-
-HOLD = """
-import sys, time, pathlib
-from sparkdeploy.runtime.lock import node_lock
-with node_lock(pathlib.Path(sys.argv[1]), "spark-1", command="sparkdeploy up v2"):
-    print("held", flush=True)
-    time.sleep(60)
-"""
+from tests.unit.runtime.neighbours import Neighbours
 
 
 @pytest.fixture
-def other_process(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.wait()
-    process.stdout.close()
+def holder(tmp_path: Path, others: Neighbours) -> Iterator[int]:
+    """Another process that holds the lock: its pid."""
+    pid = others.hold_lock(os.getuid(), tmp_path)
+    yield pid
+    others.kill(pid)
 
 
-def test_a_second_holder_is_refused_and_told_who_holds(
-    tmp_path: Path, other_process: "subprocess.Popen[str]"
-) -> None:
+def test_a_second_holder_is_refused_and_told_who_holds(tmp_path: Path, holder: int) -> None:
     with (
         pytest.raises(NodeError) as caught,
         node_lock(tmp_path, "spark-1", command="sparkdeploy down"),
@@ -43,23 +27,20 @@ def test_a_second_holder_is_refused_and_told_who_holds(
         pass
 
     assert "`sparkdeploy up v2`" in caught.value.message
-    assert f"pid {other_process.pid}" in caught.value.message
+    assert f"pid {holder}" in caught.value.message
     assert caught.value.exit_code == 4
 
 
 def test_the_lock_of_a_killed_process_is_free(
-    tmp_path: Path, other_process: "subprocess.Popen[str]"
+    tmp_path: Path, holder: int, others: Neighbours
 ) -> None:
-    other_process.send_signal(signal.SIGKILL)
-    other_process.wait()
+    others.kill(holder)
 
     with node_lock(tmp_path, "spark-1", command="sparkdeploy up"):
         pass
 
 
-def test_waiting_says_once_who_holds_and_ends_in_time(
-    tmp_path: Path, other_process: "subprocess.Popen[str]"
-) -> None:
+def test_waiting_says_once_who_holds_and_ends_in_time(tmp_path: Path, holder: int) -> None:
     now_s = [0.0]
     told: list[str] = []
 
@@ -85,9 +66,7 @@ def test_waiting_says_once_who_holds_and_ends_in_time(
     assert "sparkdeploy up v2" in told[0]
 
 
-def test_two_nodes_have_locks_of_their_own(
-    tmp_path: Path, other_process: "subprocess.Popen[str]"
-) -> None:
+def test_two_nodes_have_locks_of_their_own(tmp_path: Path, holder: int) -> None:
     with node_lock(tmp_path, "spark-2", command="x"):
         pass
 

@@ -10,7 +10,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sparkdeploy.runtime.holder import Holder
+    from tests.unit.runtime.neighbours import Neighbours
 
 PATIENCE_S = 5
 MAX_NAME = 200
@@ -343,52 +343,6 @@ def test_the_hint_for_a_builders_spoilt_lock_removes_no_tree(tmp_path: Path, ent
 
 # ------------------------------------------------------------------------- two users of a machine
 
-BECOME = """
-import os, pathlib, sys
-from sparkdeploy.errors import NodeError
-from sparkdeploy.runtime.lock import node_lock
-os.setgroups([])
-os.setgid(int(sys.argv[1]))
-os.setuid(int(sys.argv[1]))
-folder = pathlib.Path(sys.argv[2])
-"""
-"""Python is loaded first: its files may be root's alone."""
-PLANT = (
-    BECOME
-    + """
-folder.mkdir()
-folder.chmod(0o1777)
-(folder / "spark-1.lock").symlink_to(sys.argv[3])
-"""
-)
-HOLD = (
-    BECOME
-    + """
-with node_lock(folder, "spark-1", command="sparkdeploy up theirs"):
-    print("held", flush=True)
-    sys.stdin.readline()
-"""
-)
-TRY = (
-    BECOME
-    + """
-try:
-    with node_lock(folder, "spark-1", command="sparkdeploy down"):
-        print("got")
-except NodeError as error:
-    print(error.message)
-    print(error.hint)
-"""
-)
-
-
-def as_user(uid: int, code: str, *arguments: Path) -> str:
-    """Run Python as another user and return what it prints."""
-    argv = [sys.executable, "-c", code, str(uid), *map(str, arguments)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
@@ -403,13 +357,15 @@ def shared() -> Iterator[Path]:
 
 @as_root
 @pytest.mark.parametrize("is_there", [True, False])
-def test_root_does_not_follow_another_users_link(shared: Path, is_there: bool) -> None:
+def test_root_does_not_follow_another_users_link(
+    shared: Path, others: Neighbours, is_there: bool
+) -> None:
     target = shared.parent / "shadow"
     if is_there:
         target.write_text("root's own")
         target.chmod(0o600)
     folder = shared / "sparkdeploy"
-    as_user(MALLORY, PLANT, folder, target)
+    others.plant_link(MALLORY, folder, target)
 
     with (
         pytest.raises(NodeError, match=f"belongs to uid {MALLORY}") as caught,
@@ -434,11 +390,11 @@ def test_root_does_not_follow_another_users_link(shared: Path, is_there: bool) -
 
 @as_root
 def test_the_first_users_folder_is_no_others_until_root_has_made_it(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, others: Neighbours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shared / "sparkdeploy"
-    assert as_user(MALLORY, TRY, folder) == "got\n"
-    refused = as_user(BOB, TRY, folder).splitlines()
+    assert others.try_lock(MALLORY, folder) == "got"
+    refused = others.try_lock(BOB, folder).splitlines()
     monkeypatch.setattr(shared_folder, "SHARED_LOCK_DIR", str(folder), raising=False)
     hint = shared_folder.made_anew(folder)
     for command in hint.removeprefix("as root: ").split(" && "):
@@ -446,42 +402,39 @@ def test_the_first_users_folder_is_no_others_until_root_has_made_it(
 
     assert f"belongs to uid {MALLORY}" in refused[0]
     assert refused[1] == OTHER_FOLDER
-    assert [as_user(user, TRY, folder) for user in (MALLORY, BOB)] == ["got\n", "got\n"]
+    assert [others.try_lock(user, folder) for user in (MALLORY, BOB)] == ["got", "got"]
 
 
 @as_root
-def test_users_of_one_machine_are_told_who_of_them_holds_the_lock(shared: Path) -> None:
+def test_users_of_one_machine_are_told_who_of_them_holds_the_lock(
+    shared: Path, others: Neighbours
+) -> None:
     folder = shared / "sparkdeploy"
     folder.mkdir()
     folder.chmod(0o1777)
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(MALLORY), str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        lock_path(folder, "spark-1").write_text('{"pid": 1, "command": "init"}')
-        message = as_user(BOB, TRY, folder).splitlines()[0]
-        seen: Holder | None = lock_holder(folder, "spark-1")
-        other.communicate("\n")
+    holder = others.hold_lock(MALLORY, folder)
+    lock_path(folder, "spark-1").write_text('{"pid": 1, "command": "init"}')
+    message = others.try_lock(BOB, folder).splitlines()[0]
+    seen: Holder | None = lock_holder(folder, "spark-1")
+    others.kill(holder)
 
     assert message == (
-        f"spark-1 is being changed by another process (pid {other.pid} of uid {MALLORY})"
+        f"spark-1 is being changed by another process (pid {holder} of uid {MALLORY})"
     )
     assert seen is not None
-    assert (seen.pid, seen.user) == (other.pid, f"uid {MALLORY}")
+    assert (seen.pid, seen.user) == (holder, f"uid {MALLORY}")
 
 
 @as_root
-def test_a_lock_that_another_user_has_closed_is_removed_and_not_avoided(shared: Path) -> None:
+def test_a_lock_that_another_user_has_closed_is_removed_and_not_avoided(
+    shared: Path, others: Neighbours
+) -> None:
     folder = shared / "sparkdeploy"
     make(folder, 0o1777)
     path = lock_path(folder, "spark-1")
     write(path, b"", mode=0o600)
     os.chown(path, MALLORY, MALLORY)
-    message, hint = as_user(BOB, TRY, folder).splitlines()
+    message, hint = others.try_lock(BOB, folder).splitlines()
     subprocess.run(shlex.split(hint.removeprefix("as root: ")), check=True)
 
     assert message == (
@@ -489,13 +442,15 @@ def test_a_lock_that_another_user_has_closed_is_removed_and_not_avoided(shared: 
         "(mode 0600, wanted 0666)"
     )
     assert hint == f"as root: rm {path}"
-    assert [as_user(user, TRY, folder) for user in (BOB, MALLORY)] == ["got\n", "got\n"]
+    assert [others.try_lock(user, folder) for user in (BOB, MALLORY)] == ["got", "got"]
 
 
 @as_root
-def test_who_may_not_write_to_the_lock_folder_takes_another(shared: Path) -> None:
+def test_who_may_not_write_to_the_lock_folder_takes_another(
+    shared: Path, others: Neighbours
+) -> None:
     folder = shared / "sparkdeploy"
     make(folder, 0o755)
-    hint = as_user(BOB, TRY, folder).splitlines()[1]
+    hint = others.try_lock(BOB, folder).splitlines()[1]
 
     assert hint.startswith("set SPARKDEPLOY_LOCK_DIR to a folder")
