@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import typer.main
 
+from sparkdeploy import yaml_text
 from sparkdeploy.recipe.load import Library
 from tests.unit.program import Run
 
@@ -51,6 +53,27 @@ def swift_commands() -> Iterator[None]:
     """Read the signatures of all commands once, as a process of its own does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def swift_recipes() -> Iterator[None]:
+    """Parse each YAML text once: recipes that extend one another are read thousands of times.
+
+    Every reader gets a copy of its own, whatever another test did to its.
+    """
+    load_mapping = yaml_text.load_mapping
+
+    @functools.lru_cache(maxsize=1000)
+    def parsed(text: str, where: str) -> bytes:
+        return pickle.dumps(load_mapping(text, where))
+
+    def copied(text: str, where: str) -> yaml_text.Marked:
+        marked: yaml_text.Marked = pickle.loads(parsed(text, where))
+        return marked
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml_text, "load_mapping", copied)
         yield
 
 
