@@ -31,7 +31,6 @@ LAYERS = (
         "sparkdeploy.image.lock",
         "sparkdeploy.image.stages",
         "sparkdeploy.image.templates",
-        "sparkdeploy.image.wheel",
         "sparkdeploy.checkpoint.safetensors",
         "sparkdeploy.checkpoint.staging",
         "sparkdeploy.doctor.checks",
