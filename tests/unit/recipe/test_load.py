@@ -10,7 +10,6 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.document import merge, read_document
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.recipe.report import list_lines, origin_lines, recipe_rows
-from sparkdeploy.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,12 +44,6 @@ def test_all_recipes_of_the_design_are_shipped(shipped: Library) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_recipe_is_valid_and_named_like_its_file(shipped: Library, name: str) -> None:
     assert load_recipe(shipped, name).recipe.name == name
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_recipe_survives_a_round_trip_through_json(shipped: Library, name: str) -> None:
-    recipe = load_recipe(shipped, name).recipe
-    assert Recipe.model_validate_json(recipe.model_dump_json(by_alias=True)) == recipe
 
 
 def test_every_shipped_engine_is_valid(shipped: Library) -> None:
