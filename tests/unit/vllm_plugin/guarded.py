@@ -46,7 +46,7 @@ def set_available(path: Path, size_bytes: int) -> None:
         file.write(text.encode().ljust(200, b" "))
 
 
-def finish(guard: subprocess.Popen[str], timeout_s: float = 10) -> tuple[int, str, str]:
+def finish(guard: subprocess.Popen[str], timeout_s: float = 30) -> tuple[int, str, str]:
     """Wait for its end: exit code, stdout, stderr."""
     stdout, stderr = guard.communicate(timeout=timeout_s)
     return guard.returncode, stdout, stderr
@@ -58,7 +58,7 @@ def events(stderr: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix(mark)) for line in stderr.splitlines() if mark in line]
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
     """Wait until it holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

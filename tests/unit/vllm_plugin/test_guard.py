@@ -1,5 +1,6 @@
 """The guard with real child processes and a meminfo file of our own."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -141,7 +142,7 @@ def test_below_floor_plus_one_gib_everything_dies_with_86_and_one_line(
     time.sleep(0.3)
     assert guard.poll() is None
     set_available(meminfo, 3 * GIB - 1024)
-    code, _, stderr = finish(guard, timeout_s=5)
+    code, _, stderr = finish(guard)
     assert code == 86
     trips = [event for event in events(stderr) if event["event"] == "memory_floor"]
     assert len(trips) == 1
@@ -200,17 +201,29 @@ def test_an_empty_key_file_is_refused_before_anything_starts(
 
 
 class _Healthy(BaseHTTPRequestHandler):
+    judged: Path
+
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/health" else 500)
         self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            self.connection.recv(1)  # The guard hangs up once it has read the answer.
+        self.judged.touch()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Say nothing."""
 
 
 @pytest.fixture
-def server_port() -> Iterator[int]:
-    server = HTTPServer(("127.0.0.1", 0), _Healthy)
+def judged(tmp_path: Path) -> Path:
+    """A file that is there once the guard has read an answer of the server."""
+    return tmp_path / "judged"
+
+
+@pytest.fixture
+def server_port(judged: Path) -> Iterator[int]:
+    handler = type("Handler", (_Healthy,), {"judged": judged})
+    server = HTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server.server_port
@@ -220,19 +233,19 @@ def server_port() -> Iterator[int]:
 
 
 COUNT_AND_DIE = """
-import pathlib, time
-with open({path!r}, "a") as file: file.write("x")
-time.sleep({life_s})
+import os, time
+with open({starts!r}, "a") as file: file.write("x")
+while not os.path.exists({judged!r}): time.sleep(0.01)
 raise SystemExit(5)
 """
 
 
 def test_a_child_that_was_healthy_is_restarted_that_often_and_no_more(
-    start: Start, tmp_path: Path, server_port: int
+    start: Start, tmp_path: Path, server_port: int, judged: Path
 ) -> None:
     starts = tmp_path / "starts"
     guard = start(
-        COUNT_AND_DIE.format(path=str(starts), life_s=0.4),
+        COUNT_AND_DIE.format(starts=str(starts), judged=str(judged)),
         *("--max-restarts", "2", "--health-url", f"http://127.0.0.1:{server_port}/health"),
     )
     code, _, stderr = finish(guard)
@@ -243,26 +256,28 @@ def test_a_child_that_was_healthy_is_restarted_that_often_and_no_more(
 
 @pytest.mark.parametrize("path", ["/health", "/broken"])
 def test_a_child_that_never_was_healthy_is_not_restarted(
-    start: Start, tmp_path: Path, server_port: int, path: str
+    start: Start, tmp_path: Path, server_port: int, judged: Path, path: str
 ) -> None:
     port = 1 if path == "/health" else server_port  # nobody listens on port 1
     starts = tmp_path / "starts"
     guard = start(
-        COUNT_AND_DIE.format(path=str(starts), life_s=0.4),
+        COUNT_AND_DIE.format(starts=str(starts), judged=str(judged)),
         *("--max-restarts", "2", "--health-url", f"http://127.0.0.1:{port}{path}"),
     )
+    if port == 1:
+        wait_for(starts.exists)
+        time.sleep(0.3)  # a question that nobody hears leaves no trace: time for two turns
+        judged.touch()
     assert finish(guard)[0] == 5
     assert starts.read_text() == "x"
 
 
-def test_no_restart_after_a_stop_signal(start: Start, server_port: int) -> None:
+def test_no_restart_after_a_stop_signal(start: Start, server_port: int, judged: Path) -> None:
     guard = start(
         "import time; print('up', flush=True); time.sleep(60)",
         *("--max-restarts", "3", "--health-url", f"http://127.0.0.1:{server_port}/health"),
     )
-    assert guard.stdout is not None
-    guard.stdout.readline()
-    time.sleep(0.4)
+    wait_for(judged.exists)
     guard.send_signal(signal.SIGTERM)
     code, _, stderr = finish(guard)
     assert code == 143
