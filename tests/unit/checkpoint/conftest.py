@@ -8,6 +8,7 @@ import pytest
 from sparkdeploy.checkpoint.twin import TwinShape, build_twin
 from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
 
+SMALL = TwinShape(vocab=320, experts=2, vision_depth=1)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -23,7 +24,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The least twin there is, for tests that copy it."""
     out = tmp_path_factory.mktemp("small") / "twin"
-    build_twin(out, TwinShape(vocab=320, experts=2, vision_depth=1), seed=1)
+    build_twin(out, SMALL, seed=1)
     return out
 
 

@@ -3,6 +3,7 @@
 import json
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from sparkdeploy.checkpoint.twin.grammar import Grammar
 from sparkdeploy.checkpoint.twin.tensors import language_tensors, mtp_tensors, vision_tensors
 from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
 from sparkdeploy.errors import CheckpointError
-from tests.unit.checkpoint.conftest import tree
+from tests.unit.checkpoint.conftest import SMALL, tree
 
 _MTP_FILE = "model_extra_tensors.safetensors"
 _LAYER = "model.language_model.layers"
@@ -47,11 +48,13 @@ def test_two_builds_are_byte_identical(twin: Path, tmp_path: Path) -> None:
     assert again == {name: (entry[0], entry[2]) for name, entry in tree(twin).items()}
 
 
-def test_another_seed_gives_other_weights_of_the_same_shapes(twin: Path, tmp_path: Path) -> None:
-    build_twin(tmp_path / "other", TwinShape(), seed=2)
-    assert _tensors(tmp_path / "other") == _tensors(twin)
+def test_another_seed_gives_other_weights_of_the_same_shapes(
+    small_twin: Path, tmp_path: Path
+) -> None:
+    build_twin(tmp_path / "other", SMALL, seed=2)
+    assert _tensors(tmp_path / "other") == _tensors(small_twin)
     shard = "model-00001-of-00002.safetensors"
-    assert (tmp_path / "other" / shard).read_bytes() != (twin / shard).read_bytes()
+    assert (tmp_path / "other" / shard).read_bytes() != (small_twin / shard).read_bytes()
 
 
 def test_a_twin_takes_under_five_seconds_and_twenty_megabytes(tmp_path: Path) -> None:
@@ -62,16 +65,17 @@ def test_a_twin_takes_under_five_seconds_and_twenty_megabytes(tmp_path: Path) ->
 
 
 def test_a_finished_twin_is_not_written_again(tmp_path: Path) -> None:
-    build_twin(tmp_path / "twin", TwinShape(), seed=1)
+    build_twin(tmp_path / "twin", SMALL, seed=1)
     before = tree(tmp_path / "twin")
-    build_twin(tmp_path / "twin", TwinShape(), seed=1)
+    build_twin(tmp_path / "twin", SMALL, seed=1)
     assert tree(tmp_path / "twin") == before
 
 
 def test_a_different_twin_is_replaced(tmp_path: Path) -> None:
-    build_twin(tmp_path / "twin", TwinShape(), seed=1)
-    build_twin(tmp_path / "twin", TwinShape(vocab=1024), seed=1)
-    assert is_twin_of(tmp_path / "twin", TwinShape(vocab=1024), seed=1)
+    other = replace(SMALL, vocab=384)
+    build_twin(tmp_path / "twin", SMALL, seed=1)
+    build_twin(tmp_path / "twin", other, seed=1)
+    assert is_twin_of(tmp_path / "twin", other, seed=1)
     assert [path.name for path in tmp_path.iterdir()] == ["twin"]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.apply.estimate import COPIED_BYTES, copy_bandwidth
+from sparkdeploy.apply import estimate
 from sparkdeploy.checkpoint.twin import TwinShape, build_twin
 from tests.hub.double import Repo, hub_double
 from tests.unit.conftest import REPOSITORY
@@ -18,7 +18,21 @@ if TYPE_CHECKING:
 
     from tests.unit.program import Run
 
-pytestmark = pytest.mark.usefixtures("no_docker")
+pytestmark = pytest.mark.usefixtures("no_docker", "little_to_copy")
+
+
+@pytest.fixture
+def little_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast this machine's memory is, is no matter here."""
+    monkeypatch.setattr(estimate, "COPIED_BYTES", 1 << 20)
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model at hand."""
+    out = tmp_path_factory.mktemp("model") / "twin"
+    build_twin(out, TwinShape(vocab=320, experts=2, vision_depth=1), seed=1)
+    return out
 
 
 def test_plan_on_a_spark_prints_memory_and_speed_from_the_facts_file(run: Run) -> None:
@@ -80,11 +94,10 @@ def test_nonsense_exits_two(run: Run, arguments: tuple[str, ...]) -> None:
     assert run("plan", "v2", "--hardware", *arguments).returncode == 2
 
 
-def test_capacity_of_a_model_at_hand_is_read_from_its_headers(run: Run, tmp_path: Path) -> None:
-    build_twin(tmp_path / "twin", TwinShape(vocab=320, experts=2, vision_depth=1), seed=1)
-    path = f"model.path={tmp_path / 'twin'}"
+def test_capacity_of_a_model_at_hand_is_read_from_its_headers(run: Run, twin: Path) -> None:
+    path = f"model.path={twin}"
     content = run.answer("show", "v2", "--capacity", "--json", "--set", path)["capacity"]
-    files = (tmp_path / "twin").glob("*.safetensors")
+    files = twin.glob("*.safetensors")
     assert content["facts"] == "safetensors headers on this machine"
     assert sum(content["stored_bytes"].values()) < sum(path.stat().st_size for path in files)
     assert run("show", "v2", "--capacity").stdout.startswith("v2:")
@@ -97,10 +110,8 @@ def test_a_model_nobody_knows_ends_with_the_command_that_fetches_it(run: Run) ->
 
 
 def test_headers_are_read_from_the_hub_and_nothing_else(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twin = tmp_path / "twin"
-    build_twin(twin, TwinShape(vocab=320, experts=2, vision_depth=1), seed=1)
     local = run.answer("show", "v2", "--capacity", "--json", "--set", f"model.path={twin}")
     with hub_double() as hub:
         commit = "1" * 40
@@ -116,4 +127,4 @@ def test_headers_are_read_from_the_hub_and_nothing_else(
 
 def test_memory_is_measured_by_the_best_of_its_copies() -> None:
     times = iter([0.0, 4.0, 10.0, 11.0, 20.0, 22.0])
-    assert copy_bandwidth(lambda: next(times)) == 2 * COPIED_BYTES
+    assert estimate.copy_bandwidth(lambda: next(times)) == 2 * estimate.COPIED_BYTES
