@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -61,6 +62,11 @@ def hostile_hub() -> Iterator[HostileHub]:
         thread.join()
 
 
+@functools.lru_cache(maxsize=1)
+def _spaces(size_bytes: int) -> bytes:
+    return b" " * size_bytes
+
+
 class _Handler(QuietHandler, BaseHTTPRequestHandler):
     hub: HostileHub
 
@@ -78,7 +84,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             return
         hub.files_asked.append(self.path)
         if hub.redirect is not None:
-            self._send(302, b" " * hub.redirect_bytes, {"Location": hub.redirect})
+            self._send(302, _spaces(hub.redirect_bytes), {"Location": hub.redirect})
             return
         begin, end = self.headers["Range"].removeprefix("bytes=").split("-")
         part = hub.payload[int(begin) : int(end) + 1]

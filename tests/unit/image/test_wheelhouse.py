@@ -59,7 +59,7 @@ def index() -> Iterator[Index]:
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         served.url = f"http://127.0.0.1:{server.server_port}/simple"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield served
         server.shutdown()
 
