@@ -47,7 +47,7 @@ class Neighbours:
 
     def kill(self, pid: int) -> None:
         """Return when a holder has ended, and its lock with it."""
-        self._ask("kill", pid)
+        assert self._ask("kill", pid)[1] == "killed"
 
     def _ask(self, *request: str | int | Path) -> tuple[int, str]:
         assert self._server.stdin is not None
