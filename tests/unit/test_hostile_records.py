@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import resource
@@ -92,16 +93,17 @@ def oddities(content: dict[str, Any]) -> st.SearchStrategy[list[tuple[tuple[Any,
 
 def changed(content: dict[str, Any], changes: list[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
     """Another one with those things in those places; a place that has gone is passed over."""
-    copy: dict[str, Any] = json.loads(json.dumps(content))
+    made: dict[str, Any] = json.loads(json.dumps(content))
     for place, value in changes:
-        around: Any = copy
+        around: Any = made
         try:
             for key in place[:-1]:
                 around = around[key]
-            around[place[-1]] = value
+            # A copy: the next change may lie in it, or even put it into itself.
+            around[place[-1]] = copy.deepcopy(value)
         except (KeyError, IndexError, TypeError):
             continue
-    return copy
+    return made
 
 
 def files_in(folder: Path) -> set[str]:
