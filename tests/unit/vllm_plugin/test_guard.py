@@ -387,8 +387,12 @@ def test_the_kernels_own_killer_is_offered_all_that_is_started_and_not_the_guard
     start: Start, before: str
 ) -> None:
     own = Path("/proc/self/oom_score_adj").read_text()
-    script = """
-    import os
+    # The guard withdraws its own offer after the start, and may have to wait for a processor.
+    script = f"""
+    import os, pathlib, time
+    guard, begin_s = pathlib.Path(f"/proc/{{os.getppid()}}/oom_score_adj"), time.monotonic()
+    while guard.read_text() != {own!r} and time.monotonic() < begin_s + 20:
+        time.sleep(0.01)
     os.execvp("sh", ["sh", "-c", "cat /proc/self/oom_score_adj /proc/$PPID/oom_score_adj; exit 3"])
     """
     code, offered, _ = finish(start(script, before=before))
