@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
 UNIT = "tests/unit"
+REAL_VLLM = {"tests/cluster", "tests/engine/vllm"}
+"""Their starts come one after the other: the whole run takes as long as they do."""
+COURTESY = 5
 BUDGETS_S: dict[str, int] = yaml.safe_load(Path(__file__).with_name("budget.yaml").read_text())
 
 
@@ -57,6 +60,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _waits(item: pytest.Item) -> bool:
     """Say whether a test needs the turn of the real vLLM, which the vllm folder keeps for long."""
     return isinstance(item, pytest.Function) and "turn" in item.fixturenames
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let what starts a real vLLM have the processors first."""
+    if "PYTEST_XDIST_WORKER" in os.environ and group_of(item.nodeid) not in REAL_VLLM:
+        os.nice(COURTESY - os.nice(0))
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
