@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     import grimp
 
+pytestmark = pytest.mark.outside
+
 CALLS = {"answer", "run", "start"}
 """What runs a command whose name is its first word."""
 

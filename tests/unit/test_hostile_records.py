@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from tests.unit.program import Run
 
+pytestmark = pytest.mark.outside
+
 SMALL = replace(
     sample_run(),
     suites=(

@@ -209,6 +209,7 @@ def test_a_mistake_on_the_command_line_is_shown_and_not_obeyed(
     assert commands_in(done.stdout + done.stderr) == set()
 
 
+@pytest.mark.outside
 def test_a_name_that_is_no_utf8_ends_no_command_with_a_bug() -> None:
     argv = [
         os.fsencode(sys.executable),

@@ -130,6 +130,7 @@ BOMBS = [
 ]
 
 
+@pytest.mark.outside
 def test_show_survives_every_bomb_in_little_time_and_memory(tmp_path: Path) -> None:
     for name in BOMBS:
         (tmp_path / f"{BOMBS.index(name)}.yaml").write_text(text_of(HOSTILE[name]))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tests.unit.program import Done, Run
 
+pytestmark = pytest.mark.outside
+
 
 @pytest.fixture
 def engine() -> Iterator[FakeEngine]:

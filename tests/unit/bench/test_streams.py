@@ -18,6 +18,8 @@ from tests.unit.bench.scripted import DONE, Action, Drop, End, Refuse, Write, ev
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+pytestmark = pytest.mark.outside
+
 MALFORMED = b'data: {"choices": [\n\n'
 SERVER_ERROR = b'data: {"error": {"message": "the engine died", "code": 500}}\n\n'
 

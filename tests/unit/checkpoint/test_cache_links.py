@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.outside
+
 NAME = "sub/model.safetensors"
 DAMAGED = b"X" + PAYLOAD[1:]
 PART = f".{SHA256}.sparkdeploy-part"

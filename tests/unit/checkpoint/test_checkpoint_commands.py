@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparkdeploy.plan.steps import Plan
     from tests.unit.program import Run
 
-pytestmark = pytest.mark.usefixtures("no_docker")
+pytestmark = [pytest.mark.outside, pytest.mark.usefixtures("no_docker")]
 
 COMMIT, MOVED = "1" * 40, "2" * 40
 SETS = ("model.repo=lab/twin", "engine=cpu-0.32", "serve.attention_backend=null")

@@ -54,6 +54,8 @@ from tests.unit.checkpoint.hostile_listings import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+pytestmark = pytest.mark.outside
+
 MB = 1_000_000
 PREBUILT = Treatment(fp8_mode="prebuilt", lm_head="int8", mtp="required", fp8_origin="lab")
 

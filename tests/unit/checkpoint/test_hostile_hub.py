@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
     from tests.unit.program import Run
 
+pytestmark = pytest.mark.outside
+
 MB = 1_000_000
 
 

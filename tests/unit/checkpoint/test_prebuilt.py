@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.outside
+
 COMMIT = "f" * 40
 REPO = "lab/twin-FP8"
 FIRST = "model-00001-of-00002.safetensors"

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.outside
+
 FIRST, SECOND = "1" * 40, "2" * 40
 REPO = "lab/twin"
 GIB = 1 << 30

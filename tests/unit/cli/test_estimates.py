@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.unit.program import Run
 
-pytestmark = pytest.mark.usefixtures("no_docker", "little_to_copy")
+pytestmark = [pytest.mark.outside, pytest.mark.usefixtures("no_docker", "little_to_copy")]
 
 
 @pytest.fixture

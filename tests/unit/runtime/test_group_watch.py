@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import cast
 
+import pytest
+
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.runtime.group_watch import End, GroupWatch, Member, earliest
 from tests.engine.conftest import until
+
+pytestmark = pytest.mark.outside
 
 
 class Engine:

@@ -10,6 +10,8 @@ from sparkdeploy.errors import NodeError
 from sparkdeploy.runtime.lock import lock_holder, lock_path, node_lock
 from tests.unit.runtime.neighbours import Neighbours
 
+pytestmark = pytest.mark.outside
+
 
 @pytest.fixture
 def holder(tmp_path: Path, others: Neighbours) -> Iterator[int]:

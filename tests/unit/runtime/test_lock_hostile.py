@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from sparkdeploy.runtime.holder import Holder
     from tests.unit.runtime.neighbours import Neighbours
 
+pytestmark = pytest.mark.outside
+
 PATIENCE_S = 5
 MAX_NAME = 200
 MALLORY = 61234

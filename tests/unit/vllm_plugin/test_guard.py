@@ -24,6 +24,8 @@ from tests.unit.vllm_plugin.guarded import (
     wait_for,
 )
 
+pytestmark = pytest.mark.outside
+
 
 def test_the_child_s_exit_code_is_the_guard_s(start: Start) -> None:
     assert finish(start("raise SystemExit(7)"))[0] == 7

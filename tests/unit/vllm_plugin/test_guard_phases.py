@@ -11,6 +11,8 @@ import pytest
 from tests.unit.vllm_plugin import guard_phases
 from tests.unit.vllm_plugin.guarded import PLUGIN_TREE
 
+pytestmark = pytest.mark.outside
+
 Outcome = tuple[int, int, list[str]]
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 BY_SIGNAL = -1

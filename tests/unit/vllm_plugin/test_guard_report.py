@@ -20,6 +20,8 @@ from sparkdeploy_vllm.guard import report
 from tests.examples import examples
 from tests.unit.vllm_plugin.guarded import GIB, Start, events, set_available
 
+pytestmark = pytest.mark.outside
+
 PAGE_BYTES = 4096
 PIPE_BYTES = 2 * PAGE_BYTES
 LINE = b"sparkdeploy-guard: " + b"x" * 200 + b"\n"

@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.outside
+
 PLUGIN_TREE = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 
 
