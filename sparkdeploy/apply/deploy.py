@@ -30,6 +30,7 @@ from sparkdeploy.runtime import replace as replacing
 from sparkdeploy.runtime.cluster_record import ClusterRecord
 from sparkdeploy.runtime.deployments import find_deployment
 from sparkdeploy.runtime.health import ContainerDiedError
+from sparkdeploy.runtime.interruptions import held_back
 from sparkdeploy.runtime.phases import SPARK_COLD_START_S, TWIN_START_S
 
 if TYPE_CHECKING:
@@ -101,17 +102,37 @@ def up(
     the deployment that was there before is there again.
     """
     way = _Way(extent, consent, handover or Handover())
+    begun: Outcome | _Started | None = None
     with connect(settings) as host:
-        with changing(settings, _command(request)):
-            recover(host, request.deployment.name, settings)
-            begun = _begin(resolved, request, settings, host, way)
-        if isinstance(begun, Outcome):
-            outcome = begun
-        else:
-            outcome = _see_through(begun, request, settings, host)
+        try:
+            with changing(settings, _command(request)):
+                recover(host, request.deployment.name, settings)
+                begun = _begin(resolved, request, settings, host, way)
+            if isinstance(begun, Outcome):
+                outcome = begun
+            else:
+                outcome = _see_through(begun, request, settings, host)
+        except KeyboardInterrupt:
+            if isinstance(begun, _Started):
+                _undo(begun, request, settings, host)
+            raise
         if extent is Extent.ANSWER:
             _leave_cluster(request, settings, host)
     return outcome
+
+
+def _undo(started: _Started, request: Request, settings: Settings, host: DockerHost) -> None:
+    """Bring the old one back when Ctrl-C came after the start and before the wait."""
+    if started.replacement is None or started.replacement.old_id is None:
+        return
+    with held_back(), changing(settings, _command(request), wait_s=SETTLE_WAIT_S):
+        if started.replacement.is_in_place():
+            recovery.abandon(
+                host,
+                request.deployment.name,
+                crashes_dir=crashes_dir(settings),
+                reason="it was interrupted before it was waited for",
+            )
 
 
 def _leave_cluster(request: Request, settings: Settings, host: DockerHost) -> None:

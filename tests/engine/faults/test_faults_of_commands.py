@@ -229,7 +229,27 @@ def test_a_left_start_that_answers_a_moment_too_late_is_settled_by_the_same_up(
 
     # Between the look at what was left and the look at what runs.
     monkeypatch.setattr(deploy, "bring_models", answer_meanwhile)
-    for name, value in deployed.cli.env.items():
+    up_in_this_process(deployed, monkeypatch, behaviour)
+
+    deployed.check_whole("new")
+
+
+def test_an_interruption_between_start_and_wait_brings_the_old_one_back(
+    deployed: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(deploy, "_see_through", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        up_in_this_process(deployed, monkeypatch, "")
+
+    deployed.check_whole("old")
+
+
+def up_in_this_process(place: Ground, monkeypatch: pytest.MonkeyPatch, behaviour: str) -> None:
+    """Run `up` of `new` where a test can put something in its way."""
+    for name, value in place.cli.env.items():
         monkeypatch.setenv(name, value)
     settings = load_settings()
     request = make_request(
@@ -246,8 +266,6 @@ def test_a_left_start_that_answers_a_moment_too_late_is_settled_by_the_same_up(
         extent=deploy.Extent.ANSWER,
         consent=lambda _: True,
     )
-
-    deployed.check_whole("new")
 
 
 # ---- the clock ------------------------------------------------------------------------------
