@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.apply.rehearse import SERVED_BEFORE
+from sparkdeploy.apply.rehearse import RECORDED_EARLIER, SERVED_BEFORE
 from tests.cluster.conftest import Program, docker_of
+from tests.engine.recorded_texts import recorded_texts
 
 if TYPE_CHECKING:
     from tests.cluster.machines import Machine
@@ -23,15 +24,16 @@ FP8_LAYERS = 12
 
 
 def test_v2_over_two_nodes_says_what_one_node_says(
-    program: Program, head: Machine, worker: Machine
+    program: Program, head: Machine, worker: Machine, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    report = program.answer("rehearse", "v2", "--cluster")
+    with recorded_texts(tmp_path_factory, head.own / "home" / "state") as recorded:
+        report = program.answer("rehearse", "v2", "--cluster")
     assert all(answer["tokens"] == 32 and answer["text"] for answer in report["answers"])
     drafted = report["speculation"]
     assert drafted["draft_tokens"] == 2 * drafted["drafts"] > 0
     assert (report["fp8_layers"], report["lm_head"]) == (FP8_LAYERS, "int8")
-    # What was served just before was one machine's text, without a drafter.
-    assert report["reference"] == SERVED_BEFORE
+    # One machine's text, without a drafter.
+    assert report["reference"] == (SERVED_BEFORE if recorded else RECORDED_EARLIER)
     for machine in (head, worker):
         with docker_of(machine) as host:
             assert host.own_containers() == (), machine.name

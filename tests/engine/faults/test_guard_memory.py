@@ -20,6 +20,7 @@ import docker
 import pytest
 
 from tests.engine.conftest import TEST_LABEL, until
+from tests.engine.ground import seeds
 
 if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
@@ -143,7 +144,7 @@ def fight(script: str, meminfo: Path) -> tuple[int, list[dict[str, object]], int
     return guard.returncode, said, mirror.least_bytes, pid
 
 
-@pytest.mark.parametrize("round_number", range(20))
+@pytest.mark.parametrize("round_number", seeds(20, in_ci=5))
 def test_a_child_that_eats_a_gib_a_second_is_stopped_above_the_floor(
     tmp_path: Path, round_number: int
 ) -> None:
