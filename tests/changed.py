@@ -49,6 +49,7 @@ COPIED = {
     "sparkdeploy/vllm_plugin": (
         "tests.cluster",
         "tests.engine.image",
+        "tests.engine.inside",
         "tests.engine.vllm",
         "tests.unit.image",
     ),

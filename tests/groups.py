@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
 UNIT = "tests/unit"
-REAL_VLLM = {"tests/cluster", "tests/engine/vllm"}
-"""Their starts come one after the other: the whole run takes as long as they do."""
-COURTESY = 5
+REAL_VLLM = "tests/engine/vllm"
+"""Its starts come one after the other: the whole run takes as long as they do."""
+COURTESY = 10
+"""How nice all others are."""
 BUDGETS_S: dict[str, int] = yaml.safe_load(Path(__file__).with_name("budget.yaml").read_text())
 
 
@@ -65,8 +66,8 @@ def _waits(item: pytest.Item) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let what starts a real vLLM have the processors first."""
-    if "PYTEST_XDIST_WORKER" in os.environ and group_of(item.nodeid) not in REAL_VLLM:
-        os.nice(COURTESY - os.nice(0))
+    if "PYTEST_XDIST_WORKER" in os.environ and group_of(item.nodeid) != REAL_VLLM:
+        os.nice(max(COURTESY - os.nice(0), 0))
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
@@ -74,14 +75,11 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
 
     What to repeat of the tests that failed goes to the file SPARKDEPLOY_FAILED_TESTS, a line each.
     """
-    reports = [
-        report
-        for kind in terminalreporter.stats.values()
-        for report in kind
-        if isinstance(report, pytest.TestReport)
-    ]
+    kinds = (pytest.TestReport, pytest.CollectReport)
+    every = [one for kind in terminalreporter.stats.values() for one in kind]
+    reports = [report for report in every if isinstance(report, kinds)]
     terminalreporter.section("seconds by group")
-    for line in group_lines(reports):
+    for line in group_lines(item for item in reports if isinstance(item, pytest.TestReport)):
         terminalreporter.line(line)
     noted = os.environ.get("SPARKDEPLOY_FAILED_TESTS")
     if noted:
@@ -105,6 +103,8 @@ def group_lines(reports: Iterable[pytest.TestReport]) -> list[str]:
     ]
 
 
-def _to_repeat(report: pytest.TestReport) -> str:
-    """Tests of a file that build on one another do not pass alone."""
-    return report.nodeid.partition("::")[0] if "in_order" in report.keywords else report.nodeid
+def _to_repeat(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Tests of a file that build on one another do not pass alone; no test was found in some."""
+    if isinstance(report, pytest.CollectReport) or "in_order" not in report.keywords:
+        return report.nodeid
+    return report.nodeid.partition("::")[0]

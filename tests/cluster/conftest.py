@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sparkdeploy.console import console
-from sparkdeploy.image.build import build_stage, find_built
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.settings import load_settings
 from tests.cluster.lending import lend
 from tests.cluster.machines import HOME, Machine, cluster_section, two_machines
 from tests.cluster.stand_in.image import build_stand_in_engine, fetch_ray
 from tests.engine.conftest import WITHOUT_DOCKER
-from tests.engine.shipped_stages import shipped_stages
+from tests.engine.shipped_stages import build_all, shipped_stages
 from tests.engine.turns import vllm_turn
 from tests.unit.conftest import REPOSITORY
 
@@ -197,11 +194,11 @@ def give_only(machine: Machine, stages: tuple[Stage, ...]) -> None:
 
     The stand-ins and the real engine carry the same tags. What is missing is built first.
     """
-    machine.remove_containers()
-    machine.stop("dockerd")
-    root = machine.empty_docker()
     with DockerHost(os.environ.get("DOCKER_HOST")) as ours:
-        images = {stage.tag: _built(ours, stage) for stage in stages}
+        images = {stage.tag: image.image_id for stage, image in build_all(ours, stages)}
+        machine.remove_containers()
+        machine.stop("dockerd")
+        root = machine.empty_docker()
         is_there = lend(images, Path(ours.info().root_dir), root)
         machine.start_dockerd()
         if not is_there:
@@ -215,14 +212,6 @@ def give_stand_in(head: Machine, worker: Machine, packages: Path | None = None) 
     give_only(head, shipped_stages()[:1])
     with docker_of(head) as host:
         return build_stand_in_engine(host, packages)
-
-
-def _built(host: DockerHost, stage: Stage) -> str:
-    found = find_built(host, stage)
-    if found is None:
-        with console.step(f"stage {stage.name} for tests") as step:
-            found = build_stage(host, stage, load_settings(), step)
-    return found.image_id
 
 
 def docker_of(machine: Machine) -> DockerHost:

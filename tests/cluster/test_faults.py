@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.docker,
-    # Minutes of two machines' starts: the suite that everybody waits for has thirty in all.
+    # Five minutes of starts on two machines.
     pytest.mark.slow,
     pytest.mark.in_order,
     pytest.mark.timeout(600),

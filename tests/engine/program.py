@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-DEADLINE_S = 1500
+LONGEST_RUN_S = 1500
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Program:
         """The environment: the machine's, with our own folders."""
         folders = {
             f"SPARKDEPLOY_{kind.upper()}_DIR": str(self.root / kind)
-            for kind in ("config", "state", "data", "cache")
+            for kind in ("config", "state", "data", "cache", "lock")
         }
         return {**os.environ, **folders, "HF_HUB_CACHE": str(self.root / "hub"), **self.more_env}
 
@@ -47,7 +47,7 @@ class Program:
         """Run it to its end."""
         process = self.start(*arguments)
         try:
-            stdout, stderr = process.communicate(timeout=DEADLINE_S)
+            stdout, stderr = process.communicate(timeout=LONGEST_RUN_S)
         except BaseException:
             process.kill()
             process.wait()

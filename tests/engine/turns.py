@@ -1,4 +1,4 @@
-"""One real vLLM at a time, whichever worker or run of these tests starts it: memory is shared."""
+"""One real vLLM at a time, whichever worker or run of this user's starts it: memory is shared."""
 
 from __future__ import annotations
 

@@ -131,6 +131,12 @@ def everything(graph: grimp.ImportGraph) -> set[str]:
             id="what builds an image with the plugin",
         ),
         pytest.param(
+            "sparkdeploy/vllm_plugin/sparkdeploy_vllm/draft_head.py",
+            "engine.inside.test_checkpoint_readers",
+            "engine.command.test_doctor",
+            id="what runs programs in such an image",
+        ),
+        pytest.param(
             "tests/unit/runtime/logs/cpu-0.32-mtp.log",
             "unit.runtime.test_phases",
             "unit.plan.test_make",

@@ -19,7 +19,7 @@ from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.twin import TwinShape, build_twin
 from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
-from tests.engine.conftest import TEST_LABEL
+from tests.engine.conftest import FEW_CPU_SHARES, TEST_LABEL
 from tests.engine.shipped_stages import build_all, shipped_stages
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def test_without_the_plugin_vllm_refuses_the_overlay(
             environment={"HF_HUB_OFFLINE": "1", "HOME": "/tmp"},
             labels={TEST_LABEL: mark},
             remove=True,
+            cpu_shares=FEW_CPU_SHARES,
         )
     said = str(refused.value)
     assert "Unknown quantization method: spark-hybrid" in said, said
@@ -125,5 +126,6 @@ def python_in(image: str, folder: Path, mark: str, command: list[str]) -> str:
             environment={"HF_HUB_OFFLINE": "1", "HOME": "/tmp"},
             labels={TEST_LABEL: mark},
             remove=True,
+            cpu_shares=FEW_CPU_SHARES,
         )
     return output.decode()

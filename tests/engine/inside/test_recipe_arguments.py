@@ -13,7 +13,7 @@ import pytest
 from sparkdeploy.recipe.arguments import CLEAR_SHORT_FORMS, questions
 from sparkdeploy.recipe.flags import SHORT_FORMS
 from sparkdeploy.recipe.harmless import lists
-from tests.engine.conftest import TEST_LABEL
+from tests.engine.conftest import FEW_CPU_SHARES, TEST_LABEL
 from tests.engine.shipped_stages import build_all, shipped_stages
 
 if TYPE_CHECKING:
@@ -110,5 +110,6 @@ def output_of(image: str, folder: Path, mark: str) -> str:
             environment={"HOME": "/tmp", "VLLM_LOGGING_LEVEL": "ERROR"},
             labels={TEST_LABEL: mark},
             remove=True,
+            cpu_shares=FEW_CPU_SHARES,
         )
     return output.decode()

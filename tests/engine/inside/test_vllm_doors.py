@@ -16,7 +16,7 @@ import pytest
 from sparkdeploy.plan.launch import Exposure, ModelPaths, serve_argv, serve_env
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import resources
-from tests.engine.conftest import TEST_LABEL
+from tests.engine.conftest import FEW_CPU_SHARES, TEST_LABEL
 from tests.engine.shipped_stages import build_all, shipped_stages
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def inside(host: DockerHost) -> Iterator[Callable[..., Any]]:
                 environment={"HOME": "/tmp", "CANARY": CANARY, **env},
                 labels={TEST_LABEL: "doors"},
                 remove=True,
+                cpu_shares=FEW_CPU_SHARES,
             )
             return json.loads(said.decode().splitlines()[-1])
 

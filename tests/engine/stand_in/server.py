@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _count_the_guard(self) -> None:
         """The guard, which gives no name, has read its answer when it closes the connection.
 
-        It has taken note of it when it has slept once more.
+        It has taken note of it when it has slept twice more: the first sleep may have begun before.
         """
         if not self.headers.get("User-Agent"):
             with contextlib.suppress(ConnectionError):  # it leaves the rest unread

@@ -62,7 +62,7 @@ class Neighbours:
 def neighbours() -> Iterator[Neighbours]:
     """Have such processes; all are dead afterwards."""
     argv = [sys.executable, __file__]
-    with subprocess.Popen(argv, stdin=-1, stdout=-1, text=True) as server:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         yield Neighbours(server)
 
 
