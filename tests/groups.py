@@ -54,8 +54,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest groups first, and last in each what another one may keep waiting."""
-    items.sort(key=lambda item: (-BUDGETS_S.get(group_of(item.nodeid), 0), _waits(item)))
+    """Put groups in the budget's order, and last in each what another one may keep waiting."""
+    places = {folder: place for place, folder in enumerate(BUDGETS_S)}
+    items.sort(key=lambda item: (places.get(folder_of(item.nodeid), len(places)), _waits(item)))
 
 
 def _waits(item: pytest.Item) -> bool:

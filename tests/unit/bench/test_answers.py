@@ -13,6 +13,8 @@ from sparkdeploy.bench.answers import Arrival, Exchange, read_answer
 from sparkdeploy.bench.record import Counting, Failure, FailureKind
 from tests.unit.bench.scripted import DONE, event
 
+pytestmark = pytest.mark.outside
+
 STREAM = (
     event(text="", usage=(9, 0))
     + event(ids=[1, 2, 3], text="Paris ä €", usage=(9, 3))

@@ -20,6 +20,8 @@ from sparkdeploy.cli.main import main
 from sparkdeploy.errors import BenchError
 from sparkdeploy.runtime.client import ServedModel
 
+pytestmark = pytest.mark.outside
+
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 NOW = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 TOKENS_A_WORD = 2

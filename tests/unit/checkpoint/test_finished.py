@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.outside
+
 COMMIT = "d" * 40
 REPO = "bleysg/Qwen3.5-122B-A10B-int4-fp8-hybrid"
 GATE = "model.language_model.layers.0.mlp.shared_expert.gate_proj"

@@ -12,6 +12,8 @@ from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.runtime.client import ServedModel
 from sparkdeploy.runtime.metrics import Speculation, parse_samples, speculation, totals
 
+pytestmark = pytest.mark.outside
+
 COMPLETION = {
     "choices": [{"text": " Paris", "finish_reason": "length"}],
     "usage": {"prompt_tokens": 5, "completion_tokens": 2},

@@ -22,6 +22,8 @@ from sparkdeploy_vllm.tune_head import head_shapes, served
 
 from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
 
+pytestmark = pytest.mark.outside
+
 SPARK = Card((12, 1), 99 << 10, GB10.tiles)
 H200 = Card((9, 0), 227 << 10, HOPPER.tiles)
 FAST = HeadTile("gathered", rows=16, vocab=128, hidden=128, warps=4, stages=4)

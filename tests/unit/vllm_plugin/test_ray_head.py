@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from sparkdeploy_vllm import ray_head, ray_worker
 
+pytestmark = pytest.mark.outside
+
 
 def waited(counts: list[int], wanted: int) -> tuple[int, float]:
     now = [0.0]
