@@ -28,8 +28,6 @@ from tests.engine.stand_in.image import SERVER, build_stand_in
 
 TEST_LABEL = labels.PREFIX + "test"
 PORTS = range(18200, 19200)
-FEW_CPU_SHARES = 128
-"""For long computing in a container (others have 1024): the real vLLM has the processors first."""
 DEADLINE_S = 180.0
 """When a wait for something that is sure to come is given up, on however busy a machine."""
 WITHOUT_DOCKER = "SPARKDEPLOY_TESTS_WITHOUT_DOCKER"

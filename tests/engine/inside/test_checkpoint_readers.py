@@ -19,7 +19,8 @@ from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.twin import TwinShape, build_twin
 from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
-from tests.engine.conftest import FEW_CPU_SHARES, TEST_LABEL
+from tests.engine.conftest import TEST_LABEL
+from tests.engine.inside.containers import FEW_CPU_SHARES, python_in
 from tests.engine.shipped_stages import build_all, shipped_stages
 
 if TYPE_CHECKING:
@@ -113,19 +114,3 @@ def engine_image(host: DockerHost, *, stage: str = "plugin") -> str:
     """The image of a stage of the CPU engine."""
     built = build_all(host, shipped_stages())
     return next(image.image_id for item, image in built if item.name == stage)
-
-
-def python_in(image: str, folder: Path, mark: str, command: list[str]) -> str:
-    """What a script prints in a container that sees its folder read-only."""
-    with contextlib.closing(docker.from_env()) as client:
-        output: bytes = client.containers.run(
-            image,
-            entrypoint=["/opt/venv/bin/python", *command],
-            volumes={str(folder): {"bind": "/lab", "mode": "ro"}},
-            network_mode="none",
-            environment={"HF_HUB_OFFLINE": "1", "HOME": "/tmp"},
-            labels={TEST_LABEL: mark},
-            remove=True,
-            cpu_shares=FEW_CPU_SHARES,
-        )
-    return output.decode()

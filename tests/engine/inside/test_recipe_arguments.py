@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 from typing import TYPE_CHECKING
 
-import docker
 import pytest
 
 from sparkdeploy.recipe.arguments import CLEAR_SHORT_FORMS, questions
 from sparkdeploy.recipe.flags import SHORT_FORMS
 from sparkdeploy.recipe.harmless import lists
-from tests.engine.conftest import FEW_CPU_SHARES, TEST_LABEL
+from tests.engine.inside.containers import python_in
 from tests.engine.shipped_stages import build_all, shipped_stages
 
 if TYPE_CHECKING:
@@ -76,7 +74,7 @@ def test_a_harmless_flag_sets_itself_and_nothing_else(
     (tmp_path / "words.json").write_text(json.dumps(given))
     (tmp_path / "parser.py").write_text(PARSER)
     _, image = list(build_all(host, shipped_stages()))[-1]
-    said = output_of(image.image_id, tmp_path, mark)
+    said = python_in(image.image_id, tmp_path, mark, ["/lab/parser.py"], VLLM_LOGGING_LEVEL="ERROR")
     changed = json.loads(said.splitlines()[-1])
     own = [{destination(word) for word in words if word.startswith("-")} for words in given]
     wrong = [
@@ -98,18 +96,3 @@ def other_spellings(flag: str) -> Iterator[str]:
 def destination(flag: str) -> str:
     flag = SHORT_FORMS.get(flag, flag)
     return flag.removeprefix("--").replace("-", "_").removeprefix("no_")
-
-
-def output_of(image: str, folder: Path, mark: str) -> str:
-    with contextlib.closing(docker.from_env()) as client:
-        output: bytes = client.containers.run(
-            image,
-            entrypoint=["/opt/venv/bin/python", "/lab/parser.py"],
-            volumes={str(folder): {"bind": "/lab", "mode": "ro"}},
-            network_mode="none",
-            environment={"HOME": "/tmp", "VLLM_LOGGING_LEVEL": "ERROR"},
-            labels={TEST_LABEL: mark},
-            remove=True,
-            cpu_shares=FEW_CPU_SHARES,
-        )
-    return output.decode()

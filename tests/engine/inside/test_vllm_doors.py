@@ -5,22 +5,20 @@ No server is started: the programs in vllm_doors run in the CPU engine's image, 
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import docker
 import pytest
 
 from sparkdeploy.plan.launch import Exposure, ModelPaths, serve_argv, serve_env
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import resources
-from tests.engine.conftest import FEW_CPU_SHARES, TEST_LABEL
+from tests.engine.inside.containers import python_in
 from tests.engine.shipped_stages import build_all, shipped_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from sparkdeploy.node.host import DockerHost
 
@@ -84,27 +82,16 @@ COSTLY = {
 
 
 @pytest.fixture(scope="module")
-def inside(host: DockerHost) -> Iterator[Callable[..., Any]]:
+def inside(host: DockerHost) -> Callable[..., Any]:
     """Run a program in the CPU engine's image and return the JSON that it prints last."""
     _, image = build_all(host, shipped_stages())[-1]
 
-    with contextlib.closing(docker.from_env()) as client:
+    def run(program: str, argument: object, **env: str) -> Any:
+        command = ["-I", f"/lab/{program}", json.dumps(argument)]
+        said = python_in(image.image_id, PROGRAMS, "doors", command, CANARY=CANARY, **env)
+        return json.loads(said.splitlines()[-1])
 
-        def run(program: str, argument: object, **env: str) -> Any:
-            said = client.containers.run(
-                image.image_id,
-                entrypoint=["/opt/venv/bin/python", "-I", f"/doors/{program}"],
-                command=[json.dumps(argument)],
-                volumes={str(PROGRAMS): {"bind": "/doors", "mode": "ro"}},
-                network_mode="none",
-                environment={"HOME": "/tmp", "CANARY": CANARY, **env},
-                labels={TEST_LABEL: "doors"},
-                remove=True,
-                cpu_shares=FEW_CPU_SHARES,
-            )
-            return json.loads(said.decode().splitlines()[-1])
-
-        yield run
+    return run
 
 
 def argv_of(*typed: str) -> list[str]:

@@ -1,0 +1,36 @@
+"""Python in containers of the CPU engine, without a network."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import docker
+
+from tests.engine.conftest import TEST_LABEL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+FEW_CPU_SHARES = 128
+"""Of the 1024 that others have: the real vLLM of other tests has the processors first."""
+
+
+def python_in(image: str, folder: Path, mark: str, command: Sequence[str], **env: str) -> str:
+    """Return what a program prints that sees the folder at /lab, read-only.
+
+    Raises docker's ContainerError when it ends with another code than 0.
+    """
+    with contextlib.closing(docker.from_env()) as client:
+        output: bytes = client.containers.run(
+            image,
+            entrypoint=["/opt/venv/bin/python", *command],
+            volumes={str(folder): {"bind": "/lab", "mode": "ro"}},
+            network_mode="none",
+            environment={"HF_HUB_OFFLINE": "1", "HOME": "/tmp", **env},
+            labels={TEST_LABEL: mark},
+            remove=True,
+            cpu_shares=FEW_CPU_SHARES,
+        )
+    return output.decode()
