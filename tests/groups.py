@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 UNIT = "tests/unit"
 REAL_VLLM = "tests/engine/vllm"
 """Its starts come one after the other: the whole run takes as long as they do."""
-COURTESY = 10
-"""How nice all others are."""
+COURTESY = 5
+"""How nice all others are; nicer ones would starve beside what else the machine runs."""
 BUDGETS_S: dict[str, int] = yaml.safe_load(Path(__file__).with_name("budget.yaml").read_text())
 
 

@@ -147,7 +147,7 @@ def test_beside_a_child_that_floods_the_pipe_every_line_stays_whole_and_nobody_w
     said = events((taken + pipe.drain()).decode())
     dropped = sum(event.get("dropped_lines", 0) for event in said)
     assert len(said) + dropped == 301
-    assert longest_s < 2
+    assert longest_s < 30, "who waits for the reader waits for ever"
 
 
 def test_a_closed_stderr_is_no_reason_to_stop(pipe: Pipe, kernel: None) -> None:
