@@ -23,6 +23,7 @@ from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
 
 if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.runtime.client import ServedModel
     from tests.engine.program import Program
 
 pytestmark = [
@@ -60,7 +61,7 @@ def captures(host: DockerHost, tmp_path_factory: pytest.TempPathFactory) -> Capt
     container_id = start(host, program.root)
     try:
         with model_at(port) as model:
-            until(model.is_healthy, timeout_s=600)
+            until(lambda: is_serving(host, container_id, model), timeout_s=600)
         for head in HEADS:
             swap_head(port, head)
             file = program.root / f"{head}.json"
@@ -101,6 +102,14 @@ def start(host: DockerHost, root: Path) -> str:
     container_id = host.create(spec)
     host.start(container_id)
     return container_id
+
+
+def is_serving(host: DockerHost, container_id: str, model: ServedModel) -> bool:
+    """Say whether it answers; fail when it has ended."""
+    found = host.find_container(container_id)
+    assert found is not None
+    assert found.is_running, b"".join(host.logs(container_id, tail=30)).decode(errors="replace")
+    return model.is_healthy()
 
 
 def swap_head(port: int, head: str) -> None:
