@@ -23,13 +23,13 @@ from tests.engine.conftest import SpecMaker, model_at, patiently, port_of, start
 pytestmark = pytest.mark.docker
 
 
-def is_healthy(deployment: Deployment) -> bool:
-    assert deployment.port is not None
-    with model_at(deployment.port) as model:
-        return model.is_healthy()
-
-
 def row_of(host: DockerHost, name: str) -> StatusRow:
+    def is_healthy(deployment: Deployment) -> bool:
+        if deployment.name != name or deployment.port is None:
+            return False  # another worker's
+        with model_at(deployment.port) as model:
+            return model.is_healthy()
+
     rows = status_rows(host, is_healthy, now=datetime.now(UTC))
     return next(row for row in rows if row.name == name)
 
@@ -44,7 +44,7 @@ def test_a_serving_deployment_is_shown_with_all_it_has(
 
     assert (row.recipe, row.state, row.port) == ("stand-in", "healthy", port_of(spec))
     assert row.uptime_s is not None
-    assert 0 <= row.uptime_s < 60
+    assert 0 <= row.uptime_s < 600
     assert (row.memory_bytes or 0) > 1 << 20
 
 
