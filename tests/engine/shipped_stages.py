@@ -8,19 +8,19 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
-from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import load_settings, resources
+from tests.engine.lab_stages import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
+    from sparkdeploy.settings import Settings
 
 REHEARSAL = "cpu-0.32"
 
@@ -35,13 +35,12 @@ def shipped_stages(engine: str = REHEARSAL) -> tuple[Stage, ...]:
     )
 
 
-def build_all(host: DockerHost, stages: Iterable[Stage]) -> list[tuple[Stage, ImageFact]]:
-    """Build what is missing with this machine's certificates, proxies and wheels."""
-    built = []
-    for stage in stages:
-        with console.step(f"image {stage.tag}") as step:
-            built.append((stage, build_stage(host, stage, load_settings(), step)))
-    return built
+def build_all(
+    host: DockerHost, stages: Iterable[Stage], settings: Settings | None = None
+) -> list[tuple[Stage, ImageFact]]:
+    """Build what is missing, by default with this machine's certificates, proxies and wheels."""
+    settings = settings or load_settings()
+    return [(stage, build(host, stage, settings)) for stage in stages]
 
 
 if __name__ == "__main__":

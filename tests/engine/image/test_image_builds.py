@@ -16,15 +16,14 @@ import docker
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image.build import build_stage, find_built
+from sparkdeploy.image.build import find_built
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage, fingerprint
-from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import BuildNetwork, Settings, load_settings
 from tests.engine.conftest import until
+from tests.engine.lab_stages import build
 
 MakeStage = Callable[[str], Stage]
 ONE_FILE = "FROM scratch\nCOPY hello /hello\n"
@@ -77,11 +76,6 @@ def settings(tmp_path: Path) -> Settings:
         ca_bundle=bundle, proxies={"http_proxy": f"http://u:{SECRET}@proxy.test:1"}
     )
     return replace(load_settings(), cache_dir=tmp_path / "cache", build=network)
-
-
-def build(host: DockerHost, stage: Stage, settings: Settings) -> ImageFact:
-    with console.step(stage.tag) as step:
-        return build_stage(host, stage, settings, step)
 
 
 def leftovers(host: DockerHost) -> set[str]:

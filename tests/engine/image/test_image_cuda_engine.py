@@ -11,9 +11,7 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.apply.image_wheelhouse import make_wheelhouse
-from sparkdeploy.console import console
 from sparkdeploy.image import lock, network
-from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.inside.prove import kernels_of, runs_on
 from sparkdeploy.image.stages import Stage
 from sparkdeploy.image.wheelhouse import Platform, Source, fetch_wheels
@@ -23,7 +21,7 @@ from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.images import Images
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import Settings, load_settings, resources
-from tests.engine.shipped_stages import shipped_stages
+from tests.engine.shipped_stages import build_all, shipped_stages
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 ENGINE = "cuda-0.25"
@@ -54,15 +52,7 @@ def built(host: DockerHost, stages: tuple[Stage, ...], settings: Settings) -> li
     """Every stage's image; 9 GB of images and 30 GB of disk on the way."""
     # Only the base, which is made of packages, has a network.
     assert [network.build_network(stage, settings) for stage in stages[1:]] == ["none", "none"]
-    return build_all(host, stages, settings)
-
-
-def build_all(host: DockerHost, stages: tuple[Stage, ...], settings: Settings) -> list[ImageFact]:
-    images = []
-    for stage in stages:
-        with console.step(f"image {stage.tag}") as step:
-            images.append(build_stage(host, stage, settings, step))
-    return images
+    return [image for _, image in build_all(host, stages, settings)]
 
 
 def test_the_engine_is_what_its_lock_says_and_has_code_for_the_spark(
@@ -126,7 +116,7 @@ def test_a_second_build_does_nothing_in_under_three_seconds(
     for name in ("build", "import_rootfs"):
         monkeypatch.delattr(Images, name)
     started_s = time.process_time()
-    assert build_all(host, stages, settings) == built
+    assert [image for _, image in build_all(host, stages, settings)] == built
     assert time.process_time() - started_s < 3
 
 
