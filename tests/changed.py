@@ -39,9 +39,9 @@ NAMED = (
     "tests/engine/inside/plugin_checks",
     "tests/golden",
     "tests/gpu",
-    "tests/unit/doctor/recordings",
+    "tests/unit/checks/recordings",
     "tests/unit/plan/recordings",
-    "tests/unit/runtime/logs",
+    "tests/unit/server/logs",
 )
 """Places that are read only by tests that name them, by their last part in quotes or a path."""
 COPIED = {

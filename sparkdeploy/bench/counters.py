@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.record import ServerDelta
-from sparkdeploy.runtime.metrics import Speculation, parse_samples, speculation, totals
+from sparkdeploy.server.metrics import Speculation, parse_samples, speculation, totals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -20,8 +20,8 @@ from sparkdeploy.console import console
 from sparkdeploy.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
-    from sparkdeploy.apply.quality import Access
     from sparkdeploy.bench.quality.asking import Questions
+    from sparkdeploy.commands.bench_quality import Access
     from sparkdeploy.settings import Settings
 
 
@@ -68,10 +68,10 @@ def quality(
     With one side and --save it only captures, so that one machine can compare recipes one after
     the other.
     """
-    from sparkdeploy.apply.quality import Access, capture_of
     from sparkdeploy.bench.quality import comparison as comparing
     from sparkdeploy.bench.quality import report
     from sparkdeploy.bench.quality.asking import Questions
+    from sparkdeploy.commands.bench_quality import Access, capture_of
     from sparkdeploy.settings import load_settings
 
     asked = [*(sides or ()), *(url or ())]
@@ -115,9 +115,9 @@ def needle(
     as_json: JsonOption = False,
 ) -> None:
     """Hide a sentence in long texts and see whether the model finds it."""
-    from sparkdeploy.apply.quality import Access, search_needles
     from sparkdeploy.bench.quality.needle import needle_lines
     from sparkdeploy.bench.suites import parse_counts
+    from sparkdeploy.commands.bench_quality import Access, search_needles
     from sparkdeploy.settings import load_settings
 
     side, access = one_side(name, url), Access(key_file, model)
@@ -141,8 +141,8 @@ def tools(
     as_json: JsonOption = False,
 ) -> None:
     """See whether tool calls come out of the parser as calls."""
-    from sparkdeploy.apply.quality import Access, try_tools
     from sparkdeploy.bench.quality.tool_calls import tool_lines
+    from sparkdeploy.commands.bench_quality import Access, try_tools
     from sparkdeploy.settings import load_settings
 
     results = try_tools(one_side(name, url), load_settings(), Access(key_file, model))
@@ -159,8 +159,8 @@ def tools(
 def _capture(
     asked: list[str], save: Path, questions: Questions, settings: Settings, access: Access
 ) -> None:
-    from sparkdeploy.apply.quality import capture_of
     from sparkdeploy.bench.quality.capture import write_capture
+    from sparkdeploy.commands.bench_quality import capture_of
 
     if len(asked) > 1:
         raise UsageError("--save captures one side", hint="capture the other into a second file")

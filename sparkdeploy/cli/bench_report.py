@@ -28,7 +28,7 @@ def report(
 
     It has charts, the table of each, and published figures beside them.
     """
-    from sparkdeploy.apply.bench_report import write_report
+    from sparkdeploy.commands.bench_report import write_report
     from sparkdeploy.settings import load_settings
 
     count = write_report(runs or (), output, load_settings())

@@ -18,7 +18,7 @@ from sparkdeploy.cli.options import JsonOption
 from sparkdeploy.console import console
 
 if TYPE_CHECKING:
-    from sparkdeploy.apply.bench import Finished, Wanted
+    from sparkdeploy.commands.bench import Finished, Wanted
 
 RunsArgument = Annotated[
     list[str], typer.Argument(help="Runs: an id, a label (its newest run) or a file.")
@@ -62,8 +62,8 @@ def measure(
     as_json: JsonOption = False,
 ) -> None:
     """Measure a deployment (or --url) and keep the record."""
-    from sparkdeploy.apply import bench as stage
     from sparkdeploy.bench import gate as gates
+    from sparkdeploy.commands import bench as stage
     from sparkdeploy.settings import load_settings
 
     wanted = _wanted(suite or ["five"], rounds, save=save, concurrency=concurrency, context=context)
@@ -86,8 +86,8 @@ def measure(
 
 def list_runs(as_json: JsonOption = False) -> None:
     """List the runs that were kept."""
-    from sparkdeploy.apply.bench import shelf_of
     from sparkdeploy.bench.tables import list_lines
+    from sparkdeploy.commands.bench import shelf_of
     from sparkdeploy.settings import load_settings
 
     kept, damaged = shelf_of(load_settings()).runs()
@@ -116,9 +116,9 @@ def show_run(
     as_json: JsonOption = False,
 ) -> None:
     """Show one run: what made it and what it measured."""
-    from sparkdeploy.apply.bench import shelf_of
     from sparkdeploy.bench.record import record_text
     from sparkdeploy.bench.tables import run_lines
+    from sparkdeploy.commands.bench import shelf_of
     from sparkdeploy.settings import load_settings
 
     found = shelf_of(load_settings()).find(run).run
@@ -134,9 +134,9 @@ def compare_runs(runs: RunsArgument, as_json: JsonOption = False) -> None:
 
     Rounds are paired; each difference comes with its 95 % interval.
     """
-    from sparkdeploy.apply.bench import shelf_of
     from sparkdeploy.bench.compare import compare
     from sparkdeploy.bench.tables import comparison_lines
+    from sparkdeploy.commands.bench import shelf_of
     from sparkdeploy.errors import UsageError
     from sparkdeploy.settings import load_settings
 
@@ -163,13 +163,13 @@ def _wanted(
     concurrency: str | None,
     context: str | None,
 ) -> Wanted:
-    from sparkdeploy.apply.bench import Wanted
     from sparkdeploy.bench.suites import (
         SWEEP_CONCURRENCY,
         SWEEP_CONTEXT,
         parse_counts,
         parse_suites,
     )
+    from sparkdeploy.commands.bench import Wanted
 
     is_file = save is not None and save.endswith(".json")
     return Wanted(

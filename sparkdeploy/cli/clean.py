@@ -13,7 +13,7 @@ from sparkdeploy.console import console, format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkdeploy.apply.cleaning import Leftover
+    from sparkdeploy.commands.clean import Leftover
 
 
 def register(app: typer.Typer) -> None:
@@ -29,8 +29,8 @@ def clean(
     """Remove our own old images, crash folders and caches, after showing them and their size."""
     import time
 
-    from sparkdeploy.apply import cleaning
-    from sparkdeploy.apply.drafting import connect
+    from sparkdeploy.commands import clean as cleaning
+    from sparkdeploy.commands.drafting import connect
     from sparkdeploy.settings import load_settings
 
     def agrees(found: Sequence[Leftover]) -> bool:

@@ -12,8 +12,8 @@ from sparkdeploy.console import console, format_gib
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.apply.cluster_look import Survey
-    from sparkdeploy.apply.drafting import Request
+    from sparkdeploy.commands.cluster_look import Survey
+    from sparkdeploy.commands.drafting import Request
     from sparkdeploy.node.cluster import ClusterConfig
     from sparkdeploy.settings import Settings
 
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 def show(as_json: JsonOption = False) -> None:
     """Show the configured nodes and what each says of itself."""
-    from sparkdeploy.apply import cluster_look
+    from sparkdeploy.commands import cluster_look
     from sparkdeploy.settings import load_settings
 
     with cluster_look.connected(load_settings()) as cluster:
@@ -50,7 +50,7 @@ def show(as_json: JsonOption = False) -> None:
 
 def check(as_json: JsonOption = False) -> None:
     """Ask every node, probe the fabric, and say what stands in the way of `up --cluster`."""
-    from sparkdeploy.apply import cluster_look
+    from sparkdeploy.commands import cluster_look
     from sparkdeploy.errors import NodeError
     from sparkdeploy.settings import load_settings
 
@@ -74,7 +74,7 @@ def discover(
     as_json: JsonOption = False,
 ) -> None:
     """Print the `cluster:` section for config.yaml; a host needs ssh, Docker and a GPU to count."""
-    from sparkdeploy.apply import cluster_find
+    from sparkdeploy.commands import cluster_find
     from sparkdeploy.errors import NodeError
     from sparkdeploy.settings import load_settings
 
@@ -95,8 +95,8 @@ def discover(
 
 def print_plan(request: Request, settings: Settings, *, as_json: bool) -> None:
     """Print what `up --cluster` would do on every node, and every check that stands in its way."""
-    from sparkdeploy.apply.cluster_deploy import draft
-    from sparkdeploy.apply.drafting import resolve
+    from sparkdeploy.commands.cluster_deploy import draft
+    from sparkdeploy.commands.drafting import resolve
     from sparkdeploy.plan.cluster_report import cluster_as_dict, cluster_lines
 
     drafted = draft(resolve(request, settings), request, settings)

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def status(as_json: JsonOption = False) -> None:
     """Show every deployment on this machine."""
-    from sparkdeploy.apply.operating import current_rows, status_lines
+    from sparkdeploy.commands.operate import current_rows, status_lines
 
     rows = current_rows()
     if as_json:
@@ -43,7 +43,7 @@ def logs(
     node: Annotated[str | None, typer.Option(help="On a cluster: this node's log.")] = None,
 ) -> None:
     """Show a deployment's log."""
-    from sparkdeploy.apply.operating import read_log
+    from sparkdeploy.commands.operate import read_log
 
     console.answer_log(read_log(name, node=node, follow=follow, tail=tail))
 
@@ -53,7 +53,7 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="Every deployment.")] = False,
 ) -> None:
     """Stop and remove a deployment; images, checkpoints and caches stay."""
-    from sparkdeploy.apply.operating import take_down, take_everything_down
+    from sparkdeploy.commands.operate import take_down, take_everything_down
 
     removed = take_everything_down() if everything else take_down(name)
     if not removed:
@@ -68,8 +68,8 @@ def rollback(
     as_json: JsonOption = False,
 ) -> None:
     """End a replacement under way or interrupted, or bring the deployment before this one back."""
-    from sparkdeploy.apply.rollback import roll_back
-    from sparkdeploy.apply.room import PageCache
+    from sparkdeploy.commands.rollback import roll_back
+    from sparkdeploy.deploy.memory import PageCache
 
     done = roll_back(name, PageCache.DROP if drop_page_cache else PageCache.ASK)
     if as_json:
@@ -88,7 +88,7 @@ def diagnose(
     as_json: JsonOption = False,
 ) -> None:
     """Pack all that is known of a failure into one file for a bug report, secrets removed."""
-    from sparkdeploy.apply.diagnose import diagnose as pack
+    from sparkdeploy.commands.diagnose import diagnose as pack
 
     bundle = pack(subject, output)
     if as_json:

@@ -26,9 +26,9 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine for a recipe: GPU, memory, Docker, folders, ports, network."""
-    from sparkdeploy.apply.drafting import Request, resolve
-    from sparkdeploy.apply.examine import examine
-    from sparkdeploy.doctor import report
+    from sparkdeploy.checks import report
+    from sparkdeploy.commands.doctor import examine
+    from sparkdeploy.commands.drafting import Request, resolve
     from sparkdeploy.errors import NodeError
     from sparkdeploy.settings import load_settings
 

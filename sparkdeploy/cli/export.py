@@ -45,8 +45,8 @@ def systemd(
     allow_unsafe: UnsafeOption = False,
 ) -> None:
     """Print a unit that starts the deployment at boot by the same `up`; after 3 tries it stops."""
-    from sparkdeploy.apply.exporting import export_systemd
-    from sparkdeploy.plan.systemd_unit import unit_name
+    from sparkdeploy.commands.export import export_systemd
+    from sparkdeploy.export.systemd_unit import unit_name
     from sparkdeploy.settings import load_settings
 
     assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
@@ -68,7 +68,7 @@ def compose(
     allow_unsafe: UnsafeOption = False,
 ) -> None:
     """Print a Compose file of the very container that `up` would start."""
-    from sparkdeploy.apply.exporting import export_compose
+    from sparkdeploy.commands.export import export_compose
     from sparkdeploy.settings import load_settings
 
     assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)

@@ -53,7 +53,7 @@ def lock(
     as_json: JsonOption = False,
 ) -> None:
     """Make an engine's locks anew, for both platforms and every Python, and show what differs."""
-    from sparkdeploy.apply.image_lock import remake_locks, write_locks
+    from sparkdeploy.commands.image_lock import remake_locks, write_locks
     from sparkdeploy.errors import ChangesPendingError
     from sparkdeploy.settings import load_settings
 
@@ -82,7 +82,7 @@ def wheelhouse(
     as_json: JsonOption = False,
 ) -> None:
     """Fetch every wheel of an engine's lock, verified, for builds without a network."""
-    from sparkdeploy.apply.image_wheelhouse import make_wheelhouse
+    from sparkdeploy.commands.image_wheelhouse import make_wheelhouse
     from sparkdeploy.console import format_bytes
     from sparkdeploy.settings import load_settings
 
@@ -99,7 +99,7 @@ def list_images(as_json: JsonOption = False) -> None:
     """List sparkdeploy's images on this machine."""
     from dataclasses import asdict
 
-    from sparkdeploy.apply.image_shelf import list_images
+    from sparkdeploy.commands.image_shelf import list_images
     from sparkdeploy.console import format_bytes
     from sparkdeploy.settings import load_settings
 
@@ -116,7 +116,7 @@ def list_images(as_json: JsonOption = False) -> None:
 @group.command("show")
 def show_image(image: ImageArgument, as_json: JsonOption = False) -> None:
     """Show what an image holds: versions, kernels, the plugin's self-check, its inputs."""
-    from sparkdeploy.apply.image_shelf import show_image
+    from sparkdeploy.commands.image_shelf import show_image
     from sparkdeploy.settings import load_settings
 
     facts = show_image(image, load_settings())
@@ -137,7 +137,7 @@ def remove_images(
     images: Annotated[list[str], typer.Argument(help="Tags, ids, fingerprints or engines.")],
 ) -> None:
     """Remove images that sparkdeploy made, and no others."""
-    from sparkdeploy.apply.image_shelf import remove_images
+    from sparkdeploy.commands.image_shelf import remove_images
     from sparkdeploy.settings import load_settings
 
     for tag in remove_images(images, load_settings()):
@@ -149,7 +149,7 @@ def export_image(
     image: ImageArgument, file: Annotated[Path, typer.Argument(help="The tar to write.")]
 ) -> None:
     """Write an image, with the stages below it, into a tar for a machine without a network."""
-    from sparkdeploy.apply.image_shelf import export_images
+    from sparkdeploy.commands.image_shelf import export_images
     from sparkdeploy.settings import load_settings
 
     for written in export_images(image, file, load_settings()):
@@ -164,7 +164,7 @@ def import_image(
     ] = None,
 ) -> None:
     """Load a tar of images after every byte of it was held against its digest."""
-    from sparkdeploy.apply.image_shelf import import_images
+    from sparkdeploy.commands.image_shelf import import_images
     from sparkdeploy.settings import load_settings
 
     for image in import_images(file, digest, load_settings()):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from sparkdeploy.apply.drafting import Request
+    from sparkdeploy.commands.drafting import Request
     from sparkdeploy.settings import Settings
 
 RecipeArgument = Annotated[
@@ -57,7 +57,7 @@ def requested(
     settings: Settings,
 ) -> Request:
     """Return what the options ask for; raise UsageError for a name Docker would not take."""
-    from sparkdeploy.apply.planning import make_request
+    from sparkdeploy.commands.planning import make_request
     from sparkdeploy.plan.launch import Exposure
 
     exposure = Exposure.PUBLIC if public else Exposure.LOOPBACK

@@ -5,18 +5,18 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.apply.deploy import Extent, Handover, Outcome, up
-from sparkdeploy.apply.drafting import resolve
-from sparkdeploy.apply.planning import up_words
+from sparkdeploy.commands.drafting import resolve
+from sparkdeploy.commands.planning import up_words
+from sparkdeploy.commands.up import Extent, Handover, Outcome, up
 from sparkdeploy.console import console
 from sparkdeploy.plan.backends import planned_backends
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.runtime.truth import findings
+from sparkdeploy.server.truth import findings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkdeploy.apply.drafting import Request
+    from sparkdeploy.commands.drafting import Request
     from sparkdeploy.settings import Settings
 
 

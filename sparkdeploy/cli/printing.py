@@ -43,7 +43,7 @@ def print_outlook(
     as_json: bool,
 ) -> None:
     """Print what fits and how fast it would be, and write the page when one is wanted."""
-    from sparkdeploy.apply.estimate import WhenMissing, outlook_for
+    from sparkdeploy.commands.estimate import WhenMissing, outlook_for
 
     outlook = outlook_for(
         recipe,
@@ -62,7 +62,7 @@ def print_outlook(
 
 def print_capacity(recipe: str | None, assignments: Iterable[str] | None, *, as_json: bool) -> None:
     """Print the memory and the KV cache on this machine."""
-    from sparkdeploy.apply.estimate import HERE, outlook_for
+    from sparkdeploy.commands.estimate import HERE, outlook_for
 
     outlook = outlook_for(recipe, assignments, hardware=HERE)
     if as_json:

@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
 
 def list_recipes(as_json: JsonOption = False) -> None:
     """List the recipes and engines."""
-    from sparkdeploy.apply.drafting import library
+    from sparkdeploy.commands.drafting import library
     from sparkdeploy.recipe import report
     from sparkdeploy.settings import load_settings
 
@@ -81,7 +81,7 @@ def show_recipe(
 
         print_capacity(recipe, assignments, as_json=as_json)
         return
-    from sparkdeploy.apply.drafting import Request, resolve
+    from sparkdeploy.commands.drafting import Request, resolve
     from sparkdeploy.recipe import report
     from sparkdeploy.settings import load_settings
 
@@ -129,8 +129,8 @@ def plan_recipe(
             recipe, assignments, hardware=hardware, html=html, headers=headers, as_json=as_json
         )
         return
-    from sparkdeploy.apply.planning import plan_for
     from sparkdeploy.cli.printing import print_plan
+    from sparkdeploy.commands.planning import plan_for
     from sparkdeploy.errors import ChangesPendingError
 
     settings = load_settings()

@@ -12,7 +12,7 @@ from sparkdeploy.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.apply.rehearse import Report
+    from sparkdeploy.commands.rehearse import Report
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +31,7 @@ def rehearse(
     as_json: JsonOption = False,
 ) -> None:
     """Serve a recipe's miniature on this machine's CPU and check its text."""
-    from sparkdeploy.apply import rehearse as stage
+    from sparkdeploy.commands import rehearse as stage
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()

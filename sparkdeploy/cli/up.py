@@ -23,7 +23,7 @@ from sparkdeploy.cli.options import (
 from sparkdeploy.console import console
 
 if TYPE_CHECKING:
-    from sparkdeploy.apply.drafting import Request
+    from sparkdeploy.commands.drafting import Request
     from sparkdeploy.settings import Settings
 
 
@@ -52,9 +52,9 @@ def up(
     as_json: JsonOption = False,
 ) -> None:
     """Deploy a recipe: images, checkpoint, container, and the model's first answer."""
-    from sparkdeploy.apply.deploy import Extent, Handover
-    from sparkdeploy.apply.room import PageCache
     from sparkdeploy.cli.outcome import deploy_and_print
+    from sparkdeploy.commands.up import Extent, Handover
+    from sparkdeploy.deploy.memory import PageCache
     from sparkdeploy.errors import UsageError
     from sparkdeploy.settings import load_settings
 
@@ -70,9 +70,9 @@ def up(
         return
     extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
     if cluster:
-        from sparkdeploy.apply.cluster_deploy import up as deploy
+        from sparkdeploy.commands.cluster_deploy import up as deploy
     else:
-        from sparkdeploy.apply.deploy import up as deploy
+        from sparkdeploy.commands.up import up as deploy
     deploy_and_print(
         request,
         settings,
@@ -90,7 +90,7 @@ def _print_plan(request: Request, settings: Settings, *, cluster: bool, as_json:
 
         print_cluster_plan(request, settings, as_json=as_json)
         return
-    from sparkdeploy.apply.planning import plan_for
     from sparkdeploy.cli.printing import print_plan
+    from sparkdeploy.commands.planning import plan_for
 
     print_plan(plan_for(request, settings), None, as_json=as_json)

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,10 +23,32 @@ from sparkdeploy.node.machine import LocalMachine, output_or_none, read_or_none
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkdeploy.node.gpu import GpuProcess
+    from sparkdeploy.node.gpu import GpuFact, GpuProcess
     from sparkdeploy.node.machine import Machine
+    from sparkdeploy.node.reports import EngineInfo
 
 Architecture = Literal["x86_64", "aarch64"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFact:
+    """A machine: what it is and what is free on it. None means: could not be observed."""
+
+    name: str
+    architecture: Architecture
+    memory_total_bytes: int | None
+    memory_available_bytes: int | None
+    gpu: GpuFact | None
+    """The first one."""
+    docker: EngineInfo | None
+    docker_free_bytes: int | None = None
+    data_free_bytes: int | None = None
+    meminfo: Mapping[str, int] = field(default_factory=dict)
+    """The kernel's figures in bytes, by their own names."""
+    gpu_failure: str | None = None
+    """Why no GPU was seen, in the driver's own words."""
+    gpu_processes: tuple[GpuProcess, ...] = ()
+
 
 THIS_MACHINE = LocalMachine()
 QUERY_TIMEOUT_S = 10.0

@@ -11,9 +11,9 @@ from sparkdeploy.plan.steps import plan_as_dict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sparkdeploy.checks.fabric import Check
     from sparkdeploy.node.container import ContainerSpec
-    from sparkdeploy.plan.cluster import Formation
-    from sparkdeploy.plan.cluster_checks import Check
+    from sparkdeploy.plan.formation import Formation
     from sparkdeploy.plan.steps import Plan
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.doctor.checks.docker import check_nvidia_runtime
-from sparkdeploy.doctor.checks.gpu import check_gpu, check_other_users, gpu_findings
-from sparkdeploy.doctor.checks.memory import check_page_cache, check_swap
-from sparkdeploy.doctor.checks.recipe import trust_findings
+from sparkdeploy.checks.docker import check_nvidia_runtime
+from sparkdeploy.checks.gpu import check_gpu, check_other_users, gpu_findings
+from sparkdeploy.checks.memory import check_page_cache, check_swap
+from sparkdeploy.checks.recipe import trust_findings
 from sparkdeploy.plan.steps import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.doctor.finding import Finding
+    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.plan.observed import Observed
     from sparkdeploy.plan.steps import ContainerStep, Needs
     from sparkdeploy.recipe.load import Resolved

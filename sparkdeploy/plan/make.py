@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.console import format_bytes
-from sparkdeploy.plan.capacity import memory_needed_bytes
+from sparkdeploy.estimate.memory_claim import memory_needed_bytes
 from sparkdeploy.plan.container import Weights, container_spec
 from sparkdeploy.plan.machine import machine_findings
 from sparkdeploy.plan.observed import MissingModel, ModelFact

@@ -12,31 +12,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.node.container import ContainerFact, ImageFact
-    from sparkdeploy.node.facts import Architecture
-    from sparkdeploy.node.gpu import GpuFact, GpuProcess
-    from sparkdeploy.node.reports import EngineInfo
+    from sparkdeploy.node.facts import NodeFact
 
 BaseSource = Literal["registry", "debian"]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFact:
-    """A machine: what it is and what is free on it. None means: could not be observed."""
-
-    name: str
-    architecture: Architecture
-    memory_total_bytes: int | None
-    memory_available_bytes: int | None
-    gpu: GpuFact | None
-    """The first one."""
-    docker: EngineInfo | None
-    docker_free_bytes: int | None = None
-    data_free_bytes: int | None = None
-    meminfo: Mapping[str, int] = field(default_factory=dict)
-    """The kernel's figures in bytes, by their own names."""
-    gpu_failure: str | None = None
-    """Why no GPU was seen, in the driver's own words."""
-    gpu_processes: tuple[GpuProcess, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import format_bytes
-from sparkdeploy.doctor.finding import Verdict
-from sparkdeploy.plan.capacity import memory_problems
+from sparkdeploy.checks.finding import Verdict
+from sparkdeploy.console import format_bytes, format_gib
+from sparkdeploy.estimate.memory_claim import memory_claim
 from sparkdeploy.plan.container import container_name, container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.plan.steps import Action, Problem
@@ -14,12 +14,15 @@ from sparkdeploy.plan.steps import Action, Problem
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sparkdeploy.doctor.finding import Finding
+    from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.plan.container import Deployment
     from sparkdeploy.plan.observed import Observed
     from sparkdeploy.plan.steps import ContainerStep, Needs
     from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.schema import Engine, Recipe
 
 
 def find_problems(
@@ -168,3 +171,49 @@ def existing_container(observed: Observed, deployment: Deployment) -> ContainerF
     """Return the container that has the deployment's name now."""
     wanted = container_name(deployment.name)
     return next((item for item in observed.containers if item.name == wanted), None)
+
+
+def memory_problems(
+    recipe: Recipe,
+    engine: Engine,
+    node: NodeFact,
+    *,
+    model_bytes: int | None,
+    freed_bytes: int,
+    promised_bytes: int = 0,
+) -> Iterator[Problem]:
+    """Yield what is wrong with the machine's memory for this recipe.
+
+    `freed_bytes` is what a deployment that will be replaced gives back first; `promised_bytes` is
+    what the other deployments were planned to take, whether they have taken it yet or not.
+    """
+    claim = memory_claim(recipe, engine, node)
+    if claim is None or node.memory_total_bytes is None:
+        return
+    needed = claim.needed_bytes
+    if engine.runs_on != "cpu" and model_bytes is not None and model_bytes > needed:
+        yield Problem(
+            "machine.memory",
+            "node",
+            f"memory: the weights alone take {format_gib(model_bytes)}, and "
+            f"{recipe.serve.gpu_memory_utilization:g} of this machine is {format_gib(needed)}",
+            "use a machine with more memory, two of them with --cluster, or a smaller model",
+        )
+        return
+    available = node.memory_total_bytes - promised_bytes
+    if node.memory_available_bytes is not None:
+        available = min(node.memory_available_bytes + freed_bytes, available)
+    yield from shortage(claim, available)
+
+
+def shortage(claim: MemoryClaim, available_bytes: int) -> Iterator[Problem]:
+    """Yield the problem when a claim is larger than what is available."""
+    if available_bytes < claim.total_bytes:
+        yield Problem(
+            "machine.memory",
+            "node",
+            f"memory: {format_gib(claim.needed_bytes)} needed and {format_gib(claim.floor_bytes)} "
+            f"kept free for the machine, but only {format_gib(available_bytes)} are available",
+            "stop other programs (`sparkdeploy status` shows ours), drop the page cache, or lower "
+            "serve.gpu_memory_utilization",
+        )

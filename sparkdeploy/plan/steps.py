@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparkdeploy.doctor.finding import Verdict
+from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.plan.observed import ModelFact
 
 if TYPE_CHECKING:
-    from sparkdeploy.doctor.finding import Finding
+    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.plan.container import Deployment, HostFolders

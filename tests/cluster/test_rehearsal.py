@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.apply.rehearse import RECORDED_EARLIER, SERVED_BEFORE
+from sparkdeploy.commands.rehearse import RECORDED_EARLIER, SERVED_BEFORE
 from tests.cluster.conftest import Program, docker_of
 from tests.engine.recorded_texts import recorded_texts
 

@@ -25,8 +25,8 @@ FOLDER = f"{HOME}/weights"
 SLOWLY = 'exec /usr/bin/rsync --bwlimit=4M "$@"'
 SEND = f"""\
 from pathlib import Path
-from sparkdeploy.apply.cluster_look import connected
-from sparkdeploy.apply.cluster_weights import Tree, same_weights
+from sparkdeploy.commands.cluster_look import connected
+from sparkdeploy.deploy.cluster_weights import Tree, same_weights
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.settings import load_settings
 

@@ -21,7 +21,7 @@ from sparkdeploy.image.base import make_debian_base
 from sparkdeploy.image.build import find_built
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.runtime.client import ServedModel
+from sparkdeploy.server.client import ServedModel
 from sparkdeploy.settings import load_settings
 from tests.engine.shipped_stages import shipped_stages
 from tests.engine.stand_in.image import SERVER, build_stand_in

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdeploy.deploy.deployments import Deployment, find_deployment
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.runtime.deployments import Deployment, find_deployment
-from sparkdeploy.runtime.lock import lock_holder, watch_name
+from sparkdeploy.node.lock import lock_holder, watch_name
 from tests.engine.conftest import model_at, until
 from tests.engine.small_engine import SmallEngine, small_engine
 from tests.engine.stand_in.engine import build_image, copy_image, install

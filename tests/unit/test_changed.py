@@ -65,7 +65,7 @@ def everything(graph: grimp.ImportGraph) -> set[str]:
             id="what uses the modules beside a data file",
         ),
         pytest.param(
-            "sparkdeploy/apply/rehearse.py",
+            "sparkdeploy/commands/rehearse.py",
             "engine.vllm.test_rehearsals",
             "engine.checkpoint.test_checkpoint_pulls_killed",
             id="what runs the command that its marker names",
@@ -137,14 +137,14 @@ def everything(graph: grimp.ImportGraph) -> set[str]:
             id="what runs programs in such an image",
         ),
         pytest.param(
-            "tests/unit/runtime/logs/cpu-0.32-mtp.log",
-            "unit.runtime.test_phases",
+            "tests/unit/server/logs/cpu-0.32-mtp.log",
+            "unit.server.test_phases",
             "unit.plan.test_make",
             id="what names the folder of a data file",
         ),
         pytest.param(
             "docs/doctor.md",
-            "unit.doctor.test_doctor",
+            "unit.checks.test_doctor",
             "engine.command.test_doctor",
             id="what names the docs",
         ),

@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from sparkdeploy.apply.reference import read_reference
 from sparkdeploy.bench.quality.capture import Capture
 from sparkdeploy.bench.record import record_text
-from sparkdeploy.runtime.cluster_record import ClusterRecord
-from sparkdeploy.runtime.durations import recall
+from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.rehearsal.reference import read_reference
+from sparkdeploy.server.durations import recall
 from sparkdeploy.stored_json import MAX_BYTES, MAX_VALUES
 from tests.examples import examples
 from tests.unit.bench.captures import capture, logs, text

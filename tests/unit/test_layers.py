@@ -18,36 +18,18 @@ PACKAGE = REPOSITORY / "sparkdeploy"
 MAX_LINES = 400
 
 LAYERS = (
-    ("sparkdeploy.errors", "sparkdeploy.labels", "sparkdeploy.stored_json", "sparkdeploy.terminal"),
-    (
-        "sparkdeploy.console",
-        "sparkdeploy.settings",
-        "sparkdeploy.shell",
-        "sparkdeploy.yaml_text",
-    ),
-    ("sparkdeploy.recipe",),
-    (
-        "sparkdeploy.image.context",
-        "sparkdeploy.image.lock",
-        "sparkdeploy.image.stages",
-        "sparkdeploy.image.templates",
-        "sparkdeploy.checkpoint.safetensors",
-        "sparkdeploy.checkpoint.staging",
-        "sparkdeploy.doctor.checks",
-        "sparkdeploy.doctor.finding",
-        "sparkdeploy.doctor.surroundings",
-        "sparkdeploy.node",
-    ),
-    ("sparkdeploy.plan",),
-    (
-        "sparkdeploy.image",
-        "sparkdeploy.checkpoint",
-        "sparkdeploy.runtime",
-        "sparkdeploy.doctor",
-    ),
-    ("sparkdeploy.bench",),
-    ("sparkdeploy.apply",),
-    ("sparkdeploy.cli",),
+    ("errors", "labels", "stored_json", "terminal"),
+    ("console", "settings", "shell", "yaml_text"),
+    ("recipe",),
+    ("node",),
+    ("checkpoint", "image"),
+    ("checks", "estimate"),
+    ("plan",),
+    ("server",),
+    ("deploy",),
+    ("rehearsal", "bench", "export"),
+    ("commands",),
+    ("cli",),
 )
 # A door of several modules is one class made of them: only DockerHost is for the other rooms.
 DOORS = {
@@ -88,13 +70,9 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 
 def layer_of(module: str) -> int | None:
-    """The layer of the longest entry that is the module or a package around it."""
-    best: tuple[int, int] | None = None
-    for index, names in enumerate(LAYERS):
-        for name in names:
-            if module == name or module.startswith(name + "."):
-                best = max(best or (0, 0), (len(name), index))
-    return best[1] if best else None
+    """The layer of a module's room; None outside the house."""
+    room = module.split(".")[1] if module.startswith("sparkdeploy.") else ""
+    return next((index for index, rooms in enumerate(LAYERS) if room in rooms), None)
 
 
 def test_every_module_belongs_to_a_room() -> None:

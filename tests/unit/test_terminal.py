@@ -22,8 +22,8 @@ from sparkdeploy.bench.record import record_text
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.console import Console, PlainStatus, TerminalStatus
-from sparkdeploy.plan.picture_page import page
-from sparkdeploy.runtime.evidence import ROOT_CAUSE, write_evidence
+from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
+from sparkdeploy.estimate.picture_page import page
 from sparkdeploy.terminal import (
     LogReading,
     VisibleStream,

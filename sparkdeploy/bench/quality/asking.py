@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
-    from sparkdeploy.runtime.client import ServedModel
+    from sparkdeploy.server.client import ServedModel
 
 TOP_COUNT = 20
 """vLLM tells no more without `--max-logprobs`."""

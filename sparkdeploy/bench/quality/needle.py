@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sparkdeploy.runtime.client import Completion, ServedModel
+    from sparkdeploy.server.client import Completion, ServedModel
 
 DEPTHS = (0.1, 0.5, 0.9)
 MAX_TOKENS = 64

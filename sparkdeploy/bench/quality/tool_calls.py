@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.runtime.client import ServedModel
+    from sparkdeploy.server.client import ServedModel
 
 MAX_TOKENS = 1024
 MARKUP = ("<tool_call", "<function=", "</function>", "<|tool", "[TOOL_CALLS]", "<invoke")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.runtime.evidence import ROOT_CAUSE, save_evidence
+from sparkdeploy.deploy.evidence import ROOT_CAUSE, save_evidence
 from tests.engine.conftest import SpecMaker, start_serving, until
 from tests.engine.program import Program
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from sparkdeploy.export.compose_file import compose_text
+from sparkdeploy.export.systemd_unit import Unit, quoted, unit_text
 from sparkdeploy.node.container import Mount, Ulimit
-from sparkdeploy.plan.compose_file import compose_text
-from sparkdeploy.plan.systemd_unit import Unit, quoted, unit_text
 from tests.engine.conftest import model_at, port_of, until
 from tests.engine.program import Program
 

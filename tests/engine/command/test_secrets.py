@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.plan.container import (
     UNPRIVILEGED_ID,
     Deployment,
@@ -21,7 +22,6 @@ from sparkdeploy.plan.container import (
 )
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
-from sparkdeploy.runtime.evidence import save_evidence
 from sparkdeploy.settings import resources
 from tests.engine.conftest import TEST_LABEL, free_port, model_at, until
 from tests.engine.deployment.test_network_exposure import _some_model

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.apply.checkpoints import prepare_folders
-from sparkdeploy.apply.drafting import Request, decide, resolve
+from sparkdeploy.commands.drafting import Request, decide, resolve
+from sparkdeploy.deploy.prepare import prepare_folders
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import TEST_LABEL, until

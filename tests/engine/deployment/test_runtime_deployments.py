@@ -5,9 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sparkdeploy.errors import NodeError
-from sparkdeploy.node.host import DockerHost
-from sparkdeploy.runtime.deployments import (
+from sparkdeploy.deploy.deployments import (
     Deployment,
     StatusRow,
     deployment_log,
@@ -17,7 +15,9 @@ from sparkdeploy.runtime.deployments import (
     require_deployment,
     status_rows,
 )
-from sparkdeploy.runtime.ports import port_owner
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.node.ports import port_owner
 from tests.engine.conftest import SpecMaker, model_at, patiently, port_of, start_serving, until
 
 pytestmark = pytest.mark.docker

@@ -7,8 +7,8 @@ import pytest
 
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.runtime.health import ContainerDiedError, Readiness, wait_until_answering
-from sparkdeploy.runtime.phases import PhaseTracker, read_whole
+from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
+from sparkdeploy.server.phases import PhaseTracker, read_whole
 from tests.engine.conftest import (
     DEADLINE_S,
     SpecMaker,

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import labels
+from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.recovery import Recovery, recover
+from sparkdeploy.deploy.replace import begin
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.runtime.deployments import find_deployment
-from sparkdeploy.runtime.health import ContainerDiedError, Readiness, wait_until_answering
-from sparkdeploy.runtime.recovery import Recovery, recover
-from sparkdeploy.runtime.replace import begin
+from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
 from tests.engine.conftest import (
     DEADLINE_S,
     SpecMaker,

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.runtime.deployments import down, find_deployment, list_deployments
-from sparkdeploy.runtime.health import ContainerDiedError, Readiness, wait_until_answering
-from sparkdeploy.runtime.recovery import abandon, recover
-from sparkdeploy.runtime.replace import (
+from sparkdeploy.deploy.deployments import down, find_deployment, list_deployments
+from sparkdeploy.deploy.recovery import abandon, recover
+from sparkdeploy.deploy.replace import (
     TakenAwayError,
     begin,
     begin_return,
     see_through,
 )
+from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
 from tests.engine.conftest import DEADLINE_S, SpecMaker, free_port, model_at, start_serving, until
 from tests.engine.stand_in.replacing import put_in_place
 

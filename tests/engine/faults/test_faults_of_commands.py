@@ -18,9 +18,9 @@ import time
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.apply import deploy
-from sparkdeploy.apply.drafting import resolve
-from sparkdeploy.apply.planning import make_request
+from sparkdeploy.commands import up as deploy
+from sparkdeploy.commands.drafting import resolve
+from sparkdeploy.commands.planning import make_request
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.launch import Exposure

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.apply.image_wheelhouse import make_wheelhouse
+from sparkdeploy.commands.image_wheelhouse import make_wheelhouse
 from sparkdeploy.image import lock, network
 from sparkdeploy.image.inside.prove import kernels_of, runs_on
 from sparkdeploy.image.stages import Stage

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.apply.image_lock import remake_locks
+from sparkdeploy.commands.image_lock import remake_locks
 from sparkdeploy.image import lock
 from sparkdeploy.image.resolution import OLDEST_GLIBC, find_uv
 from sparkdeploy.recipe.load import Library, load_engine

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.apply import image_shelf
+from sparkdeploy.commands import image_shelf
 from sparkdeploy.errors import BuildError, NodeError, UsageError
 from sparkdeploy.image.lock import LockedPackage, Pin
 from sparkdeploy.image.stages import Stage

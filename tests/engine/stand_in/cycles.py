@@ -12,10 +12,10 @@ import sys
 import threading
 from pathlib import Path
 
-from sparkdeploy.apply.deploy import Extent, up
-from sparkdeploy.apply.drafting import resolve
-from sparkdeploy.apply.operating import take_down
-from sparkdeploy.apply.planning import make_request
+from sparkdeploy.commands.drafting import resolve
+from sparkdeploy.commands.operate import take_down
+from sparkdeploy.commands.planning import make_request
+from sparkdeploy.commands.up import Extent, up
 from sparkdeploy.console import console
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.settings import load_settings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.runtime.health import Readiness, wait_until_answering
+from sparkdeploy.server.health import Readiness, wait_until_answering
 from tests.engine.conftest import DEADLINE_S, model_at, port_of
 from tests.engine.stand_in.replacing import put_in_place
 

@@ -9,7 +9,7 @@ from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.node.host import DockerHost
 
 FOLDER = Path(__file__).parent
-RECORDED = FOLDER.parents[1] / "unit" / "runtime" / "logs"
+RECORDED = FOLDER.parents[1] / "unit" / "server" / "logs"
 SERVER = "/stand_in/server.py"
 
 

@@ -135,11 +135,11 @@ def main() -> None:
 
 
 def _import_everything() -> None:
-    import sparkdeploy.apply.deploy
-    import sparkdeploy.apply.operating
-    import sparkdeploy.apply.rollback
     import sparkdeploy.cli.main
     import sparkdeploy.cli.outcome
+    import sparkdeploy.commands.operate
+    import sparkdeploy.commands.rollback
+    import sparkdeploy.commands.up
     import sparkdeploy.node.host  # noqa: F401 - all for the forks
 
 

@@ -12,9 +12,9 @@ import pytest
 import requests
 
 from sparkdeploy import labels
-from sparkdeploy.apply.checkpoints import prepare_folders
-from sparkdeploy.apply.deploy import Extent, up
-from sparkdeploy.apply.drafting import Request, draft_plan, resolve
+from sparkdeploy.commands.drafting import Request, draft_plan, resolve
+from sparkdeploy.commands.up import Extent, up
+from sparkdeploy.deploy.prepare import prepare_folders
 from sparkdeploy.node.container import Mount
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.settings import load_settings
@@ -23,7 +23,7 @@ from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
 
 if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.runtime.client import ServedModel
+    from sparkdeploy.server.client import ServedModel
     from tests.engine.program import Program
 
 pytestmark = [

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.apply.drafting import draft_plan
+from sparkdeploy.commands.drafting import draft_plan
 from sparkdeploy.node.container import Mount
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.recipe.load import Library, load_recipe
-from sparkdeploy.runtime.client import ServedModel
-from sparkdeploy.runtime.health import ContainerDiedError, wait_until_answering
+from sparkdeploy.server.client import ServedModel
+from sparkdeploy.server.health import ContainerDiedError, wait_until_answering
 from sparkdeploy.settings import load_settings, resources
 from tests.engine.conftest import free_port, until
 from tests.engine.stand_in.replacing import put_in_place

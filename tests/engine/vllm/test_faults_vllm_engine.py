@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.deploy.deployments import Deployment, find_deployment
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.runtime.client import ServedModel
-from sparkdeploy.runtime.deployments import Deployment, find_deployment
+from sparkdeploy.server.client import ServedModel
 from tests.engine.conftest import until
 from tests.engine.small_engine import SmallEngine, small_engine
 from tests.engine.stand_in.engine import copy_image

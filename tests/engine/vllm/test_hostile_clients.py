@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from sparkdeploy.runtime.client import ServedModel
+from sparkdeploy.server.client import ServedModel
 from tests.engine.conftest import free_port, patiently, until
 from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.apply.rehearse import ENGINE, RECORDED_EARLIER, SERVED_BEFORE
-from sparkdeploy.recipe.miniature import DRAFT_ROWS
+from sparkdeploy.commands.rehearse import ENGINE, RECORDED_EARLIER, SERVED_BEFORE
+from sparkdeploy.rehearsal.miniature import DRAFT_ROWS
 from tests.engine.program import Program
 from tests.engine.recorded_texts import recorded_texts
 

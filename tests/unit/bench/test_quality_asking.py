@@ -18,7 +18,7 @@ from sparkdeploy.bench.quality.asking import Questions, take_capture
 from sparkdeploy.bench.quality.texts import TEXTS
 from sparkdeploy.cli.main import main
 from sparkdeploy.errors import BenchError
-from sparkdeploy.runtime.client import ServedModel
+from sparkdeploy.server.client import ServedModel
 
 pytestmark = pytest.mark.outside
 

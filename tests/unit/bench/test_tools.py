@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from sparkdeploy import shell
-from sparkdeploy.apply import bench_tools
-from sparkdeploy.apply.bench_tools import measure_with_tools
 from sparkdeploy.bench.tools import (
     Load,
     llama_benchy_options,
@@ -20,6 +18,8 @@ from sparkdeploy.bench.tools import (
     read_vllm_bench,
     vllm_bench_options,
 )
+from sparkdeploy.commands import bench_tools
+from sparkdeploy.commands.bench_tools import measure_with_tools
 from sparkdeploy.errors import BenchError
 from sparkdeploy.settings import load_settings
 

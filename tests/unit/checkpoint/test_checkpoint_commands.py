@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.apply.checkpoint_fetch import bring_models
-from sparkdeploy.apply.drafting import Request, draft_plan, resolve
 from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.commands.checkpoint_fetch import bring_models
+from sparkdeploy.commands.drafting import Request, draft_plan, resolve
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.plan.steps import Action

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.apply.checkpoint_fetch import pull_repositories, wanted_by
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
 from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard
 from sparkdeploy.checkpoint.overlay import build_overlay
@@ -18,6 +17,7 @@ from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.treatment import Treatment, check_source, check_untouched
 from sparkdeploy.checkpoint.verify import verify_headers
+from sparkdeploy.commands.checkpoint_fetch import pull_repositories, wanted_by
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import load_settings
 from tests.hub.double import HubDouble, Repo, hub_double

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from requests.adapters import BaseAdapter
 
-from sparkdeploy.apply.estimate_remote import facts_in
 from sparkdeploy.checkpoint.answers import HubSession, open_answer
 from sparkdeploy.checkpoint.contents import CONFIG_LIMIT_BYTES, INDEX_FILE, mtp_names, parse_index
 from sparkdeploy.checkpoint.contents import model_sizes as sizes_of
@@ -35,6 +34,7 @@ from sparkdeploy.checkpoint.ranges import (
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.verify import verify_headers
+from sparkdeploy.commands.estimate_remote import facts_in
 from sparkdeploy.errors import CheckpointError
 from tests.examples import examples
 from tests.hub.hostile import hostile_hub

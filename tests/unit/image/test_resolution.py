@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.apply import image_lock
+from sparkdeploy.commands import image_lock
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import resolution
 from sparkdeploy.image.resolution import Target

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.plan.model_facts import Kind
+from sparkdeploy.estimate.model_facts import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkdeploy.plan.model_facts import Architecture
+    from sparkdeploy.estimate.model_facts import Architecture
 
 BF16_BYTES = 2
 FP32_BYTES = 4

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import labels
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact
+from sparkdeploy.node.facts import NodeFact
 from sparkdeploy.node.gpu import GpuFact
 from sparkdeploy.node.reports import EngineInfo
 from sparkdeploy.plan.container import Deployment, HostFolders
 from sparkdeploy.plan.make import make_plan
-from sparkdeploy.plan.observed import ModelFact, NodeFact, Observed, OverlayFact
+from sparkdeploy.plan.observed import ModelFact, Observed, OverlayFact
 from sparkdeploy.recipe.load import load_recipe
 from tests.unit.conftest import REPOSITORY
 

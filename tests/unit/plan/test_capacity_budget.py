@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.plan.capacity_budget import (
+from sparkdeploy.estimate.budget import (
     Budget,
     budget_warnings,
     loaded_weights,
     make_budget,
 )
-from sparkdeploy.plan.capacity_report import capacity_as_dict, capacity_lines
-from sparkdeploy.plan.model_facts import Kind, read_shipped_facts
-from sparkdeploy.plan.roofline_hardware import Hardware, read_hardware
+from sparkdeploy.estimate.capacity_report import capacity_as_dict, capacity_lines
+from sparkdeploy.estimate.hardware import Hardware, read_hardware
+from sparkdeploy.estimate.model_facts import Kind, read_shipped_facts
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from tests.unit.conftest import REPOSITORY
 

@@ -12,15 +12,15 @@ from sparkdeploy.checkpoint.twin import TwinShape
 from sparkdeploy.checkpoint.twin.config import model_config
 from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.plan.capacity_cache import CacheLayout, cache_layout, slot_bytes, state_bytes
-from sparkdeploy.plan.model_facts import Architecture, architecture_of, read_shipped_facts
+from sparkdeploy.estimate.kv_cache import CacheLayout, cache_layout, slot_bytes, state_bytes
+from sparkdeploy.estimate.model_facts import Architecture, architecture_of, read_shipped_facts
 from tests.unit.conftest import REPOSITORY
 
 GIB = 2**30
 POOL_BYTES = int(35.2 * GIB)
 FACTS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
 BIG = FACTS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"].architecture
-LOG = REPOSITORY / "tests" / "unit" / "runtime" / "logs" / "cpu-0.32-mtp.log"
+LOG = REPOSITORY / "tests" / "unit" / "server" / "logs" / "cpu-0.32-mtp.log"
 
 
 def layout(kv_dtype: str, draft_tokens: int, *, prefix_caching: bool = False) -> CacheLayout:

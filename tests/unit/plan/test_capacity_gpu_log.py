@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from sparkdeploy.plan.capacity_cache import cache_layout
-from sparkdeploy.plan.model_facts import Architecture
+from sparkdeploy.estimate.kv_cache import cache_layout
+from sparkdeploy.estimate.model_facts import Architecture
 
 GIB = 2**30
 VLLM = "0.25.1"

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import labels
+from sparkdeploy.checks import fabric as checks
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.fabric import FabricFacts, Interface, RdmaDevice, read_facts, twin_key
 from sparkdeploy.node.probes import Connection, Packet, Seen
 from sparkdeploy.node.ssh import explain
-from sparkdeploy.plan import cluster_checks as checks
 from tests.unit.plan.facts import DOCKER
 from tests.unit.plan.test_cluster_launch import sparks
 
 if TYPE_CHECKING:
-    from sparkdeploy.plan.cluster_checks import Check
+    from sparkdeploy.checks.fabric import Check
 
 RECORDED = Path(__file__).parent / "recordings"
 CONFIG = sparks(2)

@@ -10,10 +10,10 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort, read_cluster
-from sparkdeploy.plan.cluster import Formation, for_cluster, form_up
-from sparkdeploy.plan.cluster_launch import Place, node_spec
 from sparkdeploy.plan.container import Deployment, Weights
+from sparkdeploy.plan.formation import Formation, for_cluster, form_up
 from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.plan.node_launch import Place, node_spec
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.golden import assert_golden

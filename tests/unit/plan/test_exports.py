@@ -14,11 +14,11 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.apply.planning import make_request
+from sparkdeploy.commands.planning import make_request
 from sparkdeploy.errors import UsageError
-from sparkdeploy.plan.compose_file import compose_text
+from sparkdeploy.export.compose_file import compose_text
+from sparkdeploy.export.systemd_unit import MAX_STARTS, Unit, unit_text
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.plan.systemd_unit import MAX_STARTS, Unit, unit_text
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
@@ -142,7 +142,7 @@ def test_what_systemd_would_read_otherwise_is_refused(more: dict[str, Any], word
 def test_a_unit_runs_as_who_made_it_whatever_a_variable_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from sparkdeploy.apply.exporting import export_systemd
+    from sparkdeploy.commands.export import export_systemd
 
     monkeypatch.setenv("LOGNAME", "root\nExecStartPre=/bin/evil")
     options = {"exposure": Exposure.PUBLIC, "settings": load_settings()}
@@ -220,7 +220,7 @@ def test_compose_is_given_no_text_that_it_cannot_hold() -> None:
 def test_a_recipe_file_is_named_so_that_systemd_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sparkdeploy.apply.exporting import export_systemd
+    from sparkdeploy.commands.export import export_systemd
 
     (tmp_path / "mine.yaml").write_text("schema: 1\nname: mine\ntitle: t\nextends: v2\n")
     monkeypatch.chdir(tmp_path)

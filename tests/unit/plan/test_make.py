@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.plan.observed import MissingModel, NodeFact, Observed, OverlayFact, PortFact
+from sparkdeploy.node.facts import NodeFact
+from sparkdeploy.plan.observed import MissingModel, Observed, OverlayFact, PortFact
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, Plan, plan_as_dict
 from tests.unit.plan.facts import (

@@ -10,8 +10,8 @@ from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.twin import ExpertFormat, TwinShape, build_twin
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.plan.model_facts import Kind, architecture_of, read_shipped_facts
-from sparkdeploy.plan.model_facts_weights import kind_of, weights_of
+from sparkdeploy.estimate.model_facts import Kind, architecture_of, read_shipped_facts
+from sparkdeploy.estimate.model_weights import kind_of, weights_of
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plan.derived_weights import derive_weights
 

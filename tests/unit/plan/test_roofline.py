@@ -10,25 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.errors import UsageError
-from sparkdeploy.plan.model_facts import Kind, read_shipped_facts
-from sparkdeploy.plan.picture import bytes_per_step
-from sparkdeploy.plan.picture_page import page
-from sparkdeploy.plan.roofline import (
+from sparkdeploy.estimate.hardware import hardware_named, hardware_seen, read_hardware
+from sparkdeploy.estimate.model_facts import Kind, read_shipped_facts
+from sparkdeploy.estimate.picture import bytes_per_step
+from sparkdeploy.estimate.picture_page import page
+from sparkdeploy.estimate.roofline import (
     Part,
     Step,
     decode_step,
     distinct_experts,
     read_acceptance,
 )
-from sparkdeploy.plan.roofline_estimate import (
+from sparkdeploy.estimate.speed import (
     Estimate,
     estimate,
     fit_speed,
     in_order,
     miss_reasons,
 )
-from sparkdeploy.plan.roofline_hardware import hardware_named, hardware_seen, read_hardware
-from sparkdeploy.plan.roofline_report import (
+from sparkdeploy.estimate.speed_report import (
     context_lines,
     context_steps,
     estimate_lines,

@@ -9,11 +9,11 @@ import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import load_engine, load_recipe
-from sparkdeploy.recipe.miniature import DRAFT_ROWS, miniature_of, without_speculation
+from sparkdeploy.rehearsal.miniature import DRAFT_ROWS, miniature_of, without_speculation
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library
-    from sparkdeploy.recipe.miniature import Miniature
+    from sparkdeploy.rehearsal.miniature import Miniature
 
 TWIN = Path("/data/m/twin")
 

@@ -1,1 +1,0 @@
-"""The apply room: observe, then do what a plan says."""

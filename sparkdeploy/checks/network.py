@@ -1,0 +1,111 @@
+"""The network: what has to be reached, who may reach this machine, the fabric of two Sparks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checks.finding import Finding, not_seen, ok, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sparkdeploy.checks.surroundings import Link, Target
+
+NEEDED_FOR = {
+    "hub": "downloads of models",
+    "package_index": "image builds",
+    "container_registry": "base images",
+}
+REMEDIES = {
+    "hub": "set `hub` in the configuration to a mirror, or copy the model into HF_HUB_CACHE",
+    "package_index": "set `index_url` or `wheelhouse` in the configuration, or a proxy",
+    "container_registry": "set `container_registry` to a mirror; without one the base is made "
+    "from Debian packages",
+}
+ODD_DOORS = {
+    6379: "Ray's store",
+    8265: "Ray's dashboard, which runs what it is told",
+    11434: "Ollama",
+}
+"""Ports of this field's programs that answer anyone when they are left open."""
+FABRIC_TWINS = (("enp1s0f0np0", "enP2p1s0f0np0"), ("enp1s0f1np1", "enP2p1s0f1np1"))
+"""A Spark's two QSFP ports, each seen as two interfaces (field.md section 3)."""
+
+
+def reach_findings(reached: Mapping[Target, bool]) -> Iterator[Finding]:
+    """Yield whether each host that something needs can be reached from here."""
+    for target, is_reached in reached.items():
+        check = f"network.{target.name}"
+        place = f"{'the proxy ' if target.is_proxy else ''}{target.host}:{target.port}"
+        if is_reached:
+            yield ok(check, f"{place} answers")
+        else:
+            use = NEEDED_FOR[target.name]
+            yield warn(check, f"{place} does not answer: no {use}", REMEDIES[target.name])
+
+
+def check_localhost(addresses: Sequence[str]) -> Finding:
+    """Say which address `localhost` means: a server on 127.0.0.1 is not on ::1."""
+    check = "network.localhost"
+    if not addresses:
+        return not_seen(check, "localhost cannot be looked up")
+    if "127.0.0.1" not in addresses:
+        return warn(
+            check,
+            f"localhost means {addresses[0]}, and deployments listen on 127.0.0.1",
+            "use http://127.0.0.1 in clients, or add `127.0.0.1 localhost` to /etc/hosts",
+        )
+    first = f"localhost means {addresses[0]} first"
+    return ok(check, first if addresses[0] == "127.0.0.1" else f"{first}: give clients 127.0.0.1")
+
+
+def check_open_doors(open_ports: frozenset[int] | None) -> Finding:
+    """Name known programs that answer everyone on the network."""
+    check = "ports.open"
+    if open_ports is None:
+        return not_seen(check, "/proc/net/tcp cannot be read")
+    found = {port: ODD_DOORS[port] for port in sorted(open_ports) if port in ODD_DOORS}
+    if not found:
+        return ok(check, "none of Ray's and Ollama's ports is open to the network")
+    named = ", ".join(f"{port} ({what})" for port, what in found.items())
+    return warn(
+        check,
+        f"open to the whole network: {named}",
+        "bind them to 127.0.0.1 (Ollama: OLLAMA_HOST=127.0.0.1), or close them in the firewall",
+    )
+
+
+def check_fabric(links: Sequence[Link] | None) -> Finding:
+    """Say whether the ports between two Sparks are set up as they must be; one needs none."""
+    check = "network.fabric"
+    if links is None:
+        return not_seen(check, "`ip -json addr` did not answer")
+    known = {link.name: link for link in links}
+    cabled = [
+        [known[name] for name in pair if name in known]
+        for pair in FABRIC_TWINS
+        if any(name in known and known[name].is_up for name in pair)
+    ]
+    if not cabled:
+        return ok(check, "no cable between two Sparks; one alone needs none")
+    faults = [fault for twins in cabled for fault in _faults_of_port(twins)]
+    names = ", ".join(link.name for twins in cabled for link in twins)
+    if not faults:
+        return ok(check, f"{names} are up, in networks of their own")
+    return warn(check, "; ".join(faults), "sudo netplan try, after docs/doctor.md's example")
+
+
+def _faults_of_port(twins: Sequence[Link]) -> Iterator[str]:
+    first, last = twins[0], twins[-1]
+    down = [link.name for link in twins if not link.is_up]
+    if len(twins) < 2 or down:
+        missing = down[0] if down else "its twin"
+        yield f"{first.name} carries half of the speed: {missing} is not up"
+        return
+    bare = [link.name for link in twins if not link.networks]
+    if bare:
+        yield f"{' and '.join(bare)} ha{'s' if len(bare) == 1 else 've'} no IPv4 address"
+    elif set(first.networks) & set(last.networks):
+        yield f"{first.name} and {last.name} are in the same network {first.networks[0]}"
+    if first.mtu != last.mtu:
+        yield f"{first.name} has MTU {first.mtu} and {last.name} {last.mtu}"

@@ -1,0 +1,108 @@
+"""The recipe: settings that are valid and known to disappoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checks.finding import ok, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.recipe.schema import Engine, Recipe
+
+DELTA_NET_CACHING = (0, 20)
+"""Prefix caching of DeltaNet states is wrong before this release (vLLM 0.19, section 11)."""
+EATS_TOOL_CALLS = {"hermes": "qwen3_coder"}
+"""Parsers that leave Qwen3.5's tool calls empty (field.md, pain 17), and the right one."""
+
+
+def recipe_findings(recipe: Recipe, engine: Engine) -> Iterator[Finding]:
+    """Yield what others learned about such settings the slow way."""
+    yield _check_speculation(recipe)
+    yield _check_prefix_caching(recipe, engine)
+    yield _check_tool_parser(recipe)
+    yield _check_reasoning(recipe)
+
+
+def trust_findings(recipe: Recipe) -> Iterator[Finding]:
+    """Yield what code of others the recipe lets run; every plan shows it."""
+    check = "recipe.remote_code"
+    if recipe.serve.trust_remote_code:
+        yield warn(
+            check,
+            f"{recipe.model.repo} may run Python of its own in the container (trust_remote_code)",
+            "read that code first, or --set serve.trust_remote_code=false",
+        )
+    else:
+        yield ok(check, "the model's repository runs no code")
+    check = "recipe.unsafe"
+    if recipe.allow_unsafe:
+        yield warn(
+            check,
+            "settings that load code or move files are allowed (--allow-unsafe)",
+            "leave --allow-unsafe out",
+        )
+    else:
+        yield ok(check, "no setting that loads code or moves files comes from a foreign recipe")
+
+
+def _check_speculation(recipe: Recipe) -> Finding:
+    check = "recipe.speculation"
+    speculative = recipe.serve.speculative
+    if speculative is None and recipe.checkpoint.mtp == "required":
+        return warn(
+            check,
+            f"{recipe.name} prepares the MTP weights and does not draft with them",
+            "--set 'serve.speculative={method: mtp, tokens: 2}'",
+        )
+    if speculative is None:
+        return ok(
+            check, "none; `mtp-2` and `v2` draft two tokens a step, others saw 30 -> 42 tok/s"
+        )
+    seen = f"{speculative.method}, tokens a step: {speculative.tokens}"
+    if speculative.method == "mtp" and speculative.tokens < 2:
+        return ok(check, f"{seen}; two were about 10 % faster for others")
+    return ok(check, seen)
+
+
+def _check_prefix_caching(recipe: Recipe, engine: Engine) -> Finding:
+    check = "recipe.prefix_caching"
+    release = tuple(int(part) for part in engine.vllm.split(".")[:2])
+    if recipe.serve.enable_prefix_caching and release < DELTA_NET_CACHING:
+        return warn(
+            check,
+            f"prefix caching of DeltaNet layers is wrong in vLLM {engine.vllm}",
+            "--set serve.enable_prefix_caching=false, or --set engine=cuda-0.25",
+        )
+    return ok(check, "left to vLLM" if recipe.serve.enable_prefix_caching is None else "set")
+
+
+def _check_tool_parser(recipe: Recipe) -> Finding:
+    check = "recipe.tool_parser"
+    parser, automatic = recipe.serve.tool_call_parser, recipe.serve.enable_auto_tool_choice
+    if parser in EATS_TOOL_CALLS and "qwen" in recipe.model.repo.lower():
+        return warn(
+            check,
+            f"the parser {parser} leaves this model's tool calls empty",
+            f"--set serve.tool_call_parser={EATS_TOOL_CALLS[parser]}",
+        )
+    if parser is not None and not automatic:
+        return warn(
+            check,
+            f"the parser {parser} is never asked without automatic tool choice",
+            "--set serve.enable_auto_tool_choice=true",
+        )
+    return ok(check, parser or "no tool calls")
+
+
+def _check_reasoning(recipe: Recipe) -> Finding:
+    check = "recipe.reasoning"
+    parser = recipe.serve.reasoning_parser
+    if parser is None:
+        return ok(check, "thoughts and answer come as one text")
+    return ok(
+        check,
+        f"{parser}: `content` is null until the thoughts in `reasoning` end; raise max_tokens",
+    )

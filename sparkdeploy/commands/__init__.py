@@ -1,0 +1,1 @@
+"""What a command does, from the first look to what is printed."""

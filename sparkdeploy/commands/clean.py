@@ -1,0 +1,195 @@
+"""`clean`: find what sparkdeploy itself has left behind, and remove it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sparkdeploy import labels
+from sparkdeploy.commands.drafting import library
+from sparkdeploy.deploy.changing import changing, crashes_dir
+from sparkdeploy.errors import BuildError, NodeError
+from sparkdeploy.image.stages import stages_of
+from sparkdeploy.node import facts
+from sparkdeploy.node.ownership import is_name
+from sparkdeploy.plan.caches import ENGINE_DIGITS, caches_of_engines, unused_caches
+from sparkdeploy.recipe.load import load_engine
+from sparkdeploy.settings import resources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from sparkdeploy.node.container import ImageFact
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.settings import Settings
+
+KEPT_DAYS = 14
+UPPERMOST_FIRST = {"plugin": 0, "engine": 1, "base": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """One thing that nobody needs any more."""
+
+    kind: Literal["image", "crash folder", "cache"]
+    name: str
+    """An image's tag, or a folder's path."""
+    size_bytes: int
+    """Of an image with all its layers: what it shares with others stays."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What this version would use: its images, and the engines that were not understood."""
+
+    tags: frozenset[str]
+    engine_fingerprints: frozenset[str]
+    opaque_engines: frozenset[str]
+    """Their images cannot be told old from new, so they all stay."""
+
+
+def clean(
+    settings: Settings, host: DockerHost, *, agrees: Callable[[Sequence[Leftover]], bool]
+) -> tuple[Leftover, ...]:
+    """Remove our leftovers once `agrees` has seen them; return what was removed.
+
+    Nothing starts or ends meanwhile. Raises NodeError naming a folder that cannot go.
+    """
+    with changing(settings, "clean"):
+        found = find_leftovers(settings, host, now_s=time.time())
+        if not found or not agrees(found):
+            return ()
+        for item in found:
+            _remove(item, host)
+        return found
+
+
+def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tuple[Leftover, ...]:
+    """Return our own old images, crash folders and caches; nothing of anybody else's."""
+    wanted = wanted_here(settings)
+    images = host.own_images()
+    old = old_images(images, host.images_in_use(), wanted)
+    staying = [image for image in images if image not in old]
+    return (
+        *(_image(image) for image in old),
+        *_old_crashes(crashes_dir(settings), now_s),
+        *_old_caches(caches_of_engines(settings), staying, wanted, _mounted(host)),
+    )
+
+
+def _remove(item: Leftover, host: DockerHost) -> None:
+    if item.kind == "image":
+        host.remove_image(item.name)
+        return
+    try:
+        shutil.rmtree(item.name)
+    except OSError as error:
+        raise NodeError(
+            f"{item.name} cannot be removed: {error.strerror}", hint=f"sudo rm -r {item.name}"
+        ) from error
+
+
+def old_images(
+    images: Iterable[ImageFact], used: set[str], wanted: Wanted
+) -> tuple[ImageFact, ...]:
+    """Return images of stages that no container is of and this version would not use.
+
+    What a kept image stands on is kept; those that stand on others come first.
+    """
+    ours = [image for image in images if image.labels.get(labels.STAGE) in UPPERMOST_FIRST]
+    kept = [
+        image
+        for image in ours
+        if image.image_id in used
+        or wanted.tags & set(image.tags)
+        or image.labels.get(labels.ENGINE) in wanted.opaque_engines
+    ]
+    by_tag = {tag: image for image in ours for tag in image.tags}
+    for image in kept:
+        below = by_tag.get(image.labels.get(labels.BELOW, ""))
+        if below is not None and below not in kept:
+            kept.append(below)
+    old = [image for image in ours if image not in kept and image.tags]
+    return tuple(sorted(old, key=lambda image: UPPERMOST_FIRST[image.labels[labels.STAGE]]))
+
+
+def wanted_here(settings: Settings) -> Wanted:
+    """Return what the engines of this version and of the user's folder are made of."""
+    shelf = library(settings)
+    tags: set[str] = set()
+    fingerprints: set[str] = set()
+    opaque: set[str] = set()
+    for name in shelf.engine_files():
+        engine = load_engine(shelf, name)
+        if engine.kind == "image":
+            opaque.add(name)
+            continue
+        for source in ("registry", "debian"):
+            try:
+                stages = stages_of(
+                    engine,
+                    base_source=source,
+                    architecture=facts.architecture(),
+                    resources=resources(),
+                )
+            except BuildError:
+                opaque.add(name)
+                continue
+            tags |= {stage.tag for stage in stages}
+            fingerprints |= {stage.fingerprint for stage in stages if stage.name == "engine"}
+    return Wanted(frozenset(tags), frozenset(fingerprints), frozenset(opaque))
+
+
+def _image(image: ImageFact) -> Leftover:
+    said = image.labels.get(labels.ENGINE, "")
+    engine = said if is_name(said) else "its engine"
+    return Leftover("image", image.tags[0], image.size_bytes, f"{engine} is made otherwise now")
+
+
+def _old_crashes(folder: Path, now_s: float) -> Iterator[Leftover]:
+    if not folder.is_dir():
+        return
+    for crash in sorted(folder.iterdir()):
+        days = (now_s - crash.stat().st_mtime) / 86400
+        if crash.is_dir() and days > KEPT_DAYS:
+            yield Leftover("crash folder", str(crash), _size_bytes(crash), f"{days:.0f} days old")
+
+
+def _mounted(host: DockerHost) -> frozenset[str]:
+    """Return the host paths that our containers mount, those that wait for a rollback too."""
+    found = (host.mounted_from(item.container_id) for item in host.own_containers())
+    return frozenset(source for sources in found for source in sources)
+
+
+def _old_caches(
+    folder: Path, images: Iterable[ImageFact], wanted: Wanted, mounted: frozenset[str]
+) -> Iterator[Leftover]:
+    """Caches are keyed by the engine stage; one whose engine is neither here nor wanted is dead.
+
+    Of an engine that is here those are left over that one deployment had for itself.
+    """
+    if not folder.is_dir():
+        return
+    here = {image.labels.get(labels.FINGERPRINT, "") for image in images}
+    keys = {fingerprint[:ENGINE_DIGITS] for fingerprint in here | wanted.engine_fingerprints}
+    is_opaque = any(image.labels.get(labels.ENGINE) in wanted.opaque_engines for image in images)
+    for engine in sorted(item for item in folder.iterdir() if item.is_dir()):
+        if engine.name not in keys and not is_opaque:
+            yield _cache(engine, "its engine is gone")
+            continue
+        for cache in unused_caches(engine, mounted):
+            yield _cache(cache, "no deployment uses it")
+
+
+def _cache(folder: Path, why: str) -> Leftover:
+    return Leftover("cache", str(folder), _size_bytes(folder), why)
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(
+        item.lstat().st_size for item in folder.rglob("*") if item.is_file() or item.is_symlink()
+    )

@@ -1,0 +1,192 @@
+"""`diagnose`: everything a bug report needs, in one file and without secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import tarfile
+import tempfile
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.commands.doctor import doctor_report
+from sparkdeploy.commands.drafting import connect, library
+from sparkdeploy.commands.operate import current_rows
+from sparkdeploy.console import console
+from sparkdeploy.deploy.changing import crashes_dir
+from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
+from sparkdeploy.deploy.secrets import known_secrets, text_without_secrets
+from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.ownership import is_name
+from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.settings import load_settings
+from sparkdeploy.terminal import visible, visible_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sparkdeploy.settings import Settings
+
+FILE_MODE = 0o600
+MAX_FILE_BYTES = 16 << 20
+"""Of each file, so that a bundle can be attached to an issue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What was packed, and where to."""
+
+    path: Path
+    root_cause: str
+    files: dict[str, int]
+    """Names in the archive, with their sizes in bytes."""
+
+
+def diagnose(subject: str, output: Path | None) -> Bundle:
+    """Pack a crash folder, or what is known of a deployment: its newest crash and how it is now.
+
+    `subject` is a deployment's name or a folder of evidence. The file is a tar.gz, readable by its
+    owner only. Raises SparkdeployError when nothing is known of the subject or the file cannot be
+    written.
+    """
+    settings = load_settings()
+    keys = known_secrets([settings.state_dir / "keys"])
+    with tempfile.TemporaryDirectory(prefix="sparkdeploy-") as scratch:
+        found = _collect(subject, Path(scratch), settings, keys)
+        if not found:
+            raise SparkdeployError(
+                f"nothing is known of {subject}: it is no deployment, no folder, and left no crash",
+                hint=f"`sparkdeploy status`, or a folder below {crashes_dir(settings)}",
+            )
+        found |= dict(_surroundings(settings))
+        contents = {
+            visible_line(name): visible(text_without_secrets(text, keys)).encode()
+            for name, text in sorted(found.items())
+        }
+    path = output or Path(f"sparkdeploy-{Path(subject).name}-{_now()}.tar.gz")
+    _pack(path, contents)
+    sizes = {name: len(content) for name, content in contents.items()}
+    return Bundle(path, _root_cause(found), sizes)
+
+
+def _collect(
+    subject: str, scratch: Path, settings: Settings, keys: tuple[str, ...]
+) -> dict[str, str]:
+    folder = _named_folder(subject, settings)
+    if folder is not None:
+        return dict(_read_folder(folder, "crash"))
+    found: dict[str, str] = {}
+    newest = _newest_crash(subject, settings)
+    if newest is not None:
+        found.update(_read_folder(newest, "crash"))
+    try:
+        with connect(settings) as host:
+            deployment = find_deployment(host, subject)
+            if deployment is not None:
+                container_id = deployment.current.container_id
+                write_evidence(host, container_id, scratch, details={}, keys=keys)
+                found.update(_read_folder(scratch, "now"))
+    except NodeError as error:
+        if not found:
+            raise
+        console.warn(f"how it is now is not in the file: {error.message}")
+    return found
+
+
+def _named_folder(subject: str, settings: Settings) -> Path | None:
+    """Return the folder of evidence that is meant, not one that is called like a deployment.
+
+    A bug report is public, and a folder of the present directory may be anything.
+    """
+    folder = Path(subject)
+    kept = crashes_dir(settings) / subject
+    # What no file system takes for a path is no folder: too long, or with a NUL in it.
+    with contextlib.suppress(OSError, ValueError):
+        if folder.is_dir() and (os.sep in subject or (folder / ROOT_CAUSE).is_file()):
+            return folder
+        return kept if kept.is_dir() else None
+    return None
+
+
+def _newest_crash(name: str, settings: Settings) -> Path | None:
+    """Return the folder with the latest time in its name; names of others may begin alike."""
+    if not is_name(name):
+        return None
+    folders = [
+        path
+        for path in sorted(crashes_dir(settings).glob(f"{name}-2*"))
+        if path.is_dir() and path.name.removeprefix(f"{name}-")[:1].isdigit()
+    ]
+    return max(folders, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _read_folder(folder: Path, place: str) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not path.is_symlink():
+            yield f"{place}/{path.name}", _end_of(path)
+
+
+def _end_of(path: Path) -> str:
+    """Return a file's text, of a very long log its end: that is where the failure stands."""
+    with path.open("rb") as file:
+        left_out = max(os.fstat(file.fileno()).st_size - MAX_FILE_BYTES, 0)
+        file.seek(left_out)
+        text = file.read(MAX_FILE_BYTES).decode(errors="replace")
+    return f"({left_out} bytes before this are left out)\n{text}" if left_out else text
+
+
+def _surroundings(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield what holds for the whole machine: doctor, deployments, settings, the last bug."""
+    yield "doctor.json", _seen(lambda: _doctor(settings))
+    yield "status.json", _seen(lambda: [asdict(row) for row in current_rows()])
+    for path in (settings.config_dir / "config.yaml", settings.state_dir / "crash.log"):
+        if path.is_file():
+            yield path.name, _end_of(path)
+
+
+def _doctor(settings: Settings) -> object:
+    return doctor_report(load_recipe(library(settings), settings.default_recipe), settings)
+
+
+def _seen(look: Callable[[], object]) -> str:
+    """What cannot be seen may be the very fault that is reported."""
+    try:
+        return _as_json(look())
+    except SparkdeployError as error:
+        return _as_json({"not_seen": error.message})
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, indent=2, sort_keys=True, default=str) + "\n"
+
+
+def _root_cause(found: dict[str, str]) -> str:
+    for place in ("crash", "now"):
+        if text := found.get(f"{place}/{ROOT_CAUSE}"):
+            return text.strip()
+    return "unknown"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def _pack(path: Path, contents: dict[str, bytes]) -> None:
+    """Write beside the target and rename: half an archive is none."""
+    staged = path.with_name(f".{path.name}.new")
+    try:
+        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
+            for name, content in contents.items():
+                member = tarfile.TarInfo(name)
+                member.size, member.mode = len(content), FILE_MODE
+                tar.addfile(member, io.BytesIO(content))
+        staged.replace(path)
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        raise SparkdeployError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,197 @@
+"""`doctor`: look at the machine a recipe is for, all at once and for three seconds at most."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from sparkdeploy.checks import deployments, docker, folders, memory, network, report, system
+from sparkdeploy.checks.finding import fail, not_seen
+from sparkdeploy.checks.reading import HurriedMachine, read_surroundings
+from sparkdeploy.checks.recipe import recipe_findings
+from sparkdeploy.checks.surroundings import Places, Target
+from sparkdeploy.commands.drafting import connect, decide
+from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.node.facts import THIS_MACHINE, current_uid
+from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.findings import plan_findings
+from sparkdeploy.plan.observe import Registry, observe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.checks.surroundings import Surroundings, TargetName
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.node.machine import Machine
+    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.settings import Settings
+
+CONNECTION_DEADLINE_S = 1.5
+"""How long the Docker Engine may take to say hello."""
+DEADLINE_S = 2.5
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Task(Generic[T]):
+    """Work in a thread of its own that nobody has to wait for."""
+
+    work: Callable[[], T]
+    result: T | None = None
+    error: SparkdeployError | None = None
+    _thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start; a daemon thread does not keep the program from ending."""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self.work()
+        except SparkdeployError as error:
+            self.error = error
+
+    def wait(self, until_s: float) -> T | None:
+        """Return the result, or None when it has failed or is not there in time."""
+        self._thread.join(max(until_s - time.monotonic(), 0.0))
+        return self.result
+
+
+def doctor_report(resolved: Resolved, settings: Settings) -> dict[str, Any]:
+    """Return the report for a crash folder; never raises for what the machine is like."""
+    return report.as_dict(examine(resolved, settings))
+
+
+def examine(
+    resolved: Resolved, settings: Settings, machine: Machine = THIS_MACHINE
+) -> tuple[Finding, ...]:
+    """Return what every check found; no Docker, no GPU and no network are findings, not errors."""
+    hurried = HurriedMachine(machine)
+    started_s = time.monotonic()
+    connection = _Task(lambda: connect(settings))
+    host = connection.wait(started_s + CONNECTION_DEADLINE_S)
+    draft = _Task(lambda: _draft(resolved, settings, host, hurried))
+    restarts = _Task(host.endless_gpu_containers if host is not None else tuple)
+    seen = read_surroundings(hurried, _places(resolved, settings))
+    plan = draft.wait(started_s + DEADLINE_S)
+    endless = restarts.wait(started_s + DEADLINE_S)
+    findings = (
+        *_machine_findings(seen),
+        _engine_finding(connection, plan),
+        *([] if host is None or endless is None else [docker.check_endless_restarts(endless)]),
+        *_plan_findings(draft, plan, seen),
+        *_surroundings_findings(seen),
+        *recipe_findings(resolved.recipe, resolved.engine),
+    )
+    if host is not None and plan is not None and endless is not None:
+        host.__exit__()
+    return findings
+
+
+def _draft(
+    resolved: Resolved, settings: Settings, host: DockerHost | None, machine: Machine
+) -> Plan:
+    deployment = Deployment("main")
+    observed = observe(
+        resolved,
+        settings,
+        host,
+        deployment.exposure,
+        machine=machine,
+        registry=Registry.ASSUMED,
+    )
+    return decide(resolved, settings, observed, deployment)
+
+
+def _machine_findings(seen: Surroundings) -> Iterator[Finding]:
+    yield system.check_architecture(seen.architecture)
+    yield system.check_system(seen.system)
+    yield memory.check_oom_kills(seen.vmstat)
+
+
+def _engine_finding(connection: _Task[DockerHost], plan: Plan | None) -> Finding:
+    info = plan.observed.node.docker if plan is not None else None
+    if info is not None or connection.error is None:
+        late = f"docker did not answer within {DEADLINE_S:g} s"
+        return docker.check_engine(info, late, "sudo systemctl restart docker")
+    return docker.check_engine(None, connection.error.message, connection.error.hint)
+
+
+def _plan_findings(draft: _Task[Plan], plan: Plan | None, seen: Surroundings) -> Iterator[Finding]:
+    if plan is not None:
+        yield from plan_findings(plan)
+        yield from deployments.deployment_findings(
+            plan.observed.containers,
+            memory_total_bytes=plan.observed.node.memory_total_bytes,
+            booting=seen.booting,
+        )
+    elif draft.error is not None:
+        yield fail("folders.model", draft.error.message, draft.error.hint or "")
+    else:
+        yield not_seen("machine.gpu", f"GPU and Docker did not answer within {DEADLINE_S:g} s")
+
+
+def _surroundings_findings(seen: Surroundings) -> Iterator[Finding]:
+    yield from folders.folder_findings(seen.folders, caller_uid=current_uid())
+    hub_cache = next((item.path for item in seen.folders if item.role == "hub_cache"), "")
+    yield folders.check_duplicates(seen.duplicates, hub_cache)
+    yield network.check_open_doors(seen.open_ports)
+    yield from network.reach_findings(seen.reached)
+    yield network.check_localhost(seen.localhost)
+    yield network.check_fabric(seen.links)
+
+
+def _places(resolved: Resolved, settings: Settings) -> Places:
+    usual = [Path("~/.cache/huggingface/hub").expanduser(), Path("/root/.cache/huggingface/hub")]
+    others = dict.fromkeys(str(item) for item in usual if item != settings.hub_cache)
+    return Places(
+        folders={
+            "hub_cache": str(settings.hub_cache),
+            "state": str(settings.state_dir),
+            "cache": str(settings.cache_dir),
+            "data": str(settings.data_dir),
+            "lock": str(settings.lock_dir),
+        },
+        other_hub_caches=tuple(others),
+        model_folder="models--" + resolved.recipe.model.repo.replace("/", "--"),
+        targets=tuple(_targets(settings)),
+    )
+
+
+def _targets(settings: Settings) -> Iterator[Target]:
+    """Yield the hosts that are needed, or the proxy through which each is reached."""
+    hosts = settings.hosts
+    yield _target("hub", hosts.hub, settings)
+    yield _target("package_index", settings.build.index_url or hosts.package_index, settings)
+    yield _target("container_registry", f"https://{hosts.container_registry}", settings)
+
+
+def _target(name: TargetName, url: str, settings: Settings) -> Target:
+    scheme = urlsplit(url).scheme
+    proxies = {key.lower(): value for key, value in settings.build.proxies.items()}
+    proxy = proxies.get(f"{scheme}_proxy")
+    if proxy and _is_bypassed(urlsplit(url).hostname or "", proxies.get("no_proxy", "")):
+        proxy = None
+    # curl and requests take a proxy without a scheme for an http one.
+    parts = urlsplit(url if not proxy else proxy if "://" in proxy else f"http://{proxy}")
+    port = _port_of(parts) or (443 if parts.scheme == "https" else 80)
+    return Target(name, parts.hostname or "", port, is_proxy=proxy is not None)
+
+
+def _port_of(parts: SplitResult) -> int | None:
+    try:
+        return parts.port
+    except ValueError:
+        return None
+
+
+def _is_bypassed(host: str, no_proxy: str) -> bool:
+    names = [item.strip().lstrip(".") for item in no_proxy.split(",") if item.strip()]
+    return any(name in {"*", host} or host.endswith(f".{name}") for name in names)

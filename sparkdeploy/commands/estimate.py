@@ -1,0 +1,217 @@
+"""Gather what an estimate needs: facts of the model, a machine, and every recipe to compare."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checkpoint import source as sources
+from sparkdeploy.checkpoint.contents import read_config, read_tensors
+from sparkdeploy.errors import CheckpointError, RecipeError
+from sparkdeploy.estimate import capacity_report, picture, picture_page
+from sparkdeploy.estimate import speed_report as roofline_report
+from sparkdeploy.estimate.budget import Budget, make_budget
+from sparkdeploy.estimate.hardware import (
+    Hardware,
+    hardware_named,
+    hardware_seen,
+    read_hardware,
+)
+from sparkdeploy.estimate.model_facts import ModelFacts, architecture_of, read_shipped_facts
+from sparkdeploy.estimate.model_weights import weights_of
+from sparkdeploy.estimate.roofline import Acceptance, read_acceptance
+from sparkdeploy.estimate.speed import Estimate, Speed, estimate, fit_speed, in_order
+from sparkdeploy.node import facts as node_facts
+from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.settings import load_settings, resources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.schema import Model
+    from sparkdeploy.settings import Settings
+
+HERE = "here"
+COPIED_BYTES = 128 * 2**20
+COPIES = 3
+
+
+class WhenMissing(Enum):
+    """Where the facts of a model come from that is not on this machine."""
+
+    SHIPPED = "shipped"
+    HUB = "hub"
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What can be said about a recipe on a machine before anything is downloaded or started."""
+
+    resolved: Resolved
+    facts: ModelFacts
+    budget: Budget
+    recipes: Mapping[str, Resolved]
+    acceptance: Mapping[str, Acceptance]
+    speed: Speed
+    estimates: tuple[Estimate, ...]
+
+    def capacity_lines(self) -> Iterator[str]:
+        """Yield memory and KV cache."""
+        yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
+        yield from capacity_report.capacity_lines(self.resolved, self.facts, self.budget)
+
+    def speed_lines(self) -> Iterator[str]:
+        """Yield the roofline: this recipe's step, more requests, every recipe, what is next."""
+        yield from roofline_report.speed_lines(self.speed, self.acceptance)
+        steps = roofline_report.batch_steps(self.resolved, self.facts, self.acceptance)
+        if steps:
+            yield from roofline_report.step_lines(steps[0], self.speed)
+            yield from roofline_report.batch_lines(steps, self.speed)
+            contexts = [row.context_tokens for row in self.budget.rows()]
+            yield from roofline_report.context_lines(
+                roofline_report.context_steps(self.resolved, self.facts, self.acceptance, contexts),
+                self.speed,
+            )
+        yield from roofline_report.estimate_lines(self.estimates, self.speed)
+        if self.resolved.recipe.name in self.recipes:
+            recipes = {**self.recipes, self.resolved.recipe.name: self.resolved}
+            yield from roofline_report.next_lines(
+                self.resolved.recipe.name, recipes, self.facts, self.acceptance
+            )
+
+    def page(self) -> str:
+        """Return a self-contained HTML page: the picture and the same tables."""
+        return picture_page.page(
+            title=f"{self.resolved.recipe.name} on {self.speed.hardware.title}",
+            picture=picture.bytes_per_step(self.estimates),
+            sections={
+                "Memory": tuple(self.capacity_lines()),
+                "Speed": tuple(self.speed_lines()),
+            },
+        )
+
+    def as_dict(self) -> dict[str, object]:
+        """Return capacity and speed as plain values for `--json`."""
+        steps = roofline_report.batch_steps(self.resolved, self.facts, self.acceptance)
+        return {
+            "schema": 1,
+            "recipe": self.resolved.recipe.name,
+            "capacity": capacity_report.capacity_as_dict(self.resolved, self.facts, self.budget),
+            "speed": roofline_report.estimates_as_dict(self.estimates, self.speed, steps),
+        }
+
+
+def outlook_for(
+    recipe: str | None,
+    assignments: Iterable[str] | None,
+    *,
+    hardware: str,
+    when_missing: WhenMissing = WhenMissing.SHIPPED,
+) -> Outlook:
+    """Return the outlook of what a user typed; no Docker or GPU is needed.
+
+    Only `WhenMissing.HUB` uses the network, and only for a model that is not here.
+
+    Raises UsageError for unknown hardware, CheckpointError when nothing is known of the model.
+    """
+    settings = load_settings()
+    # Not from drafting, which imports all that deploys and would double the time of the answer.
+    shelf = Library((settings.config_dir / "recipes", resources() / "recipes"))
+    resolved = load_recipe(shelf, recipe or settings.default_recipe, tuple(assignments or ()))
+    folder = resources() / "recipes" / "facts"
+    machine = _machine(hardware, read_hardware(folder / "hardware.yaml"))
+    shipped = read_shipped_facts(folder / "models.yaml")
+    facts = facts_of(resolved.recipe.model, settings, shipped, when_missing)
+    acceptance = read_acceptance(folder / "speculation.yaml")
+    recipes = _recipes(shelf)
+    # The same model in every row: the files at hand describe it better than the shipped facts.
+    known = {**shipped, resolved.recipe.model.repo: facts}
+    speed = fit_speed(machine, recipes, shipped, acceptance)
+    return Outlook(
+        resolved=resolved,
+        facts=facts,
+        budget=make_budget(resolved, facts, machine),
+        recipes=recipes,
+        acceptance=acceptance,
+        speed=speed,
+        estimates=tuple(
+            estimate(item, known, acceptance, speed)
+            for item in in_order({**recipes, resolved.recipe.name: resolved})
+        ),
+    )
+
+
+def facts_of(
+    model: Model,
+    settings: Settings,
+    shipped: Mapping[str, ModelFacts],
+    when_missing: WhenMissing,
+) -> ModelFacts:
+    """Return what the model's own files say; when it is not here, what is asked for instead.
+
+    Raises CheckpointError for files that are damaged, and when nobody knows the model.
+    """
+    source = (
+        sources.open_folder(Path(model.path))
+        if model.path is not None
+        else sources.find_in_hub_cache(model.repo, model.revision, settings.hub_cache)
+    )
+    if source is not None:
+        tensors = read_tensors(source.files_dir).values()
+        return ModelFacts(
+            repo=model.repo,
+            architecture=architecture_of(read_config(source.files_dir)),
+            weight_bytes=weights_of(item.info for item in tensors),
+            origin="safetensors headers on this machine",
+        )
+    if when_missing is WhenMissing.HUB:
+        # It imports requests, which no other estimate needs.
+        from sparkdeploy.commands.estimate_remote import hub_facts  # noqa: PLC0415
+
+        return hub_facts(model, settings)
+    if model.repo not in shipped:
+        fetch = sources.fetch_command(model.repo, model.revision)
+        raise CheckpointError(
+            f"nothing is known of {model.repo}: it is not here and has no shipped facts",
+            hint=f"read its headers with --headers, or {fetch}",
+        )
+    return shipped[model.repo]
+
+
+def copy_bandwidth(clock: Callable[[], float] = time.perf_counter) -> float:
+    """Measure how many bytes a second one core moves when it copies memory, read and written."""
+    block, target = bytearray(COPIED_BYTES), memoryview(bytearray(COPIED_BYTES))
+    best_s = float("inf")
+    for _ in range(COPIES):
+        started_s = clock()
+        target[:] = block
+        best_s = min(best_s, clock() - started_s)
+    return 2 * COPIED_BYTES / best_s
+
+
+def _machine(wanted: str, table: Mapping[str, Hardware]) -> Hardware:
+    if wanted != HERE:
+        return hardware_named(wanted, table)
+    gpu = next(iter(node_facts.read_gpus().gpus), None)
+    return hardware_seen(
+        gpu=gpu.name if gpu is not None else None,
+        gpu_memory_bytes=gpu.memory_bytes if gpu is not None else None,
+        memory_bytes=node_facts.read_meminfo().get("MemTotal", 0),
+        copy_bytes_s=copy_bandwidth(),
+        table=table,
+    )
+
+
+def _recipes(shelf: Library) -> Mapping[str, Resolved]:
+    """Every recipe that loads; a broken one is `list`'s to report."""
+    found: dict[str, Resolved] = {}
+    for name in shelf.recipe_files():
+        try:
+            found[name] = load_recipe(shelf, name)
+        except RecipeError:
+            continue
+    return found

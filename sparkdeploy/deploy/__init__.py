@@ -1,0 +1,1 @@
+"""Everything that happens to containers: started, replaced, watched, recovered, removed."""

@@ -1,0 +1,147 @@
+"""The folder that keeps what is known of a container that failed."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy import __version__
+from sparkdeploy.deploy.secrets import (
+    known_secrets,
+    record_without_secrets,
+    text_without_secrets,
+    value_without_secrets,
+)
+from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.server.forensics import Cause, guard_reports, root_cause
+from sparkdeploy.server.phases import read_whole
+from sparkdeploy.terminal import visible, visible_log
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sparkdeploy.node.host import DockerHost
+
+KEPT_CRASHES = 20
+ROOT_CAUSE = "00-root-cause.txt"
+"""One line: what it died of. Its name puts it on top."""
+
+
+def save_evidence(
+    host: DockerHost,
+    container_id: str,
+    crashes_dir: Path,
+    *,
+    deployment: str,
+    details: Mapping[str, Any] | None = None,
+) -> Path:
+    """Save all that is known of a container; return the new folder `<deployment>-<UTC time>`.
+
+    In it: the root cause in one line, inspect, the whole log as `logs` shows it, what the guard
+    said, versions, and `details` (cause, plan, phases...) as a JSON file each. Readable by its
+    owner only; secrets are taken out, those of the state folder's keys by value. Only the newest
+    KEPT_CRASHES folders stay. Raises OSError when the disk does not take it.
+    """
+    folder = _new_folder(crashes_dir, deployment)
+    write_evidence(host, container_id, folder, details=details or {}, keys=_keys(crashes_dir))
+    _drop_oldest(crashes_dir)
+    return folder
+
+
+def write_evidence(
+    host: DockerHost,
+    container_id: str,
+    folder: Path,
+    *,
+    details: Mapping[str, Any],
+    keys: tuple[str, ...],
+) -> None:
+    """Write the files of `save_evidence` into a folder; `keys` are secrets by value."""
+    record = host.inspect(container_id)
+    raw_log = b"".join(host.logs(container_id))
+    log = raw_log.decode(errors="replace")
+    facts: dict[str, Any] = {
+        "inspect": record_without_secrets(record, keys),
+        "guard": guard_reports(log),
+        "versions": _versions(host, record, raw_log),
+        **details,
+    }
+    headline = visible(text_without_secrets(_headline(record, log, details), keys))
+    (folder / ROOT_CAUSE).write_text(headline, encoding="utf-8")
+    # It is read with `cat`, and the container may write anything: also a secret with a colour
+    # in its middle, which is whole only when the colour is gone.
+    shown = text_without_secrets(visible_log(log), keys)
+    (folder / "container.log").write_text(shown, encoding="utf-8")
+    for name, value in facts.items():
+        text = json.dumps(value_without_secrets(value, keys), indent=2, sort_keys=True, default=str)
+        (folder / f"{name}.json").write_text(text + "\n")
+
+
+def cause_as_dict(cause: Cause) -> dict[str, str | None]:
+    """Return a cause as JSON-able values."""
+    return {
+        "name": cause.name,
+        "line": cause.line,
+        "meaning": cause.meaning,
+        "hint": cause.hint,
+    }
+
+
+def _headline(record: Mapping[str, Any], log: str, details: Mapping[str, Any]) -> str:
+    """Say what it died of: as whoever waited found it, or from the log and how it ended."""
+    told = details.get("cause")
+    if isinstance(told, dict):
+        words = [str(told[part]) for part in ("name", "meaning", "line") if told.get(part)]
+        return ": ".join(words) + "\n"
+    state = record.get("State") or {}
+    if state.get("Running"):
+        return "none: it was running\n"
+    cause = root_cause(
+        f"{log}\n{state.get('Error') or ''}",
+        state.get("ExitCode"),
+        oom_killed=bool(state.get("OOMKilled")),
+    )
+    return f"{cause.name}: {cause.describe()}\n"
+
+
+def _versions(host: DockerHost, record: Mapping[str, Any], log: bytes) -> dict[str, str | None]:
+    return {
+        "sparkdeploy": __version__,
+        "python": platform.python_version(),
+        "platform": f"{sys.platform} {platform.release()} {platform.machine()}",
+        "docker": host.info().version,
+        "vllm": read_whole([log]).facts.vllm_version,
+        "image": (record.get("Config") or {}).get("Image"),
+        "image_id": record.get("Image"),
+    }
+
+
+def _keys(crashes_dir: Path) -> tuple[str, ...]:
+    """Return the keys of all deployments; they stand beside the evidence in the state folder."""
+    return known_secrets([crashes_dir.parent / "keys"])
+
+
+def _new_folder(crashes_dir: Path, deployment: str) -> Path:
+    make_private(crashes_dir)
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    folder = crashes_dir / f"{deployment}-{stamp}"
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = crashes_dir / f"{deployment}-{stamp}-{number}"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _drop_oldest(crashes_dir: Path) -> None:
+    folders = sorted(
+        (folder for folder in crashes_dir.iterdir() if folder.is_dir()),
+        key=lambda folder: folder.stat().st_mtime,
+    )
+    for folder in folders[:-KEPT_CRASHES]:
+        shutil.rmtree(folder, ignore_errors=True)

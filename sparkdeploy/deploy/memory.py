@@ -1,0 +1,109 @@
+"""Memory for a start: what was planned to be taken against what is free at that moment."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.console import console, format_gib
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.facts import read_meminfo
+from sparkdeploy.plan.problems import promised_bytes, shortage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sparkdeploy.estimate.memory_claim import MemoryClaim
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.plan.steps import Problem
+
+RETURN_TIMEOUT_S = 20.0
+"""A driver may give memory back some seconds after the process that held it has ended."""
+POLL_S = 0.5
+UNKNOWN_BYTES = 1 << 62
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+DROP_COMMAND = "sync && echo 1 | sudo tee /proc/sys/vm/drop_caches"
+
+
+class PageCache(Enum):
+    """What may be done with the machine's page cache."""
+
+    ASK = "ask on a terminal, and leave it alone elsewhere"
+    DROP = "drop it when the model needs the room"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a look at memory needs of the machine; other ones are for tests and other nodes."""
+
+    meminfo: Callable[[], Mapping[str, int]] = read_meminfo
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    drop_caches: Path = DROP_CACHES
+
+
+def make_room_for(
+    host: DockerHost, deployment: str, claim: MemoryClaim | None, page_cache: PageCache
+) -> None:
+    """Make room beside all other deployments of this node; raises what `make_room` does."""
+    others_bytes = promised_bytes(host.own_containers(), deployment)
+    make_room(claim, page_cache, others_bytes=others_bytes)
+
+
+def make_room(
+    claim: MemoryClaim | None,
+    page_cache: PageCache,
+    machine: Machine | None = None,
+    *,
+    others_bytes: int = 0,
+) -> None:
+    """Hold a claim against the memory that is free now, when nothing of the deployment runs.
+
+    `others_bytes` is what the other deployments were planned to take. Waits for memory that a
+    stopped container still gives back. Where CUDA counts only what is really free, a page cache in
+    the way is dropped with consent, else it is told. Raises NodeError when the memory is not there.
+    """
+    if claim is None:
+        return
+    machine = machine or Machine()
+    deadline_s = machine.clock() + RETURN_TIMEOUT_S
+    while problem := _problem(claim, others_bytes, meminfo := machine.meminfo()):
+        if machine.clock() >= deadline_s or _is_hopeless(claim, others_bytes, meminfo):
+            raise NodeError(problem.message, hint=problem.fix)
+        machine.sleep(POLL_S)
+    _clear_page_cache(claim, page_cache, machine)
+
+
+def _problem(claim: MemoryClaim, others_bytes: int, meminfo: Mapping[str, int]) -> Problem | None:
+    unpromised = meminfo.get("MemTotal", UNKNOWN_BYTES) - others_bytes
+    available = min(meminfo.get("MemAvailable", unpromised), unpromised)
+    return next(shortage(claim, available), None)
+
+
+def _is_hopeless(claim: MemoryClaim, others_bytes: int, meminfo: Mapping[str, int]) -> bool:
+    """Say whether no wait can help: what is promised to others does not come back."""
+    return meminfo.get("MemTotal", UNKNOWN_BYTES) - others_bytes < claim.total_bytes
+
+
+def _clear_page_cache(claim: MemoryClaim, page_cache: PageCache, machine: Machine) -> None:
+    missing_bytes = _held_by_page_cache(claim, machine.meminfo())
+    if missing_bytes <= 0:
+        return
+    told = f"the page cache holds {format_gib(missing_bytes)} that CUDA will not count as free"
+    if page_cache is PageCache.ASK and not console.confirm(f"{told}. Drop it?"):
+        console.warn(f"{told}; if the start fails: {DROP_COMMAND}")
+        return
+    try:
+        machine.drop_caches.write_text("1\n")
+    except OSError as error:
+        console.warn(f"{told}, and it cannot be dropped ({error.strerror}): {DROP_COMMAND}")
+
+
+def _held_by_page_cache(claim: MemoryClaim, meminfo: Mapping[str, int]) -> int:
+    """Return the bytes by which really free memory falls short of the claim."""
+    if claim.page_cache_counts:
+        return 0
+    return max(claim.needed_bytes - meminfo.get("MemFree", claim.needed_bytes), 0)

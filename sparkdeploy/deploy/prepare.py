@@ -1,0 +1,85 @@
+"""Prepare what vLLM mounts, and the host folders a container writes to."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checkpoint.known_vocabulary import bring_vocabulary
+from sparkdeploy.checkpoint.overlay import build_overlay
+from sparkdeploy.checkpoint.prebuilt import bring_fp8
+from sparkdeploy.console import console
+from sparkdeploy.errors import CheckpointError, NodeError
+from sparkdeploy.node import facts
+from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.plan.observe import locate_model, treatment_of
+from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.plan.steps import Action
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.node.container import ContainerSpec
+    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.settings import Settings
+
+KEY_BYTES = 32
+
+
+def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
+    """Make the overlay if the plan asks for one; raise CheckpointError when it cannot be made."""
+    if plan.checkpoint.action is not Action.PREPARE:
+        return
+    located = locate_model(plan.resolved.recipe, settings)
+    if located.source is None or not isinstance(located.fact, ModelFact):
+        raise CheckpointError("the model has gone since the plan was made", hint="run it again")
+    overlay = located.fact.overlay
+    if overlay is None:
+        return
+    checkpoint = plan.resolved.recipe.checkpoint
+    shard = bring_fp8(checkpoint, located.source, settings)
+    draft = bring_vocabulary(plan.resolved.recipe, settings)
+    with console.step("checkpoint overlay"):
+        treatment = treatment_of(plan.resolved.recipe, settings)
+        result = build_overlay(located.source, treatment, overlay.path, shard, draft)
+    console.info(
+        f"  {result.path}: {result.fp8_layer_count} FP8 layers, "
+        f"{result.mtp_tensor_count} MTP tensors"
+    )
+
+
+def prepare_folders(plan: Plan, spec: ContainerSpec) -> None:
+    """Make the cache folder, and the key where the deployment is public, for the spec's user."""
+    uid, gid = (int(part) for part in spec.user.split(":"))
+    plan.folders.cache.mkdir(parents=True, exist_ok=True)
+    _give(plan.folders.cache, uid, gid, mode=0o755)
+    if plan.deployment.exposure is Exposure.PUBLIC:
+        _write_key(plan.folders.key_file, uid, gid)
+
+
+def _write_key(path: Path, uid: int, gid: int) -> None:
+    """Keep a key that is there; otherwise make one nobody has chosen."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not path.exists():
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_urlsafe(KEY_BYTES) + "\n")
+        console.info(f"made an API key: {path}")
+    _give(path, uid, gid, mode=0o600)
+
+
+def _give(path: Path, uid: int, gid: int, *, mode: int) -> None:
+    status = path.stat()
+    if (status.st_uid, status.st_gid) != (uid, gid):
+        if not facts.is_root():
+            raise NodeError(
+                f"{path} belongs to uid {status.st_uid}, but the container runs as {uid}, the "
+                "owner of the model folder",
+                hint=f"sudo chown -R {uid}:{gid} {path}",
+            )
+        os.chown(path, uid, gid)
+    # Only the owner may do this, who is another user when the model is.
+    if stat.S_IMODE(path.stat().st_mode) != mode:
+        path.chmod(mode)

@@ -1,0 +1,321 @@
+"""Putting a container in place of the one with its name, and back when that fails.
+
+Every step leaves a state that the containers' names tell, so that a CLI that dies at any point
+can be followed by `recovery.recover`:
+
+    NAME only                       nothing is half done
+    NAME-replaced only              the new one does not exist: the old one comes back
+    NAME and NAME-replaced          the new one is tried: it stays if it answers
+    NAME-kept-N                     an earlier one, stopped, for `rollback`; newer ones count higher
+
+The node's lock is held while containers change, and not while the new one is waited for: `down`
+and `rollback` may end a start. Whoever waited then finds its container gone and says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sparkdeploy import labels
+from sparkdeploy.console import console
+from sparkdeploy.deploy.deployments import find_deployment, kept_name, replaced_name
+from sparkdeploy.deploy.evidence import cause_as_dict, save_evidence
+from sparkdeploy.deploy.interruptions import held_back
+from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
+from sparkdeploy.plan.container import container_name
+from sparkdeploy.server.health import ContainerDiedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.host import DockerHost
+
+Outcome = TypeVar("Outcome")
+
+
+class Origin(Enum):
+    """Where the container that is tried comes from, and so where it goes when it fails."""
+
+    MADE = "it was made for this, and is removed"
+    KEPT = "it was kept for a rollback, and is kept again"
+
+
+class TakenAwayError(UnhealthyError):
+    """Another command stopped or replaced the container that was waited for."""
+
+    def __init__(self, deployment: str) -> None:
+        """Name the deployment."""
+        super().__init__(
+            f"{deployment} was stopped or replaced by another command while it was starting",
+            hint="`sparkdeploy status` shows what is there now",
+        )
+
+
+@dataclass(slots=True)
+class Replacement:
+    """A new container that is being tried; `commit` keeps it, `revert` brings the old one back."""
+
+    host: DockerHost
+    deployment: str
+    crashes_dir: Path
+    old_id: str | None = None
+    new_id: str | None = None
+    origin: Origin = Origin.MADE
+    is_old_told_to_stop: bool = False
+    """From then on the old one may end at any moment, although it still runs."""
+
+    @property
+    def container_id(self) -> str:
+        """Return the new container's id."""
+        if self.new_id is None:
+            raise NodeError(f"deployment {self.deployment} has no new container")
+        return self.new_id
+
+    def is_in_place(self) -> bool:
+        """Say whether the new container still is the deployment's."""
+        fact = self.host.find_container(container_name(self.deployment))
+        return fact is not None and fact.container_id == self.new_id
+
+    def commit(self) -> None:
+        """Let the new one stay; keep as many of its predecessors as its label says."""
+        new = self.host.find_container(self.container_id)
+        wanted = new.keep_count if new is not None else 0
+        # What was rolled back from is kept in any case: that is how to go forward again.
+        count = max(wanted, 1) if self.origin is Origin.KEPT else wanted
+        if self.old_id is not None and self.host.find_container(self.old_id) is not None:
+            self.host.stop(self.old_id)
+            _keep(self.host, self.old_id, self.deployment)
+        drop_kept(self.host, self.deployment, beyond=count)
+
+    def revert(self, details: Mapping[str, Any] | None = None) -> Path | None:
+        """Save the new container's evidence, put it away, bring the old one back.
+
+        Returns the folder of the evidence; None when there never was a new container.
+        """
+        folder = self._discard_new(details or {})
+        if self.old_id is not None:
+            if self.is_old_told_to_stop:
+                self.host.stop(self.old_id)
+            _bring_back(self.host, self.old_id, self.deployment)
+        return folder
+
+    def _discard_new(self, details: Mapping[str, Any]) -> Path | None:
+        if self.new_id is None or self.host.find_container(self.new_id) is None:
+            return None
+        folder = self.evidence_of(self.new_id, details)
+        if self.origin is Origin.KEPT:
+            self.host.stop(self.new_id)
+            _keep(self.host, self.new_id, self.deployment)
+        else:
+            self.host.remove(self.new_id)
+        return folder
+
+    def evidence_of(self, container_id: str, details: Mapping[str, Any]) -> Path | None:
+        """Keep what can be kept; a full disk is no reason to leave the old container down."""
+        try:
+            return save_evidence(
+                self.host,
+                container_id,
+                self.crashes_dir,
+                deployment=self.deployment,
+                details=details,
+            )
+        except OSError as error:
+            console.warn(f"the evidence of {self.deployment} is not kept: {error}")
+            return None
+
+
+def begin(
+    host: DockerHost,
+    spec: ContainerSpec,
+    deployment: str,
+    *,
+    crashes_dir: Path,
+    before_start: Callable[[], None] = lambda: None,
+) -> Replacement:
+    """Set a running old container aside and start the new one; undo that when it fails.
+
+    The old one is renamed before it is stopped, so that its name tells the half-done state from
+    a deployment that ended by itself. An old container that has ended already is removed, after
+    its evidence is saved. `before_start` is called when nothing of the deployment runs and may
+    raise. Raises NodeError when a foreign container has the name.
+    """
+    replacement = Replacement(host, deployment, crashes_dir)
+
+    def make() -> str:
+        before_start()
+        return host.create(spec)
+
+    return _begun(replacement, make)
+
+
+def begin_return(
+    host: DockerHost,
+    kept: ContainerFact,
+    *,
+    crashes_dir: Path,
+    before_start: Callable[[], None] = lambda: None,
+) -> Replacement:
+    """Set the running container aside and start a kept one again; undo that when it fails.
+
+    `before_start` is as for `begin`.
+    """
+    replacement = Replacement(host, kept.deployment, crashes_dir, origin=Origin.KEPT)
+
+    def take() -> str:
+        before_start()
+        host.rename(kept.container_id, container_name(kept.deployment))
+        return kept.container_id
+
+    return _begun(replacement, take)
+
+
+def see_through(
+    replacement: Replacement,
+    *,
+    wait: Callable[[str], Outcome],
+    changing: Callable[[], AbstractContextManager[None]],
+    details: Callable[[], Mapping[str, Any]] = dict,
+) -> Outcome:
+    """Wait for the new container and settle what becomes of both; return what `wait` returned.
+
+    `wait(container_id)` is called without the node's lock, `changing()` takes it for the rest.
+    When `wait` raises an expected error the new container's evidence is saved with `details()`
+    and the old one is back; the error then says so. Interrupted (Ctrl-C), the old one comes back
+    too; without an old one the new one is left to go on starting. Raises TakenAwayError when
+    another command put an end to the new container meanwhile. Settling is not interrupted: what
+    comes meanwhile is heard after it.
+    """
+    try:
+        outcome = wait(replacement.container_id)
+    except SparkdeployError as error:
+        with held_back(), changing():
+            if not replacement.is_in_place():
+                raise TakenAwayError(replacement.deployment) from error
+            folder = replacement.revert({**details(), **_cause_of(error)})
+        raise _told(error, replacement, folder) from error
+    except BaseException:
+        if replacement.old_id is not None:
+            with held_back(), changing():
+                if replacement.is_in_place():
+                    replacement.revert(details())
+        raise
+    with held_back(), changing():
+        if not replacement.is_in_place():
+            raise TakenAwayError(replacement.deployment)
+        replacement.commit()
+    return outcome
+
+
+def drop_kept(host: DockerHost, deployment: str, *, beyond: int) -> None:
+    """Remove all but the newest kept containers of a deployment."""
+    found = find_deployment(host, deployment)
+    for fact in found.kept[beyond:] if found is not None else ():
+        host.remove(fact.container_id)
+
+
+def returning_or_made(new: ContainerFact | None, old: ContainerFact) -> Origin:
+    """Tell a rollback from an upgrade: a container that comes back is older than the other."""
+    if new is None or not new.created_at:
+        return Origin.MADE
+    return Origin.KEPT if new.created_at < old.created_at else Origin.MADE
+
+
+def _begun(replacement: Replacement, arrive: Callable[[], str]) -> Replacement:
+    _refuse_half_done(replacement.host, replacement.deployment)
+    try:
+        _set_aside(replacement)
+        replacement.new_id = arrive()
+        replacement.host.start(replacement.new_id)
+    except BaseException:
+        _find_new(replacement)
+        replacement.revert()
+        raise
+    return replacement
+
+
+def _refuse_half_done(host: DockerHost, deployment: str) -> None:
+    for name in (container_name(deployment), replaced_name(deployment)):
+        fact = host.find_container(name)
+        if fact is not None and not _is_ours(fact, deployment):
+            raise NodeError(
+                f"a container named {name} exists that sparkdeploy did not make; it stays",
+                hint=f"choose another name with --name, or `docker rename {name} ...`",
+            )
+        if fact is not None and name == replaced_name(deployment):
+            raise NodeError(
+                f"deployment {deployment} is half replaced",
+                hint="`sparkdeploy rollback` or the next `sparkdeploy up` finishes or reverts it",
+            )
+
+
+def _is_ours(fact: ContainerFact, deployment: str) -> bool:
+    return fact.labels.get(labels.KIND) == "container" and fact.deployment == deployment
+
+
+def _set_aside(replacement: Replacement) -> None:
+    host, deployment = replacement.host, replacement.deployment
+    old = host.find_container(container_name(deployment))
+    if old is None:
+        return
+    if not old.is_running:
+        _remove_ended(replacement, old)
+        return
+    replacement.old_id = old.container_id
+    host.rename(old.container_id, replaced_name(deployment))
+    replacement.is_old_told_to_stop = True
+    host.stop(old.container_id)
+
+
+def _remove_ended(replacement: Replacement, old: ContainerFact) -> None:
+    if old.exit_code and old.state == "exited":
+        replacement.evidence_of(old.container_id, {})
+    replacement.host.remove(old.container_id)
+
+
+def _find_new(replacement: Replacement) -> None:
+    """Catch a container that was created just before the interruption."""
+    found = replacement.host.find_container(container_name(replacement.deployment))
+    if found is not None and found.container_id != replacement.old_id:
+        replacement.new_id = found.container_id
+
+
+def _bring_back(host: DockerHost, old_id: str, deployment: str) -> None:
+    """Start first, rename last: the name says `half done` until it is whole again."""
+    old = host.find_container(old_id)
+    if old is None:
+        return
+    if not old.is_running:
+        host.start(old_id)
+    if old.name != container_name(deployment):
+        host.rename(old_id, container_name(deployment))
+
+
+def _keep(host: DockerHost, container_id: str, deployment: str) -> None:
+    """Give a stopped container the next number; a clock that jumps cannot mix them up."""
+    found = find_deployment(host, deployment)
+    newest = found.kept[0].name if found is not None and found.kept else ""
+    number = int(newest.rpartition("-")[2]) if newest else 0
+    host.rename(container_id, kept_name(deployment, number + 1))
+
+
+def _cause_of(error: SparkdeployError) -> dict[str, Any]:
+    if isinstance(error, ContainerDiedError):
+        return {"cause": cause_as_dict(error.cause)}
+    return {"cause": {"meaning": error.message}}
+
+
+def _told(
+    error: SparkdeployError, replacement: Replacement, folder: Path | None
+) -> SparkdeployError:
+    """Return the error with what became of the two containers."""
+    fate = "; the previous deployment is starting again" if replacement.old_id else ""
+    kept = f"; evidence: {folder}" if folder else ""
+    error.message = error.message + fate + kept
+    error.args = (error.message,)
+    return error

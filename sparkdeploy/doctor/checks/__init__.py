@@ -1,1 +1,0 @@
-"""The checks themselves: pure functions from facts to findings."""

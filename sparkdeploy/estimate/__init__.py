@@ -1,0 +1,1 @@
+"""Memory and speed of a recipe, as figures of its model and the hardware."""

@@ -1,0 +1,104 @@
+"""A picture of the bytes of a decode step, stacked by part, one bar a recipe: plain SVG."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
+
+from sparkdeploy.estimate.roofline import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkdeploy.estimate.speed import Estimate
+
+WIDTH, BAR_LEFT, BAR_WIDTH = 960, 120, 560
+BYTES_RIGHT, SPEED_RIGHT, PUBLISHED_RIGHT = 760, 868, 944
+TOP, ROW, BAR = 58, 30, 20
+LEGEND_COLUMNS, LEGEND_ROW = 4, 22
+
+COLOURS: dict[Part, tuple[str, str]] = {
+    Part.EXPERTS: ("#3b6fb6", "#6c9fe0"),
+    Part.GDN: ("#2f8f83", "#56bfb1"),
+    Part.STATE: ("#8cc7bf", "#2c6e66"),
+    Part.SHARED: ("#d9822b", "#f0a458"),
+    Part.ATTENTION: ("#7a5aa6", "#a98ad6"),
+    Part.CACHE: ("#c3aee0", "#5c4483"),
+    Part.SMALL: ("#8a8f98", "#9aa0aa"),
+    Part.HEAD: ("#b8433f", "#e27a76"),
+    Part.DRAFT_LAYER: ("#c9a227", "#e3c659"),
+    Part.DRAFT_HEAD: ("#e39c99", "#8c3431"),
+}
+"""Of each part on a light and on a dark ground; a part's lighter brother is of the same family."""
+
+
+def bytes_per_step(estimates: Sequence[Estimate]) -> str:
+    """Return the SVG; recipes without an estimate are left out. It follows light and dark."""
+    drawn = [made for made in estimates if made.step is not None]
+    longest = max((made.step.total_bytes for made in drawn if made.step is not None), default=1.0)
+    rows = -(-len(Part) // LEGEND_COLUMNS)
+    height = TOP + ROW * len(drawn) + 14 + LEGEND_ROW * rows + 8
+    title = "Bytes moved in a decode step of one request, by recipe"
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" role="img" aria-label="{title}">',
+        f"<title>{title}</title>",
+        f"<style>{_style()}</style>",
+        f'<rect class="ground" width="{WIDTH}" height="{height}"/>',
+        f'<text class="title" x="16" y="26">{title}</text>',
+        _figure(BYTES_RIGHT, 46, "GB a step", "figure quiet"),
+        _figure(SPEED_RIGHT, 46, "tok/s, estimate", "figure quiet"),
+        _figure(PUBLISHED_RIGHT, 46, "published", "figure quiet"),
+    ]
+    for index, made in enumerate(drawn):
+        lines += _bar(made, TOP + ROW * index, longest)
+    lines += _legend(TOP + ROW * len(drawn) + 14)
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _bar(made: Estimate, top: int, longest: float) -> Iterator[str]:
+    if made.step is None:
+        return
+    middle = top + BAR - 6
+    yield f'<text class="name" x="{BAR_LEFT - 8}" y="{middle}">{escape(made.name)}</text>'
+    left = float(BAR_LEFT)
+    for part, size in made.step.parts.items():
+        width = BAR_WIDTH * size / longest
+        yield (
+            f'<rect class="{_class(part)}" x="{left:.1f}" y="{top}" width="{width:.1f}" '
+            f'height="{BAR}"><title>{escape(made.name)}, {part.value}: {size / 1e9:.2f} GB</title>'
+            "</rect>"
+        )
+        left += width
+    yield _figure(BYTES_RIGHT, middle, f"{made.step.total_bytes / 1e9:.2f}", "figure")
+    yield _figure(SPEED_RIGHT, middle, f"{made.tok_s or 0:.1f}", "figure strong")
+    published = f"{made.published_tok_s:g}" if made.published_tok_s is not None else "-"
+    yield _figure(PUBLISHED_RIGHT, middle, published, "figure quiet")
+
+
+def _figure(right: int, y: int, text: str, style: str) -> str:
+    return f'<text class="{style}" x="{right}" y="{y}">{text}</text>'
+
+
+def _legend(top: int) -> Iterator[str]:
+    for index, part in enumerate(Part):
+        row, column = divmod(index, LEGEND_COLUMNS)
+        left = 16 + column * (WIDTH - 32) // LEGEND_COLUMNS
+        y = top + LEGEND_ROW * row
+        yield f'<rect class="{_class(part)}" x="{left}" y="{y}" width="14" height="14"/>'
+        yield f'<text x="{left + 20}" y="{y + 12}">{part.value}</text>'
+
+
+def _class(part: Part) -> str:
+    return "part-" + part.name.lower().replace("_", "-")
+
+
+def _style() -> str:
+    light = "".join(f".{_class(part)}{{fill:{pair[0]}}}" for part, pair in COLOURS.items())
+    dark = "".join(f".{_class(part)}{{fill:{pair[1]}}}" for part, pair in COLOURS.items())
+    return (
+        "text{font:13px system-ui,sans-serif;fill:#1b1f24}.title{font-size:16px;font-weight:600}"
+        ".name,.figure{text-anchor:end}.strong{font-weight:600}.quiet{fill:#5b636e}.ground{fill:#ffffff}"
+        f"{light}@media (prefers-color-scheme:dark){{text{{fill:#e6e9ee}}.quiet{{fill:#9aa3ae}}"
+        f".ground{{fill:#14171b}}{dark}}}"
+    )

@@ -1,0 +1,185 @@
+"""Speed in words and tables: bytes of a step, estimates beside published figures, what is next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.estimate.roofline import BATCHES, CONTEXT_TOKENS, Part, Step, decode_step
+from sparkdeploy.estimate.speed import miss_reasons, next_recipes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from sparkdeploy.estimate.model_facts import ModelFacts
+    from sparkdeploy.estimate.roofline import Acceptance
+    from sparkdeploy.estimate.speed import Estimate, Speed
+    from sparkdeploy.recipe.load import Resolved
+
+NOTABLE_BYTES = 10_000_000
+"""Smaller differences between two steps are not worth a word."""
+
+
+def speed_lines(speed: Speed, acceptance: Mapping[str, Acceptance]) -> Iterator[str]:
+    """Yield the inputs of the estimate and their sources."""
+    hardware = speed.hardware
+    rate = f"{hardware.bandwidth_bytes_s / 1e9:,.0f} GB/s"
+    yield f"speed on {hardware.title}: {rate} ({hardware.source})"
+    if speed.fitted_to is None or hardware.fit is None:
+        yield "  no recipe was measured here: these are upper bounds at the full bandwidth"
+    else:
+        yield (
+            f"  {speed.efficiency:.1%} of it is reached: the one factor, fitted to "
+            f"{speed.fitted_to} = {hardware.fit.end_to_end_tok_s:g} tok/s and to nothing else"
+        )
+    for method, item in acceptance.items():
+        rates = ", ".join(f"{rate:.0%}" for rate in item.positions)
+        yield f"  drafts accepted by position, {method}: {rates} ({item.source})"
+    yield f"  {CONTEXT_TOKENS:,} tokens of context; experts are chosen independently"
+
+
+def step_lines(step: Step, speed: Speed) -> Iterator[str]:
+    """Yield one step's bytes by part."""
+    yield "bytes moved in a step of one request"
+    for part, size in step.parts.items():
+        share = size / step.total_bytes
+        yield f"  {part.value:<26}{size / 1e9:>8.2f} GB{share:>7.0%}"
+    duration_ms = 1000 * step.duration_s(speed.bandwidth_bytes_s)
+    yield (
+        f"  {'together':<26}{step.total_bytes / 1e9:>8.2f} GB, {duration_ms:.1f} ms for "
+        f"{step.tokens_per_request:g} tokens"
+    )
+
+
+def batch_lines(steps: Sequence[Step], speed: Speed) -> Iterator[str]:
+    """Yield the speed at more requests at once."""
+    yield f"  {'requests':>10}{'GB a step':>11}{'ms':>8}{'tok/s each':>12}{'tok/s all':>11}"
+    for step in steps:
+        together = step.tokens_per_second(speed.bandwidth_bytes_s)
+        duration_ms = 1000 * step.duration_s(speed.bandwidth_bytes_s)
+        yield (
+            f"  {step.requests:>10}{step.total_bytes / 1e9:>11.2f}{duration_ms:>8.1f}"
+            f"{together / step.requests:>12.1f}{together:>11.1f}"
+        )
+
+
+def context_lines(steps: Mapping[int, Step], speed: Speed) -> Iterator[str]:
+    """Yield the speed of one request at longer contexts, where the KV cache counts."""
+    yield f"  {'context':>10}{'KV cache GB':>13}{'ms':>8}{'tok/s':>9}"
+    for context_tokens, step in steps.items():
+        duration_ms = 1000 * step.duration_s(speed.bandwidth_bytes_s)
+        yield (
+            f"  {context_tokens:>10,}{step.parts.get(Part.CACHE, 0.0) / 1e9:>13.2f}"
+            f"{duration_ms:>8.1f}{step.tokens_per_second(speed.bandwidth_bytes_s):>9.1f}"
+        )
+
+
+def estimate_lines(estimates: Sequence[Estimate], speed: Speed) -> Iterator[str]:
+    """Yield every recipe's estimate beside the published figure, and why they differ."""
+    yield "every recipe, one request"
+    yield f"  {'recipe':<14}{'GB a step':>10}{'tok/step':>10}{'estimate':>10}{'published':>11}"
+    for made in estimates:
+        yield _estimate_line(made)
+    # Published figures are a Spark's; on another machine a difference to them means nothing.
+    if speed.fitted_to is None:
+        return
+    for made in estimates:
+        for reason in miss_reasons(made):
+            yield f"  {made.name}: {reason}"
+
+
+def next_lines(
+    name: str,
+    recipes: Mapping[str, Resolved],
+    facts: ModelFacts,
+    acceptance: Mapping[str, Acceptance],
+) -> Iterator[str]:
+    """Yield what each recipe that extends this one would save, by part, and why."""
+    before = decode_step(recipes[name], facts, acceptance)
+    if before is None:
+        return
+    for other in next_recipes(name, recipes):
+        after = decode_step(recipes[other], facts, acceptance)
+        if after is not None:
+            yield f"{name} -> {other}: {', '.join(_differences(before, after)) or 'the same bytes'}"
+
+
+def estimates_as_dict(
+    estimates: Sequence[Estimate], speed: Speed, steps: Sequence[Step]
+) -> dict[str, Any]:
+    """Return the estimates as plain values for `--json`."""
+    return {
+        "hardware": speed.hardware.name,
+        "bandwidth_bytes_s": speed.hardware.bandwidth_bytes_s,
+        "efficiency": speed.efficiency,
+        "fitted_to": speed.fitted_to,
+        "batches": [
+            {
+                "requests": step.requests,
+                "step_bytes": step.total_bytes,
+                "step_s": step.duration_s(speed.bandwidth_bytes_s),
+                "tok_s": step.tokens_per_second(speed.bandwidth_bytes_s),
+            }
+            for step in steps
+        ],
+        "recipes": [
+            {
+                "recipe": made.name,
+                "bytes": {str(part): size for part, size in made.step.parts.items()}
+                if made.step is not None
+                else None,
+                "tokens_per_step": made.step.tokens_per_request if made.step is not None else None,
+                "estimate_tok_s": made.tok_s,
+                "published_tok_s": made.published_tok_s,
+                "reasons": list(miss_reasons(made)) if speed.fitted_to is not None else [],
+            }
+            for made in estimates
+        ],
+    }
+
+
+def context_steps(
+    resolved: Resolved,
+    facts: ModelFacts,
+    acceptance: Mapping[str, Acceptance],
+    contexts: Iterable[int],
+) -> dict[int, Step]:
+    """Return one request's step at each context; none when it cannot be estimated."""
+    steps = {
+        context: decode_step(resolved, facts, acceptance, context_tokens=context)
+        for context in contexts
+    }
+    return {context: step for context, step in steps.items() if step is not None}
+
+
+def batch_steps(
+    resolved: Resolved, facts: ModelFacts, acceptance: Mapping[str, Acceptance]
+) -> list[Step]:
+    """Return the recipe's step for 1 to 32 requests; none when it cannot be estimated."""
+    steps = (decode_step(resolved, facts, acceptance, requests=requests) for requests in BATCHES)
+    return [step for step in steps if step is not None]
+
+
+def _estimate_line(made: Estimate) -> str:
+    published = f"{made.published_tok_s:g}" if made.published_tok_s is not None else "-"
+    if made.step is None or made.tok_s is None:
+        return f"  {made.name:<14}{'-':>10}{'-':>10}{'-':>10}{published:>11}"
+    miss = f"{made.miss:>+8.1%}" if made.miss is not None else ""
+    return (
+        f"  {made.name:<14}{made.step.total_bytes / 1e9:>10.2f}"
+        f"{made.step.tokens_per_request:>10.2f}{made.tok_s:>10.1f}{published:>11}{miss}"
+    )
+
+
+def _differences(before: Step, after: Step) -> Iterator[str]:
+    if before.tokens_per_request != after.tokens_per_request:
+        yield f"{before.tokens_per_request:g} -> {after.tokens_per_request:g} tokens a step"
+    for part in Part:
+        old, new = before.parts.get(part, 0.0), after.parts.get(part, 0.0)
+        if abs(new - old) >= NOTABLE_BYTES:
+            yield f"{part.value} {old / 1e9:.2f} -> {new / 1e9:.2f} GB"
+    per_token = (
+        after.total_bytes / after.tokens_per_request
+        - before.total_bytes / before.tokens_per_request
+    )
+    if abs(per_token) >= NOTABLE_BYTES:
+        yield f"{per_token / 1e9:+.2f} GB a token"

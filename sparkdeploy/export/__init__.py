@@ -1,0 +1,1 @@
+"""A deployment as a unit of systemd or a file of Compose."""

@@ -1,0 +1,206 @@
+"""One change at a time on a node."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shlex
+import stat
+import time
+from typing import TYPE_CHECKING
+
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.holder import clear_note, holder_of, leave_note
+from sparkdeploy.node.plain_file import NotPlainError, find_plain, made_way, open_plain
+from sparkdeploy.node.shared_folder import shared_folder
+from sparkdeploy.node.users import user_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from sparkdeploy.node.holder import Holder
+
+POLL_S = 0.2
+SHARED_FILE_MODE = 0o666
+SETTLE_S = (0.05, 0.1, 0.0)
+"""Pauses while another user's first command gives a new folder or file to everybody."""
+
+
+@contextlib.contextmanager
+def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
+    folder: Path,
+    node_name: str,
+    *,
+    command: str,
+    wait_s: float = 0.0,
+    on_wait: Callable[[str], None] = lambda _text: None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[None]:
+    """Hold the node's lock inside the block; the kernel frees it when the process dies.
+
+    Every user of a machine shares its Docker Engine, so `folder` is one that they share too. What
+    they may have put there is not believed: a link, a FIFO, another name of somebody's file or a
+    folder that one of them owns raise NodeError, and nothing behind them is touched.
+
+    Waits up to `wait_s`, telling `on_wait` once who holds it; then NodeError naming the holder.
+    """
+    path = lock_path(folder, node_name)
+    with _open_shared(path) as descriptor:
+        deadline_s = clock() + wait_s
+        told = False
+        while not _try_lock(descriptor):
+            left_s = deadline_s - clock()
+            if left_s <= 0:
+                raise _held(node_name, descriptor)
+            if not told:
+                on_wait(f"waiting for {holder_of(descriptor).describe()}")
+                told = True
+            sleep(min(POLL_S, left_s))
+        _require_there(descriptor, path)
+        leave_note(descriptor, command)
+        try:
+            yield
+        finally:
+            clear_note(descriptor)
+
+
+@contextlib.contextmanager
+def watching(folder: Path, node_name: str, deployment: str, *, command: str) -> Iterator[None]:
+    """Let `lock_holder` of `watch_name` tell who waits for a deployment's start.
+
+    It keeps nobody out: a second one that waits for the same start is only not named, and neither
+    is one whose file another user has spoilt.
+    """
+    path = lock_path(folder, watch_name(node_name, deployment))
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(NodeError):
+            descriptor = held.enter_context(_open_shared(path))
+            if _try_lock(descriptor):
+                leave_note(descriptor, command)
+                held.callback(clear_note, descriptor)
+        yield
+
+
+def watch_name(node_name: str, deployment: str) -> str:
+    """Return what a deployment's start is watched under."""
+    return f"{node_name}-{deployment}.watch"
+
+
+def lock_holder(folder: Path, node_name: str) -> Holder | None:
+    """Return who holds the node's lock now, or None; what cannot be a lock is held by nobody."""
+    path = lock_path(folder, node_name)
+    if not folder.is_dir():
+        return None
+    with contextlib.suppress(NodeError, OSError), shared_folder(folder) as opened:
+        descriptor = find_plain(path.name, folder=opened)
+        if descriptor is None:
+            return None
+        try:
+            return None if _try_lock(descriptor) else holder_of(descriptor)
+        finally:
+            os.close(descriptor)
+    return None
+
+
+def lock_path(folder: Path, node_name: str) -> Path:
+    """Return the lock's file; it stays when the lock is free."""
+    return folder / (re.sub(r"[^\w.-]", "_", node_name) + ".lock")
+
+
+@contextlib.contextmanager
+def _open_shared(path: Path) -> Iterator[int]:
+    """Open the file for every user; create folder and file on the first use of this machine."""
+    descriptor = _opened(path)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    refusal: OSError = OSError()
+    for pause_s in SETTLE_S:
+        try:
+            with shared_folder(path.parent) as folder:
+                return _for_everybody(open_plain(path.name, folder=folder))
+        except NotPlainError as error:
+            raise _spoilt(path, error) from error
+        except PermissionError as error:
+            refusal = error
+            time.sleep(pause_s)
+        except OSError as error:
+            raise _unusable(path, error) from error
+    raise _closed(path, refusal) from refusal
+
+
+def _for_everybody(descriptor: int) -> int:
+    """Let other users write their notes into a file of ours."""
+    status = os.fstat(descriptor)
+    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != SHARED_FILE_MODE:
+        os.fchmod(descriptor, SHARED_FILE_MODE)
+    return descriptor
+
+
+def _spoilt(path: Path, error: NotPlainError) -> NodeError:
+    return NodeError(
+        f"the lock {path} cannot be used: {error.strerror}{_made_by(path, error)}",
+        hint=f"as root: {made_way(path, error)}",
+    )
+
+
+def _made_by(path: Path, error: NotPlainError) -> str:
+    if error.errno == errno.EMLINK:
+        return ""  # its owner is whoever made the file, not whoever gave it a second name
+    try:
+        return f", made by {user_name(path.lstat().st_uid)}"
+    except OSError:
+        return ""
+
+
+def _closed(path: Path, error: OSError) -> NodeError:
+    """A file that one user keeps from the others; a lock elsewhere would not exclude its users."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return _unusable(path, error)  # it is the folder that may not be written to
+    return NodeError(
+        f"the lock {path} cannot be opened: {error.strerror}; it belongs to "
+        f"{user_name(status.st_uid)} (mode {stat.S_IMODE(status.st_mode):04o}, "
+        f"wanted {SHARED_FILE_MODE:04o})",
+        hint=f"as root: rm {shlex.quote(str(path))}",
+    )
+
+
+def _unusable(path: Path, error: OSError) -> NodeError:
+    return NodeError(
+        f"the lock {path} cannot be opened: {error.strerror}",
+        hint="set SPARKDEPLOY_LOCK_DIR to a folder that every user of sparkdeploy may write to",
+    )
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _require_there(descriptor: int, path: Path) -> None:
+    """A file without a name is a lock that nobody else can find."""
+    if os.fstat(descriptor).st_nlink == 0:
+        raise NodeError(
+            f"the lock {path} was removed while it was waited for", hint="run the command again"
+        )
+
+
+def _held(node_name: str, descriptor: int) -> NodeError:
+    return NodeError(
+        f"{node_name} is being changed by {holder_of(descriptor).describe()}",
+        hint="wait until it has ended, or end that process",
+    )

@@ -1,0 +1,86 @@
+"""What a plan says, as findings: its problems, and a good word where there is none."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from sparkdeploy import labels
+from sparkdeploy.checks.docker import check_low_disk
+from sparkdeploy.checks.finding import Finding, Verdict, fail, not_seen, ok, warn
+from sparkdeploy.console import format_bytes, format_gib
+from sparkdeploy.plan.observed import MissingModel, ModelFact
+from sparkdeploy.plan.steps import Action
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.plan.steps import Plan
+
+
+def plan_findings(plan: Plan) -> Iterator[Finding]:
+    """Yield the machine's findings, every problem, and what is well, each check once."""
+    yield from plan.findings
+    told = {item.check for item in plan.findings}
+    for problem in plan.problems:
+        if problem.check not in told:
+            told.add(problem.check)
+            yield Finding(problem.check, Verdict.FAIL, problem.message, problem.fix)
+    yield from (item for item in _good_words(plan) if item.check not in told)
+
+
+def _good_words(plan: Plan) -> Iterator[Finding]:
+    node, recipe = plan.observed.node, plan.resolved.recipe
+    yield _memory(plan)
+    if node.docker is not None and node.docker_free_bytes is not None:
+        yield check_low_disk(node.docker, node.docker_free_bytes)
+    if node.data_free_bytes is not None:
+        yield ok("folders.disk", f"{format_bytes(node.data_free_bytes)} free for models")
+    yield ok("ports.recipe", f"port {recipe.serve.port} is free, or {plan.deployment.name}'s own")
+    yield _model(plan)
+    if isinstance(plan.observed.model, ModelFact):
+        yield ok("folders.readable", "the container's user can read every file of the model")
+        yield ok("folders.owner", f"the container runs as uid {plan.observed.model.owner_uid}")
+    if node.docker is not None:
+        yield _image(plan)
+
+
+def _memory(plan: Plan) -> Finding:
+    check = "machine.memory"
+    node, needed = plan.observed.node, plan.needs.memory_bytes
+    if node.memory_available_bytes is None or needed is None:
+        return not_seen(check, "/proc/meminfo cannot be read")
+    return ok(
+        check,
+        f"{format_gib(node.memory_available_bytes)} available, {plan.resolved.recipe.name} takes "
+        f"{format_gib(needed)}",
+    )
+
+
+def _model(plan: Plan) -> Finding:
+    check = "folders.model"
+    for model in (plan.observed.model, plan.observed.drafter):
+        if isinstance(model, MissingModel):
+            return warn(check, model.describe(), model.fetch_command)
+    if not isinstance(plan.observed.model, ModelFact):
+        return not_seen(check, "the model was not looked for")
+    return ok(check, f"{plan.observed.model.root}, {format_bytes(plan.observed.model.size_bytes)}")
+
+
+def _image(plan: Plan) -> Finding:
+    """Say whether the image that would serve was looked into when it was built."""
+    check = "docker.image"
+    step = plan.images[-1]
+    image = plan.observed.images.get(step.stage.tag)
+    if image is None or step.action is not Action.REUSE:
+        return ok(check, f"{step.stage.tag} will be built by `up`")
+    rebuild = f"sparkdeploy image rm {step.stage.tag}, then `sparkdeploy up` builds it anew"
+    try:
+        proof = json.loads(image.labels.get(labels.PROOF, ""))
+    except (ValueError, RecursionError):
+        proof = None
+    if not isinstance(proof, dict):
+        return warn(check, f"{step.stage.tag} was never looked into", rebuild)
+    if proof.get("selfcheck") != "fits":
+        return fail(check, f"{step.stage.tag}: the plugin does not fit its vLLM", rebuild)
+    return ok(check, f"{step.stage.tag}: vLLM {proof.get('vllm')}, the plugin fits")

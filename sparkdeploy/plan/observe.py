@@ -1,0 +1,278 @@
+"""Look at a node and its folders; change nothing, and say what could not be seen."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy import yaml_text
+from sparkdeploy.checkpoint import overlay as overlays
+from sparkdeploy.checkpoint import source as sources
+from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.known_vocabulary import known_vocabulary
+from sparkdeploy.checkpoint.manifest import read_manifest
+from sparkdeploy.checkpoint.pinned import find_pinned
+from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
+from sparkdeploy.checkpoint.pull import download_bytes
+from sparkdeploy.checkpoint.treatment import Treatment, check_untouched
+from sparkdeploy.errors import NodeError
+from sparkdeploy.image import stages as image_stages
+from sparkdeploy.image.network import registry_reference
+from sparkdeploy.node import facts, ports
+from sparkdeploy.node.machine import read_or_none
+from sparkdeploy.plan.container import container_user
+from sparkdeploy.plan.observed import (
+    BaseSource,
+    MissingModel,
+    ModelFact,
+    Observed,
+    OverlayFact,
+    PortFact,
+)
+from sparkdeploy.settings import resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.checkpoint.source import CheckpointSource
+    from sparkdeploy.node.container import ContainerFact, ImageFact
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.node.machine import Machine
+    from sparkdeploy.node.reports import EngineInfo
+    from sparkdeploy.plan.launch import Exposure
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.schema import Engine, Recipe
+    from sparkdeploy.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedModel:
+    """The facts a plan is made on, and the source they were read from."""
+
+    fact: ModelFact | MissingModel
+    source: CheckpointSource | None = None
+
+
+@dataclass(slots=True)
+class _Docker:
+    """What Docker told, or nothing at all."""
+
+    info: EngineInfo | None = None
+    images: dict[str, ImageFact] = field(default_factory=dict)
+    containers: tuple[ContainerFact, ...] = ()
+
+
+class Registry(Enum):
+    """Whether the registry is asked for a base image that is not here."""
+
+    ASKED = "asked"
+    ASSUMED = "assumed to answer: nothing is going to be built"
+
+
+def observe(
+    resolved: Resolved,
+    settings: Settings,
+    host: DockerHost | None,
+    exposure: Exposure,
+    *,
+    machine: Machine = facts.THIS_MACHINE,
+    registry: Registry = Registry.ASKED,
+) -> Observed:
+    """Collect every fact the plan needs; without a Docker host, say so in `unobserved`."""
+    recipe = resolved.recipe
+    unobserved: list[str] = []
+    seen = _observe_docker(host, unobserved)
+    node = _node_fact(settings, seen.info, machine)
+    if node.gpu is None:
+        unobserved.append("GPU: nvidia-smi is not there or found none")
+    return Observed(
+        node=node,
+        base_source=_base_source(
+            resolved.engine, settings, seen, host if registry is Registry.ASKED else None
+        ),
+        images=seen.images,
+        containers=seen.containers,
+        model=locate_model(recipe, settings).fact,
+        drafter=_drafter(recipe, settings),
+        port=_port_fact(recipe.serve.port, exposure, seen.containers),
+        caller_uid=facts.current_uid(),
+        unobserved=tuple(unobserved),
+    )
+
+
+def treatment_of(recipe: Recipe, settings: Settings) -> Treatment:
+    """Return what the overlay has to carry."""
+    checkpoint = recipe.checkpoint
+    fp8, draft = checkpoint.fp8_dense, checkpoint.draft_lm_head
+    vocabulary = known_vocabulary(recipe, settings)
+    return Treatment(
+        fp8_mode="finished" if fp8.is_finished else fp8.mode,
+        fp8_layers=fp8.layers,
+        lm_head=checkpoint.lm_head,
+        mtp=checkpoint.mtp,
+        fp8_origin=fp8_origin(checkpoint, settings),
+        draft_rows=draft.rows if draft is not None else 0,
+        draft_origin=vocabulary.origin if vocabulary is not None else "",
+    )
+
+
+def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
+    """Find the recipe's model in its folder or the hub's cache, with its overlay."""
+    treatment = treatment_of(recipe, settings)
+    with _readable():
+        source = _find_source(recipe, settings)
+        if source is None:
+            return LocatedModel(_missing(recipe.model.repo, recipe.model.revision, settings))
+        if treatment.is_none:
+            check_untouched(source)
+        fact = _model_fact(source, None if treatment.is_none else treatment, settings)
+        to_fetch = fp8_bytes(recipe.checkpoint, source, settings)
+        is_counted = bool(treatment.draft_origin) or not treatment.draft_rows
+        known = replace(fact, fp8_bytes=to_fetch, has_draft_vocabulary=is_counted)
+        return LocatedModel(known, source)
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Name the file that this user may not look at; the container's user is asked about later."""
+    try:
+        yield
+    except PermissionError as error:
+        raise NodeError(
+            f"{error.filename} cannot be read by this user",
+            hint="run this as the owner of the model's files, or make them readable: chmod a+rX",
+        ) from error
+
+
+def _find_source(recipe: Recipe, settings: Settings) -> CheckpointSource | None:
+    model = recipe.model
+    if model.path is not None:
+        return sources.open_folder(Path(model.path))
+    return _find_pinned(model.repo, model.revision, settings)
+
+
+def _find_pinned(repo: str, revision: str, settings: Settings) -> CheckpointSource | None:
+    return find_pinned(repo, revision, settings.hub_cache, HubLock(settings.state_dir))
+
+
+def _drafter(recipe: Recipe, settings: Settings) -> ModelFact | MissingModel | None:
+    speculative = recipe.serve.speculative
+    if speculative is None or speculative.model is None:
+        return None
+    with _readable():
+        source = _find_pinned(speculative.model, "main", settings)
+        if source is None:
+            return _missing(speculative.model, "main", settings)
+        return _model_fact(source, None, settings)
+
+
+def _missing(repo: str, revision: str, settings: Settings) -> MissingModel:
+    command = sources.fetch_command(repo, revision)
+    pin = HubLock(settings.state_dir).pin(repo, revision)
+    if pin is None or not pin.files:
+        return MissingModel(repo, command, _shipped_size_bytes(repo), revision)
+    found = pin.facts(repo, revision)
+    here_bytes = found.size_bytes - download_bytes(settings.hub_cache, found)
+    return MissingModel(repo, command, found.size_bytes, revision, here_bytes)
+
+
+def _shipped_size_bytes(repo: str) -> int | None:
+    facts = resources() / "recipes" / "facts" / "models.yaml"
+    known = yaml_text.load(yaml_text.read_text(facts), str(facts))["models"]
+    size_bytes: int | None = known.get(repo, {}).get("size_bytes")
+    return size_bytes
+
+
+def _model_fact(
+    source: CheckpointSource, treatment: Treatment | None, settings: Settings
+) -> ModelFact:
+    status = source.root.stat()
+    overlay = None if treatment is None else _overlay_fact(source, treatment, settings)
+    fact = ModelFact(
+        name=source.mount_name,
+        root=source.root,
+        files=str(source.files_dir.relative_to(source.root)).removeprefix("."),
+        revision=source.revision,
+        size_bytes=sum((source.files_dir / name).stat().st_size for name in source.files()),
+        owner_uid=status.st_uid,
+        owner_gid=status.st_gid,
+        overlay=overlay,
+    )
+    return replace(fact, unreadable=sources.unreadable_by(source, *container_user(fact)))
+
+
+def _overlay_fact(
+    source: CheckpointSource, treatment: Treatment, settings: Settings
+) -> OverlayFact:
+    fingerprint = overlays.overlay_fingerprint(source, treatment)
+    short_name = source.name.rpartition("/")[2].lower()
+    path = settings.data_dir / "m" / "ck" / f"{short_name}-{fingerprint[:12]}"
+    manifest = read_manifest(path)
+    is_complete = manifest is not None and manifest.fingerprint == fingerprint
+    return OverlayFact(path, fingerprint, is_complete)
+
+
+def _observe_docker(host: DockerHost | None, unobserved: list[str]) -> _Docker:
+    if host is None:
+        unobserved.append("docker: images and containers are unknown, nobody could be asked")
+        return _Docker()
+    images = {tag: image for image in host.own_images() for tag in image.tags}
+    return _Docker(host.info(), images, host.own_containers())
+
+
+def _node_fact(settings: Settings, info: EngineInfo | None, machine: Machine) -> facts.NodeFact:
+    memory = facts.parse_meminfo(read_or_none(machine, "/proc/meminfo") or "")
+    seen = facts.read_gpus(machine)
+    return facts.NodeFact(
+        name=settings.node_name,
+        architecture=facts.architecture(),
+        memory_total_bytes=memory.get("MemTotal"),
+        memory_available_bytes=memory.get("MemAvailable"),
+        gpu=next(iter(seen.gpus), None),
+        docker=info,
+        docker_free_bytes=_docker_free_bytes(info),
+        data_free_bytes=facts.free_bytes(settings.hub_cache),
+        meminfo=memory,
+        gpu_failure=seen.failure,
+        gpu_processes=facts.read_gpu_processes(machine) if seen.gpus else (),
+    )
+
+
+def _docker_free_bytes(info: EngineInfo | None) -> int | None:
+    if info is None:
+        return None
+    return facts.free_bytes(Path(info.root_dir))
+
+
+def _base_source(
+    engine: Engine, settings: Settings, seen: _Docker, host: DockerHost | None
+) -> BaseSource:
+    """Keep to the base that is already here; otherwise take the registry's if it answers."""
+    if engine.base is None or engine.base.debian is None:
+        return "registry"
+    for source in ("registry", "debian"):
+        base = image_stages.stages_of(
+            engine,
+            base_source=source,
+            architecture=facts.architecture(),
+            resources=resources(),
+        )[0]
+        if base.tag in seen.images:
+            return base.base_source
+    if host is None:
+        return "registry"
+    reference = registry_reference(engine.base.image, settings.hosts.container_registry)
+    return "registry" if host.registry_digest(reference) else "debian"
+
+
+def _port_fact(
+    port: int, exposure: Exposure, containers: tuple[ContainerFact, ...]
+) -> PortFact | None:
+    """A deployment of ours owns its port from its start, long before it listens."""
+    owner = ports.port_owner(port, containers)
+    if owner.deployment is None and ports.is_port_free(port, exposure.host):
+        return None
+    return PortFact(owner.describe(), owner.deployment)

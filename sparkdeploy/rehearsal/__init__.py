@@ -1,0 +1,1 @@
+"""A recipe in miniature, and its text held against itself."""

@@ -1,1 +1,0 @@
-"""What happens to containers: put in place, watched, asked, replaced, taken down."""

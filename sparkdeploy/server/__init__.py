@@ -1,0 +1,1 @@
+"""The running vLLM: its client, its health, its log and its metrics."""

@@ -1,0 +1,207 @@
+"""Why a container died, and the evidence that is kept of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.console import format_gib
+from sparkdeploy.server.log_lines import LogLine, guard_payload, lines_of, read_line
+from sparkdeploy.server.signatures import SIGNATURES, Signature
+from sparkdeploy.server.tracebacks import decisive, tracebacks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+EXIT_MEMORY_FLOOR = 86
+"""How the guard ends a container when memory runs out, and nothing else: a vLLM that ends itself
+with 86 becomes 1. No line that vLLM writes counts as a trip.
+"""
+MEMORY_FLOOR = "memory_floor"
+_GUARD_FAILURE = re.compile(r'"event": "(?:cannot_run|refused)"')
+_SERVES = "Application startup complete"
+_QUIET_LEVELS = {"DEBUG", "INFO", "WARNING"}
+_FAILURE_WORDS = re.compile(r"(?i)\berror\b|\bfatal\b|\bfailed\b|\bpanic\b|exception|core dumped")
+
+_EXIT_MEANINGS = {
+    125: "Docker could not start it",
+    126: "its command may not be executed",
+    127: "its command was not found",
+    132: "it ran an instruction this processor does not have (SIGILL)",
+    134: "it aborted itself (SIGABRT)",
+    135: "it accessed memory that a file no longer backs (SIGBUS)",
+    136: "an arithmetic fault ended it (SIGFPE)",
+    137: "something killed it (SIGKILL)",
+    139: "it crashed in native code (SIGSEGV)",
+    143: "it was told to stop (SIGTERM)",
+}
+_SIGNAL_EXITS = {132, 134, 135, 136, 137, 139, 143}
+"""Deaths that leave no traceback: one found in the log is of something else, survived."""
+_EXIT_HINTS = {
+    132: "this engine's wheel needs newer instructions (AVX-512 or AVX2); use another machine",
+    135: "its shared memory is full, or a mapped model file was cut; verify the checkpoint",
+    137: "if nobody stopped it, the kernel did: `sudo dmesg | grep -i oom`",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The root cause: its name in the table of signatures, the line, its meaning, the way out."""
+
+    name: str
+    line: str
+    meaning: str
+    hint: str | None = None
+
+    def describe(self) -> str:
+        """Return the cause in one line."""
+        return f"{self.meaning}: {self.line}" if self.line else self.meaning
+
+
+def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
+    """Say why a container died, from its log's end and how it ended. Never fails to answer.
+
+    What Docker says of the end goes before what the log says: whatever runs in the container can
+    write any line. That the guard ended it is known by its exit code alone.
+    """
+    texts = lines_of(log.encode(errors="replace"))
+    lines = [read_line(text) for text in texts]
+    return (
+        _guard_cause(texts, exit_code)
+        or _kernel_cause(oom_killed)
+        or _log_cause(_since_it_served(lines), by_signal=exit_code in _SIGNAL_EXITS)
+        or _exit_cause(exit_code)
+    )
+
+
+def guard_reports(log: str) -> list[dict[str, Any]]:
+    """Return what the guard said, oldest first; broken lines are left out.
+
+    Or what something else in its container said in its name: they are for explaining.
+    """
+    return _reports(lines_of(log.encode(errors="replace")))
+
+
+def guard_events(log: str, exit_code: int | None) -> list[str]:
+    """Return the events that the guard told of, without a memory trip that did not end it."""
+    events = [str(report.get("event")) for report in guard_reports(log)]
+    return [event for event in events if event != MEMORY_FLOOR or exit_code == EXIT_MEMORY_FLOOR]
+
+
+def until_last_restart(log: str) -> tuple[str, int | None]:
+    """Return a log up to the guard's last restart, and the exit code that came before it."""
+    lines = lines_of(log.encode(errors="replace"))
+    for index, text in reversed(list(enumerate(lines))):
+        reports = _reports([text])
+        if reports and reports[0].get("event") == "restart":
+            code = reports[0].get("exit_code")
+            return "\n".join(lines[:index]), code if isinstance(code, int) else None
+    return log, None
+
+
+def log_tail(log: str, line_count: int) -> str:
+    """Return a log's last lines, progress bars and terminal codes undone."""
+    return "\n".join(lines_of(log.encode(errors="replace"))[-line_count:])
+
+
+def _reports(texts: Iterable[str]) -> list[dict[str, Any]]:
+    found = []
+    for payload in filter(None, map(guard_payload, texts)):
+        try:
+            report = json.loads(payload)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(report, dict):
+            found.append(report)
+    return found
+
+
+def _guard_cause(texts: Iterable[str], exit_code: int | None) -> Cause | None:
+    if exit_code != EXIT_MEMORY_FLOOR:
+        return None
+    trips = [report for report in _reports(texts) if report.get("event") == MEMORY_FLOOR]
+    return Cause(
+        MEMORY_FLOOR,
+        _room(trips[-1]) if trips else "",
+        "the memory guard stopped it before the machine could freeze",
+        "stop other programs, or lower serve.gpu_memory_utilization or serve.max_model_len",
+    )
+
+
+def _room(trip: Mapping[str, Any]) -> str:
+    available, floor = _gib(trip, "mem_available_bytes"), _gib(trip, "floor_bytes")
+    return f"{available} were available, the floor is {floor}"
+
+
+def _gib(report: Mapping[str, Any], key: str) -> str:
+    value = report.get(key)
+    try:
+        return format_gib(value) if isinstance(value, int | float) else "?"
+    except OverflowError:
+        return "?"
+
+
+def _kernel_cause(oom_killed: bool) -> Cause | None:
+    if not oom_killed:
+        return None
+    return Cause(
+        "oom_killed",
+        "",
+        "the kernel killed it because memory ran out",
+        "stop other programs, or lower serve.gpu_memory_utilization",
+    )
+
+
+def _since_it_served(lines: Sequence[LogLine]) -> Sequence[LogLine]:
+    """Return what came after the server was up, if it ever was: all before that it has survived."""
+    served = [index for index, line in enumerate(lines) if _SERVES in line.text]
+    return lines[served[-1] + 1 :] if served else lines
+
+
+def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
+    """Fatal traceback by signature, certain signatures anywhere, traceback as it is, last words."""
+    suspects = [line.text for line in lines if _is_suspect(line)]
+    certain = [signature for signature in SIGNATURES if signature.is_certain]
+    if by_signal:
+        return _by_signature(suspects, certain)
+    trace = decisive(tracebacks(lines))
+    words = Cause("exception", trace.exceptions[0], "the engine failed") if trace else None
+    fatal = trace.exceptions + trace.lines if trace and not trace.is_echo else []
+    return (
+        _by_signature(fatal, SIGNATURES)
+        or _by_signature(suspects, certain)
+        or words
+        or _by_signature(suspects, SIGNATURES)
+        or _last_words(lines)
+    )
+
+
+def _is_suspect(line: LogLine) -> bool:
+    payload = None if line.origin or line.level else guard_payload(line.text)
+    if payload is not None:
+        return _GUARD_FAILURE.search(payload) is not None
+    return line.level not in _QUIET_LEVELS
+
+
+def _by_signature(texts: Sequence[str], signatures: Iterable[Signature]) -> Cause | None:
+    for signature in signatures:
+        for text in texts:
+            if signature.pattern.search(text):
+                return Cause(signature.name, text.strip(), signature.meaning, signature.hint)
+    return None
+
+
+def _last_words(lines: Sequence[LogLine]) -> Cause | None:
+    suspects = [line for line in lines if _is_suspect(line)]
+    loud = [line.text for line in suspects if line.level]
+    spoken = [line.text for line in suspects if _FAILURE_WORDS.search(line.text)]
+    words = loud or spoken
+    return Cause("last_error", words[-1].strip(), "the log's last error") if words else None
+
+
+def _exit_cause(exit_code: int | None) -> Cause:
+    if exit_code in _EXIT_MEANINGS:
+        return Cause(f"exit_{exit_code}", "", _EXIT_MEANINGS[exit_code], _EXIT_HINTS.get(exit_code))
+    return Cause("unknown", "", "its log names no cause")

@@ -1,0 +1,193 @@
+"""The phases of a vLLM start, read from its log as it streams by."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sparkdeploy.server.facts import EngineFacts, read_facts
+from sparkdeploy.server.log_lines import LineSplitter, guard_payload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One stretch of a start."""
+
+    name: str
+    title: str
+    spark_s: float
+    """Seconds on a first start of the 122B model on a DGX Spark (802 s in all), cold caches.
+
+    From the field's own measurement: weights 9m45s, compile and warm-up 2m51s, graphs and engine
+    29 s, API 17 s; the split inside these four is an estimate.
+    """
+
+
+PHASES = (
+    Phase("starting", "starting the container", 15),
+    Phase("configuring", "reading the model's configuration", 10),
+    Phase("engine", "starting the engine process", 20),
+    Phase("weights", "loading weights", 530),
+    Phase("processing", "preparing weights", 10),
+    Phase("draft", "loading the draft weights", 15),
+    Phase("compiling", "compiling", 130),
+    Phase("profiling", "profiling memory", 26),
+    Phase("kv_cache", "laying out the KV cache", 3),
+    Phase("graphs", "capturing CUDA graphs", 22),
+    Phase("warming", "warming up", 4),
+    Phase("api", "starting the API server", 15),
+    Phase("answering", "asking for a first answer", 2),
+)
+SPARK_COLD_START_S: Mapping[str, float] = {phase.name: phase.spark_s for phase in PHASES}
+TWIN_START_S: Mapping[str, float] = {
+    "starting": 10,
+    "configuring": 22,
+    "engine": 12,
+    "warming": 4,
+    "api": 2,
+}
+"""A twin on two cores: 50 s in all, `sparkdeploy rehearse v2` on an x86-64 machine."""
+_INDEX = {phase.name: index for index, phase in enumerate(PHASES)}
+
+_MARKERS = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"vLLM API server version|non-default args:|Resolved architecture:", "configuring"),
+        (r"Initializing a V1 LLM engine|Waiting for \d+ .*core engine", "engine"),
+        (r"Starting to load model|Loading [\w ]+ checkpoint shards:", "weights"),
+        (r"Loading safetensors using \w+", "weights"),
+        (r"Loading weights took", "processing"),
+        (r"Loading drafter model|Loading draft model", "draft"),
+        (r"Dynamo bytecode transform time|Compiling a graph for", "compiling"),
+        (r"Directly load the compiled graph|Warming up model for the compilation", "compiling"),
+        (r"torch\.compile took", "profiling"),
+        (r"Available KV cache memory|KV cache size:|GiB for KV cache", "kv_cache"),
+        (r"Capturing CUDA graphs?\b|Capturing model for speculator", "graphs"),
+        (r"Graph capturing finished|init engine \(.*\) took", "warming"),
+        (r"Starting vLLM (?:API )?server|Started server process", "api"),
+        (r"Application startup complete", "answering"),
+    )
+)
+_PERCENT = re.compile(
+    r"(?P<weights>Loading (?:\w+ checkpoint shards|safetensors using [\w -]+):\s*(?P<w>\d{1,3})%)"
+    r"|(?P<graphs>Capturing CUDA graphs?\b[^:]*:\s*(?P<g>\d{1,3})%)"
+)
+_BEGINS_AGAIN = '{"event": "restart"'
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A phase that the start went through, and when it was entered."""
+
+    phase: Phase
+    entered_s: float
+
+
+@dataclass(slots=True)
+class PhaseTracker:
+    """Follows a start from raw log bytes, split anywhere; memory stays bounded.
+
+    `typical_s` says how long each phase usually takes here; `feed` takes the time of a clock that
+    only has to be the same one each time.
+    """
+
+    typical_s: Mapping[str, float] = field(default_factory=lambda: SPARK_COLD_START_S)
+    facts: EngineFacts = field(default_factory=EngineFacts, init=False)
+    percent: int | None = field(default=None, init=False)
+    """How far the current phase is by its own progress bar; None where it shows none."""
+    weight_loads: int = field(default=0, init=False)
+    restarts: int = field(default=0, init=False)
+    """How often the guard has started the server again."""
+    visits: list[Visit] = field(default_factory=list, init=False)
+    _splitter: LineSplitter = field(default_factory=LineSplitter, init=False)
+
+    def __post_init__(self) -> None:
+        """Begin before the first line."""
+        self._restart(0.0)
+
+    @property
+    def phase(self) -> Phase:
+        """Return the phase under way."""
+        return self.visits[-1].phase
+
+    def feed(self, chunk: bytes, at_s: float = 0.0) -> None:
+        """Read on; progress bars count before their line has ended."""
+        for text in self._splitter.feed(chunk):
+            self._read(text, at_s)
+        self._read_percent(self._splitter.unfinished(), at_s)
+
+    def finish(self, at_s: float = 0.0) -> None:
+        """Read what stands after the last line end."""
+        self.feed(b"\n", at_s)
+
+    def durations_s(self, now_s: float) -> dict[str, float]:
+        """Return how long each phase visited so far took; the last one until now."""
+        ends = [visit.entered_s for visit in self.visits[1:]] + [now_s]
+        return {
+            visit.phase.name: max(end - visit.entered_s, 0.0)
+            for visit, end in zip(self.visits, ends, strict=True)
+        }
+
+    def remaining_s(self, now_s: float) -> float:
+        """Estimate the seconds left: what is left of this phase and all of the later ones."""
+        index = _INDEX[self.phase.name]
+        later_s = sum(self.typical_s.get(phase.name, 0.0) for phase in PHASES[index + 1 :])
+        spent_s = now_s - self.visits[-1].entered_s
+        if self.percent:
+            return later_s + spent_s * (100 - self.percent) / self.percent
+        return later_s + max(self.typical_s.get(self.phase.name, 0.0) - spent_s, 0.0)
+
+    def describe(self) -> str:
+        """Return the phase in words: `loading weights 42%`."""
+        percent = "" if self.percent is None else f" {self.percent}%"
+        return self.phase.title + percent
+
+    def _read(self, text: str, at_s: float) -> None:
+        if (guard_payload(text) or "").startswith(_BEGINS_AGAIN):
+            self.restarts += 1
+            self._restart(at_s)
+            return
+        self.facts = read_facts(text, self.facts)
+        if "Loading weights took" in text:
+            self.weight_loads += 1
+        self._read_percent(text, at_s)
+        for pattern, name in _MARKERS:
+            if pattern.search(text):
+                self._enter(self._meant(name), at_s)
+
+    def _read_percent(self, text: str, at_s: float) -> None:
+        match = _PERCENT.search(text)
+        if match is None:
+            return
+        name = "weights" if match["weights"] else "graphs"
+        self._enter(self._meant(name), at_s)
+        if self.phase.name in {name, "draft"}:
+            self.percent = min(int(match["w"] or match["g"]), 100)
+
+    def _meant(self, name: str) -> str:
+        """Weights that are loaded after weights were loaded belong to the draft model."""
+        return "draft" if name == "weights" and self.weight_loads else name
+
+    def _enter(self, name: str, at_s: float) -> None:
+        if _INDEX[name] > _INDEX[self.phase.name]:
+            self.visits.append(Visit(PHASES[_INDEX[name]], at_s))
+            self.percent = None
+
+    def _restart(self, at_s: float) -> None:
+        self.visits = [Visit(PHASES[0], at_s)]
+        self.percent = None
+        self.weight_loads = 0
+        self.facts = EngineFacts()
+
+
+def read_whole(log: Iterable[bytes]) -> PhaseTracker:
+    """Return where a log ends: its last phase and its facts."""
+    tracker = PhaseTracker()
+    for chunk in log:
+        tracker.feed(chunk)
+    tracker.finish()
+    return tracker

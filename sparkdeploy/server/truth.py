@@ -1,0 +1,90 @@
+"""What runs against what was planned, as far as the engine's log tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sparkdeploy.plan.backends import PlannedBackend
+    from sparkdeploy.server.facts import EngineFacts
+
+_GRAPH_RANKS = {"off": 0, "piecewise": 1, "full": 2}
+_FORMATS = {"fp8": {"fp8", "fp8_e4m3"}}
+"""Names of vLLM's for the same KV cache format."""
+
+
+class Verdict(Enum):
+    """How the log answers to a plan."""
+
+    AS_PLANNED = "as planned"
+    DIFFERS = "differs"
+    NOT_TOLD = "not told"
+    """This release of vLLM does not say; nothing is claimed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One choice of the engine's: wanted, seen, and what follows."""
+
+    planned: PlannedBackend
+    seen: str | None
+    verdict: Verdict
+
+    @property
+    def is_failure(self) -> bool:
+        """Say whether the deployment may not stay."""
+        return self.verdict is Verdict.DIFFERS and not self.planned.warns_only
+
+    def describe(self) -> str:
+        """Return the finding in words."""
+        told = self.seen if self.seen is not None else "the log does not say"
+        return f"{self.planned.subject}: planned {self.planned.wanted}, runs {told}"
+
+
+def findings(planned: Iterable[PlannedBackend], facts: EngineFacts) -> tuple[Finding, ...]:
+    """Hold every planned choice against the log; a log that is silent fails nothing."""
+    return tuple(_finding(item, _seen(item, facts)) for item in planned)
+
+
+def _seen(planned: PlannedBackend, facts: EngineFacts) -> str | None:
+    told = {
+        "attention": facts.attention_backend,
+        "moe": facts.moe_backend,
+        "linear": ", ".join(facts.linear_kernels) or None,
+        "kv_cache": facts.kv_cache_dtype,
+        "speculation": facts.speculation,
+        "graphs": facts.graph_mode,
+    }
+    return told[planned.subject]
+
+
+def _finding(planned: PlannedBackend, seen: str | None) -> Finding:
+    if seen is None:
+        return Finding(planned, None, Verdict.NOT_TOLD)
+    verdict = Verdict.AS_PLANNED if _agrees(planned, seen) else Verdict.DIFFERS
+    return Finding(planned, seen, verdict)
+
+
+def _agrees(planned: PlannedBackend, seen: str) -> bool:
+    wanted = planned.wanted
+    if planned.subject == "linear":
+        return wanted in seen.split(", ")
+    if planned.subject == "kv_cache":
+        return seen in _FORMATS.get(wanted, {wanted})
+    if planned.subject == "speculation":
+        # Some releases name the method after the model: qwen3_5_mtp.
+        return seen.endswith(wanted)
+    if planned.subject == "graphs":
+        return _graph_rank(seen) >= _GRAPH_RANKS[wanted]
+    return seen.upper() == wanted.upper()
+
+
+def _graph_rank(mode: str) -> int:
+    """Rank a CUDAGraphMode: any full mode, or else piecewise, or else none."""
+    if "FULL" in mode:
+        return _GRAPH_RANKS["full"]
+    return _GRAPH_RANKS["piecewise" if "PIECEWISE" in mode else "off"]

@@ -1,0 +1,95 @@
+"""A recorded machine: answers for the seam and for Docker, read from a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from sparkdeploy import labels
+from sparkdeploy.checks.reading import KNOCK
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.reports import EngineInfo, read_engine_info
+from sparkdeploy.shell import Completed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FOLDER = Path(__file__).parent / "recordings"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+FOREIGN_ID = "ab" * 32
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one machine answers, and the verdicts that are expected of it beside `ok`."""
+
+    files: Mapping[str, str]
+    commands: Mapping[str, Any]
+    docker: Mapping[str, Any] | None
+    expected: Mapping[str, str]
+
+    def read_file(self, path: str) -> str:
+        """Answer like the machine."""
+        if path not in self.files:
+            raise NodeError(f"{path} cannot be read: no such file")
+        return self.files[path].replace("{foreign_id}", FOREIGN_ID)
+
+    def run(self, argv: Sequence[str], *, timeout_s: float) -> Completed:
+        """Answer like the machine; a program that was not recorded is not installed."""
+        line = " ".join(argv).replace(f"bash -c {KNOCK}", "{knock}")
+        if line not in self.commands:
+            raise NodeError(f"{argv[0]} is not installed")
+        answer = self.commands[line]
+        code, text = (0, answer) if isinstance(answer, str) else answer
+        return Completed(tuple(argv), code, text, "")
+
+
+class RecordedEngine:
+    """The Docker Engine of a recording."""
+
+    def __init__(self, docker: Mapping[str, Any]) -> None:
+        """Take the recording's part about Docker."""
+        self._docker = docker
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to close."""
+
+    def info(self) -> EngineInfo:
+        """Answer `docker info`."""
+        return read_engine_info(self._docker["info"])
+
+    def own_images(self) -> tuple[()]:
+        """Nothing was built."""
+        return ()
+
+    def own_containers(self) -> tuple[ContainerFact, ...]:
+        """Our containers, from the few words of the recording."""
+        return tuple(
+            ContainerFact(
+                container_id=f"{number:064x}",
+                name=item["name"],
+                image_id="sha256:0",
+                state=item["state"],
+                labels={
+                    labels.DEPLOYMENT: item["deployment"],
+                    labels.MEMORY: str(item["memory"]),
+                },
+            )
+            for number, item in enumerate(self._docker.get("containers", ()))
+        )
+
+    def endless_gpu_containers(self) -> tuple[str, ...]:
+        """Containers that Docker restarts for ever."""
+        return tuple(self._docker.get("endless", ()))
+
+
+def load(name: str) -> Recording:
+    """Read a recording."""
+    content = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    return Recording(
+        content["files"], content["commands"], content.get("docker"), content["expected"]
+    )

@@ -1,0 +1,285 @@
+"""The doctor on recorded machines: every verdict, every id, and never an exception."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.checks import folders, network, report, surroundings
+from sparkdeploy.checks.finding import Finding, Verdict, fail, ok, warn
+from sparkdeploy.checks.reading import READ_TIMEOUT_S, HurriedMachine, read_surroundings
+from sparkdeploy.checks.recipe import recipe_findings
+from sparkdeploy.commands import doctor as room
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.gpu import parse_gpu_processes, parse_gpus
+from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.settings import SHARED_LOCK_DIR, load_settings
+from tests.unit.checks.recorded import NAMES, RecordedEngine, Recording, load
+from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdeploy.settings import Settings
+    from sparkdeploy.shell import Completed
+
+MIRRORS = {
+    "SPARKDEPLOY_HUB": "https://hub.lab",
+    "SPARKDEPLOY_CONTAINER_REGISTRY": "registry.lab",
+    "SPARKDEPLOY_INDEX_URL": "https://packages.lab/simple",
+}
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recordings answer at once; only the machine of the tests may be slow."""
+    monkeypatch.setattr(room, "CONNECTION_DEADLINE_S", 60.0)
+    monkeypatch.setattr(room, "DEADLINE_S", 60.0)
+
+
+def settings_of_ada() -> Settings:
+    home = Path("/home/ada")
+    return replace(
+        load_settings(MIRRORS),
+        hub_cache=home / ".cache/huggingface/hub",
+        state_dir=home / ".local/state/sparkdeploy",
+        cache_dir=home / ".cache/sparkdeploy",
+        data_dir=home / ".local/share/sparkdeploy",
+    )
+
+
+def no_engine(_settings: Settings) -> RecordedEngine:
+    raise NodeError("docker does not answer", hint="start it")
+
+
+def examined(
+    name: str, shipped: Library, monkeypatch: pytest.MonkeyPatch, recipe: str = "v2"
+) -> dict[str, Finding]:
+    recording = load(name)
+
+    def connect(settings: Settings) -> RecordedEngine:
+        if recording.docker is None:
+            return no_engine(settings)
+        return RecordedEngine(recording.docker)
+
+    monkeypatch.setattr(room, "connect", connect)
+    monkeypatch.setattr("sparkdeploy.node.facts.free_bytes", lambda _path: 900 * 10**9)
+    monkeypatch.setattr("sparkdeploy.node.ports.is_port_free", lambda *_: True)
+    found = room.examine(load_recipe(shipped, recipe), settings_of_ada(), recording)
+    by_check = {item.check: item for item in found}
+    assert len(by_check) == len(found), "a check speaks once"
+    return by_check
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_machine_gets_exactly_these_verdicts(
+    name: str, shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = examined(name, shipped, monkeypatch)
+    expected = {check: verdict for check, verdict in load(name).expected.items() if verdict != "ok"}
+    verdicts = {check: item.verdict.value for check, item in found.items()}
+    assert {check: word for check, word in verdicts.items() if word != "ok"} == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_is_wrong_comes_with_a_fix(
+    name: str, shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for item in examined(name, shipped, monkeypatch).values():
+        assert bool(item.fix) == (item.verdict in {Verdict.WARN, Verdict.FAIL}), item
+
+
+def test_the_page_in_docs_lists_the_very_checks_there_are(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (REPOSITORY / "docs" / "doctor.md").read_text()
+    listed = set(re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", page, re.MULTILINE))
+    emitted = {check for name in NAMES for check in examined(name, shipped, monkeypatch)}
+    # These speak only of a model that is here, which no recording has.
+    with_model = {"folders.readable", "folders.owner"}
+    assert listed == emitted | with_model
+
+
+def test_words_name_the_thing_and_its_value(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = examined("spark-in-trouble", shipped, monkeypatch)
+    assert "590.44.01" in found["machine.driver"].seen
+    assert "702 of 3003 MHz at 96 %" in found["machine.clocks"].seen
+    assert "python3 (pid 4711, 24.0 GiB)" in found["gpu.other_users"].seen
+    assert "pid 4712 in container abababababab" in found["gpu.other_users"].seen
+    assert found["folders.hub_cache"].fix is not None
+    assert found["folders.hub_cache"].fix.endswith("/home/ada/.cache/huggingface/hub")
+    assert "8265 (Ray's dashboard" in found["ports.open"].seen
+    assert "11434 (Ollama)" in found["ports.open"].seen
+    assert found["deployments.state"].fix == "sparkdeploy rollback main"
+    assert "same network 192.168.177.0/24" in found["network.fabric"].seen
+
+
+def test_the_drivers_own_words_are_passed_on(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = examined("new-driver", shipped, monkeypatch)["machine.gpu"]
+    assert "Driver/library version mismatch" in found.seen
+    assert "reboot" in str(found.fix)
+
+
+def test_our_own_container_is_no_other_user(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = load("spark-pair")
+    files = {**recording.files, "/proc/811/cgroup": f"12:pids:/docker/{0:064x}"}
+    monkeypatch.setattr(
+        "tests.unit.checks.test_doctor.load", lambda _name: replace(recording, files=files)
+    )
+    assert examined("spark-pair", shipped, monkeypatch)["gpu.other_users"].verdict is Verdict.OK
+
+
+def test_a_rehearsals_engine_needs_no_gpu(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "connect", lambda _: RecordedEngine(load("spark").docker or {}))
+    resolved = load_recipe(shipped, "baseline", ["engine=cpu-0.32"])
+    found = room.examine(resolved, settings_of_ada(), load("nothing"))
+    assert not [item for item in found if item.check.startswith(("gpu.", "machine.gpu"))]
+
+
+class _Slow:
+    """A machine whose every command hangs as long as it may."""
+
+    def __init__(self) -> None:
+        self.patience_s: list[float] = []
+
+    def read_file(self, path: str) -> str:
+        raise NodeError(f"{path} cannot be read")
+
+    def run(self, argv: Sequence[str], *, timeout_s: float) -> Completed:
+        self.patience_s.append(timeout_s)
+        raise NodeError(f"{argv[0]} did not end within {timeout_s:g} s")
+
+
+def test_no_command_is_waited_for_longer_than_a_patient_would(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "connect", no_engine)
+    slow = _Slow()
+    room.examine(load_recipe(shipped, "v2"), settings_of_ada(), slow)
+    assert len(slow.patience_s) > 8
+    assert max(slow.patience_s) <= READ_TIMEOUT_S
+
+
+@given(st.text(), st.text())
+def test_no_output_of_a_command_is_too_strange(first: str, second: str) -> None:
+    """Whatever the programs of a machine print, reading it does not raise."""
+
+    class Strange:
+        def read_file(self, path: str) -> str:
+            return first
+
+        def run(self, argv: Sequence[str], *, timeout_s: float) -> Any:
+            return type("Done", (), {"exit_code": 0, "stdout": second, "stderr": first})()
+
+    places = surroundings.Places({"state": "/x"}, targets=(surroundings.Target("hub", "h", 1),))
+    read_surroundings(HurriedMachine(Strange()), places)
+    parse_gpus(second)
+    parse_gpu_processes(second)
+
+
+def test_one_twin_alone_carries_half_of_the_speed() -> None:
+    links = surroundings.read_links(
+        json.dumps([{"ifname": "enp1s0f0np0", "mtu": 9000, "flags": ["LOWER_UP"]}])
+    )
+    assert "half of the speed" in network.check_fabric(links).seen
+
+
+def test_a_proxy_takes_the_place_of_the_host_behind_it() -> None:
+    behind_proxy = load_settings(
+        {**MIRRORS, "https_proxy": "http://proxy.lab:3128", "no_proxy": "packages.lab"}
+    )
+    targets = {item.name: item for item in room._targets(behind_proxy)}
+    assert (targets["hub"].host, targets["hub"].port) == ("proxy.lab", 3128)
+    assert targets["hub"].is_proxy
+    assert targets["package_index"].host == "packages.lab"
+
+
+@pytest.mark.parametrize(
+    ("proxy", "port"), [("proxy.lab:3128", 3128), ("proxy.lab", 80), ("http://proxy.lab:port", 80)]
+)
+def test_a_proxy_is_read_as_curl_reads_it(proxy: str, port: int) -> None:
+    targets = room._targets(load_settings({**MIRRORS, "https_proxy": proxy}))
+    hub = next(item for item in targets if item.name == "hub")
+    assert (hub.host, hub.port) == ("proxy.lab", port)
+
+
+def test_what_disappoints_in_a_recipe_is_said(shipped: Library) -> None:
+    changes = [
+        "checkpoint.mtp=required",
+        "serve.tool_call_parser=hermes",
+        "serve.enable_prefix_caching=true",
+        "engine=cuda-0.19",
+        "allow_known_bad=true",
+    ]
+    resolved = load_recipe(shipped, "baseline", changes)
+    found = {item.check: item.verdict for item in recipe_findings(resolved.recipe, resolved.engine)}
+    assert found == {
+        "recipe.speculation": Verdict.WARN,
+        "recipe.prefix_caching": Verdict.WARN,
+        "recipe.tool_parser": Verdict.WARN,
+        "recipe.reasoning": Verdict.OK,
+    }
+    silent = load_recipe(shipped, "baseline", ["serve.tool_call_parser=qwen3_coder"])
+    words = [item.seen for item in recipe_findings(silent.recipe, silent.engine)]
+    assert any("never asked" in item for item in words)
+
+
+def test_a_folder_that_is_not_there_yet_is_fine() -> None:
+    missing = surroundings.Folder("state", "/x/state")
+    found = list(folders.folder_findings([missing], caller_uid=1000))
+    assert [item.verdict for item in found] == [Verdict.OK]
+
+
+@pytest.mark.parametrize(
+    ("owner_uid", "is_writable", "verdict"),
+    [
+        (0, True, Verdict.OK),
+        (1000, True, Verdict.OK),
+        (0, False, Verdict.FAIL),
+        (1001, True, Verdict.FAIL),
+    ],
+)
+@pytest.mark.parametrize(
+    ("place", "fix"),
+    [
+        (SHARED_LOCK_DIR, f"as root: rm -rf {SHARED_LOCK_DIR} && mkdir -m 1777 {SHARED_LOCK_DIR}"),
+        ("/x/lock", "set SPARKDEPLOY_LOCK_DIR to another folder: root's or your own"),
+    ],
+)
+def test_a_lock_folder_of_another_user_fails_with_what_mends_it(
+    owner_uid: int, is_writable: bool, verdict: Verdict, place: str, fix: str
+) -> None:
+    shared = surroundings.Folder("lock", place, owner_uid, is_writable)
+    found = list(folders.folder_findings([shared], caller_uid=1000))
+    assert [item.verdict for item in found] == [verdict]
+    assert found[0].fix == (None if verdict is Verdict.OK else fix)
+
+
+def test_the_report_is_worst_first_and_groups_stay_together() -> None:
+    findings = [ok("docker.disk", "much"), warn("machine.swap", "3", "x"), fail("gpu.a", "b", "c")]
+    content = report.as_dict(findings)
+    assert content["verdict"] == "fail"
+    assert [item["check"] for item in content["checks"]] == ["machine.swap", "gpu.a", "docker.disk"]
+    lines = list(report.lines(findings))
+    assert lines[-1] == "3 checks: 1 failed, 1 to look at"
+    assert report.as_dict([])["verdict"] == "ok"
+
+
+def test_a_recording_is_a_machine() -> None:
+    recording = Recording({}, {"true": [3, "said"]}, None, {})
+    assert recording.run(["true"], timeout_s=1).exit_code == 3

@@ -1,0 +1,166 @@
+"""The parts of a cluster that decide nothing alone: listings, hashes, notes, discovery."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+import yaml
+
+from sparkdeploy import shell
+from sparkdeploy.commands import cluster_look
+from sparkdeploy.commands.cluster_find import Found, addresses_of, fabric_of, section
+from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.deploy.cluster_weights import compare, model_there, there
+from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.node import probes
+from sparkdeploy.node.cluster import read_cluster
+from sparkdeploy.node.fabric import FabricFacts, Interface
+from sparkdeploy.node.machines import Cluster, ClusterMachine
+from sparkdeploy.node.probes import Connection
+from sparkdeploy.node.tree import Ledger, hashes, list_tree, read_listing
+from sparkdeploy.settings import load_settings
+from tests.unit.plan.facts import model_fact
+from tests.unit.plan.test_cluster_checks import facts
+from tests.unit.plan.test_cluster_launch import spark, sparks
+
+if TYPE_CHECKING:
+    from sparkdeploy.node.ssh import SshLink
+
+HERE = ClusterMachine(spark(1), None)
+
+
+def test_a_listing_tells_files_links_and_stamps() -> None:
+    text = "a\tf\t5\t1.5\t2.5\t77\t\nb\tl\t3\t1\t2\t78\t../blobs/x\n\td\t0\t1\t1\t1\t\n"
+    found = read_listing(text)
+    assert set(found) == {"a", "b"}
+    assert (found["a"].size_bytes, found["a"].stamp) == (5, "5 1.5 2.5 77")
+    assert found["b"].link == "../blobs/x"
+
+
+def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
+    file = tmp_path / "tree" / "weights"
+    file.parent.mkdir()
+    file.write_bytes(b"one")
+
+    def digest() -> str:
+        entries = list_tree(HERE, file.parent)
+        return hashes(HERE, file.parent, entries, Ledger(tmp_path, "n"))["weights"]
+
+    assert digest() == hashlib.sha256(b"one").hexdigest()
+    ledger = tmp_path / "cluster" / "hashes-n.json"
+    ledger.write_text(ledger.read_text().replace(digest(), "remembered"))
+    assert digest() == "remembered"
+    before = file.stat()
+    file.write_bytes(b"two")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert digest() == hashlib.sha256(b"two").hexdigest()
+
+
+def test_a_difference_is_found_by_content(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "same").write_bytes(b"x")
+    (tmp_path / "here" / "other").write_bytes(b"1")
+    (tmp_path / "there" / "other").write_bytes(b"2")
+    (tmp_path / "here" / "missing").write_bytes(b"123")
+    from sparkdeploy.deploy.cluster_weights import Tree
+
+    class Elsewhere(ClusterMachine):
+        """A worker that is this machine all the same."""
+
+        @property
+        def is_here(self) -> bool:
+            return False
+
+    tree = Tree(tmp_path / "here", tmp_path / "there", ("missing", "other", "same"))
+    found = compare(tree, HERE, Elsewhere(spark(2), None), load_settings())
+    assert (found.missing, found.changed, found.size_bytes) == (("missing",), ("other",), 4)
+
+
+def test_paths_below_the_home_move_with_it_and_owners_with_the_user() -> None:
+    worker = facts(2, home="/home/bob", uid=1001, gid=1002)
+    assert there(Path("/home/ada/x"), facts(), worker) == Path("/home/bob/x")
+    assert there(Path("/data/x"), facts(), worker) == Path("/data/x")
+    moved = model_there(model_fact(), facts(), worker)
+    assert moved.root.is_relative_to("/home/bob")
+    assert (moved.owner_uid, moved.owner_gid) == (1001, 1002)
+    root = model_there(model_fact(), facts(), replace(worker, uid=0))
+    assert root.owner_uid == 1000
+
+
+def test_notes_tell_which_nodes_may_have_something(tmp_path: Path) -> None:
+    record = ClusterRecord.below(tmp_path)
+    assert record.nodes("main") == ()
+    record.note("main", ("a", "b"))
+    assert (record.nodes("main"), record.deployments()) == (("a", "b"), ("main",))
+    record.note("main", ())
+    record.note("main", ())
+    assert record.deployments() == ()
+
+
+def test_discovery_writes_a_section_that_can_be_read_back() -> None:
+    found = (
+        Found("192.168.177.11", facts(1)),
+        Found("192.168.177.12", facts(2)),
+        Found("192.168.177.1", None, "nvidia-smi names no GPU"),
+    )
+    config = read_cluster(yaml.safe_load(section(found, "ada"))["cluster"], "stdout")
+    assert [node.name for node in config.nodes] == ["spark-1", "spark-2"]
+    assert [port.rdma for port in config.nodes[1].fabric] == ["rocep1s0f1", "roceP2p1s0f1"]
+
+
+def test_without_twins_the_fabric_is_what_all_nodes_share() -> None:
+    def machine(last: int) -> FabricFacts:
+        lan = Interface("eth0", True, 1500, (f"10.9.0.{last}/24",))
+        own = Interface("eth1", True, 1500, (f"10.{last}.0.1/24",))
+        return facts(1, interfaces=(lan, own), rdma=())
+
+    first, second = machine(1), machine(2)
+    assert [item.name for item in fabric_of(first, [first, second])] == ["eth0"]
+
+
+@pytest.mark.parametrize(
+    ("subnet", "hosts", "count"),
+    [(None, ["a", "b"], 2), ("10.0.0.0/30", [], 2), ("10.0.0.0/30", ["c"], 3)],
+)
+def test_what_is_asked(subnet: str | None, hosts: list[str], count: int) -> None:
+    assert len(addresses_of(subnet, hosts)) == count
+
+
+@pytest.mark.parametrize("subnet", [None, "10.0.0.0/8", "nonsense"])
+def test_what_cannot_be_asked_is_refused(subnet: str | None) -> None:
+    with pytest.raises(UsageError):
+        addresses_of(subnet, [])
+
+
+def test_a_program_beside_us_is_read_and_ended() -> None:
+    with shell.running(["sh", "-c", "echo ready; exec cat"]) as program:
+        assert program.read_until("ready", timeout_s=20) == "ready\n"
+        assert program.is_alive
+    seen: list[str] = []
+    done = shell.follow(["sh", "-c", "echo one; echo two >&2; exit 3"], seen.append)
+    assert (done.exit_code, done.stdout, done.stderr) == (3, "one\n", "two\n")
+    assert "".join(seen) == "one\n"
+    with pytest.raises(NodeError, match="is not installed"):
+        shell.Running(["no-such-program-here"])
+
+
+def test_every_port_is_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(4)
+
+    def connect(here: ClusterMachine, worker: ClusterMachine, port: int = 0) -> Connection:
+        together.wait(60)
+        return Connection(worker.name, here.name, "", port)
+
+    monkeypatch.setattr(probes, "connect_to_here", connect)
+    monkeypatch.setattr(probes, "connect_to_worker", connect)
+    there = ClusterMachine(spark(2), cast("SshLink", object()))
+    cluster = Cluster(sparks(2), (HERE, there))
+    found = cluster_look.connections(cluster, cluster.machines)
+    assert [item.port for item in found] == [29501, 6379, 0, 0]

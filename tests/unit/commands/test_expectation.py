@@ -1,0 +1,78 @@
+"""What a container carries of its plan, for a start that has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.deploy.expectation import (
+    Expectation,
+    Treatment,
+    expectation_of,
+    expectation_on,
+)
+from sparkdeploy.deploy.serving import check_truth
+from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.server.facts import EngineFacts
+from tests.unit.plan import facts
+
+if TYPE_CHECKING:
+    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.load import Library
+
+AS_PLANNED = EngineFacts(
+    attention_backend="FLASHINFER",
+    moe_backend="MARLIN",
+    linear_kernels=("MarlinLinearKernel",),
+    graph_mode="FULL_AND_PIECEWISE",
+    speculation="mtp 2",
+)
+
+
+@pytest.fixture
+def plan(shipped: Library) -> Plan:
+    return facts.plan(shipped, facts.observed(model=facts.model_fact(treated=False)))
+
+
+def carried(expected: Expectation) -> ContainerFact:
+    known = {labels.EXPECTATION: expected.as_label()}
+    return ContainerFact("c" * 64, "sparkdeploy-main-kept-1", "sha256:0", "exited", known)
+
+
+def test_what_a_plan_promises_is_read_back_from_its_container(plan: Plan) -> None:
+    expected = expectation_of(plan)
+    treated = replace(expected, treatment=Treatment(84, "int8", 32768))
+
+    assert expected.memory is not None
+    assert expected.memory.needed_bytes > 100 * facts.GIB
+    assert not expected.memory.page_cache_counts
+    assert {item.subject for item in expected.backends} >= {"attention", "speculation"}
+    assert expectation_on(carried(expected)) == expected
+    assert expectation_on(carried(treated)) == treated
+
+
+@pytest.mark.parametrize("text", [None, "", "no json", "{}", '{"memory": 1}', "[]"])
+def test_a_container_of_another_version_promises_nothing(text: str | None) -> None:
+    known = {} if text is None else {labels.EXPECTATION: text}
+
+    assert expectation_on(ContainerFact("c", "x", "sha256:0", "exited", known)) is None
+
+
+def test_what_was_read_back_judges_like_the_plan(plan: Plan) -> None:
+    expected = expectation_on(carried(expectation_of(plan)))
+    assert expected is not None
+
+    check_truth(expected, AS_PLANNED)
+    with pytest.raises(UnhealthyError, match="planned FLASHINFER, runs TRITON_ATTN"):
+        check_truth(expected, replace(AS_PLANNED, attention_backend="TRITON_ATTN"))
+    treated = replace(expected, treatment=Treatment(84, "int8", 32768))
+    done = replace(AS_PLANNED, fp8_layers=84, lm_head="int8", draft_head_rows=32768)
+    check_truth(treated, done)
+    with pytest.raises(UnhealthyError, match="said nothing"):
+        check_truth(treated, AS_PLANNED)
+    with pytest.raises(UnhealthyError, match="draft head of 32768 rows, and the plugin made none"):
+        check_truth(treated, replace(done, draft_head_rows=None))

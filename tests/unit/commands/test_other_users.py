@@ -1,0 +1,68 @@
+"""Two users of one machine and of its Docker Engine: each is told what is the other's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from sparkdeploy.commands import operate as operating
+from sparkdeploy.commands import up as deploy
+from sparkdeploy.deploy.serving import read_key
+from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.users import own_name
+from sparkdeploy.plan.steps import Action
+from sparkdeploy.settings import load_settings
+from tests.unit.fake_containers import FakeContainers, container
+
+if TYPE_CHECKING:
+    from sparkdeploy.plan.steps import Plan
+
+OWN = own_name()
+WHOSE = [("anna", True), (OWN, False), ("", False), ("\x1b[2J", False), ("x" * 300, False)]
+
+
+@pytest.mark.parametrize(("user", "is_said"), WHOSE)
+def test_status_and_down_say_whose_a_deployment_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], user: str, is_said: bool
+) -> None:
+    engine = FakeContainers.of(container("sparkdeploy-main", "exited", user=user))
+    monkeypatch.setattr(operating, "connect", lambda _settings: engine)
+    lines = "\n".join(operating.status_lines(operating.current_rows()))
+    removed = operating.take_down("main")
+
+    assert removed == ("sparkdeploy-main",)
+    assert ("  deployed by anna" in lines) == is_said
+    assert ("deployed by" in lines) == is_said
+    assert capsys.readouterr().err == ("warning: main was deployed by anna\n" if is_said else "")
+
+
+@pytest.mark.parametrize(("user", "is_said"), WHOSE)
+def test_whoever_replaces_anothers_deployment_is_asked_with_its_user(
+    user: str, is_said: bool
+) -> None:
+    asked: list[str] = []
+    plan = SimpleNamespace(
+        deployment=SimpleNamespace(name="main"),
+        container=SimpleNamespace(action=Action.REPLACE, reason="another recipe"),
+        observed=SimpleNamespace(containers=(container("sparkdeploy-main", user=user),)),
+    )
+
+    def refuse(question: str) -> bool:
+        asked.append(question)
+        return False
+
+    with pytest.raises(SparkdeployError, match="was not replaced"):
+        deploy._ask(cast("Plan", plan), refuse)
+    whose = " of anna" if is_said else ""
+    assert asked == [
+        f"deployment main{whose} is running and will be replaced (another recipe). Go on?"
+    ]
+
+
+def test_a_key_that_is_another_users_names_who_can_read_it() -> None:
+    fact = container("sparkdeploy-main", exposure="public", port="8000", user="anna")
+    with pytest.raises(NodeError, match="cannot be read") as caught:
+        read_key(fact, load_settings())
+    assert caught.value.hint == "run this as anna"

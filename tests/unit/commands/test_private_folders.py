@@ -1,0 +1,99 @@
+"""State and cache are their user's alone: other users of the machine read nothing there."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.checkpoint.hub_lock import HubLock, Pin
+from sparkdeploy.cli import main as program
+from sparkdeploy.deploy import changing as change
+from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.node.private_folder import keep_private
+from sparkdeploy.node.tree import Entry, Ledger
+from sparkdeploy.server import durations
+from sparkdeploy.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sparkdeploy.settings import Settings
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def change_something(settings: Settings) -> None:
+    with change.changing(settings, "down main"):
+        pass
+
+
+def note_hashes(settings: Settings) -> None:
+    entry = Entry("f", 0, "1", "")
+    Ledger(settings.state_dir, "n").remember({settings.data_dir: (entry, "0")})
+
+
+WRITERS: dict[str, Callable[[Settings], object]] = {
+    "a change": change_something,
+    "a pin": lambda settings: HubLock(settings.state_dir).set("a/b", "main", Pin("0" * 40, "")),
+    "a start": lambda settings: durations.remember(settings.state_dir, "x", {"load": 1.0}),
+    "a cluster": lambda settings: ClusterRecord.below(settings.state_dir).note("m", ("a", "b")),
+    "hashes": note_hashes,
+    "a bug": lambda _settings: program._write_crash_log(),
+}
+
+
+@pytest.mark.parametrize("writer", sorted(WRITERS))
+def test_whoever_makes_the_state_folder_makes_it_for_its_user_alone(writer: str) -> None:
+    settings = load_settings()
+    before = os.umask(0o022)
+    try:
+        WRITERS[writer](settings)
+    finally:
+        os.umask(before)
+    assert mode(settings.state_dir) == 0o700
+    assert not settings.cache_dir.exists() or mode(settings.cache_dir) == 0o700
+
+
+@pytest.mark.parametrize("old", [0o755, 0o775, 0o711])
+def test_a_state_folder_of_an_earlier_version_is_closed_by_the_next_change(old: int) -> None:
+    settings = load_settings()
+    settings.state_dir.mkdir(parents=True)
+    settings.state_dir.chmod(old)
+    change_something(settings)
+    assert mode(settings.state_dir) == 0o700
+
+
+def test_a_file_in_the_state_folders_place_keeps_nobody_from_a_change() -> None:
+    settings = load_settings()
+    settings.state_dir.parent.mkdir(exist_ok=True)
+    settings.state_dir.write_text("")
+    change_something(settings)
+    assert settings.state_dir.read_text() == ""
+
+
+def test_a_folder_that_is_more_than_ours_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, shared, team = tmp_path / "home", tmp_path / "shared", tmp_path / "team"
+    for folder, wanted in ((home, 0o755), (shared, 0o1777), (team, 0o2775)):
+        folder.mkdir()
+        folder.chmod(wanted)
+    monkeypatch.setenv("HOME", str(home))
+    for folder in (home, shared, team):
+        keep_private(folder)
+    assert [mode(folder) for folder in (home, shared, team)] == [0o755, 0o1777, 0o2775]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_another_users_folder_keeps_its_mode(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    folder.chmod(0o755)
+    os.chown(folder, 61234, 61234)
+    keep_private(folder)
+    assert mode(folder) == 0o755

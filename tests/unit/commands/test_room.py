@@ -1,0 +1,141 @@
+"""Memory at the moment of a start, on a machine of the test's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.deploy.memory import RETURN_TIMEOUT_S, Machine, PageCache, make_room
+from sparkdeploy.errors import NodeError
+from sparkdeploy.estimate.memory_claim import MemoryClaim, memory_claim
+from sparkdeploy.node.gpu import GpuFact
+from sparkdeploy.recipe.load import Library, load_recipe
+from tests.unit.plan.facts import GIB, SPARK
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sparkdeploy.node.facts import NodeFact
+
+
+@dataclass
+class Clocked:
+    """Memory that comes back after a while; sleeping is the only thing that takes time."""
+
+    drop_caches: Path
+    back_at_s: float = 0.0
+    free: int = 120 * GIB
+    now_s: float = 0.0
+
+    def meminfo(self) -> Mapping[str, int]:
+        available = 118 * GIB if self.now_s >= self.back_at_s else 20 * GIB
+        free = min(self.free, available)
+        return {"MemTotal": 119 * GIB, "MemAvailable": available, "MemFree": free}
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+    def machine(self) -> Machine:
+        return Machine(self.meminfo, lambda: self.now_s, self.sleep, self.drop_caches)
+
+
+@pytest.fixture
+def claim(shipped: Library) -> MemoryClaim:
+    return claim_of(shipped, SPARK)
+
+
+def claim_of(shipped: Library, node: NodeFact) -> MemoryClaim:
+    resolved = load_recipe(shipped, "v2")
+    claim = memory_claim(resolved.recipe, resolved.engine, node)
+    assert claim is not None
+    return claim
+
+
+@pytest.fixture
+def clocked(tmp_path: Path) -> Clocked:
+    return Clocked(tmp_path / "drop_caches")
+
+
+def test_memory_that_is_there_is_not_waited_for(claim: MemoryClaim, clocked: Clocked) -> None:
+    make_room(claim, PageCache.ASK, clocked.machine())
+
+    assert clocked.now_s == 0
+    assert not clocked.drop_caches.exists()
+
+
+def test_memory_of_a_stopped_container_is_waited_for(claim: MemoryClaim, clocked: Clocked) -> None:
+    clocked.back_at_s = 7
+
+    make_room(claim, PageCache.ASK, clocked.machine())
+
+    assert 7 <= clocked.now_s < 8
+
+
+def test_memory_that_does_not_come_back_is_an_error(claim: MemoryClaim, clocked: Clocked) -> None:
+    clocked.back_at_s = RETURN_TIMEOUT_S + 60
+
+    with pytest.raises(NodeError, match=r"but only 20\.0 GiB are available"):
+        make_room(claim, PageCache.DROP, clocked.machine())
+
+
+def test_a_page_cache_in_the_way_is_told_and_left_alone(
+    claim: MemoryClaim, clocked: Clocked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clocked.free = 30 * GIB
+
+    make_room(claim, PageCache.ASK, clocked.machine())
+
+    assert "the page cache holds" in capsys.readouterr().err
+    assert not clocked.drop_caches.exists()
+
+
+def test_a_page_cache_in_the_way_is_dropped_with_consent(
+    claim: MemoryClaim, clocked: Clocked
+) -> None:
+    clocked.free = 30 * GIB
+
+    make_room(claim, PageCache.DROP, clocked.machine())
+
+    assert clocked.drop_caches.read_text() == "1\n"
+
+
+def test_a_page_cache_that_may_not_be_dropped_is_no_failure(
+    claim: MemoryClaim, clocked: Clocked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clocked.free, clocked.drop_caches = 30 * GIB, clocked.drop_caches / "nowhere"
+
+    make_room(claim, PageCache.DROP, clocked.machine())
+
+    assert "sudo tee" in capsys.readouterr().err
+
+
+def test_a_gpu_with_memory_of_its_own_does_not_mind_the_page_cache(
+    shipped: Library, clocked: Clocked
+) -> None:
+    gpu = GpuFact("H200", "9.0", memory_bytes=139 * GIB)
+    clocked.free = 30 * GIB
+
+    make_room(claim_of(shipped, replace(SPARK, gpu=gpu)), PageCache.DROP, clocked.machine())
+
+    assert not clocked.drop_caches.exists()
+
+
+def test_memory_that_other_deployments_take_is_not_waited_for(
+    claim: MemoryClaim, clocked: Clocked
+) -> None:
+    with pytest.raises(NodeError, match=r"only 59\.0 GiB are available"):
+        make_room(claim, PageCache.DROP, clocked.machine(), others_bytes=60 * GIB)
+
+    assert clocked.now_s == 0
+
+
+def test_a_machine_whose_memory_nobody_knows_is_not_refused(
+    claim: MemoryClaim, clocked: Clocked
+) -> None:
+    make_room(claim, PageCache.ASK, replace(clocked.machine(), meminfo=dict))
+    make_room(None, PageCache.ASK, clocked.machine())
+
+    assert clocked.now_s == 0

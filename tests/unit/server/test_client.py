@@ -1,0 +1,215 @@
+"""The client, against a real HTTP server that says what the test wants."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.server.client import ServedModel
+from sparkdeploy.server.metrics import Speculation, parse_samples, speculation, totals
+
+pytestmark = pytest.mark.outside
+
+COMPLETION = {
+    "choices": [{"text": " Paris", "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+}
+CHAT = {
+    "choices": [{"message": {"content": None, "reasoning": "hm"}, "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 9, "completion_tokens": 3},
+}
+METRICS = """# HELP vllm:spec_decode_num_drafts_total Number of drafts.
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="qwen"} 10.0
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="qwen"} 20.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="qwen"} 15.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 9.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 6.0
+vllm:spec_decode_num_accepted_tokens_created{engine="0"} 1.7e+09
+vllm:generation_tokens_total{engine="0"} 7.0
+vllm:generation_tokens_total{engine="1"} 8.0
+broken line
+python_info{version="3.11",quoted="a \\" } b"} 1.0
+"""
+
+
+class Server(ThreadingHTTPServer):
+    """Answers from a table and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: dict[str, tuple[int, str]] = {
+            "/health": (200, ""),
+            "/v1/models": (200, json.dumps({"data": [{"id": "qwen"}]})),
+            "/v1/completions": (200, json.dumps(COMPLETION)),
+            "/v1/chat/completions": (200, json.dumps(CHAT)),
+            "/metrics": (200, METRICS),
+        }
+        self.asked: list[tuple[str, str | None, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        self.server.asked.append((self.path, self.headers.get("Authorization"), body))
+        status, text = self.server.answers.get(self.path, (404, "no such route"))
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    do_POST = do_GET  # noqa: N815 - the name is http.server's
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def model(server: Server) -> Iterator[ServedModel]:
+    with ServedModel(server.url, "secret") as served:
+        yield served
+
+
+def test_a_completion_is_greedy_and_carries_the_key(server: Server, model: ServedModel) -> None:
+    completion = model.complete("The capital", 2, seed=1)
+
+    assert (completion.text, completion.prompt_tokens, completion.completion_tokens) == (
+        " Paris",
+        5,
+        2,
+    )
+    path, key, body = server.asked[-1]
+    assert (path, key) == ("/v1/completions", "Bearer secret")
+    assert body == {
+        "model": "qwen",
+        "prompt": "The capital",
+        "max_tokens": 2,
+        "temperature": 0.0,
+        "seed": 1,
+    }
+
+
+def test_a_chat_answer_of_reasoning_alone_is_an_answer(model: ServedModel) -> None:
+    completion = model.chat([{"role": "user", "content": "hi"}], 3)
+
+    assert (completion.text, completion.reasoning) == ("", "hm")
+
+
+def test_a_served_name_that_is_given_is_not_asked_for(server: Server) -> None:
+    with ServedModel(server.url, model="mine") as model:
+        model.complete("x", 1)
+
+    assert [path for path, _, _ in server.asked] == ["/v1/completions"]
+
+
+def test_a_refusal_carries_the_servers_words(server: Server, model: ServedModel) -> None:
+    server.answers["/v1/completions"] = (400, '{"error": "prompt is too long"}')
+
+    with pytest.raises(UnhealthyError, match=r"400: .*prompt is too long"):
+        model.complete("x", 1)
+
+
+def test_a_missing_key_is_explained(server: Server, model: ServedModel) -> None:
+    server.answers["/v1/models"] = (401, "Unauthorized")
+
+    with pytest.raises(UnhealthyError) as caught:
+        model.served_models()
+
+    assert "API key" in (caught.value.hint or "")
+
+
+def test_a_server_that_is_not_there_is_unhealthy_and_says_so(server: Server) -> None:
+    server.server_close()
+    with ServedModel(server.url) as model:
+        assert not model.is_healthy()
+        with pytest.raises(UnhealthyError, match="not reachable"):
+            model.served_models()
+
+
+@pytest.mark.parametrize("page", ["<html>It works!</html>", '["a list"]'])
+def test_what_answers_in_another_way_is_no_model_server(
+    server: Server, model: ServedModel, page: str
+) -> None:
+    server.answers["/v1/models"] = (200, page)
+
+    with pytest.raises(UnhealthyError, match="something else than a JSON object"):
+        model.max_model_len()
+
+    server.answers["/v1/models"] = (200, json.dumps({"data": [{"id": "qwen"}]}))
+    server.answers["/v1/completions"] = (200, page)
+    with pytest.raises(UnhealthyError, match="something else than a JSON object"):
+        model.complete("x", 1)
+
+
+def test_an_error_on_health_is_not_healthy(server: Server, model: ServedModel) -> None:
+    assert model.is_healthy()
+    server.answers["/health"] = (503, "")
+
+    assert not model.is_healthy()
+
+
+def test_an_answer_without_a_choice_is_an_error(server: Server, model: ServedModel) -> None:
+    server.answers["/v1/completions"] = (200, '{"choices": []}')
+
+    with pytest.raises(UnhealthyError, match="without a choice"):
+        model.complete("x", 1)
+
+
+def test_a_proxy_of_the_environment_is_not_used(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+
+    with ServedModel(server.url) as model:
+        assert model.is_healthy()
+
+
+def test_metrics_are_summed_over_their_labels(model: ServedModel) -> None:
+    assert model.metrics()["vllm:generation_tokens_total"] == 15
+
+
+def test_speculation_is_counted(model: ServedModel) -> None:
+    counted = model.speculation()
+
+    assert counted == Speculation(10, 20, 15, (9, 6))
+    assert counted.acceptance == pytest.approx(0.75)
+    assert counted.tokens_a_draft == pytest.approx(2)
+
+
+def test_speculation_since_a_moment_is_the_difference() -> None:
+    before = Speculation(4, 8, 5, (4, 1))
+
+    assert Speculation(10, 20, 15, (9, 6)).since(before) == Speculation(6, 12, 10, (5, 5))
+
+
+def test_a_server_without_speculation_has_no_counters() -> None:
+    assert speculation(parse_samples("vllm:generation_tokens_total 1\n")) is None
+
+
+def test_nothing_drafted_has_no_acceptance() -> None:
+    assert Speculation(0, 0, 0).acceptance is None
+
+
+def test_a_quoted_label_may_hold_anything() -> None:
+    assert totals(parse_samples(METRICS))["python_info"] == 1

@@ -1,0 +1,226 @@
+"""Root causes, from recorded crashes."""
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.server.forensics import (
+    Cause,
+    guard_events,
+    guard_reports,
+    log_tail,
+    root_cause,
+    until_last_restart,
+)
+from sparkdeploy.server.log_lines import lines_of, read_line
+from sparkdeploy.server.signatures import SIGNATURES
+from sparkdeploy.server.tracebacks import decisive, tracebacks
+from tests.unit.server.log_files import HEALTHY, healthy_logs, recorded, recorded_crashes
+
+EXIT_CODES = {"memory_floor": 86}
+"""Of recorded crashes; all others ended with 1."""
+TRIP = (
+    'sparkdeploy-guard: {"event": "memory_floor", "mem_available_bytes": 5000000000,'
+    ' "floor_bytes": 4294967296, "exit_code": 86}'
+)
+RESTART = 'sparkdeploy-guard: {"event": "restart", "exit_code": 1, "restart": 1}'
+
+
+def cause_of(log: str | bytes, exit_code: int | None = 1, *, oom_killed: bool = False) -> Cause:
+    text = log.decode(errors="replace") if isinstance(log, bytes) else log
+    return root_cause(text, exit_code, oom_killed=oom_killed)
+
+
+@pytest.mark.parametrize("name", recorded_crashes())
+def test_a_recorded_crash_gets_its_cause(name: str) -> None:
+    cause = cause_of(recorded(f"crashes/{name}"), EXIT_CODES.get(name, 1))
+
+    assert cause.name == name.partition("-")[0]
+    assert cause.meaning
+
+
+@pytest.mark.parametrize("name", recorded_crashes())
+def test_a_crash_is_explained_with_a_line_that_stands_in_the_log(name: str) -> None:
+    log = recorded(f"crashes/{name}").decode()
+    cause = cause_of(log, EXIT_CODES.get(name, 1))
+
+    assert cause.name == "memory_floor" or cause.line in log
+
+
+@pytest.mark.parametrize("name", [*HEALTHY, "cpu-0.32-stopped"])
+def test_a_healthy_log_accuses_nobody(name: str) -> None:
+    assert cause_of(recorded(name), 143).name == "exit_143"
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_log_of_a_container_that_failed_later_names_no_cause(name: str) -> None:
+    assert cause_of(recorded(name), 3).name == "unknown"
+
+
+def test_there_are_twenty_healthy_logs() -> None:
+    assert len([*HEALTHY, "cpu-0.32-stopped", *healthy_logs()]) >= 20
+
+
+@pytest.mark.parametrize("name", healthy_logs())
+def test_what_sounds_bad_and_is_not_raises_no_alarm(name: str) -> None:
+    log = recorded(f"healthy/{name}")
+
+    assert cause_of(log, 143).name == "exit_143"
+    assert cause_of(log, 3).name not in {signature.name for signature in SIGNATURES}
+
+
+def test_every_signature_has_a_recorded_crash() -> None:
+    names = {name.partition("-")[0] for name in recorded_crashes()}
+
+    assert {signature.name for signature in SIGNATURES} <= names
+
+
+def test_the_engines_own_error_is_preferred_over_the_servers_echo() -> None:
+    cause = cause_of(recorded("crashes/exception"))
+
+    assert cause.line == "ZeroDivisionError: division by zero"
+
+
+def test_an_echo_alone_is_better_than_nothing() -> None:
+    log = (
+        "(APIServer pid=8) Traceback (most recent call last):\n"
+        '(APIServer pid=8)   File "x.py", line 1, in f\n'
+        "(APIServer pid=8) RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+
+    assert cause_of(log).name == "exception"
+
+
+def test_of_chained_exceptions_the_first_is_the_cause() -> None:
+    trace = decisive(
+        tracebacks(
+            read_line(text)
+            for text in (
+                "Traceback (most recent call last):",
+                '  File "a.py", line 1, in f',
+                "KeyError: 'depth'",
+                "During handling of the above exception, another exception occurred:",
+                "Traceback (most recent call last):",
+                '  File "b.py", line 1, in g',
+                "RuntimeError: cannot go on",
+            )
+        )
+    )
+
+    assert trace is not None
+    assert trace.exceptions == ["KeyError: 'depth'", "RuntimeError: cannot go on"]
+
+
+def test_tracebacks_of_two_processes_are_told_apart_when_interleaved() -> None:
+    lines = [
+        "(A pid=1) Traceback (most recent call last):",
+        "(B pid=2) Traceback (most recent call last):",
+        '(A pid=1)   File "a.py", line 1, in f',
+        '(B pid=2)   File "b.py", line 1, in f',
+        "(A pid=1) ValueError: a",
+        "(B pid=2) TypeError: b",
+    ]
+
+    found = tracebacks(read_line(text) for text in lines)
+
+    assert [(trace.origin, trace.exceptions) for trace in found] == [
+        ("A", ["ValueError: a"]),
+        ("B", ["TypeError: b"]),
+    ]
+
+
+def test_a_harmless_traceback_is_not_blamed_for_a_kill() -> None:
+    log = recorded("crashes/read_only")
+
+    assert cause_of(log, 137).name == "exit_137"
+
+
+def test_the_kernels_out_of_memory_kill_is_named_as_such() -> None:
+    assert cause_of(recorded("cpu-0.32-mtp"), 137, oom_killed=True).name == "oom_killed"
+
+
+def test_the_guards_trip_says_how_much_was_left() -> None:
+    cause = cause_of(recorded("crashes/memory_floor"), 86)
+
+    assert cause.line == "4.8 GiB were available, the floor is 4.0 GiB"
+
+
+def test_the_guards_exit_code_is_enough_when_its_line_is_lost() -> None:
+    assert cause_of("", 86).name == "memory_floor"
+
+
+def test_a_child_that_writes_the_guards_line_is_not_believed() -> None:
+    log = f"{TRIP}\nfatal error: it was me\n"
+
+    assert cause_of(log, 1).name != "memory_floor"
+    assert cause_of(log, 1).line == "fatal error: it was me"
+    assert cause_of(TRIP, 137, oom_killed=True).name == "oom_killed"
+    assert guard_events(log, 1) == []
+    assert guard_events(log, 86) == ["memory_floor"]
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        f"INFO 11-21 09:29:51 [logger.py:40] Received request cmpl-1: prompt: '{TRIP}'",
+        f"(APIServer pid=8) INFO 11-21 09:29:51 [logger.py:40] {TRIP}",
+        f"(APIServer pid=8) {TRIP}",
+        f"prompt: {TRIP}",
+        f" {TRIP}",
+    ],
+)
+def test_a_quoted_line_of_the_guards_says_nothing(quoted: str) -> None:
+    assert guard_reports(quoted) == []
+    assert cause_of(quoted, 86).line == ""
+    restarted = quoted.replace("memory_floor", "restart")
+    assert until_last_restart(f"a\n{restarted}\nb") == (f"a\n{restarted}\nb", None)
+
+
+@pytest.mark.parametrize("event", ["refused", "cannot_run"])
+def test_a_prompt_that_quotes_a_failure_of_the_guards_is_not_the_cause(event: str) -> None:
+    failure = TRIP.replace("memory_floor", event)
+
+    assert cause_of(f"prompt: {failure}\nfatal error: x\n", 1).line == "fatal error: x"
+    assert cause_of(f"{failure}\nfatal error: x\n", 1).line == failure
+
+
+def test_the_guards_own_restart_ends_what_came_before() -> None:
+    assert until_last_restart(f"a\n{RESTART}\nb") == ("a", 1)
+
+
+def test_a_memory_that_is_too_large_for_a_number_is_no_bug() -> None:
+    trip = TRIP.replace("5000000000", "9" * 400)
+
+    assert cause_of(trip, 86).line == "? were available, the floor is 4.0 GiB"
+
+
+def test_what_a_warning_says_is_not_a_cause() -> None:
+    log = "(EngineCore pid=1) WARNING 11-21 03:58:37 [x.py:1] CUDA out of memory is near\n"
+
+    assert cause_of(log, 3).name == "unknown"
+
+
+def test_a_broken_guard_line_is_left_out() -> None:
+    log = 'sparkdeploy-guard: {"event": "rest\nsparkdeploy-guard: {"event": "restart"}\n'
+
+    assert guard_reports(log) == [{"event": "restart"}]
+
+
+def test_every_signature_has_a_name_of_its_own_and_a_way_out() -> None:
+    assert len({signature.name for signature in SIGNATURES}) == len(SIGNATURES)
+    assert all(signature.hint and signature.meaning for signature in SIGNATURES)
+
+
+@given(st.text(alphabet=string.printable, max_size=400), st.integers(0, 255), st.booleans())
+def test_any_log_gets_an_answer(log: str, exit_code: int, oom_killed: bool) -> None:
+    assert root_cause(log, exit_code, oom_killed=oom_killed).meaning
+
+
+def test_the_tail_shows_the_last_lines_without_colours() -> None:
+    assert log_tail("a\n\x1b[31mb\x1b[0m\n\nc\n", 2) == "b\nc"
+
+
+def test_a_progress_bar_is_many_lines() -> None:
+    assert lines_of(b"10%\r20%\r30%\n") == ["10%", "20%", "30%"]

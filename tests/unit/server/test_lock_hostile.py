@@ -1,0 +1,457 @@
+"""The lock in a folder where another user was first: he chooses what lies there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdeploy.checkpoint.locking import only_one
+from sparkdeploy.errors import CheckpointError, NodeError
+from sparkdeploy.node import lock, shared_folder
+from sparkdeploy.node.lock import lock_holder, lock_path, node_lock, watch_name, watching
+from sparkdeploy.settings import SHARED_LOCK_DIR
+from tests.examples import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sparkdeploy.node.holder import Holder
+    from tests.unit.server.neighbours import Neighbours
+
+pytestmark = pytest.mark.outside
+
+PATIENCE_S = 5
+MAX_NAME = 200
+MALLORY = 61234
+BOB = 61235
+"""Users without a name: nothing of the machine belongs to them."""
+
+OTHER_FOLDER = "set SPARKDEPLOY_LOCK_DIR to another folder: root's or your own"
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user as well")
+
+
+@contextlib.contextmanager
+def impatient() -> Iterator[None]:
+    """What waits for a FIFO's other end waits for ever."""
+
+    def give_up(*_: object) -> None:
+        raise AssertionError("it blocks")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(PATIENCE_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def tree(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    """All below a folder: mode, number of names and content."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() else b""
+        found[str(path)] = (status.st_mode, status.st_nlink, content)
+    return found
+
+
+def make_outside(base: Path) -> Path:
+    outside = base / "outside"
+    (outside / "folder").mkdir(parents=True)
+    for name in ("canary", "linked"):
+        (outside / name).write_text("root's own")
+        (outside / name).chmod(0o600)
+    return outside
+
+
+ENTRIES: dict[str, Callable[[Path, Path, bytes], object]] = {
+    "nothing": lambda _path, _outside, _note: None,
+    "a file": lambda path, _outside, note: path.write_bytes(note),
+    "a file for nobody": lambda path, _outside, note: write(path, note, mode=0),
+    "a link to a file": lambda path, outside, _note: path.symlink_to(outside / "canary"),
+    "a link to a folder": lambda path, outside, _note: path.symlink_to(outside / "folder"),
+    "a link to nothing": lambda path, outside, _note: path.symlink_to(outside / "new"),
+    "a link to itself": lambda path, _outside, _note: path.symlink_to(path.name),
+    "a hard link": lambda path, outside, _note: path.hardlink_to(outside / "linked"),
+    "a FIFO": lambda path, _outside, _note: os.mkfifo(path),
+    "a folder": lambda path, _outside, _note: path.mkdir(),
+    "a socket": lambda path, _outside, _note: bind(path),
+    "a device": lambda path, _outside, _note: path.symlink_to("/dev/zero"),
+}
+SPOILT = frozenset(ENTRIES) - {"nothing", "a file", "a file for nobody"}
+FOLDERS: dict[str, Callable[[Path, Path], object]] = {
+    "nothing": lambda _folder, _outside: None,
+    "shared": lambda folder, _outside: make(folder, 0o1777),
+    "private": lambda folder, _outside: make(folder, 0o700),
+    "anybody's": lambda folder, _outside: make(folder, 0o777),
+    "a link": lambda folder, outside: folder.symlink_to(outside / "folder"),
+    "a link to nothing": lambda folder, outside: folder.symlink_to(outside / "new"),
+    "a file": lambda folder, _outside: folder.write_text("x"),
+    "a FIFO": lambda folder, _outside: os.mkfifo(folder),
+}
+NAMES = st.text("a/.- ü", min_size=1, max_size=12) | st.sampled_from(
+    ["spark-1", "../../x", "/etc/passwd", "x" * 300, "ssh://user@host"]
+)
+VALUES = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(["\x1b[2J", "\ud800", "`; rm -rf /", "x" * 9000, "a\nb", "2026-01-01"]),
+    st.integers(),
+    st.floats(),
+    st.none(),
+    st.booleans(),
+    st.lists(st.integers(), max_size=2),
+    st.just(os.getpid()),
+)
+NOTES = st.one_of(
+    st.binary(max_size=60),
+    st.sampled_from([b"[" * 9000, b'{"pid": ' + b"9" * 5000, b"\x00" * 100_000, b"null", b"[]"]),
+    st.dictionaries(st.sampled_from(["pid", "command", "since", "user"]), VALUES).map(
+        lambda note: json.dumps(note).encode()
+    ),
+)
+
+
+def write(path: Path, content: bytes, *, mode: int) -> None:
+    path.write_bytes(content)
+    path.chmod(mode)
+
+
+def make(folder: Path, mode: int) -> None:
+    folder.mkdir()
+    folder.chmod(mode)
+
+
+def bind(path: Path) -> None:
+    """A socket's name is at most 107 bytes long, so it is given from within the folder."""
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+
+
+def printable(error: NodeError | CheckpointError) -> bool:
+    return all(text.isprintable() for text in (error.message, error.hint or "", error.detail or ""))
+
+
+def take(folder: Path, name: str, told: list[str]) -> NodeError | None:
+    try:
+        with node_lock(folder, name, command="sparkdeploy up", on_wait=told.append, wait_s=0.001):
+            return None
+    except NodeError as error:
+        return error
+
+
+@settings(max_examples=examples(400))
+@given(
+    folder_kind=st.sampled_from(["shared"] * 8 + list(FOLDERS)),
+    entry=st.sampled_from(sorted(ENTRIES)),
+    name=NAMES,
+    note=NOTES,
+    is_held=st.booleans(),
+)
+def test_whatever_lies_in_the_lock_folder_nothing_outside_it_is_touched(
+    folder_kind: str, entry: str, name: str, note: bytes, is_held: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lock, "SETTLE_S", (0.0,), raising=False)
+        base = Path(scratch)
+        outside, folder = make_outside(base), base / "locks"
+        FOLDERS[folder_kind](folder, outside)
+        path = lock_path(folder, name)
+        has_entry = folder.is_dir() and not folder.is_symlink() and len(path.name) < MAX_NAME
+        if has_entry:
+            ENTRIES[entry](path, outside, note)
+        before, told = tree(outside), list[str]()
+        with impatient(), holding(path if is_held and has_entry else None):
+            refusal = take(folder, name, told)
+            holder = lock_holder(folder, name)
+            with watching(folder, name, "main", command="sparkdeploy up"):
+                pass
+
+        assert tree(outside) == before
+        assert refusal is None or printable(refusal)
+        assert all(text.isprintable() for text in told)
+        assert holder is None or holder.describe().isprintable()
+        if entry in SPOILT and has_entry:
+            assert refusal is not None
+
+
+@contextlib.contextmanager
+def holding(path: Path | None) -> Iterator[None]:
+    """Hold a lock as another process does: flock belongs to the opened file, not the process."""
+    if path is None or path.is_symlink() or not path.is_file():
+        yield
+        return
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@settings(max_examples=examples(200))
+@given(note=NOTES)
+def test_a_note_is_believed_only_of_the_process_that_holds_the_lock(note: bytes) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "locks"
+        with node_lock(folder, "n", command="sparkdeploy up v2"):
+            lock_path(folder, "n").write_bytes(note)
+            holder = lock_holder(folder, "n")
+
+    assert holder is not None
+    assert holder.pid == os.getpid()
+    assert len(holder.describe()) < 400
+    if said(note).get("pid") != os.getpid():
+        assert holder.command == ""
+
+
+def said(note: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(note)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def test_the_holder_is_named_with_its_user_and_not_by_what_somebody_wrote(tmp_path: Path) -> None:
+    with node_lock(tmp_path / "locks", "n", command="sparkdeploy up v2"):
+        path = lock_path(tmp_path / "locks", "n")
+        own = lock_holder(tmp_path / "locks", "n")
+        path.write_text(json.dumps({"pid": 1, "command": "\x1b]0;x\x07", "since": "never"}))
+        forged = lock_holder(tmp_path / "locks", "n")
+
+    assert own is not None
+    assert forged is not None
+    assert own.describe().startswith(f"`sparkdeploy up v2` (pid {os.getpid()} of ")
+    assert forged.describe() == f"another process (pid {os.getpid()} of {own.user})"
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_not_taken(tmp_path: Path) -> None:
+    path = lock_path(tmp_path, "n")
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+        def remove_and_free(_pause_s: float) -> None:
+            path.unlink()
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+        with (
+            pytest.raises(NodeError, match="was removed while it was waited for"),
+            node_lock(tmp_path, "n", command="x", wait_s=5, sleep=remove_and_free),
+        ):
+            pass
+
+
+def test_a_disk_without_room_for_the_note_is_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with node_lock(tmp_path, "n", command="x"):
+        pass
+
+
+def test_a_spoilt_watch_file_does_not_end_a_start(tmp_path: Path) -> None:
+    os.mkfifo(lock_path(tmp_path, watch_name("n", "main")))
+    entered = False
+    with impatient(), watching(tmp_path, "n", "main", command="x"):
+        entered = True
+
+    assert entered
+
+
+@pytest.mark.parametrize("entry", sorted(SPOILT))
+def test_a_builders_lock_is_no_way_to_another_file(tmp_path: Path, entry: str) -> None:
+    outside, path = make_outside(tmp_path), tmp_path / ".made.lock"
+    ENTRIES[entry](path, outside, b"")
+    before = tree(outside)
+    with (
+        impatient(),
+        pytest.raises(CheckpointError, match="cannot be used") as caught,
+        only_one(path, "something"),
+    ):
+        pass
+
+    assert tree(outside) == before
+    assert printable(caught.value)
+
+
+def test_only_sparkdeploys_own_lock_folder_is_ever_removed_by_a_hint() -> None:
+    assert shared_folder.made_anew(Path(SHARED_LOCK_DIR)) == (
+        f"as root: rm -rf {SHARED_LOCK_DIR} && mkdir -m 1777 {SHARED_LOCK_DIR}"
+    )
+
+
+@pytest.mark.parametrize("place", ["/etc/passwd", "/dev/null", "/proc/self"])
+def test_a_hint_never_removes_a_path_that_the_user_has_typed(place: str) -> None:
+    refusal = take(Path(place), "n", [])
+
+    assert refusal is not None
+    assert refusal.hint == OTHER_FOLDER
+
+
+def test_a_folder_whose_files_anybody_removes_keeps_its_other_mode_bits(tmp_path: Path) -> None:
+    make(tmp_path / "locks", 0o777)
+    refusal = take(tmp_path / "locks", "n", [])
+
+    assert refusal is not None
+    assert refusal.hint == f"chmod +t {tmp_path / 'locks'}"
+
+
+@pytest.mark.parametrize("entry", sorted(SPOILT))
+def test_the_hint_for_a_spoilt_lock_destroys_nothing_but_that_name(
+    tmp_path: Path, entry: str
+) -> None:
+    outside, folder = make_outside(tmp_path), tmp_path / "locks"
+    make(folder, 0o1777)
+    path = lock_path(folder, "n")
+    ENTRIES[entry](path, outside, b"")
+    if path.is_dir() and not path.is_symlink():
+        (path / "somebody's").write_text("work")
+    refusal = take(folder, "n", [])
+    assert refusal is not None
+    assert refusal.hint is not None
+    subprocess.run(shlex.split(refusal.hint.removeprefix("as root: ")), check=True)
+
+    assert take(folder, "n", []) is None
+    assert {item.name for item in outside.iterdir()} == {"canary", "folder", "linked"}
+    assert len([*folder.rglob("somebody's")]) == (entry == "a folder")
+
+
+@pytest.mark.parametrize("entry", sorted(SPOILT))
+def test_the_hint_for_a_builders_spoilt_lock_removes_no_tree(tmp_path: Path, entry: str) -> None:
+    outside, path = make_outside(tmp_path), tmp_path / ".made.lock"
+    ENTRIES[entry](path, outside, b"")
+    with pytest.raises(CheckpointError) as caught, only_one(path, "something"):
+        pass
+
+    verb = "mv -T" if entry == "a folder" else "rm"
+    assert (caught.value.hint or "").startswith(f"{verb} {path}")
+
+
+# ------------------------------------------------------------------------- two users of a machine
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder such as /run/lock, on a path that every user may walk."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
+        base = Path(scratch)
+        base.chmod(0o755)
+        (base / "lock").mkdir()
+        (base / "lock").chmod(0o1777)
+        yield base / "lock"
+
+
+@as_root
+@pytest.mark.parametrize("is_there", [True, False])
+def test_root_does_not_follow_another_users_link(
+    shared: Path, others: Neighbours, is_there: bool
+) -> None:
+    target = shared.parent / "shadow"
+    if is_there:
+        target.write_text("root's own")
+        target.chmod(0o600)
+    folder = shared / "sparkdeploy"
+    others.plant_link(MALLORY, folder, target)
+
+    with (
+        pytest.raises(NodeError, match=f"belongs to uid {MALLORY}") as caught,
+        node_lock(folder, "spark-1", command="sparkdeploy down"),
+    ):
+        pass
+    # Mended by halves, the link is still there.
+    os.chown(folder, 0, 0)
+    with (
+        pytest.raises(NodeError, match=f"it is a symbolic link, made by uid {MALLORY}"),
+        node_lock(folder, "spark-1", command="sparkdeploy down"),
+    ):
+        pass
+
+    assert caught.value.hint == OTHER_FOLDER
+    assert target.exists() == is_there
+    assert not is_there or (target.read_text(), target.stat().st_mode & 0o777) == (
+        "root's own",
+        0o600,
+    )
+
+
+@as_root
+def test_the_first_users_folder_is_no_others_until_root_has_made_it(
+    shared: Path, others: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shared / "sparkdeploy"
+    assert others.try_lock(MALLORY, folder) == "got"
+    refused = others.try_lock(BOB, folder).splitlines()
+    monkeypatch.setattr(shared_folder, "SHARED_LOCK_DIR", str(folder), raising=False)
+    hint = shared_folder.made_anew(folder)
+    for command in hint.removeprefix("as root: ").split(" && "):
+        subprocess.run(command.split(), check=True)
+
+    assert f"belongs to uid {MALLORY}" in refused[0]
+    assert refused[1] == OTHER_FOLDER
+    assert [others.try_lock(user, folder) for user in (MALLORY, BOB)] == ["got", "got"]
+
+
+@as_root
+def test_users_of_one_machine_are_told_who_of_them_holds_the_lock(
+    shared: Path, others: Neighbours
+) -> None:
+    folder = shared / "sparkdeploy"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    holder = others.hold_lock(MALLORY, folder)
+    lock_path(folder, "spark-1").write_text('{"pid": 1, "command": "init"}')
+    message = others.try_lock(BOB, folder).splitlines()[0]
+    seen: Holder | None = lock_holder(folder, "spark-1")
+    others.kill(holder)
+
+    assert message == (
+        f"spark-1 is being changed by another process (pid {holder} of uid {MALLORY})"
+    )
+    assert seen is not None
+    assert (seen.pid, seen.user) == (holder, f"uid {MALLORY}")
+
+
+@as_root
+def test_a_lock_that_another_user_has_closed_is_removed_and_not_avoided(
+    shared: Path, others: Neighbours
+) -> None:
+    folder = shared / "sparkdeploy"
+    make(folder, 0o1777)
+    path = lock_path(folder, "spark-1")
+    write(path, b"", mode=0o600)
+    os.chown(path, MALLORY, MALLORY)
+    message, hint = others.try_lock(BOB, folder).splitlines()
+    subprocess.run(shlex.split(hint.removeprefix("as root: ")), check=True)
+
+    assert message == (
+        f"the lock {path} cannot be opened: Permission denied; it belongs to uid {MALLORY} "
+        "(mode 0600, wanted 0666)"
+    )
+    assert hint == f"as root: rm {path}"
+    assert [others.try_lock(user, folder) for user in (BOB, MALLORY)] == ["got", "got"]
+
+
+@as_root
+def test_who_may_not_write_to_the_lock_folder_takes_another(
+    shared: Path, others: Neighbours
+) -> None:
+    folder = shared / "sparkdeploy"
+    make(folder, 0o755)
+    hint = others.try_lock(BOB, folder).splitlines()[1]
+
+    assert hint.startswith("set SPARKDEPLOY_LOCK_DIR to a folder")

@@ -1,0 +1,67 @@
+"""Free ports and their owners."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.ports import PortOwner, is_port_free, port_owner
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        yield int(server.getsockname()[1])
+
+
+def container(port: int, state: str = "running") -> ContainerFact:
+    marks = {labels.DEPLOYMENT: "main", labels.PORT: str(port)}
+    return ContainerFact("c", "sparkdeploy-main", "i", state, marks)
+
+
+def test_a_port_with_a_listener_is_not_free(taken_port: int) -> None:
+    assert not is_port_free(taken_port)
+
+
+def test_a_port_on_all_addresses_is_not_free_while_one_address_has_it(taken_port: int) -> None:
+    assert not is_port_free(taken_port, "0.0.0.0")
+
+
+def test_a_port_whose_listener_has_gone_is_free() -> None:
+    with socket.socket() as server:
+        # As every HTTP server does; its closed connections then keep nobody from the port.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            server.accept()[0].close()
+
+    assert is_port_free(port)
+
+
+def test_a_process_that_listens_is_named(taken_port: int) -> None:
+    owner = port_owner(taken_port, [])
+
+    assert owner.pid == os.getpid()
+    assert f"(pid {os.getpid()})" in owner.describe()
+
+
+def test_our_own_deployment_is_named_before_its_process(taken_port: int) -> None:
+    assert port_owner(taken_port, [container(taken_port)]) == PortOwner(deployment="main")
+
+
+def test_a_stopped_deployment_owns_no_port(taken_port: int) -> None:
+    owner = port_owner(taken_port, [container(taken_port, state="exited")])
+
+    assert owner.deployment is None
+
+
+def test_an_owner_that_cannot_be_seen_is_admitted(taken_port: int, tmp_path: Path) -> None:
+    assert port_owner(taken_port, [], proc=tmp_path) == PortOwner()

@@ -1,0 +1,112 @@
+"""What is kept and sent holds no secret, and everything else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.deploy.secrets import (
+    known_secrets,
+    record_without_secrets,
+    text_without_secrets,
+    value_without_secrets,
+)
+from tests.unit.server.log_files import HEALTHY, recorded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLANTED = "Pl4nted-s3cret_value"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Authorization: Bearer {PLANTED}",
+        f"--api-key {PLANTED}".replace(" ", "="),
+        f"'api_key': ['{PLANTED}']",
+        f'"hub_token": "{PLANTED}"',
+        f"HF_TOKEN={PLANTED}",
+        f"password: {PLANTED}",
+        f"https://ada:{PLANTED}@proxy:3128/",
+        f"token='{PLANTED}'",
+        f"client_secret = {PLANTED}",
+    ],
+)
+def test_a_secret_is_known_by_its_name(text: str) -> None:
+    assert PLANTED not in text_without_secrets(f"before {text} after")
+
+
+@pytest.mark.parametrize("token", ["hf_abcdefghijklmnopqrst", "ghp_abcdefghijklmnop0123"])
+def test_a_token_is_known_by_its_shape(token: str) -> None:
+    assert text_without_secrets(f"got {token} there") == "got (removed) there"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_num_batched_tokens=2048, num_speculative_tokens: 2",
+        "tokenizer='/m/ck/v2', skip_tokenizer_init=False, tokenizer_mode=auto",
+        "api_key=None, token=null",
+        "GPU KV cache size: 355,712 tokens",
+        "http://127.0.0.1:8000/v1/chat/completions",
+        "KeyError: 'model.layers.0.weight'",
+    ],
+)
+def test_what_only_sounds_like_one_stays(text: str) -> None:
+    assert text_without_secrets(text) == text
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_log_without_secrets_stays_as_it_is(name: str) -> None:
+    log = recorded(name).decode()
+
+    assert text_without_secrets(log) == log
+
+
+def test_a_deployments_key_is_known_by_its_value(tmp_path: Path) -> None:
+    (tmp_path / "main").write_text(f"{PLANTED}\n")
+    (tmp_path / "short").write_text("a\n")
+
+    known = known_secrets([tmp_path, tmp_path / "missing"])
+
+    assert known == (PLANTED,)
+    assert text_without_secrets(f"a {PLANTED} b", known) == "a (removed) b"
+
+
+def test_variables_of_a_container_are_emptied_by_name() -> None:
+    record = {"Config": {"Env": ["HF_TOKEN=abc", "VLLM_API_KEY=def", "HOME=/cache", "BARE"]}}
+
+    kept = record_without_secrets(record)
+
+    assert kept["Config"]["Env"] == [
+        "HF_TOKEN=(removed)",
+        "VLLM_API_KEY=(removed)",
+        "HOME=/cache",
+        "BARE",
+    ]
+
+
+def test_a_key_file_is_a_path_and_stays() -> None:
+    assert value_without_secrets({"key_file": "/state/keys/main", "tokens": "3"}) == {
+        "key_file": "/state/keys/main",
+        "tokens": "3",
+    }
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+        ),
+        max_leaves=10,
+    )
+)
+def test_a_known_secret_is_nowhere_in_any_value(value: object) -> None:
+    hidden = {"plan": [value, f"x{PLANTED}y", {"token": PLANTED}]}
+
+    assert PLANTED not in repr(value_without_secrets(hidden, (PLANTED,)))

@@ -1,0 +1,136 @@
+"""What the log says against what the recipe says."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkdeploy.plan.backends import PlannedBackend, planned_backends
+from sparkdeploy.recipe.load import Library, Resolved, load_recipe
+from sparkdeploy.server.facts import EngineFacts, read_facts
+from sparkdeploy.server.phases import read_whole
+from sparkdeploy.server.truth import Finding, Verdict, findings
+from sparkdeploy.settings import resources
+from tests.unit.server.log_files import recorded
+
+
+def resolved(name: str, *settings: str) -> Resolved:
+    return load_recipe(Library((resources() / "recipes",)), name, settings)
+
+
+def told(*lines: str) -> EngineFacts:
+    facts = EngineFacts()
+    for line in lines:
+        facts = read_facts(line, facts)
+    return facts
+
+
+def found(name: str, facts: EngineFacts, *settings: str) -> dict[str, Finding]:
+    planned = planned_backends(resolved(name, *settings))
+    return {finding.planned.subject: finding for finding in findings(planned, facts)}
+
+
+CONFIG = (
+    "Initializing a V1 LLM engine (v0.25.1) with config: model='/m/ck/x', "
+    "speculative_config=SpeculativeConfig(method='mtp', model='/m/ck/x', num_spec_tokens=2), "
+    "kv_cache_dtype=auto, compilation_config={'cudagraph_mode': "
+    "<CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>}"
+)
+AS_PLANNED = (
+    CONFIG,
+    "Using AttentionBackendEnum.FLASHINFER backend.",
+    "Using 'MARLIN' WNA16 MoE backend.",
+    "Using MarlinLinearKernel for AutoGPTQLinearMethod",
+    "Selected CutlassFp8BlockScaledMMKernel for Fp8LinearMethod",
+)
+
+
+@pytest.mark.parametrize("name", ["spark-0.19-mtp", "spark-0.33-mtp"])
+def test_a_recorded_start_of_v2_contradicts_nothing(name: str) -> None:
+    seen = found("v2", read_whole([recorded(name)]).facts)
+
+    assert seen["attention"].verdict is Verdict.AS_PLANNED
+    assert seen["speculation"].verdict is Verdict.AS_PLANNED
+    assert not [finding for finding in seen.values() if finding.is_failure]
+
+
+def test_a_start_of_the_cpu_build_confirms_its_drafter() -> None:
+    seen = found("v2", read_whole([recorded("cpu-0.32-mtp")]).facts, "engine=cpu-0.32")
+
+    assert {name: item.verdict for name, item in seen.items()} == {
+        "speculation": Verdict.AS_PLANNED
+    }
+
+
+def test_a_start_as_planned_confirms_every_subject() -> None:
+    seen = found("v2", told(*AS_PLANNED))
+
+    assert set(seen) == {"attention", "moe", "linear", "speculation", "graphs"}
+    assert {finding.verdict for finding in seen.values()} == {Verdict.AS_PLANNED}
+
+
+@pytest.mark.parametrize(
+    ("line", "subject", "fails"),
+    [
+        ("Using TRITON_ATTN attention backend out of potential backends: [].", "attention", True),
+        (CONFIG.replace("num_spec_tokens=2", "num_spec_tokens=1"), "speculation", True),
+        ("Using 'TRITON' WNA16 MoE backend out of potential backends: [].", "moe", False),
+        ("Using ExllamaLinearKernel for AutoGPTQLinearMethod", "linear", False),
+        ("not supported; setting cudagraph_mode=NONE", "graphs", False),
+        ("Skipping CUDA graph capture. To turn it on, set ...", "graphs", False),
+    ],
+)
+def test_a_silent_fall_back_is_seen(line: str, subject: str, fails: bool) -> None:
+    finding = found("v2", told(line)).get(subject)
+
+    assert finding is not None
+    assert finding.verdict is Verdict.DIFFERS
+    assert finding.is_failure is fails
+
+
+def test_a_start_without_the_drafter_that_was_asked_for_fails() -> None:
+    line = "Initializing a V1 LLM engine (v0.25.1) with config: speculative_config=None, x=1"
+
+    assert found("v2", told(line))["speculation"].is_failure
+    assert found("baseline", told(line))["speculation"].verdict is Verdict.AS_PLANNED
+
+
+def test_another_format_of_the_kv_cache_fails() -> None:
+    line = "Initializing a V1 LLM engine (v0.25.1) with config: kv_cache_dtype=auto, x=1"
+
+    assert found("v2-kv8", told(line))["kv_cache"].is_failure
+    assert found("v2-kv8", told(line, "Using fp8_e4m3 data type to store kv cache"))[
+        "kv_cache"
+    ].verdict is (Verdict.AS_PLANNED)
+
+
+def test_piecewise_graphs_are_less_than_full_ones() -> None:
+    facts = told(*AS_PLANNED, "...; setting cudagraph_mode=PIECEWISE")
+    settings = ("backends.graphs=full", "backends.warn_only=[]")
+
+    assert found("v2", facts)["graphs"].verdict is Verdict.AS_PLANNED
+    assert found("v2", facts, *settings)["graphs"].is_failure
+
+
+def test_a_recipe_may_turn_a_failure_into_a_warning() -> None:
+    facts = told("Using FLASH_ATTN attention backend out of potential backends: [].")
+
+    assert found("v2", facts)["attention"].is_failure
+    assert not found("v2", facts, "backends.warn_only=[attention]")["attention"].is_failure
+
+
+def test_a_drafters_own_back_end_is_not_the_models() -> None:
+    facts = told(
+        "Using FLASHINFER attention backend out of potential backends: [].",
+        "Using TRITON_ATTN attention backend out of potential backends: [].",
+    )
+
+    assert facts.attention_backend == "FLASHINFER"
+
+
+def test_a_log_that_tells_nothing_fails_nothing() -> None:
+    planned = (PlannedBackend("moe", "MARLIN", warns_only=False),)
+
+    (finding,) = findings(planned, EngineFacts())
+
+    assert finding.verdict is Verdict.NOT_TOLD
+    assert not finding.is_failure
