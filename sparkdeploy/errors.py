@@ -15,6 +15,10 @@ class SparkdeployError(Exception):
         self.hint = hint
         self.detail = detail
 
+    def __str__(self) -> str:
+        # What comes to be known later, such as the node or what became of it, joins the message.
+        return self.message
+
 
 class UsageError(SparkdeployError):
     """The command line does not make sense."""

@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.errors import NodeError
-    from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.fabric import FabricFacts
-    from sparkdeploy.node.probes import Connection, Packet, Seen
-    from sparkdeploy.node.reports import EngineInfo
+    from sparkdeploy.node.cluster import ClusterNode, FabricPort
+    from sparkdeploy.node.fabric import FabricFact
+    from sparkdeploy.node.facts import NodeFact
+    from sparkdeploy.node.probes import Connection, Packet
 
 Verdict = Literal["ok", "warning", "failed"]
 CLOCK_TOLERANCE_S = 5.0
@@ -56,30 +55,36 @@ def unreachable_checks(unreachable: Mapping[str, NodeError]) -> Iterator[Check]:
         yield Check(node, "reachable", "failed", value, "ssh and docker answer", error.hint or "")
 
 
-def node_checks(config: ClusterConfig, seen: Mapping[str, Seen]) -> Iterator[Check]:
+def node_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Check]:
     """Yield what each node's own facts say."""
-    for node in config.nodes:
-        if node.name in seen:
-            facts = seen[node.name].facts
-            yield _clock(node, seen[node.name].clock_skew_s)
-            yield from _tools(node, facts)
-            for port in node.fabric:
-                yield from _interface(node, port, facts)
-            yield from _subnets(node, facts)
-            yield from _rdma(node, facts)
-            yield Check(node.name, "free memory", "ok", format_gib(facts.memory_available_bytes))
+    for node in entries:
+        fact = seen.get(node.name)
+        if fact is None or fact.fabric is None:
+            continue
+        yield _clock(node, fact.fabric.clock_skew_s)
+        yield from _tools(node, fact.fabric)
+        for port in node.fabric:
+            yield from _interface(node, port, fact.fabric)
+        yield from _subnets(node, fact.fabric)
+        yield from _rdma(node, fact.fabric)
+        yield Check(node.name, "free memory", "ok", format_gib(fact.memory_available_bytes or 0))
 
 
-def pair_checks(config: ClusterConfig, seen: Mapping[str, Seen]) -> Iterator[Check]:
+def pair_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Check]:
     """Yield what must be equal on all nodes: each is held against the first."""
-    nodes = [node for node in config.nodes if node.name in seen]
-    if not nodes:
-        return
-    first, *others = nodes
-    for node in others:
-        yield from _same_mtu(first, node, seen)
-        yield _same_driver(first, node, seen)
-        yield _same_architecture(first, node, seen)
+    nodes = [node for node in entries if node.name in seen]
+    for node in nodes[1:]:
+        ours, theirs = seen[node.name], seen[nodes[0].name]
+        yield from _same_mtu(nodes[0], node, ours.fabric, theirs.fabric)
+        yield _same_driver(nodes[0], node, ours, theirs)
+        yield _check(
+            node.name,
+            "architecture",
+            ours.architecture == theirs.architecture,
+            ours.architecture,
+            theirs.architecture,
+            "use machines of one kind",
+        )
 
 
 def version_checks(versions: Mapping[str, str]) -> Iterator[Check]:
@@ -88,66 +93,6 @@ def version_checks(versions: Mapping[str, str]) -> Iterator[Check]:
     for node, version in versions.items():
         same = version.split(".")[0] == first.split(".")[0]
         yield Check(node, "docker", "ok" if same else "warning", version, f"like {first}")
-
-
-def gpu_checks(engines: Mapping[str, EngineInfo], seen: Mapping[str, Seen]) -> Iterator[Check]:
-    """Yield whether each node can give a GPU to a container; asked for engines that need one."""
-    for node, item in seen.items():
-        yield _check(
-            node,
-            "GPU",
-            item.facts.gpu is not None,
-            item.facts.gpu or "nvidia-smi names none",
-            "a GPU",
-            f"on {node}: nvidia-smi must work; without a GPU: sparkdeploy rehearse --cluster",
-        )
-    for node, engine in engines.items():
-        yield _check(
-            node,
-            "docker runtime",
-            engine.has_nvidia_runtime,
-            "nvidia" if engine.has_nvidia_runtime else "has no nvidia runtime",
-            "nvidia",
-            f"on {node}: sudo nvidia-ctk runtime configure --runtime=docker && "
-            "sudo systemctl restart docker",
-        )
-
-
-def owner_checks(head: str, found: Mapping[str, Sequence[ContainerFact]]) -> Iterator[Check]:
-    """Yield a failed check for every deployment of another head that runs on one of the nodes."""
-    for node, containers in found.items():
-        for fact in containers:
-            owner = next(iter(fact.nodes), head)
-            if fact.is_running and owner != head:
-                yield Check(
-                    node,
-                    "in use",
-                    "failed",
-                    f"{owner}'s cluster deployment {fact.deployment} runs there",
-                    f"nothing of another head than {head}",
-                    f"on {owner}: sparkdeploy down {fact.deployment}",
-                )
-
-
-def memory_checks(
-    needed_bytes: int | None, seen: Mapping[str, Seen], freed_bytes: Mapping[str, int]
-) -> Iterator[Check]:
-    """Yield whether each node has the memory for its part; every node takes the same share.
-
-    `freed_bytes` is what a container that will be replaced gives back.
-    """
-    for node, item in seen.items():
-        free_bytes = item.facts.memory_available_bytes + freed_bytes.get(node, 0)
-        yield _check(
-            node,
-            "memory",
-            needed_bytes is None or free_bytes >= needed_bytes,
-            f"{format_gib(free_bytes)} available",
-            "as much as the recipe takes"
-            if needed_bytes is None
-            else f"{format_gib(needed_bytes)}",
-            f"on {node}: stop what else runs there, or lower serve.gpu_memory_utilization",
-        )
 
 
 def packet_checks(packets: Sequence[Packet]) -> Iterator[Check]:
@@ -190,7 +135,7 @@ def _clock(node: ClusterNode, skew_s: float) -> Check:
     )
 
 
-def _tools(node: ClusterNode, facts: FabricFacts) -> Iterator[Check]:
+def _tools(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
     for tool, package in TOOLS.items():
         if tool not in facts.tools:
             yield Check(
@@ -199,7 +144,7 @@ def _tools(node: ClusterNode, facts: FabricFacts) -> Iterator[Check]:
             )  # fmt: skip
 
 
-def _interface(node: ClusterNode, port: FabricPort, facts: FabricFacts) -> Iterator[Check]:
+def _interface(node: ClusterNode, port: FabricPort, facts: FabricFact) -> Iterator[Check]:
     found = facts.interface(port.interface)
     if found is None:
         there = ", ".join(item.name for item in facts.interfaces)
@@ -228,7 +173,7 @@ def _interface(node: ClusterNode, port: FabricPort, facts: FabricFacts) -> Itera
     )
 
 
-def _subnets(node: ClusterNode, facts: FabricFacts) -> Iterator[Check]:
+def _subnets(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
     """Two interfaces in one subnet: packets leave by one and are answered to the other."""
     used: dict[str, str] = {}
     for port in node.fabric:
@@ -248,7 +193,7 @@ def _subnets(node: ClusterNode, facts: FabricFacts) -> Iterator[Check]:
                 )
 
 
-def _rdma(node: ClusterNode, facts: FabricFacts) -> Iterator[Check]:
+def _rdma(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
     for port in node.fabric:
         if port.rdma is None:
             continue
@@ -272,8 +217,8 @@ def _rdma(node: ClusterNode, facts: FabricFacts) -> Iterator[Check]:
     yield from _forgotten_twin(node, facts)
 
 
-def _forgotten_twin(node: ClusterNode, facts: FabricFacts) -> Iterator[Check]:
-    """One twin alone carries half of the port's rate (field.md section 3)."""
+def _forgotten_twin(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
+    """One twin alone carries half of the port's rate."""
     used = {port.interface for port in node.fabric}
     keys = {twin_key(name) for name in used} - {None}
     for item in facts.interfaces:
@@ -284,33 +229,28 @@ def _forgotten_twin(node: ClusterNode, facts: FabricFacts) -> Iterator[Check]:
             )  # fmt: skip
 
 
-def _same_mtu(first: ClusterNode, node: ClusterNode, seen: Mapping[str, Seen]) -> Iterator[Check]:
-    for ours, theirs in zip(node.fabric, first.fabric, strict=False):
-        here = seen[node.name].facts.interface(ours.interface)
-        there = seen[first.name].facts.interface(theirs.interface)
+def _same_mtu(
+    first: ClusterNode, node: ClusterNode, ours: FabricFact | None, theirs: FabricFact | None
+) -> Iterator[Check]:
+    if ours is None or theirs is None:
+        return
+    for own_port, first_port in zip(node.fabric, first.fabric, strict=False):
+        here, there = ours.interface(own_port.interface), theirs.interface(first_port.interface)
         if here is None or there is None:
             continue
         yield _check(
             node.name,
-            f"{ours.interface} MTU",
+            f"{own_port.interface} MTU",
             here.mtu == there.mtu,
             str(here.mtu),
             f"{there.mtu}, as on {first.name}",
-            f"on {node.name}: sudo ip link set {ours.interface} mtu {there.mtu}",
+            f"on {node.name}: sudo ip link set {own_port.interface} mtu {there.mtu}",
         )
 
 
-def _same_driver(first: ClusterNode, node: ClusterNode, seen: Mapping[str, Seen]) -> Check:
-    ours, theirs = seen[node.name].facts.driver, seen[first.name].facts.driver
-    verdict: Verdict = "ok" if ours == theirs else "warning"
-    wanted = f"{theirs or 'none'}, as on {first.name}"
-    return Check(
-        node.name, "GPU driver", verdict, ours or "none", wanted, "install the same driver on both"
-    )
-
-
-def _same_architecture(first: ClusterNode, node: ClusterNode, seen: Mapping[str, Seen]) -> Check:
-    ours, theirs = seen[node.name].facts.architecture, seen[first.name].facts.architecture
-    return _check(
-        node.name, "architecture", ours == theirs, ours, theirs, "use machines of one kind"
-    )
+def _same_driver(first: ClusterNode, node: ClusterNode, ours: NodeFact, theirs: NodeFact) -> Check:
+    own, other = (fact.gpu.driver_version if fact.gpu else None for fact in (ours, theirs))
+    verdict: Verdict = "ok" if own == other else "warning"
+    wanted = f"{other or 'none'}, as on {first.name}"
+    fix = "install the same driver on both"
+    return Check(node.name, "GPU driver", verdict, own or "none", wanted, fix)

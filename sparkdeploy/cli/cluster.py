@@ -12,12 +12,9 @@ from sparkdeploy.console import console, format_gib
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.commands.cluster_look import Survey
-    from sparkdeploy.commands.drafting import Request
-    from sparkdeploy.node.cluster import ClusterConfig
-    from sparkdeploy.settings import Settings
+    from sparkdeploy.commands.cluster import Found
 
-SIGNS = {"ok": "=", "warning": "?", "failed": "x"}
+SIGNS = {"ok": "=", "warning": "!", "failed": "x"}
 
 
 def register(app: typer.Typer) -> None:
@@ -31,40 +28,37 @@ def register(app: typer.Typer) -> None:
 
 def show(as_json: JsonOption = False) -> None:
     """Show the configured nodes and what each says of itself."""
-    from sparkdeploy.commands import cluster_look
-    from sparkdeploy.settings import load_settings
+    from sparkdeploy.commands.cluster import survey_of_all
 
-    with cluster_look.connected(load_settings()) as cluster:
-        found = cluster_look.survey(cluster)
-        here = cluster.here.name
-        config = cluster.config
+    found = survey_of_all()
     if as_json:
         from dataclasses import asdict
 
         seen = {name: asdict(item) for name, item in found.seen.items()}
-        console.answer_json({"head": here, "config": config.model_dump(), "seen": seen})
+        config = found.config.model_dump()
+        console.answer_json({"head": found.here, "config": config, "seen": seen})
         return
-    for line in _node_lines(config, found, here):
+    for line in _node_lines(found):
         console.answer(line)
 
 
 def check(as_json: JsonOption = False) -> None:
     """Ask every node, probe the fabric, and say what stands in the way of `up --cluster`."""
-    from sparkdeploy.commands import cluster_look
+    from sparkdeploy.commands.cluster import check_all
     from sparkdeploy.errors import NodeError
-    from sparkdeploy.settings import load_settings
 
-    with cluster_look.connected(load_settings()) as cluster:
-        found = cluster_look.survey(cluster)
+    checks = check_all()
     if as_json:
-        console.answer_json([item.as_dict() for item in found.checks])
+        console.answer_json([item.as_dict() for item in checks])
     else:
-        for item in found.checks:
+        for item in checks:
             console.answer(f"{SIGNS[item.verdict]} {item.describe()}")
             if item.verdict != "ok" and item.fix:
                 console.answer(f"    fix: {item.fix}")
-    if found.failed:
-        raise NodeError(f"{len(found.failed)} of {len(found.checks)} checks failed")
+        console.answer("= fine   ! warning   x stands in the way")
+    failed = sum(item.verdict == "failed" for item in checks)
+    if failed:
+        raise NodeError(f"{failed} of {len(checks)} checks failed")
 
 
 def discover(
@@ -74,12 +68,12 @@ def discover(
     as_json: JsonOption = False,
 ) -> None:
     """Print the `cluster:` section for config.yaml; a host needs ssh, Docker and a GPU to count."""
-    from sparkdeploy.commands import cluster_find
+    from sparkdeploy.commands import cluster
     from sparkdeploy.errors import NodeError
     from sparkdeploy.settings import load_settings
 
     named = [item for item in hosts.split(",") if item]
-    found = cluster_find.discover(cluster_find.addresses_of(subnet, named), user, load_settings())
+    found = cluster.discover(cluster.addresses_of(subnet, named), user, load_settings())
     if as_json:
         from dataclasses import asdict
 
@@ -90,46 +84,25 @@ def discover(
             console.info(f"{item.address} does not count: {item.refusal}")
     if not any(item.facts for item in found):
         raise NodeError("no node was found", hint="is ssh on, and does `ssh HOST true` work?")
-    console.answer(cluster_find.section(found, user).rstrip())
+    console.answer(cluster.section(found, user).rstrip())
 
 
-def print_plan(request: Request, settings: Settings, *, as_json: bool) -> None:
-    """Print what `up --cluster` would do on every node, and every check that stands in its way."""
-    from sparkdeploy.commands.cluster_deploy import draft
-    from sparkdeploy.commands.drafting import resolve
-    from sparkdeploy.plan.cluster_report import cluster_as_dict, cluster_lines
-
-    drafted = draft(resolve(request, settings), request, settings)
-    if as_json:
-        console.answer_json(
-            cluster_as_dict(drafted.plan, drafted.formation, drafted.specs, drafted.checks)
-        )
-        return
-    for line in cluster_lines(drafted.plan, drafted.formation):
-        console.answer(line)
-    for item in drafted.checks:
-        if item.verdict != "ok":
-            console.answer(f"  {SIGNS[item.verdict]} {item.describe()}")
-            console.answer(f"      fix: {item.fix}")
-
-
-def _node_lines(config: ClusterConfig, found: Survey, here: str) -> Iterator[str]:
-    for node in config.nodes:
-        role = "head (this machine)" if node.name == here else f"ssh {node.ssh}"
-        yield f"{node.name}: {role}"
-        seen = found.seen.get(node.name)
-        if seen is None:
+def _node_lines(found: Found) -> Iterator[str]:
+    for entry in found.config.nodes:
+        role = "head (this machine)" if entry.name == found.here else f"ssh {entry.ssh}"
+        yield f"{entry.name}: {role}"
+        fact = found.seen.get(entry.name)
+        if fact is None or fact.fabric is None:
             yield "  does not answer; `sparkdeploy cluster check` says why"
             continue
-        facts = seen.facts
-        engine = found.engines.get(node.name)
         yield (
-            f"  {facts.gpu or 'no GPU'}, driver {facts.driver or 'none'}, "
-            f"docker {engine.version if engine else 'does not answer'}, "
-            f"{format_gib(facts.memory_available_bytes)} of memory free"
+            f"  {fact.gpu.name if fact.gpu else 'no GPU'}, "
+            f"driver {fact.gpu.driver_version if fact.gpu else 'none'}, "
+            f"docker {fact.docker.version if fact.docker else 'does not answer'}, "
+            f"{format_gib(fact.memory_available_bytes or 0)} of memory free"
         )
-        for port in node.fabric:
-            interface = facts.interface(port.interface)
+        for port in entry.fabric:
+            interface = fact.fabric.interface(port.interface)
             state = "missing" if interface is None else "up" if interface.is_up else "down"
             mtu = interface.mtu if interface else "-"
             yield (

@@ -55,10 +55,17 @@ def requested(
     name: str,
     public: bool,
     settings: Settings,
+    cluster: bool = False,
 ) -> Request:
     """Return what the options ask for; raise UsageError for a name Docker would not take."""
-    from sparkdeploy.commands.planning import make_request
+    from sparkdeploy.commands.drafting import Reach, make_request
     from sparkdeploy.plan.launch import Exposure
 
-    exposure = Exposure.PUBLIC if public else Exposure.LOOPBACK
-    return make_request(recipe, assignments, name=name, exposure=exposure, settings=settings)
+    return make_request(
+        recipe,
+        assignments,
+        name=name,
+        exposure=Exposure.PUBLIC if public else Exposure.LOOPBACK,
+        settings=settings,
+        reach=Reach.CLUSTER if cluster else Reach.HERE,
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.commands.drafting import resolve
-from sparkdeploy.commands.planning import up_words
+from sparkdeploy.commands.drafting import resolve, up_words
 from sparkdeploy.commands.up import Extent, Handover, Outcome, up
 from sparkdeploy.console import console
 from sparkdeploy.plan.backends import planned_backends
@@ -28,11 +27,10 @@ def deploy_and_print(
     consent: Callable[[str], bool],
     handover: Handover,
     as_json: bool,
-    deploy: Callable[..., Outcome] = up,
 ) -> None:
-    """Run `up`, or the `up` of a cluster, and print where the model answers."""
+    """Run `up`, and print where the model answers."""
     resolved = resolve(request, settings)
-    outcome = deploy(resolved, request, settings, extent=extent, consent=consent, handover=handover)
+    outcome = up(resolved, request, settings, extent=extent, consent=consent, handover=handover)
     if as_json:
         console.answer_json(_as_dict(outcome, extent))
         return

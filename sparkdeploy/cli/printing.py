@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
-from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.plan import report
 from sparkdeploy.plan.steps import plan_as_dict
 
@@ -31,6 +31,14 @@ def print_plan(plan: Plan, part: str | None, *, as_json: bool) -> None:
     else:
         for line in report.plan_lines(plan):
             console.answer(line)
+
+
+def require_no_problems(plan: Plan) -> None:
+    """Raise NodeError after a plan has been printed that `up` would refuse."""
+    if plan.problems:
+        count = len(plan.problems)
+        reasons = "1 reason" if count == 1 else f"{count} reasons"
+        raise NodeError(f"`up` would refuse this, for {reasons}", hint="the lines with x say why")
 
 
 def print_outlook(

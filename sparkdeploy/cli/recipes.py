@@ -52,8 +52,8 @@ def register(app: typer.Typer) -> None:
 
 def list_recipes(as_json: JsonOption = False) -> None:
     """List the recipes and engines."""
-    from sparkdeploy.commands.drafting import library
     from sparkdeploy.recipe import report
+    from sparkdeploy.recipe.library import library
     from sparkdeploy.settings import load_settings
 
     shelf = library(load_settings())
@@ -114,31 +114,33 @@ def plan_recipe(
     from sparkdeploy.settings import load_settings
 
     assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
-    if cluster:
-        from sparkdeploy.cli.cluster import print_plan as print_cluster_plan
-
-        settings = load_settings()
-        request = requested(recipe, assignments, name=name, public=public, settings=settings)
-        print_cluster_plan(request, settings, as_json=as_json)
-        return
     if hardware is not None or html is not None or headers:
         from sparkdeploy.cli.printing import print_outlook
 
         _refuse_parts_of_a_plan(show=show, check=check)
         print_outlook(
-            recipe, assignments, hardware=hardware, html=html, headers=headers, as_json=as_json
+            recipe,
+            assignments,
+            hardware=hardware,
+            html=html,
+            headers=headers,
+            as_json=as_json,
         )
         return
-    from sparkdeploy.cli.printing import print_plan
-    from sparkdeploy.commands.planning import plan_for
+    from sparkdeploy.cli.printing import print_plan, require_no_problems
+    from sparkdeploy.commands.drafting import plan_for
     from sparkdeploy.errors import ChangesPendingError
 
     settings = load_settings()
-    request = requested(recipe, assignments, name=name, public=public, settings=settings)
+    request = requested(
+        recipe, assignments, name=name, public=public, settings=settings, cluster=cluster
+    )
     plan = plan_for(request, settings)
     print_plan(plan, show.value if show else None, as_json=as_json)
     if check and plan.has_work:
         raise ChangesPendingError("the plan has work to do", hint="run `sparkdeploy up`")
+    if show is None:
+        require_no_problems(plan)
 
 
 def _refuse_parts_of_a_plan(*, show: Shown | None, check: bool) -> None:

@@ -32,6 +32,7 @@ def rehearse(
 ) -> None:
     """Serve a recipe's miniature on this machine's CPU and check its text."""
     from sparkdeploy.commands import rehearse as stage
+    from sparkdeploy.commands.drafting import Reach
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()
@@ -40,7 +41,7 @@ def rehearse(
         assignments or (),
         settings,
         policy=stage.ReferencePolicy.FRESH if fresh else stage.ReferencePolicy.RECORDED,
-        stage=stage.Stage.CLUSTER if cluster else stage.Stage.HERE,
+        reach=Reach.CLUSTER if cluster else Reach.HERE,
         afterwards=stage.Afterwards.KEEP if keep else stage.Afterwards.TAKE_DOWN,
     )
     if as_json:

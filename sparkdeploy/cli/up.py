@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,10 +21,6 @@ from sparkdeploy.cli.options import (
     with_consent,
 )
 from sparkdeploy.console import console
-
-if TYPE_CHECKING:
-    from sparkdeploy.commands.drafting import Request
-    from sparkdeploy.settings import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -64,15 +60,18 @@ def up(
         raise UsageError("--solo and --cluster exclude each other")
     assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
     settings = load_settings()
-    request = requested(recipe, assignments, name=name, public=public, settings=settings)
+    request = requested(
+        recipe, assignments, name=name, public=public, settings=settings, cluster=cluster
+    )
     if dry_run:
-        _print_plan(request, settings, cluster=cluster, as_json=as_json)
+        from sparkdeploy.cli.printing import print_plan, require_no_problems
+        from sparkdeploy.commands.drafting import plan_for
+
+        plan = plan_for(request, settings)
+        print_plan(plan, None, as_json=as_json)
+        require_no_problems(plan)
         return
     extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
-    if cluster:
-        from sparkdeploy.commands.cluster_deploy import up as deploy
-    else:
-        from sparkdeploy.commands.up import up as deploy
     deploy_and_print(
         request,
         settings,
@@ -80,17 +79,4 @@ def up(
         consent=(lambda _question: True) if yes else console.confirm,
         handover=Handover(keep, PageCache.DROP if drop_page_cache else PageCache.ASK),
         as_json=as_json,
-        deploy=deploy,
     )
-
-
-def _print_plan(request: Request, settings: Settings, *, cluster: bool, as_json: bool) -> None:
-    if cluster:
-        from sparkdeploy.cli.cluster import print_plan as print_cluster_plan
-
-        print_cluster_plan(request, settings, as_json=as_json)
-        return
-    from sparkdeploy.cli.printing import print_plan
-    from sparkdeploy.commands.planning import plan_for
-
-    print_plan(plan_for(request, settings), None, as_json=as_json)

@@ -31,7 +31,7 @@ from sparkdeploy.console import console, format_seconds
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.serving import model_of, read_key_file
 from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, UsageError
-from sparkdeploy.node.machine import LocalMachine
+from sparkdeploy.node.facts import THIS_MACHINE
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.server.client import ServedModel
 
@@ -258,7 +258,7 @@ def _shown_on(step: Step, suite: Suite) -> Callable[[Progress], None]:
 
 @contextlib.contextmanager
 def _target(endpoint: Endpoint) -> Iterator[tuple[Target, Watch]]:
-    machine = LocalMachine() if endpoint.is_here else None
+    machine = THIS_MACHINE if endpoint.is_here else None
     with (
         Streams(endpoint.base_url, endpoint.api_key) as streams,
         ServedModel(endpoint.base_url, endpoint.api_key, model=endpoint.model) as model,

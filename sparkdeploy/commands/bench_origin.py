@@ -20,12 +20,15 @@ from sparkdeploy.bench.origin import (
     RecipeOrigin,
 )
 from sparkdeploy.checkpoint.manifest import read_manifest
-from sparkdeploy.commands.drafting import Request, draft_plan, resolve
+from sparkdeploy.commands.drafting import Request, resolve
 from sparkdeploy.commands.image_shelf import image_chain
 from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.node.facts import THIS_MACHINE
 from sparkdeploy.node.gpu import GPU_QUERY, parse_gpus
-from sparkdeploy.node.machine import LocalMachine, output_or_none, read_or_none
+from sparkdeploy.node.machine import output_or_none, read_or_none
+from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.log_lines import LineSplitter, read_line
 from sparkdeploy.server.phases import PhaseTracker
@@ -53,7 +56,7 @@ def client_origin(where: str) -> ClientOrigin:
 
 def endpoint_origin(url: str, model: str, *, version: str | None, is_here: bool) -> Origin:
     """Return what is known of an endpoint that is only a URL."""
-    machine = machine_origin(LocalMachine()) if is_here else None
+    machine = machine_origin(THIS_MACHINE) if is_here else None
     where = "here" if is_here else "over the network"
     engine = EngineOrigin(version=version) if version else None
     return Origin(url, model, client_origin(where), engine=engine, machine=machine)
@@ -74,7 +77,7 @@ def deployment_origin(
         images=image_origins(host, fact, record),
         checkpoint=checkpoint_origin(record),
         engine=engine_origin(host.logs(fact.container_id), version=version),
-        machine=machine_origin(LocalMachine(), docker=host.info().version),
+        machine=machine_origin(THIS_MACHINE, docker=host.info().version),
     )
 
 
@@ -87,7 +90,8 @@ def recipe_origin(host: DockerHost, fact: ContainerFact, settings: Settings) -> 
     name = fact.labels.get(labels.RECIPE, "")
     try:
         resolved = resolve(Request(name), settings)
-        plan = draft_plan(resolved, settings, host, _deployment(fact))
+        nodes = Nodes(node_behind(settings.node_name, host))
+        plan = draft_plan(resolved, settings, nodes, _deployment(fact))
     except SparkdeployError:
         return RecipeOrigin(name, fact.fingerprint)
     recipe = resolved.recipe
@@ -188,7 +192,7 @@ def _deployment(fact: ContainerFact) -> Deployment:
 
 
 def _is_what_runs(plan: Plan, fact: ContainerFact) -> bool:
-    spec = plan.container.spec
+    spec = plan.head.spec
     return spec is not None and spec.fingerprint() == fact.fingerprint
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy import labels
-from sparkdeploy.commands.drafting import library
 from sparkdeploy.deploy.changing import changing, crashes_dir
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node import facts
 from sparkdeploy.node.ownership import is_name
 from sparkdeploy.plan.caches import ENGINE_DIGITS, caches_of_engines, unused_caches
+from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import load_engine
 from sparkdeploy.settings import resources
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.doctor import doctor_report
-from sparkdeploy.commands.drafting import connect, library
+from sparkdeploy.commands.drafting import connect
 from sparkdeploy.commands.operate import current_rows
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import crashes_dir
@@ -23,6 +23,7 @@ from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
 from sparkdeploy.deploy.secrets import known_secrets, text_without_secrets
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.ownership import is_name
+from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal import visible, visible_line

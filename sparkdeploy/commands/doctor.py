@@ -14,10 +14,12 @@ from sparkdeploy.checks.finding import fail, not_seen
 from sparkdeploy.checks.reading import HurriedMachine, read_surroundings
 from sparkdeploy.checks.recipe import recipe_findings
 from sparkdeploy.checks.surroundings import Places, Target
-from sparkdeploy.commands.drafting import connect, decide
+from sparkdeploy.commands.drafting import connect
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.facts import THIS_MACHINE, current_uid
+from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.draft import decide
 from sparkdeploy.plan.findings import plan_findings
 from sparkdeploy.plan.observe import Registry, observe
 
@@ -102,7 +104,7 @@ def _draft(
     observed = observe(
         resolved,
         settings,
-        host,
+        Nodes(node_behind(settings.node_name, host)),
         deployment.exposure,
         machine=machine,
         registry=Registry.ASSUMED,
@@ -117,7 +119,7 @@ def _machine_findings(seen: Surroundings) -> Iterator[Finding]:
 
 
 def _engine_finding(connection: _Task[DockerHost], plan: Plan | None) -> Finding:
-    info = plan.observed.node.docker if plan is not None else None
+    info = plan.observed.head.facts.docker if plan is not None else None
     if info is not None or connection.error is None:
         late = f"docker did not answer within {DEADLINE_S:g} s"
         return docker.check_engine(info, late, "sudo systemctl restart docker")
@@ -128,8 +130,8 @@ def _plan_findings(draft: _Task[Plan], plan: Plan | None, seen: Surroundings) ->
     if plan is not None:
         yield from plan_findings(plan)
         yield from deployments.deployment_findings(
-            plan.observed.containers,
-            memory_total_bytes=plan.observed.node.memory_total_bytes,
+            plan.observed.head.containers,
+            memory_total_bytes=plan.observed.head.facts.memory_total_bytes,
             booting=seen.booting,
         )
     elif draft.error is not None:

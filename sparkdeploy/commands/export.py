@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.drafting import connect_if_possible, draft_plan, resolve
-from sparkdeploy.commands.planning import up_words
+from sparkdeploy.commands.drafting import plan_for, resolve, up_words
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.systemd_unit import Unit, unit_text
@@ -63,16 +62,14 @@ def export_compose(request: Request, settings: Settings) -> str:
 
     Raises CheckpointError as long as the model is not here: its owner is the container's user.
     """
-    resolved = resolve(request, settings)
-    host, _reason = connect_if_possible(settings)
-    plan = draft_plan(resolved, settings, host, request.deployment)
+    plan = plan_for(request, settings)
     prepare = shlex.join(["sparkdeploy", *up_words(request), "--prepare"])
-    if plan.container.spec is None:
+    if plan.head.spec is None:
         raise CheckpointError(
             "the model is not here yet, so the container's user and mounts are unknown",
             hint=prepare,
         )
-    return compose_text(plan.container.spec.with_fingerprint(), prepare=prepare)
+    return compose_text(plan.head.spec.with_fingerprint(), prepare=prepare)
 
 
 def _program() -> Sequence[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.drafting import library
 from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import lock, network, resolution
 from sparkdeploy.image.resolution import Target
+from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import load_engine
 from sparkdeploy.settings import resources
 

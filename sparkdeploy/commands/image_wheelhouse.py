@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.drafting import library
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.image import lock, network
 from sparkdeploy.image.wheelhouse import Platform, Source, fetch_wheels
+from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import load_engine
 from sparkdeploy.settings import resources
 

@@ -6,45 +6,148 @@ import codecs
 import contextlib
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands import cluster_operate
-from sparkdeploy.commands.drafting import connect
+from sparkdeploy.commands.drafting import connect, everyone
 from sparkdeploy.console import console, format_gib, format_seconds
 from sparkdeploy.deploy import deployments
 from sparkdeploy.deploy.changing import changing
+from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.deploy.deployments import MemberRow, nodes_of
 from sparkdeploy.deploy.serving import answers
+from sparkdeploy.errors import NodeError, RecipeError
+from sparkdeploy.node.cluster import open_nodes, this_node
 from sparkdeploy.node.lock import lock_holder, watch_name
+from sparkdeploy.node.node import at_once, named
 from sparkdeploy.node.users import is_another
+from sparkdeploy.plan.container import container_name
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.deploy.deployments import Deployment, MemberRow, StatusRow
+    from sparkdeploy.deploy.deployments import Deployment, StatusRow
     from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.node.node import Nodes
     from sparkdeploy.settings import Settings
 
 BEING_REPLACED = "being replaced"
 NAMED_STRANGERS = 3
 SHOWN_CHARACTERS = 80
+NO_CONTAINER = "no container"
 
 
 def current_rows() -> tuple[StatusRow, ...]:
     """Return a row for every deployment on this node."""
     settings = load_settings()
+    record = ClusterRecord.below(settings.state_dir)
     with connect(settings) as host:
         rows = deployments.status_rows(host, _is_healthy, now=datetime.now(UTC))
+        nodes = {name: nodes_of(host, name, record.nodes(name)) for name in _names(rows, record)}
         _name_strangers(host)
-    members = cluster_operate.members(settings)
+    asked = {name: found for name, found in nodes.items() if found and name not in _headed(rows)}
+    members = _members(asked, rows, settings)
+    here = {row.name for row in rows}
+    left = (_left_over(name, members.get(name, ())) for name in asked if name not in here)
     watched = (_watched(row, settings) for row in rows)
-    return tuple(_with_members(row, members.get(row.name, ())) for row in watched)
+    return (
+        *(_with_members(row, members.get(row.name, ())) for row in watched),
+        *(row for row in left if row.members),
+    )
+
+
+def _headed(rows: tuple[StatusRow, ...]) -> set[str]:
+    """Return the deployments that another machine heads: it knows their other nodes."""
+    return {row.name for row in rows if row.head}
+
+
+def _names(rows: tuple[StatusRow, ...], record: ClusterRecord) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*(row.name for row in rows), *record.deployments())))
+
+
+def _members(
+    nodes: Mapping[str, tuple[str, ...]], rows: tuple[StatusRow, ...], settings: Settings
+) -> dict[str, tuple[MemberRow, ...]]:
+    """Return what the other nodes of each deployment say; nobody is asked when there are none."""
+    asked = frozenset(name for names in nodes.values() for name in names)
+    heads = {row.name: row for row in rows}
+    if not asked:
+        return {}
+    try:
+        with open_nodes(settings, asked) as opened:
+            return {name: _ask(opened, name, found, heads) for name, found in nodes.items()}
+    except (NodeError, RecipeError) as error:
+        # Such as nodes that have gone from config.yaml: other deployments are shown all the same.
+        return {name: (MemberRow("cluster", error.message),) for name in nodes}
+
+
+def _ask(
+    opened: Nodes, name: str, nodes: tuple[str, ...], heads: Mapping[str, StatusRow]
+) -> tuple[MemberRow, ...]:
+    head = heads.get(name)
+    others = [node for node in nodes if node != opened.here.name]
+    states = at_once(partial(_state_on, opened, name, head), others)
+    return tuple(
+        MemberRow(other, state)
+        for other, state in zip(others, states, strict=True)
+        if state != NO_CONTAINER or other in _needed(head)
+    )
+
+
+def _needed(head: StatusRow | None) -> tuple[str, ...]:
+    return head.nodes if head is not None else ()
+
+
+def _state_on(nodes: Nodes, deployment: str, head: StatusRow | None, name: str) -> str:
+    """Return how another node's part is, as the head of the deployment sees it."""
+    try:
+        node = nodes.node(name)
+        with named(node):
+            found = deployments.find_deployment(node.docker, deployment)
+    except NodeError as error:
+        return f"does not answer ({error.message})"
+    fact = found.serving if found is not None else None
+    if found is not None and found.is_half_replaced:
+        return deployments.HALF_REPLACED
+    if fact is None or fact.nodes[:1] != (nodes.here.name,):
+        return NO_CONTAINER
+    if not fact.is_running:
+        return f"exited ({fact.exit_code})"
+    is_of_this_start = head is None or fact.launch == head.launch
+    return deployments.RUNNING if is_of_this_start else deployments.OTHER_LAUNCH
 
 
 def _with_members(row: StatusRow, members: tuple[MemberRow, ...]) -> StatusRow:
-    if all(member.state == deployments.RUNNING for member in members):
+    """Say what a head alone cannot know: it may look healthy and will hang without a worker."""
+    half_done = {deployments.HALF_REPLACED, deployments.OTHER_LAUNCH}
+    if any(member.state in half_done for member in members) and not row.half_done:
+        told = _finish(row.name, "the nodes have parts of different starts")
+        return replace(row, members=members, state=deployments.HALF_REPLACED, half_done=told)
+    needed = [member for member in members if member.node in (*row.nodes, "cluster")]
+    if row.half_done or all(member.state == deployments.RUNNING for member in needed):
         return replace(row, members=members)
     return replace(row, members=members, state=deployments.BROKEN)
+
+
+def _left_over(name: str, members: tuple[MemberRow, ...]) -> StatusRow:
+    """Return the row of what `down` could not reach: nothing is here, something may be there."""
+    return deployments.StatusRow(
+        name=name,
+        recipe="",
+        state="left over",
+        port=None,
+        uptime_s=None,
+        memory_bytes=None,
+        exit_code=None,
+        container="",
+        half_done=f"`sparkdeploy down {name}` removes what is left when the node is back",
+        members=members,
+    )
+
+
+def _finish(name: str, told: str) -> str:
+    return f"{told}; `sparkdeploy rollback {name}` finishes or reverts it"
 
 
 def _watched(row: StatusRow, settings: Settings) -> StatusRow:
@@ -53,8 +156,7 @@ def _watched(row: StatusRow, settings: Settings) -> StatusRow:
         return row
     watcher = lock_holder(settings.lock_dir, watch_name(settings.node_name, row.name))
     if watcher is None:
-        left = f"{row.half_done}; `sparkdeploy rollback {row.name}` finishes or reverts it"
-        return replace(row, half_done=left)
+        return replace(row, half_done=_finish(row.name, row.half_done))
     told = f"{row.half_done}; {watcher.describe()} waits for it"
     return replace(row, state=BEING_REPLACED, half_done=told)
 
@@ -72,6 +174,8 @@ def status_lines(rows: tuple[StatusRow, ...]) -> Iterator[str]:
         yield f"{row.name:<12} {row.recipe:<12} {row.state:<14} {port:>5} {up:>8} {memory:>9}"
         if is_another(row.user):
             yield f"  deployed by {row.user}"
+        if row.head:
+            yield f"  worker of {row.head}; `sparkdeploy status` there shows the whole"
         for member in row.members:
             yield f"  {member.node}: {member.state}"
         if row.half_done:
@@ -85,51 +189,78 @@ def read_log(
     name: str, *, node: str | None = None, follow: bool, tail: int | None
 ) -> Iterator[str]:
     """Yield a deployment's log as text, on a cluster that of `node` or of its head."""
-    if node is not None:
-        settings = load_settings()
-        yield from cluster_operate.read_log_of(node, name, settings, follow=follow, tail=tail)
-        return
-    with connect(load_settings()) as host:
+    settings = load_settings()
+    with contextlib.ExitStack() as opened:
+        if node is None:
+            nodes = opened.enter_context(this_node(settings))
+            where = nodes.here
+        else:
+            nodes = opened.enter_context(open_nodes(settings, frozenset({node})))
+            where = nodes.node(node)
         # A chunk may end in the middle of a character.
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        for chunk in deployments.deployment_log(host, name, follow=follow, tail=tail):
-            yield decoder.decode(chunk)
+        with named(where):
+            for chunk in deployments.deployment_log(where.docker, name, follow=follow, tail=tail):
+                yield decoder.decode(chunk)
 
 
 def take_down(name: str) -> tuple[str, ...]:
-    """Stop and remove one deployment; return the names of its containers."""
-    with _changing(f"down {name}") as (host, settings):
-        _say_whose(host, name)
-        return (
-            *deployments.down(host, name),
-            *cluster_operate.down_elsewhere(name, settings),
-        )
+    """Stop and remove one deployment on all of its nodes; return the names of its containers.
+
+    Raises NodeError on a machine that has only a part of what another one heads.
+    """
+    settings = load_settings()
+    with everyone(settings, name) as nodes, changing(settings, f"down {name}"):
+        host = nodes.here.docker
+        _name_strangers(host)
+        deployments.refuse_as_worker(host, name)
+        found = deployments.find_deployment(host, name)
+        if found is not None and is_another(found.current.user):
+            console.warn(f"{name} was deployed by {found.current.user}")
+        return _end(nodes, name, settings)
 
 
 def take_everything_down() -> tuple[str, ...]:
-    """Stop and remove every deployment; return the names of their containers."""
-    with _changing("down --all") as (host, settings):
-        names = [item.name for item in deployments.list_deployments(host)]
-        removed = [container for name in names for container in deployments.down(host, name)]
-        for name in cluster_operate.noted_deployments(settings):
-            removed += cluster_operate.down_elsewhere(name, settings)
-        return tuple(removed)
-
-
-@contextlib.contextmanager
-def _changing(command: str) -> Iterator[tuple[DockerHost, Settings]]:
-    """Hold the node's lock: nothing else may change its containers meanwhile."""
+    """Stop and remove every deployment of this machine; return the names of their containers."""
     settings = load_settings()
-    with connect(settings) as host, changing(settings, command):
+    record = ClusterRecord.below(settings.state_dir)
+    with connect(settings) as host:
+        found = deployments.list_deployments(host)
         _name_strangers(host)
-        yield host, settings
+    own = (item.name for item in found if not item.is_of_another_head)
+    removed: list[str] = []
+    for name in dict.fromkeys((*own, *record.deployments())):
+        with everyone(settings, name) as nodes, changing(settings, "down --all"):
+            removed += _end(nodes, name, settings)
+    for item in found:
+        if item.is_of_another_head:
+            console.warn(f"{item.name} stays: it is a part of what {item.current.nodes[0]} heads")
+    return tuple(removed)
 
 
-def _say_whose(host: DockerHost, name: str) -> None:
-    """Whoever may use the Docker Engine may end another user's deployment; it should be known."""
-    found = deployments.find_deployment(host, name)
-    if found is not None and is_another(found.current.user):
-        console.warn(f"{name} was deployed by {found.current.user}")
+def _end(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
+    """Remove a deployment everywhere; what a node still has that does not answer stays noted."""
+    record = ClusterRecord.below(settings.state_dir)
+    over = nodes_of(nodes.here.docker, name, record.nodes(name))
+    removed = [*deployments.down(nodes.here.docker, name)]
+    left: list[str] = []
+    for other in over:
+        if other == nodes.here.name:
+            continue
+        try:
+            node = nodes.node(other)
+            with named(node):
+                gone = deployments.down(node.docker, name, of_head=nodes.here.name)
+        except NodeError as error:
+            left.append(other)
+            console.warn(
+                f"{error.message}; {container_name(name)} may remain there: run `sparkdeploy down "
+                f"{name}` again when it is back"
+            )
+            continue
+        removed += [f"{other}:{container}" for container in gone]
+    record.note(name, tuple(left))
+    return tuple(removed)
 
 
 def _name_strangers(host: DockerHost) -> None:

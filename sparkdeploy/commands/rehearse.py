@@ -7,17 +7,19 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.twin import TwinShape, build_twin
-from sparkdeploy.commands.cluster_deploy import up as up_together
-from sparkdeploy.commands.drafting import Request, connect, draft_plan, library, resolve
+from sparkdeploy.commands.drafting import Reach, Request, resolve
 from sparkdeploy.commands.operate import take_down
 from sparkdeploy.commands.up import Extent, Outcome, up
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import LOCK_WAIT_S
 from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.node.cluster import this_node
 from sparkdeploy.node.lock import node_lock
 from sparkdeploy.node.ports import is_port_free
 from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.formation import for_cluster
+from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import load_engine
 from sparkdeploy.rehearsal import reference
 from sparkdeploy.rehearsal.miniature import Miniature, miniature_of, without_speculation
@@ -99,13 +101,6 @@ class _Run:
     speculation: Speculation | None
 
 
-class Stage(Enum):
-    """Where the miniature is served; its text without speculation is always one machine's."""
-
-    HERE = "on this machine"
-    CLUSTER = "over the nodes of config.yaml"
-
-
 def rehearse(
     recipe: str,
     assignments: Sequence[str],
@@ -113,7 +108,7 @@ def rehearse(
     *,
     policy: ReferencePolicy,
     afterwards: Afterwards,
-    stage: Stage = Stage.HERE,
+    reach: Reach = Reach.HERE,
 ) -> Report:
     """Serve a recipe's miniature and compare its greedy text with the text without speculation.
 
@@ -121,12 +116,12 @@ def rehearse(
     speculates, or when the plugin converted something else than the recipe asks for.
     """
     small = _miniature(Request(recipe, tuple(assignments), DEPLOYMENT), settings)
-    if stage is Stage.CLUSTER:
+    if reach is Reach.CLUSTER:
         small = replace(small, resolved=for_cluster(small.resolved))
     for note in small.dropped:
         console.info(f"  changed for the rehearsal: {note}")
     with _alone(recipe, settings):
-        return _rehearse(small, settings, policy=policy, afterwards=afterwards, stage=stage)
+        return _rehearse(small, settings, policy=policy, afterwards=afterwards, reach=reach)
 
 
 def _alone(recipe: str, settings: Settings) -> AbstractContextManager[None]:
@@ -146,12 +141,12 @@ def _rehearse(
     *,
     policy: ReferencePolicy,
     afterwards: Afterwards,
-    stage: Stage,
+    reach: Reach,
 ) -> Report:
     try:
         file = _reference_file(small.resolved, settings)
         texts, source = _texts_without_speculation(small.resolved, settings, policy, file)
-        run = _serve(small.resolved, settings, stage)
+        run = _serve(small.resolved, settings, reach)
         if texts is None:
             reference.write_reference(file, run.answers)
         else:
@@ -199,17 +194,14 @@ def _texts_without_speculation(
 
 def _reference_file(resolved: Resolved, settings: Settings) -> Path:
     asked = {"seed": TWIN_SEED, **asdict(TWIN_SHAPE), "prompts": PROMPTS, "tokens": MAX_TOKENS}
-    with connect(settings) as host:
-        plan = draft_plan(resolved, settings, host, DEPLOYMENT)
+    with this_node(settings) as nodes:
+        plan = draft_plan(resolved, settings, nodes, DEPLOYMENT)
     return reference.reference_path(plan, asked, settings.state_dir)
 
 
-def _serve(resolved: Resolved, settings: Settings, stage: Stage = Stage.HERE) -> _Run:
-    request = Request(resolved.recipe.name, (), DEPLOYMENT)
-    deploy = up if stage is Stage.HERE else up_together
-    outcome = deploy(
-        resolved, request, settings, extent=Extent.ANSWER, consent=lambda _question: True
-    )
+def _serve(resolved: Resolved, settings: Settings, reach: Reach = Reach.HERE) -> _Run:
+    request = Request(resolved.recipe.name, (), DEPLOYMENT, reach)
+    outcome = up(resolved, request, settings, extent=Extent.ANSWER, consent=lambda _question: True)
     with ServedModel(outcome.base_url, model=resolved.recipe.model.served_name) as model:
         before = model.speculation()
         answers = tuple(_ask(model, prompt) for prompt in PROMPTS)

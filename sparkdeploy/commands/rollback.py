@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.commands.cluster_recovery import end_start_on, nodes_of, nodes_on
-from sparkdeploy.commands.drafting import connect
+from sparkdeploy.commands.drafting import everyone
 from sparkdeploy.console import console
-from sparkdeploy.deploy import replace as replacing
-from sparkdeploy.deploy.changing import SETTLE_WAIT_S, changing, crashes_dir, recover
-from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.changing import SETTLE_WAIT_S, changing, crashes_dir
+from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.deploy.deployments import find_deployment, refuse_as_worker
 from sparkdeploy.deploy.expectation import expectation_on
+from sparkdeploy.deploy.launch import Launch, parts_elsewhere
 from sparkdeploy.deploy.memory import PageCache, make_room_for
-from sparkdeploy.deploy.recovery import abandon
-from sparkdeploy.deploy.serving import check_truth
+from sparkdeploy.deploy.recovery import end_start
 from sparkdeploy.deploy.watch import Start, Watch
-from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.node import named
 from sparkdeploy.recipe.schema import Limits
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
-    from sparkdeploy.deploy.deployments import Deployment
-    from sparkdeploy.deploy.expectation import Expectation
-    from sparkdeploy.deploy.recovery import Recovery
     from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.settings import Settings
 
 
@@ -42,97 +40,96 @@ class RolledBack:
 def roll_back(name: str, page_cache: PageCache = PageCache.ASK) -> RolledBack:
     """Bring a deployment to a whole and earlier state, and wait until that answers.
 
-    A replacement that was interrupted is finished when the new container answers, and reverted
+    A replacement that was interrupted is finished when the new containers answer, and reverted
     otherwise; one that is still starting is given up. With nothing half done, the newest kept
-    container takes the place of the current one, which is kept in turn. As with `up`, memory is
-    looked at before it starts, and what its engine chose is held against what was planned for it:
-    raises NodeError or UnhealthyError, and the current one is there again.
-
-    On a cluster all nodes are finished or reverted, as the head goes; with nothing half done it
-    raises SparkdeployError, for no earlier containers are kept there.
+    containers take the place of the current ones, which are kept in turn. As with `up`, memory is
+    looked at before they start, and what their engine chose is held against what was planned:
+    raises NodeError or UnhealthyError, and the current ones are there again, on every node.
     """
     settings = load_settings()
-    with connect(settings) as host:
-        with changing(settings, f"rollback {name}"):
-            begun = _begin(host, name, settings, page_cache)
-        if isinstance(begun, RolledBack):
-            return begun
-        watch = Watch(_start_of(host, begun), host, settings)
-
-        def wait(container_id: str) -> None:
-            readiness = watch.wait(container_id)
-            expected = _expected_of(host, container_id)
-            if expected is not None:
-                check_truth(expected, readiness.facts)
-
-        replacing.see_through(
-            begun,
-            wait=wait,
-            changing=lambda: changing(settings, f"rollback {name}", wait_s=SETTLE_WAIT_S),
-            details=watch.details,
-        )
+    launch = Launch(name, crashes_dir(settings), ClusterRecord.below(settings.state_dir))
+    settling = partial(changing, settings, f"rollback {name}", wait_s=SETTLE_WAIT_S)
+    with everyone(settings, name) as nodes:
+        try:
+            with changing(settings, f"rollback {name}"):
+                refuse_as_worker(nodes.here.docker, name)
+                done = _begin(nodes, launch, settings, page_cache)
+            if done is not None:
+                return done
+            watch = _watch(launch, settings)
+            launch.see_through(watch.wait, settling, watch.details)
+        except KeyboardInterrupt:
+            launch.undo(settling)
+            raise
     return RolledBack("returned", f"{name}: the earlier container is back and answers")
 
 
 def _begin(
-    host: DockerHost, name: str, settings: Settings, page_cache: PageCache
-) -> RolledBack | replacing.Replacement:
-    nodes = nodes_of(host, name, settings)
-    done = end_start_on(nodes, name, settings) if nodes else _end_start(host, name, settings)
+    nodes: Nodes, launch: Launch, settings: Settings, page_cache: PageCache
+) -> RolledBack | None:
+    """End what is half done, or start what was kept; None when that is to be waited for."""
+    name = launch.deployment
+    done = end_start(nodes, name, settings, reason="`rollback` gave it up")
     if done.action != "nothing":
         return RolledBack(done.action, done.text)
-    found = find_deployment(host, name)
-    _refuse_on_cluster(found)
+    found = find_deployment(nodes.here.docker, name)
     if found is None or not found.kept:
         return RolledBack("nothing", f"nothing to do: no earlier container of {name} is kept")
-    kept = found.kept[0]
-    expected = expectation_on(kept)
-    if expected is None:
-        console.warn(f"{kept.name} is of an earlier version: its memory and log are not checked")
-    claim = expected.memory if expected is not None else None
-    return replacing.begin_return(
-        host,
-        kept,
-        crashes_dir=crashes_dir(settings),
-        before_start=lambda: make_room_for(host, name, claim, page_cache),
-    )
+    kept = _kept_parts(nodes, found.kept[0])
+    for node, fact in kept:
+        if expectation_on(fact) is None:
+            console.warn(
+                f"{fact.name} on {node.name} is of an earlier version: its memory and log are not "
+                "checked"
+            )
+    expected = {node.name: expectation_on(fact) for node, fact in kept}
+
+    def make_room(node: Node) -> None:
+        wanted = expected[node.name]
+        claim = wanted.memory if wanted is not None else None
+        make_room_for(node, name, claim, page_cache)
+
+    leaving = parts_elsewhere(nodes, name, [node.name for node, _ in kept])
+    launch.return_to(kept, make_room, leaving)
+    return None
 
 
-def _end_start(host: DockerHost, name: str, settings: Settings) -> Recovery:
-    done = recover(host, name, settings)
-    if done.action != "waiting":
-        return done
-    crashes = crashes_dir(settings)
-    done = abandon(host, name, crashes_dir=crashes, reason="`rollback` gave it up")
-    console.info(done.text)
-    return done
+def _kept_parts(nodes: Nodes, head: ContainerFact) -> list[tuple[Node, ContainerFact]]:
+    """Return what was kept of the launch that a kept container was part of; workers first."""
+    parts = [(_node_of(nodes, name), name) for name in head.nodes[1:]]
+    found = []
+    for node, name in parts:
+        with named(node):
+            deployment = find_deployment(node.docker, head.deployment)
+        kept = deployment.kept if deployment is not None else ()
+        fact = next((fact for fact in kept if fact.launch == head.launch), None)
+        if fact is None:
+            raise SparkdeployError(
+                f"{head.name} was one of {len(head.nodes)} nodes' parts, and {name} keeps none",
+                hint="the earlier recipe brings it back: `sparkdeploy up RECIPE --cluster "
+                f"--name {head.deployment}`",
+            )
+        found.append((node, fact))
+    return [*found, (nodes.here, head)]
 
 
-def _refuse_on_cluster(found: Deployment | None) -> None:
-    """Going back on one node alone would leave a part that waits for the others for ever."""
-    if found is not None and any(map(nodes_on, (found.serving, *found.kept[:1]))):
-        raise SparkdeployError(
-            f"nothing of {found.name} is half done, and `rollback` cannot go back to an earlier "
-            "container on a cluster: none are kept there",
-            hint="the earlier recipe brings it back: `sparkdeploy up RECIPE --cluster "
-            f"--name {found.name}`",
-        )
+def _node_of(nodes: Nodes, name: str) -> Node:
+    node = nodes.node(name)
+    if node.is_here:
+        raise NodeError(f"{name} is this machine, and a kept container has it as a worker")
+    return node
 
 
-def _expected_of(host: DockerHost, container_id: str) -> Expectation | None:
-    fact = host.find_container(container_id)
-    return expectation_on(fact) if fact is not None else None
-
-
-def _start_of(host: DockerHost, replacement: replacing.Replacement) -> Start:
-    fact = host.find_container(replacement.container_id)
+def _watch(launch: Launch, settings: Settings) -> Watch:
+    fact = launch.head.host.find_container(launch.head.container_id)
     timeout_s = fact.startup_timeout_s if fact is not None else None
-    return Start(
-        deployment=replacement.deployment,
-        command=f"rollback {replacement.deployment}",
+    start = Start(
+        deployment=launch.deployment,
+        command=f"rollback {launch.deployment}",
         deadline_s=timeout_s if timeout_s is not None else Limits().startup_timeout_s,
         pace=_pace(fact),
     )
+    return Watch(start, launch.started, settings)
 
 
 def _pace(fact: ContainerFact | None) -> str:

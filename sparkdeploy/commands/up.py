@@ -1,33 +1,41 @@
-"""`up`: apply a plan, wait for the answer, and put everything back when none comes."""
+"""`up`: apply a plan on its nodes, wait for the answer, and put everything back when none comes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.commands.checkpoint_fetch import bring_models
-from sparkdeploy.commands.cluster_operate import leave_others
 from sparkdeploy.commands.doctor import doctor_report
-from sparkdeploy.commands.drafting import connect, draft_plan
-from sparkdeploy.console import console
-from sparkdeploy.deploy import recovery
-from sparkdeploy.deploy import replace as replacing
-from sparkdeploy.deploy.changing import SETTLE_WAIT_S, changing, crashes_dir, recover
+from sparkdeploy.commands.drafting import Reach, everyone, needed
+from sparkdeploy.console import console, format_bytes
+from sparkdeploy.deploy.changing import SETTLE_WAIT_S, changing, crashes_dir
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.expectation import expectation_of
-from sparkdeploy.deploy.images import build_images
+from sparkdeploy.deploy.images import build_images, same_images
 from sparkdeploy.deploy.interruptions import held_back
+from sparkdeploy.deploy.launch import Launch, parts_elsewhere
 from sparkdeploy.deploy.memory import PageCache, make_room_for
 from sparkdeploy.deploy.prepare import prepare_checkpoint, prepare_folders
-from sparkdeploy.deploy.serving import answers, check_truth
+from sparkdeploy.deploy.recovery import abandon, end_start, recover
+from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.watch import Start, Watch
-from sparkdeploy.errors import CheckpointError, SparkdeployError
+from sparkdeploy.deploy.weights import same_weights
+from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
+from sparkdeploy.node.node import named
 from sparkdeploy.node.users import is_another, own_name
 from sparkdeploy.plan.container import container_name
-from sparkdeploy.plan.refusal import refuse_to_prepare, refuse_to_start
+from sparkdeploy.plan.draft import draft_plan
+from sparkdeploy.plan.problems import (
+    existing_container,
+    ownership_problems,
+    refuse_to_prepare,
+    refuse_to_start,
+)
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, plan_as_dict
 from sparkdeploy.server.health import ContainerDiedError
@@ -38,10 +46,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sparkdeploy.commands.drafting import Request
-    from sparkdeploy.deploy.expectation import Expectation
     from sparkdeploy.node.container import ContainerFact, ContainerSpec
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.plan.steps import Part, Plan
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
@@ -69,20 +76,13 @@ class Outcome:
     """What `up` did."""
 
     plan: Plan
-    base_url: str
     changed: bool
     readiness: Readiness | None = None
     """None when nothing was started, or nobody waited."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Started:
-    """A container that has been started, now or before, and has not been waited for yet."""
-
-    plan: Plan
-    container_id: str
-    replacement: replacing.Replacement | None
-    """None when it was there already."""
+    @property
+    def base_url(self) -> str:
+        return self.plan.base_url
 
 
 def up(
@@ -94,211 +94,239 @@ def up(
     consent: Callable[[str], bool],
     handover: Handover | None = None,
 ) -> Outcome:
-    """Make the machine be what the recipe says.
+    """Make one machine, or several together, be what the recipe says.
 
     `consent` is asked before a model is downloaded and before a running deployment is replaced.
-    The node's lock is held until the container runs, and again when it has answered or failed.
-    Raises RecipeError, NodeError, BuildError, CheckpointError or UnhealthyError; after any of them
-    the deployment that was there before is there again.
+    The node's lock is held until the containers run, and again when they have answered or failed.
+    Raises RecipeError, NodeError, BuildError, CheckpointError or UnhealthyError; after any of them,
+    and after an interruption, the deployment that was there before is there again on every node
+    that answers. Without one before, an interrupted start goes on.
     """
-    way = _Way(extent, consent, handover or Handover())
-    begun: Outcome | _Started | None = None
-    with connect(settings) as host:
+    together = needed(resolved, request.reach, settings)
+    name = request.deployment.name
+    with everyone(settings, name, together) as nodes:
+        serving = nodes.only(together) if request.reach is Reach.CLUSTER else nodes.alone()
+        run = _Up(resolved, request, settings, nodes, serving, extent, consent, handover)
+        return run.apply()
+
+
+class _Up:
+    """One `up`, with what it was asked for and what it has begun."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - one call, above
+        self,
+        resolved: Resolved,
+        request: Request,
+        settings: Settings,
+        nodes: Nodes,
+        serving: Nodes,
+        extent: Extent,
+        consent: Callable[[str], bool],
+        handover: Handover | None,
+    ) -> None:
+        self.resolved, self.request, self.settings = resolved, request, settings
+        self.nodes, self.serving = nodes, serving
+        self.extent, self.consent = extent, consent
+        self.handover = handover or Handover()
+        self.name = request.deployment.name
+        # Made before anything is begun: whatever interrupts finds here how far it came.
+        self.launch = Launch(
+            self.name, crashes_dir(settings), ClusterRecord.below(settings.state_dir)
+        )
+
+    def apply(self) -> Outcome:
         try:
-            with changing(settings, _command(request)):
-                recover(host, request.deployment.name, settings)
-                begun = _begin(resolved, request, settings, host, way)
-            if isinstance(begun, Outcome):
-                outcome = begun
-            else:
-                outcome = _see_through(begun, request, settings, host)
+            with changing(self.settings, self._command):
+                self.serving.require_all()
+                recover(self.nodes, self.name, self.settings)
+                plan, is_starting = self._begin()
+            outcome = self._finish(plan, is_starting)
         except KeyboardInterrupt:
-            if isinstance(begun, _Started):
-                _undo(begun, request, settings, host)
+            self.launch.undo(self._settling)
+            if self.launch.begun:
+                console.warn(self._after_interrupt())
             raise
-        if extent is Extent.ANSWER:
-            _leave_cluster(request, settings, host)
-    return outcome
+        return outcome
 
+    @property
+    def _command(self) -> str:
+        reach = " --cluster" if self.request.reach is Reach.CLUSTER else ""
+        return f"up {self.request.recipe}{reach} --name {self.name}"
 
-def _undo(started: _Started, request: Request, settings: Settings, host: DockerHost) -> None:
-    """Bring the old one back when Ctrl-C came after the start and before the wait."""
-    if started.replacement is None or started.replacement.old_id is None:
-        return
-    with held_back(), changing(settings, _command(request), wait_s=SETTLE_WAIT_S):
-        if started.replacement.is_in_place():
-            recovery.abandon(
-                host,
-                request.deployment.name,
-                crashes_dir=crashes_dir(settings),
-                reason="it was interrupted before it was waited for",
+    def _settling(self) -> AbstractContextManager[None]:
+        return changing(self.settings, self._command, wait_s=SETTLE_WAIT_S)
+
+    def _begin(self) -> tuple[Plan, bool]:
+        """Do everything but the wait; return the plan, and whether something starts already."""
+        refuse = refuse_to_prepare if self.extent is Extent.PREPARE else refuse_to_start
+        plan = self._draft()
+        refuse(plan)
+        if bring_models(plan, self.settings, self.consent):
+            plan = self._draft()
+            refuse(plan)
+        if self.extent is not Extent.PREPARE and not plan.has_work:
+            console.info(f"nothing to do: {self.name} runs as {plan.resolved.recipe.name} says")
+            return plan, self._is_starting()
+        for line in plan_lines(plan):
+            console.info(line)
+        if self.extent is not Extent.PREPARE:
+            self._ask(plan)
+        self._prepare(plan)
+        if self.extent is not Extent.PREPARE and any(part.action.is_work for part in plan.parts):
+            self._start(plan)
+        return plan, False
+
+    def _draft(self) -> Plan:
+        return draft_plan(self.resolved, self.settings, self.serving, self.request.deployment)
+
+    def _ask(self, plan: Plan) -> None:
+        seen = ((part, plan.observed.node(part.node)) for part in plan.parts)
+        running = [
+            fact
+            for part, node in seen
+            if part.action is Action.REPLACE and node is not None
+            if (fact := existing_container(node, plan.deployment)) is not None and fact.is_running
+        ]
+        if not running:
+            return
+        reason = next(part.reason for part in plan.parts if part.action is Action.REPLACE)
+        name = f"deployment {self.name}{_of_another(running[0])}"
+        if not self.consent(f"{name} is running and will be replaced ({reason}). Go on?"):
+            raise SparkdeployError(
+                f"deployment {self.name} was not replaced",
+                hint="say yes, or pass --yes; another --name starts a second one beside it",
             )
 
+    def _prepare(self, plan: Plan) -> None:
+        build_images(plan, self.serving.here.docker, self.settings)
+        prepare_checkpoint(plan, self.settings)
+        for travel in same_images(plan, self.serving, self.settings):
+            worker = self.serving.node(travel.node)
+            with named(worker):
+                weights_bytes = same_weights(plan, self.serving, worker, self.settings)
+            total_bytes = travel.engine_bytes + travel.context_bytes + weights_bytes
+            console.info(
+                f"{travel.node}: {format_bytes(total_bytes)} sent (engine "
+                f"{format_bytes(travel.engine_bytes)}, plugin context "
+                f"{format_bytes(travel.context_bytes)}, weights {format_bytes(weights_bytes)})"
+            )
+        if plan.head.spec is not None:
+            prepare_folders(plan, self.serving)
 
-def _leave_cluster(request: Request, settings: Settings, host: DockerHost) -> None:
-    """End on other nodes what this machine now serves alone under the same name."""
-    name = request.deployment.name
-    if not ClusterRecord.below(settings.state_dir).nodes(name):
-        return
-    with changing(settings, _command(request), wait_s=SETTLE_WAIT_S):
-        fact = host.find_container(container_name(name))
-        # Another command may have come between: an `up --cluster` keeps its nodes.
-        if fact is not None and labels.NODES not in fact.labels:
-            leave_others(name, settings)
+    def _start(self, plan: Plan) -> None:
+        # Of a launch of several all parts start together: a rank that is left cannot join anew.
+        self._require_free(plan)
+        end_start(
+            self.nodes,
+            self.name,
+            self.settings,
+            reason="another `up` took its place before it answered",
+        )
+        specs = [
+            (self.serving.node(seat.node), _labelled(plan, plan.part(seat.node), self.handover))
+            for seat in plan.formation.start_order
+        ]
+        claims = {part.node: part.claim for part in plan.parts}
+        self.launch.start(
+            specs,
+            before_start=lambda node: make_room_for(
+                node, self.name, claims[node.name], self.handover.page_cache
+            ),
+            leaving=parts_elsewhere(self.nodes, self.name, plan.formation.nodes),
+        )
 
+    def _require_free(self, plan: Plan) -> None:
+        """Another head may have come while images and weights travelled."""
+        if plan.formation.is_alone:
+            return
+        seen = tuple(
+            replace(node, containers=self.serving.node(node.facts.name).docker.own_containers())
+            for node in plan.observed.nodes
+        )
+        again = replace(plan, observed=replace(plan.observed, nodes=seen))
+        refuse_to_start(replace(plan, problems=tuple(ownership_problems(again))))
 
-@dataclass(frozen=True, slots=True)
-class _Way:
-    extent: Extent
-    consent: Callable[[str], bool]
-    handover: Handover
+    def _is_starting(self) -> bool:
+        """Say whether the deployment that is as planned has not been settled or does not answer."""
+        found = find_deployment(self.serving.here.docker, self.name)
+        if found is None or found.serving is None or self.extent is not Extent.ANSWER:
+            return False
+        # One that was half replaced a moment ago may answer by now, and is not settled yet.
+        return found.is_half_replaced or not answers(found.serving)
 
+    def _finish(self, plan: Plan, is_starting: bool) -> Outcome:
+        if is_starting:
+            return Outcome(plan, changed=False, readiness=self._wait_for_what_starts(plan))
+        changed = plan.has_work if self.extent is not Extent.PREPARE else plan.prepares
+        if self.extent is not Extent.ANSWER or not self.launch.begun:
+            return Outcome(plan, changed=changed)
+        watch = self._watch(plan, self.launch.started)
+        readiness = self.launch.see_through(
+            watch.wait, self._settling, partial(self._details, plan, watch)
+        )
+        return Outcome(plan, changed=True, readiness=readiness)
 
-def _command(request: Request) -> str:
-    return f"up {request.recipe} --name {request.deployment.name}"
-
-
-def _begin(
-    resolved: Resolved, request: Request, settings: Settings, host: DockerHost, way: _Way
-) -> Outcome | _Started:
-    """Do everything but the wait, under the node's lock."""
-    refuse = refuse_to_prepare if way.extent is Extent.PREPARE else refuse_to_start
-    plan = draft_plan(resolved, settings, host, request.deployment)
-    refuse(plan)
-    if bring_models(plan, settings, way.consent):
-        plan = draft_plan(resolved, settings, host, request.deployment)
-        refuse(plan)
-    if way.extent is Extent.PREPARE:
-        return _prepare(plan, host, settings)
-    if not plan.has_work:
-        console.info(f"nothing to do: {plan.deployment.name} runs as {_recipe(plan)} says")
-        return _as_it_is(plan, host, way)
-    return _deploy(plan, host, settings, way)
-
-
-def _prepare(plan: Plan, host: DockerHost, settings: Settings) -> Outcome:
-    _announce(plan)
-    build_images(plan, host, settings)
-    prepare_checkpoint(plan, settings)
-    if plan.container.spec is not None:
-        prepare_folders(plan, plan.container.spec)
-    changed = plan.checkpoint.action.is_work or any(step.action.is_work for step in plan.images)
-    return Outcome(plan, _base_url(plan), changed=changed)
-
-
-def _as_it_is(plan: Plan, host: DockerHost, way: _Way) -> Outcome | _Started:
-    """Nothing is to be changed; a deployment that still starts is waited for all the same."""
-    found = find_deployment(host, plan.deployment.name)
-    if found is None or found.serving is None or way.extent is not Extent.ANSWER:
-        return Outcome(plan, _base_url(plan), changed=False)
-    # One that was half replaced a moment ago may answer by now, and is not settled yet.
-    if answers(found.serving) and not found.is_half_replaced:
-        return Outcome(plan, _base_url(plan), changed=False)
-    return _Started(plan, found.serving.container_id, None)
-
-
-def _deploy(plan: Plan, host: DockerHost, settings: Settings, way: _Way) -> Outcome | _Started:
-    _announce(plan)
-    _ask(plan, way.consent)
-    build_images(plan, host, settings)
-    prepare_checkpoint(plan, settings)
-    expected = expectation_of(plan)
-    spec = _labelled(plan, expected, way.handover)
-    prepare_folders(plan, spec)
-    if plan.container.action is Action.REUSE:
-        return Outcome(plan, _base_url(plan), changed=True)
-    name, crashes = plan.deployment.name, crashes_dir(settings)
-    recovery.abandon(
-        host, name, crashes_dir=crashes, reason="another `up` took its place before it answered"
-    )
-    replacement = replacing.begin(
-        host,
-        spec,
-        name,
-        crashes_dir=crashes,
-        before_start=lambda: make_room_for(host, name, expected.memory, way.handover.page_cache),
-    )
-    if way.extent is Extent.DETACH:
-        return Outcome(plan, _base_url(plan), changed=True)
-    return _Started(plan, replacement.container_id, replacement)
-
-
-def _see_through(
-    started: _Started, request: Request, settings: Settings, host: DockerHost
-) -> Outcome:
-    plan, name = started.plan, started.plan.deployment.name
-    watch = Watch(_start_of(plan, request), host, settings)
-
-    def wait(container_id: str) -> Readiness:
-        readiness = watch.wait(container_id)
-        check_truth(expectation_of(plan), readiness.facts)
-        return readiness
-
-    def settling() -> AbstractContextManager[None]:
-        return changing(settings, _command(request), wait_s=SETTLE_WAIT_S)
-
-    if started.replacement is None:
+    def _wait_for_what_starts(self, plan: Plan) -> Readiness:
+        found = {}
+        for part in plan.parts:
+            node = self.serving.node(part.node)
+            with named(node):
+                fact = node.docker.find_container(container_name(self.name))
+            if fact is None:
+                raise NodeError(f"{node.name}: the container of {self.name} is gone")
+            found[node] = fact.container_id
         try:
-            readiness = wait(started.container_id)
+            return self._watch(plan, found).wait()
         except ContainerDiedError as error:
             # The guard may have started it again, and it would look as if it came up.
-            with settling():
-                recovery.abandon(
-                    host, name, crashes_dir=crashes_dir(settings), reason=error.message
+            with self._settling():
+                abandon(
+                    self.nodes.here.docker,
+                    self.name,
+                    crashes_dir=crashes_dir(self.settings),
+                    reason=error.message,
                 )
             raise
         finally:
             # What an `up --detach` left half replaced is finished, or reverted without an answer.
-            with settling():
-                recover(host, name, settings)
-        return Outcome(plan, _base_url(plan), changed=False, readiness=readiness)
-    try:
-        readiness = replacing.see_through(
-            started.replacement,
-            wait=wait,
-            changing=settling,
-            details=lambda: {
-                "plan": plan_as_dict(plan),
-                "doctor": doctor_report(plan.resolved, settings),
-                **watch.details(),
-            },
+            with held_back(), self._settling():
+                recover(self.nodes, self.name, self.settings)
+
+    def _watch(self, plan: Plan, parts: dict[Node, str]) -> Watch:
+        recipe = plan.resolved.recipe
+        on_cpu = plan.resolved.engine.runs_on == "cpu"
+        pace = f"{plan.images[-1].stage.tag} {recipe.name}"
+        start = Start(
+            deployment=self.name,
+            command=self._command,
+            deadline_s=recipe.limits.startup_timeout_s,
+            pace=pace if plan.formation.is_alone else f"{pace} on {len(parts)} nodes",
+            usual_s=TWIN_START_S if on_cpu else SPARK_COLD_START_S,
         )
-    except KeyboardInterrupt:
-        console.warn(_after_interrupt(host, started))
-        raise
-    return Outcome(plan, _base_url(plan), changed=True, readiness=readiness)
+        skews = {
+            node.facts.name: node.facts.fabric.clock_skew_s
+            for node in plan.observed.nodes
+            if node.facts.fabric is not None
+        }
+        return Watch(start, parts, self.settings, skews)
 
+    def _details(self, plan: Plan, watch: Watch) -> dict[str, Any]:
+        return {
+            "plan": plan_as_dict(plan),
+            "doctor": doctor_report(plan.resolved, self.settings),
+            **watch.details(),
+        }
 
-def _start_of(plan: Plan, request: Request) -> Start:
-    recipe = plan.resolved.recipe
-    on_cpu = plan.resolved.engine.runs_on == "cpu"
-    return Start(
-        deployment=plan.deployment.name,
-        command=_command(request),
-        deadline_s=recipe.limits.startup_timeout_s,
-        pace=f"{plan.images[-1].stage.tag} {recipe.name}",
-        usual_s=TWIN_START_S if on_cpu else SPARK_COLD_START_S,
-    )
-
-
-def _announce(plan: Plan) -> None:
-    for line in plan_lines(plan):
-        console.info(line)
-
-
-def _ask(plan: Plan, consent: Callable[[str], bool]) -> None:
-    running = [
-        item
-        for item in plan.observed.containers
-        if item.is_running and item.deployment == plan.deployment.name
-    ]
-    if plan.container.action is not Action.REPLACE or not running:
-        return
-    name = f"deployment {plan.deployment.name}{_of_another(running[0])}"
-    if not consent(f"{name} is running and will be replaced ({plan.container.reason}). Go on?"):
-        raise SparkdeployError(
-            f"deployment {plan.deployment.name} was not replaced",
-            hint="say yes, or pass --yes; another --name starts a second one beside it",
+    def _after_interrupt(self) -> str:
+        found = find_deployment(self.nodes.here.docker, self.name)
+        ours = {replacement.new_id for _, replacement in self.launch.begun}
+        if found is None or found.serving is None:
+            return f"{self.name} was not started"
+        if found.serving.container_id not in ours:
+            return f"{self.name} was not replaced: the deployment that was there is starting again"
+        return (
+            f"{self.name} goes on starting; `sparkdeploy status` and `sparkdeploy logs {self.name}`"
+            " show it"
         )
 
 
@@ -307,33 +335,14 @@ def _of_another(fact: ContainerFact) -> str:
     return f" of {fact.user}" if is_another(fact.user) else ""
 
 
-def _labelled(plan: Plan, expected: Expectation, handover: Handover) -> ContainerSpec:
+def _labelled(plan: Plan, part: Part, handover: Handover) -> ContainerSpec:
     """Return the spec with what the next plan and a rollback have to know on it."""
-    spec = plan.container.spec
-    if spec is None:
-        raise CheckpointError("the model is not on this machine")
+    if part.spec is None:
+        raise CheckpointError(f"the model is not on {part.node}")
     own = {
-        labels.FINGERPRINT: spec.fingerprint(),
+        labels.FINGERPRINT: part.spec.fingerprint(),
         labels.KEEP: str(handover.keep),
-        labels.EXPECTATION: expected.as_label(),
+        labels.EXPECTATION: expectation_of(plan, part).as_label(),
         labels.USER: own_name(),
     }
-    return replace(spec, labels={**spec.labels, **own})
-
-
-def _after_interrupt(host: DockerHost, started: _Started) -> str:
-    name = started.plan.deployment.name
-    found = find_deployment(host, name)
-    if found is None or found.serving is None:
-        return f"{name} was not started"
-    if found.serving.container_id != started.container_id:
-        return f"{name} was not replaced: the deployment that was there is starting again"
-    return f"{name} goes on starting; `sparkdeploy status` and `sparkdeploy logs {name}` show it"
-
-
-def _recipe(plan: Plan) -> str:
-    return plan.resolved.recipe.name
-
-
-def _base_url(plan: Plan) -> str:
-    return f"http://127.0.0.1:{plan.resolved.recipe.serve.port}"
+    return replace(part.spec, labels={**part.spec.labels, **own})

@@ -1,26 +1,18 @@
-"""One change at a time on this node, and the end of what an earlier one left half done."""
+"""One change at a time on this node."""
 
 from __future__ import annotations
 
 import contextlib
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
-from sparkdeploy.deploy import recovery
-from sparkdeploy.deploy.expectation import expectation_on
-from sparkdeploy.deploy.serving import answers, check_truth
 from sparkdeploy.node.lock import node_lock
 from sparkdeploy.node.private_folder import keep_private, make_private
-from sparkdeploy.server.phases import read_whole
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from sparkdeploy.deploy.recovery import Recovery
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
 
 LOCK_WAIT_S = 5.0
@@ -51,25 +43,3 @@ def changing(
 def crashes_dir(settings: Settings) -> Path:
     """Return where the evidence of failed containers is kept."""
     return settings.state_dir / "crashes"
-
-
-def recover(host: DockerHost, deployment: str, settings: Settings) -> Recovery:
-    """Finish or revert what an interrupted command left; say what was done."""
-    found = recovery.recover(
-        host,
-        deployment,
-        crashes_dir=crashes_dir(settings),
-        is_answering=answers,
-        now=datetime.now(UTC),
-        check=lambda fact: _check(host, fact),
-    )
-    if found.text:
-        console.warn(found.text)
-    return found
-
-
-def _check(host: DockerHost, fact: ContainerFact) -> None:
-    """Hold what answers against what was planned for it, as the command that died would have."""
-    expected = expectation_on(fact)
-    if expected is not None:
-        check_truth(expected, read_whole(host.logs(fact.container_id, this_run=True)).facts)

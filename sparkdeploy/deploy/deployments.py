@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 RUNNING = "running"
 BROKEN = "broken"
 """A cluster that lost a node: its head may look healthy and will hang."""
+HALF_REPLACED = "half replaced"
+OTHER_LAUNCH = "of another start than the head"
+WORKER = "worker"
+"""A part of what another machine heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,12 @@ class Deployment:
         return fact
 
     @property
+    def is_of_another_head(self) -> bool:
+        """Say whether this machine has only a worker's part of it."""
+        fact = self.current
+        return fact.rank > 0 and bool(fact.nodes)
+
+    @property
     def port(self) -> int | None:
         """Return the port it serves on."""
         return self.current.port
@@ -64,7 +74,7 @@ class MemberRow:
 
     node: str
     state: str
-    """running, exited (N), no container, or why the node does not answer."""
+    """running, exited (N), no container, half replaced, or why the node does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,11 @@ class StatusRow:
     members: tuple[MemberRow, ...] = ()
     user: str = ""
     """Who deployed it; empty where an earlier version did."""
+    head: str = ""
+    """The node that heads it; empty when that is this one."""
+    nodes: tuple[str, ...] = ()
+    """The nodes that serve it together; none for one machine's."""
+    launch: str = ""
 
 
 def replaced_name(deployment: str) -> str:
@@ -113,6 +128,16 @@ def find_deployment(host: DockerHost, name: str) -> Deployment | None:
     return next((found for found in list_deployments(host) if found.name == name), None)
 
 
+def nodes_of(host: DockerHost, name: str, noted: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the nodes that may have something of a deployment; empty for one machine's own.
+
+    They are noted, or stand on its containers here, kept ones among them.
+    """
+    found = find_deployment(host, name)
+    named_here = (node for fact in (found.containers if found else ()) for node in fact.nodes)
+    return tuple(dict.fromkeys((*noted, *named_here)))
+
+
 def require_deployment(host: DockerHost, name: str) -> Deployment:
     """Return the deployment of that name; NodeError naming those that exist when there is none."""
     deployments = list_deployments(host)
@@ -128,6 +153,18 @@ def require_deployment(host: DockerHost, name: str) -> Deployment:
     )
 
 
+def refuse_as_worker(host: DockerHost, name: str) -> None:
+    """Raise NodeError where this machine has only a part of what another one heads."""
+    found = find_deployment(host, name)
+    if found is not None and found.is_of_another_head:
+        head = found.current.nodes[0]
+        raise NodeError(
+            f"this machine has only a part of {name}, which {head} heads",
+            hint=f"on {head}, run the same command; if {head} is gone for good: "
+            f"docker rm -f {found.current.name}",
+        )
+
+
 def status_rows(
     host: DockerHost, is_healthy: Callable[[Deployment], bool], *, now: datetime
 ) -> tuple[StatusRow, ...]:
@@ -137,16 +174,22 @@ def status_rows(
     )
 
 
-def down(host: DockerHost, name: str, *, timeout_s: int = 30) -> tuple[str, ...]:
-    """Stop and remove a deployment's containers; return their names, none when there was none."""
+def down(
+    host: DockerHost, name: str, *, timeout_s: int = 30, of_head: str | None = None
+) -> tuple[str, ...]:
+    """Stop and remove a deployment's containers; return their names, none when there was none.
+
+    With `of_head` those of a deployment that another machine heads are not touched.
+    """
     deployment = find_deployment(host, name)
-    if deployment is None:
-        return ()
-    for fact in deployment.containers:
+    facts = deployment.containers if deployment is not None else ()
+    if of_head is not None:
+        facts = tuple(fact for fact in facts if fact.nodes[:1] == (of_head,))
+    for fact in facts:
         if fact.is_running:
             host.stop(fact.container_id, timeout_s=timeout_s)
         host.remove(fact.container_id)
-    return tuple(fact.name for fact in deployment.containers)
+    return tuple(fact.name for fact in facts)
 
 
 def deployment_log(
@@ -201,6 +244,9 @@ def _row(
         half_done=_half_done(deployment),
         kept=len(deployment.kept),
         user=fact.user,
+        head=fact.nodes[0] if deployment.is_of_another_head else "",
+        nodes=fact.nodes,
+        launch=fact.launch,
     )
 
 
@@ -213,9 +259,11 @@ def _recipe(fact: ContainerFact) -> str:
 def _state(deployment: Deployment, is_healthy: Callable[[Deployment], bool]) -> str:
     fact = deployment.current
     if deployment.is_half_replaced:
-        return "half replaced"
+        return HALF_REPLACED
     if deployment.serving is None:
         return "stopped"
+    if fact.is_running and deployment.is_of_another_head:
+        return WORKER
     if fact.is_running:
         return "healthy" if is_healthy(deployment) else "starting"
     return f"exited ({fact.exit_code})" if fact.state == "exited" else fact.state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,14 +12,20 @@ from pydantic import TypeAdapter
 
 from sparkdeploy import labels
 from sparkdeploy.checkpoint.manifest import read_manifest
-from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.memory_claim import MemoryClaim, memory_claim
+from sparkdeploy.console import console
+from sparkdeploy.errors import CheckpointError, UnhealthyError
+from sparkdeploy.estimate.memory_claim import MemoryClaim  # noqa: TC001 - read from a label
+from sparkdeploy.node.node import named
 from sparkdeploy.plan.backends import PlannedBackend, planned_backends
 from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.server.phases import read_whole
+from sparkdeploy.server.truth import Finding, Verdict, findings
 
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.node.node import Node
+    from sparkdeploy.plan.steps import Part, Plan
+    from sparkdeploy.server.facts import EngineFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +51,40 @@ class Expectation:
         return json.dumps(asdict(self), sort_keys=True)
 
 
+def hold(node: Node, fact: ContainerFact) -> None:
+    """Hold a part's log against what its container was made with; UnhealthyError names the node.
+
+    A container of an earlier version was made with no expectation, and is believed.
+    """
+    expected = expectation_on(fact)
+    if expected is None:
+        return
+    with named(node):
+        told = read_whole(node.docker.logs(fact.container_id, this_run=True)).facts
+    try:
+        if node.is_here or told.plugin_spoke:
+            check_truth(expected, told)
+        else:
+            # A worker's log may say nothing of the plugin, as under Ray.
+            check_truth(replace(expected, treatment=None), told)
+    except UnhealthyError as error:
+        if not node.is_here:
+            error.message = f"{node.name}: {error.message}"
+        raise
+
+
 @functools.cache
 def _reader() -> TypeAdapter[Expectation]:
     return TypeAdapter(Expectation)
 
 
-def expectation_of(plan: Plan) -> Expectation:
-    """Return what a plan promises, once its checkpoint is prepared.
+def expectation_of(plan: Plan, part: Part) -> Expectation:
+    """Return what a plan promises of one part, once its checkpoint is prepared.
 
     Raises CheckpointError when a prepared checkpoint has lost its manifest.
     """
-    recipe, engine = plan.resolved.recipe, plan.resolved.engine
     return Expectation(
-        memory=memory_claim(recipe, engine, plan.observed.node),
+        memory=part.claim,
         backends=planned_backends(plan.resolved),
         treatment=_treatment(plan),
     )
@@ -89,3 +116,52 @@ def _treatment(plan: Plan) -> Treatment | None:
         lm_head=manifest.treatment["lm_head"],
         draft_head_rows=head.rows if head is not None else None,
     )
+
+
+def check_truth(expected: Expectation, facts: EngineFacts) -> tuple[Finding, ...]:
+    """Hold what the engine says of itself against what was planned; return what was found.
+
+    Raises UnhealthyError when the treatment or a back end is not the recipe's: the model would
+    run, but as something else. What the recipe lists under `backends.warn_only` is only told.
+    """
+    if expected.treatment is not None:
+        _check_treatment(expected.treatment, facts)
+    found = findings(expected.backends, facts)
+    for finding in found:
+        if finding.verdict is Verdict.DIFFERS and not finding.is_failure:
+            console.warn(finding.describe())
+    failures = [finding for finding in found if finding.is_failure]
+    if failures:
+        subjects = ", ".join(finding.planned.subject for finding in failures)
+        raise UnhealthyError(
+            "the engine fell back to something else than the recipe says: "
+            + "; ".join(finding.describe() for finding in failures),
+            hint=f"if that is fine, say so in the recipe: `backends: {{warn_only: [{subjects}]}}`",
+        )
+    return found
+
+
+def _check_treatment(expected: Treatment, facts: EngineFacts) -> None:
+    """Hold what the plugin says it converted against the overlay's manifest.
+
+    Raises UnhealthyError when they differ: the model would run, but not as the recipe says.
+    """
+    wanted = (expected.fp8_layers, expected.lm_head)
+    if (facts.fp8_layers, facts.lm_head) != wanted:
+        said = f"fp8={facts.fp8_layers} layers, lm_head={facts.lm_head}"
+        raise UnhealthyError(
+            f"the recipe asks for fp8={wanted[0]} layers and lm_head={wanted[1]}, but the "
+            f"plugin {'said ' + said if facts.plugin_spoke else 'said nothing'}",
+            hint="this is a fault of sparkdeploy: please report it with the crash folder",
+        )
+    _check_draft_head(expected.draft_head_rows, facts)
+
+
+def _check_draft_head(wanted_rows: int | None, facts: EngineFacts) -> None:
+    """A draft model that shares the target's head drafts as well, only slower: nobody would see."""
+    if wanted_rows is not None and facts.draft_head_rows != wanted_rows:
+        raise UnhealthyError(
+            f"the recipe asks for a draft head of {wanted_rows} rows, and the plugin made "
+            f"{'none' if facts.draft_head_rows is None else f'one of {facts.draft_head_rows}'}",
+            hint="this is a fault of sparkdeploy: please report it with the crash folder",
+        )

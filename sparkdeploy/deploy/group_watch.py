@@ -64,7 +64,6 @@ class End:
             )
         found = death(self.member.host, self.member.container_id, self.fact)
         found.message = f"{node}: {found.message}"
-        found.args = (found.message,)
         return found
 
 

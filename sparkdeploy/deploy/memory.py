@@ -5,27 +5,27 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console, format_gib
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.facts import read_meminfo
+from sparkdeploy.node.facts import parse_meminfo
+from sparkdeploy.node.machine import read_or_none
 from sparkdeploy.plan.problems import promised_bytes, shortage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sparkdeploy.estimate.memory_claim import MemoryClaim
-    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.node.node import Node
     from sparkdeploy.plan.steps import Problem
 
 RETURN_TIMEOUT_S = 20.0
 """A driver may give memory back some seconds after the process that held it has ended."""
 POLL_S = 0.5
 UNKNOWN_BYTES = 1 << 62
-DROP_CACHES = Path("/proc/sys/vm/drop_caches")
-DROP_COMMAND = "sync && echo 1 | sudo tee /proc/sys/vm/drop_caches"
+DROP_CACHES = "/proc/sys/vm/drop_caches"
+DROP_COMMAND = f"sync && echo 1 | sudo tee {DROP_CACHES}"
 
 
 class PageCache(Enum):
@@ -36,27 +36,45 @@ class PageCache(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What a look at memory needs of the machine; other ones are for tests and other nodes."""
+class Memory:
+    """What a look at a node's memory needs; other clocks are for tests."""
 
-    meminfo: Callable[[], Mapping[str, int]] = read_meminfo
+    meminfo: Callable[[], Mapping[str, int]]
+    drop_page_cache: Callable[[], None]
+    """Raises NodeError when this user may not."""
+    name: str = ""
+    """The node's, for messages; empty for the one this command runs on."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    drop_caches: Path = DROP_CACHES
+
+
+def memory_of(node: Node) -> Memory:
+    """Return the memory of a node, here or behind ssh."""
+
+    def drop() -> None:
+        done = node.script(f"echo 1 > {DROP_CACHES}")
+        if done.exit_code != 0:
+            raise NodeError(done.stderr.strip().rpartition(": ")[2] or "no reason was given")
+
+    return Memory(
+        lambda: parse_meminfo(read_or_none(node, "/proc/meminfo") or ""),
+        drop,
+        "" if node.is_here else node.name,
+    )
 
 
 def make_room_for(
-    host: DockerHost, deployment: str, claim: MemoryClaim | None, page_cache: PageCache
+    node: Node, deployment: str, claim: MemoryClaim | None, page_cache: PageCache
 ) -> None:
-    """Make room beside all other deployments of this node; raises what `make_room` does."""
-    others_bytes = promised_bytes(host.own_containers(), deployment)
-    make_room(claim, page_cache, others_bytes=others_bytes)
+    """Make room beside all other deployments of a node; raises what `make_room` does."""
+    others_bytes = promised_bytes(node.docker.own_containers(), deployment)
+    make_room(claim, page_cache, memory_of(node), others_bytes=others_bytes)
 
 
 def make_room(
     claim: MemoryClaim | None,
     page_cache: PageCache,
-    machine: Machine | None = None,
+    memory: Memory,
     *,
     others_bytes: int = 0,
 ) -> None:
@@ -68,13 +86,15 @@ def make_room(
     """
     if claim is None:
         return
-    machine = machine or Machine()
-    deadline_s = machine.clock() + RETURN_TIMEOUT_S
-    while problem := _problem(claim, others_bytes, meminfo := machine.meminfo()):
-        if machine.clock() >= deadline_s or _is_hopeless(claim, others_bytes, meminfo):
-            raise NodeError(problem.message, hint=problem.fix)
-        machine.sleep(POLL_S)
-    _clear_page_cache(claim, page_cache, machine)
+    deadline_s = memory.clock() + RETURN_TIMEOUT_S
+    while problem := _problem(claim, others_bytes, meminfo := memory.meminfo()):
+        if memory.clock() >= deadline_s or _is_hopeless(claim, others_bytes, meminfo):
+            raise NodeError(
+                f"{memory.name}: {problem.message}" if memory.name else problem.message,
+                hint=problem.fix,
+            )
+        memory.sleep(POLL_S)
+    _clear_page_cache(claim, page_cache, memory)
 
 
 def _problem(claim: MemoryClaim, others_bytes: int, meminfo: Mapping[str, int]) -> Problem | None:
@@ -88,18 +108,19 @@ def _is_hopeless(claim: MemoryClaim, others_bytes: int, meminfo: Mapping[str, in
     return meminfo.get("MemTotal", UNKNOWN_BYTES) - others_bytes < claim.total_bytes
 
 
-def _clear_page_cache(claim: MemoryClaim, page_cache: PageCache, machine: Machine) -> None:
-    missing_bytes = _held_by_page_cache(claim, machine.meminfo())
+def _clear_page_cache(claim: MemoryClaim, page_cache: PageCache, memory: Memory) -> None:
+    missing_bytes = _held_by_page_cache(claim, memory.meminfo())
     if missing_bytes <= 0:
         return
-    told = f"the page cache holds {format_gib(missing_bytes)} that CUDA will not count as free"
+    held = f"the page cache holds {format_gib(missing_bytes)} that CUDA will not count as free"
+    told = f"{memory.name}: {held}" if memory.name else held
     if page_cache is PageCache.ASK and not console.confirm(f"{told}. Drop it?"):
         console.warn(f"{told}; if the start fails: {DROP_COMMAND}")
         return
     try:
-        machine.drop_caches.write_text("1\n")
-    except OSError as error:
-        console.warn(f"{told}, and it cannot be dropped ({error.strerror}): {DROP_COMMAND}")
+        memory.drop_page_cache()
+    except NodeError as error:
+        console.warn(f"{told}, and it cannot be dropped ({error.message}): {DROP_COMMAND}")
 
 
 def _held_by_page_cache(claim: MemoryClaim, meminfo: Mapping[str, int]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import stat
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from sparkdeploy.plan.steps import Action
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.node.container import ContainerSpec
+    from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.settings import Settings
 
@@ -50,13 +51,26 @@ def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
     )
 
 
-def prepare_folders(plan: Plan, spec: ContainerSpec) -> None:
-    """Make the cache folder, and the key where the deployment is public, for the spec's user."""
-    uid, gid = (int(part) for part in spec.user.split(":"))
-    plan.folders.cache.mkdir(parents=True, exist_ok=True)
-    _give(plan.folders.cache, uid, gid, mode=0o755)
-    if plan.deployment.exposure is Exposure.PUBLIC:
-        _write_key(plan.folders.key_file, uid, gid)
+def prepare_folders(plan: Plan, nodes: Nodes) -> None:
+    """Make each part's cache folder, and the key of a public deployment, for the part's user."""
+    for part in plan.parts:
+        if part.spec is None or part.folders is None:
+            raise CheckpointError(f"{part.node}: the model is not there")
+        uid, gid = (int(number) for number in part.spec.user.split(":"))
+        if not part.seat.is_head:
+            _make_cache(nodes.node(part.node), part.folders.cache, part.spec.user)
+            continue
+        part.folders.cache.mkdir(parents=True, exist_ok=True)
+        _give(part.folders.cache, uid, gid, mode=0o755)
+        if plan.deployment.exposure is Exposure.PUBLIC:
+            _write_key(part.folders.key_file, uid, gid)
+
+
+def _make_cache(node: Node, cache: Path, user: str) -> None:
+    folder = shlex.quote(str(cache))
+    done = node.script(f"mkdir -p {folder} && if [ $(id -u) = 0 ]; then chown {user} {folder}; fi")
+    if done.exit_code != 0:
+        raise NodeError(f"{node.name}: {cache} cannot be made", detail=done.stderr.strip())
 
 
 def _write_key(path: Path, uid: int, gid: int) -> None:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy import labels
-from sparkdeploy.deploy.deployments import Deployment, find_deployment, uptime_s
+from sparkdeploy.console import console
+from sparkdeploy.deploy.changing import crashes_dir
+from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.deploy.deployments import Deployment, find_deployment, nodes_of, uptime_s
+from sparkdeploy.deploy.expectation import hold
 from sparkdeploy.deploy.replace import Replacement, drop_kept, returning_or_made
-from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.deploy.serving import answers
+from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.node.node import named
+from sparkdeploy.plan.container import container_name
+from sparkdeploy.plan.problems import owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
     from pathlib import Path
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.settings import Settings
+
+
+ALONE = "alone"
+"""In the place of a launch: the head serves by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +40,108 @@ class Recovery:
     text: str = ""
 
 
-def recover(
+def recover(nodes: Nodes, deployment: str, settings: Settings) -> Recovery:
+    """Finish or revert, on every node, what an interrupted command left: as this one goes.
+
+    Under the node's lock. Returns what became of this node's part, or of another's when there was
+    nothing to do here. A node that does not answer is said, and keeps its note.
+    """
+    crashes = crashes_dir(settings)
+    done = recover_here(
+        nodes.here.docker,
+        deployment,
+        crashes_dir=crashes,
+        is_answering=answers,
+        now=datetime.now(UTC),
+        check=lambda fact: _hold_all(nodes, deployment, fact),
+    )
+    if done.text:
+        console.warn(done.text)
+    if done.action == "waiting":
+        return done
+    return _let_others_follow(nodes, deployment, settings, done)
+
+
+def end_start(nodes: Nodes, deployment: str, settings: Settings, *, reason: str) -> Recovery:
+    """Finish or revert everywhere; what is still starting is given up, `reason` says why."""
+    done = recover(nodes, deployment, settings)
+    if done.action != "waiting":
+        return done
+    done = abandon(nodes.here.docker, deployment, crashes_dir=crashes_dir(settings), reason=reason)
+    console.info(done.text)
+    return _let_others_follow(nodes, deployment, settings, done)
+
+
+def _hold_all(nodes: Nodes, deployment: str, head: ContainerFact) -> None:
+    """Hold what answers against what was planned for it, as the command that died would have."""
+    hold(nodes.here, head)
+    launch = head.launch
+    for node in nodes.others:
+        with named(node):
+            fact = node.docker.find_container(container_name(deployment))
+        if fact is not None and launch and fact.launch == launch:
+            hold(node, fact)
+
+
+def _let_others_follow(
+    nodes: Nodes, deployment: str, settings: Settings, done: Recovery
+) -> Recovery:
+    """Settle the other nodes by what this one has now, and note who still has something."""
+    here, record = nodes.here, ClusterRecord.below(settings.state_dir)
+    head = here.docker.find_container(container_name(deployment))
+    if head is not None and owner_of(head, here.name) != here.name:
+        return done
+    noted = list(head.nodes) if head is not None else []
+    for name in nodes_of(here.docker, deployment, record.nodes(deployment)):
+        if name == here.name:
+            continue
+        if nodes.is_left_out(name):
+            noted.append(name)
+            continue
+        try:
+            settled = _settle(nodes.node(name), here.name, head, deployment, settings)
+        except NodeError as error:
+            noted.append(name)
+            console.warn(
+                f"{error.message}; what was left half done there remains: run "
+                f"`sparkdeploy rollback {deployment}` again when {name} is back"
+            )
+            continue
+        noted += settled.noted
+        if settled.done.text:
+            console.warn(f"{name}: {settled.done.text}")
+        if done.action == "nothing":
+            done = settled.done
+    record.note(deployment, tuple(dict.fromkeys(noted)))
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """What became of one other node."""
+
+    done: Recovery
+    noted: tuple[str, ...]
+    """The node itself when it still has a container of this head."""
+
+
+def _settle(
+    node: Node, head_name: str, head: ContainerFact | None, deployment: str, settings: Settings
+) -> _Settled:
+    with named(node):
+        done = follow(
+            node.docker,
+            deployment,
+            head=head_name,
+            launch=(head.launch or ALONE) if head is not None else "",
+            crashes_dir=crashes_dir(settings),
+        )
+        left = find_deployment(node.docker, deployment)
+    facts = left.containers if left is not None else ()
+    return _Settled(done, (node.name,) if any(f.nodes[:1] == (head_name,) for f in facts) else ())
+
+
+def recover_here(
     host: DockerHost,
     deployment: str,
     *,
@@ -42,7 +156,7 @@ def recover(
     `check` raises UnhealthyError is not what was asked for. `now` is an aware time.
     """
     found = find_deployment(host, deployment)
-    if found is None:
+    if found is None or found.is_of_another_head:
         return Recovery("nothing")
     if found.replaced is None:
         _drop_forgotten(host, found)
@@ -90,17 +204,26 @@ def follow(
     found = find_deployment(host, deployment)
     if found is None:
         return Recovery("nothing")
-    new = found.serving
-    if new is not None and new.nodes[:1] != (head,):
+    if found.current.nodes[:1] != (head,):
         return Recovery("nothing")
-    belongs = new is not None and new.labels.get(labels.LAUNCH, "") == launch
-    if found.replaced is None:
-        return (
-            Recovery("nothing") if new is None or belongs else _orphan_gone(host, new, crashes_dir)
-        )
-    if belongs:
+    if found.replaced is not None:
+        return _end_replacement(host, found, head, launch, crashes_dir)
+    if found.serving is None or found.serving.launch == launch:
+        return Recovery("nothing")
+    return _orphan_gone(host, found.serving, crashes_dir)
+
+
+def _end_replacement(
+    host: DockerHost, found: Deployment, head: str, launch: str, crashes_dir: Path
+) -> Recovery:
+    new, old = found.serving, found.replaced
+    if new is not None and new.launch == launch:
         _half_done(host, found, crashes_dir).commit()
-        return Recovery("finished", f"{deployment}: the new container stays, as on {head}")
+        return Recovery("finished", f"{found.name}: the new container stays, as on {head}")
+    if new is None and old is not None and launch and old.launch != launch:
+        # The head goes on with a launch that does not need this node.
+        _half_done(host, found, crashes_dir).commit(keep=old.keep_count)
+        return Recovery("finished", f"{found.name}: {head} needs this node no more")
     return _reverted(host, found, crashes_dir, reason=f"{head} does not have its part of it")
 
 

@@ -16,26 +16,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import find_deployment, kept_name, replaced_name
-from sparkdeploy.deploy.evidence import cause_as_dict, save_evidence
+from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.deploy.interruptions import held_back
-from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
+from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.plan.container import container_name
-from sparkdeploy.server.health import ContainerDiedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from sparkdeploy.node.container import ContainerFact, ContainerSpec
     from sparkdeploy.node.host import DockerHost
-
-Outcome = TypeVar("Outcome")
 
 
 class Origin(Enum):
@@ -81,12 +77,17 @@ class Replacement:
         fact = self.host.find_container(container_name(self.deployment))
         return fact is not None and fact.container_id == self.new_id
 
-    def commit(self) -> None:
-        """Let the new one stay; keep as many of its predecessors as its label says."""
+    @property
+    def keep_count(self) -> int:
+        """Return how many predecessors stay, as the new container's label says."""
         new = self.host.find_container(self.container_id)
         wanted = new.keep_count if new is not None else 0
         # What was rolled back from is kept in any case: that is how to go forward again.
-        count = max(wanted, 1) if self.origin is Origin.KEPT else wanted
+        return max(wanted, 1) if self.origin is Origin.KEPT else wanted
+
+    def commit(self, keep: int | None = None) -> None:
+        """Let the new one stay; keep `keep` of its predecessors, or as many as its label says."""
+        count = self.keep_count if keep is None else keep
         if self.old_id is not None and self.host.find_container(self.old_id) is not None:
             self.host.stop(self.old_id)
             _keep(self.host, self.old_id, self.deployment)
@@ -131,85 +132,51 @@ class Replacement:
 
 
 def begin(
-    host: DockerHost,
+    replacement: Replacement,
     spec: ContainerSpec,
-    deployment: str,
     *,
-    crashes_dir: Path,
     before_start: Callable[[], None] = lambda: None,
-) -> Replacement:
-    """Set a running old container aside and start the new one; undo that when it fails.
+) -> None:
+    """Set a running old container aside and start the new one.
 
     The old one is renamed before it is stopped, so that its name tells the half-done state from
     a deployment that ended by itself. An old container that has ended already is removed, after
     its evidence is saved. `before_start` is called when nothing of the deployment runs and may
-    raise. Raises NodeError when a foreign container has the name.
+    raise. Raises NodeError when a foreign container has the name. Whatever it raises, the
+    replacement knows how far it came, and `revert` undoes that.
     """
-    replacement = Replacement(host, deployment, crashes_dir)
 
     def make() -> str:
         before_start()
-        return host.create(spec)
+        return replacement.host.create(spec)
 
-    return _begun(replacement, make)
+    _bring(replacement, make)
 
 
 def begin_return(
-    host: DockerHost,
+    replacement: Replacement,
     kept: ContainerFact,
     *,
-    crashes_dir: Path,
     before_start: Callable[[], None] = lambda: None,
-) -> Replacement:
-    """Set the running container aside and start a kept one again; undo that when it fails.
-
-    `before_start` is as for `begin`.
-    """
-    replacement = Replacement(host, kept.deployment, crashes_dir, origin=Origin.KEPT)
+) -> None:
+    """Set the running container aside and start a kept one again; as `begin` in all else."""
+    replacement.origin = Origin.KEPT
 
     def take() -> str:
         before_start()
-        host.rename(kept.container_id, container_name(kept.deployment))
+        replacement.host.rename(kept.container_id, container_name(kept.deployment))
         return kept.container_id
 
-    return _begun(replacement, take)
+    _bring(replacement, take)
 
 
-def see_through(
-    replacement: Replacement,
-    *,
-    wait: Callable[[str], Outcome],
-    changing: Callable[[], AbstractContextManager[None]],
-    details: Callable[[], Mapping[str, Any]] = dict,
-) -> Outcome:
-    """Wait for the new container and settle what becomes of both; return what `wait` returned.
+def leave(replacement: Replacement) -> None:
+    """Set a running container aside with nothing in its place: this node is needed no more.
 
-    `wait(container_id)` is called without the node's lock, `changing()` takes it for the rest.
-    When `wait` raises an expected error the new container's evidence is saved with `details()`
-    and the old one is back; the error then says so. Interrupted (Ctrl-C), the old one comes back
-    too; without an old one the new one is left to go on starting. Raises TakenAwayError when
-    another command put an end to the new container meanwhile. Settling is not interrupted: what
-    comes meanwhile is heard after it.
+    One of another head is not touched.
     """
-    try:
-        outcome = wait(replacement.container_id)
-    except SparkdeployError as error:
-        with held_back(), changing():
-            if not replacement.is_in_place():
-                raise TakenAwayError(replacement.deployment) from error
-            folder = replacement.revert({**details(), **_cause_of(error)})
-        raise _told(error, replacement, folder) from error
-    except BaseException:
-        if replacement.old_id is not None:
-            with held_back(), changing():
-                if replacement.is_in_place():
-                    replacement.revert(details())
-        raise
-    with held_back(), changing():
-        if not replacement.is_in_place():
-            raise TakenAwayError(replacement.deployment)
-        replacement.commit()
-    return outcome
+    _refuse_half_done(replacement.host, replacement.deployment)
+    _set_aside(replacement)
 
 
 def drop_kept(host: DockerHost, deployment: str, *, beyond: int) -> None:
@@ -226,17 +193,16 @@ def returning_or_made(new: ContainerFact | None, old: ContainerFact) -> Origin:
     return Origin.KEPT if new.created_at < old.created_at else Origin.MADE
 
 
-def _begun(replacement: Replacement, arrive: Callable[[], str]) -> Replacement:
+def _bring(replacement: Replacement, arrive: Callable[[], str]) -> None:
     _refuse_half_done(replacement.host, replacement.deployment)
     try:
         _set_aside(replacement)
         replacement.new_id = arrive()
         replacement.host.start(replacement.new_id)
     except BaseException:
-        _find_new(replacement)
-        replacement.revert()
+        with held_back():
+            _find_new(replacement)
         raise
-    return replacement
 
 
 def _refuse_half_done(host: DockerHost, deployment: str) -> None:
@@ -302,20 +268,3 @@ def _keep(host: DockerHost, container_id: str, deployment: str) -> None:
     newest = found.kept[0].name if found is not None and found.kept else ""
     number = int(newest.rpartition("-")[2]) if newest else 0
     host.rename(container_id, kept_name(deployment, number + 1))
-
-
-def _cause_of(error: SparkdeployError) -> dict[str, Any]:
-    if isinstance(error, ContainerDiedError):
-        return {"cause": cause_as_dict(error.cause)}
-    return {"cause": {"meaning": error.message}}
-
-
-def _told(
-    error: SparkdeployError, replacement: Replacement, folder: Path | None
-) -> SparkdeployError:
-    """Return the error with what became of the two containers."""
-    fate = "; the previous deployment is starting again" if replacement.old_id else ""
-    kept = f"; evidence: {folder}" if folder else ""
-    error.message = error.message + fate + kept
-    error.args = (error.message,)
-    return error

@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from sparkdeploy.errors import RecipeError
-from sparkdeploy.node.ssh import SshTarget
-from sparkdeploy.recipe.schema import NAME_PATTERN, Port, Strict
+from sparkdeploy import shell
+from sparkdeploy.errors import NodeError, RecipeError
+from sparkdeploy.node.fabric import SCRIPT, read_fabric
+from sparkdeploy.node.node import Node, Nodes, at_once
+from sparkdeploy.node.ownership import is_name
+from sparkdeploy.node.ssh import SshLink, SshTarget
+from sparkdeploy.recipe.schema import Port, Strict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    from sparkdeploy.node.fabric import FabricFact
+    from sparkdeploy.settings import Settings
 
 MASTER_PORT = 29501
 RAY_PORT = 6379
 
 
 def _with_prefix(text: str) -> str:
+    if ":" in text:
+        raise ValueError(f"{text} is IPv6; vLLM's ranks meet over IPv4: 192.168.177.11/24")
     if "/" not in text:
         raise ValueError("write the address with its prefix, such as 192.168.177.11/24")
     ipaddress.IPv4Interface(text)
+    return text
+
+
+def _is_node_name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"{text!r} is no name for a node: use lower-case letters, digits, . _ -")
+    return text
+
+
+def _is_destination(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if host and ":" not in host and port.isdecimal():
+        raise ValueError(
+            f"{text}: write the port into ~/.ssh/config (`Host {host}`, `Port {port}`), and "
+            f"`ssh: {host}` here"
+        )
+    if not re.fullmatch(r"[\w.:%-]+", text) or text.startswith("-"):
+        raise ValueError(f"{text!r} is no host: a name, an address, or a Host of ~/.ssh/config")
     return text
 
 
@@ -48,9 +77,9 @@ class FabricPort(Strict):
 class ClusterNode(Strict):
     """One machine: how it is reached, and its place on the fabric."""
 
-    name: Annotated[str, Field(pattern=NAME_PATTERN)]
-    ssh: Annotated[str, Field(pattern=r"^[\w.:-]+$")]
-    """The address that ssh is given; not used for the machine the command runs on."""
+    name: Annotated[str, AfterValidator(_is_node_name)]
+    ssh: Annotated[str, AfterValidator(_is_destination)]
+    """What ssh is given: an address or a Host of ~/.ssh/config; not used for this machine."""
     user: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None = None
     """Whom ssh logs in as; ssh's own configuration decides when left out."""
     docker_socket: Annotated[str, Field(pattern=r"^/")] = "/var/run/docker.sock"
@@ -75,6 +104,10 @@ class ClusterConfig(Strict):
     master_port: Port = MASTER_PORT
     ray_port: Port = RAY_PORT
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.nodes)
+
     @model_validator(mode="after")
     def _distinct(self) -> ClusterConfig:
         for what, values in (
@@ -98,7 +131,8 @@ def read_cluster(section: Mapping[str, Any] | None, file: str) -> ClusterConfig:
         return ClusterConfig.model_validate(section)
     except ValidationError as error:
         lines = [
-            ".".join(["cluster", *map(str, item["loc"])]) + f": {item['msg']}"
+            f"{'.'.join(['cluster', *map(str, item['loc'])])}: "
+            + item["msg"].removeprefix("Value error, ")
             for item in error.errors(include_url=False)
         ]
         raise RecipeError(
@@ -106,3 +140,63 @@ def read_cluster(section: Mapping[str, Any] | None, file: str) -> ClusterConfig:
             detail="\n".join(lines),
             hint="docs/cluster.md shows the section with every key",
         ) from error
+
+
+def configured(settings: Settings) -> ClusterConfig:
+    """Return the nodes of config.yaml; RecipeError when there are none, or a mistake."""
+    return read_cluster(settings.cluster, str(settings.config_dir / "config.yaml"))
+
+
+def name_here(config: ClusterConfig) -> str:
+    """Return the node this command runs on; NodeError when it is none of them.
+
+    A node is known by any of its fabric addresses, or by its host name where these are missing.
+    """
+    fact = fabric_here()
+    mine = {address.partition("/")[0] for item in fact.interfaces for address in item.addresses}
+    for node in config.nodes:
+        if mine & {node.ssh, *(port.ip for port in node.fabric)}:
+            return node.name
+    if fact.host_name in config.names:
+        return fact.host_name
+    raise NodeError(
+        f"this machine has none of the addresses of {', '.join(config.names)}",
+        hint="run it on one of the nodes (that one becomes the head), or name one: --on NODE",
+    )
+
+
+def fabric_here() -> FabricFact:
+    return read_fabric(shell.run(("sh", "-c", SCRIPT)).stdout)
+
+
+@contextlib.contextmanager
+def this_node(settings: Settings) -> Iterator[Nodes]:
+    """Connect to the machine the command runs on, alone."""
+    with Node(settings.node_name, docker_host=settings.docker_host) as node:
+        yield Nodes(node)
+
+
+@contextlib.contextmanager
+def open_nodes(settings: Settings, names: frozenset[str]) -> Iterator[Nodes]:
+    """Connect to this machine and to the named nodes of config.yaml, all at once.
+
+    A node that does not answer is noted, not raised. Raises RecipeError without a `cluster:` in
+    config.yaml, and NodeError when this machine is none of its nodes.
+    """
+    config = configured(settings)
+    here = name_here(config)
+
+    def connect(entry: ClusterNode) -> Node | NodeError:
+        try:
+            return Node(entry.name, entry, SshLink(entry.target))
+        except NodeError as error:
+            return error
+
+    wanted = [entry for entry in config.nodes if entry.name in names and entry.name != here]
+    with contextlib.ExitStack() as opened:
+        own = next(entry for entry in config.nodes if entry.name == here)
+        local = opened.enter_context(Node(here, own, docker_host=settings.docker_host))
+        answers = dict(zip((entry.name for entry in wanted), at_once(connect, wanted), strict=True))
+        others = [opened.enter_context(it) for it in answers.values() if isinstance(it, Node)]
+        failed = {name: it for name, it in answers.items() if isinstance(it, NodeError)}
+        yield Nodes(local, tuple(others), failed, config)

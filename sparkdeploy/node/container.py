@@ -144,6 +144,16 @@ class ContainerFact:
         return duration_s if 0 <= duration_s <= MAX_STARTUP_S else None
 
     @property
+    def rank(self) -> int:
+        """Return its rank among several nodes; 0 for the head, and for one machine's."""
+        return _whole(self.labels.get(labels.RANK, "")) or 0
+
+    @property
+    def launch(self) -> str:
+        """Return what all containers of one `up` over several nodes have in common."""
+        return self.labels.get(labels.LAUNCH, "")
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """Return the cluster's nodes by rank; none for one machine's, or when one is no name."""
         names = tuple(filter(None, self.labels.get(labels.NODES, "").split(",")))

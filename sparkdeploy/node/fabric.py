@@ -1,25 +1,23 @@
-"""What one script, run once on a node, tells of it. Reading the text is pure."""
+"""What one script, run once on a node, tells of its place among the others."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 import re
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-from sparkdeploy.node.facts import parse_meminfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from sparkdeploy.node.node import Node
+
 SCRIPT = r"""
-echo "== who"; uname -n; uname -m; id -u; id -g; echo "$HOME"
+echo "== who"; uname -n; id -u; id -g; echo "$HOME"
 echo "== clock"; date +%s.%N
 echo "== addresses"; ip -j address show
-echo "== memory"; cat /proc/meminfo
-echo "== gpu"
-nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1
 echo "== rdma"
 for device in /sys/class/infiniband/*; do
   [ -e "$device" ] || continue
@@ -32,14 +30,12 @@ $(cat "$device/ports/1/state" 2>/dev/null)"
     echo "gid $name $index $(cat "$device/ports/1/gids/$index") $kind"
   done
 done
-echo "== disk"; df -B1 --output=avail "$HOME" | tail -n 1
-echo "== listening"; ss -Hltn 2>/dev/null
 echo "== tools"
 for tool in rsync ping python3 sha256sum; do command -v "$tool" || true; done
 """
 RDMA_ACTIVE = "ACTIVE"
 FALLBACK_GID_INDEX = 3
-"""Where RoCE v2 over IPv4 usually is (field.md section 3)."""
+"""Where RoCE v2 over IPv4 usually is on a ConnectX-7 with one address."""
 _TWIN = re.compile(r"^(?:en|roce)(?:P\d+)?(p\d+s\d+f\d+)(?:np\d+)?$")
 
 
@@ -64,57 +60,52 @@ class RdmaDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class FabricFacts:
-    """A node as it was seen."""
+class FabricFact:
+    """Who a node is to the others: its user there, its interfaces and what is installed."""
 
     host_name: str
-    architecture: str
     uid: int
     gid: int
     home: str
     clock_s: float
     """Seconds since 1970, as that node's clock had it."""
     interfaces: tuple[Interface, ...]
-    memory_total_bytes: int
-    memory_available_bytes: int
-    gpu: str | None
-    driver: str | None
-    rdma: tuple[RdmaDevice, ...]
-    home_free_bytes: int | None
-    listening: tuple[int, ...]
-    tools: frozenset[str]
+    rdma: tuple[RdmaDevice, ...] = ()
+    tools: frozenset[str] = frozenset()
+    clock_skew_s: float = 0.0
+    """How far that node's clock is from ours."""
 
     def interface(self, name: str) -> Interface | None:
-        """Return an interface by name."""
         return next((item for item in self.interfaces if item.name == name), None)
 
     def rdma_device(self, name: str) -> RdmaDevice | None:
-        """Return an RDMA device by name."""
         return next((item for item in self.rdma if item.name == name), None)
 
 
-def read_facts(text: str) -> FabricFacts:
+def look_at_fabric(node: Node) -> FabricFact:
+    """Ask a node with one script; ValueError when it does not tell all of it."""
+    before_s = time.time()
+    done = node.script(SCRIPT)
+    after_s = time.time()
+    fact = read_fabric(done.stdout)
+    # Its clock was read between our two looks at ours.
+    late_s, early_s = fact.clock_s - before_s, fact.clock_s - after_s
+    skew_s = 0.0 if early_s <= 0 <= late_s else min(late_s, early_s, key=abs)
+    return replace(fact, clock_skew_s=skew_s)
+
+
+def read_fabric(text: str) -> FabricFact:
     """Read what SCRIPT printed; ValueError when a part of it is missing."""
     parts = _sections(text)
-    host_name, architecture, uid, gid, home = parts["who"][:5]
-    memory = parse_meminfo("\n".join(parts["memory"]))
-    gpu, _, driver = next(iter(parts["gpu"]), "").partition(",")
-    disk = next(iter(parts["disk"]), "").strip()
-    return FabricFacts(
+    host_name, uid, gid, home = parts["who"][:4]
+    return FabricFact(
         host_name=host_name,
-        architecture=architecture,
         uid=int(uid),
         gid=int(gid),
         home=home,
         clock_s=float(parts["clock"][0]),
         interfaces=tuple(_interfaces("".join(parts["addresses"]))),
-        memory_total_bytes=memory.get("MemTotal", 0),
-        memory_available_bytes=memory.get("MemAvailable", 0),
-        gpu=gpu.strip() or None,
-        driver=driver.strip() or None,
         rdma=tuple(_rdma(parts["rdma"])),
-        home_free_bytes=int(disk) if disk.isdigit() else None,
-        listening=tuple(sorted(set(_ports(parts["listening"])))),
         tools=frozenset(line.rpartition("/")[2] for line in parts["tools"]),
     )
 
@@ -122,7 +113,7 @@ def read_facts(text: str) -> FabricFacts:
 def twin_key(name: str) -> str | None:
     """Return what both twins of a QSFP port have in common; None for any other interface.
 
-    enp1s0f1np1 and enP2p1s0f1np1 are one port on two PCIe links (field.md section 3).
+    enp1s0f1np1 and enP2p1s0f1np1 are one port on two PCIe links.
     """
     found = _TWIN.match(name)
     return found[1] if found else None
@@ -136,10 +127,10 @@ def _sections(text: str) -> Mapping[str, list[str]]:
             current = parts.setdefault(line.removeprefix("== "), [])
         elif line.strip():
             current.append(line)
-    missing = {"who", "clock", "addresses", "memory", "tools"} - set(parts)
+    missing = {"who", "clock", "addresses", "tools"} - set(parts)
     if missing:
         raise ValueError(f"the node did not tell its {', '.join(sorted(missing))}")
-    return {name: parts.get(name, []) for name in (*parts, "gpu", "rdma", "disk", "listening")}
+    return {name: parts.get(name, []) for name in (*parts, "rdma")}
 
 
 def _interfaces(text: str) -> Iterator[Interface]:
@@ -180,11 +171,3 @@ def _roce_v2(gids: list[tuple[int, str, str]]) -> int | None:
         if kind.strip() == "RoCE v2" and ipaddress.IPv6Address(gid).ipv4_mapped is not None:
             return index
     return None
-
-
-def _ports(lines: list[str]) -> Iterator[int]:
-    for line in lines:
-        words = line.split()
-        port = words[3].rpartition(":")[2] if len(words) > 3 else ""
-        if port.isdigit():
-            yield int(port)

@@ -1,10 +1,11 @@
-"""What a local machine is and what is free on it."""
+"""What a machine is and what is free on it."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
+import shlex
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,11 +19,13 @@ from sparkdeploy.node.gpu import (
     parse_gpu_processes,
     parse_gpus,
 )
-from sparkdeploy.node.machine import LocalMachine, output_or_none, read_or_none
+from sparkdeploy.node.machine import output_or_none, read_or_none
+from sparkdeploy.node.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sparkdeploy.node.fabric import FabricFact
     from sparkdeploy.node.gpu import GpuFact, GpuProcess
     from sparkdeploy.node.machine import Machine
     from sparkdeploy.node.reports import EngineInfo
@@ -48,11 +51,49 @@ class NodeFact:
     gpu_failure: str | None = None
     """Why no GPU was seen, in the driver's own words."""
     gpu_processes: tuple[GpuProcess, ...] = ()
+    gpu_count: int = 0
+    fabric: FabricFact | None = None
+    """Its place among the others; None where nobody asked, as for a machine that serves alone."""
 
 
-THIS_MACHINE = LocalMachine()
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The folders whose disks are asked: Docker's own, and that of the models."""
+
+    docker: str | None
+    models: Path
+
+
+THIS_MACHINE = Node("this machine")
 QUERY_TIMEOUT_S = 10.0
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
+
+
+def look_at(
+    machine: Machine,
+    name: str,
+    docker: EngineInfo | None,
+    places: Places,
+    fabric: FabricFact | None = None,
+) -> NodeFact:
+    """Return what a machine is and what is free on it; NodeError for an unknown processor."""
+    memory = parse_meminfo(read_or_none(machine, "/proc/meminfo") or "")
+    seen = read_gpus(machine)
+    return NodeFact(
+        name=name,
+        architecture=architecture(machine),
+        memory_total_bytes=memory.get("MemTotal"),
+        memory_available_bytes=memory.get("MemAvailable"),
+        gpu=next(iter(seen.gpus), None),
+        docker=docker,
+        docker_free_bytes=free_bytes_on(machine, Path(places.docker)) if places.docker else None,
+        data_free_bytes=free_bytes_on(machine, places.models),
+        meminfo=memory,
+        gpu_failure=seen.failure,
+        gpu_processes=read_gpu_processes(machine) if seen.gpus else (),
+        gpu_count=len(seen.gpus),
+        fabric=fabric,
+    )
 
 
 def read_meminfo(path: Path = Path("/proc/meminfo")) -> Mapping[str, int]:
@@ -97,9 +138,12 @@ def _container_of(machine: Machine, pid: int) -> str | None:
     return match.group() if match else None
 
 
-def architecture() -> Architecture:
+def architecture(machine: Machine = THIS_MACHINE) -> Architecture:
     """Return what the kernel calls the processor; NodeError for one no engine is built for."""
-    found = platform.machine()
+    if isinstance(machine, Node) and not machine.is_here:
+        found = machine.run(("uname", "-m")).stdout.strip()
+    else:
+        found = platform.machine()
     if found == "aarch64":
         return "aarch64"
     if found == "x86_64":
@@ -116,6 +160,18 @@ def free_bytes(path: Path) -> int | None:
         return shutil.disk_usage(current).free
     except OSError:
         return None
+
+
+def free_bytes_on(machine: Machine, path: Path) -> int | None:
+    """Return the free space on a node's disk, where a path is or would be; None when unknown."""
+    if not isinstance(machine, Node) or machine.is_here:
+        return free_bytes(path)
+    script = (
+        f'p={shlex.quote(str(path))}; while [ ! -e "$p" ]; do p=$(dirname "$p"); done; '
+        'df -B1 --output=avail "$p" | tail -n 1'
+    )
+    said = machine.script(script).stdout.strip()
+    return int(said) if said.isdigit() else None
 
 
 def current_uid() -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from sparkdeploy import shell
 from sparkdeploy.errors import NodeError
 
 if TYPE_CHECKING:
@@ -22,21 +20,6 @@ class Machine(Protocol):
 
     def run(self, argv: Sequence[str], *, timeout_s: float) -> Completed:
         """Run a program to its end; raise NodeError when it cannot start or takes too long."""
-
-
-class LocalMachine:
-    """The machine this process runs on."""
-
-    def read_file(self, path: str) -> str:
-        """Return a text file; raise NodeError when it cannot be read."""
-        try:
-            return Path(path).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise NodeError(f"{path} cannot be read: {error.strerror}") from error
-
-    def run(self, argv: Sequence[str], *, timeout_s: float) -> Completed:
-        """Run a program to its end; raise NodeError when it cannot start or takes too long."""
-        return shell.run(argv, timeout_s=timeout_s)
 
 
 def read_or_none(machine: Machine, path: str) -> str | None:

@@ -6,16 +6,15 @@ import contextlib
 import errno
 import shlex
 import socket
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.node.fabric import SCRIPT, FabricFacts, read_facts
+from sparkdeploy.node.node import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.node.machines import ClusterMachine
+    from sparkdeploy.node.node import Node
 
 IP_AND_ICMP_BYTES = 28
 CONNECT_TIMEOUT_S = 5
@@ -28,14 +27,6 @@ with socket.create_server((sys.argv[1], 0)) as server:
     server.settimeout(20)
     server.accept()
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A node's facts, and how far its clock was from ours when it told them."""
-
-    facts: FabricFacts
-    clock_skew_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,47 +51,41 @@ class Connection:
     error: str = ""
 
 
-def look(machine: ClusterMachine) -> Seen:
-    """Ask a node everything that it knows by itself."""
-    before_s = time.time()
-    done = machine.run(SCRIPT)
-    after_s = time.time()
-    facts = read_facts(done.stdout)
-    # Its clock was read between our two looks at ours.
-    late_s, early_s = facts.clock_s - before_s, facts.clock_s - after_s
-    skew_s = 0.0 if early_s <= 0 <= late_s else min(late_s, early_s, key=abs)
-    return Seen(facts, skew_s)
-
-
-def send_full_size(machine: ClusterMachine, peer: ClusterMachine, port: int, mtu: int) -> Packet:
+def send_full_size(node: Node, peer: Node, port: int, mtu: int) -> Packet:
     """Send packets of the interface's own MTU to the same port of another node."""
-    ours, theirs = machine.node.fabric[port], peer.node.fabric[port]
+    ours, theirs = node.entry.fabric[port], peer.entry.fabric[port]
     size = mtu - IP_AND_ICMP_BYTES
     script = f"ping -M do -c 2 -i 0.2 -W 1 -s {size} -I {ours.ip} {theirs.ip}"
-    arrived = machine.run(script).exit_code == 0
-    return Packet(machine.name, peer.name, ours.interface, mtu, arrived)
+    arrived = node.script(script).exit_code == 0
+    return Packet(node.name, peer.name, ours.interface, mtu, arrived)
 
 
-def connect_to_here(here: ClusterMachine, worker: ClusterMachine, port: int) -> Connection:
-    """Listen on this machine's fabric address, and have a worker connect; 0 takes any port."""
-    address = here.node.ip
+def connect_to_here(here: Node, workers: Sequence[Node], port: int) -> list[Connection]:
+    """Listen once on this machine's fabric address, and have all workers connect; 0: any port."""
+    address = here.entry.ip
+
+    def all_connect(used: int) -> list[Connection]:
+        def connect(worker: Node) -> Connection:
+            refusal = _connect_from(worker, address, used)
+            return Connection(worker.name, here.name, address, port, refusal)
+
+        return at_once(connect, workers)
+
     try:
-        listener = socket.create_server((address, port))
+        listener = socket.create_server((address, port), backlog=max(len(workers), 1))
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            words = f"cannot listen: {error.strerror or error}"
-            return Connection(worker.name, here.name, address, port, words)
-        # Somebody listens already, such as the deployment that is to be replaced.
-        refusal = _connect_from(worker, address, port)
-        return Connection(worker.name, here.name, address, port, refusal)
+        if error.errno == errno.EADDRINUSE:
+            # Somebody listens already, such as the deployment that is to be replaced.
+            return all_connect(port)
+        words = f"cannot listen: {error.strerror or error}"
+        return [Connection(worker.name, here.name, address, port, words) for worker in workers]
     with listener:
-        refusal = _connect_from(worker, address, listener.getsockname()[1])
-    return Connection(worker.name, here.name, address, port, refusal)
+        return all_connect(int(listener.getsockname()[1]))
 
 
-def connect_to_worker(here: ClusterMachine, worker: ClusterMachine) -> Connection:
+def connect_to_worker(here: Node, worker: Node) -> Connection:
     """Have a worker listen on any port of its fabric address, and connect from here."""
-    address = worker.node.ip
+    address = worker.entry.ip
     with _listening(worker, address) as port:
         if port is None:
             return Connection(here.name, worker.name, address, 0, "python3 did not listen there")
@@ -112,7 +97,7 @@ def connect_to_worker(here: ClusterMachine, worker: ClusterMachine) -> Connectio
 
 
 @contextlib.contextmanager
-def _listening(machine: ClusterMachine, address: str) -> Iterator[int | None]:
+def _listening(machine: Node, address: str) -> Iterator[int | None]:
     program = machine.start(f"exec python3 -c {shlex.quote(LISTEN)} {address}")
     try:
         said = program.read_until("\n", timeout_s=LISTEN_TIMEOUT_S)
@@ -121,9 +106,9 @@ def _listening(machine: ClusterMachine, address: str) -> Iterator[int | None]:
         program.end()
 
 
-def _connect_from(machine: ClusterMachine, address: str, port: int) -> str:
+def _connect_from(machine: Node, address: str, port: int) -> str:
     script = f"timeout {CONNECT_TIMEOUT_S} bash -c 'exec 3<>/dev/tcp/{address}/{port}'"
-    done = machine.run(script)
+    done = machine.script(script)
     if done.exit_code == 0:
         return ""
     said = done.stderr.strip().rpartition(": ")[2]

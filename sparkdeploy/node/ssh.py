@@ -134,10 +134,29 @@ class SshLink:
         """Start a script there that goes on until its input ends."""
         return shell.Running((*self._control, self._target.address, f"sh -c {shlex.quote(script)}"))
 
-    def rsync_shell(self) -> str:
-        """Return rsync's `-e`: over the fabric's address, held to the key of the ssh address."""
-        argv = ("ssh", *OPTIONS, "-o", f"HostKeyAlias={self._target.address}", *self._login())
-        return shlex.join(argv)
+    def rsync_shell(self, address: str) -> str:
+        """Return rsync's `--rsh`: straight to `address` on the fabric where that logs in.
+
+        The login is the one of the user's own configuration (User, Port, IdentityFile), held to
+        the same host key. Where the address cannot be reached so, as behind a ProxyJump, the
+        connection that is open carries the files.
+        """
+        direct = ("ssh", *OPTIONS, *self._straight_to(address), *self._login())
+        done = shell.run((*direct, self._target.address, "true"), timeout_s=OPEN_TIMEOUT_S)
+        return shlex.join(direct if done.exit_code == 0 else self._control)
+
+    def remote_path(self, path: str) -> str:
+        """Return a path there as rsync is told of it."""
+        host = self._target.address
+        return f"[{host}]:{path}" if ":" in host else f"{host}:{path}"
+
+    def _straight_to(self, address: str) -> tuple[str, ...]:
+        said = shell.run(("ssh", "-G", *self._login(), self._target.address)).stdout
+        known = dict(line.partition(" ")[::2] for line in said.splitlines())
+        host, port = known.get("hostname", self._target.address), known.get("port", "22")
+        # known_hosts names a host with another port than 22 so, and an alias as it stands.
+        key = known.get("hostkeyalias") or (host if port == "22" else f"[{host}]:{port}")
+        return ("-o", f"HostName={address}", "-o", f"HostKeyAlias={key}", "-o", "ProxyJump=none")
 
     def _login(self) -> tuple[str, ...]:
         return ("-l", self._target.user) if self._target.user else ()

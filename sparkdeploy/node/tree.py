@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from sparkdeploy.node.machines import ClusterMachine
+    from sparkdeploy.node.node import Node
 
 HASH_TIMEOUT_S = 3600.0
 """72 GB at 0.5 GB/s take three minutes; a disk that is slower than that is still not stuck."""
@@ -33,9 +33,9 @@ class Entry:
     link: str
 
 
-def list_tree(machine: ClusterMachine, root: Path) -> dict[str, Entry]:
+def list_tree(node: Node, root: Path) -> dict[str, Entry]:
     """Return every file and link below a root by its relative path; none when it is missing."""
-    done = machine.run(_LIST.format(root=shlex.quote(str(root))))
+    done = node.script(_LIST.format(root=shlex.quote(str(root))))
     return read_listing(done.stdout)
 
 
@@ -76,9 +76,7 @@ class Ledger:
         staged.replace(self._file)
 
 
-def hashes(
-    machine: ClusterMachine, root: Path, entries: Mapping[str, Entry], ledger: Ledger
-) -> dict[str, str]:
+def hashes(node: Node, root: Path, entries: Mapping[str, Entry], ledger: Ledger) -> dict[str, str]:
     """Return the sha256 of every regular file; only those that changed are read again."""
     known = {
         path: ledger.find(root / path, entry)
@@ -86,20 +84,20 @@ def hashes(
         if entry.kind == "f"
     }
     missing = [path for path, digest in known.items() if digest is None]
-    fresh = _read(machine, root, missing)
+    fresh = _read(node, root, missing)
     ledger.remember({root / path: (entries[path], digest) for path, digest in fresh.items()})
     return {**{path: digest for path, digest in known.items() if digest}, **fresh}
 
 
-def _read(machine: ClusterMachine, root: Path, paths: Iterable[str]) -> dict[str, str]:
+def _read(node: Node, root: Path, paths: Iterable[str]) -> dict[str, str]:
     names = list(paths)
     if not names:
         return {}
     script = f"cd {shlex.quote(str(root))} && xargs -d '\\n' -n 1 -P 4 sha256sum --"
-    done = machine.run(script, stdin="\n".join(names), timeout_s=HASH_TIMEOUT_S)
+    done = node.script(script, stdin="\n".join(names), timeout_s=HASH_TIMEOUT_S)
     if done.exit_code != 0:
         raise NodeError(
-            f"{machine.name}: files below {root} cannot be read", detail=done.stderr.strip()
+            f"{node.name}: files below {root} cannot be read", detail=done.stderr.strip()
         )
     found: dict[str, str] = {}
     for line in done.stdout.splitlines():

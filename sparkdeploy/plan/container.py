@@ -10,11 +10,13 @@ from sparkdeploy import __version__, labels
 from sparkdeploy.node.container import ContainerSpec, Mount, Ulimit
 from sparkdeploy.plan import launch
 from sparkdeploy.plan.launch import Exposure, ModelPaths
+from sparkdeploy.plan.rendezvous import fabric_env, rank_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from sparkdeploy.plan.formation import Formation, Seat
     from sparkdeploy.plan.observed import ModelFact
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe
@@ -27,6 +29,8 @@ GUARD_MEMLOCK_BYTES = 256 * 2**20
 GIB = 2**30
 GUARD_ENTRYPOINT = ("/opt/venv/bin/python", "-I", "-m", "sparkdeploy_vllm.guard")
 MAX_RESTARTS = 3
+INFINIBAND = "/dev/infiniband"
+UNLIMITED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,44 +82,71 @@ class Weights:
         return ModelPaths(model_path(self.model), drafter)
 
 
-def container_spec(
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one node holds for its container: the weights and the folders at its own paths."""
+
+    weights: Weights
+    folders: HostFolders
+
+
+def part_spec(
     resolved: Resolved,
-    weights: Weights,
+    formation: Formation,
+    seat: Seat,
     *,
     image: str,
     deployment: Deployment,
-    folders: HostFolders,
+    place: Place,
 ) -> ContainerSpec:
-    """Return the container of a solo deployment."""
-    recipe, engine = resolved.recipe, resolved.engine
+    """Return the container of one node.
+
+    Among several it differs from the container of a machine that serves alone in the command, the
+    fabric's environment, the labels and, with RDMA, in /dev/infiniband and the right to lock
+    memory. Only the head has an API, and a key.
+    """
+    recipe, engine, weights = resolved.recipe, resolved.engine, place.weights
+    exposure = deployment.exposure if seat.is_head else Exposure.LOOPBACK
     uid, gid = container_user(weights.model)
+    serve = launch.serve_argv(recipe, weights.paths(), exposure)
+    env = launch.serve_env(recipe, engine) | fabric_env(resolved, formation, seat)
+    with_rdma = bool(seat.rdma) and engine.runs_on == "cuda"
     return ContainerSpec(
         name=container_name(deployment.name),
         image=image,
         entrypoint=GUARD_ENTRYPOINT,
         command=(
-            *_guard_options(recipe, deployment.exposure),
+            *_guard_options(recipe, exposure, formation),
             "--",
-            *launch.serve_argv(recipe, weights.paths(), deployment.exposure),
+            *rank_command(recipe, formation, seat, serve),
         ),
-        env=launch.serve_env(recipe, engine),
-        mounts=_mounts(weights, deployment.exposure, folders),
+        env=dict(sorted(env.items())),
+        mounts=_mounts(weights, exposure, place.folders),
         user=f"{uid}:{gid}",
         gpus="none" if engine.runs_on == "cpu" else "all",
         # Docker's own default for /tmp is noexec, where compiled kernels cannot be loaded from.
         tmpfs={"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # noqa: S108 - inside the container
         shm_size_bytes=SHM_SIZE_BYTES,
-        # A rehearsal may run where even root may not raise limits, and it guards no GPU memory.
-        ulimits=() if engine.runs_on == "cpu" else (Ulimit("memlock", GUARD_MEMLOCK_BYTES),),
-        labels=_labels(recipe, deployment),
+        ulimits=_ulimits(resolved, seat),
+        devices=(INFINIBAND,) if with_rdma else (),
+        cap_add=("IPC_LOCK",) if with_rdma else (),
+        labels={**_labels(recipe, deployment, exposure), **_rank_labels(formation, seat)},
     )
 
 
-def _guard_options(recipe: Recipe, exposure: Exposure) -> list[str]:
-    floor_bytes = int(recipe.limits.memory_floor_gib * GIB)
-    options = ["--memory-floor-bytes", str(floor_bytes)]
-    options += ["--health-url", f"http://127.0.0.1:{recipe.serve.port}/health"]
-    options += ["--max-restarts", str(MAX_RESTARTS)]
+def _ulimits(resolved: Resolved, seat: Seat) -> tuple[Ulimit, ...]:
+    # A rehearsal may run where even root may not raise limits, and it guards no GPU memory.
+    if resolved.engine.runs_on == "cpu":
+        return ()
+    return (Ulimit("memlock", UNLIMITED if seat.rdma else GUARD_MEMLOCK_BYTES),)
+
+
+def _guard_options(recipe: Recipe, exposure: Exposure, formation: Formation) -> list[str]:
+    options = ["--memory-floor-bytes", str(int(recipe.limits.memory_floor_gib * GIB))]
+    if formation.is_alone:
+        # One rank of several cannot come back by itself, so its guard restarts nothing.
+        options += ["--health-url", f"http://127.0.0.1:{recipe.serve.port}/health"]
+        options += ["--max-restarts", str(MAX_RESTARTS)]
     if exposure is Exposure.PUBLIC:
         options += ["--key-file", launch.KEY_TARGET]
     return options
@@ -136,7 +167,17 @@ def _mounts(weights: Weights, exposure: Exposure, folders: HostFolders) -> tuple
     return tuple(mounts)
 
 
-def _labels(recipe: Recipe, deployment: Deployment) -> Mapping[str, str]:
+def _rank_labels(formation: Formation, seat: Seat) -> Mapping[str, str]:
+    if formation.is_alone:
+        return {}
+    return {
+        labels.NODES: ",".join(formation.nodes),
+        labels.RANK: str(seat.rank),
+        labels.ROLE: "serving" if seat.is_head else "worker",
+    }
+
+
+def _labels(recipe: Recipe, deployment: Deployment, exposure: Exposure) -> Mapping[str, str]:
     return {
         labels.KIND: "container",
         labels.VERSION: __version__,
@@ -145,6 +186,6 @@ def _labels(recipe: Recipe, deployment: Deployment) -> Mapping[str, str]:
         labels.RECIPE: recipe.name,
         labels.PORT: str(recipe.serve.port),
         labels.SERVED_NAME: recipe.model.served_name,
-        labels.EXPOSURE: deployment.exposure.value,
+        labels.EXPOSURE: exposure.value,
         labels.STARTUP_TIMEOUT: f"{recipe.limits.startup_timeout_s:g}",
     }

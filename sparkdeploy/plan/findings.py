@@ -1,13 +1,17 @@
-"""What a plan says, as findings: its problems, and a good word where there is none."""
+"""What the doctor's checks say of a plan: of its machines, and of every step."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.checks.docker import check_low_disk
+from sparkdeploy.checks.docker import check_low_disk, check_nvidia_runtime
 from sparkdeploy.checks.finding import Finding, Verdict, fail, not_seen, ok, warn
+from sparkdeploy.checks.gpu import check_gpu, check_other_users, gpu_findings
+from sparkdeploy.checks.memory import check_page_cache, check_swap
+from sparkdeploy.checks.recipe import trust_findings
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.plan.steps import Action
@@ -15,7 +19,52 @@ from sparkdeploy.plan.steps import Action
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.plan.observed import ObservedNode
+    from sparkdeploy.plan.steps import Part, Plan
+    from sparkdeploy.recipe.load import Resolved
+
+
+def machine_findings(
+    resolved: Resolved, seen: ObservedNode, part: Part, *, among: int = 1
+) -> Iterator[Finding]:
+    """Yield what every check says that matters for one node's part, good and bad.
+
+    Among several nodes (`among`) each finding says which one it is about.
+    """
+    for finding in _findings_of_node(resolved, seen, part):
+        yield finding if among == 1 else replace(finding, seen=f"{part.node}: {finding.seen}")
+    if part.seat.is_head:
+        yield from trust_findings(resolved.recipe)
+
+
+def _findings_of_node(resolved: Resolved, seen: ObservedNode, part: Part) -> Iterator[Finding]:
+    on_gpu = resolved.engine.runs_on != "cpu"
+    if on_gpu:
+        yield from _gpu_findings(resolved, seen)
+    # What runs already has its memory; a finding about it would only be noise.
+    if part.action is not Action.REUSE:
+        gpu = seen.facts.gpu if on_gpu else None
+        yield check_swap(seen.facts.meminfo)
+        if gpu is not None and gpu.memory_bytes is None:
+            yield check_page_cache(seen.facts.meminfo, part.needs.memory_bytes)
+
+
+def _gpu_findings(resolved: Resolved, seen: ObservedNode) -> Iterator[Finding]:
+    node = seen.facts
+    yield check_gpu(
+        node.gpu,
+        node.gpu_failure,
+        node=node.name,
+        engine=resolved.engine.name,
+        recipe=resolved.recipe.name,
+    )
+    if node.gpu is None:
+        return
+    yield from gpu_findings(node.gpu)
+    ours = frozenset(item.container_id for item in seen.containers)
+    yield check_other_users(node.gpu_processes, ours)
+    if node.docker is not None:
+        yield check_nvidia_runtime(node.docker)
 
 
 def plan_findings(plan: Plan) -> Iterator[Finding]:
@@ -30,7 +79,7 @@ def plan_findings(plan: Plan) -> Iterator[Finding]:
 
 
 def _good_words(plan: Plan) -> Iterator[Finding]:
-    node, recipe = plan.observed.node, plan.resolved.recipe
+    node, recipe = plan.observed.head.facts, plan.resolved.recipe
     yield _memory(plan)
     if node.docker is not None and node.docker_free_bytes is not None:
         yield check_low_disk(node.docker, node.docker_free_bytes)
@@ -47,7 +96,7 @@ def _good_words(plan: Plan) -> Iterator[Finding]:
 
 def _memory(plan: Plan) -> Finding:
     check = "machine.memory"
-    node, needed = plan.observed.node, plan.needs.memory_bytes
+    node, needed = plan.observed.head.facts, plan.needs.memory_bytes
     if node.memory_available_bytes is None or needed is None:
         return not_seen(check, "/proc/meminfo cannot be read")
     return ok(
@@ -71,7 +120,7 @@ def _image(plan: Plan) -> Finding:
     """Say whether the image that would serve was looked into when it was built."""
     check = "docker.image"
     step = plan.images[-1]
-    image = plan.observed.images.get(step.stage.tag)
+    image = plan.observed.head.images.get(step.stage.tag)
     if image is None or step.action is not Action.REUSE:
         return ok(check, f"{step.stage.tag} will be built by `up`")
     rebuild = f"sparkdeploy image rm {step.stage.tag}, then `sparkdeploy up` builds it anew"

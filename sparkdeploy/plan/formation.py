@@ -1,4 +1,4 @@
-"""Who does what in a launch over several nodes. Pure."""
+"""Who does what in a deployment: one machine, or several that serve one model together. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.errors import NodeError
+from sparkdeploy.node.cluster import MASTER_PORT, RAY_PORT
+from sparkdeploy.recipe.parallel import nodes_needed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,9 +23,9 @@ class Seat:
     """One node's place: its rank, and the fabric as its container is told of it."""
 
     node: str
-    rank: int
-    address: str
-    interface: str
+    rank: int = 0
+    address: str = "127.0.0.1"
+    interface: str = ""
     rdma: tuple[str, ...] = ()
     """All RDMA devices, twins included: NCCL reaches the port's full rate only over both."""
     gid_index: int | None = None
@@ -36,14 +38,22 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Formation:
-    """The nodes of one launch, the head first."""
+    """The nodes of one deployment, the head first, and how the model is divided among them."""
 
     seats: tuple[Seat, ...]
-    backend: Backend
-    master_port: int
-    ray_port: int
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    backend: Backend = "native"
+    master_port: int = MASTER_PORT
+    ray_port: int = RAY_PORT
     left_alone: tuple[str, ...] = ()
     """Nodes that are configured and not needed."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Say whether one machine serves by itself."""
+        return len(self.seats) == 1
 
     @property
     def head(self) -> Seat:
@@ -51,10 +61,19 @@ class Formation:
         return self.seats[0]
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(seat.node for seat in self.seats)
+
+    @property
     def start_order(self) -> tuple[Seat, ...]:
         """Workers first; a Ray worker, though, has to find its head."""
         head, *workers = self.seats
         return (head, *workers) if self.backend == "ray" else (*workers, head)
+
+
+def alone(node: str) -> Formation:
+    """Return the formation of one machine: nothing is divided."""
+    return Formation((Seat(node),))
 
 
 def for_cluster(resolved: Resolved) -> Resolved:
@@ -72,14 +91,17 @@ def form_up(
     config: ClusterConfig,
     head: str,
     gid_indexes: Mapping[str, int] | None = None,
+    *,
+    gpus_per_node: int = 1,
 ) -> Formation:
     """Give each node that is needed a rank: `head` 0, the others in the order of the file.
 
-    `gid_indexes` has the RoCEv2 index by node. Raises NodeError when there are too few nodes.
+    `gid_indexes` has the RoCEv2 index by node. Raises NodeError when there are too few nodes, and
+    RecipeError when the recipe's parallel sizes do not fit the nodes.
     """
     cluster = resolved.recipe.cluster
     nodes = sorted(config.nodes, key=lambda node: node.name != head)
-    wanted = cluster.tensor_parallel
+    wanted = nodes_needed(cluster, gpus_per_node)
     if len(nodes) < wanted:
         raise NodeError(
             f"{resolved.recipe.name} spreads over {wanted} nodes, and {len(nodes)} are configured",
@@ -87,6 +109,9 @@ def form_up(
         )
     return Formation(
         seats=_seats(nodes[:wanted], gid_indexes or {}),
+        tensor_parallel=cluster.tensor_parallel,
+        pipeline_parallel=cluster.pipeline_parallel,
+        data_parallel=cluster.data_parallel,
         backend=cluster.backend,
         master_port=config.master_port,
         ray_port=config.ray_port,

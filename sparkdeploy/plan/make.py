@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy import labels
 from sparkdeploy.console import format_bytes
-from sparkdeploy.estimate.memory_claim import memory_needed_bytes
-from sparkdeploy.plan.container import Weights, container_spec
-from sparkdeploy.plan.machine import machine_findings
+from sparkdeploy.estimate.memory_claim import memory_claim
+from sparkdeploy.plan.container import part_spec
+from sparkdeploy.plan.findings import machine_findings
+from sparkdeploy.plan.formation import alone
 from sparkdeploy.plan.observed import MissingModel, ModelFact
+from sparkdeploy.plan.place import place_of
 from sparkdeploy.plan.problems import existing_container, find_problems
-from sparkdeploy.plan.steps import (
-    Action,
-    CheckpointStep,
-    ContainerStep,
-    ImageStep,
-    Needs,
-    Plan,
-)
+from sparkdeploy.plan.steps import Action, CheckpointStep, ImageStep, Needs, Part, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ContainerSpec, ImageFact
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact
     from sparkdeploy.plan.container import Deployment, HostFolders
-    from sparkdeploy.plan.observed import Observed
+    from sparkdeploy.plan.formation import Formation, Seat
+    from sparkdeploy.plan.observed import Observed, ObservedNode
     from sparkdeploy.recipe.load import Resolved
 
 OVERLAY_WRITE_BYTES = 16 * 10**6
 """An overlay is links, one config and one index; the 122B's index is the largest of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a plan is made for: a recipe, under a name, by the nodes of a formation."""
+
+    resolved: Resolved
+    deployment: Deployment
+    formation: Formation
+    stages: tuple[Stage, ...]
+    folders: HostFolders
+    """The head's."""
 
 
 def make_plan(
@@ -41,43 +50,48 @@ def make_plan(
     stages: Sequence[Stage],
     deployment: Deployment,
     folders: HostFolders,
+    formation: Formation | None = None,
 ) -> Plan:
-    """Return the steps that lead from what was observed to what the recipe says."""
-    images = tuple(_image_step(stage, observed) for stage in stages)
+    """Return the steps that lead from what was observed to what the recipe says.
+
+    Without a formation the one node that was seen serves alone.
+    """
+    formation = formation or alone(observed.head.facts.name)
+    wanted = Wanted(resolved, deployment, formation, tuple(stages), folders)
+    images = tuple(_image_step(stage, observed.head) for stage in stages)
     checkpoint = _checkpoint_step(observed)
-    spec = _wanted_spec(resolved, observed, stages, deployment=deployment, folders=folders)
-    container = _container_step(spec, observed, deployment)
-    needs = _needs(resolved, observed, images, checkpoint)
-    findings = tuple(machine_findings(resolved, observed, container=container, needs=needs))
-    problems = find_problems(
-        resolved,
-        observed,
-        findings=findings,
-        container=container,
-        needs=needs,
-        deployment=deployment,
+    parts = tuple(
+        _part(wanted, observed, seat, images=images, checkpoint=checkpoint)
+        for seat in formation.seats
     )
-    return Plan(
+    findings = tuple(
+        finding
+        for part in parts
+        if (seen := observed.node(part.node)) is not None
+        for finding in machine_findings(resolved, seen, part, among=len(formation.seats))
+    )
+    plan = Plan(
         resolved=resolved,
         deployment=deployment,
+        formation=formation,
         folders=folders,
         observed=observed,
         images=images,
         checkpoint=checkpoint,
-        container=container,
-        needs=needs,
-        problems=tuple(problems),
+        parts=parts,
+        problems=(),
         findings=findings,
     )
+    return replace(plan, problems=tuple(find_problems(plan)))
 
 
-def _image_step(stage: Stage, observed: Observed) -> ImageStep:
-    existing = observed.images.get(stage.tag)
+def _image_step(stage: Stage, node: ObservedNode) -> ImageStep:
+    existing = node.images.get(stage.tag)
     if existing is not None and existing.labels.get(labels.FINGERPRINT) == stage.fingerprint:
         return ImageStep(stage, Action.REUSE, "inputs unchanged")
     others = [
         image
-        for image in observed.images.values()
+        for image in node.images.values()
         if image.labels.get(labels.STAGE) == stage.name
         and image.labels.get(labels.ENGINE) == stage.engine
     ]
@@ -113,52 +127,66 @@ def _checkpoint_step(observed: Observed) -> CheckpointStep:
     return CheckpointStep(Action.PREPARE, reason, model, OVERLAY_WRITE_BYTES + model.fp8_bytes)
 
 
-def _wanted_spec(
-    resolved: Resolved,
+def _part(
+    wanted: Wanted,
     observed: Observed,
-    stages: Sequence[Stage],
+    seat: Seat,
     *,
-    deployment: Deployment,
-    folders: HostFolders,
-) -> ContainerSpec | None:
-    if not isinstance(observed.model, ModelFact) or isinstance(observed.drafter, MissingModel):
-        return None
-    spec = container_spec(
-        resolved,
-        Weights(observed.model, observed.drafter),
-        image=stages[-1].tag,
-        deployment=deployment,
-        folders=folders,
+    images: Sequence[ImageStep],
+    checkpoint: CheckpointStep,
+) -> Part:
+    seen = observed.node(seat.node)
+    if seen is None:
+        unknown = Needs(None, None, None, None, None)
+        return Part(seat, Action.START, "the node does not answer", None, None, None, unknown)
+    resolved = wanted.resolved
+    claim = memory_claim(resolved.recipe, resolved.engine, seen.facts)
+    place = place_of(observed, wanted.folders, seat.node)
+    spec = None
+    if place is not None:
+        spec = part_spec(
+            resolved,
+            wanted.formation,
+            seat,
+            image=wanted.stages[-1].tag,
+            deployment=wanted.deployment,
+            place=place,
+        )
+        if claim is not None:
+            memory = {labels.MEMORY: str(claim.needed_bytes)}
+            spec = replace(spec, labels={**spec.labels, **memory})
+    action, reason = _done_about(spec, existing_container(seen, wanted.deployment))
+    return Part(
+        seat,
+        action,
+        reason,
+        spec,
+        place.folders if place is not None else None,
+        claim,
+        _head_needs(wanted, observed, images, checkpoint, claim)
+        if seat.is_head
+        else _worker_needs(wanted, observed, seen, claim),
     )
-    memory = memory_needed_bytes(resolved.recipe, resolved.engine, observed.node)
-    if memory is None:
-        return spec
-    return replace(spec, labels={**spec.labels, labels.MEMORY: str(memory)})
 
 
-def _container_step(
-    spec: ContainerSpec | None, observed: Observed, deployment: Deployment
-) -> ContainerStep:
-    existing = existing_container(observed, deployment)
+def _done_about(
+    spec: ContainerSpec | None, existing: ContainerFact | None
+) -> tuple[Literal[Action.REUSE, Action.START, Action.REPLACE], str]:
     if existing is None:
-        return ContainerStep(Action.START, "no such deployment", spec)
+        return Action.START, "no such deployment"
     if spec is None or existing.fingerprint != spec.fingerprint():
-        return ContainerStep(Action.REPLACE, "settings or image changed", spec)
+        return Action.REPLACE, "settings or image changed"
     if not existing.is_running:
-        return ContainerStep(Action.REPLACE, f"the container is {existing.state}", spec)
-    return ContainerStep(Action.REUSE, "running as the recipe says", spec)
+        return Action.REPLACE, f"the container is {existing.state}"
+    return Action.REUSE, "running as the recipe says"
 
 
-def _image_bytes(resolved: Resolved, images: Sequence[ImageStep]) -> int | None:
-    heavy = [step for step in images if step.action.is_work and step.stage.name != "plugin"]
-    return resolved.engine.build_bytes if heavy else 0
-
-
-def _needs(
-    resolved: Resolved,
+def _head_needs(
+    wanted: Wanted,
     observed: Observed,
     images: Sequence[ImageStep],
     checkpoint: CheckpointStep,
+    claim: MemoryClaim | None,
 ) -> Needs:
     missing = [
         item for item in (observed.model, observed.drafter) if isinstance(item, MissingModel)
@@ -166,9 +194,51 @@ def _needs(
     sizes = [item.missing_bytes for item in missing]
     download = None if None in sizes else sum(size for size in sizes if size is not None)
     fp8_bytes = observed.model.fp8_bytes if isinstance(observed.model, ModelFact) else 0
+    heavy = [step for step in images if step.action.is_work and step.stage.name != "plugin"]
     return Needs(
-        image_bytes=_image_bytes(resolved, images),
+        image_bytes=wanted.resolved.engine.build_bytes if heavy else 0,
         download_bytes=None if download is None else download + fp8_bytes,
         write_bytes=None if download is None else download + checkpoint.write_bytes,
-        memory_bytes=memory_needed_bytes(resolved.recipe, resolved.engine, observed.node),
+        memory_bytes=claim.needed_bytes if claim is not None else None,
+        weights_bytes=_weights_bytes(wanted, observed),
     )
+
+
+def _worker_needs(
+    wanted: Wanted, observed: Observed, seen: ObservedNode, claim: MemoryClaim | None
+) -> Needs:
+    image_bytes = _engine_bytes(wanted, observed, seen)
+    missing_bytes = seen.missing_bytes
+    return Needs(
+        image_bytes=image_bytes,
+        download_bytes=0,
+        write_bytes=missing_bytes,
+        memory_bytes=claim.needed_bytes if claim is not None else None,
+        sent_bytes=None
+        if missing_bytes is None or image_bytes is None
+        else missing_bytes + image_bytes,
+        weights_bytes=_weights_bytes(wanted, observed),
+    )
+
+
+def _engine_bytes(wanted: Wanted, observed: Observed, seen: ObservedNode) -> int | None:
+    """Return the size of the engine image that a worker lacks; None before the head has built it.
+
+    The plugin's context, some 200 kB, is not counted.
+    """
+    *_, engine, plugin = wanted.stages
+    if any(_image_step(stage, seen).action is Action.REUSE for stage in (engine, plugin)):
+        return 0
+    built = observed.head.images.get(engine.tag)
+    return built.size_bytes if built is not None else wanted.resolved.engine.build_bytes
+
+
+def _weights_bytes(wanted: Wanted, observed: Observed) -> int | None:
+    """Return one node's share of the weights: its ranks hold a part of each layer."""
+    if observed.model is None or observed.model.size_bytes is None:
+        return None
+    formation = wanted.formation
+    divided_by = formation.tensor_parallel * formation.pipeline_parallel
+    ranks = divided_by * formation.data_parallel // len(formation.seats)
+    whole = observed.model.embedding_bytes if isinstance(observed.model, ModelFact) else 0
+    return ranks * (whole + -(-(observed.model.size_bytes - whole) // divided_by))

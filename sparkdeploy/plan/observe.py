@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,30 +18,34 @@ from sparkdeploy.checkpoint.pinned import find_pinned
 from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.treatment import Treatment, check_untouched
+from sparkdeploy.checks.survey import compare, survey
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image import stages as image_stages
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.node import facts, ports
-from sparkdeploy.node.machine import read_or_none
+from sparkdeploy.node.node import at_once, named
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.observed import (
     BaseSource,
     MissingModel,
     ModelFact,
     Observed,
+    ObservedNode,
     OverlayFact,
     PortFact,
 )
+from sparkdeploy.plan.place import Move
+from sparkdeploy.plan.trees import missing_bytes, trees_of
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.checkpoint.source import CheckpointSource
-    from sparkdeploy.node.container import ContainerFact, ImageFact
-    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.checks.survey import Survey
+    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.machine import Machine
-    from sparkdeploy.node.reports import EngineInfo
+    from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.plan.launch import Exposure
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Engine, Recipe
@@ -56,15 +60,6 @@ class LocatedModel:
     source: CheckpointSource | None = None
 
 
-@dataclass(slots=True)
-class _Docker:
-    """What Docker told, or nothing at all."""
-
-    info: EngineInfo | None = None
-    images: dict[str, ImageFact] = field(default_factory=dict)
-    containers: tuple[ContainerFact, ...] = ()
-
-
 class Registry(Enum):
     """Whether the registry is asked for a base image that is not here."""
 
@@ -75,32 +70,64 @@ class Registry(Enum):
 def observe(
     resolved: Resolved,
     settings: Settings,
-    host: DockerHost | None,
+    nodes: Nodes,
     exposure: Exposure,
     *,
-    machine: Machine = facts.THIS_MACHINE,
+    machine: Machine | None = None,
     registry: Registry = Registry.ASKED,
 ) -> Observed:
-    """Collect every fact the plan needs; without a Docker host, say so in `unobserved`."""
+    """Collect every fact that a plan needs; what could not be seen is said in `unobserved`.
+
+    `machine` answers in the place of the one this command runs on, for a doctor in a hurry.
+    """
     recipe = resolved.recipe
-    unobserved: list[str] = []
-    seen = _observe_docker(host, unobserved)
-    node = _node_fact(settings, seen.info, machine)
-    if node.gpu is None:
-        unobserved.append("GPU: nvidia-smi is not there or found none")
+    found = survey(nodes, settings.hub_cache, machine)
+    if nodes.here.name not in found.seen:
+        raise found.failures[nodes.here.name]
+    model, drafter = locate_model(recipe, settings).fact, _drafter(recipe, settings)
+    seen = at_once(lambda node: _look(node, found), [n for n in nodes if n.name in found.seen])
+    head = seen[0]
     return Observed(
-        node=node,
-        base_source=_base_source(
-            resolved.engine, settings, seen, host if registry is Registry.ASKED else None
-        ),
-        images=seen.images,
-        containers=seen.containers,
-        model=locate_model(recipe, settings).fact,
-        drafter=_drafter(recipe, settings),
-        port=_port_fact(recipe.serve.port, exposure, seen.containers),
+        nodes=(head, *(_with_weights(item, head, (model, drafter), nodes) for item in seen[1:])),
+        base_source=_base_source(resolved.engine, settings, head, nodes.here, registry),
+        model=model,
+        drafter=drafter,
+        port=_port_fact(recipe.serve.port, exposure, head.containers),
+        checks=compare(nodes, found),
+        gid_indexes=found.gid_indexes(nodes),
         caller_uid=facts.current_uid(),
-        unobserved=tuple(unobserved),
+        unobserved=tuple(_unobserved(head)),
     )
+
+
+def _look(node: Node, found: Survey) -> ObservedNode:
+    fact = found.seen[node.name]
+    if fact.docker is None:
+        return ObservedNode(fact)
+    with named(node):
+        images = {tag: image for image in node.docker.own_images() for tag in image.tags}
+        return ObservedNode(fact, images, node.docker.own_containers())
+
+
+def _with_weights(
+    seen: ObservedNode,
+    head: ObservedNode,
+    models: tuple[ModelFact | MissingModel | None, ...],
+    nodes: Nodes,
+) -> ObservedNode:
+    """Count what a node lacks of the model's files."""
+    if head.facts.fabric is None or seen.facts.fabric is None:
+        return seen
+    move, node = Move(head.facts.fabric, seen.facts.fabric), nodes.node(seen.facts.name)
+    missing = sum(missing_bytes(tree, nodes.here, node) for tree in trees_of(models, None, move))
+    return replace(seen, missing_bytes=missing)
+
+
+def _unobserved(head: ObservedNode) -> Iterator[str]:
+    if head.facts.docker is None:
+        yield "docker: images and containers are unknown, nobody could be asked"
+    if head.facts.gpu is None:
+        yield "GPU: nvidia-smi is not there or found none"
 
 
 def treatment_of(recipe: Recipe, settings: Settings) -> Treatment:
@@ -215,40 +242,8 @@ def _overlay_fact(
     return OverlayFact(path, fingerprint, is_complete)
 
 
-def _observe_docker(host: DockerHost | None, unobserved: list[str]) -> _Docker:
-    if host is None:
-        unobserved.append("docker: images and containers are unknown, nobody could be asked")
-        return _Docker()
-    images = {tag: image for image in host.own_images() for tag in image.tags}
-    return _Docker(host.info(), images, host.own_containers())
-
-
-def _node_fact(settings: Settings, info: EngineInfo | None, machine: Machine) -> facts.NodeFact:
-    memory = facts.parse_meminfo(read_or_none(machine, "/proc/meminfo") or "")
-    seen = facts.read_gpus(machine)
-    return facts.NodeFact(
-        name=settings.node_name,
-        architecture=facts.architecture(),
-        memory_total_bytes=memory.get("MemTotal"),
-        memory_available_bytes=memory.get("MemAvailable"),
-        gpu=next(iter(seen.gpus), None),
-        docker=info,
-        docker_free_bytes=_docker_free_bytes(info),
-        data_free_bytes=facts.free_bytes(settings.hub_cache),
-        meminfo=memory,
-        gpu_failure=seen.failure,
-        gpu_processes=facts.read_gpu_processes(machine) if seen.gpus else (),
-    )
-
-
-def _docker_free_bytes(info: EngineInfo | None) -> int | None:
-    if info is None:
-        return None
-    return facts.free_bytes(Path(info.root_dir))
-
-
 def _base_source(
-    engine: Engine, settings: Settings, seen: _Docker, host: DockerHost | None
+    engine: Engine, settings: Settings, head: ObservedNode, node: Node, registry: Registry
 ) -> BaseSource:
     """Keep to the base that is already here; otherwise take the registry's if it answers."""
     if engine.base is None or engine.base.debian is None:
@@ -257,15 +252,15 @@ def _base_source(
         base = image_stages.stages_of(
             engine,
             base_source=source,
-            architecture=facts.architecture(),
+            architecture=head.facts.architecture,
             resources=resources(),
         )[0]
-        if base.tag in seen.images:
+        if base.tag in head.images:
             return base.base_source
-    if host is None:
+    if head.facts.docker is None or registry is Registry.ASSUMED:
         return "registry"
     reference = registry_reference(engine.base.image, settings.hosts.container_registry)
-    return "registry" if host.registry_digest(reference) else "debian"
+    return "registry" if node.docker.registry_digest(reference) else "debian"
 
 
 def _port_fact(

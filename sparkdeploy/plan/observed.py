@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from sparkdeploy.checks.fabric import Check
     from sparkdeploy.node.container import ContainerFact, ImageFact
     from sparkdeploy.node.facts import NodeFact
 
@@ -46,6 +47,8 @@ class ModelFact:
     """FP8 tensors that must still be fetched for the overlay."""
     unreadable: tuple[Path, ...] = ()
     """Files the container's user could not read."""
+    embedding_bytes: int = 0
+    """Token embeddings, which each rank has whole."""
     has_draft_vocabulary: bool = True
     """Whether the tokens of a draft head, if the recipe has one, were counted."""
 
@@ -87,18 +90,41 @@ class PortFact:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """Everything a plan is decided on."""
+class ObservedNode:
+    """One node as it was seen."""
 
-    node: NodeFact
-    base_source: BaseSource
+    facts: NodeFact
     images: Mapping[str, ImageFact] = field(default_factory=dict)
     """Our images by tag."""
     containers: tuple[ContainerFact, ...] = ()
+    missing_bytes: int | None = None
+    """What it lacks of the model's files that the head has; None where nobody looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything a plan is decided on."""
+
+    nodes: tuple[ObservedNode, ...]
+    """The head first; nodes that do not answer are missing, and `checks` says so."""
+    base_source: BaseSource
     model: ModelFact | MissingModel | None = None
+    """At the head, where it is prepared; the other nodes get their files from there."""
     drafter: ModelFact | MissingModel | None = None
     port: PortFact | None = None
+    checks: tuple[Check, ...] = ()
+    """What the nodes and the fabric between them answered; empty for one machine."""
+    gid_indexes: Mapping[str, int] = field(default_factory=dict)
+    """Where each node has RoCE v2 over IPv4 in its table, by node."""
     caller_uid: int = 0
     """Who runs this command; 0 may give files to anyone."""
     unobserved: tuple[str, ...] = ()
     """Sentences about what could not be seen, and why."""
+
+    @property
+    def head(self) -> ObservedNode:
+        return self.nodes[0]
+
+    def node(self, name: str) -> ObservedNode | None:
+        """Return what was seen of a node; None when it did not answer."""
+        return next((node for node in self.nodes if node.facts.name == name), None)

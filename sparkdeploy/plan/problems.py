@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.console import format_bytes, format_gib
-from sparkdeploy.estimate.memory_claim import memory_claim
+from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.plan.container import container_name, container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.plan.steps import Action, Problem
@@ -14,59 +15,101 @@ from sparkdeploy.plan.steps import Action, Problem
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.plan.container import Deployment
-    from sparkdeploy.plan.observed import Observed
-    from sparkdeploy.plan.steps import ContainerStep, Needs
+    from sparkdeploy.plan.observed import Observed, ObservedNode
+    from sparkdeploy.plan.steps import Part, Plan
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Engine, Recipe
+
+LOAD_FACTOR = 2
 
 
-def find_problems(
-    resolved: Resolved,
-    observed: Observed,
-    *,
-    findings: Sequence[Finding],
-    container: ContainerStep,
-    needs: Needs,
-    deployment: Deployment,
-) -> Iterator[Problem]:
-    """Yield everything that can be known to fail before anything is done.
-
-    `findings` are the doctor's, about the machine: those that fail are problems.
-    """
-    for item in findings:
+def find_problems(plan: Plan) -> Iterator[Problem]:
+    """Yield everything that can be known to fail before anything is done."""
+    for item in plan.findings:
         if item.verdict is Verdict.FAIL:
             yield Problem(item.check, "node", item.seen, item.fix or "")
-    if container.action is not Action.REUSE:
-        yield from memory_problems(
-            resolved.recipe,
-            resolved.engine,
-            observed.node,
-            model_bytes=_model_bytes(observed),
-            freed_bytes=_freed_bytes(observed, deployment),
-            promised_bytes=promised_bytes(observed.containers, deployment.name),
+    for check in plan.observed.checks:
+        if check.verdict == "failed":
+            yield Problem("cluster.check", "node", check.describe(), check.fix, blocks="prepare")
+    yield from _too_few_nodes(plan)
+    yield from ownership_problems(plan)
+    for part in plan.parts:
+        seen = plan.observed.node(part.node)
+        if seen is not None:
+            yield from _problems_of_part(plan, part, seen)
+    yield from _disk_problems(plan.observed)
+    yield from _port_problems(plan)
+    yield from _model_problems(plan.observed)
+    yield from _draft_problems(plan.resolved, plan.observed)
+    yield from _owner_problems(plan.observed)
+
+
+def _too_few_nodes(plan: Plan) -> Iterator[Problem]:
+    least, count = plan.resolved.recipe.cluster.min_nodes or 1, len(plan.parts)
+    if count < least:
+        name = plan.resolved.recipe.name
+        yield Problem(
+            "recipe.nodes",
+            "node",
+            f"{name} needs {least} nodes, and {'one machine' if count == 1 else count} would serve",
+            f"sparkdeploy up {name} --cluster",
+            blocks="prepare",
         )
-    yield from _disk_problems(observed)
-    yield from _docker_disk_problems(observed, needs.image_bytes)
-    yield from _port_problems(resolved, observed, deployment)
-    yield from _model_problems(observed)
-    yield from _draft_problems(resolved, observed)
-    yield from _owner_problems(observed)
 
 
-def _model_bytes(observed: Observed) -> int | None:
-    return observed.model.size_bytes if observed.model is not None else None
+def _problems_of_part(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Problem]:
+    prefix = "" if plan.formation.is_alone else f"{part.node}: "
+    found = [*_docker_disk(part, seen)]
+    if part.action is not Action.REUSE:
+        found += _memory(plan, part, seen)
+    if not part.seat.is_head:
+        found += _worker_disk(part, seen)
+    for problem in found:
+        yield replace(problem, message=prefix + problem.message)
 
 
-def _freed_bytes(observed: Observed, deployment: Deployment) -> int:
-    existing = existing_container(observed, deployment)
-    if existing is None or not existing.is_running:
-        return 0
-    return existing.promised_bytes
+def ownership_problems(plan: Plan) -> Iterator[Problem]:
+    """Nothing that another machine deployed is replaced, and two launches never mix."""
+    head = plan.formation.head.node
+    for seen in plan.observed.nodes:
+        for fact in seen.containers:
+            owner = owner_of(fact, seen.facts.name)
+            has_the_name = fact.deployment == plan.deployment.name
+            of_several = not plan.formation.is_alone and fact.is_running and bool(fact.nodes)
+            if owner != head and (has_the_name or of_several):
+                yield _in_use(seen.facts.name, fact, owner, head)
+
+
+def _in_use(node: str, fact: ContainerFact, owner: str, head: str) -> Problem:
+    kind = "cluster deployment" if fact.nodes else "own deployment"
+    return Problem(
+        "deployments.owner",
+        "node",
+        f"{node}: in use: {owner}'s {kind} {fact.deployment} runs there, expected nothing of "
+        f"another head than {head}",
+        f"on {owner}: sparkdeploy down {fact.deployment}; or choose another --name",
+        blocks="prepare",
+    )
+
+
+def owner_of(fact: ContainerFact, node: str) -> str:
+    """Return the node that started a container which was found on `node`: its deployment's head."""
+    return fact.nodes[0] if fact.nodes and fact.rank > 0 else node
+
+
+def _memory(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Problem]:
+    existing = existing_container(seen, plan.deployment)
+    is_running = existing is not None and existing.is_running
+    yield from memory_problems(
+        plan,
+        part,
+        seen.facts,
+        freed_bytes=existing.promised_bytes if existing is not None and is_running else 0,
+        promised_bytes=promised_bytes(seen.containers, plan.deployment.name),
+    )
 
 
 def promised_bytes(containers: Iterable[ContainerFact], deployment: str) -> int:
@@ -80,7 +123,7 @@ def promised_bytes(containers: Iterable[ContainerFact], deployment: str) -> int:
 
 def _disk_problems(observed: Observed) -> Iterator[Problem]:
     missing = observed.model if isinstance(observed.model, MissingModel) else None
-    free = observed.node.data_free_bytes
+    free = observed.head.facts.data_free_bytes
     if missing is None or missing.missing_bytes is None or free is None:
         return
     if missing.missing_bytes > free:
@@ -95,30 +138,45 @@ def _disk_problems(observed: Observed) -> Iterator[Problem]:
         )
 
 
-def _docker_disk_problems(observed: Observed, image_bytes: int | None) -> Iterator[Problem]:
-    free = observed.node.docker_free_bytes
-    if image_bytes and free is not None and image_bytes > free:
-        root = observed.node.docker.root_dir if observed.node.docker else "docker's folder"
+def _docker_disk(part: Part, seen: ObservedNode) -> Iterator[Problem]:
+    free, image_bytes = seen.facts.docker_free_bytes, part.needs.image_bytes
+    if not image_bytes or free is None:
+        return
+    # `docker load` unpacks the archive beside the layers that it makes of it.
+    wanted = image_bytes if part.seat.is_head else LOAD_FACTOR * image_bytes
+    doing = "building the images takes" if part.seat.is_head else "loading the engine image takes"
+    if wanted > free:
+        root = seen.facts.docker.root_dir if seen.facts.docker else "docker's folder"
         yield Problem(
             "docker.disk",
             "node",
-            f"disk: building the images takes {format_bytes(image_bytes)} and {root} has "
-            f"{format_bytes(free)} free",
+            f"disk: {doing} {format_bytes(wanted)} and {root} has {format_bytes(free)} free",
             "free some space there, or move docker's data-root to another disk",
             blocks="prepare",
         )
 
 
-def _port_problems(
-    resolved: Resolved, observed: Observed, deployment: Deployment
-) -> Iterator[Problem]:
-    port = observed.port
-    if port is None or port.deployment == deployment.name:
+def _worker_disk(part: Part, seen: ObservedNode) -> Iterator[Problem]:
+    free, missing_bytes = seen.facts.data_free_bytes, seen.missing_bytes
+    if free is not None and missing_bytes is not None and missing_bytes > free:
+        yield Problem(
+            "folders.disk",
+            "node",
+            f"disk: {format_bytes(missing_bytes)} of weights are missing there, and their disk has "
+            f"{format_bytes(free)} free",
+            f"free some space on {part.node}",
+            blocks="prepare",
+        )
+
+
+def _port_problems(plan: Plan) -> Iterator[Problem]:
+    port = plan.observed.port
+    if port is None or port.deployment == plan.deployment.name:
         return
     yield Problem(
         "ports.recipe",
         "node",
-        f"port {resolved.recipe.serve.port} is in use by {port.owner}",
+        f"port {plan.resolved.recipe.serve.port} is in use by {port.owner}",
         "choose another one: --set serve.port=8001",
     )
 
@@ -167,43 +225,47 @@ def _owner_problems(observed: Observed) -> Iterator[Problem]:
         )
 
 
-def existing_container(observed: Observed, deployment: Deployment) -> ContainerFact | None:
-    """Return the container that has the deployment's name now."""
+def existing_container(seen: ObservedNode, deployment: Deployment) -> ContainerFact | None:
+    """Return the container that has the deployment's name on a node now."""
     wanted = container_name(deployment.name)
-    return next((item for item in observed.containers if item.name == wanted), None)
+    return next((item for item in seen.containers if item.name == wanted), None)
 
 
 def memory_problems(
-    recipe: Recipe,
-    engine: Engine,
-    node: NodeFact,
-    *,
-    model_bytes: int | None,
-    freed_bytes: int,
-    promised_bytes: int = 0,
+    plan: Plan, part: Part, node: NodeFact, *, freed_bytes: int, promised_bytes: int
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the machine's memory for this recipe.
+    """Yield what is wrong with a node's memory for its part.
 
-    `freed_bytes` is what a deployment that will be replaced gives back first; `promised_bytes` is
+    `freed_bytes` is what a container that will be replaced gives back first; `promised_bytes` is
     what the other deployments were planned to take, whether they have taken it yet or not.
     """
-    claim = memory_claim(recipe, engine, node)
+    claim, weights_bytes = part.claim, part.needs.weights_bytes
     if claim is None or node.memory_total_bytes is None:
         return
-    needed = claim.needed_bytes
-    if engine.runs_on != "cpu" and model_bytes is not None and model_bytes > needed:
-        yield Problem(
-            "machine.memory",
-            "node",
-            f"memory: the weights alone take {format_gib(model_bytes)}, and "
-            f"{recipe.serve.gpu_memory_utilization:g} of this machine is {format_gib(needed)}",
-            "use a machine with more memory, two of them with --cluster, or a smaller model",
-        )
+    on_gpu = plan.resolved.engine.runs_on != "cpu"
+    if on_gpu and weights_bytes is not None and weights_bytes > claim.needed_bytes:
+        share = plan.resolved.recipe.serve.gpu_memory_utilization
+        yield Problem("machine.memory", "node", *_too_large(plan, weights_bytes, share, claim))
         return
     available = node.memory_total_bytes - promised_bytes
     if node.memory_available_bytes is not None:
         available = min(node.memory_available_bytes + freed_bytes, available)
     yield from shortage(claim, available)
+
+
+def _too_large(plan: Plan, weights_bytes: int, share: float, claim: MemoryClaim) -> tuple[str, str]:
+    """Return what is wrong and the ways out."""
+    has = f"{share:g} of this machine is {format_gib(claim.needed_bytes)}"
+    if plan.formation.is_alone:
+        return (
+            f"memory: the weights alone take {format_gib(weights_bytes)}, and {has}",
+            "use a machine with more memory, two of them with --cluster, or a smaller model",
+        )
+    return (
+        f"memory: its share of the weights alone takes {format_gib(weights_bytes)}, and {has}",
+        f"divide the model among more nodes than {len(plan.parts)}: "
+        f"--set cluster.tensor_parallel={2 * plan.formation.tensor_parallel}, or a smaller model",
+    )
 
 
 def shortage(claim: MemoryClaim, available_bytes: int) -> Iterator[Problem]:
@@ -217,3 +279,27 @@ def shortage(claim: MemoryClaim, available_bytes: int) -> Iterator[Problem]:
             "stop other programs (`sparkdeploy status` shows ours), drop the page cache, or lower "
             "serve.gpu_memory_utilization",
         )
+
+
+def refuse_to_start(plan: Plan) -> None:
+    """Raise NodeError or CheckpointError when the plan has a problem of any kind."""
+    _refuse(plan, plan.problems, "start")
+
+
+def refuse_to_prepare(plan: Plan) -> None:
+    """Raise for problems that stand in the way of images and checkpoints already."""
+    _refuse(plan, [item for item in plan.problems if item.blocks == "prepare"], "be prepared")
+
+
+def _refuse(plan: Plan, problems: Sequence[Problem], what: str) -> None:
+    if not problems:
+        return
+    name = plan.resolved.recipe.name
+    node_problems = [item for item in problems if item.subject == "node"]
+    if not node_problems and len(problems) == 1:
+        raise CheckpointError(problems[0].message, hint=problems[0].fix)
+    lines = [line for item in problems for line in (item.message, f"    fix: {item.fix}")]
+    error = NodeError if node_problems else CheckpointError
+    count = "1 reason" if len(problems) == 1 else f"{len(problems)} reasons"
+    where = ", ".join(plan.formation.nodes)
+    raise error(f"{name} cannot {what} on {where}, for {count}", detail="\n".join(lines))

@@ -11,7 +11,7 @@ from sparkdeploy.console import format_bytes, format_gib
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.plan.steps import Part, Plan
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -22,6 +22,7 @@ def plan_lines(plan: Plan) -> list[str]:
         *_needs(plan),
         *_problems(plan),
         *_warnings(plan),
+        *_check_warnings(plan),
         *_unobserved(plan),
     ]
 
@@ -35,26 +36,33 @@ def dockerfile_text(plan: Plan) -> str:
 
 
 def arguments_text(plan: Plan) -> str:
-    """Return vLLM's command as it would be typed, or why there is none yet."""
-    spec = plan.container.spec
-    if spec is None:
+    """Return vLLM's command as it would be typed, a line a node; or why there is none yet."""
+    if plan.head.spec is None:
         return "(the model is not here yet, so its path is unknown)"
-    command = spec.command[spec.command.index("--") + 1 :]
-    return shlex.join(command)
+    commands = (
+        (part.node, shlex.join(part.spec.command[part.spec.command.index("--") + 1 :]))
+        for part in plan.parts
+        if part.spec is not None
+    )
+    if plan.formation.is_alone:
+        return next(command for _, command in commands)
+    return "\n".join(f"{node}: {command}" for node, command in commands)
 
 
 def container_text(plan: Plan) -> str:
-    """Return the container's spec as JSON, or why there is none yet."""
-    spec = plan.container.spec
-    if spec is None:
+    """Return the container's spec as JSON, by node where there are several; or why not."""
+    specs = {part.node: part.spec.as_dict() for part in plan.parts if part.spec is not None}
+    if not specs:
         return "(the model is not here yet, so the container's user and mounts are unknown)"
-    return json.dumps(spec.as_dict(), indent=2, sort_keys=True)
+    shown = specs if len(plan.parts) > 1 else next(iter(specs.values()))
+    return json.dumps(shown, indent=2, sort_keys=True)
 
 
 def _head(plan: Plan) -> Iterator[str]:
     recipe, engine = plan.resolved.recipe, plan.resolved.engine
     yield f"{recipe.name}: {recipe.title}"
-    yield f"  engine {engine.name} on {plan.observed.node.name}, deployment {plan.deployment.name}"
+    where = ", ".join(plan.formation.nodes)
+    yield f"  engine {engine.name} on {where}, deployment {plan.deployment.name}"
 
 
 def _steps(plan: Plan) -> Iterator[str]:
@@ -63,9 +71,44 @@ def _steps(plan: Plan) -> Iterator[str]:
     model = plan.resolved.recipe.model
     name = model.path or model.repo
     yield f"  {plan.checkpoint.action.value} checkpoint  {name:<36} {plan.checkpoint.reason}"
-    container = plan.container
-    place = f"sparkdeploy-{plan.deployment.name} on port {plan.resolved.recipe.serve.port}"
-    yield f"  {container.action.value} container   {place:<36} {container.reason}"
+    for part in plan.parts:
+        yield f"  {part.action.value} container   {_place(plan, part):<36} {part.reason}"
+    if not plan.formation.is_alone:
+        yield from _division(plan)
+
+
+def _place(plan: Plan, part: Part) -> str:
+    name = f"sparkdeploy-{plan.deployment.name}"
+    port = f"port {plan.resolved.recipe.serve.port}"
+    if plan.formation.is_alone:
+        return f"{name} on {port}"
+    return f"{part.node}: rank {part.seat.rank}" + (f", head, {port}" if part.seat.is_head else "")
+
+
+def _division(plan: Plan) -> Iterator[str]:
+    for part in plan.parts:
+        seat, needs = part.seat, part.needs
+        rdma = f"RDMA {' '.join(seat.rdma)}" if seat.rdma else "no RDMA"
+        takes = [f"{seat.address} on {seat.interface}", rdma]
+        if needs.weights_bytes is not None:
+            takes.append(f"{format_gib(needs.weights_bytes)} of weights")
+        if needs.memory_bytes is not None:
+            takes.append(f"memory {format_gib(needs.memory_bytes)}")
+        if not seat.is_head:
+            sent = "unknown" if needs.sent_bytes is None else format_bytes(needs.sent_bytes)
+            takes.append(f"to send {sent}")
+        yield f"      {seat.node}: {', '.join(takes)}"
+    formation = plan.formation
+    sizes = {
+        "tensor": formation.tensor_parallel,
+        "pipeline": formation.pipeline_parallel,
+        "data": formation.data_parallel,
+    }
+    divided = ", ".join(f"{how} parallel {n}" for how, n in sizes.items() if n > 1)
+    count = len(plan.parts)
+    yield f"  {divided} over {count} nodes, back end {formation.backend}"
+    for name in formation.left_alone:
+        yield f"  {name} is left alone: {count} nodes are enough"
 
 
 def _needs(plan: Plan) -> Iterator[str]:
@@ -91,6 +134,14 @@ def _warnings(plan: Plan) -> Iterator[str]:
         yield f"  ! {finding.seen}"
         if finding.fix:
             yield f"      fix: {finding.fix}"
+
+
+def _check_warnings(plan: Plan) -> Iterator[str]:
+    for check in plan.observed.checks:
+        if check.verdict == "warning":
+            yield f"  ! {check.describe()}"
+            if check.fix:
+                yield f"      fix: {check.fix}"
 
 
 def _unobserved(plan: Plan) -> Iterator[str]:

@@ -11,9 +11,11 @@ from sparkdeploy.plan.observed import ModelFact
 
 if TYPE_CHECKING:
     from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.plan.container import Deployment, HostFolders
+    from sparkdeploy.plan.formation import Formation, Seat
     from sparkdeploy.plan.observed import MissingModel, Observed
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Model
@@ -55,16 +57,6 @@ class CheckpointStep:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerStep:
-    """The serving container: kept, started, or put in the place of an older one."""
-
-    action: Literal[Action.REUSE, Action.START, Action.REPLACE]
-    reason: str
-    spec: ContainerSpec | None
-    """None as long as the model is missing: its owner decides the container's user."""
-
-
-@dataclass(frozen=True, slots=True)
 class Problem:
     """Something that must be settled before the plan can be applied."""
 
@@ -79,13 +71,38 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the plan takes from the machine; None where it cannot be known yet."""
+    """What a part takes from its node; None where it cannot be known yet."""
 
     image_bytes: int | None
-    """On Docker's disk while images are built; 0 when all are there."""
+    """On Docker's disk while images are built or loaded; 0 when all are there."""
     download_bytes: int | None
+    """From the hub."""
     write_bytes: int | None
     memory_bytes: int | None
+    sent_bytes: int | None = 0
+    """From the head to this node, before compression."""
+    weights_bytes: int | None = None
+    """Its share of the model's weights in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one node does: its container is kept, started, or put in the place of an older one."""
+
+    seat: Seat
+    action: Literal[Action.REUSE, Action.START, Action.REPLACE]
+    reason: str
+    spec: ContainerSpec | None
+    """None as long as the model is missing, whose owner decides the container's user, and for a
+    node that does not answer."""
+    folders: HostFolders | None
+    claim: MemoryClaim | None
+    """None where the node's memory is not known."""
+    needs: Needs
+
+    @property
+    def node(self) -> str:
+        return self.seat.node
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +111,33 @@ class Plan:
 
     resolved: Resolved
     deployment: Deployment
+    formation: Formation
     folders: HostFolders
+    """The head's."""
     observed: Observed
     images: tuple[ImageStep, ...]
     checkpoint: CheckpointStep
-    container: ContainerStep
-    needs: Needs
+    parts: tuple[Part, ...]
+    """One a node, by rank."""
     problems: tuple[Problem, ...]
     findings: tuple[Finding, ...] = ()
-    """What the doctor's checks say of the machine, good and bad; the failing are problems too."""
+    """What the doctor's checks say of the nodes, good and bad; the failing are problems too."""
+
+    @property
+    def head(self) -> Part:
+        return self.parts[0]
+
+    @property
+    def needs(self) -> Needs:
+        """Return what it takes from the head."""
+        return self.head.needs
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.resolved.recipe.serve.port}"
+
+    def part(self, node: str) -> Part:
+        return next(part for part in self.parts if part.node == node)
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
@@ -110,14 +145,20 @@ class Plan:
         return tuple(item for item in self.findings if item.verdict is Verdict.WARN)
 
     @property
+    def prepares(self) -> bool:
+        """Say whether images or the checkpoint are to be made or sent."""
+        actions = [self.checkpoint.action, *(step.action for step in self.images)]
+        sends = any(part.needs.sent_bytes != 0 for part in self.parts)
+        return sends or any(action.is_work for action in actions)
+
+    @property
     def has_work(self) -> bool:
         """Say whether applying the plan would change anything."""
-        actions = [step.action for step in self.images]
-        return any(a.is_work for a in (*actions, self.checkpoint.action, self.container.action))
+        return self.prepares or any(part.action.is_work for part in self.parts)
 
 
 def plan_as_dict(plan: Plan) -> dict[str, Any]:
-    """Return the plan as plain values for `--json`."""
+    """Return the plan as plain values for `--json`; `container` and `needs` are the head's."""
     recipe = plan.resolved.recipe
     return {
         "schema": 1,
@@ -125,14 +166,17 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         "engine": plan.resolved.engine.name,
         "deployment": plan.deployment.name,
         "exposure": plan.deployment.exposure.value,
-        "node": plan.observed.node.name,
+        "node": plan.head.node,
         "images": [
             {"stage": step.stage.name, "tag": step.stage.tag, **_done_and_why(step)}
             for step in plan.images
         ],
         "checkpoint": _checkpoint_as_dict(plan.checkpoint, recipe.model),
-        "container": _container_as_dict(plan.container),
+        "container": {**_done_and_why(plan.head), "spec": _spec_as_dict(plan.head)},
+        "formation": asdict(plan.formation),
+        "parts": [_part_as_dict(part) for part in plan.parts],
         "needs": asdict(plan.needs),
+        "checks": [check.as_dict() for check in plan.observed.checks],
         "problems": [asdict(item) for item in plan.problems],
         "warnings": [
             {"check": item.check, "message": item.seen, "fix": item.fix} for item in plan.warnings
@@ -151,10 +195,19 @@ def _checkpoint_as_dict(step: CheckpointStep, model: Model) -> dict[str, Any]:
     }
 
 
-def _container_as_dict(step: ContainerStep) -> dict[str, Any]:
-    spec = step.spec.as_dict() if step.spec is not None else None
-    return {**_done_and_why(step), "spec": spec}
+def _part_as_dict(part: Part) -> dict[str, Any]:
+    return {
+        "node": part.node,
+        "rank": part.seat.rank,
+        **_done_and_why(part),
+        "needs": asdict(part.needs),
+        "spec": _spec_as_dict(part),
+    }
 
 
-def _done_and_why(step: ImageStep | CheckpointStep | ContainerStep) -> dict[str, str]:
+def _spec_as_dict(part: Part) -> dict[str, Any] | None:
+    return part.spec.as_dict() if part.spec is not None else None
+
+
+def _done_and_why(step: ImageStep | CheckpointStep | Part) -> dict[str, str]:
     return {"action": step.action.name.lower(), "reason": step.reason}

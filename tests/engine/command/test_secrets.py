@@ -18,7 +18,6 @@ from sparkdeploy.plan.container import (
     Deployment,
     HostFolders,
     Weights,
-    container_spec,
 )
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
@@ -27,6 +26,7 @@ from tests.engine.conftest import TEST_LABEL, free_port, model_at, until
 from tests.engine.deployment.test_network_exposure import _some_model
 from tests.engine.program import Program
 from tests.engine.stand_in.engine import build_image
+from tests.launching import container_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

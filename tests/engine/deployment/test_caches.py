@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands.drafting import Request, decide, resolve
+from sparkdeploy.commands.drafting import Request, resolve
 from sparkdeploy.deploy.prepare import prepare_folders
+from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.draft import decide
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import TEST_LABEL, until
 from tests.unit.plan.facts import model_fact, observed
@@ -56,17 +58,19 @@ def run(
         settings = load_settings()
         deployment = Deployment(f"{name}-{mark}")
         plan = decide(resolve(Request(recipe), settings), settings, facts, deployment)
-        assert plan.container.spec is not None
+        assert plan.head.spec is not None
         spec = dataclasses.replace(
-            plan.container.spec,
+            plan.head.spec,
             image=stand_in_image,
             entrypoint=("python3", "-c"),
             command=(program,),
             gpus="none",
             ulimits=(),
-            labels={**plan.container.spec.labels, TEST_LABEL: mark},
+            labels={**plan.head.spec.labels, TEST_LABEL: mark},
         )
-        prepare_folders(plan, spec)
+        part = dataclasses.replace(plan.head, spec=spec)
+        nodes = Nodes(node_behind("here", host))
+        prepare_folders(dataclasses.replace(plan, parts=(part,)), nodes)
         container_id = host.create(spec)
         host.start(container_id)
         until(lambda: _fact(host, container_id).state == "exited")

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.plan.container import Deployment, HostFolders, Weights, container_spec
+from sparkdeploy.plan.container import Deployment, HostFolders, Weights
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import resources
 from tests.engine.conftest import TEST_LABEL, free_port, until
+from tests.launching import container_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,8 +13,7 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import find_deployment
-from sparkdeploy.deploy.recovery import Recovery, recover
-from sparkdeploy.deploy.replace import begin
+from sparkdeploy.deploy.recovery import Recovery, recover_here
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec
 from sparkdeploy.node.host import DockerHost
@@ -30,6 +29,7 @@ from tests.engine.conftest import (
     until,
 )
 from tests.engine.stand_in.replacing import put_in_place
+from tests.launching import begin
 
 pytestmark = pytest.mark.docker
 
@@ -56,7 +56,7 @@ def is_answering(fact: ContainerFact) -> bool:
 
 
 def recovered(host: DockerHost, deployment: str, crashes_dir: Path) -> Recovery:
-    return recover(
+    return recover_here(
         host,
         deployment,
         crashes_dir=crashes_dir,

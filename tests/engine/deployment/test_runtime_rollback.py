@@ -11,17 +11,13 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import down, find_deployment, list_deployments
-from sparkdeploy.deploy.recovery import abandon, recover
-from sparkdeploy.deploy.replace import (
-    TakenAwayError,
-    begin,
-    begin_return,
-    see_through,
-)
+from sparkdeploy.deploy.recovery import abandon, recover_here
+from sparkdeploy.deploy.replace import TakenAwayError
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
 from tests.engine.conftest import DEADLINE_S, SpecMaker, free_port, model_at, start_serving, until
 from tests.engine.stand_in.replacing import put_in_place
+from tests.launching import begin, begin_return, see_through
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,7 +129,7 @@ def test_what_finishes_a_replacement_keeps_the_old_one_too(place: Place) -> None
     begin(place.host, place.spec("new", keep=1), place.name, crashes_dir=place.crashes_dir)
     assert place.text() == "new"
 
-    done = recover(
+    done = recover_here(
         place.host,
         place.name,
         crashes_dir=place.crashes_dir,
@@ -185,7 +181,7 @@ def test_an_answer_of_a_container_that_was_replaced_meanwhile_does_not_count(
     )
 
     def replaced(_: str) -> None:
-        place.host.remove(begun.container_id)
+        place.host.remove(begun.head.container_id)
         start_serving(place.host, place.spec("second", keep=0))
 
     with pytest.raises(TakenAwayError):

@@ -19,8 +19,7 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.commands import up as deploy
-from sparkdeploy.commands.drafting import resolve
-from sparkdeploy.commands.planning import make_request
+from sparkdeploy.commands.drafting import make_request, resolve
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.launch import Exposure
@@ -240,7 +239,7 @@ def test_an_interruption_between_start_and_wait_brings_the_old_one_back(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(deploy, "_see_through", interrupted)
+    monkeypatch.setattr(deploy._Up, "_finish", interrupted)
     with pytest.raises(KeyboardInterrupt):
         up_in_this_process(deployed, monkeypatch, "")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.replace import begin, see_through
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.host import DockerHost
+from tests.launching import begin, see_through
 
 Outcome = TypeVar("Outcome")
 

@@ -12,11 +12,13 @@ import pytest
 import requests
 
 from sparkdeploy import labels
-from sparkdeploy.commands.drafting import Request, draft_plan, resolve
+from sparkdeploy.commands.drafting import Request, resolve
 from sparkdeploy.commands.up import Extent, up
 from sparkdeploy.deploy.prepare import prepare_folders
 from sparkdeploy.node.container import Mount
+from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import TEST_LABEL, free_port, model_at, until
 from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
@@ -86,10 +88,11 @@ def start(host: DockerHost, root: Path) -> str:
     request = Request(TWIN_RECIPE, (), Deployment(name))
     resolved = resolve(request, settings)
     up(resolved, request, settings, extent=Extent.PREPARE, consent=lambda _question: True)
-    plan = draft_plan(resolved, settings, host, request.deployment)
-    spec = plan.container.spec
+    nodes = Nodes(node_behind("here", host))
+    plan = draft_plan(resolved, settings, nodes, request.deployment)
+    spec = plan.head.spec
     assert spec is not None
-    prepare_folders(plan, spec)
+    prepare_folders(plan, nodes)
     mount = Mount(str(_readable_copy(SWAPS, root / "swaps")), "/test/swaps")
     spec = replace(
         spec,

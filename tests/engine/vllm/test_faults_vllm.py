@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands.drafting import draft_plan
 from sparkdeploy.node.container import Mount
+from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.health import ContainerDiedError, wait_until_answering
@@ -128,10 +129,15 @@ def test_vllm_that_eats_the_machine_is_stopped_by_the_guard(
         monkeypatch.setenv(name, value)
     settings = load_settings()
     library = Library((settings.config_dir / "recipes", resources() / "recipes"))
-    plan = draft_plan(load_recipe(library, TWIN_RECIPE), settings, host, Deployment(NAME))
+    plan = draft_plan(
+        load_recipe(library, TWIN_RECIPE),
+        settings,
+        Nodes(node_behind("here", host)),
+        Deployment(NAME),
+    )
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(f"MemAvailable: {8 * GIB // 1024:>12} kB\n")
-    spec = plan.container.spec
+    spec = plan.head.spec
     assert spec is not None
     spec = dataclasses.replace(
         spec,

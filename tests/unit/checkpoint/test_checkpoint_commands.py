@@ -9,8 +9,10 @@ import pytest
 
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.commands.checkpoint_fetch import bring_models
-from sparkdeploy.commands.drafting import Request, draft_plan, resolve
+from sparkdeploy.commands.drafting import Request, resolve
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.node.node import Nodes, node_behind
+from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.settings import load_settings
@@ -40,7 +42,8 @@ def double(small_twin: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDou
 def plan_of(recipe: str, *sets: str) -> Plan:
     settings = load_settings()
     request = Request(recipe, (*SETS, *sets))
-    return draft_plan(resolve(request, settings), settings, None, request.deployment)
+    nodes = Nodes(node_behind("laptop", None))
+    return draft_plan(resolve(request, settings), settings, nodes, request.deployment)
 
 
 def test_pull_says_bytes_disk_and_licence_and_answers_with_the_folder(

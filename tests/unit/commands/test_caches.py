@@ -12,10 +12,11 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.commands.clean import find_leftovers
-from sparkdeploy.commands.drafting import Request, decide, resolve
+from sparkdeploy.commands.drafting import Request, resolve
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact, Mount
 from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.draft import decide
 from sparkdeploy.settings import load_settings
 from tests.unit.plan.facts import model_fact, observed
 
@@ -112,8 +113,8 @@ def spec_of(tmp_path: Path) -> Callable[[Asked], ContainerSpec]:
             observed(model=model),
             Deployment(wanted.name),
         )
-        assert plan.container.spec is not None
-        return plan.container.spec
+        assert plan.head.spec is not None
+        return plan.head.spec
 
     return make
 

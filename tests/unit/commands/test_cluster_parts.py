@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +14,19 @@ import pytest
 import yaml
 
 from sparkdeploy import shell
-from sparkdeploy.commands import cluster_look
-from sparkdeploy.commands.cluster_find import Found, addresses_of, fabric_of, section
+from sparkdeploy.checks import survey
+from sparkdeploy.commands.cluster import Host, addresses_of, fabric_of, section
 from sparkdeploy.deploy.cluster_record import ClusterRecord
-from sparkdeploy.deploy.cluster_weights import compare, model_there, there
+from sparkdeploy.deploy.weights import compare
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node import probes
-from sparkdeploy.node.cluster import read_cluster
-from sparkdeploy.node.fabric import FabricFacts, Interface
-from sparkdeploy.node.machines import Cluster, ClusterMachine
+from sparkdeploy.node.cluster import FabricPort, read_cluster
+from sparkdeploy.node.fabric import FabricFact, Interface
+from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.node.probes import Connection
 from sparkdeploy.node.tree import Ledger, hashes, list_tree, read_listing
+from sparkdeploy.plan.place import Move
+from sparkdeploy.plan.trees import Tree
 from sparkdeploy.settings import load_settings
 from tests.unit.plan.facts import model_fact
 from tests.unit.plan.test_cluster_checks import facts
@@ -32,7 +35,7 @@ from tests.unit.plan.test_cluster_launch import spark, sparks
 if TYPE_CHECKING:
     from sparkdeploy.node.ssh import SshLink
 
-HERE = ClusterMachine(spark(1), None)
+HERE = Node("spark-1", spark(1))
 
 
 def test_a_listing_tells_files_links_and_stamps() -> None:
@@ -69,28 +72,19 @@ def test_a_difference_is_found_by_content(tmp_path: Path) -> None:
     (tmp_path / "here" / "other").write_bytes(b"1")
     (tmp_path / "there" / "other").write_bytes(b"2")
     (tmp_path / "here" / "missing").write_bytes(b"123")
-    from sparkdeploy.deploy.cluster_weights import Tree
-
-    class Elsewhere(ClusterMachine):
-        """A worker that is this machine all the same."""
-
-        @property
-        def is_here(self) -> bool:
-            return False
-
     tree = Tree(tmp_path / "here", tmp_path / "there", ("missing", "other", "same"))
-    found = compare(tree, HERE, Elsewhere(spark(2), None), load_settings())
+    found = compare(tree, HERE, Node("spark-2", spark(2)), load_settings())
     assert (found.missing, found.changed, found.size_bytes) == (("missing",), ("other",), 4)
 
 
 def test_paths_below_the_home_move_with_it_and_owners_with_the_user() -> None:
     worker = facts(2, home="/home/bob", uid=1001, gid=1002)
-    assert there(Path("/home/ada/x"), facts(), worker) == Path("/home/bob/x")
-    assert there(Path("/data/x"), facts(), worker) == Path("/data/x")
-    moved = model_there(model_fact(), facts(), worker)
+    assert Move(facts(), worker).path(Path("/home/ada/x")) == Path("/home/bob/x")
+    assert Move(facts(), worker).path(Path("/data/x")) == Path("/data/x")
+    moved = Move(facts(), worker).model(model_fact())
     assert moved.root.is_relative_to("/home/bob")
     assert (moved.owner_uid, moved.owner_gid) == (1001, 1002)
-    root = model_there(model_fact(), facts(), replace(worker, uid=0))
+    root = Move(facts(), replace(worker, uid=0)).model(model_fact())
     assert root.owner_uid == 1000
 
 
@@ -106,9 +100,9 @@ def test_notes_tell_which_nodes_may_have_something(tmp_path: Path) -> None:
 
 def test_discovery_writes_a_section_that_can_be_read_back() -> None:
     found = (
-        Found("192.168.177.11", facts(1)),
-        Found("192.168.177.12", facts(2)),
-        Found("192.168.177.1", None, "nvidia-smi names no GPU"),
+        Host("192.168.177.11", facts(1)),
+        Host("192.168.177.12", facts(2)),
+        Host("192.168.177.1", None, "nvidia-smi names no GPU"),
     )
     config = read_cluster(yaml.safe_load(section(found, "ada"))["cluster"], "stdout")
     assert [node.name for node in config.nodes] == ["spark-1", "spark-2"]
@@ -116,7 +110,7 @@ def test_discovery_writes_a_section_that_can_be_read_back() -> None:
 
 
 def test_without_twins_the_fabric_is_what_all_nodes_share() -> None:
-    def machine(last: int) -> FabricFacts:
+    def machine(last: int) -> FabricFact:
         lan = Interface("eth0", True, 1500, (f"10.9.0.{last}/24",))
         own = Interface("eth1", True, 1500, (f"10.{last}.0.1/24",))
         return facts(1, interfaces=(lan, own), rdma=())
@@ -154,13 +148,32 @@ def test_a_program_beside_us_is_read_and_ended() -> None:
 def test_every_port_is_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(4)
 
-    def connect(here: ClusterMachine, worker: ClusterMachine, port: int = 0) -> Connection:
+    def to_here(here: Node, workers: list[Node], port: int) -> list[Connection]:
         together.wait(60)
-        return Connection(worker.name, here.name, "", port)
+        return [Connection(worker.name, here.name, "", port) for worker in workers]
 
-    monkeypatch.setattr(probes, "connect_to_here", connect)
-    monkeypatch.setattr(probes, "connect_to_worker", connect)
-    there = ClusterMachine(spark(2), cast("SshLink", object()))
-    cluster = Cluster(sparks(2), (HERE, there))
-    found = cluster_look.connections(cluster, cluster.machines)
+    def to_worker(here: Node, worker: Node) -> Connection:
+        together.wait(60)
+        return Connection(here.name, worker.name, "", 0)
+
+    monkeypatch.setattr(probes, "connect_to_here", to_here)
+    monkeypatch.setattr(probes, "connect_to_worker", to_worker)
+    there = Node("spark-2", spark(2), cast("SshLink", object()))
+    found = survey.connections(Nodes(HERE, (there,), config=sparks(2)), [there])
     assert [item.port for item in found] == [29501, 6379, 0, 0]
+
+
+def test_two_workers_share_one_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two listeners on one port the second worker was refused when the first had connected."""
+    both = threading.Barrier(2)
+
+    def connect_from(worker: Node, address: str, port: int) -> str:
+        both.wait(60)
+        socket.create_connection((address, port), 5).close()
+        return ""
+
+    monkeypatch.setattr(probes, "_connect_from", connect_from)
+    monkeypatch.setattr(FabricPort, "ip", "127.0.0.1")
+    workers = [Node(f"spark-{number}", spark(number)) for number in (2, 3)]
+    found = probes.connect_to_here(HERE, workers, 0)
+    assert [(item.source, item.error) for item in found] == [("spark-2", ""), ("spark-3", "")]

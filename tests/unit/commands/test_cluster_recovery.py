@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy import labels
-from sparkdeploy.commands import cluster_launch, rollback
-from sparkdeploy.commands.up import Extent
-from sparkdeploy.deploy import changing
+from sparkdeploy.commands import rollback
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
-from sparkdeploy.recipe.load import Library, load_recipe
-from sparkdeploy.settings import load_settings
+from tests.unit.commands.lab import launches
 from tests.unit.commands.two_nodes import BOTH, NEW, OLD, part
 from tests.unit.fake_containers import container
-from tests.unit.plan.test_cluster_launch import formation_of, specs_of
 
 if TYPE_CHECKING:
-    from sparkdeploy.plan.steps import Plan
     from tests.unit.commands.two_nodes import Pair
 
 OLD_IS_BACK = {f"{OLD}/{NEW}": "running"}
@@ -33,21 +26,17 @@ def test_a_start_on_a_cluster_is_given_up_on_every_node(pair: Pair) -> None:
     assert pair.noted == BOTH
 
 
-def test_a_cluster_that_answers_is_finished_on_every_node(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_answers_is_finished_on_every_node(pair: Pair) -> None:
     pair.half_replace()
-    monkeypatch.setattr(changing, "answers", lambda _fact: True)
+    pair.lab.is_answering = True
     assert rollback.roll_back("main").action == "finished"
     assert pair.head.states == pair.worker.states == {f"{NEW}/{NEW}": "running"}
 
 
-def test_a_worker_whose_head_was_not_replaced_yet_goes_back(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_whose_head_was_not_replaced_yet_goes_back(pair: Pair) -> None:
     pair.half_replace()
     pair.head.facts = {NEW: part(NEW, "old")}
-    monkeypatch.setattr(changing, "answers", lambda _fact: True)
+    pair.lab.is_answering = True
     assert rollback.roll_back("main").action == "reverted"
     assert pair.worker.states == OLD_IS_BACK
     assert pair.head.states == {f"{NEW}/{NEW}": "running"}
@@ -77,19 +66,17 @@ def test_a_node_that_is_gone_keeps_its_note_and_is_settled_later(
 
 def test_another_heads_container_is_left_alone(pair: Pair) -> None:
     pair.half_replace()
-    pair.worker.facts[NEW] = part(NEW, "theirs", nodes="spark-3,spark-2")
+    pair.worker.facts[NEW] = part(NEW, "theirs", nodes="spark-3,spark-2", rank="1")
     before = pair.worker.states
     rollback.roll_back("main")
     assert pair.worker.states == before
 
 
-def test_a_whole_cluster_has_no_way_back(pair: Pair) -> None:
+def test_a_whole_cluster_without_kept_containers_has_no_way_back(pair: Pair) -> None:
     pair.note(*BOTH)
-    for engine in (pair.head, pair.worker):
-        engine.facts[NEW] = part(NEW, "one")
-    with pytest.raises(SparkdeployError, match="on a cluster: none are kept") as error:
-        rollback.roll_back("main")
-    assert "up RECIPE --cluster" in (error.value.hint or "")
+    for engine, rank in ((pair.head, "0"), (pair.worker, "1")):
+        engine.facts[NEW] = part(NEW, "one", rank=rank)
+    assert rollback.roll_back("main").action == "nothing"
     assert pair.head.states == pair.worker.states == {f"{NEW}/{NEW}": "running"}
 
 
@@ -98,34 +85,26 @@ def test_a_head_that_was_kept_is_not_started_alone(pair: Pair) -> None:
         NEW: container(NEW),
         "kept": replace(part("sparkdeploy-main-kept-1", "one", "exited"), container_id="kept"),
     }
-    with pytest.raises(SparkdeployError, match="on a cluster"):
+    with pytest.raises(SparkdeployError, match="spark-2 keeps none") as error:
         rollback.roll_back("main")
+    assert "up RECIPE --cluster" in (error.value.hint or "")
     assert pair.head.stopped == []
 
 
 @pytest.mark.parametrize("before", [(), BOTH])
-def test_a_launch_that_fails_leaves_the_note_as_it_was(
-    pair: Pair, shipped: Library, monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...]
-) -> None:
+def test_a_launch_that_fails_leaves_the_note_as_it_was(pair: Pair, before: tuple[str, ...]) -> None:
     pair.note(*before)
     pair.head.facts["old"] = part(NEW, "old") if before else container(NEW)
     pair.head.facts["old"] = replace(pair.head.facts["old"], container_id="old")
-    resolved = load_recipe(shipped, "v2", ())
-    plan = cast("Plan", SimpleNamespace(deployment=SimpleNamespace(name="main")))
-    launch = cluster_launch.Launch(
-        plan, formation_of(resolved, 2), pair.cluster, specs_of(resolved, 2), {}
-    )
     seen: list[set[str]] = []
 
-    def fail(*_: object) -> None:
-        news = [engine.find_container(NEW) for engine in (pair.head, pair.worker)]
-        seen.append({fact.labels[labels.LAUNCH] for fact in news if fact is not None})
+    def fail(_parts: object) -> None:
+        seen.append(launches(pair.lab))
         raise UnhealthyError("it died")
 
-    monkeypatch.setattr(cluster_launch, "_wait", fail)
-    monkeypatch.setattr(cluster_launch, "plan_as_dict", lambda _plan: {})
+    pair.lab.wait = fail
     with pytest.raises(UnhealthyError):
-        cluster_launch.put_in_place(launch, load_settings(), Extent.ANSWER)
+        pair.lab.up()
     assert [len(launches) for launches in seen] == [1]
     assert (pair.head.states, pair.worker.states) == ({f"old/{NEW}": "running"}, {})
     assert pair.noted == before

@@ -11,10 +11,10 @@ from sparkdeploy import labels
 from sparkdeploy.deploy.expectation import (
     Expectation,
     Treatment,
+    check_truth,
     expectation_of,
     expectation_on,
 )
-from sparkdeploy.deploy.serving import check_truth
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.server.facts import EngineFacts
@@ -44,7 +44,7 @@ def carried(expected: Expectation) -> ContainerFact:
 
 
 def test_what_a_plan_promises_is_read_back_from_its_container(plan: Plan) -> None:
-    expected = expectation_of(plan)
+    expected = expectation_of(plan, plan.head)
     treated = replace(expected, treatment=Treatment(84, "int8", 32768))
 
     assert expected.memory is not None
@@ -63,7 +63,7 @@ def test_a_container_of_another_version_promises_nothing(text: str | None) -> No
 
 
 def test_what_was_read_back_judges_like_the_plan(plan: Plan) -> None:
-    expected = expectation_on(carried(expectation_of(plan)))
+    expected = expectation_on(carried(expectation_of(plan, plan.head)))
     assert expected is not None
 
     check_truth(expected, AS_PLANNED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.prepare import prepare_folders
@@ -14,13 +15,13 @@ if TYPE_CHECKING:
     import pytest
 
 
-class _Asked:
-    """As much of a plan and of a container as the folders need."""
-
-    def __init__(self, cache: Path, user: str) -> None:
-        self.folders = HostFolders(cache=cache, key_file=cache / "key")
-        self.user = user
-        self.deployment = type("Deployment", (), {"exposure": None})
+def asked(cache: Path, user: str) -> SimpleNamespace:
+    """As much of a plan of one part as the folders need."""
+    folders = HostFolders(cache=cache, key_file=cache / "key")
+    part = SimpleNamespace(
+        spec=SimpleNamespace(user=user), folders=folders, seat=SimpleNamespace(is_head=True)
+    )
+    return SimpleNamespace(parts=(part,), deployment=SimpleNamespace(exposure=None))
 
 
 def test_a_folder_that_is_right_is_left_alone_also_when_it_is_somebody_elses(
@@ -33,5 +34,4 @@ def test_a_folder_that_is_right_is_left_alone_also_when_it_is_somebody_elses(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr("pathlib.Path.chmod", refuse)
-    asked = _Asked(tmp_path, own)
-    prepare_folders(asked, asked)  # type: ignore[arg-type]
+    prepare_folders(asked(tmp_path, own), None)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from sparkdeploy.commands import operate as operating
 from sparkdeploy.commands.clean import Wanted, old_images
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.expectation import expectation_on
-from sparkdeploy.deploy.memory import Machine, PageCache, make_room
+from sparkdeploy.deploy.memory import Memory, PageCache, make_room
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import SparkdeployError, UnhealthyError
 from sparkdeploy.node.container import ContainerFact, ImageFact
@@ -31,6 +31,7 @@ from sparkdeploy.node.ports import port_owner
 from sparkdeploy.plan.problems import promised_bytes
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
+from tests.unit.commands.lab import reached_alone
 from tests.unit.fake_containers import FakeContainers, container
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ LEFT_ALONE = "warning: left alone, for they carry sparkdeploy's labels and other
 ASKED: list[str] = []
 
 
-def never(_watch: object, _container_id: str) -> None:
+def never(_watch: object) -> None:
     raise UnhealthyError("it never answered")
 
 
@@ -176,8 +177,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(engine: Engine, command: str) -> SparkdeployError | None:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (operating, rollback, diagnose):
-            patch.setattr(module, "connect", lambda _settings: engine)
+        reached_alone(patch, engine)
+        patch.setattr(diagnose, "connect", lambda _settings: engine)
         try:
             COMMANDS[command]()
         except SparkdeployError as error:
@@ -216,7 +217,9 @@ def test_what_is_reckoned_from_labels_is_never_a_crash(facts: list[ContainerFact
         expected = expectation_on(fact)
         if expected is not None:
             clock = itertools.count(step=30).__next__
-            machine = Machine(lambda: {"MemTotal": 1 << 62}, clock, sleep=lambda _s: None)
+            machine = Memory(
+                lambda: {"MemTotal": 1 << 62}, lambda: None, "", clock, lambda _s: None
+            )
             with contextlib.suppress(SparkdeployError):
                 make_room(expected.memory, PageCache.ASK, machine, others_bytes=promised)
 
@@ -309,8 +312,8 @@ def test_a_name_that_is_none_is_no_way_to_another_file(name: str, command: str) 
         "logs": lambda: list(operating.read_log(name, follow=False, tail=None)),
     }
     with pytest.MonkeyPatch.context() as patch:
-        for module in (operating, rollback, diagnose):
-            patch.setattr(module, "connect", lambda _settings: Engine())
+        reached_alone(patch, Engine())
+        patch.setattr(diagnose, "connect", lambda _settings: Engine())
         with contextlib.suppress(SparkdeployError):
             calls[command]()
 

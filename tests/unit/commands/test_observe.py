@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.errors import NodeError
+from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan import observe as room
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings
+from tests.unit.plan.facts import DOCKER
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sparkdeploy.node.reports import EngineInfo
 
 
 class _Engine:
@@ -29,8 +33,8 @@ class _Engine:
     def own_containers(self) -> tuple[()]:
         return ()
 
-    def info(self) -> None:
-        return None
+    def info(self) -> EngineInfo:
+        return DOCKER
 
     def registry_digest(self, reference: str) -> str:
         self.asked.append(reference)
@@ -41,7 +45,8 @@ def test_the_configured_registry_is_the_one_that_is_asked(shipped: Library) -> N
     settings = load_settings({"SPARKDEPLOY_CONTAINER_REGISTRY": "mirror.lab:5000"})
     engine = _Engine()
     resolved = load_recipe(shipped, "v2")
-    seen = room.observe(resolved, settings, engine, Exposure.LOOPBACK)  # type: ignore[arg-type]
+    nodes = Nodes(node_behind("here", engine))  # type: ignore[arg-type]
+    seen = room.observe(resolved, settings, nodes, Exposure.LOOPBACK)
     assert seen.base_source == "registry"
     assert engine.asked == ["mirror.lab:5000/library/debian:bookworm-slim"]
 

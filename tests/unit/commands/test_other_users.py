@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.commands import operate as operating
-from sparkdeploy.commands import up as deploy
 from sparkdeploy.deploy.serving import read_key
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.users import own_name
-from sparkdeploy.plan.steps import Action
 from sparkdeploy.settings import load_settings
+from tests.unit.commands.lab import build, reached_alone
 from tests.unit.fake_containers import FakeContainers, container
 
 if TYPE_CHECKING:
-    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.load import Library
 
 OWN = own_name()
 WHOSE = [("anna", True), (OWN, False), ("", False), ("\x1b[2J", False), ("x" * 300, False)]
@@ -28,7 +26,7 @@ def test_status_and_down_say_whose_a_deployment_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], user: str, is_said: bool
 ) -> None:
     engine = FakeContainers.of(container("sparkdeploy-main", "exited", user=user))
-    monkeypatch.setattr(operating, "connect", lambda _settings: engine)
+    reached_alone(monkeypatch, engine)
     lines = "\n".join(operating.status_lines(operating.current_rows()))
     removed = operating.take_down("main")
 
@@ -40,24 +38,23 @@ def test_status_and_down_say_whose_a_deployment_is(
 
 @pytest.mark.parametrize(("user", "is_said"), WHOSE)
 def test_whoever_replaces_anothers_deployment_is_asked_with_its_user(
-    user: str, is_said: bool
+    monkeypatch: pytest.MonkeyPatch, shipped: Library, user: str, is_said: bool
 ) -> None:
     asked: list[str] = []
-    plan = SimpleNamespace(
-        deployment=SimpleNamespace(name="main"),
-        container=SimpleNamespace(action=Action.REPLACE, reason="another recipe"),
-        observed=SimpleNamespace(containers=(container("sparkdeploy-main", user=user),)),
-    )
+    lab = build(monkeypatch, shipped, 1)
+    lab.engines[0].facts["old"] = container("sparkdeploy-main", user=user)
 
     def refuse(question: str) -> bool:
         asked.append(question)
         return False
 
+    lab.consent = refuse
     with pytest.raises(SparkdeployError, match="was not replaced"):
-        deploy._ask(cast("Plan", plan), refuse)
+        lab.up()
     whose = " of anna" if is_said else ""
     assert asked == [
-        f"deployment main{whose} is running and will be replaced (another recipe). Go on?"
+        f"deployment main{whose} is running and will be replaced (settings or image changed). "
+        "Go on?"
     ]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy.memory import RETURN_TIMEOUT_S, Machine, PageCache, make_room
+from sparkdeploy.deploy.memory import RETURN_TIMEOUT_S, Memory, PageCache, make_room
 from sparkdeploy.errors import NodeError
 from sparkdeploy.estimate.memory_claim import MemoryClaim, memory_claim
 from sparkdeploy.node.gpu import GpuFact
@@ -38,8 +38,14 @@ class Clocked:
     def sleep(self, duration_s: float) -> None:
         self.now_s += duration_s
 
-    def machine(self) -> Machine:
-        return Machine(self.meminfo, lambda: self.now_s, self.sleep, self.drop_caches)
+    def drop(self) -> None:
+        try:
+            self.drop_caches.write_text("1\n")
+        except OSError as error:
+            raise NodeError(str(error)) from error
+
+    def machine(self) -> Memory:
+        return Memory(self.meminfo, self.drop, "", lambda: self.now_s, self.sleep)
 
 
 @pytest.fixture

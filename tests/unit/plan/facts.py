@@ -14,7 +14,7 @@ from sparkdeploy.node.gpu import GpuFact
 from sparkdeploy.node.reports import EngineInfo
 from sparkdeploy.plan.container import Deployment, HostFolders
 from sparkdeploy.plan.make import make_plan
-from sparkdeploy.plan.observed import ModelFact, Observed, OverlayFact
+from sparkdeploy.plan.observed import ModelFact, Observed, ObservedNode, OverlayFact
 from sparkdeploy.recipe.load import load_recipe
 from tests.unit.conftest import REPOSITORY
 
@@ -87,8 +87,19 @@ def drafter_fact() -> ModelFact:
 
 
 def observed(**changes: Any) -> Observed:
-    """A Spark with the model and nothing else."""
-    return replace(Observed(node=SPARK, base_source="registry", model=model_fact()), **changes)
+    """A Spark with the model and nothing else; `node`, `images` and `containers` are the head's."""
+    node = ObservedNode(
+        changes.pop("node", SPARK), changes.pop("images", {}), changes.pop("containers", ())
+    )
+    seen = Observed(nodes=(node,), base_source="registry", model=model_fact())
+    return replace(seen, **changes)
+
+
+def changed(facts: Observed, **changes: Any) -> Observed:
+    """The same with another head: its `node`, `images` or `containers`."""
+    if "node" in changes:
+        changes["facts"] = changes.pop("node")
+    return replace(facts, nodes=(replace(facts.head, **changes), *facts.nodes[1:]))
 
 
 def running(spec: ContainerSpec, *, state: str = "running") -> ContainerFact:
@@ -113,7 +124,7 @@ def plan(shipped: Library, facts: Observed, recipe: str = "v2", *settings: str) 
     stages = stages_of(
         resolved.engine,
         base_source=facts.base_source,
-        architecture=facts.node.architecture,
+        architecture=facts.head.facts.architecture,
         resources=REPOSITORY,
     )
     return make_plan(resolved, facts, stages=stages, deployment=Deployment("main"), folders=FOLDERS)

@@ -4,32 +4,42 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.checks import fabric as checks
 from sparkdeploy.errors import NodeError
+from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ContainerFact
-from sparkdeploy.node.fabric import FabricFacts, Interface, RdmaDevice, read_facts, twin_key
-from sparkdeploy.node.probes import Connection, Packet, Seen
+from sparkdeploy.node.fabric import FabricFact, Interface, RdmaDevice, read_fabric, twin_key
+from sparkdeploy.node.gpu import GpuFact
+from sparkdeploy.node.probes import Connection, Packet
 from sparkdeploy.node.ssh import explain
-from tests.unit.plan.facts import DOCKER
+from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.formation import form_up
+from sparkdeploy.plan.make import make_plan
+from sparkdeploy.plan.observed import Observed, ObservedNode
+from sparkdeploy.recipe.load import load_recipe
+from tests.unit.conftest import REPOSITORY
+from tests.unit.plan.facts import DOCKER, FOLDERS, SPARK, model_fact
 from tests.unit.plan.test_cluster_launch import sparks
 
 if TYPE_CHECKING:
     from sparkdeploy.checks.fabric import Check
+    from sparkdeploy.node.facts import NodeFact
+    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.load import Library
 
 RECORDED = Path(__file__).parent / "recordings"
 CONFIG = sparks(2)
 
 
-def facts(number: int = 1, **changes: object) -> FabricFacts:
-    """A Spark as the field describes it (field.md section 3); it was not recorded on one."""
-    known = FabricFacts(
+def facts(number: int = 1, **changes: object) -> FabricFact:
+    """A Spark's place on the fabric, as its owners describe it; it was not recorded on one."""
+    known = FabricFact(
         host_name=f"spark-{number}",
-        architecture="aarch64",
         uid=1000,
         gid=1000,
         home="/home/ada",
@@ -39,24 +49,28 @@ def facts(number: int = 1, **changes: object) -> FabricFacts:
             Interface("enP2p1s0f1np1", True, 9000, (f"192.168.178.1{number}/24",)),
             Interface("wlP9s9", True, 1500, ("10.0.0.5/24",)),
         ),
-        memory_total_bytes=119 * 2**30,
-        memory_available_bytes=112 * 2**30,
-        gpu="NVIDIA GB10",
-        driver="580.95",
         rdma=(
             RdmaDevice("rocep1s0f1", "enp1s0f1np1", True, 3),
             RdmaDevice("roceP2p1s0f1", "enP2p1s0f1np1", True, 3),
         ),
-        home_free_bytes=10**12,
-        listening=(22,),
         tools=frozenset({"rsync", "ping", "python3", "sha256sum"}),
     )
     return replace(known, **changes)  # type: ignore[arg-type]
 
 
-def verdicts(second: FabricFacts, skew_s: float = 0.0) -> list[Check]:
-    seen = {"spark-1": Seen(facts(1), 0.0), "spark-2": Seen(second, skew_s)}
-    found = (*checks.node_checks(CONFIG, seen), *checks.pair_checks(CONFIG, seen))
+def node(number: int, fabric: FabricFact | None = None, **changes: object) -> NodeFact:
+    """A Spark among others."""
+    gpu = GpuFact("NVIDIA GB10", "12.1", driver_version="580.95")
+    known = replace(SPARK, name=f"spark-{number}", gpu=gpu, fabric=fabric or facts(number))
+    return replace(known, **changes)  # type: ignore[arg-type]
+
+
+def verdicts(second: FabricFact | NodeFact, skew_s: float = 0.0) -> list[Check]:
+    other = node(2, second) if isinstance(second, FabricFact) else second
+    assert other.fabric is not None
+    other = replace(other, fabric=replace(other.fabric, clock_skew_s=skew_s))
+    seen = {"spark-1": node(1), "spark-2": other}
+    found = (*checks.node_checks(CONFIG.nodes, seen), *checks.pair_checks(CONFIG.nodes, seen))
     return [check for check in found if check.verdict != "ok"]
 
 
@@ -99,13 +113,13 @@ def changed(name: str, **changes: object) -> tuple[Interface, ...]:
             "not active",
         ),
         (facts(2, tools=frozenset({"ping", "sha256sum"})), "rsync", "not installed"),
-        (facts(2, driver="590.1"), "GPU driver", "590.1"),
-        (facts(2, architecture="x86_64"), "architecture", "x86_64"),
+        (node(2, gpu=GpuFact("GB10", driver_version="590.1")), "GPU driver", "590.1"),
+        (node(2, architecture="x86_64"), "architecture", "x86_64"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_each_fault_names_node_value_expectation_and_fix(
-    second: FabricFacts, subject: str, value: str
+    second: FabricFact | NodeFact, subject: str, value: str
 ) -> None:
     found = {check.subject: check for check in verdicts(second)}
     assert value in found[subject].value
@@ -122,7 +136,7 @@ def test_a_clock_an_hour_off_is_a_fault() -> None:
 def test_a_twin_that_is_up_and_not_configured_is_a_warning() -> None:
     nodes = tuple(node.model_copy(update={"fabric": node.fabric[:1]}) for node in CONFIG.nodes)
     config = CONFIG.model_copy(update={"nodes": nodes})
-    found = list(checks.node_checks(config, {"spark-1": Seen(facts(1), 0.0)}))
+    found = list(checks.node_checks(config.nodes, {"spark-1": node(1)}))
     (warning,) = [check for check in found if check.verdict == "warning"]
     assert "enP2p1s0f1np1 is up and not in config.yaml" in warning.value
 
@@ -138,51 +152,72 @@ def test_packets_connections_and_silence_become_checks() -> None:
     assert (old.verdict, new.verdict) == ("ok", "warning")
 
 
-def test_memory_and_gpu_are_asked_of_every_node() -> None:
-    seen = {"a": Seen(facts(1), 0.0), "b": Seen(facts(2, gpu=None), 0.0)}
-    enough, little = checks.memory_checks(113 * 2**30, seen, {"a": 2 * 2**30})
-    assert (enough.verdict, little.verdict) == ("ok", "failed")
-    assert little.describe() == "b: memory: 112.0 GiB available, expected 113.0 GiB"
-    engine = replace(DOCKER, has_nvidia_runtime=False)
-    found = [item for item in checks.gpu_checks({"b": engine}, seen) if item.verdict == "failed"]
-    assert [(item.node, item.subject) for item in found] == [("b", "GPU"), ("b", "docker runtime")]
+def several(shipped: Library, second: ObservedNode, **changes: Any) -> Plan:
+    """What `up v2 --cluster` on spark-1 would do with spark-2 like this."""
+    resolved = load_recipe(shipped, "v2")
+    seen = Observed((ObservedNode(node(1)), second), "registry", model_fact(), **changes)
+    return make_plan(
+        resolved,
+        seen,
+        stages=stages_of(
+            resolved.engine,
+            base_source="registry",
+            architecture="aarch64",
+            resources=REPOSITORY,
+        ),
+        deployment=Deployment("main"),
+        folders=FOLDERS,
+        formation=form_up(resolved, CONFIG, "spark-1"),
+    )
+
+
+def said(made: Plan) -> str:
+    return "\n".join(problem.message for problem in made.problems)
+
+
+def test_memory_and_gpu_are_asked_of_every_node(shipped: Library) -> None:
+    little = node(2, memory_available_bytes=50 * 2**30)
+    assert "spark-2: memory: " in said(several(shipped, ObservedNode(little)))
+    assert "spark-2: " not in said(several(shipped, ObservedNode(node(2))))
+    without = node(2, gpu=None, docker=replace(DOCKER, has_nvidia_runtime=False))
+    assert "spark-2: " in said(several(shipped, ObservedNode(without)))
 
 
 @pytest.mark.parametrize(
-    ("nodes", "state", "refused"),
+    ("nodes", "state", "owner"),
     [
-        ("spark-3,spark-2", "running", True),
-        ("spark-3,spark-2", "exited", False),
-        ("spark-1,spark-2", "running", False),
-        (None, "running", False),
+        ("spark-3,spark-2", "running", "spark-3"),
+        ("spark-3,spark-2", "exited", "spark-3"),
+        ("spark-1,spark-2", "running", None),
+        (None, "running", "spark-2"),
     ],
 )
-def test_a_worker_of_another_head_is_not_taken(
-    nodes: str | None, state: str, refused: bool
+def test_what_another_machine_deployed_is_not_taken(
+    shipped: Library, nodes: str | None, state: str, owner: str | None
 ) -> None:
-    marks = {labels.DEPLOYMENT: "main", **({labels.NODES: nodes} if nodes else {})}
+    several_nodes = {labels.NODES: nodes, labels.RANK: "1"} if nodes else {}
+    marks = {labels.DEPLOYMENT: "main", **several_nodes}
     there = ContainerFact("c", "sparkdeploy-main", "i", state, marks)
-    found = tuple(checks.owner_checks("spark-1", {"spark-1": (), "spark-2": (there,)}))
-    assert bool(found) == refused
-    for check in found:
-        assert "spark-2: in use: spark-3's cluster deployment main runs there" in check.describe()
-        assert check.fix == "on spark-3: sparkdeploy down main"
+    made = several(shipped, ObservedNode(node(2), containers=(there,)))
+    found = [item for item in made.problems if item.check == "deployments.owner"]
+    assert len(found) == bool(owner)
+    for item in found:
+        kind = "cluster" if nodes else "own"
+        assert f"spark-2: in use: {owner}'s {kind} deployment main runs there" in item.message
+        assert item.fix.startswith(f"on {owner}: sparkdeploy down main")
 
 
 def test_the_recorded_facts_of_a_machine_are_read() -> None:
-    found = read_facts((RECORDED / "facts-namespace.txt").read_text())
+    found = read_fabric((RECORDED / "facts-namespace.txt").read_text())
     assert found.host_name == "spark-a"
     assert found.interface("enp1s0f1np1") == Interface(
         "enp1s0f1np1", True, 9000, ("10.77.0.11/24",)
     )
-    assert found.gpu is None
-    assert 22 in found.listening
     assert {"rsync", "ping", "python3", "sha256sum"} <= found.tools
 
 
 def test_facts_of_a_spark_tell_rdma_devices_and_where_roce_v2_is() -> None:
-    found = read_facts((RECORDED / "facts-spark.txt").read_text())
-    assert (found.gpu, found.driver) == ("NVIDIA GB10", "580.95.05")
+    found = read_fabric((RECORDED / "facts-spark.txt").read_text())
     assert found.rdma == (
         RdmaDevice("rocep1s0f1", "enp1s0f1np1", True, 3),
         RdmaDevice("roceP2p1s0f1", "enP2p1s0f1np1", False, None),
@@ -191,7 +226,7 @@ def test_facts_of_a_spark_tell_rdma_devices_and_where_roce_v2_is() -> None:
 
 def test_facts_that_broke_off_are_refused() -> None:
     with pytest.raises(ValueError, match="did not tell its"):
-        read_facts("== who\nspark\n")
+        read_fabric("== who\nspark\n")
 
 
 @pytest.mark.parametrize(

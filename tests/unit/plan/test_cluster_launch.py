@@ -10,10 +10,9 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort, read_cluster
-from sparkdeploy.plan.container import Deployment, Weights
+from sparkdeploy.plan.container import Deployment, Place, Weights, part_spec
 from sparkdeploy.plan.formation import Formation, for_cluster, form_up
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.plan.node_launch import Place, node_spec
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.golden import assert_golden
@@ -57,7 +56,7 @@ def specs_of(
 ) -> dict[str, ContainerSpec]:
     formation = formation_of(resolved, count)
     return {
-        seat.node: node_spec(
+        seat.node: part_spec(
             resolved,
             formation,
             seat,
@@ -149,7 +148,7 @@ def test_without_rdma_nccl_uses_sockets_and_nothing_more_is_granted(shipped: Lib
         ClusterNode(name="b", ssh="b", fabric=(FabricPort(interface="e", address="10.0.0.2/24"),)),
     )
     formation = form_up(resolved, ClusterConfig(nodes=nodes), "a")
-    spec = node_spec(
+    spec = part_spec(
         resolved,
         formation,
         formation.head,

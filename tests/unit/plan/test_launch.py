@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.plan.container import Deployment, Weights, container_spec
+from sparkdeploy.plan.container import Deployment, Weights
 from sparkdeploy.plan.launch import Exposure, ModelPaths, serve_argv, serve_env
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from sparkdeploy.recipe.schema import Model, Recipe, Serve, Speculative
 from tests.examples import examples
+from tests.launching import container_spec
 from tests.unit.golden import assert_golden
 from tests.unit.plan.facts import FOLDERS, drafter_fact, model_fact
 from tests.unit.recipe.test_load import SHIPPED

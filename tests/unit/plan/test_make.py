@@ -10,7 +10,7 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.node.facts import NodeFact
-from sparkdeploy.plan.observed import MissingModel, Observed, OverlayFact, PortFact
+from sparkdeploy.plan.observed import MissingModel, Observed, ObservedNode, OverlayFact, PortFact
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, Plan, plan_as_dict
 from tests.unit.plan.facts import (
@@ -18,6 +18,7 @@ from tests.unit.plan.facts import (
     LAPTOP,
     SPARK,
     built,
+    changed,
     model_fact,
     observed,
     plan,
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
 def settled(shipped: Library) -> Observed:
     """What is observed after the plan for an empty Spark was applied."""
     first = plan(shipped, observed())
-    assert first.container.spec is not None
+    assert first.head.spec is not None
     images = {step.stage.tag: built(step.stage) for step in first.images}
-    return observed(images=images, containers=(running(first.container.spec),))
+    return observed(images=images, containers=(running(first.head.spec),))
 
 
 def actions(made: Plan) -> list[Action]:
-    return [*(step.action for step in made.images), made.checkpoint.action, made.container.action]
+    return [*(step.action for step in made.images), made.checkpoint.action, made.head.action]
 
 
 def messages(made: Plan) -> str:
@@ -63,27 +64,27 @@ def test_a_serve_setting_replaces_the_container_and_rebuilds_nothing(shipped: Li
 
 def test_a_stopped_container_is_replaced(shipped: Library) -> None:
     facts = settled(shipped)
-    stopped = replace(facts.containers[0], state="exited")
-    made = plan(shipped, replace(facts, containers=(stopped,)))
-    assert made.container.action is Action.REPLACE
-    assert "exited" in made.container.reason
+    stopped = replace(facts.head.containers[0], state="exited")
+    made = plan(shipped, changed(facts, containers=(stopped,)))
+    assert made.head.action is Action.REPLACE
+    assert "exited" in made.head.reason
 
 
 def test_another_deployment_is_started_beside(shipped: Library) -> None:
     facts = settled(shipped)
-    other = replace(facts.containers[0], name="sparkdeploy-other")
-    assert plan(shipped, replace(facts, containers=(other,))).container.action is Action.START
+    other = replace(facts.head.containers[0], name="sparkdeploy-other")
+    assert plan(shipped, changed(facts, containers=(other,))).head.action is Action.START
 
 
 def test_a_changed_stage_says_which_input_changed(shipped: Library) -> None:
     facts = settled(shipped)
-    tag, image = next((t, i) for t, i in facts.images.items() if "plugin" in t)
+    tag, image = next((t, i) for t, i in facts.head.images.items() if "plugin" in t)
     old = replace(
         image,
         labels={**image.labels, labels.FINGERPRINT: "0", f"{labels.PREFIX}input.context": "0"},
     )
-    images = {name: found for name, found in facts.images.items() if name != tag}
-    made = plan(shipped, replace(facts, images={**images, "sparkdeploy/plugin:old": old}))
+    images = {name: found for name, found in facts.head.images.items() if name != tag}
+    made = plan(shipped, changed(facts, images={**images, "sparkdeploy/plugin:old": old}))
     assert [step.action for step in made.images] == [Action.REUSE, Action.REUSE, Action.BUILD]
     assert made.images[2].reason.startswith("inputs changed")
 
@@ -98,8 +99,8 @@ def test_a_missing_overlay_is_prepared(shipped: Library) -> None:
 def test_baseline_mounts_the_untouched_download(shipped: Library) -> None:
     made = plan(shipped, observed(model=model_fact(treated=False)), "baseline")
     assert made.checkpoint.reason == "the untouched download is mounted"
-    assert made.container.spec is not None
-    assert [mount.target for mount in made.container.spec.mounts] == [
+    assert made.head.spec is not None
+    assert [mount.target for mount in made.head.spec.mounts] == [
         "/m/hub/models--Intel--Qwen3.5-122B-A10B-int4-AutoRound",
         "/cache",
     ]
@@ -109,7 +110,7 @@ def test_a_missing_model_is_fetched_and_its_bytes_are_said(shipped: Library) -> 
     missing = MissingModel("a/b", "sparkdeploy checkpoint pull a/b", 72 * 10**9)
     made = plan(shipped, observed(model=missing))
     assert made.checkpoint.action is Action.FETCH
-    assert made.container.spec is None
+    assert made.head.spec is None
     assert made.problems == ()
     assert made.needs.download_bytes == 72 * 10**9
 
@@ -157,16 +158,16 @@ def test_a_spark_that_is_not_ready_is_told_why(
 def test_memory_of_the_deployment_that_will_be_replaced_counts_as_free(shipped: Library) -> None:
     facts = settled(shipped)
     busy = replace(SPARK, memory_available_bytes=10 * GIB)
-    made = plan(shipped, replace(facts, node=busy), "v2", "serve.max_num_seqs=3")
-    assert made.container.action is Action.REPLACE
+    made = plan(shipped, changed(facts, node=busy), "v2", "serve.max_num_seqs=3")
+    assert made.head.action is Action.REPLACE
     assert "memory" not in messages(made)
 
 
 def test_a_second_deployment_that_does_not_fit_is_refused(shipped: Library) -> None:
     facts = settled(shipped)
-    other = replace(facts.containers[0], name="sparkdeploy-other")
+    other = replace(facts.head.containers[0], name="sparkdeploy-other")
     busy = replace(SPARK, memory_available_bytes=10 * GIB)
-    made = plan(shipped, replace(facts, node=busy, containers=(other,)))
+    made = plan(shipped, changed(facts, node=busy, containers=(other,)))
     assert "only 10.0 GiB are available" in messages(made)
 
 
@@ -184,7 +185,10 @@ def test_an_unreadable_model_file_is_named(shipped: Library) -> None:
 
 def test_nothing_observed_still_gives_a_plan(shipped: Library) -> None:
     blind = NodeFact("laptop", "x86_64", None, None, None, None)
-    made = plan(shipped, Observed(blind, "registry", unobserved=("docker: no engine answers",)))
+    made = plan(
+        shipped,
+        Observed((ObservedNode(blind),), "registry", unobserved=("docker: no engine answers",)),
+    )
     lines = plan_lines(made)
     assert any("docker: no engine answers" in line for line in lines)
     assert any("memory unknown" in line for line in lines)
@@ -199,13 +203,13 @@ def test_the_json_plan_holds_what_the_words_say(shipped: Library) -> None:
 
 def test_what_another_deployment_was_promised_is_not_free(shipped: Library) -> None:
     facts = settled(shipped)
-    mine = facts.containers[0]
+    mine = facts.head.containers[0]
     loading = replace(
         mine,
         name="sparkdeploy-other",
         labels={**mine.labels, labels.DEPLOYMENT: "other", labels.MEMORY: str(100 * GIB)},
     )
-    made = plan(shipped, replace(facts, containers=(loading,)))
+    made = plan(shipped, changed(facts, containers=(loading,)))
     assert "only 19.0 GiB are available" in messages(made)
 
 

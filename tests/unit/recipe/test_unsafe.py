@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from sparkdeploy.commands.drafting import Request, resolve
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.stages import stages_of
-from sparkdeploy.plan.container import Deployment, Weights, container_spec
+from sparkdeploy.plan.container import Deployment, Weights
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.flags import VALUE_FLAGS, flag_of
 from sparkdeploy.recipe.harmless import lists
@@ -25,6 +25,7 @@ from sparkdeploy.recipe.load import Library, Resolved, load_engine, load_recipe
 from sparkdeploy.recipe.schema import Engine, Recipe
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
+from tests.launching import container_spec
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plan.facts import FOLDERS, model_fact
 
@@ -61,7 +62,6 @@ UNSAFE = [
     "serve: {env: {NCCL_RAS_ADDR: '0.0.0.0:1'}}",
     "serve: {env: {NCCL_NET: evil}}",
     "serve: {env: {VLLM_USAGE_STATS_SERVER: 'http://elsewhere'}}",
-    "serve: {extra_args: [--distributed-executor-backend, this.s]}",
     "serve: {extra_args: [--ec-transfer-config, '{}']}",
     "serve: {extra_args: [--weight-transfer-config, '{}']}",
     "serve: {extra_args: [--model-class-overrides, '{}']}",
@@ -229,6 +229,7 @@ def test_a_model_beside_its_recipe_or_in_the_hub_cache_is_fine(tmp_path: Path) -
         "-sc",
         "--middle",
         "--trust_remote_code",
+        "--distributed-executor-backend=this.s",
     ],
 )
 def test_a_flag_that_sparkdeploy_decides_is_known_in_every_spelling(

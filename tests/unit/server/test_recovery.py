@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sparkdeploy.deploy.recovery import recover
+from sparkdeploy.deploy.recovery import recover_here
 from tests.unit.fake_containers import FakeContainers, container
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def test_an_old_container_that_may_be_stopping_is_stopped_and_started_anew(tmp_path: Path) -> None:
     engine = FakeContainers.of(container("sparkdeploy-main-replaced"))
-    done = recover(
+    done = recover_here(
         engine.host,
         "main",
         crashes_dir=tmp_path,

@@ -7,11 +7,25 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.replace import begin
-from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.container import ContainerFact, ContainerSpec
+from tests.launching import begin
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+SPEC = ContainerSpec(
+    name="sparkdeploy-main",
+    image="i",
+    entrypoint=(),
+    command=(),
+    env={},
+    mounts=(),
+    user="1:1",
+    gpus="none",
+    tmpfs={},
+    shm_size_bytes=0,
+)
 
 
 class _Engine:
@@ -46,6 +60,6 @@ class _Engine:
 def test_an_old_container_that_was_told_to_stop_is_started_anew(tmp_path: Path) -> None:
     engine = _Engine()
     with pytest.raises(KeyboardInterrupt):
-        begin(engine, None, "main", crashes_dir=tmp_path)  # type: ignore[arg-type]
+        begin(engine, SPEC, "main", crashes_dir=tmp_path)  # type: ignore[arg-type]
     assert engine.stops == 2
     assert (engine.name, engine.is_running) == ("sparkdeploy-main", True)

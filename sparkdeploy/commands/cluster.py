@@ -1,4 +1,4 @@
-"""Find the nodes of a cluster among addresses the user names, and write them down."""
+"""`cluster`: what the nodes say, whether they can serve together, and finding them."""
 
 from __future__ import annotations
 
@@ -7,30 +7,68 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy import shell, yaml_text
+from sparkdeploy import yaml_text
+from sparkdeploy.checks.survey import compare, probe, survey
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, UsageError
-from sparkdeploy.node.fabric import SCRIPT, FabricFacts, Interface, read_facts, twin_key
-from sparkdeploy.node.host import DockerHost
-from sparkdeploy.node.machines import at_once
+from sparkdeploy.node.cluster import configured, open_nodes
+from sparkdeploy.node.fabric import FabricFact, Interface, look_at_fabric, twin_key
+from sparkdeploy.node.facts import QUERY_TIMEOUT_S, THIS_MACHINE
+from sparkdeploy.node.machine import output_or_none
+from sparkdeploy.node.node import Node, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
+from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from sparkdeploy.checks.fabric import Check
+    from sparkdeploy.node.cluster import ClusterConfig
+    from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.settings import Settings
 
 SSH_PORT = 22
 KNOCK_TIMEOUT_S = 1.0
+GPU_NAMES = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
 MAX_ADDRESSES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
+    """The nodes of config.yaml and what was seen of those that answer."""
+
+    config: ClusterConfig
+    here: str
+    seen: Mapping[str, NodeFact]
+
+
+def survey_of_all() -> Found:
+    """Look at every node of config.yaml."""
+    settings = load_settings()
+    with open_nodes(settings, frozenset(configured(settings).names)) as nodes:
+        seen = survey(nodes, settings.hub_cache).seen
+        return Found(configured(settings), nodes.here.name, seen)
+
+
+def check_all() -> tuple[Check, ...]:
+    """Look at every node, try the ways between them, and return what was found."""
+    settings = load_settings()
+    with (
+        open_nodes(settings, frozenset(configured(settings).names)) as nodes,
+        console.step("cluster check") as step,
+    ):
+        step.say("asking every node")
+        found = survey(nodes, settings.hub_cache)
+        step.say("sending full-size packets and opening connections")
+        return (*compare(nodes, found), *probe(nodes, found))
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
     """A host that was asked: its facts, or the question it did not answer."""
 
     address: str
-    facts: FabricFacts | None
+    facts: FabricFact | None
     refusal: str = ""
 
 
@@ -49,17 +87,17 @@ def addresses_of(subnet: str | None, hosts: Sequence[str]) -> list[str]:
     return [*hosts, *(str(address) for address in network.hosts())]
 
 
-def discover(addresses: Sequence[str], user: str | None, settings: Settings) -> tuple[Found, ...]:
+def discover(addresses: Sequence[str], user: str | None, settings: Settings) -> tuple[Host, ...]:
     """Ask every address that listens for ssh; a host counts when ssh, Docker and GPU answer.
 
     The machine the command runs on is asked without ssh.
     """
-    here = read_facts(shell.run(("sh", "-c", SCRIPT)).stdout)
+    here = look_at_fabric(THIS_MACHINE)
     mine = {item.partition("/")[0] for port in here.interfaces for item in port.addresses}
 
-    def ask(address: str) -> Found | None:
+    def ask(address: str) -> Host | None:
         if address in mine:
-            return _judge(address, here, settings.docker_host)
+            return _judge(address, Node(address, docker_host=settings.docker_host), here)
         return _ask(address, user) if _listens(address) else None
 
     with console.step(f"asking {len(addresses)} addresses"):
@@ -67,14 +105,14 @@ def discover(addresses: Sequence[str], user: str | None, settings: Settings) -> 
     return tuple(item for item in found if item is not None)
 
 
-def section(found: Iterable[Found], user: str | None) -> str:
+def section(found: Iterable[Host], user: str | None) -> str:
     """Return the `cluster:` section for config.yaml that holds every host that counts."""
     good = [(item.address, item.facts) for item in found if item.facts is not None]
     nodes = [_node(address, facts, user, [other for _, other in good]) for address, facts in good]
     return yaml_text.dump({"cluster": {"nodes": nodes}})
 
 
-def fabric_of(facts: FabricFacts, others: Sequence[FabricFacts]) -> tuple[Interface, ...]:
+def fabric_of(facts: FabricFact, others: Sequence[FabricFact]) -> tuple[Interface, ...]:
     """Return the interfaces that are the fabric: cabled twins, else those all nodes share."""
     ready = [item for item in facts.interfaces if item.is_up and item.addresses]
     twins = tuple(item for item in ready if twin_key(item.name) is not None)
@@ -89,24 +127,23 @@ def fabric_of(facts: FabricFacts, others: Sequence[FabricFacts]) -> tuple[Interf
     )
 
 
-def _ask(address: str, user: str | None) -> Found:
+def _ask(address: str, user: str | None) -> Host:
     try:
-        with SshLink(SshTarget(address, address, user)) as link:
-            facts = read_facts(link.run(SCRIPT).stdout)
-            return _judge(address, facts, link.docker_address)
+        with Node(address, link=SshLink(SshTarget(address, address, user))) as node:
+            return _judge(address, node, look_at_fabric(node))
     except (NodeError, ValueError) as error:
         fix = f" ({error.hint})" if isinstance(error, NodeError) and error.hint else ""
-        return Found(address, None, f"{str(error).removeprefix(f'{address}: ')}{fix}")
+        return Host(address, None, f"{str(error).removeprefix(f'{address}: ')}{fix}")
 
 
-def _judge(address: str, facts: FabricFacts, docker_host: str | None) -> Found:
+def _judge(address: str, node: Node, fact: FabricFact) -> Host:
     try:
-        DockerHost(docker_host).__exit__()
+        node.docker.info()
     except NodeError:
-        return Found(address, None, "its Docker Engine does not answer")
-    if facts.gpu is None:
-        return Found(address, None, "nvidia-smi names no GPU")
-    return Found(address, facts)
+        return Host(address, None, "its Docker Engine does not answer")
+    if not output_or_none(node, GPU_NAMES, timeout_s=QUERY_TIMEOUT_S):
+        return Host(address, None, "nvidia-smi names no GPU")
+    return Host(address, fact)
 
 
 def _listens(address: str) -> bool:
@@ -118,7 +155,7 @@ def _listens(address: str) -> bool:
 
 
 def _node(
-    address: str, facts: FabricFacts, user: str | None, others: Sequence[FabricFacts]
+    address: str, facts: FabricFact, user: str | None, others: Sequence[FabricFact]
 ) -> dict[str, Any]:
     fabric = []
     for item in fabric_of(facts, others):
@@ -129,7 +166,7 @@ def _node(
     return {**node, **({"user": user} if user else {}), "fabric": fabric}
 
 
-def _subnets(facts: FabricFacts) -> set[str]:
+def _subnets(facts: FabricFact) -> set[str]:
     return set().union(*(_subnets_of(item) for item in facts.interfaces))
 
 

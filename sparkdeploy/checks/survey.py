@@ -1,0 +1,155 @@
+"""Look at every node, hold the answers against each other, and try the ways between them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checks import fabric
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node import probes
+from sparkdeploy.node.fabric import FALLBACK_GID_INDEX, look_at_fabric
+from sparkdeploy.node.facts import NodeFact, Places, look_at
+from sparkdeploy.node.node import at_once, named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from sparkdeploy.checks.fabric import Check
+    from sparkdeploy.node.cluster import ClusterNode
+    from sparkdeploy.node.machine import Machine
+    from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.node.probes import Connection
+    from sparkdeploy.node.reports import EngineInfo
+
+TALKS_TO_ALL = 0
+"""Any port: whether a firewall lets the fabric through at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was seen of the nodes, by name, and why some told nothing."""
+
+    seen: Mapping[str, NodeFact]
+    failures: Mapping[str, NodeError] = field(default_factory=dict)
+
+    def gid_indexes(self, nodes: Nodes) -> dict[str, int]:
+        """Return where each node's first RDMA device has RoCE v2 over IPv4."""
+        return {
+            node.name: _gid_index(node.entry, self.seen[node.name])
+            for node in nodes
+            if node.config is not None
+            and node.name in self.seen
+            and any(port.rdma for port in node.config.fabric)
+        }
+
+
+def survey(nodes: Nodes, models: Path, machine: Machine | None = None) -> Survey:
+    """Ask all nodes at once; `models` is where models lie on this one.
+
+    `machine` answers in the place of the one this command runs on. Among several nodes one whose
+    Docker Engine does not answer has failed; a machine alone is seen without it.
+    """
+    is_alone = nodes.config is None
+
+    def look(node: Node) -> NodeFact | NodeError:
+        try:
+            with named(node):
+                return _look(node, models, machine if node.is_here else None, is_alone=is_alone)
+        except NodeError as error:
+            return error
+        except ValueError as error:
+            return NodeError(f"{node.name}: {error}")
+
+    answers = dict(zip((node.name for node in nodes), at_once(look, nodes), strict=True))
+    return Survey(
+        {name: item for name, item in answers.items() if isinstance(item, NodeFact)},
+        {
+            **nodes.unreachable,
+            **{name: item for name, item in answers.items() if isinstance(item, NodeError)},
+        },
+    )
+
+
+def _look(node: Node, models: Path, machine: Machine | None, *, is_alone: bool) -> NodeFact:
+    docker: EngineInfo | None = None
+    try:
+        docker = node.docker.info()
+    except NodeError:
+        if not is_alone:
+            raise
+    places = Places(docker.root_dir if docker is not None else None, models)
+    return look_at(
+        machine or node, node.name, docker, places, None if is_alone else look_at_fabric(node)
+    )
+
+
+def compare(nodes: Nodes, found: Survey) -> tuple[Check, ...]:
+    """Return what the answers say; nothing for one machine alone."""
+    if nodes.config is None:
+        return ()
+    wanted = {*found.seen, *found.failures}
+    entries = [entry for entry in nodes.config.nodes if entry.name in wanted]
+    versions = {
+        name: fact.docker.version for name, fact in found.seen.items() if fact.docker is not None
+    }
+    return (
+        *fabric.unreachable_checks(found.failures),
+        *fabric.version_checks(versions),
+        *fabric.node_checks(entries, found.seen),
+        *fabric.pair_checks(entries, found.seen),
+    )
+
+
+def probe(nodes: Nodes, found: Survey) -> tuple[Check, ...]:
+    """Send full-size packets both ways over each pair of ports, and open connections."""
+    ready = [node for node in nodes if node.name in found.seen]
+    if nodes.config is None or len(ready) < 2:
+        return ()
+    packets = at_once(lambda way: probes.send_full_size(*way), list(_ways(ready, found)))
+    opened = connections(nodes, [node for node in ready if not node.is_here])
+    return (*fabric.packet_checks(packets), *fabric.connection_checks(opened))
+
+
+def connections(nodes: Nodes, workers: Sequence[Node]) -> list[Connection]:
+    """Try every connection that a launch needs, all at once: silence costs its time only once."""
+    if nodes.config is None:
+        return []
+    ways: list[Callable[[], list[Connection]]] = [
+        lambda port=port: probes.connect_to_here(nodes.here, workers, port)  # type: ignore[misc]
+        for port in (nodes.config.master_port, nodes.config.ray_port, TALKS_TO_ALL)
+    ]
+    ways += [
+        lambda worker=worker: [probes.connect_to_worker(nodes.here, worker)]  # type: ignore[misc]
+        for worker in workers
+    ]
+    return [item for found in at_once(lambda way: way(), ways) for item in found]
+
+
+def _ways(ready: Sequence[Node], found: Survey) -> Iterator[tuple[Node, Node, int, int]]:
+    """Yield source, target, port and MTU; what is down or has no address is said elsewhere."""
+    for source, target in itertools.permutations(ready, 2):
+        for port in range(min(len(source.entry.fabric), len(target.entry.fabric))):
+            mtu = _ready_mtu(source, port, found)
+            if mtu is not None and _ready_mtu(target, port, found) is not None:
+                yield source, target, port, mtu
+
+
+def _ready_mtu(node: Node, port: int, found: Survey) -> int | None:
+    wanted, fact = node.entry.fabric[port], found.seen[node.name].fabric
+    interface = fact.interface(wanted.interface) if fact is not None else None
+    if interface is None or not interface.is_up or wanted.address not in interface.addresses:
+        return None
+    return interface.mtu
+
+
+def _gid_index(entry: ClusterNode, fact: NodeFact) -> int:
+    devices = [
+        fact.fabric.rdma_device(port.rdma)
+        for port in entry.fabric
+        if port.rdma and fact.fabric is not None
+    ]
+    known = [device.gid_index for device in devices if device and device.gid_index is not None]
+    return known[0] if known else FALLBACK_GID_INDEX

@@ -1,0 +1,239 @@
+"""The containers of one `up`, on one node or several: started, waited for, kept or put back.
+
+The containers of a launch are replaced one after the other (see `replace`), and settled together:
+all of them stay, or all of them go and what was there before is there again. The head decides:
+whatever a command that died left half done on other nodes follows what the head has (`recovery`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
+
+from sparkdeploy import labels
+from sparkdeploy.console import console
+from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.evidence import cause_as_dict
+from sparkdeploy.deploy.interruptions import held_back
+from sparkdeploy.deploy.replace import Replacement, TakenAwayError, begin, begin_return, leave
+from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.node import named
+from sparkdeploy.server.health import ContainerDiedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from sparkdeploy.deploy.cluster_record import ClusterRecord
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.node import Node, Nodes
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Launch:
+    """One attempt to let a deployment run; it knows at any moment what has been begun."""
+
+    deployment: str
+    crashes_dir: Path
+    record: ClusterRecord
+    begun: list[tuple[Node, Replacement]] = field(default_factory=list)
+    """In the order in which they were begun; each knows how far it has come."""
+    is_settled: bool = False
+    noted_before: tuple[str, ...] = ()
+
+    @property
+    def started(self) -> dict[Node, str]:
+        """Return the new container of each node that has one."""
+        return {node: it.new_id for node, it in self.begun if it.new_id is not None}
+
+    @property
+    def head(self) -> Replacement:
+        """Return the container with the API: that of this machine."""
+        return next(replacement for node, replacement in self.begun if node.is_here)
+
+    @property
+    def replaces(self) -> bool:
+        """Say whether something that ran has made room."""
+        return any(replacement.old_id is not None for _, replacement in self.begun)
+
+    def start(
+        self,
+        specs: Sequence[tuple[Node, ContainerSpec]],
+        before_start: Callable[[Node], None] = lambda _node: None,
+        leaving: Sequence[Node] = (),
+    ) -> None:
+        """Put new containers in place, in this order; when one cannot be, all are put back.
+
+        `before_start` is called for a node when nothing of the deployment runs there any more, and
+        may raise. Nodes that are `leaving` have a part of the old deployment and none of the new.
+        """
+        self._note(node for node, _ in specs)
+        for node in leaving:
+            self._begin(node, leave)
+        mark = {labels.LAUNCH: uuid4().hex} if len(specs) > 1 else {}
+        for node, spec in specs:
+            marked = replace(spec, labels={**spec.labels, **mark})
+            self._begin(node, partial(begin, spec=marked, before_start=partial(before_start, node)))
+
+    def return_to(
+        self,
+        kept: Sequence[tuple[Node, ContainerFact]],
+        before_start: Callable[[Node], None] = lambda _node: None,
+        leaving: Sequence[Node] = (),
+    ) -> None:
+        """Start kept containers again in place of the current ones; as `start` in all else."""
+        self._note(node for node, _ in kept)
+        for node in leaving:
+            self._begin(node, leave)
+        for node, fact in kept:
+            self._begin(
+                node, partial(begin_return, kept=fact, before_start=partial(before_start, node))
+            )
+
+    def see_through(
+        self,
+        wait: Callable[[], Result],
+        changing: Callable[[], AbstractContextManager[None]],
+        details: Callable[[], Mapping[str, Any]] = dict,
+    ) -> Result:
+        """Wait, and settle what becomes of the containers; return what `wait` returned.
+
+        `wait` is called without the node's lock, `changing()` takes it for the rest. When `wait`
+        raises an expected error, the evidence of the new containers is saved with `details()`, and
+        the old ones are back; the error then says so. Interrupted (Ctrl-C), the old ones come back
+        too; where there were none, the new ones go on starting. Raises TakenAwayError when another
+        command put an end to the new containers meanwhile. Settling is not interrupted: what comes
+        meanwhile is heard after it.
+        """
+        try:
+            result = wait()
+        except SparkdeployError as error:
+            with held_back(), changing():
+                self._require_in_place(error)
+                folders = self.revert({**details(), **_cause_of(error)})
+            fate = "; the previous deployment is starting again" if self.replaces else ""
+            kept = "".join(f"; evidence: {folder}" for folder in folders)
+            error.message += fate + kept
+            raise
+        except BaseException:
+            self.undo(changing, details)
+            raise
+        with held_back(), changing():
+            self._require_in_place(None)
+            self.commit()
+        return result
+
+    def undo(
+        self,
+        changing: Callable[[], AbstractContextManager[None]],
+        details: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """Bring the old ones back after an interruption; new ones without old ones go on."""
+        if self.is_settled or not self.begun or not self.replaces:
+            return
+        with held_back(), changing():
+            if self._is_in_place():
+                self.revert({"cause": {"meaning": "it was interrupted"}, **details()})
+
+    def commit(self) -> None:
+        """Let the new containers stay, the head's first: from then on the others follow it."""
+        self.is_settled = True
+        keep = self.head.keep_count
+        noted = [name for name in self.noted_before if name not in {n.name for n, _ in self.begun}]
+        for node, replacement in self._by_rank():
+            with _told(node, "what it replaced may remain there"), named(node):
+                replacement.commit(keep)
+                if find_deployment(node.docker, self.deployment) is None:
+                    continue
+            noted.append(node.name)
+        here = {node.name for node, _ in self.begun if node.is_here}
+        self.record.note(self.deployment, () if set(noted) <= here else tuple(noted))
+
+    def revert(self, details: Mapping[str, Any] | None = None) -> list[Path]:
+        """Save evidence of the new containers, put them away, bring the old ones back.
+
+        Returns the folders of the evidence. A node that does not answer is said, and stays noted.
+        """
+        self.is_settled = True
+        folders: list[Path] = []
+        left: list[str] = []
+        for node, replacement in self.begun:
+            try:
+                with named(node):
+                    folder = replacement.revert(details)
+            except NodeError as error:
+                left.append(node.name)
+                console.warn(f"{error.message}; what was started there may remain")
+                continue
+            if folder is not None:
+                folders.append(folder)
+        if len(self.begun) > 1 or self.noted_before:
+            self.record.note(self.deployment, tuple(dict.fromkeys((*self.noted_before, *left))))
+        return folders
+
+    def _begin(self, node: Node, bring: Callable[[Replacement], None]) -> None:
+        with named(node):
+            replacement = Replacement(node.docker, self.deployment, self.crashes_dir)
+        # Before anything is done: whatever interrupts from here on finds it.
+        self.begun.append((node, replacement))
+        try:
+            with named(node):
+                bring(replacement)
+        except BaseException:
+            with held_back():
+                self.revert()
+            raise
+
+    def _note(self, nodes: Iterable[Node]) -> None:
+        names = tuple(node.name for node in sorted(nodes, key=lambda node: not node.is_here))
+        self.noted_before = self.record.nodes(self.deployment)
+        if len(names) > 1:
+            self.record.note(self.deployment, tuple(dict.fromkeys((*self.noted_before, *names))))
+
+    def _by_rank(self) -> list[tuple[Node, Replacement]]:
+        return sorted(self.begun, key=lambda item: not item[0].is_here)
+
+    def _is_in_place(self) -> bool:
+        return self.head.is_in_place()
+
+    def _require_in_place(self, cause: SparkdeployError | None) -> None:
+        if not self._is_in_place():
+            self.is_settled = True
+            raise TakenAwayError(self.deployment) from cause
+
+
+def parts_elsewhere(nodes: Nodes, deployment: str, needed: Container[str]) -> list[Node]:
+    """Return the nodes that run a part of a deployment of this head, and are needed no more."""
+    found = []
+    for node in nodes.others:
+        if node.name in needed:
+            continue
+        with _told(node, "its part of the old deployment remains there"), named(node):
+            known = find_deployment(node.docker, deployment)
+            fact = known.serving if known is not None else None
+            if fact is not None and fact.nodes[:1] == (nodes.here.name,):
+                found.append(node)
+    return found
+
+
+@contextlib.contextmanager
+def _told(node: Node, remains: str) -> Iterator[None]:
+    """The head has decided: what cannot be done on another node now is done by a later command."""
+    try:
+        yield
+    except NodeError as error:
+        if node.is_here:
+            raise
+        console.warn(f"{error.message}; {remains}")
+
+
+def _cause_of(error: SparkdeployError) -> dict[str, Any]:
+    if isinstance(error, ContainerDiedError):
+        return {"cause": cause_as_dict(error.cause)}
+    return {"cause": {"meaning": error.message}}

@@ -1,0 +1,117 @@
+"""From a recipe to the plan for the nodes that are to serve it: observe, and decide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checks.survey import Survey, probe
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.image.stages import stages_of
+from sparkdeploy.plan.caches import cache_folder, caches_of_engines, refuse_nesting
+from sparkdeploy.plan.container import Deployment, HostFolders
+from sparkdeploy.plan.formation import alone, form_up
+from sparkdeploy.plan.make import make_plan
+from sparkdeploy.plan.observe import observe
+from sparkdeploy.recipe.library import library
+from sparkdeploy.settings import resources
+
+if TYPE_CHECKING:
+    from sparkdeploy.image.stages import Stage
+    from sparkdeploy.node.node import Nodes
+    from sparkdeploy.plan.formation import Formation
+    from sparkdeploy.plan.observed import Observed
+    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.settings import Settings
+
+
+def draft_plan(
+    resolved: Resolved, settings: Settings, nodes: Nodes, deployment: Deployment
+) -> Plan:
+    """Look at the nodes and decide; the ways between them are tried when there is work to do."""
+    observed = observe(resolved, settings, nodes, deployment.exposure)
+    plan = decide(resolved, settings, observed, deployment, form(resolved, nodes, observed))
+    if plan.formation.is_alone or not plan.has_work:
+        return plan
+    found = Survey({node.facts.name: node.facts for node in observed.nodes})
+    observed = replace(observed, checks=(*observed.checks, *probe(nodes, found)))
+    return decide(resolved, settings, observed, deployment, plan.formation)
+
+
+def form(resolved: Resolved, nodes: Nodes, observed: Observed) -> Formation:
+    """Return who serves: this machine alone, or the nodes of config.yaml that are needed."""
+    if nodes.config is None:
+        return alone(nodes.here.name)
+    gpus = min((node.facts.gpu_count for node in observed.nodes), default=1)
+    return form_up(
+        resolved, nodes.config, nodes.here.name, observed.gid_indexes, gpus_per_node=max(gpus, 1)
+    )
+
+
+def decide(
+    resolved: Resolved,
+    settings: Settings,
+    observed: Observed,
+    deployment: Deployment,
+    formation: Formation | None = None,
+) -> Plan:
+    """Return the plan for what was observed.
+
+    Raises CheckpointError when the model's folder and sparkdeploy's own lie within each other.
+    """
+    refuse_nesting(observed, settings)
+    stages = stages_of(
+        resolved.engine,
+        base_source=observed.base_source,
+        architecture=observed.head.facts.architecture,
+        resources=resources(),
+    )
+    folders = _folders(resolved, settings, stages, observed=observed, deployment=deployment)
+    return make_plan(
+        resolved,
+        observed,
+        stages=stages,
+        deployment=deployment,
+        folders=folders,
+        formation=formation,
+    )
+
+
+def _folders(
+    resolved: Resolved,
+    settings: Settings,
+    stages: tuple[Stage, ...],
+    *,
+    observed: Observed,
+    deployment: Deployment,
+) -> HostFolders:
+    """Caches are keyed by the engine stage, so that a plugin change keeps compiled kernels."""
+    engine_stage = next(stage for stage in stages if stage.name == "engine")
+    return HostFolders(
+        cache=cache_folder(
+            caches_of_engines(settings),
+            engine_stage.fingerprint,
+            resolved=resolved,
+            observed=observed,
+            deployment=deployment.name,
+            own_folders=library(settings).folders,
+        ),
+        key_file=settings.state_dir / "keys" / deployment.name,
+        chat_template=_chat_template(resolved),
+    )
+
+
+def _chat_template(resolved: Resolved) -> Path | None:
+    """Return the file, which stands beside the recipe that names it; Docker would make a folder."""
+    template = resolved.recipe.serve.chat_template
+    if template is None:
+        return None
+    path = Path(template).expanduser().resolve()
+    if not path.is_file():
+        origin = resolved.origins.get(("serve", "chat_template"))
+        raise RecipeError(
+            f"serve.chat_template: {path} is not a file", hint=f"it is named by {origin}"
+        )
+    return path

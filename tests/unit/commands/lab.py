@@ -1,0 +1,336 @@
+"""One, two or three machines without machines: their engines, and a real `up` over them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from sparkdeploy import labels
+from sparkdeploy.commands import drafting, operate, rollback
+from sparkdeploy.commands import up as commands_up
+from sparkdeploy.commands.drafting import Reach, Request
+from sparkdeploy.commands.up import Extent, Handover, Outcome
+from sparkdeploy.deploy import launch as deploy_launch
+from sparkdeploy.deploy import recovery
+from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.deploy.expectation import Expectation
+from sparkdeploy.deploy.replace import begin as begin_for_real
+from sparkdeploy.deploy.watch import Watch
+from sparkdeploy.errors import NodeError, RecipeError, UnhealthyError
+from sparkdeploy.image.stages import stages_of
+from sparkdeploy.node.node import Node, Nodes, node_behind
+from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.draft import form
+from sparkdeploy.plan.formation import for_cluster
+from sparkdeploy.plan.make import make_plan
+from sparkdeploy.plan.observed import Observed, ObservedNode
+from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.settings import load_settings
+from tests.unit.conftest import REPOSITORY
+from tests.unit.fake_containers import FakeContainers
+from tests.unit.plan.facts import FOLDERS, SPARK, built, model_fact
+from tests.unit.plan.test_cluster_checks import facts as fabric_fact
+from tests.unit.plan.test_cluster_launch import spark, sparks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+    from sparkdeploy.image.stages import Stage
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.ssh import SshLink
+    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.load import Library, Resolved
+    from sparkdeploy.server.health import Readiness
+
+NEW = "sparkdeploy-main"
+
+
+class Killed(BaseException):
+    """The process is no more: nothing it does from here on reaches an engine."""
+
+
+@dataclass
+class Engine(FakeContainers):
+    """Containers whose engine remembers when each was made, and tells the lab of every change."""
+
+    lab: Lab | None = None
+    made: int = 0
+
+    def _step(self) -> None:
+        if self.lab is not None:
+            self.lab.step()
+
+    def create(self, spec: ContainerSpec) -> str:
+        self._step()
+        self.made += 1
+        key = f"{spec.labels.get('test.text', 'c')}-{self.made}"
+        now = datetime.now(UTC).isoformat()
+        fact = FakeContainers.create(self, spec)
+        self.facts[key] = replace(
+            self.facts.pop(fact), container_id=key, created_at=f"{self.made:04}", started_at=now
+        )
+        return key
+
+    def start(self, key: str) -> None:
+        self._step()
+        super().start(key)
+
+    def stop(self, key: str, *, timeout_s: int = 30) -> None:
+        self._step()
+        super().stop(key, timeout_s=timeout_s)
+
+    def rename(self, key: str, name: str) -> None:
+        self._step()
+        super().rename(key, name)
+
+    def remove(self, key: str) -> None:
+        self._step()
+        super().remove(key)
+
+    def memory_bytes(self, _key: str) -> int:
+        return 0
+
+    def mounted_from(self, _key: str) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass
+class Lab:
+    """`count` machines, this one the head; `up` is the product's, all that is slow is not."""
+
+    count: int
+    shipped: Library
+    engines: list[Engine] = field(default_factory=list)
+    gone: set[str] = field(default_factory=set)
+    """Nodes that do not answer ssh."""
+    is_answering: bool = False
+    """Whether a running head answers when it is asked from outside a wait."""
+    wait: Any = None
+    """What a wait does; called with the parts."""
+    stages: tuple[Stage, ...] = ()
+    steps: int = 0
+    interrupt_at: tuple[int, ...] = ()
+    """At which changes Ctrl-C comes."""
+    kill_at: int = 0
+    waits: int = 0
+    planned: list[Plan] = field(default_factory=list)
+    consent: Any = bool  # any question but an empty one is agreed to
+
+    def __post_init__(self) -> None:
+        self.engines = [Engine(lab=self) for _ in range(self.count)]
+        self.wait = self._answer
+
+    def _answer(self, _parts: Any) -> Readiness:
+        self.is_answering = True
+        return READY
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.kill_at and self.steps >= self.kill_at:
+            raise Killed
+        if self.steps in self.interrupt_at:
+            signal.raise_signal(signal.SIGINT)
+
+    def nodes(self, names: frozenset[str]) -> Nodes:
+        link = SimpleNamespace(docker_address="ssh://there", is_open=True, close=lambda: None)
+        made, failed = [], {}
+        for number, engine in enumerate(self.engines, start=1):
+            name = f"spark-{number}"
+            if number > 1 and name not in names:
+                continue
+            if name in self.gone:
+                failed[name] = NodeError(f"{name}: nothing listens for ssh")
+                continue
+            node = Node(name, spark(number), cast("SshLink", link) if number > 1 else None)
+            node._docker = engine.host
+            made.append(node)
+        return Nodes(made[0], tuple(made[1:]), failed, sparks(max(self.count, 2)))
+
+    @property
+    def record(self) -> ClusterRecord:
+        return ClusterRecord.below(load_settings().state_dir)
+
+    def up(
+        self,
+        *sets: str,
+        size: int | None = None,
+        extent: Extent = Extent.ANSWER,
+        keep: int = 1,
+    ) -> Outcome:
+        """Deploy v2 over `size` machines; all of them when left out."""
+        size = self.count if size is None else size
+        reach = Reach.HERE if size == 1 else Reach.CLUSTER
+        parallel = [f"cluster.tensor_parallel={size}"] if size > 1 else []
+        request = Request("v2", (*parallel, *sets), Deployment("main"), reach)
+        resolved = _loaded(self.shipped, request.assignments)
+        if reach is Reach.CLUSTER:
+            resolved = for_cluster(resolved)
+        self.steps = 0
+        return commands_up.up(
+            resolved,
+            request,
+            load_settings(),
+            extent=extent,
+            consent=self.consent,
+            handover=Handover(keep),
+        )
+
+    def roll_back(self) -> str:
+        self.steps = 0
+        return rollback.roll_back("main").action
+
+    def down(self) -> tuple[str, ...]:
+        return operate.take_down("main")
+
+    def status(self) -> Any:
+        (row,) = operate.current_rows()
+        return row
+
+    def running(self) -> list[str | None]:
+        """The text of each machine's serving container; None where none runs."""
+        found = (engine.find_container(NEW) for engine in self.engines)
+        return [text_of(fact) if fact is not None and fact.is_running else None for fact in found]
+
+    def names(self) -> list[list[str]]:
+        return [sorted(fact.name for fact in engine.facts.values()) for engine in self.engines]
+
+    def draft(self, resolved: Resolved, _settings: Any, nodes: Nodes, name: Deployment) -> Plan:
+        seen = tuple(
+            ObservedNode(
+                replace(SPARK, name=node.name, fabric=fabric_fact(int(node.name[-1]))),
+                containers=node.docker.own_containers(),
+                missing_bytes=None if node.is_here else 0,
+            )
+            for node in nodes
+        )
+        head = replace(seen[0], images=_built(self.stages), missing_bytes=None)
+        others = tuple(replace(item, images=head.images) for item in seen[1:])
+        observed = Observed((head, *others), "registry", model_fact())
+        plan = make_plan(
+            resolved,
+            observed,
+            stages=self.stages,
+            deployment=name,
+            folders=FOLDERS,
+            formation=form(resolved, nodes, observed),
+        )
+        self.planned.append(plan)
+        return plan
+
+
+@functools.cache
+def _loaded(shipped: Library, assignments: tuple[str, ...]) -> Resolved:
+    return load_recipe(shipped, "v2", assignments)
+
+
+@functools.cache
+def _stages(shipped: Library) -> tuple[Stage, ...]:
+    return stages_of(
+        _loaded(shipped, ()).engine,
+        base_source="registry",
+        architecture="aarch64",
+        resources=REPOSITORY,
+    )
+
+
+class _Readiness:
+    startup_s = 1.0
+    phases_s: dict[str, float] = {}  # noqa: RUF012 - nobody writes it
+
+
+READY = cast("Readiness", _Readiness())
+
+
+def text_of(fact: ContainerFact) -> str:
+    return fact.labels.get("test.text", "")
+
+
+def _built(stages: tuple[Stage, ...]) -> dict[str, Any]:
+    return {stage.tag: built(stage) for stage in stages}
+
+
+def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
+    """Put the lab in the place of machines, images, weights and waits."""
+    lab = Lab(count, shipped, stages=_stages(shipped))
+
+    @contextlib.contextmanager
+    def this_node(_settings: Any) -> Iterator[Nodes]:
+        yield lab.nodes(frozenset()).alone()
+
+    @contextlib.contextmanager
+    def open_nodes(_settings: Any, names: frozenset[str]) -> Iterator[Nodes]:
+        yield lab.nodes(names)
+
+    def wait(watch: Watch) -> Readiness:
+        lab.waits += 1
+        done: Readiness = lab.wait(watch.parts)
+        return done
+
+    for module in (drafting, operate):
+        monkeypatch.setattr(module, "this_node", this_node)
+        monkeypatch.setattr(module, "open_nodes", open_nodes)
+    monkeypatch.setattr(operate, "connect", lambda _settings: lab.engines[0])
+    monkeypatch.setattr(drafting, "configured", lambda _settings: sparks(max(count, 2)))
+    monkeypatch.setattr(drafting, "name_here", lambda _config: "spark-1")
+    monkeypatch.setattr(commands_up, "draft_plan", lab.draft)
+    monkeypatch.setattr(commands_up, "bring_models", lambda *_: False)
+    monkeypatch.setattr(commands_up, "same_images", lambda *_: ())
+    monkeypatch.setattr(commands_up, "prepare_folders", lambda *_: None)
+    monkeypatch.setattr(commands_up, "doctor_report", lambda *_: {})
+    monkeypatch.setattr(commands_up, "expectation_of", lambda *_: Expectation(None, (), None))
+    monkeypatch.setattr(commands_up, "make_room_for", lambda *_: None)
+    monkeypatch.setattr(rollback, "make_room_for", lambda *_: None)
+    monkeypatch.setattr(Watch, "wait", wait)
+
+    def begin(replacement: Any, *, spec: ContainerSpec, before_start: Any) -> None:
+        number = lab.planned[-1].resolved.recipe.serve.max_num_seqs
+        marked = replace(spec, labels={**spec.labels, "test.text": str(number)})
+        begin_for_real(replacement, spec=marked, before_start=before_start)
+
+    monkeypatch.setattr(deploy_launch, "begin", begin)
+    for module in (commands_up, recovery, operate):
+        monkeypatch.setattr(module, "answers", lambda fact: fact.is_running and lab.is_answering)
+    return lab
+
+
+def reached_alone(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> None:
+    """Let this machine have that engine, and no other machine be there."""
+
+    @contextlib.contextmanager
+    def this_node(_settings: Any) -> Iterator[Nodes]:
+        yield Nodes(node_behind("here", engine.host))
+
+    @contextlib.contextmanager
+    def open_nodes(_settings: Any, _names: frozenset[str]) -> Iterator[Nodes]:
+        raise RecipeError("config.yaml names no nodes")
+        yield
+
+    for module in (drafting, operate):
+        monkeypatch.setattr(module, "this_node", this_node)
+        monkeypatch.setattr(module, "open_nodes", open_nodes)
+    monkeypatch.setattr(operate, "connect", lambda _settings: engine)
+
+
+def dies(_parts: Any) -> Readiness:
+    raise UnhealthyError("it died")
+
+
+def interrupts(_parts: Any) -> Readiness:
+    signal.raise_signal(signal.SIGINT)
+    raise AssertionError
+
+
+def killed(_parts: Any) -> Readiness:
+    raise Killed
+
+
+def launches(lab: Lab) -> set[str]:
+    found = (engine.find_container(NEW) for engine in lab.engines)
+    return {fact.labels.get(labels.LAUNCH, "") for fact in found if fact is not None}

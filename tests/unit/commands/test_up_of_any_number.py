@@ -1,0 +1,269 @@
+"""One table of cases for one, two and three machines: the same `up`, over fakes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.commands.up import Extent
+from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
+from tests.unit.commands.lab import NEW, Killed, Lab, build, dies, interrupts, launches
+
+if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Library
+
+OLD_AND_NEW = ("serve.max_num_seqs=1", "serve.max_num_seqs=2")
+OLD, LATER = OLD_AND_NEW
+
+
+@pytest.fixture(params=[1, 2, 3])
+def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
+    return build(monkeypatch, shipped, request.param)
+
+
+def deployed(lab: Lab) -> Lab:
+    lab.up(OLD)
+    lab.is_answering = True
+    return lab
+
+
+def check_whole(lab: Lab, text: str) -> None:
+    """Every machine serves the same, started together, and nothing is half done."""
+    assert lab.running() == [text] * lab.count
+    assert len(launches(lab)) == 1
+    for names in lab.names():
+        assert f"{NEW}-replaced" not in names
+
+
+def test_a_first_start(lab: Lab) -> None:
+    outcome = lab.up(OLD)
+    assert outcome.changed
+    check_whole(lab, "1")
+    assert lab.record.nodes("main") == (
+        () if lab.count == 1 else tuple(f"spark-{n + 1}" for n in range(lab.count))
+    )
+    assert lab.down() != ()
+    assert lab.names() == [[]] * lab.count
+
+
+def test_nothing_to_do_when_it_runs_as_the_recipe_says(lab: Lab) -> None:
+    deployed(lab)
+    outcome = lab.up(OLD)
+    assert (outcome.changed, lab.steps, lab.waits) == (False, 0, 1)
+
+
+def test_the_printed_plan_is_the_one_that_is_applied(lab: Lab) -> None:
+    outcome = lab.up(OLD)
+    assert outcome.plan is lab.planned[-1]
+    assert len(lab.planned) == 1
+    assert [part.seat.rank for part in outcome.plan.parts] == list(range(lab.count))
+
+
+def test_a_replacement_keeps_the_old_one_for_rollback(lab: Lab) -> None:
+    deployed(lab).up(LATER)
+    check_whole(lab, "2")
+    assert lab.names() == [[NEW, f"{NEW}-kept-1"]] * lab.count
+    assert lab.roll_back() == "returned"
+    check_whole(lab, "1")
+    assert lab.roll_back() == "returned"
+    check_whole(lab, "2")
+
+
+def test_without_keeping_nothing_stays(lab: Lab) -> None:
+    deployed(lab).up(LATER, keep=0)
+    assert lab.names() == [[NEW]] * lab.count
+    assert lab.roll_back() == "nothing"
+
+
+def test_a_detached_start_is_settled_by_the_next_command(lab: Lab) -> None:
+    deployed(lab)
+    lab.up(LATER, extent=Extent.DETACH)
+    assert lab.names() == [[NEW, f"{NEW}-replaced"]] * lab.count
+    outcome = lab.up(LATER)
+    assert not outcome.changed
+    check_whole(lab, "2")
+
+
+def test_a_detached_start_that_is_not_what_was_planned_is_reverted(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed(lab)
+    lab.up(LATER, extent=Extent.DETACH)
+
+    def fell_back(*_: object) -> None:
+        raise UnhealthyError("planned off, runs mtp 2")
+
+    monkeypatch.setattr("sparkdeploy.deploy.recovery.hold", fell_back)
+    assert lab.roll_back() == "reverted"
+    check_whole(lab, "1")
+
+
+def test_a_second_up_during_a_start_waits_for_it(lab: Lab) -> None:
+    lab.up(OLD, extent=Extent.DETACH)
+    before = lab.names()
+    outcome = lab.up(OLD)
+    assert (outcome.changed, lab.waits, lab.steps) == (False, 1, 0)
+    assert lab.names() == before
+
+
+def test_a_start_that_fails_brings_everything_back(lab: Lab) -> None:
+    deployed(lab)
+    lab.wait = dies
+    with pytest.raises(UnhealthyError, match="the previous deployment is starting again"):
+        lab.up(LATER)
+    check_whole(lab, "1")
+
+
+def test_a_first_start_that_fails_leaves_nothing(lab: Lab) -> None:
+    lab.wait = dies
+    with pytest.raises(UnhealthyError):
+        lab.up(OLD)
+    assert lab.names() == [[]] * lab.count
+    assert lab.record.nodes("main") == ()
+
+
+def test_ctrl_c_while_a_replacement_is_waited_for_brings_the_old_one_back(lab: Lab) -> None:
+    deployed(lab)
+    lab.wait = interrupts
+    with pytest.raises(KeyboardInterrupt):
+        lab.up(LATER)
+    check_whole(lab, "1")
+
+
+def test_ctrl_c_while_a_first_start_is_waited_for_lets_it_go_on(lab: Lab) -> None:
+    lab.wait = interrupts
+    with pytest.raises(KeyboardInterrupt):
+        lab.up(OLD)
+    check_whole(lab, "1")
+
+
+def changes_of_a_replacement(lab: Lab) -> int:
+    """Return how many changes of containers a whole replacement takes."""
+    deployed(lab)
+    lab.up(LATER)
+    return lab.steps
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_at_any_change_leaves_the_old_or_the_new_one_whole(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    shipped: Library,
+    lab: Lab,
+    times: int,
+) -> None:
+    for at in range(1, changes_of_a_replacement(lab) + 1):
+        fresh = deployed(build(monkeypatch, shipped, lab.count))
+        # The second Ctrl-C comes while the first one is being undone.
+        fresh.interrupt_at = tuple(range(at, at + 2 * times, 2)) if times > 1 else (at,)
+        with pytest.raises(KeyboardInterrupt):
+            fresh.up(LATER)
+        fresh.interrupt_at = ()
+        text = fresh.running()[0]
+        assert text in {"1", "2"}, at
+        check_whole(fresh, text or "")
+
+
+@pytest.mark.parametrize("command", ["up", "rollback", "down"])
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_kill_at_any_change_is_recovered_from(
+    monkeypatch: pytest.MonkeyPatch, shipped: Library, lab: Lab, command: str, answers: bool
+) -> None:
+    for at in range(1, changes_of_a_replacement(lab) + 1):
+        fresh = deployed(build(monkeypatch, shipped, lab.count))
+        fresh.kill_at = at
+        with pytest.raises(Killed):
+            fresh.up(LATER)
+        fresh.kill_at, fresh.is_answering = 0, answers
+        if command == "down":
+            fresh.down()
+            assert fresh.names() == [[]] * fresh.count, at
+            continue
+        if command == "up":
+            fresh.up(LATER)
+            check_whole(fresh, "2")
+        else:
+            fresh.roll_back()
+            check_whole(fresh, fresh.running()[0] or "nothing runs at the head")
+
+
+def test_a_part_that_fell_back_ends_the_launch(lab: Lab) -> None:
+    deployed(lab)
+
+    def fell_back(_parts: object) -> object:
+        raise UnhealthyError("spark-2: the engine fell back to something else")
+
+    lab.wait = fell_back
+    with pytest.raises(UnhealthyError, match="fell back"):
+        lab.up(LATER)
+    check_whole(lab, "1")
+
+
+def test_a_node_that_is_gone_stops_it_before_anything_changes(lab: Lab) -> None:
+    if lab.count == 1:
+        pytest.skip("the one machine is this one")
+    deployed(lab)
+    lab.gone = {"spark-2"}
+    with pytest.raises(NodeError, match="spark-2: nothing listens"):
+        lab.up(LATER)
+    lab.gone = set()
+    check_whole(lab, "1")
+
+
+def test_status_knows_every_part(lab: Lab) -> None:
+    deployed(lab)
+    row = lab.status()
+    assert row.state == "healthy"
+    assert [member.state for member in row.members] == ["running"] * (lab.count - 1)
+    if lab.count > 1:
+        lab.engines[1].facts.clear()
+        assert lab.status().state == "broken"
+
+
+def test_a_head_that_was_not_replaced_yet_is_half_replaced(lab: Lab) -> None:
+    if lab.count == 1:
+        pytest.skip("there is no worker")
+    deployed(lab)
+    # The worker's old one is renamed and stopped, the new one is made and started.
+    lab.kill_at = 4 * (lab.count - 1) + 1
+    with pytest.raises(Killed):
+        lab.up(LATER)
+    lab.kill_at = 0
+    assert lab.running() == ["1"] + ["2"] * (lab.count - 1)
+    assert lab.status().state == "half replaced"
+
+
+def test_a_node_that_is_needed_no_more_is_left(lab: Lab) -> None:
+    if lab.count < 3:
+        pytest.skip("nobody is left over")
+    deployed(lab).up(LATER, size=2)
+    assert lab.running() == ["2", "2", None]
+    assert lab.names()[2] == [f"{NEW}-kept-1"]
+    assert lab.status().state == "healthy"
+    assert lab.roll_back() == "returned"
+    check_whole(lab, "1")
+    lab.up(LATER, size=1)
+    assert lab.running() == ["2", None, None]
+    lab.down()
+    assert lab.names() == [[]] * 3
+
+
+def test_a_smaller_start_that_fails_brings_the_larger_one_back(lab: Lab) -> None:
+    deployed(lab)
+    lab.wait = dies
+    with pytest.raises(UnhealthyError):
+        lab.up(LATER, size=max(lab.count - 1, 1))
+    check_whole(lab, "1")
+
+
+def test_a_worker_does_not_end_what_another_head_started(lab: Lab) -> None:
+    if lab.count == 1:
+        pytest.skip("there is no worker")
+    deployed(lab)
+    lab.engines = [lab.engines[1], lab.engines[0], *lab.engines[2:]]
+    with pytest.raises(NodeError, match="which spark-1 heads"):
+        lab.down()
+    with pytest.raises(SparkdeployError, match="which spark-1 heads"):
+        lab.roll_back()
+    assert lab.status().state == "worker"
