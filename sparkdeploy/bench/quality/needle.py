@@ -45,7 +45,7 @@ _QUESTION = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NeedleResult:
     """One haystack and what became of its needle."""
 
     length: int
@@ -79,7 +79,7 @@ def search(
     depths: Sequence[float] = DEPTHS,
     *,
     on_progress: Callable[[str], None] = lambda _text: None,
-) -> Iterator[Found]:
+) -> Iterator[NeedleResult]:
     """Ask for every length and depth; each has a ledger and a number of its own.
 
     Raises UnhealthyError when the server does not answer.
@@ -94,7 +94,7 @@ def search(
         text = haystack(line_count, depth, code, seed=index)
         done = _ask(model, f"{text}\n\n{_QUESTION}", MAX_TOKENS)
         tokens_a_line = max((done.prompt_tokens - fixed_tokens) / line_count, 1.0)
-        yield Found(
+        yield NeedleResult(
             length=length,
             depth=depth,
             prompt_tokens=done.prompt_tokens,
@@ -111,7 +111,7 @@ def fitting(lengths: Sequence[int], max_model_len: int | None) -> tuple[int, ...
     return tuple(sorted(inside | ({max_model_len} if len(inside) < len(set(lengths)) else set())))
 
 
-def needle_lines(found: Sequence[Found]) -> Iterator[str]:
+def needle_lines(found: Sequence[NeedleResult]) -> Iterator[str]:
     """Yield a table, one row a length: `+` where the number was found, `-` where it was not."""
     depths = sorted({item.depth for item in found})
     yield "  tokens  " + "".join(f"{depth:>7.0%}" for depth in depths)

@@ -1,15 +1,22 @@
-"""Figures that others published, from the shipped table, each with its source."""
+"""Figures that others published, from the shipped table, and ours beside them with the sources."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.bench.report.chart import Section, Table, figure, plottable
 from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from sparkdeploy.bench.report.chart import ShownRun
+
+SPARK = "DGX Spark"
+OTHERS = "The published figures are other people's, taken on one DGX Spark."
+FIGURES = {"end_to_end_tok_s": "end to end", "stream_decode_tok_s": "decode only"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,7 @@ class Field:
 
 
 def read_published(path: Path) -> Field:
-    """Read the table."""
+    """Read the table; it is ours, so its shape is not questioned."""
     content = read_document(path).content
     return Field(
         tuple(_published(entry) for entry in content["published"]),
@@ -72,3 +79,75 @@ def _published(entry: Mapping[str, object]) -> Published:
         prompts=prompts,
         mean=float(str(mean)) if mean is not None else sum(prompts.values()) / len(prompts),
     )
+
+
+def published_section(runs: Sequence[ShownRun], field: Field) -> Section:
+    """Every published figure of the runs' recipes, and what others reached with other set-ups."""
+    others = [
+        (other.what, figure(other.tok_s), f"{other.method}; {other.source}")
+        for other in field.others
+    ]
+    rows = [row for shown in runs for row in _rows(shown, field)]
+    if not rows:
+        return Section(
+            anchor="published",
+            heading="Published figures",
+            explanation=(
+                "No published figure of these runs' recipes is known. These are of other set-ups, "
+                "in tokens a second for one request."
+            ),
+            charts=(),
+            table=Table(("what", "published", "method and source"), tuple(others), text_columns=1),
+            notes=(OTHERS,),
+        )
+    rows += [("-", what, "-", tok_s, "-", said) for what, tok_s, said in others]
+    notes = [OTHERS]
+    if elsewhere := ", ".join(shown.name for shown in runs if not _on_a_spark(shown)):
+        notes.append(f"Not taken on a DGX Spark, so the difference says little: {elsewhere}.")
+    columns = ("run", "what", "here", "published", "difference", "method and source")
+    return Section(
+        anchor="published",
+        heading="Beside published figures",
+        explanation=(
+            "Here: the mean over the prompt classes for which there is a published figure, in "
+            "tokens a second for one request. Prompts differ in their words; the classes and the "
+            "lengths are the same."
+        ),
+        charts=(),
+        table=Table(columns, tuple(rows)),
+        notes=tuple(notes),
+    )
+
+
+def _rows(shown: ShownRun, field: Field) -> Iterator[tuple[str, ...]]:
+    for item in field.published:
+        if item.recipe == shown.recipe:
+            here = _here(shown, item)
+            change = here / item.mean - 1 if here is not None and item.mean > 0 else None
+            yield (
+                shown.name,
+                f"{item.recipe}, {FIGURES.get(item.figure, item.figure)} ({item.label})",
+                figure(here),
+                figure(item.mean),
+                f"{change:+.0%}" if change is not None else "-",
+                f"{item.method}; {item.hardware}; {item.source}",
+            )
+
+
+def _here(shown: ShownRun, item: Published) -> float | None:
+    means = [
+        cell.statistics[item.figure].mean
+        for cell in shown.cells(item.suite)
+        if cell.concurrency == 1
+        and item.figure in cell.statistics
+        and (not item.prompts or cell.prompt in item.prompts)
+    ]
+    # A class that is missing or damaged would make the mean one of something else.
+    if not means or len(means) < len(item.prompts) or not all(map(plottable, means)):
+        return None
+    return sum(means) / len(means)
+
+
+def _on_a_spark(shown: ShownRun) -> bool:
+    machine = shown.run.origin.machine
+    return machine is not None and SPARK in machine.product

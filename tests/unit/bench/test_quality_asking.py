@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sparkdeploy.bench.quality import needle, tool_calls
-from sparkdeploy.bench.quality.asking import Questions, take_capture
+from sparkdeploy.bench.quality.capture import Questions, take_capture
 from sparkdeploy.bench.quality.texts import TEXTS
 from sparkdeploy.cli.main import main
 from sparkdeploy.errors import BenchError

@@ -12,9 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench import prompts
-from sparkdeploy.bench.asking import TOKEN_IDS_UP_TO, Ask, Dialect, Length, chat_body
-from sparkdeploy.bench.gate import floor_of, gate_of, require_gate, require_gated_suite
-from sparkdeploy.bench.sizing import SPARE_SHARE, SPARE_TOKENS, Sizer
+from sparkdeploy.bench.compare import floor_of, gate_of, require_gate, require_gated_suite
+from sparkdeploy.bench.prompts import (
+    SPARE_SHARE,
+    SPARE_TOKENS,
+    TOKEN_IDS_UP_TO,
+    Ask,
+    Dialect,
+    Length,
+    Sizer,
+    chat_body,
+)
 from sparkdeploy.bench.suites import (
     Forecast,
     SuiteName,

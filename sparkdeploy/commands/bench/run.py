@@ -1,4 +1,4 @@
-"""`bench`: reach a server, take the suites, keep the record."""
+"""`bench`: reach a server, take the suites, keep the record; make a page of records."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from sparkdeploy import __version__
 from sparkdeploy.bench import prompts
-from sparkdeploy.bench.measure import GONE, Measurement, Progress, Target, find_dialect
-from sparkdeploy.bench.record import Run, SuiteResult, write_record
-from sparkdeploy.bench.shelf import Shelf, run_id
-from sparkdeploy.bench.streams import Streams
+from sparkdeploy.bench.files import Shelf, run_id, write_record
+from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
+from sparkdeploy.bench.record import Run, SuiteResult
+from sparkdeploy.bench.report.draw import SERIES
+from sparkdeploy.bench.report.page import report_page
+from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.bench.suites import (
     SWEEP_CONCURRENCY,
     SWEEP_CONTEXT,
@@ -22,10 +25,10 @@ from sparkdeploy.bench.suites import (
     fixed_suite,
     sweep_suite,
 )
-from sparkdeploy.bench.tools import Load, load_for
-from sparkdeploy.bench.watch import Watch
-from sparkdeploy.commands.bench_origin import deployment_origin, endpoint_origin
-from sparkdeploy.commands.bench_tools import measure_with_tools
+from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
+from sparkdeploy.bench.watch import BenchWatch
+from sparkdeploy.bench.wire import Streams
+from sparkdeploy.commands.bench.origin import deployment_origin, endpoint_origin
 from sparkdeploy.commands.drafting import connect
 from sparkdeploy.console import console, format_seconds
 from sparkdeploy.deploy.deployments import require_deployment
@@ -34,12 +37,14 @@ from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, Usa
 from sparkdeploy.node.machine import LocalMachine
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.server.client import ServedModel
+from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from sparkdeploy.bench.origin import Origin
+    from sparkdeploy.bench.record import RunOrigin
+    from sparkdeploy.bench.suites import Turn
     from sparkdeploy.console import Step
     from sparkdeploy.settings import Settings
 
@@ -47,9 +52,7 @@ _ASKED = {SuiteName.FIVE: prompts.FIVE, SuiteName.DECODE: prompts.DECODE}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the user typed."""
-
+class WantedRun:
     suites: tuple[SuiteName, ...]
     rounds: int
     label: str | None = None
@@ -57,6 +60,15 @@ class Wanted:
     context: tuple[int, ...] = SWEEP_CONTEXT
     file: Path | None = None
     """Where the record goes instead of the shelf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What an address needs beside itself; deployments of ours need neither."""
+
+    key_file: Path | None = None
+    model: str | None = None
+    """The served name; None is the first that the server names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +81,7 @@ class Endpoint:
     max_model_len: int | None
     is_here: bool
     container_id: str | None
-    origin: Origin
+    origin: RunOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +93,8 @@ class Finished:
     failure: SparkdeployError | None = None
     """What ended the run after something had been measured."""
 
-    @property
-    def is_complete(self) -> bool:
-        """Say whether nothing was interrupted."""
-        return all(suite.is_complete for suite in self.run.suites)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tools:
-    """Suite `standard`, planned."""
-
-    load: Load
-    container_id: str
-
 
 def shelf_of(settings: Settings) -> Shelf:
-    """Return the user's records."""
     return Shelf(settings.state_dir / "bench")
 
 
@@ -123,21 +121,33 @@ def reach_deployment(name: str, settings: Settings) -> Endpoint:
             )
 
 
-def reach_url(url: str, model_name: str | None, key_file: Path | None) -> Endpoint:
-    """Return any OpenAI-compatible server; UnhealthyError when it does not answer."""
+def server_at(url: str, access: Access) -> ServedModel:
+    """Return any OpenAI-compatible server; UsageError for what is no address."""
     base_url = url.rstrip("/").removesuffix("/v1")
     parts = urlsplit(base_url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise UsageError(f"{url!r} is no address", hint="such as http://127.0.0.1:8000")
-    is_here = parts.hostname in {"127.0.0.1", "localhost", "::1"}
-    key = read_key_file(key_file)
-    with ServedModel(base_url, key, model=model_name) as model:
-        name = model.name
-        origin = endpoint_origin(base_url, name, version=model.version(), is_here=is_here)
-        return Endpoint(base_url, key, name, model.max_model_len(), is_here, None, origin)
+    return ServedModel(base_url, read_key_file(access.key_file), model=access.model)
 
 
-def measure_endpoint(endpoint: Endpoint, wanted: Wanted, settings: Settings) -> Finished:
+def reach_url(url: str, access: Access) -> Endpoint:
+    """Return the server at an address; UnhealthyError when it does not answer."""
+    with server_at(url, access) as model:
+        is_here = urlsplit(model.base_url).hostname in {"127.0.0.1", "localhost", "::1"}
+        return Endpoint(
+            base_url=model.base_url,
+            api_key=model.api_key,
+            model=model.name,
+            max_model_len=model.max_model_len(),
+            is_here=is_here,
+            container_id=None,
+            origin=endpoint_origin(
+                model.base_url, model.name, version=model.version(), is_here=is_here
+            ),
+        )
+
+
+def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) -> Finished:
     """Take the suites and write the record, also of a run that is interrupted or fails half-way.
 
     Raises BenchError when the server cannot be measured at all, and UsageError before anything is
@@ -147,11 +157,11 @@ def measure_endpoint(endpoint: Endpoint, wanted: Wanted, settings: Settings) -> 
     plans = [_planned(name, endpoint, wanted) for name in wanted.suites]
     results: list[SuiteResult] = []
     failure: SparkdeployError | None = None
-    with _target(endpoint) as (target, watch):
+    with _server(endpoint) as (server, watch):
         for plan in plans:
             try:
                 if isinstance(plan, Suite):
-                    results.append(_take_suite(plan, target, watch))
+                    results.append(_take_suite(plan, server, watch))
                 else:
                     results.append(_take_standard(plan, endpoint, settings))
             except SparkdeployError as error:
@@ -161,7 +171,8 @@ def measure_endpoint(endpoint: Endpoint, wanted: Wanted, settings: Settings) -> 
                 break
             if not results[-1].is_complete:
                 break
-    label = wanted.label or _label(endpoint)
+    recipe = endpoint.origin.recipe
+    label = wanted.label or (recipe.name if recipe is not None else endpoint.model)
     run = Run(
         run_id=run_id(started, label, "-".join(wanted.suites)),
         label=label,
@@ -170,9 +181,10 @@ def measure_endpoint(endpoint: Endpoint, wanted: Wanted, settings: Settings) -> 
         origin=endpoint.origin,
         suites=tuple(results),
     )
+    shelf = shelf_of(settings)
     if wanted.file is None:
-        make_private(shelf_of(settings).folder)
-    path = wanted.file or shelf_of(settings).path_of(run)
+        make_private(shelf.folder)
+    path = wanted.file or shelf.path_of(run)
     write_record(run, path)
     return Finished(run, path, failure)
 
@@ -184,7 +196,7 @@ def require_figures(finished: Finished) -> None:
     for suite in finished.run.suites:
         if GONE in suite.notes:
             raise BenchError(f"suite {suite.name}: {GONE}", hint=f"what there is: {finished.path}")
-    if not finished.is_complete:
+    if not all(suite.is_complete for suite in finished.run.suites):
         raise KeyboardInterrupt
     for suite in finished.run.suites:
         for cell in suite.cells:
@@ -196,68 +208,93 @@ def require_figures(finished: Finished) -> None:
                 )
 
 
-def _take_suite(suite: Suite, target: Target, watch: Watch) -> SuiteResult:
+def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
+    """Write the page about the named runs and return how many; BenchError when there is none.
+
+    A run is named by its id, its label (the newest wins) or its file; without names the newest run
+    of each label is shown.
+    """
+    shelf = shelf_of(settings)
+    runs = [shelf.find(name).run for name in names] or _newest_of_each_label(shelf)
+    if not runs:
+        raise BenchError(
+            f"there are no runs in {shelf.folder}",
+            hint="`sparkdeploy bench` makes one, or name the files of some",
+        )
+    page = report_page(
+        runs,
+        read_published(resources() / "recipes" / "facts" / "published.yaml"),
+        made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        version=__version__,
+    )
+    try:
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"{output} cannot be written: {error.strerror}") from error
+    return len(runs)
+
+
+def _newest_of_each_label(shelf: Shelf) -> list[Run]:
+    """Return as many runs as there are colours; a damaged record is named and left out."""
+    kept, damaged = shelf.runs()
+    for message in damaged:
+        console.warn(message)
+    newest = {item.run.label: item.run for item in kept}
+    return list(newest.values())[-len(SERIES) :]
+
+
+def _take_suite(suite: Suite, server: MeasuredServer, watch: BenchWatch) -> SuiteResult:
     for note in suite.notes:
         console.info(f"  {note}")
     asked = _ASKED.get(suite.name, ())
     seed = time.time_ns() % 2**31
-    measurement = Measurement(suite, target, watch, asked=asked, seed=seed)
+    measurement = Measurement(suite, server, watch, asked=asked, seed=seed)
     with console.step(f"suite {suite.name}") as step:
         return measurement.run(_shown_on(step, suite))
 
 
-def _take_standard(tools: _Tools, endpoint: Endpoint, settings: Settings) -> SuiteResult:
+def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteResult:
     has_key = endpoint.api_key is not None
-    return measure_with_tools(tools.load, tools.container_id, settings, has_key=has_key)
+    with connect(settings) as host:
+        return measure_with_tools(host, load, endpoint.container_id or "", has_key=has_key)
 
 
-def _planned(name: SuiteName, endpoint: Endpoint, wanted: Wanted) -> Suite | _Tools:
+def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | Load:
     """Refuse what cannot be asked of this server before an hour is spent on other suites."""
     if name in _ASKED:
         return fixed_suite(name, _ASKED[name], wanted.rounds)
-    if name is SuiteName.STANDARD:
-        return _planned_tools(endpoint, wanted)
-    return sweep_suite(
-        wanted.rounds,
-        concurrency=wanted.concurrency,
-        context=wanted.context,
-        max_model_len=endpoint.max_model_len,
-    )
-
-
-def _planned_tools(endpoint: Endpoint, wanted: Wanted) -> _Tools:
+    limit = endpoint.max_model_len
+    if name is SuiteName.SWEEP:
+        return sweep_suite(
+            wanted.rounds,
+            concurrency=wanted.concurrency,
+            context=wanted.context,
+            max_model_len=limit,
+        )
     if endpoint.container_id is None:
         raise UsageError(
             "suite standard needs a deployment of ours: the tools use its container and tokenizer",
             hint="leave --url out, or take another suite",
         )
-    load = load_for(
-        endpoint.base_url,
-        endpoint.model,
-        rounds=wanted.rounds,
-        max_model_len=endpoint.max_model_len,
-    )
-    return _Tools(load, endpoint.container_id)
+    return load_for(endpoint.base_url, endpoint.model, rounds=wanted.rounds, max_model_len=limit)
 
 
-def _shown_on(step: Step, suite: Suite) -> Callable[[Progress], None]:
-    def show(progress: Progress) -> None:
-        condition, number = progress.turn.condition, progress.turn.round
+def _shown_on(step: Step, suite: Suite) -> Callable[[Turn, float | None, float | None], None]:
+    def show(turn: Turn, tok_s: float | None, remaining_s: float | None) -> None:
+        condition, number = turn.condition, turn.round
         where = condition.prompt
         if condition.context_tokens is not None:
             where = f"{condition.concurrency} streams, context {condition.context_tokens}"
-        turn = f"round {number} of {suite.rounds}" if number else "warm-up"
-        speed = f", {progress.tok_s:.1f} tok/s" if progress.tok_s is not None else ""
-        left = ""
-        if progress.remaining_s is not None:
-            left = f", about {format_seconds(progress.remaining_s)} left"
-        step.say(f"{where}, {turn}{speed}{left}")
+        which = f"round {number} of {suite.rounds}" if number else "warm-up"
+        speed = f", {tok_s:.1f} tok/s" if tok_s is not None else ""
+        left = f", about {format_seconds(remaining_s)} left" if remaining_s is not None else ""
+        step.say(f"{where}, {which}{speed}{left}")
 
     return show
 
 
 @contextlib.contextmanager
-def _target(endpoint: Endpoint) -> Iterator[tuple[Target, Watch]]:
+def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
     machine = LocalMachine() if endpoint.is_here else None
     with (
         Streams(endpoint.base_url, endpoint.api_key) as streams,
@@ -265,15 +302,15 @@ def _target(endpoint: Endpoint) -> Iterator[tuple[Target, Watch]]:
         ServedModel(endpoint.base_url, endpoint.api_key, model=endpoint.model) as watched,
     ):
         has_metrics = _has_metrics(model)
-        target = Target(
+        server = MeasuredServer(
             streams,
             endpoint.model,
             find_dialect(streams, endpoint.model),
             model.exposition if has_metrics else None,
         )
-        console.detail(f"the server is asked for {target.dialect.value}")
-        with Watch(machine, watched.exposition if has_metrics else None) as watch:
-            yield target, watch
+        console.detail(f"the server is asked for {server.dialect.value}")
+        with BenchWatch(machine, watched.exposition if has_metrics else None) as watch:
+            yield server, watch
 
 
 def _has_metrics(model: ServedModel) -> bool:
@@ -281,11 +318,6 @@ def _has_metrics(model: ServedModel) -> bool:
         return "vllm:" in model.exposition()
     except UnhealthyError:
         return False
-
-
-def _label(endpoint: Endpoint) -> str:
-    recipe = endpoint.origin.recipe
-    return recipe.name if recipe is not None else endpoint.model
 
 
 def _iso(moment: datetime) -> str:
