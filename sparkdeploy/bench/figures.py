@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -60,15 +60,15 @@ def measure(
 ) -> Measured:
     """Return one request's figures; `number` is the round's, `began_s` when the suite began."""
     sent_s = exchange.sent_s
+    sample = RequestSample(
+        round=number,
+        stream=stream,
+        prompt=prompt,
+        sent_s=sent_s - began_s,
+        duration_s=exchange.ended_s - sent_s,
+        failure=answer.failure,
+    )
     if answer.failure is not None:
-        sample = RequestSample(
-            round=number,
-            stream=stream,
-            prompt=prompt,
-            sent_s=sent_s - began_s,
-            duration_s=exchange.ended_s - sent_s,
-            failure=answer.failure,
-        )
         return Measured(sample, sent_s)
     moments = tuple(item.at_s for item in answer.tokens)
     first_tokens = answer.tokens[0].tokens
@@ -76,11 +76,8 @@ def measure(
     decoded = answer.completion_tokens - first_tokens
     can_decode = decoded > 0 and decoding_s > 0
     duration_s = moments[-1] - sent_s
-    sample = RequestSample(
-        round=number,
-        stream=stream,
-        prompt=prompt,
-        sent_s=sent_s - began_s,
+    sample = replace(
+        sample,
         duration_s=duration_s,
         prompt_tokens=answer.prompt_tokens,
         completion_tokens=answer.completion_tokens,

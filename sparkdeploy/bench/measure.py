@@ -11,7 +11,7 @@ from sparkdeploy.bench.answers import read_answer
 from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, measure
 from sparkdeploy.bench.prompts import Ask, Dialect, Length, Sizer, chat_body
 from sparkdeploy.bench.record import FailureKind, SuiteResult
-from sparkdeploy.bench.suites import Forecast
+from sparkdeploy.bench.suites import WARMUPS, Forecast
 from sparkdeploy.bench.watch import (
     Counters,
     difference,
@@ -69,8 +69,6 @@ def find_dialect(streams: Streams, model: str) -> Dialect:
 
 
 class Measurement:
-    """One suite against one server."""
-
     def __init__(
         self,
         suite: Suite,
@@ -79,7 +77,6 @@ class Measurement:
         *,
         asked: Sequence[Prompt] = (),
         seed: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`asked` are the suite's fixed prompts, `seed` begins those made to measure."""
         self._suite = suite
@@ -87,11 +84,10 @@ class Measurement:
         self._watch = watch
         self._asked = {item.name: item for item in asked}
         self._seed = seed
-        self._clock = clock
         self._sizer = Sizer()
         self._forecast = Forecast()
         self._collected: dict[Condition, _Collected] = {}
-        self._began_s = clock()
+        self._began_s = time.perf_counter()
 
     def run(self, on_progress: Callable[[Turn, float | None, float | None], None]) -> SuiteResult:
         """Take every turn; an interruption, or a server that is gone, ends with what there is.
@@ -120,9 +116,9 @@ class Measurement:
         condition = turn.condition
         asks = self._asks(turn)
         before = self._counters()
-        start_s = self._clock()
+        start_s = time.perf_counter()
         exchanges = self._server.streams.round([self._body(ask) for ask in asks])
-        end_s = self._clock()
+        end_s = time.perf_counter()
         measured = [
             measure(
                 exchange,
@@ -205,11 +201,11 @@ class Measurement:
 
     def _settled(self, before: Counters, tokens: int) -> Counters | None:
         """Read until the server has counted what it has answered, a moment later at most."""
-        deadline_s = self._clock() + SETTLE_S
+        deadline_s = time.perf_counter() + SETTLE_S
         while True:
             after = self._counters()
             counted = after.generated_since(before) if after is not None else None
-            if counted is None or counted >= tokens or self._clock() > deadline_s:
+            if counted is None or counted >= tokens or time.perf_counter() > deadline_s:
                 return after
             time.sleep(SETTLE_POLL_S)
 
@@ -228,7 +224,7 @@ class Measurement:
             name=self._suite.name,
             prompts=self._suite.prompts,
             rounds=self._suite.rounds,
-            warmups=self._suite.warmups,
+            warmups=WARMUPS,
             is_complete=is_complete,
             cells=cells,
             notes=notes,

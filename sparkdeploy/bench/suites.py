@@ -54,12 +54,7 @@ class Suite:
     """Hash of what is asked."""
     rounds: int
     turns: tuple[Turn, ...]
-    warmups: int = WARMUPS
     notes: tuple[str, ...] = ()
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        return tuple(dict.fromkeys(turn.condition for turn in self.turns))
 
 
 def fixed_suite(name: SuiteName, asked: Sequence[Prompt], rounds: int) -> Suite:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.bench.compare import FigureDifference, Overall, RunComparison
     from sparkdeploy.bench.files import KeptRun
-    from sparkdeploy.bench.record import Cell, Run, SuiteResult, Summary, ToolResult
+    from sparkdeploy.bench.record import Cell, Run, RunOrigin, SuiteResult, Summary, ToolResult
 
 TITLES = {
     "end_to_end_tok_s": "tok/s end to end",
@@ -52,7 +52,7 @@ def list_lines(kept: Sequence[KeptRun]) -> Iterator[str]:
 def run_lines(run: Run) -> Iterator[str]:
     """Yield what made a run and what it measured."""
     yield f"{run.label}  {run.run_id}  {run.started_at}"
-    yield from (f"  {line}" for line in _origin_lines(run))
+    yield from (f"  {name}: {value}" for name, value in origin_facts(run.origin))
     for suite in run.suites:
         yield ""
         yield from suite_lines(suite)
@@ -141,22 +141,28 @@ def machine_facts(cells: Iterable[Cell]) -> Iterator[tuple[str, str]]:
         yield "least free memory", f"{figure(min(floors) / 2**30)} GiB"
 
 
-def _origin_lines(run: Run) -> Iterator[str]:
-    origin = run.origin
-    yield f"server: {origin.model} at {origin.url}"
-    if origin.recipe is not None:
-        yield f"recipe: {origin.recipe.name} ({origin.recipe.fingerprint[:12]})"
-    if origin.images:
-        yield f"image: {origin.images[0].reference}"
-    if origin.checkpoint is not None:
-        yield f"checkpoint: {origin.checkpoint.source} {origin.checkpoint.revision or ''}".rstrip()
-    if origin.engine is not None:
-        backend = f", {origin.engine.attention_backend}" if origin.engine.attention_backend else ""
-        yield f"engine: vLLM {origin.engine.version}{backend}"
-    if (machine := origin.machine) is not None:
-        parts = (machine.product, machine.gpu, machine.architecture, machine.kernel)
-        driver = f", driver {machine.driver}" if machine.driver else ""
-        yield f"machine: {', '.join(part for part in parts if part)}{driver}"
+def origin_facts(origin: RunOrigin) -> Iterator[tuple[str, str]]:
+    """Yield what made a run, as name and value; what is not known is left out."""
+    recipe, weights = origin.recipe, origin.checkpoint
+    engine, machine = origin.engine, origin.machine
+    cache_tokens = engine.kv_cache_tokens if engine else None
+    found = (
+        ("recipe", f"{recipe.name} ({recipe.fingerprint[:12]})" if recipe else None),
+        ("served as", f"{origin.model} at {origin.url}"),
+        ("model", f"{weights.source} {(weights.revision or '')[:12]}" if weights else None),
+        ("vLLM", engine.version if engine else None),
+        ("attention", engine.attention_backend if engine else None),
+        ("LM head", engine.lm_head if engine else None),
+        ("FP8 layers", engine.fp8_layers if engine else None),
+        ("KV cache", f"{cache_tokens:,} tokens" if cache_tokens else None),
+        ("machine", machine.product if machine else None),
+        ("architecture", machine.architecture if machine else None),
+        ("GPU", machine.gpu if machine else None),
+        ("driver", machine.driver if machine else None),
+        ("kernel", machine.kernel if machine else None),
+        ("image", ", ".join(image.reference for image in origin.images)),
+    )
+    yield from ((name, str(value)) for name, value in found if value not in {None, ""})
 
 
 def _tool_lines(tool: ToolResult) -> Iterator[str]:

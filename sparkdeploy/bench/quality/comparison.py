@@ -255,7 +255,7 @@ def comparison_lines(comparison: QualityComparison, failed: Sequence[str] | None
         f"                   {comparison.mean_unseen:.2%} of the first's probability lies outside "
         "the tokens both told and counts as one"
     )
-    before, after = (_exp(nats) for nats in (comparison.first_nats, comparison.second_nats))
+    before, after = (_growth(nats) + 1 for nats in (comparison.first_nats, comparison.second_nats))
     change = _with_interval(comparison.perplexity_change, "+.2%")
     yield f"  perplexity       {before:.5g} -> {after:.5g}: {change}"
     drift = _with_interval(comparison.drift_nats, ".5f")
@@ -278,8 +278,8 @@ def comparison_as_dict(
         "p99_kl_nats": comparison.p99_kl_nats,
         "mean_unseen_probability": comparison.mean_unseen,
         "perplexity": {
-            "first": _finite(_exp(comparison.first_nats)),
-            "second": _finite(_exp(comparison.second_nats)),
+            "first": _finite(_growth(comparison.first_nats) + 1),
+            "second": _finite(_growth(comparison.second_nats) + 1),
             "change": _as_dict(comparison.perplexity_change),
         },
         "drift_nats": _as_dict(comparison.drift_nats),
@@ -312,13 +312,6 @@ def _with_interval(estimate: IntervalEstimate, form: str) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return f"{value:{form}} (one text: no interval)"
     return f"{value:{form}} ({low:{form}} to {high:{form}})"
-
-
-def _exp(nats: float) -> float:
-    try:
-        return math.exp(nats)
-    except OverflowError:
-        return math.inf
 
 
 def _as_dict(estimate: IntervalEstimate) -> dict[str, float | None]:

@@ -141,19 +141,6 @@ def series_class(index: int) -> str:
     return f"series-{index % len(SERIES)}"
 
 
-def style(ground: int) -> str:
-    """Return the custom properties of one ground: 0 is light, 1 is dark."""
-    return "".join(f"--series-{i}:{pair[ground]};" for i, pair in enumerate(SERIES))
-
-
-def series_rules() -> str:
-    """Return the rules that give each series its colour and its dashes."""
-    return "".join(
-        f".series-{i}{{--own:var(--series-{i})}}.line.series-{i}{{stroke-dasharray:{DASHES[i]}}}"
-        for i in range(len(SERIES))
-    )
-
-
 def ticks(largest: float, about: int) -> tuple[float, ...]:
     """Return round numbers from 0 to the first one not below `largest`, roughly `about` of them."""
     if largest < LEAST:

@@ -7,17 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.report.chart import BarChart, ShownRun
-from sparkdeploy.bench.report.draw import (
-    draw_bars,
-    draw_lines,
-    series_class,
-    series_rules,
-    style,
-)
+from sparkdeploy.bench.report.draw import DASHES, SERIES, draw_bars, draw_lines, series_class
 from sparkdeploy.bench.report.published import published_section
 from sparkdeploy.bench.report.speed import acceptance_section, decode_section, five_section
 from sparkdeploy.bench.report.sweep import concurrency_section, context_section
-from sparkdeploy.bench.tables import machine_facts
+from sparkdeploy.bench.tables import machine_facts, origin_facts
 from sparkdeploy.image.templates import render_page
 
 if TYPE_CHECKING:
@@ -42,9 +36,16 @@ class Drawn:
 
 
 def report_page(runs: Sequence[Run], field: Field, *, made_at: str, version: str) -> str:
-    """Return the HTML of a report about one run or more."""
     shown = tuple(_named(runs))
-    facts = [dict(_facts(item.run)) for item in shown]
+    facts = [
+        {
+            **dict(origin_facts(run.origin)),
+            "started": run.started_at,
+            "record": run.run_id,
+            **dict(machine_facts(cell for suite in run.suites for cell in suite.cells)),
+        }
+        for run in runs
+    ]
     # What several runs have in common is shown once.
     shared = {
         name: value
@@ -70,9 +71,8 @@ def report_page(runs: Sequence[Run], field: Field, *, made_at: str, version: str
         warnings=tuple(_warnings(shown)),
         made_at=made_at,
         version=version,
-        light=style(0),
-        dark=style(1),
-        rules=series_rules(),
+        series=SERIES,
+        dashes=DASHES,
     )
 
 
@@ -100,33 +100,6 @@ def _draw(chart: BarChart | LineChart) -> Drawn:
     if isinstance(chart, BarChart):
         return Drawn(chart.title, draw_bars(chart, WIDE), draw_bars(chart, NARROW))
     return Drawn(chart.title, draw_lines(chart, WIDE), draw_lines(chart, NARROW))
-
-
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield what made a run, as name and value; what is not known is left out."""
-    origin = run.origin
-    recipe, weights = origin.recipe, origin.checkpoint
-    engine, machine = origin.engine, origin.machine
-    cache_tokens = engine.kv_cache_tokens if engine else None
-    found = [
-        ("recipe", f"{recipe.name} {recipe.fingerprint[:12]}" if recipe else None),
-        ("served as", f"{origin.model} at {origin.url}"),
-        ("model", f"{weights.source} {(weights.revision or '')[:12]}" if weights else None),
-        ("vLLM", engine.version if engine else None),
-        ("attention", engine.attention_backend if engine else None),
-        ("LM head", engine.lm_head if engine else None),
-        ("FP8 layers", engine.fp8_layers if engine else None),
-        ("KV cache", f"{cache_tokens:,} tokens" if cache_tokens else None),
-        ("machine", machine.product if machine else None),
-        ("GPU", machine.gpu if machine else None),
-        ("driver", machine.driver if machine else None),
-        ("kernel", machine.kernel if machine else None),
-        ("image", ", ".join(image.reference for image in origin.images)),
-        ("started", run.started_at),
-        ("record", run.run_id),
-    ]
-    yield from ((name, str(value)) for name, value in found if value not in {None, ""})
-    yield from machine_facts(cell for suite in run.suites for cell in suite.cells)
 
 
 def _warnings(shown: Sequence[ShownRun]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.bench.report.chart import Section, Table, figure, plottable
 from sparkdeploy.recipe.document import read_document
@@ -48,13 +48,10 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """All of it."""
-
     published: tuple[Published, ...]
     others: tuple[Other, ...]
 
     def of(self, suite: str, recipes: set[str]) -> tuple[Published, ...]:
-        """Return what stands beside a suite of runs of those recipes."""
         return tuple(
             item for item in self.published if item.suite == suite and item.recipe in recipes
         )
@@ -64,21 +61,15 @@ def read_published(path: Path) -> Field:
     """Read the table; it is ours, so its shape is not questioned."""
     content = read_document(path).content
     return Field(
-        tuple(_published(entry) for entry in content["published"]),
+        tuple(_published(**entry) for entry in content["published"]),
         tuple(Other(**entry) for entry in content["others"]),
     )
 
 
-def _published(entry: Mapping[str, object]) -> Published:
-    rest = {key: str(value) for key, value in entry.items() if key not in {"prompts", "mean"}}
-    written = entry.get("prompts")
-    prompts = {str(k): float(v) for k, v in written.items()} if isinstance(written, dict) else {}
-    mean = entry.get("mean")
-    return Published(
-        **rest,
-        prompts=prompts,
-        mean=float(str(mean)) if mean is not None else sum(prompts.values()) / len(prompts),
-    )
+def _published(prompts: Mapping[str, float] | None = None, **entry: Any) -> Published:  # noqa: ANN401 - YAML
+    prompts = prompts or {}
+    mean = entry.pop("mean", None) or sum(prompts.values()) / len(prompts)
+    return Published(**entry, prompts=prompts, mean=mean)
 
 
 def published_section(runs: Sequence[ShownRun], field: Field) -> Section:
