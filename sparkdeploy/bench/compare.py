@@ -29,8 +29,6 @@ Values = dict[int, tuple[float, float]]
 
 
 class DifferenceVerdict(StrEnum):
-    """What the rounds show."""
-
     HIGHER = "higher"
     LOWER = "lower"
     NONE = "no difference shown"
@@ -74,8 +72,6 @@ class Overall:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """Everything that two runs show of each other."""
-
     base: str
     other: str
     differences: tuple[FigureDifference, ...]
@@ -195,8 +191,6 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, obje
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What a run reached, and what it had to reach."""
-
     reached_tok_s: float
     floor_tok_s: float
     source: str

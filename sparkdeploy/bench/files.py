@@ -89,14 +89,11 @@ def read_record(path: Path) -> Run:
 
 
 def json_schema() -> dict[str, object]:
-    """Return the JSON schema of a record."""
     return _adapter().json_schema()
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRun:
-    """A record and its file."""
-
     run: Run
     path: Path
 
@@ -129,10 +126,6 @@ class Shelf:
         there = ", ".join(dict.fromkeys(item.run.label for item in kept))
         hint = f"there is: {there}" if there else "`sparkdeploy bench` makes one"
         raise BenchError(f"no run {name} in {self.folder}", hint="; ".join([hint, *damaged]))
-
-    def path_of(self, run: Run) -> Path:
-        """Return where a run is kept."""
-        return self.folder / f"{run.run_id}.json"
 
 
 def run_id(started: datetime, label: str, suites: str) -> str:

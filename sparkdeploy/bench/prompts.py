@@ -141,7 +141,6 @@ def filler(words: int, *, seed: int) -> str:
 
 
 def context_prompt(words: int, *, seed: int, max_tokens: int) -> Prompt:
-    """Return a long text and a question about it."""
     text = filler(words, seed=seed)
     return _user("context", max_tokens, f"{text}\n\nSummarise the report above in detail.")
 
@@ -166,16 +165,12 @@ class Dialect(Enum):
 
 
 class Length(Enum):
-    """How an answer ends."""
-
     NATURAL = "when the model ends it, or at max_tokens"
     EXACT = "at max_tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request to send."""
-
     prompt: Prompt
     length: Length = Length.NATURAL
     context_tokens: int | None = None

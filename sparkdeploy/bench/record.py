@@ -254,8 +254,6 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """One suite of a run."""
-
     name: str
     """`five`, `decode`, `sweep` or `standard`."""
     prompts: str
@@ -298,8 +296,6 @@ class ImageOrigin:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOrigin:
-    """The weights that were mounted."""
-
     source: str
     """A repository on the hub, or a folder."""
     revision: str | None = None
@@ -339,8 +335,6 @@ class MachineOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ClientOrigin:
-    """What asked and counted."""
-
     sparkdeploy: str
     python: str
     machine: str = ""
@@ -349,8 +343,6 @@ class ClientOrigin:
 
 @dataclass(frozen=True, slots=True)
 class RunOrigin:
-    """Everything that made a run."""
-
     url: str
     model: str
     """The served name."""

@@ -36,7 +36,6 @@ _SHOWN = {
 
 
 def list_lines(kept: Sequence[KeptRun]) -> Iterator[str]:
-    """Yield one line a run."""
     if not kept:
         yield "no runs are kept; `sparkdeploy bench` makes one"
         return
@@ -50,7 +49,6 @@ def list_lines(kept: Sequence[KeptRun]) -> Iterator[str]:
 
 
 def run_lines(run: Run) -> Iterator[str]:
-    """Yield what made a run and what it measured."""
     yield f"{run.label}  {run.run_id}  {run.started_at}"
     yield from (f"  {name}: {value}" for name, value in origin_facts(run.origin))
     for suite in run.suites:
@@ -59,7 +57,6 @@ def run_lines(run: Run) -> Iterator[str]:
 
 
 def suite_lines(suite: SuiteResult) -> Iterator[str]:
-    """Yield a suite's tables."""
     state = "" if suite.is_complete else ", not finished"
     rounds = f"{suite.rounds} round{'' if suite.rounds == 1 else 's'}"
     yield f"suite {suite.name}: {rounds}, temperature 0{state}"

@@ -147,9 +147,9 @@ def _object(text: str, tool: str) -> Mapping[str, Any]:
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise BenchError(f"{tool} left no report that can be read: {error}") from error
+        raise BenchError(f"{tool} wrote no readable report: {error}") from error
     if not isinstance(content, dict):
-        raise BenchError(f"{tool} left no report that can be read")
+        raise BenchError(f"{tool} wrote no readable report")
     return content
 
 

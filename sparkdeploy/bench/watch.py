@@ -63,7 +63,6 @@ def read_counters(exposition: str) -> Counters | None:
 
 
 def difference(before: Counters, after: Counters) -> ServerDelta:
-    """Return what was counted between two moments."""
     drafted = after.speculation
     if drafted is not None and before.speculation is not None:
         drafted = drafted.since(before.speculation)
@@ -148,7 +147,6 @@ class BenchWatch:
         self._thread.join()
 
     def look(self) -> None:
-        """Take one reading."""
         gpu, available = _read_machine(self._machine) if self._machine else (None, None)
         usage = None
         if self._exposition is not None:
@@ -189,7 +187,6 @@ def machine_watch(readings: Sequence[Reading]) -> MachineWatch | None:
 
 
 def kv_peak(readings: Iterable[Reading]) -> float | None:
-    """Return the highest KV usage seen."""
     return max((item.kv_usage for item in readings if item.kv_usage is not None), default=None)
 
 

@@ -50,7 +50,6 @@ group = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group."""
     group.command(MEASURE)(measure)
     group.command("ls")(list_runs)
     group.command("show")(show_run)
@@ -74,11 +73,11 @@ def measure(
         str | None, typer.Option(help="A label to find the run by, or FILE.json to write.")
     ] = None,
     concurrency: Annotated[
-        str | None, typer.Option(help="For sweep: streams, such as 1,2,4.")
-    ] = None,
+        str, typer.Option(help="For sweep: streams, with commas.")
+    ] = "1,2,4,8,16,32",
     context: Annotated[
-        str | None, typer.Option(help="For sweep: prompt and answer, such as 1K,16K,256K.")
-    ] = None,
+        str, typer.Option(help="For sweep: prompt and answer in tokens; K is 1024.")
+    ] = "1K,2K,4K,8K,16K,32K,64K,128K,256K",
     gate: Annotated[
         bool, typer.Option("--gate", help="Exit 8 below the recipe's floor or on a failure.")
     ] = False,
@@ -92,7 +91,7 @@ def measure(
     from sparkdeploy.commands.bench import run as stage
     from sparkdeploy.settings import load_settings
 
-    wanted = _wanted(suite or ["five"], rounds, save=save, concurrency=concurrency, context=context)
+    wanted = _wanted(suite or ["five"], rounds, save, concurrency=concurrency, context=context)
     settings = load_settings()
     is_gated = gate or floor is not None
     if is_gated:
@@ -184,30 +183,18 @@ def report(
 
 
 def _wanted(
-    suites: list[str],
-    rounds: int,
-    *,
-    save: str | None,
-    concurrency: str | None,
-    context: str | None,
+    suites: list[str], rounds: int, save: str | None, *, concurrency: str, context: str
 ) -> WantedRun:
-    from sparkdeploy.bench.suites import (
-        SWEEP_CONCURRENCY,
-        SWEEP_CONTEXT,
-        parse_counts,
-        parse_suites,
-    )
+    from sparkdeploy.bench.suites import parse_counts, parse_suites
     from sparkdeploy.commands.bench.run import WantedRun
 
     is_file = save is not None and save.endswith(".json")
     return WantedRun(
         suites=parse_suites(suites),
         rounds=rounds,
+        concurrency=parse_counts(concurrency, "--concurrency"),
+        context=parse_counts(context, "--context"),
         label=None if is_file else save,
-        concurrency=parse_counts(concurrency, "--concurrency")
-        if concurrency
-        else SWEEP_CONCURRENCY,
-        context=parse_counts(context, "--context") if context else SWEEP_CONTEXT,
         file=Path(save) if is_file and save is not None else None,
     )
 

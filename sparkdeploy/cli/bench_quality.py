@@ -42,7 +42,6 @@ def one_side(name: str | None, url: str | None) -> str:
 
 
 def answer(lines: Iterable[str], content: object, *, as_json: bool) -> None:
-    """Print the answer as JSON or in words."""
     if as_json:
         console.answer_json(content)
         return
@@ -51,7 +50,6 @@ def answer(lines: Iterable[str], content: object, *, as_json: bool) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file to the group `bench`."""
     app.command("quality")(quality)
     app.command("needle")(needle)
     app.command("tools")(tools)

@@ -76,8 +76,6 @@ class TextCapture:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Everything one deployment said."""
-
     label: str
     """What a person calls it: the deployment and its recipe, or the address."""
     model: str
@@ -132,7 +130,6 @@ class Questions:
 
     text_count: int = len(TEXTS)
     max_tokens: int = MAX_TOKENS
-    top_count: int = TOP_COUNT
 
     @property
     def texts(self) -> Mapping[str, str]:
@@ -149,7 +146,7 @@ def take_capture(
 ) -> Capture:
     """Ask for every text; `now` is an aware time, `on_progress` hears of texts done and in all.
 
-    Raises BenchError when the server does not tell the log-probabilities of a prompt, and
+    Raises BenchError when the server returns no log-probabilities of a prompt, and
     UnhealthyError when it does not answer.
     """
     texts: list[TextCapture] = []
@@ -161,7 +158,7 @@ def take_capture(
         model=model.name,
         taken_at=now.isoformat(timespec="seconds"),
         sparkdeploy=__version__,
-        top_count=questions.top_count,
+        top_count=TOP_COUNT,
         max_tokens=questions.max_tokens,
         texts=tuple(texts),
     )
@@ -174,7 +171,7 @@ def _ask(model: ServedModel, name: str, text: str, questions: Questions) -> Text
             "prompt": text,
             "max_tokens": questions.max_tokens,
             "temperature": 0.0,
-            "prompt_logprobs": questions.top_count,
+            "prompt_logprobs": TOP_COUNT,
             "return_token_ids": True,
             # A model that likes to stop at once would leave nothing to compare.
             "ignore_eos": True,
@@ -184,7 +181,7 @@ def _ask(model: ServedModel, name: str, text: str, questions: Questions) -> Text
     told, token_ids = choice.get("prompt_logprobs"), choice.get("prompt_token_ids")
     if not told or not token_ids:
         raise BenchError(
-            f"{model.base_url} does not tell the log-probabilities of a prompt",
+            f"{model.base_url} returns no log-probabilities of a prompt",
             hint="vLLM does (`prompt_logprobs`, `return_token_ids`); other servers can be timed, "
             "but not compared for quality",
         )
@@ -192,7 +189,7 @@ def _ask(model: ServedModel, name: str, text: str, questions: Questions) -> Text
         positions = _positions(token_ids, told)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BenchError(
-            f"{model.base_url} told something unreadable of {name}: {error}"
+            f"{model.base_url} answered something unreadable about {name}: {error}"
         ) from error
     return TextCapture(
         name=name,

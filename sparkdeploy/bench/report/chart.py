@@ -14,8 +14,6 @@ LARGEST = 1e12
 
 
 class BarKind(Enum):
-    """Whose figure it is."""
-
     MEASURED = "measured"
     PUBLISHED = "published"
 
@@ -35,8 +33,6 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Bars that are compared with each other."""
-
     title: str
     bars: tuple[Bar, ...]
 
@@ -97,8 +93,6 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One question and its answer."""
-
     anchor: str
     heading: str
     explanation: str
@@ -127,12 +121,10 @@ class ShownRun:
 
 
 def figure(value: float | None, digits: int = 1) -> str:
-    """Return a figure of a record as the tables write it."""
     return f"{value:,.{digits}f}" if value is not None and plottable(value) else "-"
 
 
 def interval(summary: Summary | None) -> str:
-    """Return a 95 % interval as the tables write it."""
     low, high = bounds(summary) if summary is not None else (None, None)
     return "-" if low is None else f"{figure(low)} to {figure(high)}"
 

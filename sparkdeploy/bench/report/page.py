@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.report.chart import BarChart, ShownRun
 from sparkdeploy.bench.report.draw import DASHES, SERIES, draw_bars, draw_lines, series_class
 from sparkdeploy.bench.report.published import published_section
-from sparkdeploy.bench.report.speed import acceptance_section, decode_section, five_section
+from sparkdeploy.bench.report.speed import acceptance_section, speed_section
 from sparkdeploy.bench.report.sweep import concurrency_section, context_section
 from sparkdeploy.bench.tables import machine_facts, origin_facts
 from sparkdeploy.image.templates import render_page
@@ -24,15 +23,6 @@ if TYPE_CHECKING:
 WIDE, NARROW = 920.0, 340.0
 """Every chart is drawn twice: scaled down to a phone, the letters of a wide one are too small."""
 TEMPLATE = "report.html.j2"
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A chart as SVG, for wide and for narrow screens."""
-
-    title: str
-    wide: str
-    narrow: str
 
 
 def report_page(runs: Sequence[Run], field: Field, *, made_at: str, version: str) -> str:
@@ -86,8 +76,8 @@ def _named(runs: Sequence[Run]) -> Iterator[ShownRun]:
 
 def _sections(shown: Sequence[ShownRun], field: Field) -> Iterator[Section]:
     drawn = (
-        five_section(shown, field),
-        decode_section(shown, field),
+        speed_section(shown, field, "five"),
+        speed_section(shown, field, "decode"),
         concurrency_section(shown),
         context_section(shown),
         acceptance_section(shown),
@@ -96,10 +86,13 @@ def _sections(shown: Sequence[ShownRun], field: Field) -> Iterator[Section]:
     yield published_section(shown, field)
 
 
-def _draw(chart: BarChart | LineChart) -> Drawn:
-    if isinstance(chart, BarChart):
-        return Drawn(chart.title, draw_bars(chart, WIDE), draw_bars(chart, NARROW))
-    return Drawn(chart.title, draw_lines(chart, WIDE), draw_lines(chart, NARROW))
+def _draw(chart: BarChart | LineChart) -> dict[str, str]:
+    """Return a chart as SVG, for wide and for narrow screens."""
+    wide, narrow = (
+        draw_bars(chart, width) if isinstance(chart, BarChart) else draw_lines(chart, width)
+        for width in (WIDE, NARROW)
+    )
+    return {"title": chart.title, "wide": wide, "narrow": narrow}
 
 
 def _warnings(shown: Sequence[ShownRun]) -> Iterator[str]:

@@ -38,46 +38,27 @@ MOST_POSITIONS = 32
 """More than any drafter of this field; a damaged record may say anything."""
 
 
-def five_section(runs: Sequence[ShownRun], field: Field) -> Section | None:
-    """End-to-end speed of the five prompt classes, beside published figures of the same recipe."""
-    return _section(
-        runs,
-        field,
-        suite="five",
-        metric="end_to_end_tok_s",
-        heading="Speed by prompt class, end to end",
-        explanation=(
-            "Completion tokens over the whole time of a request, prefill and HTTP included, one "
-            "request at a time: what the published tables of this field count. An outlined bar is "
-            "what others published of the recipe above it."
-        ),
-    )
+SPEEDS = {
+    "five": (
+        "end_to_end_tok_s",
+        "Speed by prompt class, end to end",
+        "Completion tokens over the whole time of a request, prefill and HTTP included, one "
+        "request at a time: what the published tables of this field count. An outlined bar is "
+        "what others published of the recipe above it.",
+    ),
+    "decode": (
+        "stream_decode_tok_s",
+        "Decode speed by kind of text",
+        "Tokens after the first one over the time after the first one: prefill is left out. "
+        "Speculation guesses code better than prose, so the kinds are kept apart.",
+    ),
+}
+"""By suite: the figure that is drawn, the heading, and what a reader must know."""
 
 
-def decode_section(runs: Sequence[ShownRun], field: Field) -> Section | None:
-    """Decode-only speed by class: speculation makes it depend on the text."""
-    return _section(
-        runs,
-        field,
-        suite="decode",
-        metric="stream_decode_tok_s",
-        heading="Decode speed by kind of text",
-        explanation=(
-            "Tokens after the first one over the time after the first one: prefill is left out. "
-            "Speculation guesses code better than prose, so the kinds are kept apart."
-        ),
-    )
-
-
-def _section(
-    runs: Sequence[ShownRun],
-    field: Field,
-    *,
-    suite: str,
-    metric: str,
-    heading: str,
-    explanation: str,
-) -> Section | None:
+def speed_section(runs: Sequence[ShownRun], field: Field, suite: str) -> Section | None:
+    """Speed by prompt of a suite of SPEEDS, beside published figures of the same recipe."""
+    metric, heading, explanation = SPEEDS[suite]
     found = [(shown, cell) for shown in runs for cell in _measured(shown, suite, metric)]
     if not found:
         return None

@@ -28,23 +28,24 @@ if TYPE_CHECKING:
 
 MILLISECONDS = 1000.0
 STREAMS, CONTEXT = "requests at once", "tokens of context"
+TO_P95, INTERVAL = "median to 95th percentile", "95 % interval"
 
 
 def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
     """Waiting and throughput as more requests come at once, at the shortest context swept."""
     swept = [(shown, _at_shortest_context(shown)) for shown in runs]
-    charts = (
-        _chart(swept, "Time to first token", "seconds, median to 95th percentile", _ttft),
-        _chart(swept, "Time per output token", "milliseconds, median to 95th percentile", _tpot),
-        _chart(
-            swept,
+    charts = _charts(
+        swept,
+        STREAMS,
+        ("Time to first token", f"seconds, {TO_P95}", _ttft),
+        ("Time per output token", f"milliseconds, {TO_P95}", _tpot),
+        (
             "All requests together",
-            "tok/s, decoding, 95 % interval",
+            f"tok/s, decoding, {INTERVAL}",
             partial(_speed, metric="decode_tok_s"),
         ),
     )
-    drawn = tuple(chart for chart in charts if chart is not None)
-    if not drawn:
+    if not charts:
         return None
     rows = tuple(_concurrency_row(shown, cell) for shown, cells in swept for cell in cells)
     columns = ("run", "at once", "TTFT p50 s", "p95 s", "TPOT p50 ms", "p95 ms")
@@ -56,7 +57,7 @@ def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
             "Bars at the points of the first two charts reach from the median to the 95th "
             "percentile of all requests; at those of the third they are 95 % intervals."
         ),
-        charts=drawn,
+        charts=charts,
         table=Table(columns + more, rows, text_columns=1),
         notes=(*_unequal_contexts(swept), *_notes(runs)),
     )
@@ -65,14 +66,13 @@ def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
 def context_section(runs: Sequence[ShownRun]) -> Section | None:
     """Speed and waiting as the prompt grows, one request at a time."""
     swept = [(shown, _alone(shown)) for shown in runs]
-    speed = partial(_speed, metric="stream_decode_tok_s")
-    waiting = "seconds, median to 95th percentile"
-    charts = (
-        _chart(swept, "Decode speed", "tok/s, 95 % interval", speed, CONTEXT),
-        _chart(swept, "Time to first token", waiting, _ttft, CONTEXT),
+    charts = _charts(
+        swept,
+        CONTEXT,
+        ("Decode speed", f"tok/s, {INTERVAL}", partial(_speed, metric="stream_decode_tok_s")),
+        ("Time to first token", f"seconds, {TO_P95}", _ttft),
     )
-    drawn = tuple(chart for chart in charts if chart is not None)
-    if not drawn:
+    if not charts:
         return None
     rows = tuple(_context_row(shown, cell) for shown, cells in swept for cell in cells)
     columns = ("run", "context", "decode tok/s", "95 % interval", "TTFT p50 s")
@@ -83,7 +83,7 @@ def context_section(runs: Sequence[ShownRun]) -> Section | None:
             "One request at a time. Prefill tok/s is the context over the median time to first "
             "token."
         ),
-        charts=drawn,
+        charts=charts,
         table=Table((*columns, "prefill tok/s", "failed"), rows, text_columns=1),
     )
 
@@ -112,17 +112,18 @@ def _cells(shown: ShownRun) -> list[Cell]:
     ]
 
 
-def _chart(
-    swept: Swept, title: str, unit: str, read: Read, x_title: str = STREAMS
-) -> LineChart | None:
-    lines = []
-    for shown, cells in swept:
-        points = tuple(point for cell in cells if (point := read(cell, _x(cell, x_title))))
-        if points:
-            lines.append(Line(shown.name, points, shown.series))
-    if not lines:
-        return None
-    return LineChart(title, x_title, unit, tuple(lines), thousands=x_title == CONTEXT)
+def _charts(swept: Swept, x_title: str, *drawn: tuple[str, str, Read]) -> tuple[LineChart, ...]:
+    """Draw each (title, unit, reader of a point) that has a point."""
+    charts = []
+    for title, unit, read in drawn:
+        lines = []
+        for shown, cells in swept:
+            points = tuple(point for cell in cells if (point := read(cell, _x(cell, x_title))))
+            if points:
+                lines.append(Line(shown.name, points, shown.series))
+        if lines:
+            charts.append(LineChart(title, x_title, unit, tuple(lines), x_title == CONTEXT))
+    return tuple(charts)
 
 
 def _x(cell: Cell, title: str) -> float:

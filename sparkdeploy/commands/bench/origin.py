@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from sparkdeploy import __version__, labels
 from sparkdeploy.bench.record import (
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.machine import Machine
+    from sparkdeploy.server.client import ServedModel
     from sparkdeploy.settings import Settings
 
 CHECKPOINT_MOUNT = "/m/ck/"
@@ -46,28 +48,32 @@ _FLAGS = re.compile(r"non-default args: (?P<flags>\{.*\})")
 _SECRET = re.compile(r"('api_key': )('[^']*'|\[[^\]]*\])")
 
 
-def endpoint_origin(url: str, model: str, *, version: str | None, is_here: bool) -> RunOrigin:
+def endpoint_origin(model: ServedModel) -> RunOrigin:
     """Return what is known of an endpoint that is only a URL."""
-    machine = machine_origin(LocalMachine()) if is_here else None
-    engine = EngineOrigin(version=version) if version else None
-    client = _client_origin("here" if is_here else "over the network")
-    return RunOrigin(url, model, client, engine=engine, machine=machine)
+    is_here = urlsplit(model.base_url).hostname in {"127.0.0.1", "localhost", "::1"}
+    version = model.version()
+    return RunOrigin(
+        url=model.base_url,
+        model=model.name,
+        client=_client_origin("here" if is_here else "over the network"),
+        engine=EngineOrigin(version=version) if version else None,
+        machine=machine_origin(LocalMachine()) if is_here else None,
+    )
 
 
 def deployment_origin(
-    host: DockerHost, fact: ContainerFact, settings: Settings, *, url: str, version: str | None
+    host: DockerHost, fact: ContainerFact, settings: Settings, model: ServedModel
 ) -> RunOrigin:
-    """Return everything that made a deployment of ours."""
     record = host.inspect(fact.container_id)
     return RunOrigin(
-        url=url,
+        url=model.base_url,
         model=fact.labels.get(labels.SERVED_NAME, ""),
         client=_client_origin("here"),
         deployment=fact.deployment,
         recipe=recipe_origin(host, fact, settings),
         images=image_origins(host, fact, record),
         checkpoint=checkpoint_origin(record),
-        engine=engine_origin(host.logs(fact.container_id), version=version),
+        engine=engine_origin(host.logs(fact.container_id), version=model.version()),
         machine=machine_origin(LocalMachine(), docker=host.info().version),
     )
 
@@ -80,21 +86,23 @@ def recipe_origin(host: DockerHost, fact: ContainerFact, settings: Settings) -> 
     neither --set nor an edit since then has changed it.
     """
     try:
-        return _told_of(Recipe.model_validate_json(fact.labels.get(labels.RECIPE_VALUES, "")))
+        return _origin_of(Recipe.model_validate_json(fact.labels.get(labels.RECIPE_VALUES, "")))
     except ValueError:
         name = fact.labels.get(labels.RECIPE, "")
     try:
         resolved = resolve(Request(name), settings)
-        plan = draft_plan(resolved, settings, host, _deployment(fact))
+        is_public = fact.labels.get(labels.EXPOSURE) == Exposure.PUBLIC.value
+        exposure = Exposure.PUBLIC if is_public else Exposure.LOOPBACK
+        plan = draft_plan(resolved, settings, host, Deployment(fact.deployment, exposure))
     except SparkdeployError:
         return RecipeOrigin(name, fact.fingerprint)
-    told, spec = _told_of(resolved.recipe), plan.container.spec
+    today, spec = _origin_of(resolved.recipe), plan.container.spec
     if spec is not None and spec.fingerprint() == fact.fingerprint:
-        return told
-    return replace(told, name=name, fingerprint=fact.fingerprint, title="", values={})
+        return today
+    return replace(today, name=name, fingerprint=fact.fingerprint, title="", values={})
 
 
-def _told_of(recipe: Recipe) -> RecipeOrigin:
+def _origin_of(recipe: Recipe) -> RecipeOrigin:
     values = recipe.model_dump(by_alias=True, mode="json")
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     expect = recipe.expect
@@ -123,7 +131,6 @@ def image_origins(
 
 
 def checkpoint_origin(record: dict[str, Any]) -> CheckpointOrigin | None:
-    """Return the weights that are mounted."""
     mounts = {str(item["Destination"]): str(item["Source"]) for item in record["Mounts"]}
     for target, source in mounts.items():
         manifest = read_manifest(Path(source)) if target.startswith(CHECKPOINT_MOUNT) else None
@@ -184,11 +191,6 @@ def machine_origin(machine: Machine, *, docker: str | None = None) -> MachineOri
 
 def _client_origin(where: str) -> ClientOrigin:
     return ClientOrigin(__version__, platform.python_version(), where)
-
-
-def _deployment(fact: ContainerFact) -> Deployment:
-    is_public = fact.labels.get(labels.EXPOSURE) == Exposure.PUBLIC.value
-    return Deployment(fact.deployment, Exposure.PUBLIC if is_public else Exposure.LOOPBACK)
 
 
 def _versions(proof: str) -> dict[str, str]:

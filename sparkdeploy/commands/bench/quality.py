@@ -62,7 +62,6 @@ def search_needles(
 
 
 def try_tools(side: str, settings: Settings, access: Access) -> tuple[tool_calls.CaseResult, ...]:
-    """Ask for every kind of tool call."""
     model, label = _served_side(side, settings, access)
     with model, console.step(f"tool calls of {label}") as step:
         return tuple(tool_calls.run_cases(model, on_progress=step.say))

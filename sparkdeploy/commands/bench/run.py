@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,14 +18,7 @@ from sparkdeploy.bench.record import Run, SuiteResult
 from sparkdeploy.bench.report.draw import SERIES
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.published import read_published
-from sparkdeploy.bench.suites import (
-    SWEEP_CONCURRENCY,
-    SWEEP_CONTEXT,
-    Suite,
-    SuiteName,
-    fixed_suite,
-    sweep_suite,
-)
+from sparkdeploy.bench.suites import Suite, SuiteName, fixed_suite, sweep_suite
 from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.bench.wire import Streams
@@ -40,7 +34,7 @@ from sparkdeploy.server.client import ServedModel
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from sparkdeploy.bench.record import RunOrigin
@@ -55,9 +49,9 @@ _ASKED = {SuiteName.FIVE: prompts.FIVE, SuiteName.DECODE: prompts.DECODE}
 class WantedRun:
     suites: tuple[SuiteName, ...]
     rounds: int
+    concurrency: tuple[int, ...]
+    context: tuple[int, ...]
     label: str | None = None
-    concurrency: tuple[int, ...] = SWEEP_CONCURRENCY
-    context: tuple[int, ...] = SWEEP_CONTEXT
     file: Path | None = None
     """Where the record goes instead of the shelf."""
 
@@ -79,7 +73,6 @@ class Endpoint:
     api_key: str | None = field(repr=False)
     model: str
     max_model_len: int | None
-    is_here: bool
     container_id: str | None
     origin: RunOrigin
 
@@ -107,18 +100,8 @@ def reach_deployment(name: str, settings: Settings) -> Endpoint:
                 raise UnhealthyError(
                     f"deployment {name} does not answer", hint="`sparkdeploy status` shows why"
                 )
-            origin = deployment_origin(
-                host, fact, settings, url=model.base_url, version=model.version()
-            )
-            return Endpoint(
-                base_url=model.base_url,
-                api_key=model.api_key,
-                model=model.name,
-                max_model_len=model.max_model_len(),
-                is_here=True,
-                container_id=fact.container_id,
-                origin=origin,
-            )
+            origin = deployment_origin(host, fact, settings, model)
+            return _endpoint(model, fact.container_id, origin)
 
 
 def server_at(url: str, access: Access) -> ServedModel:
@@ -133,18 +116,12 @@ def server_at(url: str, access: Access) -> ServedModel:
 def reach_url(url: str, access: Access) -> Endpoint:
     """Return the server at an address; UnhealthyError when it does not answer."""
     with server_at(url, access) as model:
-        is_here = urlsplit(model.base_url).hostname in {"127.0.0.1", "localhost", "::1"}
-        return Endpoint(
-            base_url=model.base_url,
-            api_key=model.api_key,
-            model=model.name,
-            max_model_len=model.max_model_len(),
-            is_here=is_here,
-            container_id=None,
-            origin=endpoint_origin(
-                model.base_url, model.name, version=model.version(), is_here=is_here
-            ),
-        )
+        return _endpoint(model, None, endpoint_origin(model))
+
+
+def _endpoint(model: ServedModel, container_id: str | None, origin: RunOrigin) -> Endpoint:
+    limit = model.max_model_len()
+    return Endpoint(model.base_url, model.api_key, model.name, limit, container_id, origin)
 
 
 def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) -> Finished:
@@ -184,7 +161,7 @@ def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) 
     shelf = shelf_of(settings)
     if wanted.file is None:
         make_private(shelf.folder)
-    path = wanted.file or shelf.path_of(run)
+    path = wanted.file or shelf.folder / f"{run.run_id}.json"
     write_record(run, path)
     return Finished(run, path, failure)
 
@@ -195,7 +172,9 @@ def require_figures(finished: Finished) -> None:
         raise finished.failure
     for suite in finished.run.suites:
         if GONE in suite.notes:
-            raise BenchError(f"suite {suite.name}: {GONE}", hint=f"what there is: {finished.path}")
+            raise BenchError(
+                f"suite {suite.name}: {GONE}", hint=f"what was measured until then: {finished.path}"
+            )
     if not all(suite.is_complete for suite in finished.run.suites):
         raise KeyboardInterrupt
     for suite in finished.run.suites:
@@ -246,11 +225,10 @@ def _newest_of_each_label(shelf: Shelf) -> list[Run]:
 def _take_suite(suite: Suite, server: MeasuredServer, watch: BenchWatch) -> SuiteResult:
     for note in suite.notes:
         console.info(f"  {note}")
-    asked = _ASKED.get(suite.name, ())
-    seed = time.time_ns() % 2**31
-    measurement = Measurement(suite, server, watch, asked=asked, seed=seed)
+    asked, seed = _ASKED.get(suite.name, ()), time.time_ns() % 2**31
     with console.step(f"suite {suite.name}") as step:
-        return measurement.run(_shown_on(step, suite))
+        measurement = Measurement(suite, server, watch, asked=asked, seed=seed)
+        return measurement.run(functools.partial(_show, step, suite))
 
 
 def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteResult:
@@ -279,23 +257,22 @@ def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | 
     return load_for(endpoint.base_url, endpoint.model, rounds=wanted.rounds, max_model_len=limit)
 
 
-def _shown_on(step: Step, suite: Suite) -> Callable[[Turn, float | None, float | None], None]:
-    def show(turn: Turn, tok_s: float | None, remaining_s: float | None) -> None:
-        condition, number = turn.condition, turn.round
-        where = condition.prompt
-        if condition.context_tokens is not None:
-            where = f"{condition.concurrency} streams, context {condition.context_tokens}"
-        which = f"round {number} of {suite.rounds}" if number else "warm-up"
-        speed = f", {tok_s:.1f} tok/s" if tok_s is not None else ""
-        left = f", about {format_seconds(remaining_s)} left" if remaining_s is not None else ""
-        step.say(f"{where}, {which}{speed}{left}")
-
-    return show
+def _show(
+    step: Step, suite: Suite, turn: Turn, tok_s: float | None, remaining_s: float | None
+) -> None:
+    condition, number = turn.condition, turn.round
+    where = condition.prompt
+    if condition.context_tokens is not None:
+        where = f"{condition.concurrency} streams, context {condition.context_tokens}"
+    which = f"round {number} of {suite.rounds}" if number else "warm-up"
+    speed = f", {tok_s:.1f} tok/s" if tok_s is not None else ""
+    left = f", about {format_seconds(remaining_s)} left" if remaining_s is not None else ""
+    step.say(f"{where}, {which}{speed}{left}")
 
 
 @contextlib.contextmanager
 def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
-    machine = LocalMachine() if endpoint.is_here else None
+    machine = LocalMachine() if endpoint.origin.machine is not None else None
     with (
         Streams(endpoint.base_url, endpoint.api_key) as streams,
         ServedModel(endpoint.base_url, endpoint.api_key, model=endpoint.model) as model,
