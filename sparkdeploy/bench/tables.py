@@ -94,7 +94,7 @@ def comparison_lines(comparison: RunComparison) -> Iterator[str]:
         yield f"not compared: {note}"
     if comparison.changed:
         yield ""
-        yield "made by different things:"
+        yield "what made the runs and is not the same:"
         for line in comparison.changed:
             yield f"  {line}" if len(line) <= 160 else f"  {line[:157]}..."
 

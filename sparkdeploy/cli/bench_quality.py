@@ -121,7 +121,9 @@ def needle(
     lengths: Annotated[
         str, typer.Option(help="Prompt lengths in tokens, with commas; K is 1024.")
     ] = "1K,4K,16K,64K,128K,256K",
-    gate: Annotated[bool, typer.Option("--gate", help="Exit 8 when one was not found.")] = False,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="Exit 8 when a needle was not found.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Hide a sentence in long texts and see whether the model finds it."""

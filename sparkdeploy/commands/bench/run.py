@@ -58,7 +58,7 @@ class WantedRun:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What an address needs beside itself; deployments of ours need neither."""
+    """What a URL needs beside itself; a deployment of sparkdeploy needs neither."""
 
     key_file: Path | None = None
     model: str | None = None
@@ -251,7 +251,7 @@ def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | 
         )
     if endpoint.container_id is None:
         raise UsageError(
-            "suite standard needs a deployment of ours: the tools use its container and tokenizer",
+            "suite standard needs a deployment: the tools use its container and its tokenizer",
             hint="leave --url out, or take another suite",
         )
     return load_for(endpoint.base_url, endpoint.model, rounds=wanted.rounds, max_model_len=limit)
@@ -285,7 +285,7 @@ def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
             find_dialect(streams, endpoint.model),
             model.exposition if has_metrics else None,
         )
-        console.detail(f"the server is asked for {server.dialect.value}")
+        console.detail(f"each request asks the server to count: {server.dialect.value}")
         with BenchWatch(machine, watched.exposition if has_metrics else None) as watch:
             yield server, watch
 
