@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.bench.compare import FigureDifference, Overall, RunComparison
     from sparkdeploy.bench.files import KeptRun
-    from sparkdeploy.bench.record import Cell, Run, RunOrigin, SuiteResult, Summary, ToolResult
+    from sparkdeploy.bench.record import Cell, Run, RunOrigin, SuiteResult, Summary
 
 TITLES = {
     "end_to_end_tok_s": "tok/s end to end",
@@ -63,7 +63,9 @@ def suite_lines(suite: SuiteResult) -> Iterator[str]:
     if suite.cells:
         yield from _cell_table(suite)
     for tool in suite.tools:
-        yield from _tool_lines(tool)
+        yield f"  {tool.tool} {tool.version}"
+        for name, value in tool.figures.items():
+            yield f"    {TITLES.get(name, name):<24}{value:>10.{_digits(name)}f}"
     for note in suite.notes:
         yield f"  note: {note}"
     failed = sum(cell.failures for cell in suite.cells)
@@ -160,12 +162,6 @@ def origin_facts(origin: RunOrigin) -> Iterator[tuple[str, str]]:
         ("image", ", ".join(image.reference for image in origin.images)),
     )
     yield from ((name, str(value)) for name, value in found if value not in {None, ""})
-
-
-def _tool_lines(tool: ToolResult) -> Iterator[str]:
-    yield f"  {tool.tool} {tool.version}"
-    for name, value in tool.figures.items():
-        yield f"    {TITLES.get(name, name):<24}{value:>10.{_digits(name)}f}"
 
 
 def _difference_line(item: FigureDifference) -> str:

@@ -147,8 +147,12 @@ class BenchWatch:
         self._thread.join()
 
     def look(self) -> None:
-        gpu, available = _read_machine(self._machine) if self._machine else (None, None)
-        usage = None
+        gpu, available, usage = None, None, None
+        if self._machine is not None:
+            output = output_or_none(self._machine, LOAD_QUERY, timeout_s=QUERY_TIMEOUT_S)
+            gpu = parse_gpu_load(output) if output else None
+            meminfo = read_or_none(self._machine, "/proc/meminfo") or ""
+            available = parse_meminfo(meminfo).get("MemAvailable")
         if self._exposition is not None:
             with contextlib.suppress(SparkdeployError):
                 usage = kv_usage(self._exposition())
@@ -163,12 +167,6 @@ class BenchWatch:
     def _look_again(self) -> None:
         while not self._ended.wait(EVERY_S):
             self.look()
-
-
-def _read_machine(machine: Machine) -> tuple[GpuLoad | None, int | None]:
-    output = output_or_none(machine, LOAD_QUERY, timeout_s=QUERY_TIMEOUT_S)
-    memory = parse_meminfo(read_or_none(machine, "/proc/meminfo") or "")
-    return parse_gpu_load(output) if output else None, memory.get("MemAvailable")
 
 
 def machine_watch(readings: Sequence[Reading]) -> MachineWatch | None:

@@ -93,7 +93,12 @@ def published_section(runs: Sequence[ShownRun], field: Field) -> Section:
         )
     rows += [("-", what, "-", tok_s, "-", said) for what, tok_s, said in others]
     notes = [OTHERS]
-    if elsewhere := ", ".join(shown.name for shown in runs if not _on_a_spark(shown)):
+    elsewhere = ", ".join(
+        shown.name
+        for shown in runs
+        if (machine := shown.run.origin.machine) is None or SPARK not in machine.product
+    )
+    if elsewhere:
         notes.append(f"Not taken on a DGX Spark, so the difference says little: {elsewhere}.")
     columns = ("run", "what", "here", "published", "difference", "method and source")
     return Section(
@@ -137,8 +142,3 @@ def _here(shown: ShownRun, item: Published) -> float | None:
     if not means or len(means) < len(item.prompts) or not all(map(plottable, means)):
         return None
     return sum(means) / len(means)
-
-
-def _on_a_spark(shown: ShownRun) -> bool:
-    machine = shown.run.origin.machine
-    return machine is not None and SPARK in machine.product

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sparkdeploy.server.client import ServedModel
     from sparkdeploy.settings import Settings
 
+MAX_RECIPE_CHARACTERS = 1 << 20
 CHECKPOINT_MOUNT = "/m/ck/"
 MODEL_MOUNT = "/m/hub/"
 _FLAGS = re.compile(r"non-default args: (?P<flags>\{.*\})")
@@ -86,7 +87,9 @@ def recipe_origin(host: DockerHost, fact: ContainerFact, settings: Settings) -> 
     neither --set nor an edit since then has changed it.
     """
     try:
-        return _origin_of(Recipe.model_validate_json(fact.labels.get(labels.RECIPE_VALUES, "")))
+        # Whatever is longer breaks off and is no JSON: anybody may write a label.
+        written = fact.labels.get(labels.RECIPE_VALUES, "")[:MAX_RECIPE_CHARACTERS]
+        return _origin_of(Recipe.model_validate_json(written))
     except ValueError:
         name = fact.labels.get(labels.RECIPE, "")
     try:
