@@ -38,6 +38,9 @@ ANSWER_TOKENS = 128
 PROMPTS_A_ROUND = 4
 TEMPLATE_TOKENS = 64
 """Room for what a chat template adds."""
+CHECKPOINT_MOUNT = "/m/ck/"
+MODEL_MOUNT = "/m/hub/"
+"""Where `plan.container` mounts prepared checkpoints and downloads."""
 _MS = 0.001
 _VLLM_FIGURES = {
     "end_to_end_tok_s": ("output_throughput", 1.0),
@@ -250,7 +253,7 @@ def _environment(home: Path) -> Mapping[str, str]:
 def _model(host: DockerHost, container_id: str) -> str:
     """Return the model's path in the container."""
     for argument in host.inspect(container_id)["Args"]:
-        if str(argument).startswith(("/m/ck/", "/m/hub/")):
+        if str(argument).startswith((CHECKPOINT_MOUNT, MODEL_MOUNT)):
             return str(argument)
     raise BenchError("the container's command names no model")
 

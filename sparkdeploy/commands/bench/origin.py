@@ -21,6 +21,7 @@ from sparkdeploy.bench.record import (
     RecipeOrigin,
     RunOrigin,
 )
+from sparkdeploy.bench.tools import CHECKPOINT_MOUNT, MODEL_MOUNT
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.commands.drafting import Request, draft_plan, resolve
 from sparkdeploy.commands.image_shelf import image_chain
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 MAX_RECIPE_CHARACTERS = 1 << 20
-CHECKPOINT_MOUNT = "/m/ck/"
-MODEL_MOUNT = "/m/hub/"
 _FLAGS = re.compile(r"non-default args: (?P<flags>\{.*\})")
 _SECRET = re.compile(r"('api_key': )('[^']*'|\[[^\]]*\])")
 
