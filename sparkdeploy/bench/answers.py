@@ -48,7 +48,7 @@ class TokenArrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CountedAnswer:
     """A streamed answer, counted; with `failure` nothing else of it may be used."""
 
     tokens: tuple[TokenArrival, ...] = ()
@@ -85,7 +85,7 @@ class _UnusableError(Exception):
         self.failure = Failure(kind, message[:_SHOWN_CHARACTERS])
 
 
-def read_answer(exchange: Exchange) -> Answer:
+def read_answer(exchange: Exchange) -> CountedAnswer:
     """Count an answer's tokens and say when they came, or why it cannot be counted."""
     reading = _Reading()
     try:
@@ -93,11 +93,12 @@ def read_answer(exchange: Exchange) -> Answer:
             _read_event(reading, at_s, text)
             if reading.is_done:
                 break
-        _check_end(reading, exchange)
+        if not reading.is_done:
+            _check_end(reading, exchange)
         tokens, counting = _count(reading)
     except _UnusableError as error:
-        return Answer(failure=error.failure)
-    return Answer(
+        return CountedAnswer(failure=error.failure)
+    return CountedAnswer(
         tokens=tokens,
         prompt_tokens=reading.prompt_tokens,
         completion_tokens=round(sum(item.tokens for item in tokens)),
@@ -135,16 +136,14 @@ def _read_event(reading: _Reading, at_s: float, text: str) -> None:
     if not isinstance(content, dict):
         raise _UnusableError(FailureKind.MALFORMED, f"not an object: {text}")
     if content.get("error"):
-        raise _UnusableError(FailureKind.SERVER_ERROR, _words(content["error"]))
+        told = content["error"]
+        words = told.get("message") if isinstance(told, dict) else None
+        raise _UnusableError(FailureKind.SERVER_ERROR, str(words or told))
     try:
         usage_total = _read_usage(reading, content.get("usage"))
         _read_choices(reading, at_s, content.get("choices") or (), usage_total)
     except (TypeError, ValueError, AttributeError) as error:
         raise _UnusableError(FailureKind.MALFORMED, f"unexpected shape: {text}") from error
-
-
-def _words(error: Any) -> str:  # noqa: ANN401 - whatever the server sent
-    return str(error.get("message") or error) if isinstance(error, dict) else str(error)
 
 
 def _read_usage(reading: _Reading, usage: Any) -> int | None:  # noqa: ANN401 - JSON
@@ -170,8 +169,6 @@ def _read_choices(
 
 
 def _check_end(reading: _Reading, exchange: Exchange) -> None:
-    if reading.is_done:
-        return
     if exchange.failure is not None:
         raise _UnusableError(exchange.failure.kind, exchange.failure.message)
     # Some servers close without [DONE]; one that told why it stopped has said everything.

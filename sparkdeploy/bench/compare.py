@@ -1,4 +1,4 @@
-"""Two runs side by side: paired differences, and only what the rounds can show.
+"""A run held against another one, as far as the rounds can show, or against a floor.
 
 A round of one run is paired with the round of the same number of the other, for the same prompt,
 concurrency and context. The interval is Student's, over the differences of the pairs; over all
@@ -13,19 +13,22 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.bench.figures import figures_of
+from sparkdeploy.bench.figures import figures_of, mean_of, summarise
 from sparkdeploy.bench.record import METRICS, Summary
-from sparkdeploy.bench.summary import summarise
+from sparkdeploy.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.bench.record import Cell, Run, SuiteResult
+    from sparkdeploy.bench.record import Cell, Run, RunOrigin
+
+GATED_SUITE = "five"
+GATED_METRIC = "end_to_end_tok_s"
+Values = dict[int, tuple[float, float]]
+"""By round: the base's figure and the other's."""
 
 
-class Verdict(StrEnum):
-    """What the rounds show."""
-
+class DifferenceVerdict(StrEnum):
     HIGHER = "higher"
     LOWER = "lower"
     NONE = "no difference shown"
@@ -33,7 +36,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FigureDifference:
     """One figure of one cell: the other run minus the base."""
 
     suite: str
@@ -45,7 +48,7 @@ class Difference:
     """Mean over the paired rounds."""
     other: float
     difference: Summary
-    verdict: Verdict
+    verdict: DifferenceVerdict
 
     @property
     def relative(self) -> float:
@@ -64,16 +67,14 @@ class Overall:
     """Geometric mean."""
     low95: float | None
     high95: float | None
-    verdict: Verdict
+    verdict: DifferenceVerdict
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Everything that two runs show of each other."""
-
+class RunComparison:
     base: str
     other: str
-    differences: tuple[Difference, ...]
+    differences: tuple[FigureDifference, ...]
     overall: tuple[Overall, ...]
     changed: tuple[str, ...]
     """What made them that is not the same: `driver: 580.1 -> 590.2`."""
@@ -81,18 +82,20 @@ class Comparison:
     """What could not be compared, and why."""
 
 
-def compare(base: Run, other: Run) -> Comparison:
-    """Return what changed from one run to another."""
-    differences: list[Difference] = []
+def compare(base: Run, other: Run) -> RunComparison:
+    differences: list[FigureDifference] = []
     overall: list[Overall] = []
     notes: list[str] = []
     for suite in base.suites:
         match = other.suite(suite.name)
-        reason = _why_not(suite, match)
-        if match is None or reason:
-            notes.append(f"{suite.name}: {reason}")
+        if match is None:
+            notes.append(f"{suite.name}: is in one of the runs only")
             continue
-        pairs = _cell_pairs(suite, match)
+        if suite.prompts != match.prompts:
+            notes.append(f"{suite.name}: the prompts differ")
+            continue
+        there = {cell.key: cell for cell in match.cells}
+        pairs = [(cell, there[cell.key]) for cell in suite.cells if cell.key in there]
         lost = len(suite.cells) + len(match.cells) - 2 * len(pairs)
         if lost:
             notes.append(f"{suite.name}: {lost} cells are in one of the runs only")
@@ -102,7 +105,7 @@ def compare(base: Run, other: Run) -> Comparison:
             differences += [_difference(suite.name, cell, metric, v) for cell, v in shown]
             if len(shown) > 1:
                 overall.append(_overall(suite.name, metric, [values for _, values in shown]))
-    return Comparison(
+    return RunComparison(
         base=base.run_id,
         other=other.run_id,
         differences=tuple(differences),
@@ -110,23 +113,6 @@ def compare(base: Run, other: Run) -> Comparison:
         changed=tuple(_changed(base, other)),
         notes=tuple(notes),
     )
-
-
-def _why_not(base: SuiteResult, other: SuiteResult | None) -> str:
-    if other is None:
-        return "is in one of the runs only"
-    if base.prompts != other.prompts:
-        return "the prompts differ"
-    return ""
-
-
-def _cell_pairs(base: SuiteResult, other: SuiteResult) -> list[tuple[Cell, Cell]]:
-    there = {cell.key: cell for cell in other.cells}
-    return [(cell, there[cell.key]) for cell in base.cells if cell.key in there]
-
-
-Values = dict[int, tuple[float, float]]
-"""By round: the base's figure and the other's."""
 
 
 def _rounds(base: Cell, other: Cell, metric: str) -> Values:
@@ -139,11 +125,11 @@ def _rounds(base: Cell, other: Cell, metric: str) -> Values:
     }
 
 
-def _difference(suite: str, cell: Cell, metric: str, values: Values) -> Difference:
+def _difference(suite: str, cell: Cell, metric: str, values: Values) -> FigureDifference:
     found = summarise([after - before for before, after in values.values()])
     if found is None:
         raise ValueError("no rounds to compare")
-    return Difference(
+    return FigureDifference(
         suite=suite,
         prompt=cell.prompt,
         concurrency=cell.concurrency,
@@ -166,7 +152,7 @@ def _overall(suite: str, metric: str, cells: list[Values]) -> Overall:
     ]
     found = summarise(logs)
     if found is None:
-        return Overall(suite, metric, len(cells), math.nan, None, None, Verdict.UNKNOWN)
+        return Overall(suite, metric, len(cells), math.nan, None, None, DifferenceVerdict.UNKNOWN)
     return Overall(
         suite=suite,
         metric=metric,
@@ -178,12 +164,12 @@ def _overall(suite: str, metric: str, cells: list[Values]) -> Overall:
     )
 
 
-def _verdict(found: Summary) -> Verdict:
+def _verdict(found: Summary) -> DifferenceVerdict:
     if found.low95 is None or found.high95 is None:
-        return Verdict.UNKNOWN
+        return DifferenceVerdict.UNKNOWN
     if found.low95 <= 0 <= found.high95:
-        return Verdict.NONE
-    return Verdict.HIGHER if found.low95 > 0 else Verdict.LOWER
+        return DifferenceVerdict.NONE
+    return DifferenceVerdict.HIGHER if found.low95 > 0 else DifferenceVerdict.LOWER
 
 
 def _changed(base: Run, other: Run) -> Iterator[str]:
@@ -201,3 +187,52 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, obje
             yield from _flat({str(n): part for n, part in enumerate(item)}, f"{above}{name}.")
         else:
             yield above + name, item
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    reached_tok_s: float
+    floor_tok_s: float
+    source: str
+    failures: int
+
+
+def floor_of(origin: RunOrigin, floor_tok_s: float | None) -> tuple[float, str]:
+    """Return the floor and who says so: the given one, else the recipe's.
+
+    Raises UsageError when there is none, before an hour is spent on measuring.
+    """
+    if floor_tok_s is not None:
+        return floor_tok_s, "--floor"
+    recipe = origin.recipe
+    if recipe is None or recipe.floor_tok_s is None:
+        raise UsageError(
+            "--gate has no floor: no recipe with expect.end_to_end_tok_s is known",
+            hint="give one with --floor TOK_S",
+        )
+    return recipe.floor_tok_s, recipe.floor_source
+
+
+def require_gated_suite(suites: Sequence[str]) -> None:
+    """Raise UsageError when the suite that is held against the floor is not among these."""
+    if GATED_SUITE not in suites:
+        raise UsageError(f"--gate needs suite {GATED_SUITE}", hint=f"add --suite {GATED_SUITE}")
+
+
+def gate_of(run: Run, floor_tok_s: float, source: str) -> Gate:
+    """Return the mean over the five prompts, end to end, as published figures are taken."""
+    suite = run.suite(GATED_SUITE)
+    cells = suite.cells if suite is not None else ()
+    failures = sum(cell.failures for cell in cells)
+    return Gate(mean_of(cells, GATED_METRIC), floor_tok_s, source, failures)
+
+
+def require_gate(gate: Gate) -> None:
+    """Raise BenchError when the floor was not reached or a request failed."""
+    if gate.failures:
+        raise BenchError(f"--gate: {gate.failures} requests failed")
+    if gate.reached_tok_s < gate.floor_tok_s:
+        raise BenchError(
+            f"{gate.reached_tok_s:.1f} tok/s end to end is below the floor of "
+            f"{gate.floor_tok_s:g} ({gate.source})"
+        )

@@ -5,8 +5,11 @@ A failed request is counted, and no figure of any other knows of it.
 
 from __future__ import annotations
 
+import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.record import (
@@ -14,20 +17,22 @@ from sparkdeploy.bench.record import (
     Cell,
     Latency,
     MachineWatch,
+    Quantiles,
     RequestSample,
     RoundResult,
     ServerDelta,
     Summary,
 )
-from sparkdeploy.bench.summary import covered_s, gaps, quantiles, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sparkdeploy.bench.answers import Answer, Exchange
+    from sparkdeploy.bench.answers import CountedAnswer, Exchange
     from sparkdeploy.bench.suites import Condition
 
 WARM_UP = 0
+"""The number of the round that counts nowhere."""
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +46,29 @@ class Measured:
 
     @property
     def is_counted(self) -> bool:
-        """Say whether it has figures."""
         return self.sample.failure is None
 
 
 def measure(
-    exchange: Exchange, answer: Answer, *, prompt: str, number: int, stream: int, began_s: float
+    exchange: Exchange,
+    answer: CountedAnswer,
+    *,
+    prompt: str,
+    number: int,
+    stream: int,
+    began_s: float,
 ) -> Measured:
     """Return one request's figures; `number` is the round's, `began_s` when the suite began."""
     sent_s = exchange.sent_s
+    sample = RequestSample(
+        round=number,
+        stream=stream,
+        prompt=prompt,
+        sent_s=sent_s - began_s,
+        duration_s=exchange.ended_s - sent_s,
+        failure=answer.failure,
+    )
     if answer.failure is not None:
-        sample = RequestSample(
-            round=number,
-            stream=stream,
-            prompt=prompt,
-            sent_s=sent_s - began_s,
-            duration_s=exchange.ended_s - sent_s,
-            failure=answer.failure,
-        )
         return Measured(sample, sent_s)
     moments = tuple(item.at_s for item in answer.tokens)
     first_tokens = answer.tokens[0].tokens
@@ -66,11 +76,8 @@ def measure(
     decoded = answer.completion_tokens - first_tokens
     can_decode = decoded > 0 and decoding_s > 0
     duration_s = moments[-1] - sent_s
-    sample = RequestSample(
-        round=number,
-        stream=stream,
-        prompt=prompt,
-        sent_s=sent_s - began_s,
+    sample = replace(
+        sample,
         duration_s=duration_s,
         prompt_tokens=answer.prompt_tokens,
         completion_tokens=answer.completion_tokens,
@@ -91,7 +98,8 @@ def round_result(number: int, measured: Sequence[Measured]) -> RoundResult:
     """Return what all streams of a round did together; `measured` is not empty."""
     counted = [item for item in measured if item.is_counted]
     samples = [item.sample for item in counted]
-    duration_s = _duration_s(counted)
+    ended_s = max((item.moments_s[-1] for item in counted), default=0.0)
+    duration_s = ended_s - min((item.sent_s for item in counted), default=0.0)
     tokens = sum(sample.completion_tokens for sample in samples)
     decoded = sum(sample.completion_tokens - sample.first_arrival_tokens for sample in samples)
     decoding_s = covered_s((item.moments_s[0], item.moments_s[-1]) for item in counted)
@@ -140,7 +148,7 @@ def cell_of(
         samples=tuple(item.sample for _, items in sorted(rounds.items()) for item in items),
         rounds=results,
         latency=latency(item for items in counting.values() for item in items),
-        statistics=_statistics(results),
+        statistics=_statistics([figures_of(result) for result in results]),
         server=server,
         machine=machine,
     )
@@ -162,20 +170,98 @@ def figures_of(result: RoundResult) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _statistics(results: Sequence[RoundResult]) -> dict[str, Summary]:
-    figures = [figures_of(result) for result in results]
+def mean_of(cells: Iterable[Cell], metric: str) -> float:
+    """Return the mean of the cells' means; 0 when none was measured."""
+    means = [cell.statistics[metric].mean for cell in cells if metric in cell.statistics]
+    return statistics.fmean(means) if means else 0.0
+
+
+def _statistics(figures: Sequence[Mapping[str, float]]) -> dict[str, Summary]:
     summaries = {
         name: summarise([item[name] for item in figures if name in item]) for name in METRICS
     }
     return {name: summary for name, summary in summaries.items() if summary is not None}
 
 
-def _duration_s(counted: Sequence[Measured]) -> float:
-    if not counted:
-        return 0.0
-    last = max(item.moments_s[-1] for item in counted)
-    return last - min(item.sent_s for item in counted)
-
-
 def _rate(tokens: float, duration_s: float) -> float | None:
     return tokens / duration_s if tokens and duration_s > 0 else None
+
+
+def _quantile(ordered: Sequence[float], fraction: float) -> float:
+    """Interpolate between the two nearest ranks (Hyndman and Fan's type 7, numpy's default).
+
+    `ordered` is ascending and not empty.
+    """
+    rank = (len(ordered) - 1) * fraction
+    below = math.floor(rank)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
+
+
+def quantiles(values: Iterable[float]) -> Quantiles | None:
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    return Quantiles(
+        count=len(ordered),
+        p50=_quantile(ordered, 0.50),
+        p95=_quantile(ordered, 0.95),
+        p99=_quantile(ordered, 0.99),
+        mean=statistics.fmean(ordered),
+        max=ordered[-1],
+    )
+
+
+def summarise(values: Sequence[float]) -> Summary | None:
+    """Return mean, median and, from two values on, their spread and the mean's interval."""
+    if not values:
+        return None
+    mean, median = statistics.fmean(values), statistics.median(values)
+    if len(values) == 1:
+        return Summary(1, mean, median)
+    deviation = statistics.stdev(values)
+    half = t_quantile(len(values) - 1) * deviation / math.sqrt(len(values))
+    return Summary(len(values), mean, median, deviation, mean - half, mean + half)
+
+
+def gaps(moments: Iterable[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(moments)]
+
+
+def covered_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of spans (start, end)."""
+    total_s, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        total_s += max(end - max(start, reached), 0.0)
+        reached = max(reached, end)
+    return total_s
+
+
+@cache
+def t_quantile(degrees: int) -> float:
+    """Return the t that |T| stays below with probability 0.95, for `degrees` of freedom >= 1."""
+    low, high = 0.0, 16.0  # 12.71 for one degree, less for more
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _probability_below(middle, degrees) < CONFIDENCE:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _probability_below(t: float, degrees: int) -> float:
+    """Return P(|T| <= t): the finite series of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    angle = math.atan(t / math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    if degrees % 2:
+        term, total = cosine, 0.0
+        for odd in range(1, degrees - 1, 2):
+            total += term
+            term *= cosine * cosine * (odd + 1) / (odd + 2)
+        return 2 / math.pi * (angle + sine * total)
+    term, total = 1.0, 0.0
+    for even in range(2, degrees + 1, 2):
+        total += term
+        term *= cosine * cosine * (even - 1) / even
+    return sine * total

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.bench import prompts
 from sparkdeploy.bench.answers import read_answer
-from sparkdeploy.bench.asking import Ask, Dialect, Length, chat_body
-from sparkdeploy.bench.counters import Counters, difference, read_counters, together
 from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, measure
+from sparkdeploy.bench.prompts import Ask, Dialect, Length, Sizer, chat_body
 from sparkdeploy.bench.record import FailureKind, SuiteResult
-from sparkdeploy.bench.sizing import Sizer
-from sparkdeploy.bench.suites import Forecast
-from sparkdeploy.bench.watch import kv_peak, machine_watch
+from sparkdeploy.bench.suites import WARMUPS, Forecast
+from sparkdeploy.bench.watch import (
+    Counters,
+    difference,
+    kv_peak,
+    machine_watch,
+    read_counters,
+    together,
+)
 from sparkdeploy.errors import BenchError, SparkdeployError
 
 if TYPE_CHECKING:
@@ -23,9 +28,9 @@ if TYPE_CHECKING:
 
     from sparkdeploy.bench.prompts import Prompt
     from sparkdeploy.bench.record import Failure, ServerDelta
-    from sparkdeploy.bench.streams import Streams
     from sparkdeploy.bench.suites import Condition, Suite, Turn
-    from sparkdeploy.bench.watch import Reading, Watch
+    from sparkdeploy.bench.watch import BenchWatch, Reading
+    from sparkdeploy.bench.wire import Streams
 
 SETTLE_S = 10.0
 SETTLE_POLL_S = 0.02
@@ -34,23 +39,12 @@ _GREETING = prompts.Prompt("hello", ({"role": "user", "content": "Hello"},), 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The server that is measured."""
-
+class MeasuredServer:
     streams: Streams
     model: str
     dialect: Dialect
     exposition: Callable[[], str] | None = None
     """Returns /metrics; None where there are none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a turn showed, for a person who waits."""
-
-    turn: Turn
-    tok_s: float | None
-    remaining_s: float | None
 
 
 @dataclass(slots=True)
@@ -75,32 +69,31 @@ def find_dialect(streams: Streams, model: str) -> Dialect:
 
 
 class Measurement:
-    """One suite against one server."""
-
     def __init__(
         self,
         suite: Suite,
-        target: Target,
-        watch: Watch,
+        server: MeasuredServer,
+        watch: BenchWatch,
         *,
         asked: Sequence[Prompt] = (),
         seed: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Prepare. `asked` are the suite's fixed prompts, `seed` begins those made to measure."""
+        """`asked` are the suite's fixed prompts, `seed` begins those made to measure."""
         self._suite = suite
-        self._target = target
+        self._server = server
         self._watch = watch
         self._asked = {item.name: item for item in asked}
         self._seed = seed
-        self._clock = clock
         self._sizer = Sizer()
         self._forecast = Forecast()
         self._collected: dict[Condition, _Collected] = {}
-        self._began_s = clock()
+        self._began_s = time.perf_counter()
 
-    def run(self, on_progress: Callable[[Progress], None]) -> SuiteResult:
-        """Take every turn; an interruption, or a server that is gone, ends with what there is."""
+    def run(self, on_progress: Callable[[Turn, float | None, float | None], None]) -> SuiteResult:
+        """Take every turn; an interruption, or a server that is gone, ends with what there is.
+
+        `on_progress` hears of each turn, its tok/s and the seconds that are left.
+        """
         turns = self._suite.turns
         notes = self._suite.notes
         is_complete = False
@@ -110,8 +103,9 @@ class Measurement:
                 if all(_is_gone(item) for item in measured):
                     notes = (*notes, GONE)
                     break
-                remaining_s = self._forecast.remaining_s(turns[index + 1 :])
-                on_progress(Progress(turn, _speed(measured), remaining_s))
+                speeds = [s for item in measured if (s := item.sample.decode_tok_s) is not None]
+                tok_s = sum(speeds) / len(speeds) if speeds else None
+                on_progress(turn, tok_s, self._forecast.remaining_s(turns[index + 1 :]))
             else:
                 is_complete = True
         except KeyboardInterrupt:
@@ -122,9 +116,9 @@ class Measurement:
         condition = turn.condition
         asks = self._asks(turn)
         before = self._counters()
-        start_s = self._clock()
-        exchanges = self._target.streams.round([self._body(ask) for ask in asks])
-        end_s = self._clock()
+        start_s = time.perf_counter()
+        exchanges = self._server.streams.round([self._body(ask) for ask in asks])
+        end_s = time.perf_counter()
         measured = [
             measure(
                 exchange,
@@ -175,13 +169,13 @@ class Measurement:
         self._seed += 1
         prompt = prompts.context_prompt(words, seed=self._seed, max_tokens=1)
         ask = Ask(prompt, Length.EXACT, context_tokens=wanted_tokens)
-        answer = read_answer(self._target.streams.round([self._body(ask)])[0])
+        answer = read_answer(self._server.streams.round([self._body(ask)])[0])
         if answer.failure is None:
             self._sizer.learn(words, answer.prompt_tokens)
         return answer.failure
 
     def _body(self, ask: Ask) -> Mapping[str, Any]:
-        return chat_body(ask, model=self._target.model, dialect=self._target.dialect)
+        return chat_body(ask, model=self._server.model, dialect=self._server.dialect)
 
     def _learn(self, asks: Sequence[Ask], measured: Sequence[Measured]) -> None:
         counted = [item.sample for item in measured if item.is_counted]
@@ -198,20 +192,20 @@ class Measurement:
                 self._sizer.learn(ask.words, item.sample.prompt_tokens)
 
     def _counters(self) -> Counters | None:
-        if self._target.exposition is None:
+        if self._server.exposition is None:
             return None
         try:
-            return read_counters(self._target.exposition())
+            return read_counters(self._server.exposition())
         except SparkdeployError:
             return None
 
     def _settled(self, before: Counters, tokens: int) -> Counters | None:
         """Read until the server has counted what it has answered, a moment later at most."""
-        deadline_s = self._clock() + SETTLE_S
+        deadline_s = time.perf_counter() + SETTLE_S
         while True:
             after = self._counters()
             counted = after.generated_since(before) if after is not None else None
-            if counted is None or counted >= tokens or self._clock() > deadline_s:
+            if counted is None or counted >= tokens or time.perf_counter() > deadline_s:
                 return after
             time.sleep(SETTLE_POLL_S)
 
@@ -230,7 +224,7 @@ class Measurement:
             name=self._suite.name,
             prompts=self._suite.prompts,
             rounds=self._suite.rounds,
-            warmups=self._suite.warmups,
+            warmups=WARMUPS,
             is_complete=is_complete,
             cells=cells,
             notes=notes,
@@ -240,8 +234,3 @@ class Measurement:
 def _is_gone(item: Measured) -> bool:
     failure = item.sample.failure
     return failure is not None and failure.kind is FailureKind.UNREACHABLE
-
-
-def _speed(measured: Sequence[Measured]) -> float | None:
-    own = [item.sample.decode_tok_s for item in measured if item.sample.decode_tok_s is not None]
-    return sum(own) / len(own) if own else None

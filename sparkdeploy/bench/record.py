@@ -1,24 +1,12 @@
-"""The record of one run: what made it, what was asked, what came back. One JSON file each.
+"""What the record of one run holds: what made it, what was asked, what came back.
 
-docs/bench.md describes every field; `json_schema()` gives the schema itself. All times are seconds
-of the client's monotonic clock, all speeds tokens a second, all tokens are the server's own
-(`usage` and token ids), never chunks.
+docs/bench.md describes every field. All times are seconds of the client's monotonic clock, all
+speeds tokens a second, all tokens are the server's own (`usage` and token ids), never chunks.
 """
 
-import functools
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
-
-from pydantic import TypeAdapter, ValidationError
-
-from sparkdeploy.bench.origin import Origin
-from sparkdeploy.errors import BenchError
-from sparkdeploy.stored_json import read_json
-from sparkdeploy.terminal import visible_json
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
@@ -93,8 +81,6 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong with a request."""
-
     kind: FailureKind
     message: str
 
@@ -172,19 +158,19 @@ class ServerDelta:
 
     @property
     def acceptance(self) -> float | None:
-        """Return accepted / drafted tokens; None when nothing was drafted."""
+        """Accepted / drafted tokens; None when nothing was drafted."""
         if not self.draft_tokens or self.accepted_tokens is None:
             return None
         return self.accepted_tokens / self.draft_tokens
 
     @property
     def acceptance_per_position(self) -> tuple[float, ...]:
-        """Return how often the draft at each position was accepted."""
+        """Accepted drafts at each position / steps that drafted."""
         return tuple(n / self.drafts for n in self.accepted_per_position) if self.drafts else ()
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """Return tokens produced a step: one sure token and the accepted drafts."""
+        """Tokens produced a step: one sure token and the accepted drafts."""
         if not self.drafts or self.accepted_tokens is None:
             return None
         return 1 + self.accepted_tokens / self.drafts
@@ -192,8 +178,6 @@ class ServerDelta:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Lowest, median and highest reading."""
-
     low: float
     median: float
     high: float
@@ -233,12 +217,12 @@ class Cell:
 
     @property
     def failures(self) -> int:
-        """Return failed requests, warm-ups left out."""
+        """Failed requests, warm-ups left out."""
         return sum(item.failures for item in self.rounds)
 
     @property
     def key(self) -> tuple[str, int, int | None, int]:
-        """Return what makes cells of two runs comparable."""
+        """What makes cells of two runs comparable."""
         return self.prompt, self.concurrency, self.context_tokens, self.max_tokens
 
 
@@ -270,8 +254,6 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """One suite of a run."""
-
     name: str
     """`five`, `decode`, `sweep` or `standard`."""
     prompts: str
@@ -288,9 +270,94 @@ class SuiteResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One run of `bench`."""
+class RecipeOrigin:
+    """The recipe that was deployed, with everything it inherits filled in."""
 
+    name: str
+    fingerprint: str
+    """sha256 of `values` as sorted JSON: two runs with equal ones had the same recipe."""
+    title: str = ""
+    values: Mapping[str, object] = field(default_factory=dict)
+    floor_tok_s: float | None = None
+    """What `--gate` holds `decode`'s figure against; the recipe's `expect.decode_tok_s`."""
+    floor_source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOrigin:
+    """The image the container runs."""
+
+    reference: str
+    image_id: str
+    fingerprint: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """What was found in it at build: vllm, torch, cuda, the plugin..."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOrigin:
+    source: str
+    """A repository on the hub, or a folder."""
+    revision: str | None = None
+    manifest_fingerprint: str | None = None
+    """The fingerprint in the prepared checkpoint's sparkdeploy.json; None for stock weights."""
+    treatment: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOrigin:
+    """The server as its own log and answers describe it."""
+
+    version: str | None = None
+    flags: str = ""
+    """`non-default args` of the live log, in the engine's own words."""
+    attention_backend: str | None = None
+    kv_cache_tokens: int | None = None
+    kv_cache_gib: float | None = None
+    fp8_layers: int | None = None
+    lm_head: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineOrigin:
+    """The machine that served. For a bare URL nothing is known of it."""
+
+    product: str = ""
+    """As the firmware names it: `NVIDIA DGX Spark`."""
+    architecture: str = ""
+    kernel: str = ""
+    cpu_count: int | None = None
+    memory_bytes: int | None = None
+    gpu: str | None = None
+    driver: str | None = None
+    docker: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOrigin:
+    sparkdeploy: str
+    python: str
+    machine: str = ""
+    """`here` when it ran on the machine that served, otherwise how the server was reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrigin:
+    url: str
+    model: str
+    """The served name."""
+    client: ClientOrigin
+    deployment: str | None = None
+    """The deployment's name; None for a bare URL."""
+    recipe: RecipeOrigin | None = None
+    images: tuple[ImageOrigin, ...] = ()
+    checkpoint: CheckpointOrigin | None = None
+    engine: EngineOrigin | None = None
+    machine: MachineOrigin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
     run_id: str
     """Unique and sortable: `20261121T085134Z-v2-five`; the file's name without `.json`."""
     label: str
@@ -298,65 +365,9 @@ class Run:
     started_at: str
     """ISO 8601, UTC."""
     finished_at: str
-    origin: Origin
+    origin: RunOrigin
     suites: tuple[SuiteResult, ...]
     schema: int = SCHEMA_VERSION
 
     def suite(self, name: str) -> SuiteResult | None:
-        """Return the suite of that name, or None."""
         return next((suite for suite in self.suites if suite.name == name), None)
-
-
-@functools.cache
-def _adapter() -> TypeAdapter[Run]:
-    return TypeAdapter(Run)
-
-
-def record_text(run: Run) -> str:
-    """Return the record as it is written; control characters in it are escaped as JSON has it."""
-    return visible_json(_adapter().dump_json(run, indent=1).decode()) + "\n"
-
-
-def write_record(run: Run, path: Path) -> None:
-    """Write the record; it appears whole or not at all."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        staged.write_text(record_text(run), encoding="utf-8")
-        staged.replace(path)
-    except OSError as error:
-        staged.unlink(missing_ok=True)
-        raise BenchError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def read_record(path: Path) -> Run:
-    """Read a record; raise BenchError for one that is damaged or of a newer schema.
-
-    Within a schema version fields may be added, with defaults; unknown ones are passed over.
-    """
-    try:
-        content = read_json(path)
-    except OSError as error:
-        raise BenchError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BenchError(f"{path} is no record of a run: {error}") from error
-    version = content.get("schema") if isinstance(content, dict) else None
-    if not isinstance(version, int):
-        raise BenchError(f"{path} is no record of a run: it has no schema version")
-    if version > SCHEMA_VERSION:
-        raise BenchError(
-            f"{path} has schema {version}, and this sparkdeploy reads up to {SCHEMA_VERSION}",
-            hint="update sparkdeploy",
-        )
-    try:
-        # As JSON and strictly: the text "nan" is no number.
-        return _adapter().validate_json(json.dumps(content), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise BenchError(f"{path} is damaged: {place}: {first['msg']}") from error
-
-
-def json_schema() -> dict[str, object]:
-    """Return the JSON schema of a record."""
-    return _adapter().json_schema()

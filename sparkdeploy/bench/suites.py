@@ -10,7 +10,7 @@ from sparkdeploy.bench import prompts
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from sparkdeploy.bench.prompts import Prompt
 
@@ -33,8 +33,6 @@ class SuiteName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One cell to measure."""
-
     prompt: str
     max_tokens: int
     concurrency: int = 1
@@ -44,8 +42,6 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round of one condition."""
-
     condition: Condition
     round: int
     """0 is the warm-up."""
@@ -53,20 +49,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What is measured, in which order."""
-
     name: SuiteName
     prompts: str
     """Hash of what is asked."""
     rounds: int
     turns: tuple[Turn, ...]
-    warmups: int = WARMUPS
     notes: tuple[str, ...] = ()
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """Return each condition once, in order."""
-        return tuple(dict.fromkeys(turn.condition for turn in self.turns))
 
 
 def fixed_suite(name: SuiteName, asked: Sequence[Prompt], rounds: int) -> Suite:
@@ -161,14 +149,12 @@ def parse_suites(names: Sequence[str]) -> tuple[SuiteName, ...]:
 
 def parse_counts(text: str, what: str) -> tuple[int, ...]:
     """Read `1,2,4` or `1K,16K,256K` (K is 1024); UsageError names what is wrong."""
-    return tuple(_counts(text, what))
-
-
-def _counts(text: str, what: str) -> Iterator[int]:
+    counts = []
     for word in text.split(","):
         number = word.strip().upper()
         scale = 1024 if number.endswith("K") else 1
         number = number.removesuffix("K")
         if not number.isdigit() or int(number) == 0:
             raise UsageError(f"{what}: {word!r} is no count", hint="such as 1,2,4 or 1K,16K,64K")
-        yield int(number) * scale
+        counts.append(int(number) * scale)
+    return tuple(counts)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import format_gib
+from sparkdeploy.bench.figures import mean_of
+from sparkdeploy.bench.report.chart import figure, plottable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sparkdeploy.bench.compare import Comparison, Difference, Overall
-    from sparkdeploy.bench.record import Cell, Range, Run, SuiteResult, Summary, ToolResult
-    from sparkdeploy.bench.shelf import Kept
+    from sparkdeploy.bench.compare import FigureDifference, Overall, RunComparison
+    from sparkdeploy.bench.files import KeptRun
+    from sparkdeploy.bench.record import Cell, Run, RunOrigin, SuiteResult, Summary
 
 TITLES = {
     "end_to_end_tok_s": "tok/s end to end",
@@ -25,6 +27,7 @@ TITLES = {
     "gap_p99_s": "s between arrivals, p99",
     "failed_requests": "requests that failed",
 }
+HEADLINE = "end_to_end_tok_s"
 _SHOWN = {
     "five": ("end_to_end_tok_s", "decode_tok_s", "ttft_p50_s"),
     "decode": ("decode_tok_s", "end_to_end_tok_s", "ttft_p50_s"),
@@ -32,8 +35,7 @@ _SHOWN = {
 }
 
 
-def list_lines(kept: Sequence[Kept]) -> Iterator[str]:
-    """Yield one line a run."""
+def list_lines(kept: Sequence[KeptRun]) -> Iterator[str]:
     if not kept:
         yield "no runs are kept; `sparkdeploy bench` makes one"
         return
@@ -41,27 +43,29 @@ def list_lines(kept: Sequence[Kept]) -> Iterator[str]:
     for item in kept:
         run = item.run
         names = ", ".join(suite.name for suite in run.suites)
-        yield f"{run.run_id:<44} {run.label:<16} {names:<20} {_headline(run):>7}"
+        five = run.suite("five")
+        tok_s = f"{mean_of(five.cells, HEADLINE):.1f}" if five is not None and five.cells else "-"
+        yield f"{run.run_id:<44} {run.label:<16} {names:<20} {tok_s:>7}"
 
 
 def run_lines(run: Run) -> Iterator[str]:
-    """Yield what made a run and what it measured."""
     yield f"{run.label}  {run.run_id}  {run.started_at}"
-    yield from (f"  {line}" for line in _origin_lines(run))
+    yield from (f"  {name}: {value}" for name, value in origin_facts(run.origin))
     for suite in run.suites:
         yield ""
         yield from suite_lines(suite)
 
 
 def suite_lines(suite: SuiteResult) -> Iterator[str]:
-    """Yield a suite's tables."""
     state = "" if suite.is_complete else ", not finished"
     rounds = f"{suite.rounds} round{'' if suite.rounds == 1 else 's'}"
     yield f"suite {suite.name}: {rounds}, temperature 0{state}"
     if suite.cells:
         yield from _cell_table(suite)
     for tool in suite.tools:
-        yield from _tool_lines(tool)
+        yield f"  {tool.tool} {tool.version}"
+        for name, value in tool.figures.items():
+            yield f"    {TITLES.get(name, name):<24}{value:>10.{_digits(name)}f}"
     for note in suite.notes:
         yield f"  note: {note}"
     failed = sum(cell.failures for cell in suite.cells)
@@ -69,7 +73,7 @@ def suite_lines(suite: SuiteResult) -> Iterator[str]:
         yield f"  {failed} requests failed and are in no figure: {_kinds(suite)}"
 
 
-def comparison_lines(comparison: Comparison) -> Iterator[str]:
+def comparison_lines(comparison: RunComparison) -> Iterator[str]:
     """Yield the differences of the figures that matter to each suite."""
     yield f"{comparison.other} against {comparison.base}"
     for suite, metrics in _SHOWN.items():
@@ -92,8 +96,9 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
         yield f"not compared: {note}"
     if comparison.changed:
         yield ""
-        yield "made by different things:"
-        yield from (f"  {_shortened(line)}" for line in comparison.changed)
+        yield "what made the runs and is not the same:"
+        for line in comparison.changed:
+            yield f"  {line}" if len(line) <= 160 else f"  {line[:157]}..."
 
 
 def _cell_table(suite: SuiteResult) -> Iterator[str]:
@@ -102,71 +107,64 @@ def _cell_table(suite: SuiteResult) -> Iterator[str]:
     rows = [("", *(TITLES[name] for name in metrics), "accepted")]
     rows += [_cell_row(cell, metrics) for cell in suite.cells]
     if suite.name == "five" and len(suite.cells) > 1:
-        rows.append(("mean of all", f"{mean_end_to_end(suite):.2f}", "", "", ""))
+        rows.append(("mean of all", f"{mean_of(suite.cells, HEADLINE):.2f}", "", "", ""))
     first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *values in rows:
         cells = "".join(f"  {value:>{width}}" for value, width in zip(values, others, strict=True))
         yield f"  {name:<{first}}{cells}".rstrip()
-    yield from _machine_lines(suite.cells)
+    if facts := ", ".join(f"{name} {span}" for name, span in machine_facts(suite.cells)):
+        yield f"  machine: {facts}"
 
 
 def _cell_row(cell: Cell, metrics: Sequence[str]) -> tuple[str, ...]:
-    values = (_summary(name, cell.statistics.get(name)) for name in metrics)
-    return (_cell_name(cell), *values, _acceptance(cell))
+    name = _condition(cell.prompt, cell.concurrency, cell.context_tokens)
+    values = (_summary(metric, cell.statistics.get(metric)) for metric in metrics)
+    accepted = cell.server.acceptance_per_position if cell.server is not None else ()
+    return (name, *values, " ".join(f"{value:.0%}" for value in accepted) or "-")
 
 
-def mean_end_to_end(suite: SuiteResult) -> float:
-    """Return the mean of the cells' mean end-to-end speed; 0 when none was measured."""
-    means = [
-        cell.statistics["end_to_end_tok_s"].mean
-        for cell in suite.cells
-        if "end_to_end_tok_s" in cell.statistics
-    ]
-    return sum(means) / len(means) if means else 0.0
-
-
-def _machine_lines(cells: Iterable[Cell]) -> Iterator[str]:
-    watched = [cell.machine for cell in cells if cell.machine is not None]
-    floors = [item.memory_floor_bytes for item in watched if item.memory_floor_bytes]
-    parts = []
-    for unit, ranges in (
-        ("MHz SM clock", [item.sm_clock_mhz for item in watched]),
-        ("degrees C", [item.temperature_c for item in watched]),
-        ("W", [item.power_w for item in watched]),
+def machine_facts(cells: Iterable[Cell]) -> Iterator[tuple[str, str]]:
+    """Yield name and span of what the serving machine showed meanwhile, over all cells."""
+    watches = [cell.machine for cell in cells if cell.machine]
+    for name, attribute, unit in (
+        ("SM clock", "sm_clock_mhz", "MHz"),
+        ("temperature", "temperature_c", "°C"),
+        ("power", "power_w", "W"),
     ):
-        if known := [item for item in ranges if item is not None]:
-            parts.append(f"{_span(known)} {unit}")
+        spans = [span for watch in watches if (span := getattr(watch, attribute)) is not None]
+        if spans:
+            low, high = min(span.low for span in spans), max(span.high for span in spans)
+            yield name, f"{figure(low, 0)} to {figure(high, 0)} {unit}"
+    floors = [floor for watch in watches if plottable(floor := watch.memory_floor_bytes) and floor]
     if floors:
-        parts.append(f"{format_gib(min(floors))} least available memory")
-    if parts:
-        yield f"  machine: {', '.join(parts)}"
+        yield "least free memory", f"{figure(min(floors) / 2**30)} GiB"
 
 
-def _origin_lines(run: Run) -> Iterator[str]:
-    origin = run.origin
-    yield f"server: {origin.model} at {origin.url}"
-    if origin.recipe is not None:
-        yield f"recipe: {origin.recipe.name} ({origin.recipe.fingerprint[:12]})"
-    if origin.images:
-        yield f"image: {origin.images[0].reference}"
-    if origin.checkpoint is not None:
-        yield f"checkpoint: {origin.checkpoint.source} {origin.checkpoint.revision or ''}".rstrip()
-    if origin.engine is not None:
-        backend = f", {origin.engine.attention_backend}" if origin.engine.attention_backend else ""
-        yield f"engine: vLLM {origin.engine.version}{backend}"
-    if (machine := origin.machine) is not None:
-        parts = (machine.product, machine.gpu, machine.architecture, machine.kernel)
-        driver = f", driver {machine.driver}" if machine.driver else ""
-        yield f"machine: {', '.join(part for part in parts if part)}{driver}"
+def origin_facts(origin: RunOrigin) -> Iterator[tuple[str, str]]:
+    """Yield what made a run, as name and value; what is not known is left out."""
+    recipe, weights = origin.recipe, origin.checkpoint
+    engine, machine = origin.engine, origin.machine
+    cache_tokens = engine.kv_cache_tokens if engine else None
+    found = (
+        ("recipe", f"{recipe.name} ({recipe.fingerprint[:12]})" if recipe else None),
+        ("served as", f"{origin.model} at {origin.url}"),
+        ("model", f"{weights.source} {(weights.revision or '')[:12]}" if weights else None),
+        ("vLLM", engine.version if engine else None),
+        ("attention", engine.attention_backend if engine else None),
+        ("LM head", engine.lm_head if engine else None),
+        ("FP8 layers", engine.fp8_layers if engine else None),
+        ("KV cache", f"{cache_tokens:,} tokens" if cache_tokens else None),
+        ("machine", machine.product if machine else None),
+        ("architecture", machine.architecture if machine else None),
+        ("GPU", machine.gpu if machine else None),
+        ("driver", machine.driver if machine else None),
+        ("kernel", machine.kernel if machine else None),
+        ("image", ", ".join(image.reference for image in origin.images)),
+    )
+    yield from ((name, str(value)) for name, value in found if value not in {None, ""})
 
 
-def _tool_lines(tool: ToolResult) -> Iterator[str]:
-    yield f"  {tool.tool} {tool.version}"
-    for name, value in tool.figures.items():
-        yield f"    {TITLES.get(name, name):<24}{value:>10.{_digits(name)}f}"
-
-
-def _difference_line(item: Difference) -> str:
+def _difference_line(item: FigureDifference) -> str:
     digits = _digits(item.metric)
     interval = _interval(item.difference.low95, item.difference.high95, f"+.{digits}f")
     return (
@@ -201,39 +199,17 @@ def _digits(metric: str) -> int:
     return 2 if metric.endswith("tok_s") else 3
 
 
-def _cell_name(cell: Cell) -> str:
-    return _condition(cell.prompt, cell.concurrency, cell.context_tokens)
-
-
 def _condition(prompt: str, concurrency: int, context_tokens: int | None) -> str:
     if context_tokens is None:
         return prompt
     return f"{concurrency} x {context_tokens} tokens"
 
 
-def _acceptance(cell: Cell) -> str:
-    found = cell.server.acceptance_per_position if cell.server is not None else ()
-    return " ".join(f"{value:.0%}" for value in found) or "-"
-
-
 def _kinds(suite: SuiteResult) -> str:
-    kinds: dict[str, int] = {}
-    for cell in suite.cells:
-        for sample in cell.samples:
-            if sample.failure is not None and sample.round:
-                kinds[sample.failure.kind] = kinds.get(sample.failure.kind, 0) + 1
+    kinds = Counter(
+        sample.failure.kind
+        for cell in suite.cells
+        for sample in cell.samples
+        if sample.failure is not None and sample.round
+    )
     return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-
-
-def _span(ranges: Sequence[Range]) -> str:
-    low, high = min(item.low for item in ranges), max(item.high for item in ranges)
-    return f"{low:.0f} to {high:.0f}"
-
-
-def _headline(run: Run) -> str:
-    suite = run.suite("five")
-    return f"{mean_end_to_end(suite):.1f}" if suite is not None and suite.cells else "-"
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= 160 else line[:157] + "..."

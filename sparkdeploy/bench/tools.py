@@ -1,16 +1,33 @@
-"""The standard tools: how they are called, and what their reports say. They are run elsewhere."""
+"""Suite `standard`: `vllm bench serve` inside the container, llama-benchy outside.
+
+How they are called, and what their reports say.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import os
+import tempfile
+import threading
+import uuid
 from dataclasses import dataclass
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.bench.record import ToolResult
-from sparkdeploy.errors import BenchError
+from sparkdeploy import shell
+from sparkdeploy.bench.prompts import filler
+from sparkdeploy.bench.record import SuiteResult, ToolResult
+from sparkdeploy.console import console
+from sparkdeploy.errors import BenchError, SparkdeployError
+from sparkdeploy.plan.launch import KEY_TARGET
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sparkdeploy.node.host import DockerHost
 
 VLLM_BENCH = "vllm bench serve"
 LLAMA_BENCHY = "llama-benchy"
@@ -21,6 +38,9 @@ ANSWER_TOKENS = 128
 PROMPTS_A_ROUND = 4
 TEMPLATE_TOKENS = 64
 """Room for what a chat template adds."""
+CHECKPOINT_MOUNT = "/m/ck/"
+MODEL_MOUNT = "/m/hub/"
+"""Where `plan.container` mounts prepared checkpoints and downloads."""
 _MS = 0.001
 _VLLM_FIGURES = {
     "end_to_end_tok_s": ("output_throughput", 1.0),
@@ -36,6 +56,14 @@ _BENCHY_FIGURES = {
     "prefill_tok_s": ("pp_throughput", 1.0),
     "ttft_mean_s": ("e2e_ttft", _MS),
 }
+TOOL_TIMEOUT_S = 3600.0
+BOOK_WORDS = 60_000
+BOOK_SEED = 1
+# The shell writes its own id, which becomes vLLM's: what is interrupted here must end there too.
+_RUN = 'echo $$ > "$1.pid"; shift; exec vllm bench serve "$@"'
+_RUN_WITH_KEY = f'OPENAI_API_KEY="$(cat {KEY_TARGET})"; export OPENAI_API_KEY; {_RUN}'
+_FETCH = 'cat "$1" && rm -f "$1" "$1.pid"'
+_STOP = 'kill "$(cat "$1.pid")"; rm -f "$1" "$1.pid"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +150,141 @@ def _object(text: str, tool: str) -> Mapping[str, Any]:
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise BenchError(f"{tool} left no report that can be read: {error}") from error
+        raise BenchError(f"{tool} wrote no readable report: {error}") from error
     if not isinstance(content, dict):
-        raise BenchError(f"{tool} left no report that can be read")
+        raise BenchError(f"{tool} wrote no readable report")
     return content
+
+
+def measure_with_tools(
+    host: DockerHost, load: Load, container_id: str, *, has_key: bool
+) -> SuiteResult:
+    """Run both tools and fold their reports in; what cannot be run here is left out with a note.
+
+    Raises BenchError when neither could be run.
+    """
+    found: list[ToolResult] = []
+    notes: list[str] = []
+    is_complete = True
+    for name, measure in ((VLLM_BENCH, _vllm_bench), (LLAMA_BENCHY, _llama_benchy)):
+        try:
+            with console.step(name):
+                found.append(measure(host, container_id, load, has_key))
+        except KeyboardInterrupt:
+            notes.append("interrupted")
+            is_complete = False
+            break
+        except SparkdeployError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            notes.append(f"{name} left out: {error.message}{hint}")
+    if not found and is_complete:
+        raise BenchError("; ".join(notes))
+    return SuiteResult(
+        name="standard",
+        prompts=f"{load.prompt_tokens}+{load.answer_tokens}",
+        rounds=load.rounds,
+        warmups=1,
+        is_complete=is_complete,
+        tools=tuple(found),
+        notes=tuple(notes),
+    )
+
+
+def _vllm_bench(host: DockerHost, container_id: str, load: Load, has_key: bool) -> ToolResult:
+    result = f"/tmp/sparkdeploy-bench-{uuid.uuid4().hex[:8]}.json"  # noqa: S108 - the container's
+    options = vllm_bench_options(load, tokenizer=_model(host, container_id), result=result)
+    script = _RUN_WITH_KEY if has_key else _RUN
+    try:
+        code, output = host.exec(container_id, ["sh", "-c", script, "sh", result, *options])
+    except BaseException:
+        with contextlib.suppress(SparkdeployError):
+            host.exec(container_id, ["sh", "-c", _STOP, "sh", result])
+        raise
+    if code != 0:
+        raise BenchError(f"it ended with exit code {code}: {_last_line(output)}")
+    _, report = host.exec(container_id, ["sh", "-c", _FETCH, "sh", result])
+    _, version = host.exec(container_id, ["vllm", "--version"])
+    return read_vllm_bench(
+        report, version=_last_line(version), command=("vllm", "bench", "serve", *options)
+    )
+
+
+def _llama_benchy(host: DockerHost, container_id: str, load: Load, has_key: bool) -> ToolResult:
+    if has_key:
+        raise BenchError("it takes a key as an argument only, where everybody could read it")
+    program = _program()
+    tokenizer = _on_host(host, container_id, _model(host, container_id))
+    with tempfile.TemporaryDirectory(prefix="sparkdeploy-bench-") as name:
+        folder = Path(name)
+        (folder / "book.txt").write_text(filler(BOOK_WORDS, seed=BOOK_SEED), encoding="utf-8")
+        with _served(folder) as url:
+            options = llama_benchy_options(
+                load,
+                tokenizer=str(tokenizer),
+                book_url=f"{url}/book.txt",
+                result=str(folder / "report.json"),
+            )
+            argv = (*program, *options)
+            done = shell.run(argv, timeout_s=TOOL_TIMEOUT_S, env=_environment(folder))
+        if done.exit_code != 0:
+            words = _last_line(done.stderr) or _last_line(done.stdout)
+            raise BenchError(f"it ended with exit code {done.exit_code}: {words}")
+        report = (folder / "report.json").read_text(encoding="utf-8")
+    return read_llama_benchy(report, command=(LLAMA_BENCHY, *options))
+
+
+def _program() -> tuple[str, ...]:
+    if shell.which(LLAMA_BENCHY) is not None:
+        return (LLAMA_BENCHY,)
+    if shell.which("uvx") is not None:
+        return ("uvx", f"{LLAMA_BENCHY}@{LLAMA_BENCHY_VERSION}")
+    raise BenchError("it is not installed", hint=f"pipx install {LLAMA_BENCHY}")
+
+
+def _environment(home: Path) -> Mapping[str, str]:
+    """Its cache goes with the folder; a proxy must not be asked for what stands on this machine."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")
+    }
+    cache = os.environ.get("UV_CACHE_DIR", str(Path("~/.cache/uv").expanduser()))
+    return {**kept, "HOME": str(home), "HF_HUB_OFFLINE": "1", "UV_CACHE_DIR": cache}
+
+
+def _model(host: DockerHost, container_id: str) -> str:
+    """Return the model's path in the container."""
+    for argument in host.inspect(container_id)["Args"]:
+        if str(argument).startswith((CHECKPOINT_MOUNT, MODEL_MOUNT)):
+            return str(argument)
+    raise BenchError("the container's command names no model")
+
+
+def _on_host(host: DockerHost, container_id: str, path: str) -> Path:
+    """Return where a path of the container is on this machine."""
+    for mount in host.inspect(container_id)["Mounts"]:
+        target = str(mount["Destination"])
+        if path == target or path.startswith(target + "/"):
+            return Path(mount["Source"]) / path.removeprefix(target).lstrip("/")
+    raise BenchError(f"{path} is not mounted from this machine")
+
+
+class _QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextlib.contextmanager
+def _served(folder: Path) -> Iterator[str]:
+    """Serve a folder on this machine only: the book, which would be fetched from the network."""
+    handler = functools.partial(_QuietHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

@@ -1,4 +1,4 @@
-"""The serving machine and its KV cache while a suite runs, looked at once a second."""
+"""The serving side while a suite runs: the server's own counters, its KV cache and its machine."""
 
 from __future__ import annotations
 
@@ -7,24 +7,104 @@ import re
 import statistics
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Self
 
-from sparkdeploy.bench.record import MachineWatch, Range
+from sparkdeploy.bench.record import MachineWatch, Range, ServerDelta
 from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.node.facts import parse_meminfo
 from sparkdeploy.node.gpu_load import LOAD_QUERY, GpuLoad, parse_gpu_load
 from sparkdeploy.node.machine import output_or_none, read_or_none
+from sparkdeploy.server.metrics import Speculation, parse_samples, speculation, totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from types import TracebackType
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sparkdeploy.node.machine import Machine
 
 EVERY_S = 1.0
 QUERY_TIMEOUT_S = 5.0
-_KV_USAGE = re.compile(r"^vllm:(?:gpu|kv)_cache_usage_perc(?:\{.*?\})? (\S+)", re.MULTILINE)
-_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
+_COUNTED = {
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "generation_tokens": "vllm:generation_tokens_total",
+    "preemptions": "vllm:num_preemptions_total",
+    "prefix_queries": "vllm:prefix_cache_queries_total",
+    "prefix_hits": "vllm:prefix_cache_hits_total",
+}
+_DRAFTED = ("drafts", "draft_tokens", "accepted_tokens")
+_KV_USAGE = re.compile(
+    r"^vllm:(?:gpu|kv)_cache_usage_perc(?:\{.*?\})? (\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?:\s|$)",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The counters at one moment; a missing one is None."""
+
+    values: Mapping[str, int]
+    speculation: Speculation | None
+    kv_usage: float | None
+
+    def generated_since(self, before: Counters) -> int | None:
+        """Return the tokens generated after `before`; None where the server does not say."""
+        if "generation_tokens" not in self.values:
+            return None
+        return self.values["generation_tokens"] - before.values.get("generation_tokens", 0)
+
+
+def read_counters(exposition: str) -> Counters | None:
+    """Read /metrics; None for a server that counts nothing we know."""
+    samples = tuple(parse_samples(exposition))
+    summed = totals(samples)
+    values = {name: int(summed[key]) for name, key in _COUNTED.items() if key in summed}
+    return Counters(values, speculation(samples), kv_usage(exposition)) if values else None
+
+
+def difference(before: Counters, after: Counters) -> ServerDelta:
+    drafted = after.speculation
+    if drafted is not None and before.speculation is not None:
+        drafted = drafted.since(before.speculation)
+    counted: dict[str, Any] = {
+        name: value - before.values.get(name, 0) for name, value in after.values.items()
+    }
+    if drafted is not None:
+        counted |= asdict(drafted)
+    return ServerDelta(
+        **counted,
+        kv_usage_before=before.kv_usage,
+        kv_usage_after=after.kv_usage,
+    )
+
+
+def together(deltas: Iterable[ServerDelta], *, kv_usage_peak: float | None) -> ServerDelta | None:
+    """Add up what was counted in several spans; None for none."""
+    found = tuple(deltas)
+    if not found:
+        return None
+    positions = zip_longest(*(item.accepted_per_position for item in found), fillvalue=0)
+    return ServerDelta(
+        **{name: _sum(getattr(item, name) for item in found) for name in (*_COUNTED, *_DRAFTED)},
+        accepted_per_position=tuple(map(sum, positions)),
+        kv_usage_before=found[0].kv_usage_before,
+        kv_usage_after=found[-1].kv_usage_after,
+        kv_usage_peak=kv_usage_peak,
+    )
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def kv_usage(exposition: str) -> float | None:
+    """Return the highest KV cache usage of all engines, 0 to 1.
+
+    Reads no more than that: a whole exposition would take milliseconds from the client's clock.
+    """
+    found = [float(match) for match in _KV_USAGE.findall(exposition)]
+    return max(found, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +117,7 @@ class Reading:
     kv_usage: float | None = None
 
 
-def read_machine(machine: Machine) -> tuple[GpuLoad | None, int | None]:
-    """Return the GPU's load and the memory that is available."""
-    output = output_or_none(machine, LOAD_QUERY, timeout_s=QUERY_TIMEOUT_S)
-    memory = _AVAILABLE.search(read_or_none(machine, "/proc/meminfo") or "")
-    return (
-        parse_gpu_load(output) if output else None,
-        int(memory[1]) * 1024 if memory else None,
-    )
-
-
-def kv_usage(exposition: str) -> float | None:
-    """Return the highest KV cache usage of all engines, 0 to 1.
-
-    Reads no more than that: a whole exposition would take milliseconds from the client's clock.
-    """
-    found = [float(match) for match in _KV_USAGE.findall(exposition)]
-    return max(found, default=None)
-
-
-class Watch:
+class BenchWatch:
     """A thread that looks now and then; a context manager.
 
     `machine` is None where the server runs elsewhere, `exposition` returns /metrics or raises.
@@ -69,7 +130,6 @@ class Watch:
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Prepare; nothing is looked at yet."""
         self._machine = machine
         self._exposition = exposition
         self._clock = clock
@@ -78,25 +138,21 @@ class Watch:
         self._thread = threading.Thread(target=self._look_again, name="bench-watch", daemon=True)
 
     def __enter__(self) -> Self:
-        """Look once, and go on in the background."""
         self.look()
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop looking."""
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
 
     def look(self) -> None:
-        """Take one reading."""
-        gpu, available = read_machine(self._machine) if self._machine else (None, None)
-        usage = None
+        gpu, available, usage = None, None, None
+        if self._machine is not None:
+            output = output_or_none(self._machine, LOAD_QUERY, timeout_s=QUERY_TIMEOUT_S)
+            gpu = parse_gpu_load(output) if output else None
+            meminfo = read_or_none(self._machine, "/proc/meminfo") or ""
+            available = parse_meminfo(meminfo).get("MemAvailable")
         if self._exposition is not None:
             with contextlib.suppress(SparkdeployError):
                 usage = kv_usage(self._exposition())
@@ -129,7 +185,6 @@ def machine_watch(readings: Sequence[Reading]) -> MachineWatch | None:
 
 
 def kv_peak(readings: Iterable[Reading]) -> float | None:
-    """Return the highest KV usage seen."""
     return max((item.kv_usage for item in readings if item.kv_usage is not None), default=None)
 
 

@@ -1,9 +1,19 @@
-"""HTTP/1.1 as bytes: what is sent, and what the bytes that came back say. No sockets."""
+"""The client: concurrent streamed requests over HTTP/1.1, timed at the socket.
+
+While a round is under way bytes are only kept; what they say is read afterwards.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
+import json
+import ssl
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 import h11
 
@@ -11,11 +21,18 @@ from sparkdeploy.bench.answers import Arrival, Exchange
 from sparkdeploy.bench.record import Failure, FailureKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+SILENCE_S = 600.0
+"""How long nothing may come; prefill of 256K takes minutes on a Spark."""
+CONNECT_S = 10.0
+CHAT_PATH = "/v1/chat/completions"
 LAST_CHUNK = b"0\r\n\r\n"
 OK = 200
+_OK_STATUS = b" 200"
 _SHOWN_CHARACTERS = 300
+_Seen = tuple[float, float, list[Arrival], Failure | None]
+"""When a request was sent and ended, in seconds of the client's clock, and what came."""
 
 
 @dataclass(slots=True)
@@ -29,7 +46,7 @@ class Response:
     """What is wrong with the bytes, in h11's words."""
 
 
-def request_bytes(*, host: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+def request_bytes(*, host: str, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
     """Return one POST; the server is asked to close the connection when it has answered."""
     lines = [f"POST {path} HTTP/1.1", f"Host: {host}", "Connection: close"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -47,13 +64,26 @@ def read_response(pieces: Sequence[Arrival], *, is_closed: bool) -> Response:
         # To h11 no bytes mean that the connection has ended.
         for piece in filter(lambda piece: piece.data, pieces):
             connection.receive_data(piece.data)
-            _take(response, _events(connection), piece.at_s)
+            _take(response, connection, piece.at_s)
         if is_closed and not response.is_whole:
             connection.receive_data(b"")
-            _take(response, _events(connection), pieces[-1].at_s if pieces else 0.0)
+            _take(response, connection, pieces[-1].at_s if pieces else 0.0)
     except h11.RemoteProtocolError as error:
         response.problem = str(error)
     return response
+
+
+def _take(response: Response, connection: h11.Connection, at_s: float) -> None:
+    while True:
+        event = connection.next_event()
+        if isinstance(event, h11.Response):
+            response.status = event.status_code
+        elif isinstance(event, h11.Data):
+            response.body.append(Arrival(at_s, bytes(event.data)))
+        elif isinstance(event, h11.EndOfMessage):
+            response.is_whole = True
+        elif not isinstance(event, h11.InformationalResponse):
+            return
 
 
 def exchange_of(
@@ -71,19 +101,133 @@ def exchange_of(
     return Exchange(sent_s, ended_s, tuple(response.body), failure)
 
 
-def _events(connection: h11.Connection) -> Iterator[h11.Event]:
-    while True:
-        event = connection.next_event()
-        if event in (h11.NEED_DATA, h11.PAUSED) or isinstance(event, h11.ConnectionClosed):
-            return
-        yield event  # type: ignore[misc]  # the sentinels have been sorted out
+class _Receiver(asyncio.Protocol):
+    """Sends one request and keeps each read with its moment; nothing else while it streams."""
+
+    def __init__(self, request: bytes, clock: Callable[[], float]) -> None:
+        loop = asyncio.get_running_loop()
+        self.pieces: list[Arrival] = []
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.lost_at_s: float | None = None
+        self.heard_s = loop.time()
+        self._request = request
+        self._clock = clock
+        self._loop_time = loop.time
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.write(self._request)  # type: ignore[attr-defined]  # a TCP transport
+
+    def data_received(self, data: bytes) -> None:
+        self.pieces.append(Arrival(self._clock(), data))
+        self.heard_s = self._loop_time()
+        # Reading costs time: a stream is read once it looks ended, a refusal always.
+        may_be_last = data.endswith(LAST_CHUNK) or self.pieces[0].data[8:12] != _OK_STATUS
+        if may_be_last and read_response(self.pieces, is_closed=False).is_whole:
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's own
+        if not self.ended.done():
+            self.lost_at_s = self._clock()
+            self._end()
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
-def _take(response: Response, events: Iterator[h11.Event], at_s: float) -> None:
-    for event in events:
-        if isinstance(event, h11.Response):
-            response.status = event.status_code
-        elif isinstance(event, h11.Data):
-            response.body.append(Arrival(at_s, bytes(event.data)))
-        elif isinstance(event, h11.EndOfMessage):
-            response.is_whole = True
+class Streams:
+    """Streamed requests to one server; a context manager that keeps one event loop.
+
+    `round` sends all bodies at once and returns when the last answer has ended. Each request
+    connects anew, as the field's curl does. One that fails says so in its Exchange; nothing is
+    raised and nothing is repeated. Proxies of the environment are never used.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        silence_s: float = SILENCE_S,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        parts = urlsplit(base_url)
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._ssl else 80)
+        self._authority = parts.netloc
+        self._path = parts.path.rstrip("/") + CHAT_PATH
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._silence_s = silence_s
+        self._clock = clock
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> Self:
+        self._runner.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+
+    def round(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[Exchange, ...]:
+        """Send all bodies at once; return what came back, in the same order."""
+        requests = [
+            request_bytes(
+                host=self._authority,
+                path=self._path,
+                headers=self._headers,
+                body=json.dumps(body).encode(),
+            )
+            for body in bodies
+        ]
+        with _without_pauses():
+            seen = self._runner.run(self._exchange_all(requests))
+        return tuple(exchange_of(*item) for item in seen)
+
+    async def _exchange_all(self, requests: Sequence[bytes]) -> list[_Seen]:
+        return await asyncio.gather(*(self._exchange(request) for request in requests))
+
+    async def _exchange(self, request: bytes) -> _Seen:
+        sent_s = self._clock()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                transport, receiver = await asyncio.get_running_loop().create_connection(
+                    lambda: _Receiver(request, self._clock), self._host, self._port, ssl=self._ssl
+                )
+        except (OSError, TimeoutError) as error:
+            words = str(error) or f"no connection within {CONNECT_S:g} s"
+            return sent_s, self._clock(), [], Failure(FailureKind.UNREACHABLE, words)
+        try:
+            failure = await self._wait(receiver)
+        finally:
+            transport.abort()
+        if failure is not None:
+            ended_s = self._clock()
+        else:
+            lost_at_s, pieces = receiver.lost_at_s, receiver.pieces
+            ended_s = lost_at_s if lost_at_s is not None else pieces[-1].at_s
+        return sent_s, ended_s, receiver.pieces, failure
+
+    async def _wait(self, receiver: _Receiver) -> Failure | None:
+        """Wait for the end; return a failure when nothing came for too long."""
+        now = asyncio.get_running_loop().time
+        while not receiver.ended.done():
+            left_s = receiver.heard_s + self._silence_s - now()
+            if left_s <= 0:
+                return Failure(FailureKind.TIMEOUT, f"nothing came for {self._silence_s:g} s")
+            await asyncio.wait((receiver.ended,), timeout=left_s)
+        return None
+
+
+@contextlib.contextmanager
+def _without_pauses() -> Iterator[None]:
+    """Keep the garbage collector from stopping the clock's reader in the middle of a round."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 from typer.core import TyperGroup
 
-from sparkdeploy.cli import bench_quality, bench_report, bench_runs
+from sparkdeploy.cli import bench_quality
+from sparkdeploy.cli.bench_quality import (
+    KeyFileOption,
+    ModelOption,
+    NameArgument,
+    UrlOption,
+    answer,
+    one_side,
+)
+from sparkdeploy.cli.options import JsonOption
+from sparkdeploy.console import console
+from sparkdeploy.errors import UsageError
+
+if TYPE_CHECKING:
+    from sparkdeploy.bench.record import Run
+    from sparkdeploy.commands.bench.run import WantedRun
+
+RunsArgument = Annotated[
+    list[str], typer.Argument(help="Runs: an id, a label (its newest run) or a file.")
+]
+MEASURE = "run"
 
 
 class _MeasuresByDefault(TyperGroup):
@@ -13,7 +37,7 @@ class _MeasuresByDefault(TyperGroup):
 
     def parse_args(self, ctx, args: list[str]) -> list[str]:  # type: ignore[no-untyped-def]  # noqa: ANN001 - typer's own
         if not args or (args[0] not in self.commands and args[0] not in {"--help", "-h"}):
-            args = [bench_runs.MEASURE, *args]
+            args = [MEASURE, *args]
         return super().parse_args(ctx, args)
 
 
@@ -26,8 +50,161 @@ group = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group."""
-    bench_runs.register(group)
+    group.command(MEASURE)(measure)
+    group.command("ls")(list_runs)
+    group.command("show")(show_run)
+    group.command("compare")(compare_runs)
     bench_quality.register(group)
-    bench_report.register(group)
+    group.command("report")(report)
     app.add_typer(group, name="bench")
+
+
+def measure(
+    name: NameArgument = None,
+    url: UrlOption = None,
+    model: ModelOption = None,
+    key_file: KeyFileOption = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(help="five (the default), decode, sweep, standard; with commas, or repeated."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="After one warm-up each.")] = 3,
+    save: Annotated[
+        str | None, typer.Option(help="A label to find the run by, or FILE.json to write.")
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="For sweep: streams, with commas.")
+    ] = "1,2,4,8,16,32",
+    context: Annotated[
+        str, typer.Option(help="For sweep: prompt and answer in tokens; K is 1024.")
+    ] = "1K,2K,4K,8K,16K,32K,64K,128K,256K",
+    gate: Annotated[
+        bool, typer.Option("--gate", help="Exit 8 below the recipe's floor or on a failure.")
+    ] = False,
+    floor: Annotated[
+        float | None, typer.Option(min=0, help="Like --gate, against this many tok/s.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a deployment (or --url) and keep the record."""
+    from sparkdeploy.bench import compare as gates
+    from sparkdeploy.commands.bench import run as stage
+    from sparkdeploy.settings import load_settings
+
+    wanted = _wanted(suite or ["five"], rounds, save, concurrency=concurrency, context=context)
+    settings = load_settings()
+    is_gated = gate or floor is not None
+    if is_gated:
+        gates.require_gated_suite(wanted.suites)
+    side = one_side(name, url)
+    if url is not None:
+        endpoint = stage.reach_url(url, stage.Access(key_file, model))
+    else:
+        endpoint = stage.reach_deployment(side, settings)
+    held = gates.floor_of(endpoint.origin, floor) if is_gated else None
+    finished = stage.measure_endpoint(endpoint, wanted, settings)
+    _print_run(finished.run, as_json=as_json)
+    console.info(f"kept in {finished.path}")
+    stage.require_figures(finished)
+    if held is not None:
+        gates.require_gate(gates.gate_of(finished.run, *held))
+
+
+def list_runs(as_json: JsonOption = False) -> None:
+    """List the runs that were kept."""
+    from sparkdeploy.bench.tables import list_lines
+    from sparkdeploy.commands.bench.run import shelf_of
+    from sparkdeploy.settings import load_settings
+
+    kept, damaged = shelf_of(load_settings()).runs()
+    for message in damaged:
+        console.warn(message)
+    content = [
+        {
+            "run_id": item.run.run_id,
+            "label": item.run.label,
+            "started_at": item.run.started_at,
+            "suites": [suite.name for suite in item.run.suites],
+            "path": str(item.path),
+        }
+        for item in kept
+    ]
+    answer(list_lines(kept), content, as_json=as_json)
+
+
+def show_run(
+    run: Annotated[str, typer.Argument(help="An id, a label (its newest run) or a file.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show one run: what made it and what it measured."""
+    from sparkdeploy.commands.bench.run import shelf_of
+    from sparkdeploy.settings import load_settings
+
+    _print_run(shelf_of(load_settings()).find(run).run, as_json=as_json)
+
+
+def compare_runs(runs: RunsArgument, as_json: JsonOption = False) -> None:
+    """Compare runs with the first one.
+
+    Rounds are paired; each difference comes with its 95 % interval.
+    """
+    from sparkdeploy.bench.compare import compare
+    from sparkdeploy.bench.tables import comparison_lines
+    from sparkdeploy.commands.bench.run import shelf_of
+    from sparkdeploy.settings import load_settings
+
+    if len(runs) < 2:
+        raise UsageError("compare needs two runs or more", hint="`sparkdeploy bench ls` lists them")
+    shelf = shelf_of(load_settings())
+    base, *others = [shelf.find(name).run for name in runs]
+    comparisons = [compare(base, other) for other in others]
+    lines = (line for comparison in comparisons for line in comparison_lines(comparison))
+    answer(lines, [asdict(item) for item in comparisons], as_json=as_json)
+
+
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Ids, labels or files; the newest of each label when left out."),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """Write one HTML page about runs, to share.
+
+    It has charts, the table of each, and published figures beside them.
+    """
+    from sparkdeploy.commands.bench.run import write_report
+    from sparkdeploy.settings import load_settings
+
+    count = write_report(runs or (), output, load_settings())
+    console.answer(f"wrote {output}: {count} run{'' if count == 1 else 's'}")
+
+
+def _wanted(
+    suites: list[str], rounds: int, save: str | None, *, concurrency: str, context: str
+) -> WantedRun:
+    from sparkdeploy.bench.suites import parse_counts, parse_suites
+    from sparkdeploy.commands.bench.run import WantedRun
+
+    is_file = save is not None and save.endswith(".json")
+    return WantedRun(
+        suites=parse_suites(suites),
+        rounds=rounds,
+        concurrency=parse_counts(concurrency, "--concurrency"),
+        context=parse_counts(context, "--context"),
+        label=None if is_file else save,
+        file=Path(save) if is_file and save is not None else None,
+    )
+
+
+def _print_run(run: Run, *, as_json: bool) -> None:
+    from sparkdeploy.bench.files import record_text
+    from sparkdeploy.bench.tables import run_lines
+
+    if as_json:
+        console.answer_text(record_text(run))
+        return
+    for line in run_lines(run):
+        console.answer(line)

@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.bench_options import (
-    KeyFileOption,
-    ModelOption,
-    NameArgument,
-    UrlOption,
-    one_side,
-)
 from sparkdeploy.cli.options import JsonOption
 from sparkdeploy.console import console
 from sparkdeploy.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
-    from sparkdeploy.bench.quality.asking import Questions
-    from sparkdeploy.commands.bench_quality import Access
-    from sparkdeploy.settings import Settings
+    from collections.abc import Callable, Iterable
+
+    from sparkdeploy.bench.quality.capture import Capture
+    from sparkdeploy.bench.quality.comparison import Thresholds
+
+NameArgument = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="The deployment's name; main when left out.")
+]
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help="Any OpenAI-compatible server instead of a deployment.")
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help="With a URL: the served name; the first one when left out."),
+]
+KeyFileOption = Annotated[
+    Path | None, typer.Option("--key-file", help="With a URL: a file with the API key.")
+]
+
+
+def one_side(name: str | None, url: str | None) -> str:
+    """Return the address or the deployment's name; UsageError when both were given."""
+    if name and url:
+        raise UsageError("give a deployment's name or --url, not both")
+    return url or name or "main"
+
+
+def answer(lines: Iterable[str], content: object, *, as_json: bool) -> None:
+    if as_json:
+        console.answer_json(content)
+        return
+    for line in lines:
+        console.answer(line)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file to the group `bench`."""
     app.command("quality")(quality)
     app.command("needle")(needle)
     app.command("tools")(tools)
@@ -68,39 +91,26 @@ def quality(
     With one side and --save it only captures, so that one machine can compare recipes one after
     the other.
     """
-    from sparkdeploy.bench.quality import comparison as comparing
-    from sparkdeploy.bench.quality import report
-    from sparkdeploy.bench.quality.asking import Questions
-    from sparkdeploy.commands.bench_quality import Access, capture_of
+    from sparkdeploy.bench.quality.capture import Questions
+    from sparkdeploy.bench.quality.comparison import Thresholds
+    from sparkdeploy.commands.bench.quality import capture_of
+    from sparkdeploy.commands.bench.run import Access
     from sparkdeploy.settings import load_settings
 
+    settings, access = load_settings(), Access(key_file, model)
+    questions = Questions(text_count=texts, max_tokens=tokens)
+    ask = partial(capture_of, questions=questions, settings=settings, access=access)
     asked = [*(sides or ()), *(url or ())]
-    settings, questions = load_settings(), Questions(text_count=texts, max_tokens=tokens)
-    access = Access(key_file, model)
     if save is not None:
-        _capture(asked, save, questions, settings, access)
+        _capture(asked, ask, save)
         return
-    if len(asked) != 2:
-        raise UsageError(
-            f"a comparison has two sides, and {len(asked)} came",
-            hint="`bench quality A B`, or capture one with `bench quality A --save FILE.json`",
-        )
-    first, second = (capture_of(side, questions, settings, access) for side in asked)
-    comparison = comparing.compare(first, second)
-    thresholds = comparing.Thresholds(
+    thresholds = Thresholds(
         min_top1_agreement=min_agreement,
         max_mean_kl_nats=max_kl,
         max_perplexity_rise=max_perplexity_rise,
         max_drift_nats=float("inf") if max_drift is None else max_drift,
     )
-    failed = tuple(comparing.failures(comparison, thresholds)) if gate else None
-    if as_json:
-        console.answer_json(report.comparison_as_dict(comparison, failed))
-    else:
-        for line in report.comparison_lines(comparison, failed):
-            console.answer(line)
-    if failed:
-        raise BenchError(f"{second.label} is not close enough to {first.label}: {failed[0]}")
+    _compare(asked, ask, thresholds if gate else None, as_json=as_json)
 
 
 def needle(
@@ -111,22 +121,21 @@ def needle(
     lengths: Annotated[
         str, typer.Option(help="Prompt lengths in tokens, with commas; K is 1024.")
     ] = "1K,4K,16K,64K,128K,256K",
-    gate: Annotated[bool, typer.Option("--gate", help="Exit 8 when one was not found.")] = False,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="Exit 8 when a needle was not found.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Hide a sentence in long texts and see whether the model finds it."""
     from sparkdeploy.bench.quality.needle import needle_lines
     from sparkdeploy.bench.suites import parse_counts
-    from sparkdeploy.commands.bench_quality import Access, search_needles
+    from sparkdeploy.commands.bench.quality import search_needles
+    from sparkdeploy.commands.bench.run import Access
     from sparkdeploy.settings import load_settings
 
     side, access = one_side(name, url), Access(key_file, model)
     found = search_needles(side, parse_counts(lengths, "--lengths"), load_settings(), access)
-    if as_json:
-        console.answer_json([asdict(item) for item in found])
-    else:
-        for line in needle_lines(found):
-            console.answer(line)
+    answer(needle_lines(found), [asdict(item) for item in found], as_json=as_json)
     missed = sum(not item.is_found for item in found)
     if gate and missed:
         raise BenchError(f"{missed} of {len(found)} needles were not found")
@@ -142,29 +151,51 @@ def tools(
 ) -> None:
     """See whether tool calls come out of the parser as calls."""
     from sparkdeploy.bench.quality.tool_calls import tool_lines
-    from sparkdeploy.commands.bench_quality import Access, try_tools
+    from sparkdeploy.commands.bench.quality import try_tools
+    from sparkdeploy.commands.bench.run import Access
     from sparkdeploy.settings import load_settings
 
     results = try_tools(one_side(name, url), load_settings(), Access(key_file, model))
-    if as_json:
-        console.answer_json([asdict(item) for item in results])
-    else:
-        for line in tool_lines(results):
-            console.answer(line)
+    answer(tool_lines(results), [asdict(item) for item in results], as_json=as_json)
     wrong = sum(bool(item.problem) for item in results)
     if gate and wrong:
         raise BenchError(f"{wrong} of {len(results)} tool calls went wrong")
 
 
-def _capture(
-    asked: list[str], save: Path, questions: Questions, settings: Settings, access: Access
-) -> None:
+def _capture(asked: list[str], ask: Callable[[str], Capture], save: Path) -> None:
     from sparkdeploy.bench.quality.capture import write_capture
-    from sparkdeploy.commands.bench_quality import capture_of
 
     if len(asked) > 1:
         raise UsageError("--save captures one side", hint="capture the other into a second file")
     if save.suffix != ".json":
         raise UsageError(f"--save {save}: a capture's name ends in .json")
-    write_capture(capture_of(asked[0] if asked else "main", questions, settings, access), save)
+    write_capture(ask(asked[0] if asked else "main"), save)
     console.info(f"wrote {save}; compare it with `sparkdeploy bench quality {save} OTHER`")
+
+
+def _compare(
+    asked: list[str],
+    ask: Callable[[str], Capture],
+    thresholds: Thresholds | None,
+    *,
+    as_json: bool,
+) -> None:
+    from sparkdeploy.bench.quality.comparison import (
+        compare,
+        comparison_as_dict,
+        comparison_lines,
+        failures,
+    )
+
+    if len(asked) != 2:
+        raise UsageError(
+            f"a comparison has two sides, and {len(asked)} came",
+            hint="`bench quality A B`, or capture one with `bench quality A --save FILE.json`",
+        )
+    first, second = map(ask, asked)
+    comparison = compare(first, second)
+    failed = tuple(failures(comparison, thresholds)) if thresholds is not None else None
+    lines = comparison_lines(comparison, failed)
+    answer(lines, comparison_as_dict(comparison, failed), as_json=as_json)
+    if failed:
+        raise BenchError(f"{second.label} is not close enough to {first.label}: {failed[0]}")

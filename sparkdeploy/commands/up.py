@@ -344,5 +344,6 @@ def _labelled(plan: Plan, part: Part, handover: Handover) -> ContainerSpec:
         labels.KEEP: str(handover.keep),
         labels.EXPECTATION: expectation_of(plan, part).as_label(),
         labels.USER: own_name(),
+        labels.RECIPE_VALUES: plan.resolved.recipe.model_dump_json(by_alias=True),
     }
     return replace(part.spec, labels={**part.spec.labels, **own})

@@ -18,8 +18,8 @@ import time
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.answers import read_answer, server_events
-from sparkdeploy.bench.streams import Streams
-from sparkdeploy.bench.summary import quantiles
+from sparkdeploy.bench.figures import quantiles
+from sparkdeploy.bench.wire import Streams
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

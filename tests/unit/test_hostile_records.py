@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from sparkdeploy.bench.files import record_text
 from sparkdeploy.bench.quality.capture import Capture
-from sparkdeploy.bench.record import record_text
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.rehearsal.reference import read_reference
 from sparkdeploy.server.durations import recall

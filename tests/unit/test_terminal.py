@@ -18,7 +18,7 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.record import record_text
+from sparkdeploy.bench.files import record_text
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.console import Console, PlainStatus, TerminalStatus

@@ -1,4 +1,4 @@
-"""What one deployment said to the quality texts, and the file it is kept in.
+"""What one deployment said to the quality texts: how it is asked, and the file that is kept.
 
 The file lets one machine compare recipes one after the other: capture, replace, capture, compare.
 """
@@ -7,20 +7,27 @@ import functools
 import hashlib
 import json
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from sparkdeploy import __version__
+from sparkdeploy.bench.files import checked, read_content, write_whole
+from sparkdeploy.bench.quality.texts import TEXTS
 from sparkdeploy.errors import BenchError
-from sparkdeploy.stored_json import read_json
+from sparkdeploy.server.client import ServedModel
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
 SCHEMA_VERSION = 1
 KIND = "sparkdeploy quality capture"
+TOP_COUNT = 20
+"""vLLM tells no more without `--max-logprobs`."""
+MAX_TOKENS = 64
 CERTAIN = 1e-3
 """The highest log-probability that rounding may make of a certain token."""
 
@@ -43,12 +50,12 @@ class Position:
 
     @property
     def logprob(self) -> float:
-        """Return that of the token that stands there."""
+        """Of the token that stands there."""
         return self.told[self.token_id]
 
     @property
     def best(self) -> int:
-        """Return the likeliest token; of equals the one with the lower id."""
+        """The likeliest token; of equals the one with the lower id."""
         return min(self.told, key=lambda token: (-self.told[token], token))
 
 
@@ -63,14 +70,12 @@ class TextCapture:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Return the text's tokens, its first left out: nothing comes before it."""
+        """The text's tokens, its first left out: nothing comes before it."""
         return tuple(position.token_id for position in self.positions)
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Everything one deployment said."""
-
     label: str
     """What a person calls it: the deployment and its recipe, or the address."""
     model: str
@@ -88,7 +93,7 @@ class Capture:
 
     @property
     def fingerprint(self) -> str:
-        """Return a hash of the texts as tokens: captures of other texts cannot be compared."""
+        """A hash of the texts as tokens: captures of other texts cannot be compared."""
         content = [(text.name, text.token_ids) for text in self.texts]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -100,24 +105,12 @@ def _adapter() -> TypeAdapter[Capture]:
 
 def write_capture(capture: Capture, path: Path) -> None:
     """Write the capture; it appears whole or not at all. BenchError when it cannot be written."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        staged.write_bytes(_adapter().dump_json(capture) + b"\n")
-        staged.replace(path)
-    except OSError as error:
-        staged.unlink(missing_ok=True)
-        raise BenchError(f"{path} cannot be written: {error.strerror}") from error
+    write_whole(_adapter().dump_json(capture).decode() + "\n", path)
 
 
 def read_capture(path: Path) -> Capture:
     """Read a capture; BenchError for anything else, or one of a newer schema."""
-    try:
-        content = read_json(path)
-    except OSError as error:
-        raise BenchError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BenchError(f"{path} is no quality capture: {error}") from error
+    content = read_content(path, "quality capture")
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise BenchError(
             f"{path} is no quality capture",
@@ -128,10 +121,90 @@ def read_capture(path: Path) -> Capture:
             f"{path} has schema {content.get('schema')}, this sparkdeploy reads {SCHEMA_VERSION}",
             hint="take the capture again, or update sparkdeploy",
         )
+    return checked(content, _adapter(), path)
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What is asked: how many of the texts, and how far the model goes on from each."""
+
+    text_count: int = len(TEXTS)
+    max_tokens: int = MAX_TOKENS
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        return dict(list(TEXTS.items())[: self.text_count])
+
+
+def take_capture(
+    model: ServedModel,
+    questions: Questions,
+    *,
+    label: str,
+    now: datetime,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Capture:
+    """Ask for every text; `now` is an aware time, `on_progress` hears of texts done and in all.
+
+    Raises BenchError when the server returns no log-probabilities of a prompt, and
+    UnhealthyError when it does not answer.
+    """
+    texts: list[TextCapture] = []
+    for name, text in questions.texts.items():
+        on_progress(len(texts), questions.text_count)
+        texts.append(_ask(model, name, text, questions))
+    return Capture(
+        label=label,
+        model=model.name,
+        taken_at=now.isoformat(timespec="seconds"),
+        sparkdeploy=__version__,
+        top_count=TOP_COUNT,
+        max_tokens=questions.max_tokens,
+        texts=tuple(texts),
+    )
+
+
+def _ask(model: ServedModel, name: str, text: str, questions: Questions) -> TextCapture:
+    answer = model.ask(
+        "/v1/completions",
+        {
+            "prompt": text,
+            "max_tokens": questions.max_tokens,
+            "temperature": 0.0,
+            "prompt_logprobs": TOP_COUNT,
+            "return_token_ids": True,
+            # A model that likes to stop at once would leave nothing to compare.
+            "ignore_eos": True,
+        },
+    )
+    choice = (answer.get("choices") or [{}])[0]
+    told, token_ids = choice.get("prompt_logprobs"), choice.get("prompt_token_ids")
+    if not told or not token_ids:
+        raise BenchError(
+            f"{model.base_url} returns no log-probabilities of a prompt",
+            hint="vLLM does (`prompt_logprobs`, `return_token_ids`); other servers can be timed, "
+            "but not compared for quality",
+        )
     try:
-        # As JSON and strictly: the text "nan" is no number.
-        return _adapter().validate_json(json.dumps(content), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise BenchError(f"{path} is damaged: {place}: {first['msg']}") from error
+        positions = _positions(token_ids, told)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BenchError(
+            f"{model.base_url} answered something unreadable about {name}: {error}"
+        ) from error
+    return TextCapture(
+        name=name,
+        positions=positions,
+        greedy_ids=tuple(choice.get("token_ids") or ()),
+        greedy_text=str(choice.get("text") or ""),
+    )
+
+
+def _positions(
+    token_ids: Sequence[int], told: Sequence[Mapping[str, Mapping[str, Any]] | None]
+) -> tuple[Position, ...]:
+    """Read vLLM's answer: for each token `{id: {logprob, rank, ...}}`, null for the first."""
+    return tuple(
+        Position(token_id, {int(token): float(item["logprob"]) for token, item in entry.items()})
+        for token_id, entry in zip(token_ids, told, strict=True)
+        if entry is not None
+    )

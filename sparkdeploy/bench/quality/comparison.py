@@ -1,19 +1,105 @@
-"""Two captures held against each other: the figures, their intervals, and the gate."""
+"""Two captures held against each other: the figures, their 95 % intervals, the gate, the words."""
 
 from __future__ import annotations
 
 import math
+import random
+import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkdeploy.bench.quality.divergence import divergence, first_difference
-from sparkdeploy.bench.quality.intervals import Estimate, mean_over_texts, proportion
 from sparkdeploy.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.bench.quality.capture import Capture, Position, TextCapture
+    from sparkdeploy.bench.quality.capture import Capture, TextCapture
+
+LEAST_REST = 1e-9
+"""A remainder below this is rounding: told log-probabilities add up to 1 only roughly."""
+RESAMPLES = 2000
+_SEED = 20261121
+_Z95 = 1.959963984540054
+"""The 97.5 % quantile of the standard normal distribution."""
+
+
+class IntervalEstimate(NamedTuple):
+    """A figure and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def proportion(successes: int, trials: int) -> IntervalEstimate:
+    """Return a share with Wilson's score interval, which stays honest at 0 and 1.
+
+    `(p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)` (Wilson 1927). It takes trials as
+    independent; positions of one text are not quite, so it is a little too narrow.
+    """
+    share = successes / trials
+    square = _Z95**2 / trials
+    centre = (share + square / 2) / (1 + square)
+    spread = _Z95 * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
+    low = 0.0 if successes == 0 else centre - spread
+    high = 1.0 if successes == trials else centre + spread
+    return IntervalEstimate(share, low, high)
+
+
+def mean_over_texts(texts: Sequence[Sequence[float]]) -> IntervalEstimate:
+    """Return the mean of all values with a percentile bootstrap interval over whole texts.
+
+    Values of one text hang together, so texts are drawn with replacement, not values (the cluster
+    bootstrap: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and 13).
+    One text alone says nothing about others: its interval is infinite.
+    """
+    sums = [(math.fsum(values), len(values)) for values in texts if values]
+    mean = math.fsum(total for total, _ in sums) / sum(count for _, count in sums)
+    if len(sums) < 2:
+        return IntervalEstimate(mean, -math.inf, math.inf)
+    # Not for secrets: the same captures must give the same interval on every machine.
+    source = random.Random(_SEED)  # noqa: S311
+    means = sorted(_resampled_mean(sums, source) for _ in range(RESAMPLES))
+    tail = round(RESAMPLES * 0.025)
+    return IntervalEstimate(mean, means[tail], means[-1 - tail])
+
+
+def _resampled_mean(sums: Sequence[tuple[float, int]], source: random.Random) -> float:
+    drawn = source.choices(sums, k=len(sums))
+    return sum(total for total, _ in drawn) / sum(count for _, count in drawn)
+
+
+class Divergence(NamedTuple):
+    """The Kullback-Leibler divergence of two distributions of which only the top is known."""
+
+    nats: float
+    """A lower bound of the whole divergence; it is exact when `unseen` is 0."""
+    unseen: float
+    """The first model's probability of all tokens that not both models told."""
+
+
+def divergence(first: Mapping[int, float], second: Mapping[int, float]) -> Divergence:
+    """Return KL(first || second) over the tokens that both tell, and one bucket for all others.
+
+    `KL = sum_x p(x) ln(p(x) / q(x))` (Kullback and Leibler 1951). Tokens that only one model tells
+    are put into one bucket with the rest of the vocabulary. Merging outcomes never raises a
+    divergence (the log-sum inequality; Cover and Thomas, Elements of Information Theory, 2.7), so
+    the result is a lower bound. What it misses is `unseen` times the divergence within the bucket.
+    Both arguments hold natural log-probabilities by token.
+    """
+    shared = first.keys() & second.keys()
+    seen_p = math.fsum(math.exp(first[token]) for token in shared)
+    seen_q = math.fsum(math.exp(second[token]) for token in shared)
+    rest_p, rest_q = (max(1.0 - seen, LEAST_REST) for seen in (seen_p, seen_q))
+    terms = [math.exp(first[token]) * (first[token] - second[token]) for token in shared]
+    terms.append(rest_p * math.log(rest_p / rest_q))
+    # A sum of rounded terms may fall a hair under the zero that the true one never crosses.
+    return Divergence(max(math.fsum(terms), 0.0), 0.0 if rest_p == LEAST_REST else rest_p)
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Return the index of the first token that differs; None when the shorter one holds out."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +120,7 @@ class TextComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class QualityComparison:
     """The second capture beside the first, which counts as the truth."""
 
     first: str
@@ -43,33 +129,32 @@ class Comparison:
     first_nats: float
     """Mean of -ln p of the texts' tokens; its exponential is the perplexity."""
     second_nats: float
-    top1_agreement: Estimate
-    mean_kl_nats: Estimate
-    perplexity_change: Estimate
+    top1_agreement: IntervalEstimate
+    mean_kl_nats: IntervalEstimate
+    perplexity_change: IntervalEstimate
     """Perplexity of the second over the first's, less 1: 0.01 is one per cent worse."""
-    drift_nats: Estimate
+    drift_nats: IntervalEstimate
     """Mean of |difference of ln p| of the texts' tokens: seen even where a wide margin decides."""
 
     @property
     def positions(self) -> int:
-        """Return how many positions were compared."""
         return sum(len(text.agrees) for text in self.texts)
 
     @property
     def p99_kl_nats(self) -> float:
-        """Return the divergence that one position in a hundred exceeds (nearest rank)."""
+        """The divergence that one position in a hundred exceeds (nearest rank)."""
         values = sorted(value for text in self.texts for value in text.kl_nats)
         return values[math.ceil(0.99 * len(values)) - 1]
 
     @property
     def mean_unseen(self) -> float:
-        """Return the mean probability outside the tokens both told: what KL may have missed."""
+        """The mean probability outside the tokens both told: what KL may have missed."""
         values = [value for text in self.texts for value in text.unseen]
         return math.fsum(values) / len(values)
 
     @property
     def parted(self) -> tuple[int, ...]:
-        """Return where greedy texts part, earliest first; texts that stay equal are left out."""
+        """Where greedy texts part, earliest first; texts that stay equal are left out."""
         found = (text.first_difference for text in self.texts)
         return tuple(sorted(at for at in found if at is not None))
 
@@ -84,31 +169,37 @@ class Thresholds:
     max_drift_nats: float = math.inf
 
 
-def compare(first: Capture, second: Capture) -> Comparison:
+def compare(first: Capture, second: Capture) -> QualityComparison:
     """Hold two captures of the same texts against each other.
 
     Raises BenchError when their tokens differ (other texts, or another tokenizer): probabilities
     of different tokens have nothing to do with each other.
     """
-    _refuse_other_texts(first, second)
+    if first.fingerprint != second.fingerprint:
+        raise BenchError(
+            f"{first.label} and {second.label} were not asked the same tokens",
+            hint="take both captures with the same --texts from models with the same tokenizer",
+        )
+    if not any(text.positions for text in first.texts):
+        raise BenchError(f"{first.label} holds no positions to compare")
     texts = tuple(_compare_text(a, b) for a, b in zip(first.texts, second.texts, strict=True))
-    positions = sum(len(text.agrees) for text in texts)
+    agrees = [agree for text in texts for agree in text.agrees]
     shift = mean_over_texts([text.shift_nats for text in texts])
-    return Comparison(
+    return QualityComparison(
         first=first.label,
         second=second.label,
         texts=texts,
         first_nats=_mean_nats(first),
         second_nats=_mean_nats(second),
-        top1_agreement=proportion(sum(sum(text.agrees) for text in texts), positions),
+        top1_agreement=proportion(sum(agrees), len(agrees)),
         mean_kl_nats=mean_over_texts([text.kl_nats for text in texts]),
         # A monotone function of the mean: the ends of the interval go through it as they are.
-        perplexity_change=Estimate(*(_growth(nats) for nats in shift)),
+        perplexity_change=IntervalEstimate(*(_growth(nats) for nats in shift)),
         drift_nats=mean_over_texts([[abs(nats) for nats in t.shift_nats] for t in texts]),
     )
 
 
-def failures(comparison: Comparison, thresholds: Thresholds) -> Iterator[str]:
+def failures(comparison: QualityComparison, thresholds: Thresholds) -> Iterator[str]:
     """Yield what is worse than the thresholds allow, one sentence each; estimates are judged."""
     agreement = comparison.top1_agreement.value
     if agreement < thresholds.min_top1_agreement:
@@ -125,9 +216,7 @@ def failures(comparison: Comparison, thresholds: Thresholds) -> Iterator[str]:
 
 
 def _compare_text(first: TextCapture, second: TextCapture) -> TextComparison:
-    pairs: list[tuple[Position, Position]] = list(
-        zip(first.positions, second.positions, strict=True)
-    )
+    pairs = list(zip(first.positions, second.positions, strict=True))
     apart = [divergence(a.told, b.told) for a, b in pairs]
     return TextComparison(
         name=first.name,
@@ -140,16 +229,6 @@ def _compare_text(first: TextCapture, second: TextCapture) -> TextComparison:
     )
 
 
-def _refuse_other_texts(first: Capture, second: Capture) -> None:
-    if first.fingerprint != second.fingerprint:
-        raise BenchError(
-            f"{first.label} and {second.label} were not asked the same tokens",
-            hint="take both captures with the same --texts from models with the same tokenizer",
-        )
-    if not any(text.positions for text in first.texts):
-        raise BenchError(f"{first.label} holds no positions to compare")
-
-
 def _mean_nats(capture: Capture) -> float:
     values = [-position.logprob for text in capture.texts for position in text.positions]
     return math.fsum(values) / len(values)
@@ -160,3 +239,84 @@ def _growth(nats: float) -> float:
         return math.expm1(nats)
     except OverflowError:
         return math.inf
+
+
+def comparison_lines(comparison: QualityComparison, failed: Sequence[str] | None) -> Iterator[str]:
+    """Yield the report; `failed` are the gate's sentences, None when there was no gate."""
+    texts = len(comparison.texts)
+    yield (
+        f"{comparison.second} beside {comparison.first}: {comparison.positions} positions of "
+        f"{texts} text{'s' if texts != 1 else ''}"
+    )
+    yield f"  top-1 agreement  {_with_interval(comparison.top1_agreement, '.2%')}"
+    kl = _with_interval(comparison.mean_kl_nats, ".5f")
+    yield f"  mean KL          {kl} nats, at least; p99 {comparison.p99_kl_nats:.5f}"
+    yield (
+        f"                   {comparison.mean_unseen:.2%} of the first's probability lies outside "
+        "the tokens both told and counts as one"
+    )
+    before, after = (_growth(nats) + 1 for nats in (comparison.first_nats, comparison.second_nats))
+    change = _with_interval(comparison.perplexity_change, "+.2%")
+    yield f"  perplexity       {before:.5g} -> {after:.5g}: {change}"
+    drift = _with_interval(comparison.drift_nats, ".5f")
+    yield f"  drift            {drift} nats on the texts' own tokens"
+    yield from _greedy_lines(comparison)
+    if failed is not None:
+        yield "gate: passed" if not failed else f"gate: {'; '.join(failed)}"
+
+
+def comparison_as_dict(
+    comparison: QualityComparison, failed: Sequence[str] | None
+) -> dict[str, Any]:
+    """Return the figures as plain values; an interval without an end has null there."""
+    return {
+        "first": comparison.first,
+        "second": comparison.second,
+        "positions": comparison.positions,
+        "top1_agreement": _as_dict(comparison.top1_agreement),
+        "mean_kl_nats": _as_dict(comparison.mean_kl_nats),
+        "p99_kl_nats": comparison.p99_kl_nats,
+        "mean_unseen_probability": comparison.mean_unseen,
+        "perplexity": {
+            "first": _finite(_growth(comparison.first_nats) + 1),
+            "second": _finite(_growth(comparison.second_nats) + 1),
+            "change": _as_dict(comparison.perplexity_change),
+        },
+        "drift_nats": _as_dict(comparison.drift_nats),
+        "greedy": [
+            {
+                "text": text.name,
+                "tokens": text.greedy_tokens,
+                "first_difference": text.first_difference,
+            }
+            for text in comparison.texts
+        ],
+        "gate": None if failed is None else {"passed": not failed, "failures": list(failed)},
+    }
+
+
+def _greedy_lines(comparison: QualityComparison) -> Iterator[str]:
+    parted, texts = comparison.parted, len(comparison.texts)
+    most = max((text.greedy_tokens for text in comparison.texts), default=0)
+    if not parted:
+        yield f"  greedy text      the same in all {texts}, {most} tokens each"
+        return
+    yield (
+        f"  greedy text      the same in {texts - len(parted)} of {texts}; the others part at "
+        f"token {parted[0] + 1} at the earliest, {statistics.median(parted) + 1:g} in the middle"
+    )
+
+
+def _with_interval(estimate: IntervalEstimate, form: str) -> str:
+    value, low, high = estimate
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return f"{value:{form}} (one text: no interval)"
+    return f"{value:{form}} ({low:{form}} to {high:{form}})"
+
+
+def _as_dict(estimate: IntervalEstimate) -> dict[str, float | None]:
+    return {name: _finite(value) for name, value in estimate._asdict().items()}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -26,7 +26,7 @@ SAMPLE_LINES = (2, 8)
 """Of the prompts that measure how many tokens a line takes; every answer measures it again."""
 _SHOWN_CHARACTERS = 120
 _GOODS = ("candles", "rope", "salt", "tiles", "wool", "lamp oil", "nails", "barley", "glass", "tea")
-_TOWNS = (
+_TOWNS = [
     "Turku",
     "Bergen",
     "Lisbon",
@@ -37,7 +37,7 @@ _TOWNS = (
     "Nantes",
     "Riga",
     "Bari",
-)
+]
 _QUESTION = (
     "The text above is a harbour's ledger. Somewhere in it stands the number that opens the safe "
     "in the lighthouse. Which number is it? Answer with the number alone."
@@ -45,7 +45,7 @@ _QUESTION = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NeedleResult:
     """One haystack and what became of its needle."""
 
     length: int
@@ -79,7 +79,7 @@ def search(
     depths: Sequence[float] = DEPTHS,
     *,
     on_progress: Callable[[str], None] = lambda _text: None,
-) -> Iterator[Found]:
+) -> Iterator[NeedleResult]:
     """Ask for every length and depth; each has a ledger and a number of its own.
 
     Raises UnhealthyError when the server does not answer.
@@ -94,7 +94,7 @@ def search(
         text = haystack(line_count, depth, code, seed=index)
         done = _ask(model, f"{text}\n\n{_QUESTION}", MAX_TOKENS)
         tokens_a_line = max((done.prompt_tokens - fixed_tokens) / line_count, 1.0)
-        yield Found(
+        yield NeedleResult(
             length=length,
             depth=depth,
             prompt_tokens=done.prompt_tokens,
@@ -111,7 +111,7 @@ def fitting(lengths: Sequence[int], max_model_len: int | None) -> tuple[int, ...
     return tuple(sorted(inside | ({max_model_len} if len(inside) < len(set(lengths)) else set())))
 
 
-def needle_lines(found: Sequence[Found]) -> Iterator[str]:
+def needle_lines(found: Sequence[NeedleResult]) -> Iterator[str]:
     """Yield a table, one row a length: `+` where the number was found, `-` where it was not."""
     depths = sorted({item.depth for item in found})
     yield "  tokens  " + "".join(f"{depth:>7.0%}" for depth in depths)
@@ -119,6 +119,7 @@ def needle_lines(found: Sequence[Found]) -> Iterator[str]:
         row = {item.depth: item for item in found if item.length == length}
         marks = ("+" if row[depth].is_found else "-" for depth in depths)
         yield f"{length:>8}  " + "".join(f"{mark:>7}" for mark in marks)
+    yield "  + the model named the number, - it did not"
     missed = [item for item in found if not item.is_found]
     yield f"found {len(found) - len(missed)} of {len(found)}"
     for item in missed[:3]:

@@ -1,17 +1,19 @@
-"""What is drawn, before it is drawn: groups of bars, and lines over an axis."""
+"""What the page shows, before it is drawn: charts, the tables beneath them, and figures as text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparkdeploy.bench.record import Cell, Run, Summary
 
 LARGEST = 1e12
 """Nothing that is measured here is larger; a damaged record may say anything."""
 
 
-class Kind(Enum):
-    """Whose figure it is."""
-
+class BarKind(Enum):
     MEASURED = "measured"
     PUBLISHED = "published"
 
@@ -26,13 +28,11 @@ class Bar:
     high: float | None = None
     series: int = 0
     """Which colour: a run has the same one in every chart."""
-    kind: Kind = Kind.MEASURED
+    kind: BarKind = BarKind.MEASURED
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Bars that are compared with each other."""
-
     title: str
     bars: tuple[Bar, ...]
 
@@ -44,8 +44,6 @@ class BarChart:
     title: str
     unit: str
     groups: tuple[Group, ...]
-    digits: int = 1
-    """Decimals of the values at the bars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +80,61 @@ class LineChart:
 def plottable(value: float | None) -> bool:
     """Say whether a figure of a record can stand on an axis; not-a-number cannot."""
     return value is not None and 0 <= value <= LARGEST
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text; columns after `text_columns` hold numbers and stand to the right."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text_columns: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    anchor: str
+    heading: str
+    explanation: str
+    charts: tuple[BarChart | LineChart, ...]
+    table: Table
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRun:
+    """A run under the name and the colour that it has on the whole page."""
+
+    run: Run
+    name: str
+    series: int
+
+    @property
+    def recipe(self) -> str:
+        """Empty for a bare URL."""
+        return self.run.origin.recipe.name if self.run.origin.recipe is not None else ""
+
+    def cells(self, suite: str) -> tuple[Cell, ...]:
+        """Return the cells of a suite; none where the run lacks it."""
+        found = self.run.suite(suite)
+        return found.cells if found is not None else ()
+
+
+def figure(value: float | None, digits: int = 1) -> str:
+    return f"{value:,.{digits}f}" if value is not None and plottable(value) else "-"
+
+
+def interval(summary: Summary | None) -> str:
+    low, high = bounds(summary) if summary is not None else (None, None)
+    return "-" if low is None else f"{figure(low)} to {figure(high)}"
+
+
+def bounds(summary: Summary) -> tuple[float | None, float | None]:
+    """Return the interval's ends for a chart: both or none.
+
+    Few rounds that differ much give an interval below zero, where no figure of ours can be.
+    """
+    if summary.low95 is None or not plottable(summary.high95):
+        return None, None
+    low = max(summary.low95, 0.0)
+    return (low, summary.high95) if plottable(low) else (None, None)

@@ -1,15 +1,22 @@
-"""Figures that others published, from the shipped table, each with its source."""
+"""Figures that others published, from the shipped table, and ours beside them with the sources."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.bench.report.chart import Section, Table, figure, plottable
 from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from sparkdeploy.bench.report.chart import ShownRun
+
+SPARK = "DGX Spark"
+OTHERS = "The published figures are other people's, taken on one DGX Spark."
+FIGURES = {"end_to_end_tok_s": "end to end", "stream_decode_tok_s": "decode only"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,34 +48,97 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """All of it."""
-
     published: tuple[Published, ...]
     others: tuple[Other, ...]
 
     def of(self, suite: str, recipes: set[str]) -> tuple[Published, ...]:
-        """Return what stands beside a suite of runs of those recipes."""
         return tuple(
             item for item in self.published if item.suite == suite and item.recipe in recipes
         )
 
 
 def read_published(path: Path) -> Field:
-    """Read the table."""
+    """Read the table; it is ours, so its shape is not questioned."""
     content = read_document(path).content
     return Field(
-        tuple(_published(entry) for entry in content["published"]),
+        tuple(_published(**entry) for entry in content["published"]),
         tuple(Other(**entry) for entry in content["others"]),
     )
 
 
-def _published(entry: Mapping[str, object]) -> Published:
-    rest = {key: str(value) for key, value in entry.items() if key not in {"prompts", "mean"}}
-    written = entry.get("prompts")
-    prompts = {str(k): float(v) for k, v in written.items()} if isinstance(written, dict) else {}
-    mean = entry.get("mean")
-    return Published(
-        **rest,
-        prompts=prompts,
-        mean=float(str(mean)) if mean is not None else sum(prompts.values()) / len(prompts),
+def _published(prompts: Mapping[str, float] | None = None, **entry: Any) -> Published:  # noqa: ANN401 - YAML
+    prompts = prompts or {}
+    mean = entry.pop("mean", None) or sum(prompts.values()) / len(prompts)
+    return Published(**entry, prompts=prompts, mean=mean)
+
+
+def published_section(runs: Sequence[ShownRun], field: Field) -> Section:
+    """Every published figure of the runs' recipes, and what others reached with other set-ups."""
+    others = [
+        (other.what, figure(other.tok_s), f"{other.method}; {other.source}")
+        for other in field.others
+    ]
+    rows = [row for shown in runs for row in _rows(shown, field)]
+    if not rows:
+        return Section(
+            anchor="published",
+            heading="Published figures",
+            explanation=(
+                "No published figure of these runs' recipes is known. These are of other set-ups, "
+                "in tokens a second for one request."
+            ),
+            charts=(),
+            table=Table(("what", "published", "method and source"), tuple(others), text_columns=1),
+            notes=(OTHERS,),
+        )
+    rows += [("-", what, "-", tok_s, "-", said) for what, tok_s, said in others]
+    notes = [OTHERS]
+    elsewhere = ", ".join(
+        shown.name
+        for shown in runs
+        if (machine := shown.run.origin.machine) is None or SPARK not in machine.product
     )
+    if elsewhere:
+        notes.append(f"Not taken on a DGX Spark, so the difference says little: {elsewhere}.")
+    columns = ("run", "what", "here", "published", "difference", "method and source")
+    return Section(
+        anchor="published",
+        heading="Beside published figures",
+        explanation=(
+            "Here: the mean over the prompt classes for which there is a published figure, in "
+            "tokens a second for one request. Prompts differ in their words; the classes and the "
+            "lengths are the same."
+        ),
+        charts=(),
+        table=Table(columns, tuple(rows)),
+        notes=tuple(notes),
+    )
+
+
+def _rows(shown: ShownRun, field: Field) -> Iterator[tuple[str, ...]]:
+    for item in field.published:
+        if item.recipe == shown.recipe:
+            here = _here(shown, item)
+            change = here / item.mean - 1 if here is not None and item.mean > 0 else None
+            yield (
+                shown.name,
+                f"{item.recipe}, {FIGURES.get(item.figure, item.figure)} ({item.label})",
+                figure(here),
+                figure(item.mean),
+                f"{change:+.0%}" if change is not None else "-",
+                f"{item.method}; {item.hardware}; {item.source}",
+            )
+
+
+def _here(shown: ShownRun, item: Published) -> float | None:
+    means = [
+        cell.statistics[item.figure].mean
+        for cell in shown.cells(item.suite)
+        if cell.concurrency == 1
+        and item.figure in cell.statistics
+        and (not item.prompts or cell.prompt in item.prompts)
+    ]
+    # A class that is missing or damaged would make the mean one of something else.
+    if not means or len(means) < len(item.prompts) or not all(map(plottable, means)):
+        return None
+    return sum(means) / len(means)

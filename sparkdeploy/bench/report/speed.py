@@ -1,18 +1,29 @@
-"""Tokens a second by prompt class: the suites `five` and `decode`."""
+"""Tokens a second by prompt class (suites `five` and `decode`), and how often drafts were taken."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.report.chart import Bar, BarChart, Group, Kind, plottable
-from sparkdeploy.bench.report.section import Section, Table, bounds, figure, interval
+from sparkdeploy.bench.report.chart import (
+    Bar,
+    BarChart,
+    BarKind,
+    Group,
+    Section,
+    Table,
+    bounds,
+    figure,
+    interval,
+    plottable,
+)
+from sparkdeploy.bench.watch import together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.bench.record import Cell
+    from sparkdeploy.bench.record import Cell, ServerDelta
+    from sparkdeploy.bench.report.chart import ShownRun
     from sparkdeploy.bench.report.published import Field, Published
-    from sparkdeploy.bench.report.section import Shown
 
 TITLES = {
     "qa": "Question and answer",
@@ -23,116 +34,89 @@ TITLES = {
     "prose": "Prose",
     "agent": "Agent",
 }
+MOST_POSITIONS = 32
+"""More than any drafter of this field; a damaged record may say anything."""
 
 
-def five_section(runs: Sequence[Shown], field: Field) -> Section | None:
-    """End-to-end speed of the five prompt classes, beside published figures of the same recipe."""
-    return _section(
-        runs,
-        field,
-        suite="five",
-        metric="end_to_end_tok_s",
-        heading="Speed by prompt class, end to end",
-        explanation=(
-            "Completion tokens over the whole time of a request, prefill and HTTP included, one "
-            "request at a time: what the published tables of this field count. An outlined bar is "
-            "what others published of the recipe above it."
-        ),
-    )
+SPEEDS = {
+    "five": (
+        "end_to_end_tok_s",
+        "Speed by prompt class, end to end",
+        "Completion tokens over the whole time of a request, prefill and HTTP included, one "
+        "request at a time: what the published tables of this field count. An outlined bar is "
+        "what others published of the recipe above it.",
+    ),
+    "decode": (
+        "stream_decode_tok_s",
+        "Decode speed by kind of text",
+        "Tokens after the first one over the time after the first one: prefill is left out. "
+        "Speculation guesses code better than prose, so the kinds are kept apart.",
+    ),
+}
+"""By suite: the figure that is drawn, the heading, and what a reader must know."""
 
 
-def decode_section(runs: Sequence[Shown], field: Field) -> Section | None:
-    """Decode-only speed by class: speculation makes it depend on the text."""
-    return _section(
-        runs,
-        field,
-        suite="decode",
-        metric="stream_decode_tok_s",
-        heading="Decode speed by kind of text",
-        explanation=(
-            "Tokens after the first one over the time after the first one: prefill is left out. "
-            "Speculation guesses code better than prose, so the kinds are kept apart."
-        ),
-    )
-
-
-def _section(
-    runs: Sequence[Shown],
-    field: Field,
-    *,
-    suite: str,
-    metric: str,
-    heading: str,
-    explanation: str,
-) -> Section | None:
-    found = [(shown, cell) for shown in runs for cell in _cells(shown, suite, metric)]
+def speed_section(runs: Sequence[ShownRun], field: Field, suite: str) -> Section | None:
+    """Speed by prompt of a suite of SPEEDS, beside published figures of the same recipe."""
+    metric, heading, explanation = SPEEDS[suite]
+    found = [(shown, cell) for shown in runs for cell in _measured(shown, suite, metric)]
     if not found:
         return None
     beside = field.of(suite, {shown.recipe for shown, _ in found})
     prompts = list(dict.fromkeys(cell.prompt for _, cell in found))
-    groups = tuple(
-        Group(TITLES.get(prompt, prompt), tuple(_bars(found, beside, prompt=prompt, metric=metric)))
+    by_prompt = {
+        prompt: [(shown, cell) for shown, cell in found if cell.prompt == prompt]
         for prompt in prompts
+    }
+    groups = tuple(
+        Group(TITLES.get(prompt, prompt), tuple(_bars(told, beside, metric)))
+        for prompt, told in by_prompt.items()
+    )
+    notes = (
+        f"{item.label}: {item.method}; {item.hardware}; {item.source}."
+        for item in beside
+        if item.prompts
     )
     return Section(
         anchor=suite,
         heading=heading,
         explanation=explanation,
         charts=(BarChart(heading, "tok/s", groups),),
-        table=_table(found, beside, metric),
-        notes=tuple(
-            dict.fromkeys(
-                f"{item.label}: {item.method}; {item.hardware}; {item.source}."
-                for item in beside
-                if item.prompts
-            )
-        ),
+        table=_speed_table([pair for told in by_prompt.values() for pair in told], beside, metric),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _cells(shown: Shown, suite: str, metric: str) -> Iterator[Cell]:
-    found = shown.run.suite(suite)
-    for cell in found.cells if found is not None else ():
+def _measured(shown: ShownRun, suite: str, metric: str) -> Iterator[Cell]:
+    for cell in shown.cells(suite):
         summary = cell.statistics.get(metric)
         if cell.concurrency == 1 and summary is not None and plottable(summary.mean):
             yield cell
 
 
-def _measured(shown: Shown, cell: Cell, metric: str) -> Bar:
-    summary = cell.statistics[metric]
-    low, high = bounds(summary)
-    return Bar(shown.name, summary.mean, low, high, shown.series)
-
-
 def _bars(
-    found: Sequence[tuple[Shown, Cell]],
-    beside: Sequence[Published],
-    *,
-    prompt: str,
-    metric: str,
+    told: Sequence[tuple[ShownRun, Cell]], beside: Sequence[Published], metric: str
 ) -> Iterator[Bar]:
     """Yield each run's bar and, beneath the last run of a recipe, what others published of it."""
-    told = [(shown, cell) for shown, cell in found if cell.prompt == prompt]
     for index, (shown, cell) in enumerate(told):
-        yield _measured(shown, cell, metric)
+        summary = cell.statistics[metric]
+        low, high = bounds(summary)
+        yield Bar(shown.name, summary.mean, low, high, shown.series)
         if shown.recipe in {later.recipe for later, _ in told[index + 1 :]}:
             continue
         for item in beside:
-            if item.recipe == shown.recipe and prompt in item.prompts:
-                value = item.prompts[prompt]
-                yield Bar(item.label, value, series=shown.series, kind=Kind.PUBLISHED)
+            if item.recipe == shown.recipe and cell.prompt in item.prompts:
+                value = item.prompts[cell.prompt]
+                yield Bar(item.label, value, series=shown.series, kind=BarKind.PUBLISHED)
 
 
-def _table(found: Sequence[tuple[Shown, Cell]], beside: Sequence[Published], metric: str) -> Table:
+def _speed_table(
+    found: Sequence[tuple[ShownRun, Cell]], beside: Sequence[Published], metric: str
+) -> Table:
     rows = []
-    prompts = list(dict.fromkeys(cell.prompt for _, cell in found))
-    for shown, cell in sorted(found, key=lambda item: prompts.index(item[1].prompt)):
+    for shown, cell in found:
         summary = cell.statistics[metric]
-        others = [
-            item.prompts[cell.prompt]
-            for item in beside
-            if item.recipe == shown.recipe and cell.prompt in item.prompts
-        ]
+        others = (item.prompts.get(cell.prompt) for item in beside if item.recipe == shown.recipe)
         rows.append(
             (
                 TITLES.get(cell.prompt, cell.prompt),
@@ -143,8 +127,81 @@ def _table(found: Sequence[tuple[Shown, Cell]], beside: Sequence[Published], met
                 figure(summary.stdev, 2),
                 str(summary.count),
                 str(cell.failures),
-                figure(others[0]) if others else "-",
+                figure(next((tok_s for tok_s in others if tok_s is not None), None)),
             )
         )
     columns = ("class", "run", "mean", "95 % interval", "median", "st. dev.", "rounds", "failed")
     return Table((*columns, "published"), tuple(rows))
+
+
+def acceptance_section(runs: Sequence[ShownRun]) -> Section | None:
+    """How often drafts were accepted, by their position in a step; by prompt in the table."""
+    drafting = [(shown, _drafting(shown)) for shown in runs]
+    by_run = [(shown, _rates(cells)) for shown, cells in drafting]
+    groups = []
+    for position in range(max((len(rates) for _, rates in by_run), default=0)):
+        bars = tuple(
+            Bar(shown.name, 100 * rates[position], series=shown.series)
+            for shown, rates in by_run
+            if position < len(rates) and plottable(rates[position])
+        )
+        if bars:
+            groups.append(Group(f"Position {position + 1}", bars))
+    if not groups:
+        return None
+    heading = "Accepted drafts by position"
+    columns = ("run", "prompt", "% by position", "% of drafts", "tokens a step", "steps")
+    return Section(
+        anchor="acceptance",
+        heading=heading,
+        explanation=(
+            "Of all steps that drafted, the share in which the draft at that place was taken. A "
+            "draft counts only when all before it did, so the share falls from place to place. "
+            "Counted by the server over all prompts; the table has each by itself."
+        ),
+        charts=(BarChart(heading, "% of drafting steps", tuple(groups)),),
+        table=Table(columns, tuple(row for pair in drafting for row in _acceptance_rows(*pair))),
+    )
+
+
+Drafting = list[tuple["Cell", "ServerDelta"]]
+
+
+def _drafting(shown: ShownRun) -> Drafting:
+    """A sweep's prompts are made to fill a context; they count only where there are no others."""
+    return _drafted(shown, "five") + _drafted(shown, "decode") or _drafted(shown, "sweep")
+
+
+def _drafted(shown: ShownRun, suite: str) -> Drafting:
+    return [
+        (cell, cell.server)
+        for cell in shown.cells(suite)
+        if cell.server is not None and _has_drafted(cell.server)
+    ]
+
+
+def _has_drafted(delta: ServerDelta) -> bool:
+    counters = (delta.draft_tokens or 0, delta.accepted_tokens or 0, *delta.accepted_per_position)
+    return (delta.drafts or 0) > 0 and all(map(plottable, (delta.drafts, *counters)))
+
+
+def _rates(cells: Drafting) -> tuple[float, ...]:
+    """Each cell is weighted by its steps."""
+    summed = together((delta for _, delta in cells), kv_usage_peak=None)
+    return summed.acceptance_per_position[:MOST_POSITIONS] if summed is not None else ()
+
+
+def _acceptance_rows(shown: ShownRun, cells: Drafting) -> Iterator[tuple[str, ...]]:
+    for cell, delta in cells:
+        name = TITLES.get(cell.prompt, cell.prompt)
+        context = f", {cell.context_tokens:,} tokens" if cell.context_tokens else ""
+        streams = f", {cell.concurrency} at once" if cell.concurrency > 1 else ""
+        rates = delta.acceptance_per_position[:MOST_POSITIONS]
+        yield (
+            shown.name,
+            f"{name}{context}{streams}",
+            " / ".join(figure(100 * rate, 0) for rate in rates) or "-",
+            figure(100 * delta.acceptance if delta.acceptance is not None else None),
+            figure(delta.mean_acceptance_length, 2),
+            f"{delta.drafts:,}",
+        )

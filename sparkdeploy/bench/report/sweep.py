@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.report.chart import Line, LineChart, Point, plottable
-from sparkdeploy.bench.report.section import Section, Table, bounds, figure, interval
+from sparkdeploy.bench.report.chart import (
+    Line,
+    LineChart,
+    Point,
+    Section,
+    Table,
+    bounds,
+    figure,
+    interval,
+    plottable,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sparkdeploy.bench.record import Cell, Quantiles
-    from sparkdeploy.bench.report.section import Shown
+    from sparkdeploy.bench.report.chart import ShownRun
+
+    Swept = Sequence[tuple[ShownRun, Sequence[Cell]]]
+    Read = Callable[[Cell, float], Point | None]
 
 MILLISECONDS = 1000.0
+STREAMS, CONTEXT = "requests at once", "tokens of context"
+TO_P95, INTERVAL = "median to 95th percentile", "95 % interval"
 
 
-def concurrency_section(runs: Sequence[Shown]) -> Section | None:
+def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
     """Waiting and throughput as more requests come at once, at the shortest context swept."""
     swept = [(shown, _at_shortest_context(shown)) for shown in runs]
-    charts = (
-        _chart(
-            swept, "Time to first token", "seconds, median to 95th percentile", _over_streams(_ttft)
-        ),
-        _chart(
-            swept,
-            "Time per output token",
-            "milliseconds, median to 95th percentile",
-            _over_streams(_tpot),
-        ),
-        _chart(
-            swept,
+    charts = _charts(
+        swept,
+        STREAMS,
+        ("Time to first token", f"seconds, {TO_P95}", _ttft),
+        ("Time per output token", f"milliseconds, {TO_P95}", _tpot),
+        (
             "All requests together",
-            "tok/s, decoding, 95 % interval",
-            _over_streams(_statistic("decode_tok_s")),
+            f"tok/s, decoding, {INTERVAL}",
+            partial(_speed, metric="decode_tok_s"),
         ),
     )
-    drawn = tuple(chart for chart in charts if chart is not None)
-    if not drawn:
+    if not charts:
         return None
     rows = tuple(_concurrency_row(shown, cell) for shown, cells in swept for cell in cells)
     columns = ("run", "at once", "TTFT p50 s", "p95 s", "TPOT p50 ms", "p95 ms")
@@ -49,53 +57,25 @@ def concurrency_section(runs: Sequence[Shown]) -> Section | None:
             "Bars at the points of the first two charts reach from the median to the 95th "
             "percentile of all requests; at those of the third they are 95 % intervals."
         ),
-        charts=drawn,
-        table=Table((*columns, *more), rows, text_columns=1),
+        charts=charts,
+        table=Table(columns + more, rows, text_columns=1),
         notes=(*_unequal_contexts(swept), *_notes(runs)),
     )
 
 
-def _unequal_contexts(swept: Sequence[tuple[Shown, Sequence[Cell]]]) -> tuple[str, ...]:
-    """Prompts of other lengths take another time: that must not look like the runs' doing."""
-    told = {shown.name: cells[0].context_tokens or 0 for shown, cells in swept if cells}
-    if len(set(told.values())) < 2:
-        return ()
-    words = "; ".join(f"{name}: {tokens:,} tokens" for name, tokens in told.items())
-    return (f"The context is not the same in all runs: {words}.",)
-
-
-def context_section(runs: Sequence[Shown]) -> Section | None:
+def context_section(runs: Sequence[ShownRun]) -> Section | None:
     """Speed and waiting as the prompt grows, one request at a time."""
     swept = [(shown, _alone(shown)) for shown in runs]
-    charts = (
-        _chart(
-            swept,
-            "Decode speed",
-            "tok/s, 95 % interval",
-            _over_context(_statistic("stream_decode_tok_s")),
-            "tokens of context",
-        ),
-        _chart(
-            swept,
-            "Time to first token",
-            "seconds, median to 95th percentile",
-            _over_context(_ttft),
-            "tokens of context",
-        ),
+    charts = _charts(
+        swept,
+        CONTEXT,
+        ("Decode speed", f"tok/s, {INTERVAL}", partial(_speed, metric="stream_decode_tok_s")),
+        ("Time to first token", f"seconds, {TO_P95}", _ttft),
     )
-    drawn = tuple(chart for chart in charts if chart is not None)
-    if not drawn:
+    if not charts:
         return None
     rows = tuple(_context_row(shown, cell) for shown, cells in swept for cell in cells)
-    columns = (
-        "run",
-        "context",
-        "decode tok/s",
-        "95 % interval",
-        "TTFT p50 s",
-        "prefill tok/s",
-        "failed",
-    )
+    columns = ("run", "context", "decode tok/s", "95 % interval", "TTFT p50 s")
     return Section(
         anchor="context",
         heading="Throughput over context",
@@ -103,35 +83,51 @@ def context_section(runs: Sequence[Shown]) -> Section | None:
             "One request at a time. Prefill tok/s is the context over the median time to first "
             "token."
         ),
-        charts=drawn,
-        table=Table(columns, rows, text_columns=1),
+        charts=charts,
+        table=Table((*columns, "prefill tok/s", "failed"), rows, text_columns=1),
     )
 
 
-def _chart(
-    swept: Sequence[tuple[Shown, Sequence[Cell]]],
-    title: str,
-    unit: str,
-    read: Callable[[Cell], Point | None],
-    x_title: str = "requests at once",
-) -> LineChart | None:
-    lines = []
-    for shown, cells in swept:
-        points = [point for cell in cells if (point := read(cell)) is not None]
-        if points:
-            ordered = tuple(sorted(points, key=lambda point: point.x))
-            lines.append(Line(shown.name, ordered, shown.series))
-    if not lines:
-        return None
-    return LineChart(title, x_title, unit, tuple(lines), thousands=x_title != "requests at once")
+def _at_shortest_context(shown: ShownRun) -> list[Cell]:
+    cells = _cells(shown)
+    shortest = min((cell.context_tokens or 0 for cell in cells), default=0)
+    found = (cell for cell in cells if (cell.context_tokens or 0) == shortest)
+    return sorted(found, key=lambda cell: cell.concurrency)
 
 
-def _over_streams(read: Callable[[Cell, float], Point | None]) -> Callable[[Cell], Point | None]:
-    return lambda cell: read(cell, float(cell.concurrency))
+def _alone(shown: ShownRun) -> list[Cell]:
+    found = (cell for cell in _cells(shown) if cell.concurrency == 1 and cell.context_tokens)
+    return sorted(found, key=lambda cell: cell.context_tokens or 0)
 
 
-def _over_context(read: Callable[[Cell, float], Point | None]) -> Callable[[Cell], Point | None]:
-    return lambda cell: read(cell, float(cell.context_tokens)) if cell.context_tokens else None
+def _cells(shown: ShownRun) -> list[Cell]:
+    """Return the cells whose conditions have a place on a logarithmic axis."""
+    return [
+        cell
+        for cell in shown.cells("sweep")
+        if all(
+            condition is None or (condition > 0 and plottable(condition))
+            for condition in (cell.concurrency, cell.context_tokens)
+        )
+    ]
+
+
+def _charts(swept: Swept, x_title: str, *drawn: tuple[str, str, Read]) -> tuple[LineChart, ...]:
+    """Draw each (title, unit, reader of a point) that has a point."""
+    charts = []
+    for title, unit, read in drawn:
+        lines = []
+        for shown, cells in swept:
+            points = tuple(point for cell in cells if (point := read(cell, _x(cell, x_title))))
+            if points:
+                lines.append(Line(shown.name, points, shown.series))
+        if lines:
+            charts.append(LineChart(title, x_title, unit, tuple(lines), x_title == CONTEXT))
+    return tuple(charts)
+
+
+def _x(cell: Cell, title: str) -> float:
+    return float(cell.concurrency if title == STREAMS else cell.context_tokens or 0)
 
 
 def _ttft(cell: Cell, x: float) -> Point | None:
@@ -148,44 +144,14 @@ def _quantiles(found: Quantiles | None, x: float, factor: float) -> Point | None
     return Point(x, found.p50 * factor, found.p50 * factor, found.p95 * factor)
 
 
-def _statistic(name: str) -> Callable[[Cell, float], Point | None]:
-    def read(cell: Cell, x: float) -> Point | None:
-        summary = cell.statistics.get(name)
-        if summary is None or not plottable(summary.mean):
-            return None
-        return Point(x, summary.mean, *bounds(summary))
-
-    return read
+def _speed(cell: Cell, x: float, *, metric: str) -> Point | None:
+    summary = cell.statistics.get(metric)
+    if summary is None or not plottable(summary.mean):
+        return None
+    return Point(x, summary.mean, *bounds(summary))
 
 
-def _cells(shown: Shown) -> tuple[Cell, ...]:
-    suite = shown.run.suite("sweep")
-    cells = suite.cells if suite is not None else ()
-    return tuple(cell for cell in cells if _stands(cell.concurrency) and _has_place(cell))
-
-
-def _has_place(cell: Cell) -> bool:
-    return cell.context_tokens is None or _stands(cell.context_tokens)
-
-
-def _stands(condition: int) -> bool:
-    """Say whether a condition has a place on a logarithmic axis."""
-    return condition > 0 and plottable(condition)
-
-
-def _at_shortest_context(shown: Shown) -> tuple[Cell, ...]:
-    cells = _cells(shown)
-    shortest = min((cell.context_tokens or 0 for cell in cells), default=0)
-    found = (cell for cell in cells if (cell.context_tokens or 0) == shortest)
-    return tuple(sorted(found, key=lambda cell: cell.concurrency))
-
-
-def _alone(shown: Shown) -> tuple[Cell, ...]:
-    found = (cell for cell in _cells(shown) if cell.concurrency == 1 and cell.context_tokens)
-    return tuple(sorted(found, key=lambda cell: cell.context_tokens or 0))
-
-
-def _concurrency_row(shown: Shown, cell: Cell) -> tuple[str, ...]:
+def _concurrency_row(shown: ShownRun, cell: Cell) -> tuple[str, ...]:
     ttft, tpot = cell.latency.ttft_s, cell.latency.tpot_s
     total, each = (cell.statistics.get(f"{name}decode_tok_s") for name in ("", "stream_"))
     peak = cell.server.kv_usage_peak if cell.server is not None else None
@@ -204,7 +170,7 @@ def _concurrency_row(shown: Shown, cell: Cell) -> tuple[str, ...]:
     )
 
 
-def _context_row(shown: Shown, cell: Cell) -> tuple[str, ...]:
+def _context_row(shown: ShownRun, cell: Cell) -> tuple[str, ...]:
     speed, ttft = cell.statistics.get("stream_decode_tok_s"), cell.latency.ttft_s
     prefill = None
     if ttft is not None and ttft.p50 > 0 and cell.context_tokens:
@@ -220,10 +186,15 @@ def _context_row(shown: Shown, cell: Cell) -> tuple[str, ...]:
     )
 
 
-def _notes(runs: Sequence[Shown]) -> tuple[str, ...]:
-    return tuple(
-        f"{shown.name}: {note}."
-        for shown in runs
-        if (suite := shown.run.suite("sweep")) is not None
-        for note in suite.notes
-    )
+def _unequal_contexts(swept: Swept) -> Iterator[str]:
+    """Prompts of other lengths take another time: that must not look like the runs' doing."""
+    told = {shown.name: cells[0].context_tokens or 0 for shown, cells in swept if cells}
+    if len(set(told.values())) > 1:
+        words = "; ".join(f"{name}: {tokens:,} tokens" for name, tokens in told.items())
+        yield f"The context is not the same in all runs: {words}."
+
+
+def _notes(runs: Sequence[ShownRun]) -> Iterator[str]:
+    for shown in runs:
+        if (suite := shown.run.suite("sweep")) is not None:
+            yield from (f"{shown.name}: {note}." for note in suite.notes)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from sparkdeploy.bench.origin import (
-    CheckpointOrigin,
-    ClientOrigin,
-    EngineOrigin,
-    ImageOrigin,
-    MachineOrigin,
-    Origin,
-    RecipeOrigin,
-)
 from sparkdeploy.bench.record import (
     Cell,
+    CheckpointOrigin,
+    ClientOrigin,
     Counting,
+    EngineOrigin,
     Failure,
     FailureKind,
+    ImageOrigin,
     Latency,
+    MachineOrigin,
     MachineWatch,
     Quantiles,
     Range,
+    RecipeOrigin,
     RequestSample,
     RoundResult,
     Run,
+    RunOrigin,
     ServerDelta,
     SuiteResult,
     Summary,
@@ -202,8 +200,8 @@ def standard(speed: float) -> SuiteResult:
     return SuiteResult("standard", "", rounds=1, warmups=0, tools=tools)
 
 
-def origin(recipe: str, floor: float) -> Origin:
-    return Origin(
+def origin(recipe: str, floor: float) -> RunOrigin:
+    return RunOrigin(
         url="http://127.0.0.1:8000",
         model="qwen",
         client=ClientOrigin("0.1.0", "3.12.3", "here"),

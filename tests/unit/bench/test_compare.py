@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparkdeploy.bench.compare import Verdict, compare
+from sparkdeploy.bench.compare import DifferenceVerdict, compare
 from sparkdeploy.bench.record import Cell, RoundResult, Run, SuiteResult
 from sparkdeploy.bench.tables import comparison_lines, list_lines, run_lines
 from tests.unit.bench.runs import sample_run
@@ -36,8 +36,8 @@ def test_a_run_does_not_differ_from_itself() -> None:
     comparison = compare(run, run)
 
     assert comparison.differences
-    assert {item.verdict for item in comparison.differences} == {Verdict.NONE}
-    assert {item.verdict for item in comparison.overall} == {Verdict.NONE}
+    assert {item.verdict for item in comparison.differences} == {DifferenceVerdict.NONE}
+    assert {item.verdict for item in comparison.overall} == {DifferenceVerdict.NONE}
     assert comparison.changed == ()
     assert comparison.notes == ()
 
@@ -48,7 +48,7 @@ def test_a_clear_gain_is_shown_with_its_interval() -> None:
     )
 
     (item,) = comparison.differences
-    assert item.verdict is Verdict.HIGHER
+    assert item.verdict is DifferenceVerdict.HIGHER
     assert item.relative == pytest.approx(23.0 / 28.3)
     assert item.difference.low95 is not None
     assert 22 < item.difference.low95 < 23.0
@@ -57,7 +57,7 @@ def test_a_clear_gain_is_shown_with_its_interval() -> None:
 def test_noise_is_no_difference() -> None:
     comparison = compare(run_of({"qa": [50, 52, 51]}), run_of({"qa": [51.5, 50, 52]}))
 
-    assert comparison.differences[0].verdict is Verdict.NONE
+    assert comparison.differences[0].verdict is DifferenceVerdict.NONE
     assert any("no difference shown" in line for line in comparison_lines(comparison))
 
 
@@ -65,13 +65,13 @@ def test_drift_that_both_runs_share_does_not_hide_a_difference() -> None:
     """Pairing by round takes the common warm-up out; unpaired intervals would overlap."""
     comparison = compare(run_of({"qa": [40, 45, 50]}), run_of({"qa": [41, 46.1, 50.9]}))
 
-    assert comparison.differences[0].verdict is Verdict.HIGHER
+    assert comparison.differences[0].verdict is DifferenceVerdict.HIGHER
 
 
 def test_one_round_shows_nothing() -> None:
     comparison = compare(run_of({"qa": [28.0]}), run_of({"qa": [51.0]}))
 
-    assert comparison.differences[0].verdict is Verdict.UNKNOWN
+    assert comparison.differences[0].verdict is DifferenceVerdict.UNKNOWN
 
 
 def test_all_prompts_together_are_a_ratio_by_round() -> None:
@@ -82,7 +82,7 @@ def test_all_prompts_together_are_a_ratio_by_round() -> None:
 
     assert overall.cells == 2
     assert overall.ratio == pytest.approx(1.1, abs=0.001)
-    assert overall.verdict is Verdict.HIGHER
+    assert overall.verdict is DifferenceVerdict.HIGHER
 
 
 def test_other_prompts_are_not_compared() -> None:

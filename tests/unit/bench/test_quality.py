@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.quality.comparison import Thresholds, compare, failures
-from sparkdeploy.bench.quality.divergence import divergence, first_difference
-from sparkdeploy.bench.quality.intervals import mean_over_texts, proportion
-from sparkdeploy.bench.quality.report import comparison_as_dict, comparison_lines
+from sparkdeploy.bench.quality.comparison import (
+    Thresholds,
+    compare,
+    comparison_as_dict,
+    comparison_lines,
+    divergence,
+    failures,
+    first_difference,
+    mean_over_texts,
+    proportion,
+)
 from sparkdeploy.errors import BenchError
 from tests.unit.bench.captures import capture, logs, text
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sparkdeploy.bench.quality import needle, tool_calls
-from sparkdeploy.bench.quality.asking import Questions, take_capture
+from sparkdeploy.bench.quality.capture import Questions, take_capture
 from sparkdeploy.bench.quality.texts import TEXTS
 from sparkdeploy.cli.main import main
 from sparkdeploy.errors import BenchError
@@ -142,16 +142,16 @@ def test_a_capture_holds_what_the_server_told(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        ({"text": "x"}, "does not tell the log-probabilities of a prompt"),
+        ({"text": "x"}, "returns no log-probabilities of a prompt"),
         (
             {"prompt_token_ids": [5, 6], "prompt_logprobs": [None, {"7": told(-1.0, 1)}]},
-            "unreadable of letter: token 6 has no log-probability",
+            "unreadable about letter: token 6 has no log-probability",
         ),
         (
             {"prompt_token_ids": [5, 6], "prompt_logprobs": [None, {"6": "?"}]},
-            "unreadable of letter",
+            "unreadable about letter",
         ),
-        ({"prompt_token_ids": [5, 6], "prompt_logprobs": [None]}, "unreadable of letter"),
+        ({"prompt_token_ids": [5, 6], "prompt_logprobs": [None]}, "unreadable about letter"),
     ],
 )
 def test_a_server_that_tells_too_little_is_named(

@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.bench.origin import CheckpointOrigin
-from sparkdeploy.bench.record import (
-    METRICS,
-    SCHEMA_VERSION,
-    ServerDelta,
-    json_schema,
-    read_record,
-    record_text,
-    write_record,
-)
-from sparkdeploy.bench.shelf import Shelf
+from sparkdeploy.bench.files import Shelf, json_schema, read_record, record_text, write_record
+from sparkdeploy.bench.record import METRICS, SCHEMA_VERSION, CheckpointOrigin, ServerDelta
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.errors import BenchError
 from tests.unit.bench.runs import sample_run

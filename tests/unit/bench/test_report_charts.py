@@ -11,21 +11,27 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.report import palette, svg
-from sparkdeploy.bench.report.axis import Linear, Logarithmic, spread, thin, ticks
-from sparkdeploy.bench.report.bars import draw_bars
+from sparkdeploy.bench.report import draw as drawing
 from sparkdeploy.bench.report.chart import (
     LARGEST,
     Bar,
     BarChart,
+    BarKind,
     Group,
-    Kind,
     Line,
     LineChart,
     Point,
     plottable,
 )
-from sparkdeploy.bench.report.lines import draw_lines
+from sparkdeploy.bench.report.draw import (
+    Linear,
+    Logarithmic,
+    draw_bars,
+    draw_lines,
+    spread,
+    thin,
+    ticks,
+)
 from sparkdeploy.bench.report.page import NARROW, WIDE
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -41,7 +47,7 @@ def bars(draw: st.DrawFn) -> Bar:
     spread_out = draw(st.none() | st.floats(0, 0.5))
     low, high = (None, None) if spread_out is None else (value * (1 - spread_out), value)
     return Bar(
-        draw(labels), value, low, high, draw(st.integers(0, 20)), draw(st.sampled_from(Kind))
+        draw(labels), value, low, high, draw(st.integers(0, 20)), draw(st.sampled_from(BarKind))
     )
 
 
@@ -93,7 +99,7 @@ def check_inside(text: str) -> None:
 
 def check_words(item: ElementTree.Element, width: float) -> None:
     size = FONTS.get(item.attrib["class"].split()[0], 12.0)
-    long = svg.width_of(item.text or "", size)
+    long = drawing.width_of(item.text or "", size)
     share = {"start": 0.0, "middle": 0.5, "end": 1.0}[item.attrib.get("text-anchor", "start")]
     start = float(item.attrib["x"]) - share * long
     assert start >= -1, (item.attrib, item.text)
@@ -163,7 +169,9 @@ def test_what_can_stand_on_an_axis(value: float | None, stands: bool) -> None:
 
 @given(st.text())
 def test_any_text_is_sound_xml(text: str) -> None:
-    drawn = svg.element("g", svg.words(text, 1, 2, class_=text) + svg.hint(text), id=text)
+    drawn = drawing.element(
+        "g", drawing.words(text, 1, 2, class_=text) + drawing.hint(text), id=text
+    )
     assert ElementTree.fromstring(drawn).tag == "g"
 
 
@@ -182,8 +190,8 @@ def linear(colour: str) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("ground", [0, 1])
 def test_every_colour_stands_out_from_its_ground(ground: int) -> None:
-    behind = luminance(linear((palette.LIGHT_GROUND, palette.DARK_GROUND)[ground]))
-    for pair in palette.SERIES:
+    behind = luminance(linear((drawing.LIGHT_GROUND, drawing.DARK_GROUND)[ground]))
+    for pair in drawing.SERIES:
         own = luminance(linear(pair[ground]))
         lighter, darker = max(own, behind), min(own, behind)
         assert (lighter + 0.05) / (darker + 0.05) >= 3.0, pair[ground]
@@ -203,7 +211,7 @@ COLOUR_BLINDNESS = {
 @pytest.mark.parametrize("ground", [0, 1])
 @pytest.mark.parametrize("kind", list(COLOUR_BLINDNESS))
 def test_the_first_five_colours_stay_apart_for_every_eye(kind: str, ground: int) -> None:
-    seen = [lab(mixed(linear(pair[ground]), kind)) for pair in palette.SERIES[:5]]
+    seen = [lab(mixed(linear(pair[ground]), kind)) for pair in drawing.SERIES[:5]]
     for one, other in itertools.combinations(seen, 2):
         assert math.dist(one, other) > 9.0, (kind, one, other)
 

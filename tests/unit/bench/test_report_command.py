@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.bench.record import write_record
+from sparkdeploy.bench.files import write_record
 from sparkdeploy.cli.main import main
 from tests.unit.bench.runs import sample_run
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from sparkdeploy.bench.record import Run, record_text
+from sparkdeploy.bench.files import record_text
+from sparkdeploy.bench.record import Run
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.published import Field, read_published
 from tests.unit.bench.runs import sample_run

@@ -12,9 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench import prompts
-from sparkdeploy.bench.asking import TOKEN_IDS_UP_TO, Ask, Dialect, Length, chat_body
-from sparkdeploy.bench.gate import floor_of, gate_of, require_gate, require_gated_suite
-from sparkdeploy.bench.sizing import SPARE_SHARE, SPARE_TOKENS, Sizer
+from sparkdeploy.bench.compare import floor_of, gate_of, require_gate, require_gated_suite
+from sparkdeploy.bench.prompts import (
+    SPARE_SHARE,
+    SPARE_TOKENS,
+    TOKEN_IDS_UP_TO,
+    Ask,
+    Dialect,
+    Length,
+    Sizer,
+    chat_body,
+)
 from sparkdeploy.bench.suites import (
     Forecast,
     SuiteName,
@@ -60,9 +68,10 @@ def test_a_sweep_finishes_one_condition_before_the_next() -> None:
 def test_a_sweep_goes_as_far_as_the_model() -> None:
     suite = sweep_suite(1, max_model_len=5000)
 
-    assert {condition.context_tokens for condition in suite.conditions} == {1024, 2048, 4096}
+    conditions = {turn.condition for turn in suite.turns}
+    assert {condition.context_tokens for condition in conditions} == {1024, 2048, 4096}
     assert suite.notes[0] == "context 8192 left out: the model serves up to 5000 tokens"
-    assert max(condition.concurrency for condition in suite.conditions) == 32
+    assert max(condition.concurrency for condition in conditions) == 32
 
 
 @pytest.mark.parametrize(("context", "limit"), [((1024,), 512), ((128,), None)])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.summary import covered_s, gaps, quantiles, summarise, t_quantile
+from sparkdeploy.bench.figures import covered_s, gaps, quantiles, summarise, t_quantile
 
 VALUES = st.floats(min_value=-1e6, max_value=1e6)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +13,12 @@ from sparkdeploy.bench.tools import (
     Load,
     llama_benchy_options,
     load_for,
+    measure_with_tools,
     read_llama_benchy,
     read_vllm_bench,
     vllm_bench_options,
 )
-from sparkdeploy.commands import bench_tools
-from sparkdeploy.commands.bench_tools import measure_with_tools
 from sparkdeploy.errors import BenchError
-from sparkdeploy.settings import load_settings
 
 LOAD = Load("http://127.0.0.1:8000", "qwen", 2048, 128, 3)
 VLLM_REPORT = {
@@ -125,15 +122,14 @@ class FakeHost:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> FakeHost:
+def host(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = FakeHost()
-    monkeypatch.setattr(bench_tools, "connect", lambda _settings: contextlib.nullcontext(made))
     monkeypatch.setattr(shell, "which", lambda _name: None)
     return made
 
 
-def test_a_tool_that_is_not_installed_is_left_out_with_a_note(host: FakeHost) -> None:
-    found = measure_with_tools(LOAD, "abc", load_settings(), has_key=False)
+def test_a_tool_that_is_not_installed_is_left_out_with_a_note(host: Any) -> None:
+    found = measure_with_tools(host, LOAD, "abc", has_key=False)
 
     assert [(tool.tool, tool.version) for tool in found.tools] == [("vllm bench serve", "0.32.0")]
     assert found.notes == (
@@ -143,17 +139,17 @@ def test_a_tool_that_is_not_installed_is_left_out_with_a_note(host: FakeHost) ->
     assert fetched[2] == 'cat "$1" && rm -f "$1" "$1.pid"'
 
 
-def test_a_key_is_read_in_the_container_and_stands_in_no_argument(host: FakeHost) -> None:
-    found = measure_with_tools(LOAD, "abc", load_settings(), has_key=True)
+def test_a_key_is_read_in_the_container_and_stands_in_no_argument(host: Any) -> None:
+    found = measure_with_tools(host, LOAD, "abc", has_key=True)
 
     assert 'OPENAI_API_KEY="$(cat /run/sparkdeploy/key)"' in host.run[0][2]
     assert "everybody could read it" in found.notes[0]
 
 
-def test_an_interrupted_tool_is_ended_in_the_container_too(host: FakeHost) -> None:
+def test_an_interrupted_tool_is_ended_in_the_container_too(host: Any) -> None:
     host.interrupts = True
 
-    found = measure_with_tools(LOAD, "abc", load_settings(), has_key=False)
+    found = measure_with_tools(host, LOAD, "abc", has_key=False)
 
     assert not found.is_complete
     assert found.notes == ("interrupted",)

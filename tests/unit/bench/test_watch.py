@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.bench.counters import difference, read_counters, together
-from sparkdeploy.bench.watch import Reading, Watch, kv_peak, kv_usage, machine_watch
+from sparkdeploy.bench.watch import (
+    BenchWatch,
+    Reading,
+    difference,
+    kv_peak,
+    kv_usage,
+    machine_watch,
+    read_counters,
+    together,
+)
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.gpu_load import LOAD_QUERY, GpuLoad, parse_gpu_load
 from sparkdeploy.shell import Completed
@@ -77,7 +85,7 @@ def test_kv_usage_is_read_in_the_names_of_old_and_new_versions() -> None:
 def test_a_watch_sees_the_machine_and_the_cache() -> None:
     now = iter((1.0, 2.0))
     machine = RecordedMachine()
-    watch = Watch(machine, lambda: exposition(1), clock=lambda: next(now))
+    watch = BenchWatch(machine, lambda: exposition(1), clock=lambda: next(now))
 
     watch.look()
     machine.available_kib = [4_000_000]
@@ -94,7 +102,7 @@ def test_a_watch_sees_the_machine_and_the_cache() -> None:
 
 
 def test_a_watch_ends_its_thread_and_reads_at_least_once() -> None:
-    with Watch(RecordedMachine(), None, clock=lambda: 7.0) as watch:
+    with BenchWatch(RecordedMachine(), None, clock=lambda: 7.0) as watch:
         pass
 
     assert watch.between(7.0, 7.0)
@@ -102,7 +110,7 @@ def test_a_watch_ends_its_thread_and_reads_at_least_once() -> None:
 
 def test_a_span_too_short_for_a_reading_takes_the_one_before() -> None:
     now = iter((1.0,))
-    watch = Watch(RecordedMachine(), None, clock=lambda: next(now))
+    watch = BenchWatch(RecordedMachine(), None, clock=lambda: next(now))
     watch.look()
 
     assert [item.at_s for item in watch.between(1.2, 1.3)] == [1.0]
@@ -110,7 +118,7 @@ def test_a_span_too_short_for_a_reading_takes_the_one_before() -> None:
 
 
 def test_a_machine_that_tells_nothing_is_none() -> None:
-    watch = Watch(RecordedMachine(gpu=None, available_kib=[]), None)
+    watch = BenchWatch(RecordedMachine(gpu=None, available_kib=[]), None)
     watch.look()
 
     assert machine_watch(watch.between(0.0, 1e12)) is None
@@ -121,7 +129,7 @@ def test_a_server_that_does_not_answer_meanwhile_has_no_usage() -> None:
     def refuse() -> str:
         raise UnhealthyError("gone")
 
-    watch = Watch(None, refuse, clock=lambda: 1.0)
+    watch = BenchWatch(None, refuse, clock=lambda: 1.0)
     watch.look()
 
     assert kv_peak(watch.between(0.0, 2.0)) is None

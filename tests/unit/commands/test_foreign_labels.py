@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from sparkdeploy import labels
 from sparkdeploy.checks.deployments import deployment_findings
-from sparkdeploy.commands import bench_origin, diagnose, image_shelf, rollback
 from sparkdeploy.commands import clean as cleaning
+from sparkdeploy.commands import diagnose, image_shelf, rollback
 from sparkdeploy.commands import operate as operating
+from sparkdeploy.commands.bench import origin as bench_origin
 from sparkdeploy.commands.clean import Wanted, old_images
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.expectation import expectation_on

@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.bench.quality import needle, tool_calls
-from sparkdeploy.bench.quality.asking import take_capture
-from sparkdeploy.bench.quality.capture import read_capture
+from sparkdeploy.bench.quality.capture import read_capture, take_capture
+from sparkdeploy.commands.bench.run import server_at
 from sparkdeploy.commands.drafting import connect
 from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import require_deployment
-from sparkdeploy.deploy.serving import model_of, read_key_file
-from sparkdeploy.server.client import ServedModel
+from sparkdeploy.deploy.serving import model_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkdeploy.bench.quality.asking import Questions
-    from sparkdeploy.bench.quality.capture import Capture
+    from sparkdeploy.bench.quality.capture import Capture, Questions
+    from sparkdeploy.commands.bench.run import Access
+    from sparkdeploy.server.client import ServedModel
     from sparkdeploy.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """What an address needs beside itself; deployments of ours need neither."""
-
-    key_file: Path | None = None
-    model: str | None = None
-    """The served name; None is the first that the server names."""
 
 
 def capture_of(side: str, questions: Questions, settings: Settings, access: Access) -> Capture:
     """Return what a side says: a saved capture is read, a deployment or an address is asked."""
-    if is_saved(side):
+    # A deployment's name has neither a slash nor this ending.
+    if "://" not in side and (side.endswith(".json") or "/" in side):
         saved = read_capture(Path(side))
         return replace(saved, label=f"{Path(side).stem} ({saved.label})")
-    model, label = served_side(side, settings, access)
+    model, label = _served_side(side, settings, access)
     with model, console.step(f"quality of {label}") as step:
         return take_capture(
             model,
@@ -50,16 +42,10 @@ def capture_of(side: str, questions: Questions, settings: Settings, access: Acce
         )
 
 
-def is_saved(side: str) -> bool:
-    """Say whether a side is a file: a deployment's name has neither a slash nor this ending."""
-    return "://" not in side and (side.endswith(".json") or "/" in side)
-
-
-def served_side(side: str, settings: Settings, access: Access) -> tuple[ServedModel, str]:
+def _served_side(side: str, settings: Settings, access: Access) -> tuple[ServedModel, str]:
     """Return a server by its address or its deployment's name, and what to call it."""
     if "://" in side:
-        base_url = side.removesuffix("/").removesuffix("/v1")
-        return ServedModel(base_url, read_key_file(access.key_file), model=access.model), side
+        return server_at(side, access), side
     with connect(settings) as host:
         fact = require_deployment(host, side).current
     return model_of(fact, settings), f"{side} ({fact.labels.get(labels.RECIPE, 'no recipe')})"
@@ -67,16 +53,15 @@ def served_side(side: str, settings: Settings, access: Access) -> tuple[ServedMo
 
 def search_needles(
     side: str, lengths: Sequence[int], settings: Settings, access: Access
-) -> tuple[needle.Found, ...]:
+) -> tuple[needle.NeedleResult, ...]:
     """Search every length the model takes, at every depth."""
-    model, label = served_side(side, settings, access)
+    model, label = _served_side(side, settings, access)
     with model, console.step(f"needles in {label}") as step:
         fitting = needle.fitting(lengths, model.max_model_len())
         return tuple(needle.search(model, fitting, on_progress=step.say))
 
 
 def try_tools(side: str, settings: Settings, access: Access) -> tuple[tool_calls.CaseResult, ...]:
-    """Ask for every kind of tool call."""
-    model, label = served_side(side, settings, access)
+    model, label = _served_side(side, settings, access)
     with model, console.step(f"tool calls of {label}") as step:
         return tuple(tool_calls.run_cases(model, on_progress=step.say))

@@ -6,30 +6,33 @@ import hashlib
 import json
 import platform
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from sparkdeploy import __version__, labels
-from sparkdeploy.bench.origin import (
+from sparkdeploy.bench.record import (
     CheckpointOrigin,
     ClientOrigin,
     EngineOrigin,
     ImageOrigin,
     MachineOrigin,
-    Origin,
     RecipeOrigin,
+    RunOrigin,
 )
+from sparkdeploy.bench.tools import CHECKPOINT_MOUNT, MODEL_MOUNT
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.commands.drafting import Request, resolve
 from sparkdeploy.commands.image_shelf import image_chain
 from sparkdeploy.errors import SparkdeployError
-from sparkdeploy.node.facts import THIS_MACHINE
-from sparkdeploy.node.gpu import GPU_QUERY, parse_gpus
-from sparkdeploy.node.machine import output_or_none, read_or_none
+from sparkdeploy.node.facts import THIS_MACHINE, parse_meminfo, read_gpus
+from sparkdeploy.node.machine import read_or_none
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.server.log_lines import LineSplitter, read_line
 from sparkdeploy.server.phases import PhaseTracker
 
@@ -39,70 +42,78 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.machine import Machine
-    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.server.client import ServedModel
     from sparkdeploy.settings import Settings
 
-QUERY_TIMEOUT_S = 10.0
-CHECKPOINT_MOUNT = "/m/ck/"
-MODEL_MOUNT = "/m/hub/"
+MAX_RECIPE_CHARACTERS = 1 << 20
 _FLAGS = re.compile(r"non-default args: (?P<flags>\{.*\})")
 _SECRET = re.compile(r"('api_key': )('[^']*'|\[[^\]]*\])")
 
 
-def client_origin(where: str) -> ClientOrigin:
-    """Return what asks and counts."""
-    return ClientOrigin(__version__, platform.python_version(), where)
-
-
-def endpoint_origin(url: str, model: str, *, version: str | None, is_here: bool) -> Origin:
+def endpoint_origin(model: ServedModel) -> RunOrigin:
     """Return what is known of an endpoint that is only a URL."""
-    machine = machine_origin(THIS_MACHINE) if is_here else None
-    where = "here" if is_here else "over the network"
-    engine = EngineOrigin(version=version) if version else None
-    return Origin(url, model, client_origin(where), engine=engine, machine=machine)
+    is_here = urlsplit(model.base_url).hostname in {"127.0.0.1", "localhost", "::1"}
+    version = model.version()
+    return RunOrigin(
+        url=model.base_url,
+        model=model.name,
+        client=_client_origin("here" if is_here else "over the network"),
+        engine=EngineOrigin(version=version) if version else None,
+        machine=machine_origin(THIS_MACHINE) if is_here else None,
+    )
 
 
 def deployment_origin(
-    host: DockerHost, fact: ContainerFact, settings: Settings, *, url: str, version: str | None
-) -> Origin:
-    """Return everything that made a deployment of ours."""
+    host: DockerHost, fact: ContainerFact, settings: Settings, model: ServedModel
+) -> RunOrigin:
     record = host.inspect(fact.container_id)
-    recipe = recipe_origin(host, fact, settings)
-    return Origin(
-        url=url,
+    return RunOrigin(
+        url=model.base_url,
         model=fact.labels.get(labels.SERVED_NAME, ""),
-        client=client_origin("here"),
+        client=_client_origin("here"),
         deployment=fact.deployment,
-        recipe=recipe,
+        recipe=recipe_origin(host, fact, settings),
         images=image_origins(host, fact, record),
         checkpoint=checkpoint_origin(record),
-        engine=engine_origin(host.logs(fact.container_id), version=version),
+        engine=engine_origin(host.logs(fact.container_id), version=model.version()),
         machine=machine_origin(THIS_MACHINE, docker=host.info().version),
     )
 
 
 def recipe_origin(host: DockerHost, fact: ContainerFact, settings: Settings) -> RecipeOrigin:
-    """Return the recipe; its values only where the container is what the recipe says today.
+    """Return the recipe with the values that were deployed, as the container's label has them.
 
-    A deployment made with --set, or from a recipe that was edited since, has a name and the
-    container's own fingerprint.
+    A container of an earlier sparkdeploy has the recipe's name alone. The recipe of that name is
+    resolved again, and its values are taken only where they plan the very container that runs:
+    neither --set nor an edit since then has changed it.
     """
-    name = fact.labels.get(labels.RECIPE, "")
+    try:
+        # Whatever is longer breaks off and is no JSON: anybody may write a label.
+        written = fact.labels.get(labels.RECIPE_VALUES, "")[:MAX_RECIPE_CHARACTERS]
+        return _origin_of(Recipe.model_validate_json(written))
+    except ValueError:
+        name = fact.labels.get(labels.RECIPE, "")
     try:
         resolved = resolve(Request(name), settings)
+        is_public = fact.labels.get(labels.EXPOSURE) == Exposure.PUBLIC.value
+        exposure = Exposure.PUBLIC if is_public else Exposure.LOOPBACK
         nodes = Nodes(node_behind(settings.node_name, host))
-        plan = draft_plan(resolved, settings, nodes, _deployment(fact))
+        plan = draft_plan(resolved, settings, nodes, Deployment(fact.deployment, exposure))
     except SparkdeployError:
         return RecipeOrigin(name, fact.fingerprint)
-    recipe = resolved.recipe
+    today, spec = _origin_of(resolved.recipe), plan.head.spec
+    if spec is not None and spec.fingerprint() == fact.fingerprint:
+        return today
+    return replace(today, name=name, fingerprint=fact.fingerprint, title="", values={})
+
+
+def _origin_of(recipe: Recipe) -> RecipeOrigin:
+    values = recipe.model_dump(by_alias=True, mode="json")
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     expect = recipe.expect
     floor = expect.end_to_end_tok_s if expect else None
     source = f"{expect.source} on {expect.hardware}, {expect.engine}" if expect else ""
-    if not _is_what_runs(plan, fact):
-        return RecipeOrigin(name, fact.fingerprint, floor_tok_s=floor, floor_source=source)
-    values = recipe.model_dump(by_alias=True, mode="json")
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-    return RecipeOrigin(name, digest, recipe.title, values, floor, source)
+    return RecipeOrigin(recipe.name, digest, recipe.title, values, floor, source)
 
 
 def image_origins(
@@ -125,7 +136,6 @@ def image_origins(
 
 
 def checkpoint_origin(record: dict[str, Any]) -> CheckpointOrigin | None:
-    """Return the weights that are mounted."""
     mounts = {str(item["Destination"]): str(item["Source"]) for item in record["Mounts"]}
     for target, source in mounts.items():
         manifest = read_manifest(Path(source)) if target.startswith(CHECKPOINT_MOUNT) else None
@@ -170,30 +180,22 @@ def engine_origin(log: Iterable[bytes], *, version: str | None) -> EngineOrigin:
 
 def machine_origin(machine: Machine, *, docker: str | None = None) -> MachineOrigin:
     """Return what the machine is; no host name, so that a record may be shared."""
-    output = output_or_none(machine, GPU_QUERY, timeout_s=QUERY_TIMEOUT_S)
-    gpus = parse_gpus(output) if output else ()
-    memory = re.search(r"MemTotal:\s+(\d+) kB", read_or_none(machine, "/proc/meminfo") or "")
+    gpu = next(iter(read_gpus(machine).gpus), None)
     cpus = re.findall(r"^processor\s*:", read_or_none(machine, "/proc/cpuinfo") or "", re.MULTILINE)
     return MachineOrigin(
         product=(read_or_none(machine, "/sys/class/dmi/id/product_name") or "").strip(),
         architecture=platform.machine(),
         kernel=(read_or_none(machine, "/proc/sys/kernel/osrelease") or "").strip(),
         cpu_count=len(cpus) or None,
-        memory_bytes=int(memory[1]) * 1024 if memory else None,
-        gpu=gpus[0].name if gpus else None,
-        driver=gpus[0].driver_version if gpus else None,
+        memory_bytes=parse_meminfo(read_or_none(machine, "/proc/meminfo") or "").get("MemTotal"),
+        gpu=gpu.name if gpu else None,
+        driver=gpu.driver_version if gpu else None,
         docker=docker,
     )
 
 
-def _deployment(fact: ContainerFact) -> Deployment:
-    is_public = fact.labels.get(labels.EXPOSURE) == Exposure.PUBLIC.value
-    return Deployment(fact.deployment, Exposure.PUBLIC if is_public else Exposure.LOOPBACK)
-
-
-def _is_what_runs(plan: Plan, fact: ContainerFact) -> bool:
-    spec = plan.head.spec
-    return spec is not None and spec.fingerprint() == fact.fingerprint
+def _client_origin(where: str) -> ClientOrigin:
+    return ClientOrigin(__version__, platform.python_version(), where)
 
 
 def _versions(proof: str) -> dict[str, str]:

@@ -1,0 +1,134 @@
+"""Records and captures as files: written whole, read strictly, and kept on a shelf."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from sparkdeploy.bench.record import SCHEMA_VERSION, Run
+from sparkdeploy.errors import BenchError
+from sparkdeploy.stored_json import read_json
+from sparkdeploy.terminal import visible_json
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+Stored = TypeVar("Stored")
+
+
+def write_whole(text: str, path: Path) -> None:
+    """Write a file that appears whole or not at all; BenchError when it cannot be written."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staged.write_text(text, encoding="utf-8")
+        staged.replace(path)
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        raise BenchError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_content(path: Path, what: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return what a JSON file holds; BenchError says that it is no `what`."""
+    try:
+        return read_json(path)
+    except OSError as error:
+        raise BenchError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BenchError(f"{path} is no {what}: {error}") from error
+
+
+def checked(content: Any, adapter: TypeAdapter[Stored], path: Path) -> Stored:  # noqa: ANN401
+    """Return the content as its type; BenchError names the first field that is damaged."""
+    try:
+        # As JSON and strictly: the text "nan" is no number.
+        return adapter.validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BenchError(f"{path} is damaged: {place}: {first['msg']}") from error
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[Run]:
+    return TypeAdapter(Run)
+
+
+def record_text(run: Run) -> str:
+    """Return the record as it is written; control characters in it are escaped as JSON has it."""
+    return visible_json(_adapter().dump_json(run, indent=1).decode()) + "\n"
+
+
+def write_record(run: Run, path: Path) -> None:
+    """Write the record; it appears whole or not at all."""
+    write_whole(record_text(run), path)
+
+
+def read_record(path: Path) -> Run:
+    """Read a record; raise BenchError for one that is damaged or of a newer schema.
+
+    Within a schema version fields may be added, with defaults; unknown ones are passed over.
+    """
+    content = read_content(path, "record of a run")
+    version = content.get("schema") if isinstance(content, dict) else None
+    if not isinstance(version, int):
+        raise BenchError(f"{path} is no record of a run: it has no schema version")
+    if version > SCHEMA_VERSION:
+        raise BenchError(
+            f"{path} has schema {version}, and this sparkdeploy reads up to {SCHEMA_VERSION}",
+            hint="update sparkdeploy",
+        )
+    return checked(content, _adapter(), path)
+
+
+def json_schema() -> dict[str, object]:
+    return _adapter().json_schema()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    run: Run
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Records in one folder; a person names one by id, by label (the newest wins) or by file."""
+
+    folder: Path
+
+    def runs(self) -> tuple[tuple[KeptRun, ...], tuple[str, ...]]:
+        """Return every record, oldest first, and what was wrong with those that are damaged."""
+        kept: list[KeptRun] = []
+        damaged: list[str] = []
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                kept.append(KeptRun(read_record(path), path))
+            except BenchError as error:
+                damaged.append(error.message)
+        return tuple(sorted(kept, key=lambda item: item.run.run_id)), tuple(damaged)
+
+    def find(self, name: str) -> KeptRun:
+        """Return the record of that id, label or file; BenchError naming those there are."""
+        if name.endswith(".json") or "/" in name:
+            return KeptRun(read_record(Path(name)), Path(name))
+        kept, damaged = self.runs()
+        for item in reversed(kept):
+            if name in {item.run.run_id, item.run.label}:
+                return item
+        there = ", ".join(dict.fromkeys(item.run.label for item in kept))
+        hint = f"there is: {there}" if there else "`sparkdeploy bench` makes one"
+        raise BenchError(f"no run {name} in {self.folder}", hint="; ".join([hint, *damaged]))
+
+
+def run_id(started: datetime, label: str, suites: str) -> str:
+    """Return an id that sorts by time and says what it is."""
+    words = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{label}-{suites}").strip("-")
+    return f"{started:%Y%m%dT%H%M%SZ}-{words}"

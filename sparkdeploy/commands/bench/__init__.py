@@ -1,0 +1,1 @@
+"""`bench`: measure what is served, say what made it, and hold it against other runs and sides."""

@@ -1,0 +1,301 @@
+"""`bench`: reach a server, take the suites, keep the record; make a page of records."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from sparkdeploy import __version__
+from sparkdeploy.bench import prompts
+from sparkdeploy.bench.files import Shelf, run_id, write_record
+from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
+from sparkdeploy.bench.record import Run, SuiteResult
+from sparkdeploy.bench.report.draw import SERIES
+from sparkdeploy.bench.report.page import report_page
+from sparkdeploy.bench.report.published import read_published
+from sparkdeploy.bench.suites import Suite, SuiteName, fixed_suite, sweep_suite
+from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
+from sparkdeploy.bench.watch import BenchWatch
+from sparkdeploy.bench.wire import Streams
+from sparkdeploy.commands.bench.origin import deployment_origin, endpoint_origin
+from sparkdeploy.commands.drafting import connect
+from sparkdeploy.console import console, format_seconds
+from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.serving import model_of, read_key_file
+from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, UsageError
+from sparkdeploy.node.facts import THIS_MACHINE
+from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.server.client import ServedModel
+from sparkdeploy.settings import resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from sparkdeploy.bench.record import RunOrigin
+    from sparkdeploy.bench.suites import Turn
+    from sparkdeploy.console import Step
+    from sparkdeploy.settings import Settings
+
+_ASKED = {SuiteName.FIVE: prompts.FIVE, SuiteName.DECODE: prompts.DECODE}
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRun:
+    suites: tuple[SuiteName, ...]
+    rounds: int
+    concurrency: tuple[int, ...]
+    context: tuple[int, ...]
+    label: str | None = None
+    file: Path | None = None
+    """Where the record goes instead of the shelf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a URL needs beside itself; a deployment of sparkdeploy needs neither."""
+
+    key_file: Path | None = None
+    model: str | None = None
+    """The served name; None is the first that the server names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server that answers, and what is known of it."""
+
+    base_url: str
+    api_key: str | None = field(repr=False)
+    model: str
+    max_model_len: int | None
+    container_id: str | None
+    origin: RunOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run and where it was written."""
+
+    run: Run
+    path: Path
+    failure: SparkdeployError | None = None
+    """What ended the run after something had been measured."""
+
+
+def shelf_of(settings: Settings) -> Shelf:
+    return Shelf(settings.state_dir / "bench")
+
+
+def reach_deployment(name: str, settings: Settings) -> Endpoint:
+    """Return the server of a deployment; UnhealthyError when it does not answer."""
+    with connect(settings) as host:
+        fact = require_deployment(host, name).current
+        with model_of(fact, settings) as model:
+            if not fact.is_running or not model.is_healthy():
+                raise UnhealthyError(
+                    f"deployment {name} does not answer", hint="`sparkdeploy status` shows why"
+                )
+            origin = deployment_origin(host, fact, settings, model)
+            return _endpoint(model, fact.container_id, origin)
+
+
+def server_at(url: str, access: Access) -> ServedModel:
+    """Return any OpenAI-compatible server; UsageError for what is no address."""
+    base_url = url.rstrip("/").removesuffix("/v1")
+    parts = urlsplit(base_url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise UsageError(f"{url!r} is no address", hint="such as http://127.0.0.1:8000")
+    return ServedModel(base_url, read_key_file(access.key_file), model=access.model)
+
+
+def reach_url(url: str, access: Access) -> Endpoint:
+    """Return the server at an address; UnhealthyError when it does not answer."""
+    with server_at(url, access) as model:
+        return _endpoint(model, None, endpoint_origin(model))
+
+
+def _endpoint(model: ServedModel, container_id: str | None, origin: RunOrigin) -> Endpoint:
+    limit = model.max_model_len()
+    return Endpoint(model.base_url, model.api_key, model.name, limit, container_id, origin)
+
+
+def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) -> Finished:
+    """Take the suites and write the record, also of a run that is interrupted or fails half-way.
+
+    Raises BenchError when the server cannot be measured at all, and UsageError before anything is
+    measured when a suite does not fit the server.
+    """
+    started = datetime.now(UTC)
+    plans = [_planned(name, endpoint, wanted) for name in wanted.suites]
+    results: list[SuiteResult] = []
+    failure: SparkdeployError | None = None
+    with _server(endpoint) as (server, watch):
+        for plan in plans:
+            try:
+                if isinstance(plan, Suite):
+                    results.append(_take_suite(plan, server, watch))
+                else:
+                    results.append(_take_standard(plan, endpoint, settings))
+            except SparkdeployError as error:
+                if not results:
+                    raise
+                failure = error
+                break
+            if not results[-1].is_complete:
+                break
+    recipe = endpoint.origin.recipe
+    label = wanted.label or (recipe.name if recipe is not None else endpoint.model)
+    run = Run(
+        run_id=run_id(started, label, "-".join(wanted.suites)),
+        label=label,
+        started_at=_iso(started),
+        finished_at=_iso(datetime.now(UTC)),
+        origin=endpoint.origin,
+        suites=tuple(results),
+    )
+    shelf = shelf_of(settings)
+    if wanted.file is None:
+        make_private(shelf.folder)
+    path = wanted.file or shelf.folder / f"{run.run_id}.json"
+    write_record(run, path)
+    return Finished(run, path, failure)
+
+
+def require_figures(finished: Finished) -> None:
+    """Raise what a run that did not come to its end, or counted nothing, has to say."""
+    if finished.failure is not None:
+        raise finished.failure
+    for suite in finished.run.suites:
+        if GONE in suite.notes:
+            raise BenchError(
+                f"suite {suite.name}: {GONE}", hint=f"what was measured until then: {finished.path}"
+            )
+    if not all(suite.is_complete for suite in finished.run.suites):
+        raise KeyboardInterrupt
+    for suite in finished.run.suites:
+        for cell in suite.cells:
+            if not cell.statistics:
+                failed = next(item.failure for item in cell.samples if item.failure)
+                raise BenchError(
+                    f"suite {suite.name}: no request of {cell.prompt} succeeded "
+                    f"({failed.kind}: {failed.message})"
+                )
+
+
+def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
+    """Write the page about the named runs and return how many; BenchError when there is none.
+
+    A run is named by its id, its label (the newest wins) or its file; without names the newest run
+    of each label is shown.
+    """
+    shelf = shelf_of(settings)
+    runs = [shelf.find(name).run for name in names] or _newest_of_each_label(shelf)
+    if not runs:
+        raise BenchError(
+            f"there are no runs in {shelf.folder}",
+            hint="`sparkdeploy bench` makes one, or name the files of some",
+        )
+    page = report_page(
+        runs,
+        read_published(resources() / "recipes" / "facts" / "published.yaml"),
+        made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        version=__version__,
+    )
+    try:
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"{output} cannot be written: {error.strerror}") from error
+    return len(runs)
+
+
+def _newest_of_each_label(shelf: Shelf) -> list[Run]:
+    """Return as many runs as there are colours; a damaged record is named and left out."""
+    kept, damaged = shelf.runs()
+    for message in damaged:
+        console.warn(message)
+    newest = {item.run.label: item.run for item in kept}
+    return list(newest.values())[-len(SERIES) :]
+
+
+def _take_suite(suite: Suite, server: MeasuredServer, watch: BenchWatch) -> SuiteResult:
+    for note in suite.notes:
+        console.info(f"  {note}")
+    asked, seed = _ASKED.get(suite.name, ()), time.time_ns() % 2**31
+    with console.step(f"suite {suite.name}") as step:
+        measurement = Measurement(suite, server, watch, asked=asked, seed=seed)
+        return measurement.run(functools.partial(_show, step, suite))
+
+
+def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteResult:
+    has_key = endpoint.api_key is not None
+    with connect(settings) as host:
+        return measure_with_tools(host, load, endpoint.container_id or "", has_key=has_key)
+
+
+def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | Load:
+    """Refuse what cannot be asked of this server before an hour is spent on other suites."""
+    if name in _ASKED:
+        return fixed_suite(name, _ASKED[name], wanted.rounds)
+    limit = endpoint.max_model_len
+    if name is SuiteName.SWEEP:
+        return sweep_suite(
+            wanted.rounds,
+            concurrency=wanted.concurrency,
+            context=wanted.context,
+            max_model_len=limit,
+        )
+    if endpoint.container_id is None:
+        raise UsageError(
+            "suite standard needs a deployment: the tools use its container and its tokenizer",
+            hint="leave --url out, or take another suite",
+        )
+    return load_for(endpoint.base_url, endpoint.model, rounds=wanted.rounds, max_model_len=limit)
+
+
+def _show(
+    step: Step, suite: Suite, turn: Turn, tok_s: float | None, remaining_s: float | None
+) -> None:
+    condition, number = turn.condition, turn.round
+    where = condition.prompt
+    if condition.context_tokens is not None:
+        where = f"{condition.concurrency} streams, context {condition.context_tokens}"
+    which = f"round {number} of {suite.rounds}" if number else "warm-up"
+    speed = f", {tok_s:.1f} tok/s" if tok_s is not None else ""
+    left = f", about {format_seconds(remaining_s)} left" if remaining_s is not None else ""
+    step.say(f"{where}, {which}{speed}{left}")
+
+
+@contextlib.contextmanager
+def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
+    machine = THIS_MACHINE if endpoint.origin.machine is not None else None
+    with (
+        Streams(endpoint.base_url, endpoint.api_key) as streams,
+        ServedModel(endpoint.base_url, endpoint.api_key, model=endpoint.model) as model,
+        ServedModel(endpoint.base_url, endpoint.api_key, model=endpoint.model) as watched,
+    ):
+        has_metrics = _has_metrics(model)
+        server = MeasuredServer(
+            streams,
+            endpoint.model,
+            find_dialect(streams, endpoint.model),
+            model.exposition if has_metrics else None,
+        )
+        console.detail(f"each request asks the server to count: {server.dialect.value}")
+        with BenchWatch(machine, watched.exposition if has_metrics else None) as watch:
+            yield server, watch
+
+
+def _has_metrics(model: ServedModel) -> bool:
+    try:
+        return "vllm:" in model.exposition()
+    except UnhealthyError:
+        return False
+
+
+def _iso(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,71 @@
+"""What made a run is read from the container: the recipe as it was deployed, not as it is today."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.bench.compare import floor_of
+from sparkdeploy.bench.record import ClientOrigin, RecipeOrigin, RunOrigin
+from sparkdeploy.commands.bench.origin import recipe_origin
+from sparkdeploy.commands.drafting import Request, resolve
+from sparkdeploy.settings import load_settings
+from tests.unit.conftest import REPOSITORY
+from tests.unit.fake_containers import container
+
+if TYPE_CHECKING:
+    from sparkdeploy.node.host import DockerHost
+
+RECIPES = sorted(path.stem for path in (REPOSITORY / "recipes").glob("*.yaml"))
+
+
+def told(recipe: str, written: str | None) -> RecipeOrigin:
+    """What a container says of its recipe, with this on its label of values."""
+    fact = container("sparkdeploy-main")
+    values = {} if written is None else {labels.RECIPE_VALUES: written}
+    fact = replace(fact, labels={**fact.labels, labels.RECIPE: recipe, **values})
+    return recipe_origin(cast("DockerHost", None), fact, load_settings())
+
+
+def written(recipe: str, *assignments: str) -> str:
+    """What `up RECIPE --set ...` writes on the container."""
+    resolved = resolve(Request(recipe, assignments), load_settings())
+    return resolved.recipe.model_dump_json(by_alias=True)
+
+
+def test_a_deployment_made_with_set_keeps_its_values_and_its_floor() -> None:
+    text = written("v2", "expect.end_to_end_tok_s=40", "serve.max_model_len=4096")
+
+    found = told("v2", text)
+
+    assert cast("dict[str, Any]", found.values["serve"])["max_model_len"] == 4096
+    assert found.fingerprint != told("v2", written("v2")).fingerprint
+    origin = RunOrigin("http://127.0.0.1:8000", "qwen", ClientOrigin("0", "3"), recipe=found)
+    assert floor_of(origin, None)[0] == 40
+
+
+def test_a_recipe_that_is_no_longer_there_is_told_as_it_was_deployed() -> None:
+    text = json.dumps({**json.loads(written("v2")), "name": "mine", "title": "My own"})
+
+    found = told("mine", text)
+
+    assert (found.name, found.title) == ("mine", "My own")
+    assert found.floor_tok_s == pytest.approx(51.0)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_is_written_of_any_recipe_is_read_again(recipe: str) -> None:
+    text = written(recipe)
+
+    found = told(recipe, text)
+
+    assert found.values == json.loads(text)
+
+
+@pytest.mark.parametrize("damaged", [None, "", "{}", "[" * 20_000, '{"name": "v2"}', "\ud800"])
+def test_a_label_that_is_no_recipe_leaves_the_name(damaged: str | None) -> None:
+    assert told("gone", damaged) == RecipeOrigin("gone", "")
