@@ -21,7 +21,7 @@ from sparkdeploy.bench.origin import (
 )
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.commands.drafting import Request, draft_plan, resolve
-from sparkdeploy.commands.image_shelf import image_chain
+from sparkdeploy.commands.image import image_chain
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.gpu import GPU_QUERY, parse_gpus
 from sparkdeploy.node.machine import LocalMachine, output_or_none, read_or_none

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import shell
 from sparkdeploy.console import format_bytes
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image.failures import Scene, ended_by_node
+from sparkdeploy.image.failures import ended_by_node
 from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
@@ -46,7 +46,13 @@ def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: S
         argv = mmdebstrap_argv(stage.debian, stage.architecture, settings, archive, log)
         _run_watched(argv, log, step)
         step.say(f"importing {format_bytes(archive.stat().st_size)}")
-        _import(host, stage, archive)
+        changes = [f'LABEL "{name}"="{value}"' for name, value in stage.labels().items()]
+        changes += [f"ENV PATH={SEARCH_PATH}", 'CMD ["/bin/sh"]']
+        try:
+            with archive.open("rb") as stream:
+                host.import_rootfs(stream, reference=stage.tag, changes=changes)
+        except NodeError as error:
+            raise ended_by_node(stage, error) from error
     image = host.find_image(stage.tag)
     if image is None:
         raise BuildError(f"{stage.tag} did not appear after the import")
@@ -67,9 +73,8 @@ def mmdebstrap_argv(
     recipe: DebianRecipe, architecture: str, settings: Settings, archive: Path, log: Path
 ) -> tuple[str, ...]:
     """Return the command that writes the root file system; proxies come from the environment."""
-    reach = []
-    if settings.build.ca_bundle is not None:
-        reach.append(f'--aptopt=Acquire::https::CAInfo "{settings.build.ca_bundle}"')
+    bundle = settings.build.ca_bundle
+    reach = [] if bundle is None else [f'--aptopt=Acquire::https::CAInfo "{bundle}"']
     return (
         "mmdebstrap",
         *recipe.options,
@@ -108,20 +113,7 @@ def _hint(log_text: str, scratch: Path) -> str:
     return "does the Debian mirror answer? `debian_mirror` in config.yaml names another"
 
 
-def _import(host: DockerHost, stage: Stage, archive: Path) -> None:
-    try:
-        with archive.open("rb") as stream:
-            host.import_rootfs(stream, reference=stage.tag, changes=_changes(stage))
-    except NodeError as error:
-        raise ended_by_node(Scene(stage.name, stage.engine), error) from error
-
-
 def _tail(log: Path, lines: int) -> str:
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
-
-
-def _changes(stage: Stage) -> list[str]:
-    labels = [f'LABEL "{name}"="{value}"' for name, value in stage.labels().items()]
-    return [*labels, f"ENV PATH={SEARCH_PATH}", 'CMD ["/bin/sh"]']

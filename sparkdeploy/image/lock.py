@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.errors import BuildError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from sparkdeploy.recipe.schema import Engine
@@ -20,54 +21,66 @@ ARCHITECTURES: tuple[Architecture, ...] = ("x86_64", "aarch64")
 PYTHONS = ("3.11", "3.12", "3.13")
 """What the bases in use bring along: Debian 12, Ubuntu 24.04, Debian 13."""
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-_PINNED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s\\;]+)", re.MULTILINE)
+_PINNED = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s\\;]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class PackagePin:
     """One distribution in one version."""
 
     name: str
-    """Normalised: lower case, hyphens."""
+    """Normalised as indexes compare names (PEP 503): lower case, hyphens."""
     version: str
-
-
-@dataclass(frozen=True, slots=True)
-class LockFiles:
-    """Where the lock of one engine stands for one platform and Python."""
-
-    packages: Path
-    uv: Path
-    """uv itself, shared by all engines."""
-    torch: Path | None
-    """CPU and source engines take torch from PyTorch's own index, with a lock of its own."""
-
-    def all(self) -> tuple[tuple[str, Path], ...]:
-        """Return every file with its name in the build context."""
-        files: list[tuple[str, Path]] = [("packages.txt", self.packages), ("uv.txt", self.uv)]
-        if self.torch is not None:
-            files.append(("torch.txt", self.torch))
-        return tuple(files)
 
 
 @dataclass(frozen=True, slots=True)
 class LockedPackage:
     """One distribution of a lock: its version, and the files it may come from."""
 
-    pin: Pin
-    hashes: frozenset[str] = field(default_factory=frozenset)
+    pin: PackagePin
+    hashes: frozenset[str] = frozenset()
     """sha256 in hex; empty where no file was at hand when the lock was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelPlatform:
+    """The machine and the Python that wheels have to fit."""
+
+    architecture: str
+    python: str
+
+    def pin_of(self, filename: str) -> PackagePin | None:
+        """Return what a wheel file holds, or None when this platform or Python cannot use it."""
+        parts = filename.removesuffix(".whl").split("-")
+        if not filename.endswith(".whl") or len(parts) not in {5, 6}:
+            return None
+        fits_platform = any(
+            platform == "any" or (platform.endswith(self.architecture) and "musl" not in platform)
+            for platform in parts[-1].split(".")
+        )
+        if not fits_platform or not any(self._fits(tag, parts[-2]) for tag in parts[-3].split(".")):
+            return None
+        return PackagePin(_normalised(parts[0]), parts[1])
+
+    def _fits(self, tag: str, abi: str) -> bool:
+        """Code for one release fits that release; stable and pure code fits later ones too."""
+        minor = int(self.python.rpartition(".")[2])
+        language, version = tag[:3], tag[3:]
+        if tag in {"py3", f"cp3{minor}"}:
+            return True
+        is_lasting = language == "py3" or (language == "cp3" and abi == "abi3")
+        return is_lasting and version.isdigit() and int(version) <= minor
 
 
 def lock_files(
     engine: Engine, *, architecture: Architecture, resources: Path, python: str | None = None
-) -> LockFiles:
+) -> dict[str, Path]:
     """Return the lock of an engine for its base's Python, or for another one.
 
     Raises BuildError when one of its files is missing.
     """
     files = lock_paths(engine, architecture=architecture, resources=resources, python=python)
-    for _, path in files.all():
+    for path in files.values():
         if not path.is_file():
             raise BuildError(
                 f"engine {engine.name} has no lock for {architecture} and Python"
@@ -80,16 +93,19 @@ def lock_files(
 
 def lock_paths(
     engine: Engine, *, architecture: Architecture, resources: Path, python: str | None = None
-) -> LockFiles:
-    """Return where the lock stands or would stand; raise BuildError for engines without one."""
+) -> dict[str, Path]:
+    """Return where the lock's files stand or would stand, by their names in the build context.
+
+    Raises BuildError for engines without one.
+    """
     folder = resources / "recipes" / "engines" / "locks"
     name = engine.lock or engine.name
     stem = f"{architecture}-py{(python or python_of(engine)).replace('.', '')}"
-    return LockFiles(
-        packages=folder / name / f"{stem}.txt",
-        uv=folder / "uv.txt",
-        torch=folder / name / f"{stem}-torch.txt" if engine.kind in {"cpu", "source"} else None,
-    )
+    files = {"packages.txt": folder / name / f"{stem}.txt", "uv.txt": folder / "uv.txt"}
+    if engine.kind in {"cpu", "source"}:
+        # They take torch from PyTorch's own index, with a lock of its own.
+        files["torch.txt"] = folder / name / f"{stem}-torch.txt"
+    return files
 
 
 def python_of(engine: Engine) -> str:
@@ -100,77 +116,57 @@ def python_of(engine: Engine) -> str:
 
 
 def read_packages(text: str) -> tuple[LockedPackage, ...]:
-    """Return what a lock pins, with the hashes."""
-    entries = text.replace("\\\n", " ").splitlines()
     return tuple(
-        LockedPackage(Pin(normalised(match["name"]), match["version"]), _hashes(line))
-        for line in entries
+        LockedPackage(
+            PackagePin(_normalised(match["name"]), match["version"]),
+            frozenset(_HASH.findall(line)),
+        )
+        for line in text.replace("\\\n", " ").splitlines()
         if (match := _PINNED.match(line))
     )
 
 
+def read_pins(text: str) -> tuple[PackagePin, ...]:
+    return tuple(package.pin for package in read_packages(text))
+
+
+def find_wheel(
+    package: LockedPackage, folders: Iterable[Path], platform: WheelPlatform
+) -> Path | None:
+    """Return a wheel of these folders with a hash of the lock."""
+    for folder in folders:
+        for path in sorted(folder.glob("*.whl")):
+            is_named = platform.pin_of(path.name) == package.pin
+            if is_named and (not package.hashes or sha256_of(path) in package.hashes):
+                return path
+    return None
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def differences(old: str, new: str) -> tuple[str, ...]:
     """Return what changed between two locks, one package a line; empty when nothing did."""
-    before, after = _by_name(old), _by_name(new)
-    return tuple(_changes(before, after))
+    return tuple(_changes(old, new))
 
 
-def read_pins(text: str) -> tuple[Pin, ...]:
-    """Return what a lock pins."""
-    return tuple(
-        Pin(normalised(match["name"]), match["version"]) for match in _PINNED.finditer(text)
-    )
-
-
-def normalised(name: str) -> str:
-    """Return a distribution's name as indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def wheel_pin(filename: str, *, architecture: str, python: str) -> Pin | None:
-    """Return what a wheel file holds, or None when that platform or Python cannot use it."""
-    parts = filename.removesuffix(".whl").split("-")
-    if not filename.endswith(".whl") or len(parts) not in {5, 6}:
-        return None
-    tags, platforms = parts[-3].split("."), parts[-1].split(".")
-    own = f"cp{python.replace('.', '')}"
-    stable = parts[-2] == "abi3" and any(_is_at_most(tag, own) for tag in tags)
-    pure = any(tag == "py3" or _is_at_most(tag, own.replace("cp", "py")) for tag in tags)
-    fits_python = own in tags or stable or pure
-    fits_platform = any(
-        platform == "any" or (platform.endswith(architecture) and "musl" not in platform)
-        for platform in platforms
-    )
-    if not (fits_python and fits_platform):
-        return None
-    return Pin(normalised(parts[0]), parts[1])
-
-
-def _hashes(line: str) -> frozenset[str]:
-    return frozenset(_HASH.findall(line))
-
-
-def _by_name(text: str) -> dict[str, LockedPackage]:
-    return {package.pin.name: package for package in read_packages(text)}
-
-
-def _changes(
-    before: Mapping[str, LockedPackage], after: Mapping[str, LockedPackage]
-) -> Iterator[str]:
+def _changes(old: str, new: str) -> Iterator[str]:
+    before = {package.pin.name: package for package in read_packages(old)}
+    after = {package.pin.name: package for package in read_packages(new)}
     for name in sorted(before.keys() | after.keys()):
-        old, new = before.get(name), after.get(name)
-        if old is None and new is not None:
-            yield f"+ {name} {new.pin.version}"
-        elif new is None and old is not None:
-            yield f"- {name} {old.pin.version}"
-        elif old is not None and new is not None and old.pin != new.pin:
-            yield f"~ {name} {old.pin.version} -> {new.pin.version}"
-        elif old is not None and new is not None and old.hashes != new.hashes:
-            added, gone = len(new.hashes - old.hashes), len(old.hashes - new.hashes)
-            yield f"# {name} {new.pin.version}: {added} hashes added, {gone} gone"
+        if name not in before:
+            yield f"+ {name} {after[name].pin.version}"
+        elif name not in after:
+            yield f"- {name} {before[name].pin.version}"
+        elif before[name].pin != after[name].pin:
+            yield f"~ {name} {before[name].pin.version} -> {after[name].pin.version}"
+        elif before[name].hashes != after[name].hashes:
+            added = len(after[name].hashes - before[name].hashes)
+            gone = len(before[name].hashes - after[name].hashes)
+            yield f"# {name} {after[name].pin.version}: {added} hashes added, {gone} gone"
 
 
-def _is_at_most(tag: str, limit: str) -> bool:
-    """Compare tags of one kind and major version: cp38 is at most cp311, py37 at most py311."""
-    is_alike = tag[:3] == limit[:3] and tag[3:].isdigit()
-    return is_alike and int(tag[3:]) <= int(limit[3:])
+def _normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.commands import image_shelf
+from sparkdeploy.commands import image as image_shelf
 from sparkdeploy.errors import BuildError, NodeError, UsageError
-from sparkdeploy.image.lock import LockedPackage, Pin
+from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
 from sparkdeploy.image.stages import Stage
-from sparkdeploy.image.wheelhouse import Platform, Source, fetch_wheels
+from sparkdeploy.image.wheelhouse import WheelSource, fetch_wheels
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import BuildNetwork, Settings, load_settings
 from tests.engine.lab_stages import build, make_stage
 
-IDNA = Pin("idna", "3.11")
+IDNA = PackagePin("idna", "3.11")
 SHA256 = "771a87f49d9defaf64091e6e6fe9c18d4833f140bd19464795bc32d966ca37ea"
 
 
@@ -109,8 +109,8 @@ def test_a_whole_wheelhouse_builds_without_a_network(
     fetch_wheels(
         [package],
         tmp_path,
-        Platform("x86_64", "3.11"),
-        Source((index,), (), build_network.ca_bundle),
+        WheelPlatform("x86_64", "3.11"),
+        WheelSource((index,), (), build_network.ca_bundle),
         on_wheel=lambda _path: None,
     )
     dockerfile = (
