@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from sparkdeploy.commands.clean import Leftover
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("clean")(clean)
-
-
 def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, remove nothing.")] = False,
     yes: YesOption = False,

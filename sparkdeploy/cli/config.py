@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import typer
-
 from sparkdeploy.cli.options import JsonOption
 from sparkdeploy.console import console
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("config")(config)
 
 
 def config(as_json: JsonOption = False) -> None:
@@ -19,9 +12,7 @@ def config(as_json: JsonOption = False) -> None:
 
     rows = describe(load_settings())
     if as_json:
-        console.answer_json(
-            {name: {"value": value, "source": source} for name, value, source in rows}
-        )
+        console.answer_json({name: {"value": it, "source": source} for name, it, source in rows})
         return
     for name, value, source in rows:
         console.answer(f"{name:<20} {value or '-':<56} {source}")
