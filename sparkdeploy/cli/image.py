@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from sparkdeploy.cli.options import JsonOption
-from sparkdeploy.console import console
+from sparkdeploy.console import console, format_bytes
+from sparkdeploy.errors import ChangesPendingError, UsageError
 
 group = typer.Typer(help="Engines and their images.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -32,7 +34,6 @@ def lock(
 ) -> None:
     """Make an engine's locks anew, for both platforms and every Python, and show what differs."""
     from sparkdeploy.commands.image import remake_locks, write_locks
-    from sparkdeploy.errors import ChangesPendingError
     from sparkdeploy.settings import load_settings
 
     remade = remake_locks(engine, _day(date), load_settings())
@@ -61,7 +62,6 @@ def wheelhouse(
 ) -> None:
     """Fetch every wheel of an engine's lock, verified, for builds without a network."""
     from sparkdeploy.commands.image import make_wheelhouse
-    from sparkdeploy.console import format_bytes
     from sparkdeploy.settings import load_settings
 
     wheels = make_wheelhouse(engine, folder, load_settings(), architecture=platform)
@@ -76,10 +76,7 @@ def wheelhouse(
 @group.command("ls")
 def list_images(as_json: JsonOption = False) -> None:
     """List sparkdeploy's images on this machine."""
-    from dataclasses import asdict
-
     from sparkdeploy.commands.image import list_images
-    from sparkdeploy.console import format_bytes
     from sparkdeploy.settings import load_settings
 
     rows = list_images(load_settings())
@@ -151,8 +148,6 @@ def import_image(
 
 
 def _day(date: str | None) -> str | None:
-    from sparkdeploy.errors import UsageError
-
     try:
         return None if date is None else datetime.date.fromisoformat(date).isoformat()
     except ValueError as error:

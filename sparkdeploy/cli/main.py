@@ -75,14 +75,10 @@ def _options(
     console.verbose = verbose
 
 
+@nothing_raw()
 def main() -> None:
     """Run a command; exit with its code and never with a traceback for a user's mistake."""
     _hear_stop_signals()
-    with nothing_raw():
-        _run()
-
-
-def _run() -> None:
     try:
         app()
     except SparkdeployError as error:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import os
-import tarfile
 import tempfile
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
 from sparkdeploy.deploy.secrets import known_secrets, text_without_secrets
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.node.ownership import is_name
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.settings import load_settings
@@ -114,7 +115,7 @@ def _named_folder(subject: str, settings: Settings) -> Path | None:
 
 
 def _newest_crash(name: str, settings: Settings) -> Path | None:
-    """Return the folder with the latest time in its name; names of others may begin alike."""
+    """Return the latest of a deployment's; the names of other deployments may begin alike."""
     if not is_name(name):
         return None
     folders = (path for path in crashes_dir(settings).glob(f"{name}-2*") if path.is_dir())
@@ -158,14 +159,12 @@ def _surroundings(settings: Settings) -> Iterator[tuple[str, str]]:
 
 def _pack(path: Path, contents: dict[str, bytes]) -> None:
     """Write beside the target and rename: half an archive is none."""
-    staged = path.with_name(f".{path.name}.new")
+    staged, archive = path.with_name(f".{path.name}.new"), io.BytesIO()
+    write_tar((ContextFile(*item, FILE_MODE) for item in contents.items()), archive)
     try:
         descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
-        with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
-            for name, content in contents.items():
-                member = tarfile.TarInfo(name)
-                member.size, member.mode = len(content), FILE_MODE
-                tar.addfile(member, io.BytesIO(content))
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(gzip.compress(archive.getvalue()))
         staged.replace(path)
     except OSError as error:
         staged.unlink(missing_ok=True)

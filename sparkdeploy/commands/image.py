@@ -117,7 +117,7 @@ def _remake(
 
 def _compared(path: Path, text: str) -> RemadeLock:
     before = _text_of(path)
-    return RemadeLock(path, text, lock.differences(before, text), is_new=before == "")
+    return RemadeLock(path, text, tuple(lock.differences(before, text)), is_new=before == "")
 
 
 def _text_of(path: Path) -> str:

@@ -17,7 +17,6 @@ from sparkdeploy.node.private_folder import make_private
 if TYPE_CHECKING:
     from sparkdeploy.console import Step
     from sparkdeploy.image.stages import DebianRecipe, Stage
-    from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
 
@@ -28,7 +27,7 @@ DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> ImageFact:
+def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> None:
     """Make a root file system with mmdebstrap and import it; nothing else stays behind.
 
     Raises NodeError when mmdebstrap is missing and BuildError when it fails.
@@ -53,20 +52,13 @@ def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: S
                 host.import_rootfs(stream, reference=stage.tag, changes=changes)
         except NodeError as error:
             raise ended_by_node(stage, error) from error
-    image = host.find_image(stage.tag)
-    if image is None:
-        raise BuildError(f"{stage.tag} did not appear after the import")
-    return image
 
 
 def _missing_packages() -> list[str]:
     """Return what mmdebstrap needs here beside itself, as install.sh's check_base_image_source."""
-    wanted = ["mmdebstrap"]
-    if not DEBIAN_KEYRING.exists():
-        wanted.append("debian-archive-keyring")
-    if os.geteuid() != 0 and not any(map(shell.which, ("newuidmap", "fakechroot"))):
-        wanted.append("uidmap")
-    return wanted
+    wanted = {"mmdebstrap": True, "debian-archive-keyring": not DEBIAN_KEYRING.exists()}
+    wanted["uidmap"] = os.geteuid() != 0 and not any(map(shell.which, ("newuidmap", "fakechroot")))
+    return [name for name, is_wanted in wanted.items() if is_wanted]
 
 
 def mmdebstrap_argv(

@@ -66,16 +66,17 @@ def build_stage(host: DockerHost, stage: Stage, settings: Settings, step: Step) 
     if found is not None:
         return found
     if stage.debian is not None:
-        return make_debian_base(host, stage, settings, step)
-    _require_below(host, stage)
-    if stage.source is not None:
-        refuse_start(stage, host, settings)
-        stage = replace(stage, compiled=compile_wheel(host, stage, settings, step))
-    build = _Build(host, stage, settings, step)
-    if stage.runs_on is None:
-        build.run(stage, stage.tag, stage.labels())
+        make_debian_base(host, stage, settings, step)
     else:
-        build.run_and_prove()
+        _require_below(host, stage)
+        if stage.source is not None:
+            refuse_start(stage, host, settings)
+            stage = replace(stage, compiled=compile_wheel(host, stage, settings, step))
+        build = _Build(host, stage, settings, step)
+        if stage.runs_on is None:
+            build.run(stage, stage.tag, stage.labels())
+        else:
+            build.run_and_prove()
     built = find_built(host, stage)
     if built is None:
         raise BuildError(f"{stage.tag} did not appear after its build")

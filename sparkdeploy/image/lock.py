@@ -147,12 +147,8 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def differences(old: str, new: str) -> tuple[str, ...]:
-    """Return what changed between two locks, one package a line; empty when nothing did."""
-    return tuple(_changes(old, new))
-
-
-def _changes(old: str, new: str) -> Iterator[str]:
+def differences(old: str, new: str) -> Iterator[str]:
+    """Yield what changed between two locks, one package a line; nothing when nothing did."""
     before = {package.pin.name: package for package in read_packages(old)}
     after = {package.pin.name: package for package in read_packages(new)}
     for name in sorted(before.keys() | after.keys()):

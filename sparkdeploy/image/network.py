@@ -45,15 +45,14 @@ def refuse_credentials(settings: Settings) -> None:
 
 def refuse_missing(settings: Settings) -> None:
     """Raise RecipeError when a file or folder that the user named for builds is not there."""
-    bundle = settings.build.ca_bundle
-    named = [("ca_bundle", bundle, bundle is None or bundle.is_file())]
-    named += [("wheelhouse", folder, folder.is_dir()) for folder in settings.build.find_links]
-    for name, path, is_there in named:
-        if not is_there:
-            raise RecipeError(
-                f"{name}: {path} is not there",
-                hint=f"it is set by {settings.sources.get(name, 'the environment')}",
-            )
+    bundle, folders = settings.build.ca_bundle, settings.build.find_links
+    missing = [("ca_bundle", bundle)] if bundle is not None and not bundle.is_file() else []
+    missing += [("wheelhouse", folder) for folder in folders if not folder.is_dir()]
+    for name, path in missing:
+        raise RecipeError(
+            f"{name}: {path} is not there",
+            hint=f"it is set by {settings.sources.get(name, 'the environment')}",
+        )
 
 
 def registry_reference(image: str, container_registry: str) -> str:

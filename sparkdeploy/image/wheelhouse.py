@@ -62,12 +62,8 @@ def fetch_wheels(
         return path
 
     with concurrent.futures.ThreadPoolExecutor(max_workers=AT_A_TIME) as pool:
-        running = [pool.submit(bring, package) for package in packages]
-        try:
-            return tuple(future.result() for future in running)
-        finally:
-            for future in running:
-                future.cancel()
+        # The first that fails ends it: `map` cancels what has not begun.
+        return tuple(pool.map(bring, packages))
 
 
 def _fetch(
