@@ -11,10 +11,10 @@ from sparkdeploy.checkpoint import durable
 from sparkdeploy.commands.drafting import connect, library
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import BuildError, NodeError, UsageError
-from sparkdeploy.image import lock, network, resolution
+from sparkdeploy.image import lock, network
 from sparkdeploy.image.archive import ArchivedImage, read_archive
 from sparkdeploy.image.stages import UPPERMOST_FIRST
-from sparkdeploy.image.wheelhouse import WheelSource, fetch_wheels
+from sparkdeploy.image.wheelhouse import Wheelhouse
 from sparkdeploy.recipe.load import load_engine
 from sparkdeploy.settings import resources
 
@@ -65,7 +65,7 @@ def remake_locks(name: str, date: str | None, settings: Settings) -> tuple[Remad
     own_python = lock.python_of(engine)
     folder = _lock_inputs(engine)
     network.refuse_credentials(settings)
-    resolution.find_uv()
+    lock.find_uv()
     made: list[RemadeLock] = []
     for architecture in lock.ARCHITECTURES:
         for python in lock.PYTHONS if engine.kind == "wheel" else (own_python,):
@@ -73,9 +73,9 @@ def remake_locks(name: str, date: str | None, settings: Settings) -> tuple[Remad
                 files = lock.lock_paths(
                     engine, architecture=architecture, resources=resources(), python=python
                 )
-                day = date or resolution.date_of(_text_of(files["packages.txt"]))
+                day = date or lock.date_of(_text_of(files["packages.txt"]))
                 platform = lock.WheelPlatform(architecture, python)
-                made += _remake(engine, platform, day or resolution.LOCK_DATE, files, settings)
+                made += _remake(engine, platform, day or lock.LOCK_DATE, files, settings)
     return tuple(made)
 
 
@@ -105,14 +105,14 @@ def _remake(
     packages, torch = files["packages.txt"], files.get("torch.txt")
     without = FROM_ELSEWHERE.get(engine.kind, ())
     build = settings.build
-    text = resolution.make_lock(packages.parent, platform, date, network=build, without=without)
+    text = lock.make_lock(packages.parent, platform, date, network=build, without=without)
     yield _compared(packages, text)
     if engine.kind == "cpu" and torch is not None and engine.torch is not None:
         package = lock.LockedPackage(lock.PackagePin("torch", f"{engine.torch}+cpu"))
         wheel = lock.find_wheel(package, build.find_links, platform)
         # A machine without PyTorch's wheel cannot confirm its hash, and does not take it away.
         if wheel is not None or not torch.is_file():
-            yield _compared(torch, resolution.make_torch_lock(engine.torch, wheel))
+            yield _compared(torch, lock.make_torch_lock(engine.torch, wheel))
 
 
 def _compared(path: Path, text: str) -> RemadeLock:
@@ -156,13 +156,9 @@ def make_wheelhouse(
             done.append(path.stat().st_size)
             step.say(f"{len(done)} of {len(packages)}, {format_bytes(sum(done))}: {path.name}")
 
-        return fetch_wheels(
-            packages,
-            folder,
-            lock.WheelPlatform(architecture, lock.python_of(engine)),
-            WheelSource(tuple(indexes), build.find_links, build.ca_bundle),
-            on_wheel=count,
-        )
+        platform = lock.WheelPlatform(architecture, lock.python_of(engine))
+        house = Wheelhouse(folder, platform, tuple(indexes), build.find_links, build.ca_bundle)
+        return house.fetch(packages, on_wheel=count)
 
 
 def list_images(settings: Settings) -> tuple[ShelfImage, ...]:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.context import ContextFile
-from sparkdeploy.image.lock import WheelPlatform
+from sparkdeploy.image.lock import WheelPlatform, index_variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.image.lock import PackagePin
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.settings import BuildNetwork, Settings
+    from sparkdeploy.settings import Settings
 
 DOWNLOAD_TIMEOUT_S = 300
 _CA_BUNDLE = "/network/ca.pem"
@@ -115,17 +115,6 @@ def find_wheels(stage: Stage, folders: Iterable[Path]) -> dict[Path, PackagePin]
             if pin is not None and pin in stage.pins:
                 found.setdefault(path.name, (path, pin))
     return dict(found.values())
-
-
-def index_variables(network: BuildNetwork) -> dict[str, str]:
-    """Return what uv and pip are told about package indexes."""
-    variables: dict[str, str] = {}
-    if network.index_url:
-        variables |= {"UV_DEFAULT_INDEX": network.index_url, "PIP_INDEX_URL": network.index_url}
-    if network.extra_index_urls:
-        urls = " ".join(network.extra_index_urls)
-        variables |= {"UV_INDEX": urls, "PIP_EXTRA_INDEX_URL": urls}
-    return variables
 
 
 def _environment(stage: Stage, settings: Settings, wheels: Mapping[Path, PackagePin]) -> str:

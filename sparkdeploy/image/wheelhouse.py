@@ -31,56 +31,93 @@ _LINK = re.compile(r"""<a\s[^>]*href=["']([^"'#]+)#sha256=([0-9a-f]{64})["']""",
 
 
 @dataclass(frozen=True, slots=True)
-class WheelSource:
-    """Where wheels come from: indexes (PEP 503 or 691), asked in order, and local folders."""
+class Wheelhouse:
+    """A folder of wheels for one platform, and where they come from."""
 
+    folder: Path
+    platform: WheelPlatform
     indexes: tuple[str, ...]
-    folders: tuple[Path, ...] = ()
+    """PEP 503 or 691; asked in order."""
+    at_hand: tuple[Path, ...] = ()
+    """Local folders, looked into before any index is asked."""
     ca_bundle: Path | None = None
 
+    def fetch(
+        self, packages: Sequence[LockedPackage], *, on_wheel: Callable[[Path], None]
+    ) -> tuple[Path, ...]:
+        """Bring one wheel for each package; return their paths. What is there and right is kept.
 
-def fetch_wheels(
-    packages: Sequence[LockedPackage],
-    folder: Path,
-    platform: WheelPlatform,
-    source: WheelSource,
-    *,
-    on_wheel: Callable[[Path], None],
-) -> tuple[Path, ...]:
-    """Bring one wheel for each package; return their paths. What is there and right is kept.
+        Raises BuildError when no index offers a file with a hash of the lock, or what was fetched
+        differs from it; nothing unverified stays in the folder.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
 
-    Raises BuildError when no index offers a file with a hash of the lock, or what was fetched
-    differs from it; nothing unverified stays in the folder.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
+        def bring(package: LockedPackage) -> Path:
+            path = find_wheel(package, (self.folder,), self.platform) or self._fetch(package)
+            on_wheel(path)
+            return path
 
-    def bring(package: LockedPackage) -> Path:
-        path = find_wheel(package, (folder,), platform)
-        if path is None:
-            path = _fetch(package, folder, platform, source)
-        on_wheel(path)
-        return path
+        with concurrent.futures.ThreadPoolExecutor(max_workers=AT_A_TIME) as pool:
+            # The first that fails ends it: `map` cancels what has not begun.
+            return tuple(pool.map(bring, packages))
 
-    with concurrent.futures.ThreadPoolExecutor(max_workers=AT_A_TIME) as pool:
-        # The first that fails ends it: `map` cancels what has not begun.
-        return tuple(pool.map(bring, packages))
+    def _fetch(self, package: LockedPackage) -> Path:
+        if (local := find_wheel(package, self.at_hand, self.platform)) is not None:
+            return _place(self.folder / local.name, package.hashes, _read(local))
+        pin, platform = package.pin, self.platform
+        for index in self.indexes:
+            for filename, url, sha256 in self._offers(pin.name, index):
+                is_named = platform.pin_of(filename) == pin
+                if is_named and (not package.hashes or sha256 in package.hashes):
+                    return _place(self.folder / filename, {sha256}, self._download(url))
+        raise BuildError(
+            f"no index has {pin.name} {pin.version} for {platform.architecture} and Python"
+            f" {platform.python} with a hash of the lock",
+            hint="was the lock made from another index? `index_url` in config.yaml names the one"
+            " asked",
+        )
 
+    def _offers(self, name: str, index: str) -> Iterator[tuple[str, str, str]]:
+        """Yield name, address and sha256 of each file of a project; nothing for an unknown one."""
+        page = f"{index.rstrip('/')}/{name}/"
+        with self._answer(page) as answer:
+            if answer.status_code in {403, 404}:
+                return
+            answer.raise_for_status()
+            if "json" in answer.headers.get("Content-Type", ""):
+                files = answer.json()["files"]
+                listed = [(it["filename"], it["url"], it["hashes"]["sha256"]) for it in files]
+            else:
+                links = [(html.unescape(url), it) for url, it in _LINK.findall(answer.text)]
+                listed = [
+                    (unquote(urlsplit(url).path.split("/")[-1]), url, it) for url, it in links
+                ]
+        for filename, url, sha256 in listed:
+            yield filename, urljoin(page, url), sha256
 
-def _fetch(
-    package: LockedPackage, folder: Path, platform: WheelPlatform, source: WheelSource
-) -> Path:
-    if (local := find_wheel(package, source.folders, platform)) is not None:
-        return _place(folder / local.name, package.hashes, _read(local))
-    for index in source.indexes:
-        for filename, url, sha256 in _offers(package.pin.name, index, source):
-            is_named = platform.pin_of(filename) == package.pin
-            if is_named and (not package.hashes or sha256 in package.hashes):
-                return _place(folder / filename, {sha256}, _download(url, source))
-    raise BuildError(
-        f"no index has {package.pin.name} {package.pin.version} for {platform.architecture} and"
-        f" Python {platform.python} with a hash of the lock",
-        hint="was the lock made from another index? `index_url` in config.yaml names the one asked",
-    )
+    def _download(self, url: str) -> Iterator[bytes]:
+        with self._answer(url) as answer:
+            answer.raise_for_status()
+            yield from answer.iter_content(CHUNK_BYTES)
+
+    @contextlib.contextmanager
+    def _answer(self, url: str) -> Iterator[requests.Response]:
+        """Ask; raise BuildError naming the host when it does not answer, also in the middle."""
+        try:
+            with requests.get(
+                url,
+                headers={"Accept": ACCEPT},
+                timeout=TIMEOUT_S,
+                stream=True,
+                verify=str(self.ca_bundle or True),
+            ) as answer:
+                yield answer
+        except requests.RequestException as error:
+            raise BuildError(
+                f"the package index at {urlsplit(url).hostname} does not answer",
+                detail=str(error),
+                hint="set https_proxy, or `index_url` and `ca_bundle` in config.yaml",
+            ) from error
 
 
 def _place(target: Path, hashes: Collection[str], chunks: Iterable[bytes]) -> Path:
@@ -110,46 +147,3 @@ def _read(path: Path) -> Iterator[bytes]:
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             yield chunk
-
-
-def _download(url: str, source: WheelSource) -> Iterator[bytes]:
-    with _answer(url, source) as answer:
-        answer.raise_for_status()
-        yield from answer.iter_content(CHUNK_BYTES)
-
-
-def _offers(name: str, index: str, source: WheelSource) -> Iterator[tuple[str, str, str]]:
-    """Yield name, address and sha256 of each file of a project; nothing for an unknown one."""
-    page = f"{index.rstrip('/')}/{name}/"
-    with _answer(page, source) as answer:
-        if answer.status_code in {403, 404}:
-            return
-        answer.raise_for_status()
-        if "json" in answer.headers.get("Content-Type", ""):
-            files = answer.json()["files"]
-            listed = [(it["filename"], it["url"], it["hashes"]["sha256"]) for it in files]
-        else:
-            links = [(html.unescape(url), sha256) for url, sha256 in _LINK.findall(answer.text)]
-            listed = [(unquote(urlsplit(url).path.rsplit("/")[-1]), url, it) for url, it in links]
-    for filename, url, sha256 in listed:
-        yield filename, urljoin(page, url), sha256
-
-
-@contextlib.contextmanager
-def _answer(url: str, source: WheelSource) -> Iterator[requests.Response]:
-    """Ask; raise BuildError naming the host when it does not answer, also in the middle."""
-    try:
-        with requests.get(
-            url,
-            headers={"Accept": ACCEPT},
-            timeout=TIMEOUT_S,
-            stream=True,
-            verify=str(source.ca_bundle or True),
-        ) as answer:
-            yield answer
-    except requests.RequestException as error:
-        raise BuildError(
-            f"the package index at {urlsplit(url).hostname} does not answer",
-            detail=str(error),
-            hint="set https_proxy, or `index_url` and `ca_bundle` in config.yaml",
-        ) from error

@@ -14,7 +14,7 @@ from sparkdeploy.commands.image import make_wheelhouse
 from sparkdeploy.image import lock, network
 from sparkdeploy.image.inside.prove import kernels_of, runs_on
 from sparkdeploy.image.stages import Stage
-from sparkdeploy.image.wheelhouse import WheelSource, fetch_wheels
+from sparkdeploy.image.wheelhouse import Wheelhouse
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.node.host import DockerHost
@@ -136,11 +136,14 @@ def test_the_sparks_own_wheels_match_their_hashes_and_run_on_its_gpu(
     )
     packages = lock.read_packages(files["packages.txt"].read_text(encoding="utf-8"))
     index = settings.build.index_url or settings.hosts.package_index
-    (wheel,) = fetch_wheels(
-        [item for item in packages if item.pin.name == package],
+    house = Wheelhouse(
         tmp_path,
         lock.WheelPlatform("aarch64", "3.11"),
-        WheelSource((index,), (), settings.build.ca_bundle),
+        (index,),
+        ca_bundle=settings.build.ca_bundle,
+    )
+    (wheel,) = house.fetch(
+        [item for item in packages if item.pin.name == package],
         on_wheel=lambda path: print(path.name),
     )
     for pattern in libraries:

@@ -8,7 +8,7 @@ import pytest
 
 from sparkdeploy.commands.image import remake_locks
 from sparkdeploy.image import lock
-from sparkdeploy.image.resolution import OLDEST_GLIBC, find_uv
+from sparkdeploy.image.lock import OLDEST_GLIBC, find_uv
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import load_settings, resources
 

@@ -11,7 +11,7 @@ import pytest
 
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
-from sparkdeploy.image.wheelhouse import WheelSource, fetch_wheels
+from sparkdeploy.image.wheelhouse import Wheelhouse
 
 pytestmark = pytest.mark.outside
 
@@ -70,7 +70,7 @@ def fetch(
     index: Index, folder: Path, package: LockedPackage = PACKAGE, folders: tuple[Path, ...] = ()
 ) -> list[str]:
     seen: list[Path] = []
-    fetch_wheels([package], folder, SPARK, WheelSource((index.url,), folders), on_wheel=seen.append)
+    Wheelhouse(folder, SPARK, (index.url,), folders).fetch([package], on_wheel=seen.append)
     assert not list(folder.glob(".*"))
     return [path.name for path in seen]
 
