@@ -27,9 +27,11 @@ def lock(
     engine: EngineArgument,
     date: Annotated[
         str | None,
-        typer.Option(help="Ignore what was published later (YYYY-MM-DD); the locks' own day."),
+        typer.Option(help="Ignore packages published after this day (YYYY-MM-DD)."),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 9 on any.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 9 if a lock differs.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make an engine's locks anew, for both platforms and every Python, and show what differs."""
@@ -151,4 +153,4 @@ def _day(date: str | None) -> str | None:
     try:
         return None if date is None else datetime.date.fromisoformat(date).isoformat()
     except ValueError as error:
-        raise UsageError(f"{date!r} is no day", hint="write it as 2026-11-15") from error
+        raise UsageError(f"{date!r} is not a date", hint="write it as 2026-11-15") from error

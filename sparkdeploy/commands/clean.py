@@ -44,7 +44,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class WantedImages:
-    """What this version would use: its images, and the engines that were not understood."""
+    """The images that this version would use, and the engines whose images it cannot name."""
 
     tags: frozenset[str]
     engine_fingerprints: frozenset[str]
@@ -123,7 +123,7 @@ def old_images(
 
 
 def wanted_here(settings: Settings) -> WantedImages:
-    """Return what the engines of this version and of the user's folder are made of."""
+    """Return the images of the shipped engines and of those in the user's folder."""
     shelf = library(settings)
     stages: list[Stage] = []
     opaque: set[str] = set()
@@ -152,7 +152,9 @@ def wanted_here(settings: Settings) -> WantedImages:
 def _image(image: ImageFact) -> Leftover:
     said = image.labels.get(labels.ENGINE, "")
     engine = said if is_name(said) else "its engine"
-    return Leftover("image", image.tags[0], image.size_bytes, f"{engine} is made otherwise now")
+    return Leftover(
+        "image", image.tags[0], image.size_bytes, f"{engine} is now built from other inputs"
+    )
 
 
 def _old_crashes(folder: Path, now_s: float) -> Iterator[Leftover]:
@@ -165,10 +167,10 @@ def _old_crashes(folder: Path, now_s: float) -> Iterator[Leftover]:
 def _old_caches(
     folder: Path, images: Iterable[ImageFact], wanted: WantedImages, mounted: frozenset[str]
 ) -> Iterator[Leftover]:
-    """Caches are keyed by the engine stage; one whose engine is neither here nor wanted is dead.
+    """Yield caches of engine stages that are neither here nor wanted.
 
-    Of an engine that is here those are left over that one deployment had for itself. `mounted` are
-    the host paths of our containers, those that wait for a rollback too.
+    Of an engine that is here, only caches that one deployment had for itself are left over.
+    `mounted` are the host paths that our containers mount, those that wait for a rollback too.
     """
     here = {image.labels.get(labels.FINGERPRINT, "") for image in images}
     keys = {fingerprint[:ENGINE_DIGITS] for fingerprint in here | wanted.engine_fingerprints}
@@ -177,7 +179,7 @@ def _old_caches(
         if not engine.is_dir():
             continue
         if engine.name not in keys and not is_opaque:
-            yield _old_folder("cache", engine, "its engine is gone")
+            yield _old_folder("cache", engine, "its engine's image is gone")
             continue
         for cache in unused_caches(engine, mounted):
             yield _old_folder("cache", cache, "no deployment uses it")

@@ -1,4 +1,4 @@
-"""Why a build failed, in words that help: from the end of its log to a BuildError. Pure."""
+"""Why a build failed and what helps, from the end of its log. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def failed(stage: Stage, where: str, log: Iterable[str]) -> BuildError:
 def ended_by_node(
     stage: Stage, error: NodeError, *, where: str = "", log: Iterable[str] = ()
 ) -> BuildError:
-    """Return the error of a build whose engine answered before it began, and then no more."""
+    """Return the error of a build in which Docker itself failed or no longer answered."""
     made = failed(stage, where, [*log, *filter(None, (error.message, error.detail))])
     made.hint = made.hint or error.hint
     return made

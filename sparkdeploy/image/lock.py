@@ -272,7 +272,7 @@ def _lock_entry(pin: str, *hashes: str) -> str:
 
 
 def _uv_environment(network: BuildNetwork) -> dict[str, str]:
-    """Tell uv what pip is told here; uv does not read pip's configuration."""
+    """Return uv's environment: it does not read the configuration of pip that settings do."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
     if network.ca_bundle is not None:
         variables["SSL_CERT_FILE"] = str(network.ca_bundle)
@@ -280,7 +280,7 @@ def _uv_environment(network: BuildNetwork) -> dict[str, str]:
 
 
 def index_variables(network: BuildNetwork) -> dict[str, str]:
-    """Return what uv and pip are told about package indexes."""
+    """Return the variables that name the package indexes to uv and to pip."""
     variables: dict[str, str] = {}
     if network.index_url:
         variables |= {"UV_DEFAULT_INDEX": network.index_url, "PIP_INDEX_URL": network.index_url}

@@ -1,4 +1,4 @@
-"""How a build reaches the world: files and arguments that never stay in an image."""
+"""How a build reaches indexes and registries: files and arguments that stay in no image."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def find_wheels(stage: Stage, folders: Iterable[Path]) -> dict[Path, PackagePin]
 
 
 def _environment(stage: Stage, settings: Settings, wheels: Mapping[Path, PackagePin]) -> str:
-    """Return a shell file with what apt, pip and uv need to know."""
+    """Return a shell file with the variables of apt, pip and uv."""
     network = settings.build
     variables = {
         **network.proxies,

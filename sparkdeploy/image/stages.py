@@ -44,7 +44,7 @@ class DebianRecipe:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What mmdebstrap is told, beside how to reach the mirror."""
+        """The options of mmdebstrap, but for those that name the mirror and certificates."""
         return (
             "--variant=minbase",
             f"--include={','.join(self.packages)}",
@@ -103,8 +103,8 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ground:
-    """What the stages of one engine have in common."""
+class _StageMaker:
+    """Makes the stages of one engine: what they have in common, and the fingerprint of each."""
 
     engine: Engine
     base_source: BaseSource
@@ -172,18 +172,18 @@ def stages_of(
     BuildError for engines that this version cannot build and for a missing lock.
     """
     tree = plugin_tree or PACKAGE / "vllm_plugin"
-    ground = _Ground(engine, base_source, architecture, resources, tree)
+    maker = _StageMaker(engine, base_source, architecture, resources, tree)
     if engine.kind == "image":
-        adopted = _adopted(ground)
-        return (adopted, _plugin(ground, adopted))
+        adopted = _adopted(maker)
+        return (adopted, _plugin(maker, adopted))
     if engine.base is None:
         raise BuildError(
             f"engine {engine.name} of kind {engine.kind} has no base to stand on",
             hint="add `base:` to its file, like cuda-0.25 has",
         )
-    base = _base(ground, engine.base)
-    middle = _engine(ground, base)
-    return (base, middle, _plugin(ground, middle))
+    base = _base(maker, engine.base)
+    middle = _engine(maker, base)
+    return (base, middle, _plugin(maker, middle))
 
 
 def fingerprint(inputs: Mapping[str, str]) -> str:
@@ -191,53 +191,53 @@ def fingerprint(inputs: Mapping[str, str]) -> str:
     return _sha256(json.dumps(dict(inputs), sort_keys=True))
 
 
-def _adopted(ground: _Ground) -> Stage:
-    engine = ground.engine
+def _adopted(maker: _StageMaker) -> Stage:
+    engine = maker.engine
     if engine.image is None:
         raise BuildError(
             f"engine {engine.name} names no image",
             hint="add --set image=sha256:... (a local id) or NAME@sha256:... (a digest)",
         )
     is_digest = "@" in engine.image
-    dockerfile = ground.render(
+    dockerfile = maker.render(
         "engine-image", image=engine.image, is_digest=is_digest, device=engine.runs_on
     )
-    stage = ground.stage("engine", dockerfile, _inside_files("adopt", "adopt.py", "adopt.sh"))
+    stage = maker.stage("engine", dockerfile, _inside_files("adopt", "adopt.py", "adopt.sh"))
     if is_digest:
         return replace(stage, registry_image=engine.image)
     return replace(stage, local_image=engine.image)
 
 
-def _base(ground: _Ground, base: Base) -> Stage:
-    if ground.base_source == "registry":
-        dockerfile = ground.render("base", image=base.image, packages=base.packages)
-        stage = ground.stage("base", dockerfile)
+def _base(maker: _StageMaker, base: Base) -> Stage:
+    if maker.base_source == "registry":
+        dockerfile = maker.render("base", image=base.image, packages=base.packages)
+        stage = maker.stage("base", dockerfile)
         return replace(stage, needs_network=True, registry_image=base.image)
     if base.debian is None:
         raise BuildError(
-            f"the base of engine {ground.engine.name} can only come from a registry:"
+            f"the base of engine {maker.engine.name} can only come from a registry:"
             f" {base.image} has no Debian counterpart"
         )
     made = DebianRecipe(base.debian.suite, tuple(base.packages))
     options = "".join(f"#   {option}\n" for option in made.options)
     text = f"# Not from a Dockerfile: mmdebstrap makes Debian {made.suite} with\n{options}"
-    return replace(ground.stage("base", text), debian=made)
+    return replace(maker.stage("base", text), debian=made)
 
 
-def _engine(ground: _Ground, below: Stage) -> Stage:
-    engine = ground.engine
-    files = lock.lock_files(engine, architecture=ground.architecture, resources=ground.resources)
+def _engine(maker: _StageMaker, below: Stage) -> Stage:
+    engine = maker.engine
+    files = lock.lock_files(engine, architecture=maker.architecture, resources=maker.resources)
     texts = {f"lock/{name}": path.read_bytes() for name, path in files.items()}
     context = [ContextFile(path, content) for path, content in texts.items()]
     match engine.kind:
         case "cpu":
-            fixups = ground.plugin_tree / "cpu_fixups" / "cpu_engine_fixups.py"
+            fixups = maker.plugin_tree / "cpu_fixups" / "cpu_engine_fixups.py"
             context.append(ContextFile("cpu_engine_fixups.py", _read(fixups)))
         case "source":
             context += _compiled_files(engine)
         case _:
             context += _inside_files("inside", "trim.py", "toolkit.sh")
-    dockerfile = ground.render(
+    dockerfile = maker.render(
         "engine-source" if engine.kind == "source" else "engine-wheel",
         below=below.tag,
         kind=engine.kind,
@@ -247,7 +247,7 @@ def _engine(ground: _Ground, below: Stage) -> Stage:
     )
     pins = tuple(pin for content in texts.values() for pin in lock.read_pins(content.decode()))
     return replace(
-        ground.stage("engine", dockerfile, context, below=below), needs_network=True, pins=pins
+        maker.stage("engine", dockerfile, context, below=below), needs_network=True, pins=pins
     )
 
 
@@ -269,15 +269,15 @@ def _compiled_files(engine: Engine) -> Iterable[ContextFile]:
     yield from _inside_files("inside", "trim.py")
 
 
-def _plugin(ground: _Ground, below: Stage) -> Stage:
+def _plugin(maker: _StageMaker, below: Stage) -> Stage:
     """Give the sources rather than a wheel: a zip's bytes depend on who compressed it."""
-    tree = ground.plugin_tree
+    tree = maker.plugin_tree
     paths = [tree / "pyproject.toml", tree / "wheel_backend.py"]
     paths += sorted((tree / "sparkdeploy_vllm").rglob("*.py"))
     files = (
         ContextFile(f"plugin/{path.relative_to(tree).as_posix()}", _read(path)) for path in paths
     )
-    return ground.stage("plugin", ground.render("plugin", below=below.tag), files, below=below)
+    return maker.stage("plugin", maker.render("plugin", below=below.tag), files, below=below)
 
 
 def _inside_files(folder: str, *names: str) -> list[ContextFile]:
