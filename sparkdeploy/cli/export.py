@@ -25,6 +25,10 @@ group = typer.Typer(
 )
 
 
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="export")
+
+
 @group.command()
 def systemd(
     recipe: RecipeArgument = None,

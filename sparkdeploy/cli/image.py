@@ -22,6 +22,10 @@ ImageArgument = Annotated[
 EngineArgument = Annotated[str, typer.Argument(help="An engine's name, as `list` shows it.")]
 
 
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="image")
+
+
 @group.command()
 def lock(
     engine: EngineArgument,

@@ -15,9 +15,7 @@ from sparkdeploy import __version__
 from sparkdeploy.cli import (
     bench,
     checkpoint,
-    clean,
     cluster,
-    config,
     deployments,
     doctor,
     export,
@@ -25,6 +23,7 @@ from sparkdeploy.cli import (
     recipes,
     rehearse,
     up,
+    upkeep,
 )
 from sparkdeploy.console import console
 from sparkdeploy.errors import SparkdeployError
@@ -42,12 +41,11 @@ recipes.register(app)
 up.register(app)
 deployments.register(app)
 doctor.register(app)
-app.add_typer(export.group, name="export")
-app.command("config")(config.config)
-app.command("clean")(clean.clean)
+export.register(app)
+upkeep.register(app)
 rehearse.register(app)
 checkpoint.register(app)
-app.add_typer(image.group, name="image")
+image.register(app)
 bench.register(app)
 cluster.register(app)
 
