@@ -26,13 +26,7 @@ group = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
     app.add_typer(group, name="export")
-
-
-@group.callback()
-def _group() -> None:
-    """A deployment as a systemd unit or a Compose file."""
 
 
 @group.command()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import datetime
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from sparkdeploy.cli.options import JsonOption
-from sparkdeploy.console import console
+from sparkdeploy.console import console, format_bytes
+from sparkdeploy.errors import ChangesPendingError, UsageError
 
-group = typer.Typer(
-    help="Engines and their images.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+group = typer.Typer(help="Engines and their images.", no_args_is_help=True, rich_markup_mode=None)
 
 ImageArgument = Annotated[
     str,
@@ -25,21 +22,8 @@ ImageArgument = Annotated[
 EngineArgument = Annotated[str, typer.Argument(help="An engine's name, as `list` shows it.")]
 
 
-class Platform(StrEnum):
-    """For which machines."""
-
-    AARCH64 = "aarch64"
-    X86_64 = "x86_64"
-
-
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
     app.add_typer(group, name="image")
-
-
-@group.callback()
-def _group() -> None:
-    """Engines and their images."""
 
 
 @group.command()
@@ -47,14 +31,15 @@ def lock(
     engine: EngineArgument,
     date: Annotated[
         str | None,
-        typer.Option(help="Ignore what was published later (YYYY-MM-DD); the locks' own day."),
+        typer.Option(help="Ignore packages published after this day (YYYY-MM-DD)."),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 9 on any.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 9 if a lock differs.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make an engine's locks anew, for both platforms and every Python, and show what differs."""
-    from sparkdeploy.commands.image_lock import remake_locks, write_locks
-    from sparkdeploy.errors import ChangesPendingError
+    from sparkdeploy.commands.image import remake_locks, write_locks
     from sparkdeploy.settings import load_settings
 
     remade = remake_locks(engine, _day(date), load_settings())
@@ -77,30 +62,27 @@ def wheelhouse(
     engine: EngineArgument,
     folder: Annotated[Path, typer.Argument(help="Where the wheels go; what is there is kept.")],
     platform: Annotated[
-        Platform, typer.Option(help="For which machine; a Spark is aarch64.")
-    ] = Platform.AARCH64,
+        Literal["aarch64", "x86_64"], typer.Option(help="For which machine; a Spark is aarch64.")
+    ] = "aarch64",
     as_json: JsonOption = False,
 ) -> None:
     """Fetch every wheel of an engine's lock, verified, for builds without a network."""
-    from sparkdeploy.commands.image_wheelhouse import make_wheelhouse
-    from sparkdeploy.console import format_bytes
+    from sparkdeploy.commands.image import make_wheelhouse
     from sparkdeploy.settings import load_settings
 
-    made = make_wheelhouse(engine, folder, load_settings(), architecture=platform.value)
+    wheels = make_wheelhouse(engine, folder, load_settings(), architecture=platform)
+    size_bytes = sum(wheel.stat().st_size for wheel in wheels)
     if as_json:
-        console.answer_json({"wheels": len(made.wheels), "size_bytes": made.size_bytes})
+        console.answer_json({"wheels": len(wheels), "size_bytes": size_bytes})
         return
-    console.answer(f"{folder}: {len(made.wheels)} wheels, {format_bytes(made.size_bytes)}")
+    console.answer(f"{folder}: {len(wheels)} wheels, {format_bytes(size_bytes)}")
     console.answer(f"build from it: SPARKDEPLOY_WHEELHOUSE={folder.resolve()} sparkdeploy up ...")
 
 
 @group.command("ls")
 def list_images(as_json: JsonOption = False) -> None:
     """List sparkdeploy's images on this machine."""
-    from dataclasses import asdict
-
-    from sparkdeploy.commands.image_shelf import list_images
-    from sparkdeploy.console import format_bytes
+    from sparkdeploy.commands.image import list_images
     from sparkdeploy.settings import load_settings
 
     rows = list_images(load_settings())
@@ -116,7 +98,7 @@ def list_images(as_json: JsonOption = False) -> None:
 @group.command("show")
 def show_image(image: ImageArgument, as_json: JsonOption = False) -> None:
     """Show what an image holds: versions, kernels, the plugin's self-check, its inputs."""
-    from sparkdeploy.commands.image_shelf import show_image
+    from sparkdeploy.commands.image import show_image
     from sparkdeploy.settings import load_settings
 
     facts = show_image(image, load_settings())
@@ -137,7 +119,7 @@ def remove_images(
     images: Annotated[list[str], typer.Argument(help="Tags, ids, fingerprints or engines.")],
 ) -> None:
     """Remove images that sparkdeploy made, and no others."""
-    from sparkdeploy.commands.image_shelf import remove_images
+    from sparkdeploy.commands.image import remove_images
     from sparkdeploy.settings import load_settings
 
     for tag in remove_images(images, load_settings()):
@@ -149,7 +131,7 @@ def export_image(
     image: ImageArgument, file: Annotated[Path, typer.Argument(help="The tar to write.")]
 ) -> None:
     """Write an image, with the stages below it, into a tar for a machine without a network."""
-    from sparkdeploy.commands.image_shelf import export_images
+    from sparkdeploy.commands.image import export_images
     from sparkdeploy.settings import load_settings
 
     for written in export_images(image, file, load_settings()):
@@ -164,7 +146,7 @@ def import_image(
     ] = None,
 ) -> None:
     """Load a tar of images after every byte of it was held against its digest."""
-    from sparkdeploy.commands.image_shelf import import_images
+    from sparkdeploy.commands.image import import_images
     from sparkdeploy.settings import load_settings
 
     for image in import_images(file, digest, load_settings()):
@@ -172,11 +154,7 @@ def import_image(
 
 
 def _day(date: str | None) -> str | None:
-    from sparkdeploy.errors import UsageError
-
-    if date is None:
-        return None
     try:
-        return datetime.date.fromisoformat(date).isoformat()
+        return None if date is None else datetime.date.fromisoformat(date).isoformat()
     except ValueError as error:
-        raise UsageError(f"{date!r} is no day", hint="write it as 2026-11-15") from error
+        raise UsageError(f"{date!r} is not a date", hint="write it as 2026-11-15") from error

@@ -15,9 +15,7 @@ from sparkdeploy import __version__
 from sparkdeploy.cli import (
     bench,
     checkpoint,
-    clean,
     cluster,
-    config,
     deployments,
     doctor,
     export,
@@ -25,6 +23,7 @@ from sparkdeploy.cli import (
     recipes,
     rehearse,
     up,
+    upkeep,
 )
 from sparkdeploy.console import console
 from sparkdeploy.errors import SparkdeployError
@@ -43,8 +42,7 @@ up.register(app)
 deployments.register(app)
 doctor.register(app)
 export.register(app)
-config.register(app)
-clean.register(app)
+upkeep.register(app)
 rehearse.register(app)
 checkpoint.register(app)
 image.register(app)
@@ -75,14 +73,10 @@ def _options(
     console.verbose = verbose
 
 
+@nothing_raw()
 def main() -> None:
     """Run a command; exit with its code and never with a traceback for a user's mistake."""
     _hear_stop_signals()
-    with nothing_raw():
-        _run()
-
-
-def _run() -> None:
     try:
         app()
     except SparkdeployError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from sparkdeploy import labels
 from sparkdeploy.deploy.changing import changing, crashes_dir
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image.stages import stages_of
+from sparkdeploy.image.stages import UPPERMOST_FIRST, stages_of
 from sparkdeploy.node import facts
 from sparkdeploy.node.ownership import is_name
 from sparkdeploy.plan.caches import ENGINE_DIGITS, caches_of_engines, unused_caches
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
 
 KEPT_DAYS = 14
-UPPERMOST_FIRST = {"plugin": 0, "engine": 1, "base": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Leftover:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What this version would use: its images, and the engines that were not understood."""
+class WantedImages:
+    """The images that this version would use, and the engines whose images it cannot name."""
 
     tags: frozenset[str]
     engine_fingerprints: frozenset[str]
@@ -74,10 +74,15 @@ def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tup
     images = host.own_images()
     old = old_images(images, host.images_in_use(), wanted)
     staying = [image for image in images if image not in old]
+    mounted = {
+        source
+        for container in host.own_containers()
+        for source in host.mounted_from(container.container_id)
+    }
     return (
         *(_image(image) for image in old),
         *_old_crashes(crashes_dir(settings), now_s),
-        *_old_caches(caches_of_engines(settings), staying, wanted, _mounted(host)),
+        *_old_caches(caches_of_engines(settings), staying, wanted, frozenset(mounted)),
     )
 
 
@@ -94,7 +99,7 @@ def _remove(item: Leftover, host: DockerHost) -> None:
 
 
 def old_images(
-    images: Iterable[ImageFact], used: set[str], wanted: Wanted
+    images: Iterable[ImageFact], used: set[str], wanted: WantedImages
 ) -> tuple[ImageFact, ...]:
     """Return images of stages that no container is of and this version would not use.
 
@@ -117,11 +122,10 @@ def old_images(
     return tuple(sorted(old, key=lambda image: UPPERMOST_FIRST[image.labels[labels.STAGE]]))
 
 
-def wanted_here(settings: Settings) -> Wanted:
-    """Return what the engines of this version and of the user's folder are made of."""
+def wanted_here(settings: Settings) -> WantedImages:
+    """Return the images of the shipped engines and of those in the user's folder."""
     shelf = library(settings)
-    tags: set[str] = set()
-    fingerprints: set[str] = set()
+    stages: list[Stage] = []
     opaque: set[str] = set()
     for name in shelf.engine_files():
         engine = load_engine(shelf, name)
@@ -130,7 +134,7 @@ def wanted_here(settings: Settings) -> Wanted:
             continue
         for source in ("registry", "debian"):
             try:
-                stages = stages_of(
+                stages += stages_of(
                     engine,
                     base_source=source,
                     architecture=facts.architecture(),
@@ -138,58 +142,49 @@ def wanted_here(settings: Settings) -> Wanted:
                 )
             except BuildError:
                 opaque.add(name)
-                continue
-            tags |= {stage.tag for stage in stages}
-            fingerprints |= {stage.fingerprint for stage in stages if stage.name == "engine"}
-    return Wanted(frozenset(tags), frozenset(fingerprints), frozenset(opaque))
+    return WantedImages(
+        frozenset(stage.tag for stage in stages),
+        frozenset(stage.fingerprint for stage in stages if stage.name == "engine"),
+        frozenset(opaque),
+    )
 
 
 def _image(image: ImageFact) -> Leftover:
     said = image.labels.get(labels.ENGINE, "")
     engine = said if is_name(said) else "its engine"
-    return Leftover("image", image.tags[0], image.size_bytes, f"{engine} is made otherwise now")
+    return Leftover(
+        "image", image.tags[0], image.size_bytes, f"{engine} is now built from other inputs"
+    )
 
 
 def _old_crashes(folder: Path, now_s: float) -> Iterator[Leftover]:
-    if not folder.is_dir():
-        return
-    for crash in sorted(folder.iterdir()):
+    for crash in sorted(folder.iterdir()) if folder.is_dir() else ():
         days = (now_s - crash.stat().st_mtime) / 86400
         if crash.is_dir() and days > KEPT_DAYS:
-            yield Leftover("crash folder", str(crash), _size_bytes(crash), f"{days:.0f} days old")
-
-
-def _mounted(host: DockerHost) -> frozenset[str]:
-    """Return the host paths that our containers mount, those that wait for a rollback too."""
-    found = (host.mounted_from(item.container_id) for item in host.own_containers())
-    return frozenset(source for sources in found for source in sources)
+            yield _old_folder("crash folder", crash, f"{days:.0f} days old")
 
 
 def _old_caches(
-    folder: Path, images: Iterable[ImageFact], wanted: Wanted, mounted: frozenset[str]
+    folder: Path, images: Iterable[ImageFact], wanted: WantedImages, mounted: frozenset[str]
 ) -> Iterator[Leftover]:
-    """Caches are keyed by the engine stage; one whose engine is neither here nor wanted is dead.
+    """Yield caches of engine stages that are neither here nor wanted.
 
-    Of an engine that is here those are left over that one deployment had for itself.
+    Of an engine that is here, only caches that one deployment had for itself are left over.
+    `mounted` are the host paths that our containers mount, those that wait for a rollback too.
     """
-    if not folder.is_dir():
-        return
     here = {image.labels.get(labels.FINGERPRINT, "") for image in images}
     keys = {fingerprint[:ENGINE_DIGITS] for fingerprint in here | wanted.engine_fingerprints}
     is_opaque = any(image.labels.get(labels.ENGINE) in wanted.opaque_engines for image in images)
-    for engine in sorted(item for item in folder.iterdir() if item.is_dir()):
+    for engine in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not engine.is_dir():
+            continue
         if engine.name not in keys and not is_opaque:
-            yield _cache(engine, "its engine is gone")
+            yield _old_folder("cache", engine, "its engine's image is gone")
             continue
         for cache in unused_caches(engine, mounted):
-            yield _cache(cache, "no deployment uses it")
+            yield _old_folder("cache", cache, "no deployment uses it")
 
 
-def _cache(folder: Path, why: str) -> Leftover:
-    return Leftover("cache", str(folder), _size_bytes(folder), why)
-
-
-def _size_bytes(folder: Path) -> int:
-    return sum(
-        item.lstat().st_size for item in folder.rglob("*") if item.is_file() or item.is_symlink()
-    )
+def _old_folder(kind: Literal["crash folder", "cache"], folder: Path, why: str) -> Leftover:
+    files = (item for item in folder.rglob("*") if item.is_file() or item.is_symlink())
+    return Leftover(kind, str(folder), sum(item.lstat().st_size for item in files), why)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import os
-import tarfile
 import tempfile
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
 from sparkdeploy.deploy.secrets import known_secrets, text_without_secrets
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.node.ownership import is_name
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import load_recipe
@@ -29,7 +30,7 @@ from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal import visible, visible_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from sparkdeploy.settings import Settings
 
@@ -69,10 +70,12 @@ def diagnose(subject: str, output: Path | None) -> Bundle:
             visible_line(name): visible(text_without_secrets(text, keys)).encode()
             for name, text in sorted(found.items())
         }
-    path = output or Path(f"sparkdeploy-{Path(subject).name}-{_now()}.tar.gz")
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    path = output or Path(f"sparkdeploy-{Path(subject).name}-{now}.tar.gz")
     _pack(path, contents)
     sizes = {name: len(content) for name, content in contents.items()}
-    return Bundle(path, _root_cause(found), sizes)
+    cause = found.get(f"crash/{ROOT_CAUSE}") or found.get(f"now/{ROOT_CAUSE}") or "unknown"
+    return Bundle(path, cause.strip(), sizes)
 
 
 def _collect(
@@ -80,18 +83,16 @@ def _collect(
 ) -> dict[str, str]:
     folder = _named_folder(subject, settings)
     if folder is not None:
-        return dict(_read_folder(folder, "crash"))
-    found: dict[str, str] = {}
+        return _read_folder(folder, "crash")
     newest = _newest_crash(subject, settings)
-    if newest is not None:
-        found.update(_read_folder(newest, "crash"))
+    found = {} if newest is None else _read_folder(newest, "crash")
     try:
         with connect(settings) as host:
             deployment = find_deployment(host, subject)
             if deployment is not None:
                 container_id = deployment.current.container_id
                 write_evidence(host, container_id, scratch, details={}, keys=keys)
-                found.update(_read_folder(scratch, "now"))
+                found |= _read_folder(scratch, "now")
     except NodeError as error:
         if not found:
             raise
@@ -115,21 +116,16 @@ def _named_folder(subject: str, settings: Settings) -> Path | None:
 
 
 def _newest_crash(name: str, settings: Settings) -> Path | None:
-    """Return the folder with the latest time in its name; names of others may begin alike."""
+    """Return the latest of a deployment's; the names of other deployments may begin alike."""
     if not is_name(name):
         return None
-    folders = [
-        path
-        for path in sorted(crashes_dir(settings).glob(f"{name}-2*"))
-        if path.is_dir() and path.name.removeprefix(f"{name}-")[:1].isdigit()
-    ]
+    folders = (path for path in crashes_dir(settings).glob(f"{name}-2*") if path.is_dir())
     return max(folders, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _read_folder(folder: Path, place: str) -> Iterator[tuple[str, str]]:
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and not path.is_symlink():
-            yield f"{place}/{path.name}", _end_of(path)
+def _read_folder(folder: Path, place: str) -> dict[str, str]:
+    files = (path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
+    return {f"{place}/{path.name}": _end_of(path) for path in files}
 
 
 def _end_of(path: Path) -> str:
@@ -143,50 +139,33 @@ def _end_of(path: Path) -> str:
 
 def _surroundings(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield what holds for the whole machine: doctor, deployments, settings, the last bug."""
-    yield "doctor.json", _seen(lambda: _doctor(settings))
-    yield "status.json", _seen(lambda: [asdict(row) for row in current_rows()])
+
+    def doctor() -> object:
+        return doctor_report(load_recipe(library(settings), settings.default_recipe), settings)
+
+    def status() -> object:
+        return [asdict(row) for row in current_rows()]
+
+    for name, look in (("doctor.json", doctor), ("status.json", status)):
+        try:
+            seen = look()
+        except SparkdeployError as error:
+            # What cannot be seen may be the very fault that is reported.
+            seen = {"not_seen": error.message}
+        yield name, json.dumps(seen, indent=2, sort_keys=True, default=str) + "\n"
     for path in (settings.config_dir / "config.yaml", settings.state_dir / "crash.log"):
         if path.is_file():
             yield path.name, _end_of(path)
 
 
-def _doctor(settings: Settings) -> object:
-    return doctor_report(load_recipe(library(settings), settings.default_recipe), settings)
-
-
-def _seen(look: Callable[[], object]) -> str:
-    """What cannot be seen may be the very fault that is reported."""
-    try:
-        return _as_json(look())
-    except SparkdeployError as error:
-        return _as_json({"not_seen": error.message})
-
-
-def _as_json(value: object) -> str:
-    return json.dumps(value, indent=2, sort_keys=True, default=str) + "\n"
-
-
-def _root_cause(found: dict[str, str]) -> str:
-    for place in ("crash", "now"):
-        if text := found.get(f"{place}/{ROOT_CAUSE}"):
-            return text.strip()
-    return "unknown"
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-
-
 def _pack(path: Path, contents: dict[str, bytes]) -> None:
     """Write beside the target and rename: half an archive is none."""
-    staged = path.with_name(f".{path.name}.new")
+    staged, archive = path.with_name(f".{path.name}.new"), io.BytesIO()
+    write_tar((ContextFile(*item, FILE_MODE) for item in contents.items()), archive)
     try:
         descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
-        with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
-            for name, content in contents.items():
-                member = tarfile.TarInfo(name)
-                member.size, member.mode = len(content), FILE_MODE
-                tar.addfile(member, io.BytesIO(content))
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(gzip.compress(archive.getvalue()))
         staged.replace(path)
     except OSError as error:
         staged.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.systemd_unit import Unit, unit_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from sparkdeploy.commands.drafting import Request
     from sparkdeploy.settings import Settings
@@ -44,11 +44,13 @@ def export_systemd(request: Request, settings: Settings, env: Mapping[str, str])
     Raises RecipeError for a recipe that is none.
     """
     resolved = resolve(request, settings)
+    # This very program, found without PATH.
+    program = (sys.executable, "-m", "sparkdeploy")
     return unit_text(
         Unit(
             deployment=request.deployment.name,
-            up=[*_program(), *up_words(request), "--yes"],
-            down=[*_program(), "down", request.deployment.name],
+            up=[*program, *up_words(request), "--yes"],
+            down=[*program, "down", request.deployment.name],
             user=_user(),
             folder=str(Path.cwd()),
             env={name: env[name] for name in FOLDER_VARIABLES if env.get(name)},
@@ -70,11 +72,6 @@ def export_compose(request: Request, settings: Settings) -> str:
             hint=prepare,
         )
     return compose_text(plan.head.spec.with_fingerprint(), prepare=prepare)
-
-
-def _program() -> Sequence[str]:
-    """Return this very program, found without PATH."""
-    return (sys.executable, "-m", "sparkdeploy")
 
 
 def _user() -> str:

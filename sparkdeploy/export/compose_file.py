@@ -8,7 +8,7 @@ from sparkdeploy import yaml_text
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
-    from sparkdeploy.node.container import ContainerSpec, Mount
+    from sparkdeploy.node.container import ContainerSpec
 
 LOG_SIZE = {"max-size": "50m", "max-file": "3"}
 
@@ -39,7 +39,10 @@ def _service(spec: ContainerSpec) -> dict[str, Any]:
         "labels": dict(spec.labels),
         "user": spec.user,
         "network_mode": spec.network,
-        "volumes": [_volume(mount) for mount in spec.mounts],
+        "volumes": [
+            {"type": "bind", "source": it.source, "target": it.target, "read_only": it.mode == "ro"}
+            for it in spec.mounts
+        ],
         "tmpfs": [f"{target}:{options}" for target, options in spec.tmpfs.items()],
         "shm_size": spec.shm_size_bytes,
         "read_only": spec.read_only_root,
@@ -57,15 +60,6 @@ def _service(spec: ContainerSpec) -> dict[str, Any]:
         gpus = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [gpus]}}}
     return {key: value for key, value in service.items() if value not in ([], {})}
-
-
-def _volume(mount: Mount) -> dict[str, Any]:
-    return {
-        "type": "bind",
-        "source": mount.source,
-        "target": mount.target,
-        "read_only": mount.mode == "ro",
-    }
 
 
 def _without_interpolation(value: Any) -> Any:  # noqa: ANN401 - any YAML value

@@ -35,7 +35,6 @@ class Unit:
 
 
 def unit_name(deployment: str) -> str:
-    """Return the unit's file name."""
     return f"sparkdeploy-{deployment}.service"
 
 
@@ -91,7 +90,12 @@ def _check_admitted(unit: Unit) -> None:
     if not folder.isprintable() or folder != folder.strip() or folder.endswith("\\"):
         raise UsageError(f"{folder!r} cannot stand in a unit", hint="change to another folder")
     for name, value in unit.env.items():
-        if not _is_text(value):
+        if any(
+            0xD800 <= (code := ord(letter)) <= 0xDFFF
+            or 0xFDD0 <= code <= 0xFDEF
+            or code & 0xFFFE == 0xFFFE
+            for letter in value
+        ):
             raise UsageError(
                 f"{name} is {value!r}: systemd takes only UTF-8 text for a variable",
                 hint=f"unset {name}, or name its folder otherwise",
@@ -102,15 +106,6 @@ def _check_admitted(unit: Unit) -> None:
                 f"systemd would expand the $ in {program!r}",
                 hint="install sparkdeploy in a folder without a $ in its name",
             )
-
-
-def _is_text(value: str) -> bool:
-    return not any(
-        0xD800 <= ord(letter) <= 0xDFFF
-        or 0xFDD0 <= ord(letter) <= 0xFDEF
-        or ord(letter) & 0xFFFE == 0xFFFE
-        for letter in value
-    )
 
 
 def command_line(argv: Sequence[str]) -> str:

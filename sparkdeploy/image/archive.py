@@ -38,7 +38,8 @@ def read_archive(path: Path) -> tuple[ArchivedImage, ...]:
     """
     try:
         with tarfile.open(path, mode="r:") as archive:
-            entries = json.loads(_content(archive, "manifest.json"))
+            with _open(archive, "manifest.json") as stream:
+                entries = json.load(stream)
             return tuple(_verified(archive, entry) for entry in entries)
     except (tarfile.TarError, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BuildError(
@@ -51,10 +52,10 @@ def read_archive(path: Path) -> tuple[ArchivedImage, ...]:
 
 def _verified(archive: tarfile.TarFile, entry: Mapping[str, Any]) -> ArchivedImage:
     tags = tuple(entry.get("RepoTags") or ())
-    named = _DIGEST.search(entry["Config"])
-    content = _content(archive, entry["Config"])
+    with _open(archive, entry["Config"]) as stream:
+        content = stream.read()
     digest = hashlib.sha256(content).hexdigest()
-    if named is None or named[1] != digest:
+    if _digest_in(entry["Config"]) != digest:
         raise _changed(tags, "its configuration")
     config = json.loads(content)
     found = config.get("config", {}).get("Labels") or {}
@@ -63,35 +64,29 @@ def _verified(archive: tarfile.TarFile, entry: Mapping[str, Any]) -> ArchivedIma
             f"{', '.join(tags) or digest} in the archive was not made by sparkdeploy",
             hint="load it with docker, and name it: --set engine=image --set image=sha256:...",
         )
-    _verify_layers(archive, tags, entry["Layers"], config["rootfs"]["diff_ids"])
-    return ArchivedImage(digest, tags, found)
-
-
-def _verify_layers(
-    archive: tarfile.TarFile, tags: Sequence[str], layers: Sequence[str], diff_ids: Sequence[str]
-) -> None:
+    layers, diff_ids = entry["Layers"], config["rootfs"]["diff_ids"]
     if len(layers) != len(diff_ids):
         raise _changed(tags, "its list of layers")
     for layer, diff_id in zip(layers, diff_ids, strict=True):
         with _open(archive, layer) as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+            read = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
         # Newer engines name layers by digest and may keep them compressed.
-        named = _DIGEST.search(layer) if "blobs/sha256/" in layer else None
-        if found not in {diff_id.removeprefix("sha256:"), named[1] if named else None}:
+        named = _digest_in(layer) if "blobs/sha256/" in layer else None
+        if read not in {diff_id.removeprefix("sha256:"), named}:
             raise _changed(tags, f"layer {diff_id[:19]}")
+    return ArchivedImage(digest, tags, found)
 
 
-def _content(archive: tarfile.TarFile, name: str) -> bytes:
-    with _open(archive, name) as stream:
-        return stream.read()
+def _digest_in(name: str) -> str | None:
+    found = _DIGEST.search(name)
+    return found[1] if found else None
 
 
 def _open(archive: tarfile.TarFile, name: str) -> IO[bytes]:
     member = archive.getmember(name)
     if member.issym():  # the engine links layers that two images share
-        member = archive.getmember(
-            posixpath.normpath(f"{posixpath.dirname(name)}/{member.linkname}")
-        )
+        folder = posixpath.dirname(name)
+        member = archive.getmember(posixpath.normpath(f"{folder}/{member.linkname}"))
     stream = archive.extractfile(member)
     if stream is None:
         raise KeyError(name)

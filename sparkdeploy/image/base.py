@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from sparkdeploy import shell
 from sparkdeploy.console import format_bytes
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image.failures import Scene, ended_by_node
+from sparkdeploy.image.failures import ended_by_node
 from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
     from sparkdeploy.console import Step
     from sparkdeploy.image.stages import DebianRecipe, Stage
-    from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
 
@@ -28,7 +27,7 @@ DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> ImageFact:
+def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> None:
     """Make a root file system with mmdebstrap and import it; nothing else stays behind.
 
     Raises NodeError when mmdebstrap is missing and BuildError when it fails.
@@ -46,30 +45,28 @@ def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: S
         argv = mmdebstrap_argv(stage.debian, stage.architecture, settings, archive, log)
         _run_watched(argv, log, step)
         step.say(f"importing {format_bytes(archive.stat().st_size)}")
-        _import(host, stage, archive)
-    image = host.find_image(stage.tag)
-    if image is None:
-        raise BuildError(f"{stage.tag} did not appear after the import")
-    return image
+        changes = [f'LABEL "{name}"="{value}"' for name, value in stage.labels().items()]
+        changes += [f"ENV PATH={SEARCH_PATH}", 'CMD ["/bin/sh"]']
+        try:
+            with archive.open("rb") as stream:
+                host.import_rootfs(stream, reference=stage.tag, changes=changes)
+        except NodeError as error:
+            raise ended_by_node(stage, error) from error
 
 
 def _missing_packages() -> list[str]:
     """Return what mmdebstrap needs here beside itself, as install.sh's check_base_image_source."""
-    wanted = ["mmdebstrap"]
-    if not DEBIAN_KEYRING.exists():
-        wanted.append("debian-archive-keyring")
-    if os.geteuid() != 0 and not any(map(shell.which, ("newuidmap", "fakechroot"))):
-        wanted.append("uidmap")
-    return wanted
+    wanted = {"mmdebstrap": True, "debian-archive-keyring": not DEBIAN_KEYRING.exists()}
+    wanted["uidmap"] = os.geteuid() != 0 and not any(map(shell.which, ("newuidmap", "fakechroot")))
+    return [name for name, is_wanted in wanted.items() if is_wanted]
 
 
 def mmdebstrap_argv(
     recipe: DebianRecipe, architecture: str, settings: Settings, archive: Path, log: Path
 ) -> tuple[str, ...]:
     """Return the command that writes the root file system; proxies come from the environment."""
-    reach = []
-    if settings.build.ca_bundle is not None:
-        reach.append(f'--aptopt=Acquire::https::CAInfo "{settings.build.ca_bundle}"')
+    bundle = settings.build.ca_bundle
+    reach = [] if bundle is None else [f'--aptopt=Acquire::https::CAInfo "{bundle}"']
     return (
         "mmdebstrap",
         *recipe.options,
@@ -108,20 +105,7 @@ def _hint(log_text: str, scratch: Path) -> str:
     return "does the Debian mirror answer? `debian_mirror` in config.yaml names another"
 
 
-def _import(host: DockerHost, stage: Stage, archive: Path) -> None:
-    try:
-        with archive.open("rb") as stream:
-            host.import_rootfs(stream, reference=stage.tag, changes=_changes(stage))
-    except NodeError as error:
-        raise ended_by_node(Scene(stage.name, stage.engine), error) from error
-
-
 def _tail(log: Path, lines: int) -> str:
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
-
-
-def _changes(stage: Stage) -> list[str]:
-    labels = [f'LABEL "{name}"="{value}"' for name, value in stage.labels().items()]
-    return [*labels, f"ENV PATH={SEARCH_PATH}", 'CMD ["/bin/sh"]']

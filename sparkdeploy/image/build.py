@@ -1,4 +1,4 @@
-"""Builds one image stage, or finds that it is there already."""
+"""Builds one image stage, or finds that it is there already; looks into what was built."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import json
 import re
 import tempfile
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image import network
+from sparkdeploy.image import inside, network
 from sparkdeploy.image.base import make_debian_base
 from sparkdeploy.image.compilation import compile_wheel, refuse_start
 from sparkdeploy.image.context import ContextFile, write_tar
-from sparkdeploy.image.failures import Scene, ended_by_node, failed
-from sparkdeploy.image.proof import prove
-from sparkdeploy.image.stages import LEFTOVER_LABEL
+from sparkdeploy.image.failures import ended_by_node, failed
+from sparkdeploy.image.inside.prove import MARK, runs_on
+from sparkdeploy.image.stages import LEFTOVER_LABEL, SPARK_CAPABILITY
 from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 TAIL_LINES = 30
+PYTHON = "/opt/venv/bin/python"
+PROOF_TIMEOUT_S = 600
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _DOCKERFILE_STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
 _IMAGE_ID = re.compile(r"^ ---> ([0-9a-f]{12})$")
@@ -63,65 +66,21 @@ def build_stage(host: DockerHost, stage: Stage, settings: Settings, step: Step) 
     if found is not None:
         return found
     if stage.debian is not None:
-        return make_debian_base(host, stage, settings, step)
-    _require_below(host, stage)
-    if stage.source is not None:
-        refuse_start(stage, host, settings)
-        stage = replace(stage, compiled=compile_wheel(host, stage, settings, step))
-    progress = _Progress(step)
-    if stage.runs_on is None:
-        _build(host, stage, settings, progress, _Made(stage.tag, stage.labels()))
+        make_debian_base(host, stage, settings, step)
     else:
-        _build_and_prove(host, stage, settings, progress)
+        _require_below(host, stage)
+        if stage.source is not None:
+            refuse_start(stage, host, settings)
+            stage = replace(stage, compiled=compile_wheel(host, stage, settings, step))
+        build = _Build(host, stage, settings, step)
+        if stage.runs_on is None:
+            build.run(stage, stage.tag, stage.labels())
+        else:
+            build.run_and_prove()
     built = find_built(host, stage)
     if built is None:
         raise BuildError(f"{stage.tag} did not appear after its build")
     return built
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """Under which tag and labels a build's result appears."""
-
-    tag: str
-    labels: Mapping[str, str]
-
-
-@dataclass(slots=True)
-class _Progress:
-    """Follows a build: what to show, the end of the log, the images on the way."""
-
-    step: Step
-    where: str = ""
-    tail: collections.deque[str] = field(
-        default_factory=lambda: collections.deque(maxlen=TAIL_LINES)
-    )
-    image_ids: list[str] = field(default_factory=list)
-    pulled: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def follow(self, event: BuildEvent) -> None:
-        if event.layer and event.done_bytes is not None and event.total_bytes:
-            self._follow_pull(event.layer, event.done_bytes, event.total_bytes)
-            return
-        for line in _CONTROL.sub("", event.text).splitlines():
-            self._follow_line(line.rstrip())
-
-    def _follow_pull(self, layer: str, done_bytes: int, total_bytes: int) -> None:
-        self.pulled[layer] = (done_bytes, total_bytes)
-        done, total = (sum(column) for column in zip(*self.pulled.values(), strict=True))
-        self.step.progress(done, total)
-
-    def _follow_line(self, line: str) -> None:
-        if not line:
-            return
-        self.tail.append(line)
-        if match := _IMAGE_ID.match(line):
-            self.image_ids.append(match[1])
-        elif match := _DOCKERFILE_STEP.match(line):
-            self.where = f"step {match[1]}/{match[2]}"
-            self.step.say(f"{self.where}: {match[3]}")
-        else:
-            self.step.say(f"{self.where}: {line.strip()}")
 
 
 def _require_below(host: DockerHost, stage: Stage) -> None:
@@ -143,72 +102,95 @@ def _require_below(host: DockerHost, stage: Stage) -> None:
         )
 
 
-def _build_and_prove(
-    host: DockerHost, stage: Stage, settings: Settings, progress: _Progress
-) -> None:
-    """Look into the image before it gets its tag; what was found becomes a label."""
-    unproven = _Made(f"{stage.tag}-unproven", {labels.KIND: "leftover"})
-    try:
-        _build(host, stage, settings, progress, unproven)
-        image = host.find_image(unproven.tag)
-        if image is None:
-            raise BuildError(f"{unproven.tag} did not appear after its build")
-        progress.step.say("looking into the finished image")
-        proven = {**stage.labels(), labels.PROOF: _proof(host, stage, image.image_id, progress)}
-        again = replace(stage, dockerfile=f"FROM {unproven.tag}\n", context=(), needs_network=False)
-        _build(host, again, settings, progress, _Made(stage.tag, proven))
-    finally:
-        host.remove_leftover_tag(unproven.tag)
+@dataclass(slots=True)
+class _Build:
+    """A build under way: what to show, the end of the log, the images on the way."""
 
+    host: DockerHost
+    stage: Stage
+    settings: Settings
+    step: Step
+    where: str = ""
+    """The instruction, `step 3/8`."""
+    log: collections.deque[str] = field(
+        default_factory=lambda: collections.deque(maxlen=TAIL_LINES)
+    )
+    image_ids: list[str] = field(default_factory=list)
+    pulled: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Bytes done and in all, by layer."""
 
-def _build(
-    host: DockerHost, stage: Stage, settings: Settings, progress: _Progress, made: _Made
-) -> None:
-    files = [
-        ContextFile("Dockerfile", _labelled(stage.dockerfile, made.labels).encode()),
-        *stage.context,
-        *network.files(stage, settings),
-    ]
-    arguments = {**stage.build_args, **network.build_args(stage, settings)}
-    make_private(settings.cache_dir)
-    try:
-        with tempfile.TemporaryFile(prefix="context-", dir=settings.cache_dir) as context:
-            write_tar(files, context)
-            context.seek(0)
-            for event in host.build(
-                context,
-                tag=made.tag,
-                build_args=arguments,
-                image_labels={},
-                network=network.build_network(stage, settings),
-            ):
-                progress.follow(event)
-                if event.error is not None:
-                    raise failed(_scene(stage, progress))
-    except NodeError as error:
-        # Nobody is there to remove them; the next build of this stage finds and removes them.
-        progress.image_ids.clear()
-        raise ended_by_node(_scene(stage, progress), error) from error
-    except OSError as error:
-        raise BuildError(
-            f"the context of stage {stage.name} of engine {stage.engine} could not be written:"
-            f" {error.strerror or error}",
-            hint=f"free space below {settings.cache_dir}",
-        ) from error
-    finally:
-        # From the last one down: a leftover that still has children cannot go.
-        host.remove_leftovers(tuple(reversed(progress.image_ids)))
+    def run_and_prove(self) -> None:
+        """Look into the image before it gets its tag; what was found becomes a label."""
+        unproven = f"{self.stage.tag}-unproven"
+        try:
+            self.run(self.stage, unproven, {labels.KIND: "leftover"})
+            image = self.host.find_image(unproven)
+            if image is None:
+                raise BuildError(f"{unproven} did not appear after its build")
+            self.step.say("looking into the finished image")
+            try:
+                proof = _prove(self.host, self.stage, image.image_id)
+            except NodeError as error:
+                raise self._ended_by(error) from error
+            proven = replace(
+                self.stage, dockerfile=f"FROM {unproven}\n", context=(), needs_network=False
+            )
+            self.run(proven, self.stage.tag, {**proven.labels(), labels.PROOF: proof})
+        finally:
+            self.host.remove_leftover_tag(unproven)
 
+    def run(self, stage: Stage, tag: str, image_labels: Mapping[str, str]) -> None:
+        """Build a stage; the result appears under this tag and with these labels."""
+        settings = self.settings
+        dockerfile = _labelled(stage.dockerfile, image_labels)
+        files = [ContextFile("Dockerfile", dockerfile.encode()), *stage.context]
+        make_private(settings.cache_dir)
+        try:
+            with tempfile.TemporaryFile(prefix="context-", dir=settings.cache_dir) as context:
+                write_tar([*files, *network.files(stage, settings)], context)
+                context.seek(0)
+                for event in self.host.build(
+                    context,
+                    tag=tag,
+                    build_args=network.build_args(stage, settings),
+                    image_labels={},
+                    network=network.build_network(stage, settings),
+                ):
+                    self._follow(event)
+                    if event.error is not None:
+                        raise failed(stage, self.where, self.log)
+        except NodeError as error:
+            # Nobody is there to remove them; the next build of this stage finds and removes them.
+            self.image_ids.clear()
+            raise self._ended_by(error) from error
+        except OSError as error:
+            raise BuildError(
+                f"the context of stage {stage.name} of engine {stage.engine} could not be written:"
+                f" {error.strerror or error}",
+                hint=f"free space below {settings.cache_dir}",
+            ) from error
+        finally:
+            # From the last one down: a leftover that still has children cannot go.
+            self.host.remove_leftovers(tuple(reversed(self.image_ids)))
 
-def _proof(host: DockerHost, stage: Stage, image_id: str, progress: _Progress) -> str:
-    try:
-        return prove(host, stage, image_id)
-    except NodeError as error:
-        raise ended_by_node(_scene(stage, progress), error) from error
+    def _ended_by(self, error: NodeError) -> BuildError:
+        return ended_by_node(self.stage, error, where=self.where, log=self.log)
 
-
-def _scene(stage: Stage, progress: _Progress) -> Scene:
-    return Scene(stage.name, stage.engine, progress.where, tuple(progress.tail))
+    def _follow(self, event: BuildEvent) -> None:
+        if event.layer and event.done_bytes is not None and event.total_bytes:
+            self.pulled[event.layer] = (event.done_bytes, event.total_bytes)
+            done, total = (sum(column) for column in zip(*self.pulled.values(), strict=True))
+            self.step.progress(done, total)
+            return
+        for line in filter(None, map(str.rstrip, _CONTROL.sub("", event.text).splitlines())):
+            self.log.append(line)
+            if match := _IMAGE_ID.match(line):
+                self.image_ids.append(match[1])
+            elif match := _DOCKERFILE_STEP.match(line):
+                self.where = f"step {match[1]}/{match[2]}"
+                self.step.say(f"{self.where}: {match[3]}")
+            else:
+                self.step.say(f"{self.where}: {line.strip()}")
 
 
 def _labelled(dockerfile: str, values: Mapping[str, str]) -> str:
@@ -221,10 +203,65 @@ def _labelled(dockerfile: str, values: Mapping[str, str]) -> str:
     before, begin, last_half = f"\n{dockerfile.strip()}".rpartition("\nFROM ")
     base, _, instructions = last_half.partition("\n")
     dockerfile = f"{before}{begin}{base}\nLABEL {LEFTOVER_LABEL}\n{instructions}".lstrip("\n")
-    pairs = (f"{json.dumps(name)}={_quoted(value)}" for name, value in values.items())
+    # The Dockerfile's parser would take a `$` for a variable.
+    pairs = (
+        f"{json.dumps(name)}={json.dumps(value)}".replace("$", "\\$")
+        for name, value in values.items()
+    )
     return f"{dockerfile.rstrip()}\nLABEL " + " \\\n      ".join(pairs) + "\n"
 
 
-def _quoted(value: str) -> str:
-    """Return a value as the Dockerfile's parser reads it back: `$` would be a variable."""
-    return json.dumps(value).replace("$", "\\$")
+def _prove(host: DockerHost, stage: Stage, image_id: str) -> str:
+    """Return the proof of an engine or plugin image as JSON for its label.
+
+    Raises BuildError when it cannot be read, when a CUDA engine has a CPU build of torch or no
+    kernel for the Spark's GPU, or when the plugin does not fit.
+    """
+    if stage.name == "plugin":
+        found = _selfcheck(host, image_id)
+    else:
+        program = (Path(inside.__file__).parent / "prove.py").read_text(encoding="utf-8")
+        failure = "the finished image could not be looked into"
+        found = _said(host, image_id, ["-I", "-c", program], mark=MARK, failure=failure)
+        if stage.runs_on == "cuda":
+            _refuse_unusable(stage.engine, found)
+    return json.dumps(found, sort_keys=True, separators=(",", ":"))
+
+
+def _refuse_unusable(engine: str, found: Mapping[str, Any]) -> None:
+    if not found["torch_cuda"]:
+        raise BuildError(
+            f"engine {engine} has a CPU build of torch (torch.version.cuda is empty)",
+            hint="the lock or the image has to bring the CUDA build",
+        )
+    kernels = {name for counts in found["kernels"].values() for name in counts}
+    if not any(runs_on(name, SPARK_CAPABILITY) for name in kernels):
+        raise BuildError(
+            f"engine {engine} has no kernel for SM{SPARK_CAPABILITY}: vLLM's libraries hold"
+            f" {', '.join(sorted(kernels)) or 'none at all'}",
+            hint="wheels of vLLM carry such kernels from 0.20 on",
+        )
+
+
+def _selfcheck(host: DockerHost, image_id: str) -> dict[str, Any]:
+    command = ["-m", "sparkdeploy_vllm.selfcheck", "--json"]
+    failure = "the plugin does not fit this vLLM"
+    report = _said(host, image_id, command, mark="", failure=failure)
+    absent = sorted(api["api"] for api in report["apis"] if not api["fits"])
+    return {
+        "vllm": report["vllm"],
+        "selfcheck": "fits" if report["fits"] else "differs",
+        "fitting": len(report["apis"]) - len(absent),
+        "absent": absent,
+    }
+
+
+def _said(
+    host: DockerHost, image_id: str, command: list[str], *, mark: str, failure: str
+) -> dict[str, Any]:
+    """Run the image's Python; return the last JSON object that it prints after the mark."""
+    code, output = host.run_once(image_id, command, entrypoint=[PYTHON], timeout_s=PROOF_TIMEOUT_S)
+    lines = [line for line in output.splitlines() if line.startswith(f"{mark}{{")]
+    if code != 0 or not lines:
+        raise BuildError(failure, detail=output[-4000:])
+    return dict(json.loads(lines[-1].removeprefix(mark)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,6 @@ from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
     from sparkdeploy.console import Step
-    from sparkdeploy.image.context import ContextFile
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.recipe.schema import SourceBuild
@@ -45,7 +44,6 @@ def wheel_folder(stage: Stage, settings: Settings) -> Path:
 
 
 def find_wheel(stage: Stage, settings: Settings) -> Path | None:
-    """Return the wheel when it was compiled already."""
     return next(iter(sorted(wheel_folder(stage, settings).glob("vllm-*.whl"))), None)
 
 
@@ -110,16 +108,18 @@ def compile_wheel(host: DockerHost, stage: Stage, settings: Settings, step: Step
     kept = find_wheel(stage, settings)
     if kept is not None:
         return kept
-    folder = wheel_folder(stage, settings)
-    compiled_before = settings.cache_dir / "ccache"
-    for made in (folder, compiled_before):
+    wheels, ccache = wheel_folder(stage, settings), settings.cache_dir / "ccache"
+    for made in (wheels, ccache):
         make_private(made)
     with tempfile.TemporaryDirectory(prefix="compile-", dir=settings.cache_dir) as scratch:
         inputs, work = Path(scratch) / "compile", Path(scratch) / "work"
         work.mkdir()
         for file in (*stage.context, *network.files(stage, settings)):
-            _write(inputs, file)
-        spec = compile_spec(stage, inputs, work, Kept(folder, compiled_before))
+            path = inputs / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with file.open() as source, path.open("wb") as target:
+                shutil.copyfileobj(source, target, CHUNK_BYTES)
+        spec = compile_spec(stage, inputs, work, wheels=wheels, ccache=ccache)
         # Its name is the inputs': a command that was killed may have left one.
         host.remove(spec.name)
         _run(host, spec, step)
@@ -129,15 +129,9 @@ def compile_wheel(host: DockerHost, stage: Stage, settings: Settings, step: Step
     return wheel
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """Folders that outlive a compilation."""
-
-    wheels: Path
-    ccache: Path
-
-
-def compile_spec(stage: Stage, inputs: Path, work: Path, kept: Kept) -> ContainerSpec:
+def compile_spec(
+    stage: Stage, inputs: Path, work: Path, *, wheels: Path, ccache: Path
+) -> ContainerSpec:
     """Return the container that compiles, as this user: it sees our own folders alone."""
     memory_gib = stage.source.memory_gib if stage.source is not None else MEMORY_PER_COMPILER_GIB
     jobs = max(1, min(os.cpu_count() or 1, memory_gib // MEMORY_PER_COMPILER_GIB))
@@ -151,8 +145,8 @@ def compile_spec(stage: Stage, inputs: Path, work: Path, kept: Kept) -> Containe
             Mount(str(inputs), "/compile"),
             Mount(str(inputs / "network"), "/network"),
             Mount(str(work), "/work", "rw"),
-            Mount(str(kept.wheels), "/wheels", "rw"),
-            Mount(str(kept.ccache), "/ccache", "rw"),
+            Mount(str(wheels), "/wheels", "rw"),
+            Mount(str(ccache), "/ccache", "rw"),
         ),
         # Without capabilities root could not write to a folder of another user.
         user=f"{os.getuid()}:{os.getgid()}",
@@ -179,11 +173,3 @@ def _run(host: DockerHost, spec: ContainerSpec, step: Step) -> None:
 def _tail(host: DockerHost, container_id: str, lines: int) -> str:
     text = b"".join(host.logs(container_id, tail=lines)).decode(errors="replace")
     return "\n".join(text.splitlines()[-lines:])
-
-
-def _write(folder: Path, file: ContextFile) -> None:
-    path = folder / file.path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with file.open() as source, path.open("wb") as target:
-        while chunk := source.read(CHUNK_BYTES):
-            target.write(chunk)

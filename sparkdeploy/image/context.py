@@ -24,7 +24,6 @@ class ContextFile:
     mode: int = 0o644
 
     def size_bytes(self) -> int:
-        """Return the size of the content."""
         if isinstance(self.content, bytes):
             return len(self.content)
         return self.content.stat().st_size
@@ -38,7 +37,6 @@ class ContextFile:
         return digest.hexdigest()
 
     def open(self) -> IO[bytes]:
-        """Open the content for reading."""
         if isinstance(self.content, bytes):
             return io.BytesIO(self.content)
         return self.content.open("rb")

@@ -1,73 +1,101 @@
-"""The locks of an engine: which Python packages, in which version, with which hash."""
+"""The locks of an engine: which Python packages, in which version, with which hash.
+
+Read by every plan; made anew by uv, for one platform and one Python at a time.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
-from dataclasses import dataclass, field
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy.errors import BuildError
+from sparkdeploy import shell
+from sparkdeploy.errors import BuildError, NodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sparkdeploy.recipe.schema import Engine
+    from sparkdeploy.settings import BuildNetwork
 
 Architecture = Literal["x86_64", "aarch64"]
 
 ARCHITECTURES: tuple[Architecture, ...] = ("x86_64", "aarch64")
 PYTHONS = ("3.11", "3.12", "3.13")
 """What the bases in use bring along: Debian 12, Ubuntu 24.04, Debian 13."""
+LOCK_DATE = "2026-11-15"
+"""Packages that were published later than this day do not exist for the shipped locks."""
+OLDEST_GLIBC = "manylinux_2_34"
+"""What every base the engines name can load."""
+COMPILE_TIMEOUT_S = 600
+_AS_OF = re.compile(r"as of (\d{4}-\d{2}-\d{2})\.")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-_PINNED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s\\;]+)", re.MULTILINE)
+_PINNED = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s\\;]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class PackagePin:
     """One distribution in one version."""
 
     name: str
-    """Normalised: lower case, hyphens."""
+    """Normalised as indexes compare names (PEP 503): lower case, hyphens."""
     version: str
-
-
-@dataclass(frozen=True, slots=True)
-class LockFiles:
-    """Where the lock of one engine stands for one platform and Python."""
-
-    packages: Path
-    uv: Path
-    """uv itself, shared by all engines."""
-    torch: Path | None
-    """CPU and source engines take torch from PyTorch's own index, with a lock of its own."""
-
-    def all(self) -> tuple[tuple[str, Path], ...]:
-        """Return every file with its name in the build context."""
-        files: list[tuple[str, Path]] = [("packages.txt", self.packages), ("uv.txt", self.uv)]
-        if self.torch is not None:
-            files.append(("torch.txt", self.torch))
-        return tuple(files)
 
 
 @dataclass(frozen=True, slots=True)
 class LockedPackage:
     """One distribution of a lock: its version, and the files it may come from."""
 
-    pin: Pin
-    hashes: frozenset[str] = field(default_factory=frozenset)
+    pin: PackagePin
+    hashes: frozenset[str] = frozenset()
     """sha256 in hex; empty where no file was at hand when the lock was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelPlatform:
+    """The machine and the Python that wheels have to fit."""
+
+    architecture: str
+    python: str
+
+    def pin_of(self, filename: str) -> PackagePin | None:
+        """Return what a wheel file holds, or None when this platform or Python cannot use it."""
+        parts = filename.removesuffix(".whl").split("-")
+        if not filename.endswith(".whl") or len(parts) not in {5, 6}:
+            return None
+        fits_platform = any(
+            platform == "any" or (platform.endswith(self.architecture) and "musl" not in platform)
+            for platform in parts[-1].split(".")
+        )
+        if not fits_platform or not any(self._fits(tag, parts[-2]) for tag in parts[-3].split(".")):
+            return None
+        return PackagePin(_normalised(parts[0]), parts[1])
+
+    def _fits(self, tag: str, abi: str) -> bool:
+        """Code for one release fits that release; stable and pure code fits later ones too."""
+        minor = int(self.python.rpartition(".")[2])
+        language, version = tag[:3], tag[3:]
+        if tag in {"py3", f"cp3{minor}"}:
+            return True
+        is_lasting = language == "py3" or (language == "cp3" and abi == "abi3")
+        return is_lasting and version.isdigit() and int(version) <= minor
 
 
 def lock_files(
     engine: Engine, *, architecture: Architecture, resources: Path, python: str | None = None
-) -> LockFiles:
+) -> dict[str, Path]:
     """Return the lock of an engine for its base's Python, or for another one.
 
     Raises BuildError when one of its files is missing.
     """
     files = lock_paths(engine, architecture=architecture, resources=resources, python=python)
-    for _, path in files.all():
+    for path in files.values():
         if not path.is_file():
             raise BuildError(
                 f"engine {engine.name} has no lock for {architecture} and Python"
@@ -80,16 +108,19 @@ def lock_files(
 
 def lock_paths(
     engine: Engine, *, architecture: Architecture, resources: Path, python: str | None = None
-) -> LockFiles:
-    """Return where the lock stands or would stand; raise BuildError for engines without one."""
+) -> dict[str, Path]:
+    """Return where the lock's files stand or would stand, by their names in the build context.
+
+    Raises BuildError for engines without one.
+    """
     folder = resources / "recipes" / "engines" / "locks"
     name = engine.lock or engine.name
     stem = f"{architecture}-py{(python or python_of(engine)).replace('.', '')}"
-    return LockFiles(
-        packages=folder / name / f"{stem}.txt",
-        uv=folder / "uv.txt",
-        torch=folder / name / f"{stem}-torch.txt" if engine.kind in {"cpu", "source"} else None,
-    )
+    files = {"packages.txt": folder / name / f"{stem}.txt", "uv.txt": folder / "uv.txt"}
+    if engine.kind in {"cpu", "source"}:
+        # They take torch from PyTorch's own index, with a lock of its own.
+        files["torch.txt"] = folder / name / f"{stem}-torch.txt"
+    return files
 
 
 def python_of(engine: Engine) -> str:
@@ -100,77 +131,160 @@ def python_of(engine: Engine) -> str:
 
 
 def read_packages(text: str) -> tuple[LockedPackage, ...]:
-    """Return what a lock pins, with the hashes."""
-    entries = text.replace("\\\n", " ").splitlines()
     return tuple(
-        LockedPackage(Pin(normalised(match["name"]), match["version"]), _hashes(line))
-        for line in entries
+        LockedPackage(
+            PackagePin(_normalised(match["name"]), match["version"]),
+            frozenset(_HASH.findall(line)),
+        )
+        for line in text.replace("\\\n", " ").splitlines()
         if (match := _PINNED.match(line))
     )
 
 
-def differences(old: str, new: str) -> tuple[str, ...]:
-    """Return what changed between two locks, one package a line; empty when nothing did."""
-    before, after = _by_name(old), _by_name(new)
-    return tuple(_changes(before, after))
+def read_pins(text: str) -> tuple[PackagePin, ...]:
+    return tuple(package.pin for package in read_packages(text))
 
 
-def read_pins(text: str) -> tuple[Pin, ...]:
-    """Return what a lock pins."""
-    return tuple(
-        Pin(normalised(match["name"]), match["version"]) for match in _PINNED.finditer(text)
-    )
+def find_wheel(
+    package: LockedPackage, folders: Iterable[Path], platform: WheelPlatform
+) -> Path | None:
+    """Return a wheel of these folders with a hash of the lock."""
+    for folder in folders:
+        for path in sorted(folder.glob("*.whl")):
+            is_named = platform.pin_of(path.name) == package.pin
+            if is_named and (not package.hashes or sha256_of(path) in package.hashes):
+                return path
+    return None
 
 
-def normalised(name: str) -> str:
-    """Return a distribution's name as indexes compare it (PEP 503)."""
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def differences(old: str, new: str) -> Iterator[str]:
+    """Yield what changed between two locks, one package a line; nothing when nothing did."""
+    before = {package.pin.name: package for package in read_packages(old)}
+    after = {package.pin.name: package for package in read_packages(new)}
+    for name in sorted(before.keys() | after.keys()):
+        if name not in before:
+            yield f"+ {name} {after[name].pin.version}"
+        elif name not in after:
+            yield f"- {name} {before[name].pin.version}"
+        elif before[name].pin != after[name].pin:
+            yield f"~ {name} {before[name].pin.version} -> {after[name].pin.version}"
+        elif before[name].hashes != after[name].hashes:
+            added = len(after[name].hashes - before[name].hashes)
+            gone = len(before[name].hashes - after[name].hashes)
+            yield f"# {name} {after[name].pin.version}: {added} hashes added, {gone} gone"
+
+
+def _normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def wheel_pin(filename: str, *, architecture: str, python: str) -> Pin | None:
-    """Return what a wheel file holds, or None when that platform or Python cannot use it."""
-    parts = filename.removesuffix(".whl").split("-")
-    if not filename.endswith(".whl") or len(parts) not in {5, 6}:
-        return None
-    tags, platforms = parts[-3].split("."), parts[-1].split(".")
-    own = f"cp{python.replace('.', '')}"
-    stable = parts[-2] == "abi3" and any(_is_at_most(tag, own) for tag in tags)
-    pure = any(tag == "py3" or _is_at_most(tag, own.replace("cp", "py")) for tag in tags)
-    fits_python = own in tags or stable or pure
-    fits_platform = any(
-        platform == "any" or (platform.endswith(architecture) and "musl" not in platform)
-        for platform in platforms
+def find_uv() -> Path:
+    """Return uv from PATH or from beside this Python; raise NodeError when there is none."""
+    found = shell.which("uv") or Path(sys.executable).with_name("uv")
+    if not found.is_file():
+        raise NodeError(
+            "uv is not installed, and only uv resolves for another platform",
+            hint=f"{sys.executable} -m pip install uv",
+        )
+    return found
+
+
+def date_of(text: str) -> str | None:
+    """Return the day a lock was made for, as its head states it."""
+    found = _AS_OF.search(text)
+    return found[1] if found else None
+
+
+def compile_argv(
+    uv: Path, inputs: Path, platform: WheelPlatform, *, date: str, output: Path
+) -> tuple[str, ...]:
+    """Return the uv command that resolves requirements.in and overrides.in of a folder."""
+    return (
+        str(uv), "pip", "compile", str(inputs / "requirements.in"),
+        "--override", str(inputs / "overrides.in"),
+        "--exclude-newer", date,
+        "--python-version", platform.python,
+        "--python-platform", f"{platform.architecture}-{OLDEST_GLIBC}",
+        "--only-binary", ":all:",
+        "--no-config", "--quiet",
+        "--format", "pylock.toml",
+        "--output-file", str(output),
+    )  # fmt: skip
+
+
+def make_lock(
+    inputs: Path,
+    platform: WheelPlatform,
+    date: str,
+    *,
+    network: BuildNetwork,
+    without: Sequence[str] = (),
+) -> str:
+    """Resolve a folder's requirements for one platform; return the lock's text.
+
+    What was published after `date` does not exist for it. Every line has the hashes of the wheels
+    that fit the platform, and of nothing else. `without` names distributions that come from
+    elsewhere. Raises NodeError without uv and BuildError when uv finds no solution or no index.
+    """
+    uv = find_uv()
+    with tempfile.TemporaryDirectory(prefix="sparkdeploy-lock-") as scratch:
+        output = Path(scratch) / "pylock.toml"
+        argv = compile_argv(uv, inputs, platform, date=date, output=output)
+        done = shell.run(argv, timeout_s=COMPILE_TIMEOUT_S, env=_uv_environment(network))
+        if done.exit_code != 0:
+            raise BuildError(
+                f"uv could not resolve {inputs.name} for {platform.architecture} and Python"
+                f" {platform.python} as of {date}",
+                detail="\n".join(done.stderr.splitlines()[-20:]),
+                hint="does the package index answer? `index_url` in config.yaml names another",
+            )
+        resolved = tomllib.loads(output.read_text(encoding="utf-8"))
+    header = (
+        f"# Made from {inputs.name}/requirements.in and overrides.in for {platform.architecture},\n"
+        f"# Python {platform.python}, as of {date}. Not to be edited by hand.\n"
     )
-    if not (fits_python and fits_platform):
-        return None
-    return Pin(normalised(parts[0]), parts[1])
+    entries = (
+        _lock_entry(
+            f"{package['name']}=={package['version']}",
+            *(wheel["hashes"]["sha256"] for wheel in package["wheels"]),
+        )
+        for package in resolved["packages"]
+        if package["name"] not in without
+    )
+    return header + "".join(entries)
 
 
-def _hashes(line: str) -> frozenset[str]:
-    return frozenset(_HASH.findall(line))
+def make_torch_lock(version: str, wheel: Path | None) -> str:
+    """Return the lock of PyTorch's CPU build, with the hash of the wheel that was seen."""
+    if wheel is None:
+        head = "No hash: no wheel of this build was at hand when the lock was made."
+        return f"# {head}\n{_lock_entry(f'torch=={version}+cpu')}"
+    return f"# {wheel.name}\n{_lock_entry(f'torch=={version}+cpu', sha256_of(wheel))}"
 
 
-def _by_name(text: str) -> dict[str, LockedPackage]:
-    return {package.pin.name: package for package in read_packages(text)}
+def _lock_entry(pin: str, *hashes: str) -> str:
+    return " \\\n".join([pin, *(f"    --hash=sha256:{digest}" for digest in sorted(hashes))]) + "\n"
 
 
-def _changes(
-    before: Mapping[str, LockedPackage], after: Mapping[str, LockedPackage]
-) -> Iterator[str]:
-    for name in sorted(before.keys() | after.keys()):
-        old, new = before.get(name), after.get(name)
-        if old is None and new is not None:
-            yield f"+ {name} {new.pin.version}"
-        elif new is None and old is not None:
-            yield f"- {name} {old.pin.version}"
-        elif old is not None and new is not None and old.pin != new.pin:
-            yield f"~ {name} {old.pin.version} -> {new.pin.version}"
-        elif old is not None and new is not None and old.hashes != new.hashes:
-            added, gone = len(new.hashes - old.hashes), len(old.hashes - new.hashes)
-            yield f"# {name} {new.pin.version}: {added} hashes added, {gone} gone"
+def _uv_environment(network: BuildNetwork) -> dict[str, str]:
+    """Return uv's environment: it does not read the configuration of pip that settings do."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    if network.ca_bundle is not None:
+        variables["SSL_CERT_FILE"] = str(network.ca_bundle)
+    return variables | index_variables(network)
 
 
-def _is_at_most(tag: str, limit: str) -> bool:
-    """Compare tags of one kind and major version: cp38 is at most cp311, py37 at most py311."""
-    is_alike = tag[:3] == limit[:3] and tag[3:].isdigit()
-    return is_alike and int(tag[3:]) <= int(limit[3:])
+def index_variables(network: BuildNetwork) -> dict[str, str]:
+    """Return the variables that name the package indexes to uv and to pip."""
+    variables: dict[str, str] = {}
+    if network.index_url:
+        variables |= {"UV_DEFAULT_INDEX": network.index_url, "PIP_INDEX_URL": network.index_url}
+    if network.extra_index_urls:
+        urls = " ".join(network.extra_index_urls)
+        variables |= {"UV_INDEX": urls, "PIP_EXTRA_INDEX_URL": urls}
+    return variables

@@ -1,4 +1,4 @@
-"""How a build reaches the world: files and arguments that never stay in an image."""
+"""How a build reaches indexes and registries: files and arguments that stay in no image."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.image import lock
 from sparkdeploy.image.context import ContextFile
+from sparkdeploy.image.lock import WheelPlatform, index_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from sparkdeploy.image.lock import PackagePin
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.settings import BuildNetwork, Settings
+    from sparkdeploy.settings import Settings
 
 DOWNLOAD_TIMEOUT_S = 300
 _CA_BUNDLE = "/network/ca.pem"
@@ -27,10 +28,12 @@ def refuse_credentials(settings: Settings) -> None:
 
     It would end up in Docker's build cache and in logs.
     """
-    named = [("index_url", settings.build.index_url)]
-    named += [("extra index URL", url) for url in settings.build.extra_index_urls]
-    named.append(("torch_cpu_index", settings.hosts.torch_cpu_index))
-    named.append(("torch_cuda_index", settings.hosts.torch_cuda_index))
+    named = (
+        ("index_url", settings.build.index_url),
+        *(("extra index URL", url) for url in settings.build.extra_index_urls),
+        ("torch_cpu_index", settings.hosts.torch_cpu_index),
+        ("torch_cuda_index", settings.hosts.torch_cuda_index),
+    )
     for name, url in named:
         parts = urlsplit(url or "")
         if parts.username or parts.password:
@@ -42,15 +45,14 @@ def refuse_credentials(settings: Settings) -> None:
 
 def refuse_missing(settings: Settings) -> None:
     """Raise RecipeError when a file or folder that the user named for builds is not there."""
-    bundle = settings.build.ca_bundle
-    named = [("ca_bundle", bundle, bundle is None or bundle.is_file())]
-    named += [("wheelhouse", folder, folder.is_dir()) for folder in settings.build.find_links]
-    for name, path, is_there in named:
-        if not is_there:
-            raise RecipeError(
-                f"{name}: {path} is not there",
-                hint=f"it is set by {settings.sources.get(name, 'the environment')}",
-            )
+    bundle, folders = settings.build.ca_bundle, settings.build.find_links
+    missing = [("ca_bundle", bundle)] if bundle is not None and not bundle.is_file() else []
+    missing += [("wheelhouse", folder) for folder in folders if not folder.is_dir()]
+    for name, path in missing:
+        raise RecipeError(
+            f"{name}: {path} is not there",
+            hint=f"it is set by {settings.sources.get(name, 'the environment')}",
+        )
 
 
 def registry_reference(image: str, container_registry: str) -> str:
@@ -64,10 +66,7 @@ def registry_reference(image: str, container_registry: str) -> str:
 
 
 def build_args(stage: Stage, settings: Settings) -> dict[str, str]:
-    """Return the arguments that travel with a build beside the stage's own.
-
-    Proxies go by Docker's predefined names, which it keeps out of the history.
-    """
+    """Return the arguments of a stage's build; proxies go by names that Docker does not keep."""
     arguments = dict(settings.build.proxies) if stage.needs_network else {}
     if stage.registry_image is not None:
         arguments["BASE_IMAGE"] = registry_reference(
@@ -81,10 +80,8 @@ def build_network(stage: Stage, settings: Settings) -> str | None:
 
     None means Docker's default. A base is not known to be complete before apt has looked.
     """
-    if not stage.needs_network:
-        return "none"
-    wheels = find_wheels(stage, settings.build.find_links)
-    return "none" if stage.pins and _held(stage, wheels) >= set(stage.pins) else None
+    is_complete = _is_complete(stage, find_wheels(stage, settings.build.find_links))
+    return "none" if is_complete or not stage.needs_network else None
 
 
 def files(stage: Stage, settings: Settings) -> tuple[ContextFile, ...]:
@@ -96,82 +93,65 @@ def files(stage: Stage, settings: Settings) -> tuple[ContextFile, ...]:
         return ()
     refuse_credentials(settings)
     refuse_missing(settings)
-    wheels = tuple(find_wheels(stage, settings.build.find_links))
-    made = [ContextFile("network/environment", _environment(stage, settings, wheels).encode())]
-    made += [ContextFile(f"network/wheels/{wheel.name}", wheel) for wheel in wheels]
+    wheels = find_wheels(stage, settings.build.find_links)
+    made: dict[str, bytes | Path] = {}
+    made["environment"] = _environment(stage, settings, wheels).encode()
+    made |= {f"wheels/{wheel.name}": wheel for wheel in wheels}
     if stage.compiled is not None:
-        made.append(ContextFile(f"network/compiled/{stage.compiled.name}", stage.compiled))
+        made[f"compiled/{stage.compiled.name}"] = stage.compiled
     if settings.build.ca_bundle is not None:
-        made.append(ContextFile("network/ca.pem", settings.build.ca_bundle.read_bytes()))
-        made.append(
-            ContextFile("network/apt.conf", f'Acquire::https::CAInfo "{_CA_BUNDLE}";\n'.encode())
-        )
-    return tuple(made)
+        made["ca.pem"] = settings.build.ca_bundle.read_bytes()
+        made["apt.conf"] = f'Acquire::https::CAInfo "{_CA_BUNDLE}";\n'.encode()
+    return tuple(ContextFile(f"network/{name}", content) for name, content in made.items())
 
 
-def find_wheels(stage: Stage, folders: Iterable[Path]) -> Iterable[Path]:
-    """Yield the wheels of these folders that the stage's lock pins, each file name once."""
-    seen: set[str] = set()
+def find_wheels(stage: Stage, folders: Iterable[Path]) -> dict[Path, PackagePin]:
+    """Return the wheels of these folders that the stage's lock pins, each file name once."""
+    platform = WheelPlatform(stage.architecture, stage.python)
+    found: dict[str, tuple[Path, PackagePin]] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.whl")):
-            pin = lock.wheel_pin(path.name, architecture=stage.architecture, python=stage.python)
-            if pin in stage.pins and path.name not in seen:
-                seen.add(path.name)
-                yield path
+            pin = platform.pin_of(path.name)
+            if pin is not None and pin in stage.pins:
+                found.setdefault(path.name, (path, pin))
+    return dict(found.values())
 
 
-def _environment(stage: Stage, settings: Settings, wheels: Sequence[Path]) -> str:
-    """Return a shell file with what apt, pip and uv need to know."""
+def _environment(stage: Stage, settings: Settings, wheels: Mapping[Path, PackagePin]) -> str:
+    """Return a shell file with the variables of apt, pip and uv."""
     network = settings.build
-    held = _held(stage, wheels)
     variables = {
         **network.proxies,
-        **_certificate_variables(network),
-        **_index_variables(network),
+        **index_variables(network),
+        # Every wheel is pinned by hash, so it does not matter which index it comes from.
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PIP_ROOT_USER_ACTION": "ignore",
         "UV_HTTP_TIMEOUT": str(DOWNLOAD_TIMEOUT_S),
         "SOURCE_FORGE": settings.hosts.source_forge,
-        "TORCH_SOURCE": _torch_source(stage, settings, held),
+        "TORCH_SOURCE": _torch_source(stage, settings, wheels),
     }
+    if network.ca_bundle is not None:
+        certificates = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
+        variables |= dict.fromkeys(certificates, _CA_BUNDLE)
+        variables["APT_CONFIG"] = "/network/apt.conf"
     if wheels:
         variables |= {"UV_FIND_LINKS": _WHEELS, "PIP_FIND_LINKS": _WHEELS}
-    if stage.pins and held >= set(stage.pins):
+    if _is_complete(stage, wheels):
         variables |= {"UV_OFFLINE": "1", "PIP_NO_INDEX": "1"}
     return "".join(
         f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items())
     )
 
 
-def _held(stage: Stage, wheels: Iterable[Path]) -> set[lock.Pin | None]:
-    return {
-        lock.wheel_pin(wheel.name, architecture=stage.architecture, python=stage.python)
-        for wheel in wheels
-    }
+def _is_complete(stage: Stage, wheels: Mapping[Path, PackagePin]) -> bool:
+    return bool(stage.pins) and set(wheels.values()) >= set(stage.pins)
 
 
-def _certificate_variables(network: BuildNetwork) -> dict[str, str]:
-    if network.ca_bundle is None:
-        return {}
-    names = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
-    return {**dict.fromkeys(names, _CA_BUNDLE), "APT_CONFIG": "/network/apt.conf"}
-
-
-def _index_variables(network: BuildNetwork) -> dict[str, str]:
-    # Every wheel is pinned by hash, so it does not matter which index it comes from.
-    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
-    if network.index_url:
-        variables |= {"UV_DEFAULT_INDEX": network.index_url, "PIP_INDEX_URL": network.index_url}
-    if network.extra_index_urls:
-        urls = " ".join(network.extra_index_urls)
-        variables |= {"UV_INDEX": urls, "PIP_EXTRA_INDEX_URL": urls}
-    return variables
-
-
-def _torch_source(stage: Stage, settings: Settings, held: set[lock.Pin | None]) -> str:
+def _torch_source(stage: Stage, settings: Settings, wheels: Mapping[Path, PackagePin]) -> str:
     """Return where CPU torch comes from: a wheel that travels along, or PyTorch's index."""
     torch = {pin for pin in stage.pins if pin.name == "torch"}
-    if torch and torch <= held:
+    if torch and torch <= set(wheels.values()):
         return "--no-index"
     hosts = settings.hosts
     is_cuda = stage.runs_on == "cuda"

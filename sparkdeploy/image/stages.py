@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 BaseSource = Literal["registry", "debian"]
 StageName = Literal["base", "engine", "plugin"]
+UPPERMOST_FIRST = {"plugin": 0, "engine": 1, "base": 2}
 
 LEFTOVER_LABEL = f"{labels.KIND}=leftover"
 """On the throw-away halves of a build, so that they are found and removed after it."""
 TAG_HEX_DIGITS = 16
+PACKAGE = Path(sparkdeploy.__file__).parent
 SPARK_CAPABILITY = 121
 """The compute capability of GB10, 12.1."""
 _NOT_KEPT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
@@ -42,7 +44,7 @@ class DebianRecipe:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What mmdebstrap is told, beside how to reach the mirror."""
+        """The options of mmdebstrap, but for those that name the mirror and certificates."""
         return (
             "--variant=minbase",
             f"--include={','.join(self.packages)}",
@@ -66,13 +68,12 @@ class Stage:
     """sha256 in hex over `inputs`."""
     dockerfile: str
     context: tuple[ContextFile, ...]
-    build_args: Mapping[str, str]
     below: str | None
     """The tag of the stage it stands on; None for the base."""
     inputs: Mapping[str, str]
-    """A digest for each thing that entered: dockerfile, build args, context files, below."""
+    """A digest for each thing that entered: dockerfile, context files, the stage below."""
     needs_network: bool = False
-    pins: tuple[lock.Pin, ...] = ()
+    pins: tuple[lock.PackagePin, ...] = ()
     """The distributions it installs; only their wheels travel from a wheelhouse."""
     python: str = ""
     architecture: str = ""
@@ -102,26 +103,10 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
-    """A stage before its fingerprint is known."""
-
-    name: StageName
-    dockerfile: str
-    context: tuple[ContextFile, ...] = ()
-    build_args: Mapping[str, str] = field(default_factory=dict)
-    needs_network: bool = False
-    pins: tuple[lock.Pin, ...] = ()
-    registry_image: str | None = None
-    local_image: str | None = None
-    debian: DebianRecipe | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Ground:
-    """What the stages of one engine have in common."""
+class _StageMaker:
+    """Makes the stages of one engine: what they have in common, and the fingerprint of each."""
 
     engine: Engine
-    base: Base | None
     base_source: BaseSource
     architecture: lock.Architecture
     resources: Path
@@ -132,33 +117,44 @@ class _Ground:
             self.resources / "dockerfiles",
             f"{template}.Dockerfile.j2",
             engine=self.engine.name,
+            vllm=self.engine.vllm,
             leftover_label=LEFTOVER_LABEL,
             **values,
         )
 
-    def finish(self, draft: _Draft, below: Stage | None) -> Stage:
-        inputs = _inputs(draft, below, self.architecture)
+    def stage(
+        self,
+        name: StageName,
+        dockerfile: str,
+        context: Iterable[ContextFile] = (),
+        *,
+        below: Stage | None = None,
+    ) -> Stage:
+        files = tuple(context)
+        inputs = {
+            "dockerfile": _sha256(dockerfile),
+            "architecture": self.architecture,
+            # No stage has arguments of its own; images that were built once keep their names.
+            "build-args": _sha256("{}"),
+            **{file.path: file.digest() for file in files},
+        }
+        if below is not None:
+            inputs["below"] = below.fingerprint
         mark = fingerprint(inputs)
         return Stage(
-            name=draft.name,
+            name=name,
             engine=self.engine.name,
             base_source=self.base_source,
-            tag=f"sparkdeploy/{draft.name}:{mark[:TAG_HEX_DIGITS]}",
+            tag=f"sparkdeploy/{name}:{mark[:TAG_HEX_DIGITS]}",
             fingerprint=mark,
-            dockerfile=draft.dockerfile,
-            context=draft.context,
-            build_args=draft.build_args,
+            dockerfile=dockerfile,
+            context=files,
             below=below.tag if below else None,
             inputs=inputs,
-            needs_network=draft.needs_network,
-            pins=draft.pins,
-            python=self.base.python if self.base is not None else "",
+            python=self.engine.base.python if self.engine.base is not None else "",
             architecture=self.architecture,
-            registry_image=draft.registry_image,
-            local_image=draft.local_image,
-            debian=draft.debian,
-            source=self.engine.source if draft.name == "engine" else None,
-            runs_on=None if draft.name == "base" else self.engine.runs_on,
+            source=self.engine.source if name == "engine" else None,
+            runs_on=None if name == "base" else self.engine.runs_on,
         )
 
 
@@ -175,159 +171,118 @@ def stages_of(
     Reads templates, locks and the plugin's sources; asks neither Docker nor the network. Raises
     BuildError for engines that this version cannot build and for a missing lock.
     """
-    tree = plugin_tree or _plugin_tree()
-    ground = _Ground(engine, engine.base, base_source, architecture, resources, tree)
+    tree = plugin_tree or PACKAGE / "vllm_plugin"
+    maker = _StageMaker(engine, base_source, architecture, resources, tree)
     if engine.kind == "image":
-        adopted = ground.finish(_adopted(ground), None)
-        return (adopted, ground.finish(_plugin(ground, adopted), adopted))
+        adopted = _adopted(maker)
+        return (adopted, _plugin(maker, adopted))
     if engine.base is None:
         raise BuildError(
             f"engine {engine.name} of kind {engine.kind} has no base to stand on",
             hint="add `base:` to its file, like cuda-0.25 has",
         )
-    base = ground.finish(_base(ground, engine.base), None)
-    middle = ground.finish(_engine(ground, base), base)
-    return (base, middle, ground.finish(_plugin(ground, middle), middle))
+    base = _base(maker, engine.base)
+    middle = _engine(maker, base)
+    return (base, middle, _plugin(maker, middle))
 
 
 def fingerprint(inputs: Mapping[str, str]) -> str:
     """Return the sha256 over named digests, whatever their order."""
-    return hashlib.sha256(json.dumps(dict(inputs), sort_keys=True).encode()).hexdigest()
+    return _sha256(json.dumps(dict(inputs), sort_keys=True))
 
 
-def _adopted(ground: _Ground) -> _Draft:
-    engine = ground.engine
+def _adopted(maker: _StageMaker) -> Stage:
+    engine = maker.engine
     if engine.image is None:
         raise BuildError(
             f"engine {engine.name} names no image",
             hint="add --set image=sha256:... (a local id) or NAME@sha256:... (a digest)",
         )
     is_digest = "@" in engine.image
-    dockerfile = ground.render(
-        "engine-image",
-        image=engine.image,
-        is_digest=is_digest,
-        vllm=engine.vllm,
-        device=engine.runs_on,
+    dockerfile = maker.render(
+        "engine-image", image=engine.image, is_digest=is_digest, device=engine.runs_on
     )
-    return _Draft(
-        "engine",
-        dockerfile,
-        tuple(_inside_files("adopt", "adopt.py", "adopt.sh")),
-        registry_image=engine.image if is_digest else None,
-        local_image=None if is_digest else engine.image,
-    )
+    stage = maker.stage("engine", dockerfile, _inside_files("adopt", "adopt.py", "adopt.sh"))
+    if is_digest:
+        return replace(stage, registry_image=engine.image)
+    return replace(stage, local_image=engine.image)
 
 
-def _base(ground: _Ground, base: Base) -> _Draft:
-    if ground.base_source == "registry":
-        dockerfile = ground.render("base", image=base.image, packages=base.packages)
-        return _Draft("base", dockerfile, needs_network=True, registry_image=base.image)
+def _base(maker: _StageMaker, base: Base) -> Stage:
+    if maker.base_source == "registry":
+        dockerfile = maker.render("base", image=base.image, packages=base.packages)
+        stage = maker.stage("base", dockerfile)
+        return replace(stage, needs_network=True, registry_image=base.image)
     if base.debian is None:
         raise BuildError(
-            f"the base of engine {ground.engine.name} can only come from a registry:"
+            f"the base of engine {maker.engine.name} can only come from a registry:"
             f" {base.image} has no Debian counterpart"
         )
     made = DebianRecipe(base.debian.suite, tuple(base.packages))
-    text = f"# Not from a Dockerfile: mmdebstrap makes Debian {made.suite} with\n" + "".join(
-        f"#   {option}\n" for option in made.options
-    )
-    return _Draft("base", text, debian=made)
+    options = "".join(f"#   {option}\n" for option in made.options)
+    text = f"# Not from a Dockerfile: mmdebstrap makes Debian {made.suite} with\n{options}"
+    return replace(maker.stage("base", text), debian=made)
 
 
-def _engine(ground: _Ground, below: Stage) -> _Draft:
-    files = lock.lock_files(
-        ground.engine, architecture=ground.architecture, resources=ground.resources
-    )
-    context = [ContextFile(f"lock/{name}", path.read_bytes()) for name, path in files.all()]
-    pins = [pin for file in context for pin in lock.read_pins(_text(file))]
-    if ground.engine.kind == "cpu":
-        fixups = ground.plugin_tree / "cpu_fixups" / "cpu_engine_fixups.py"
-        context.append(ContextFile("cpu_engine_fixups.py", _read(fixups)))
-    if ground.engine.kind == "source":
-        return _compiled(ground, below, tuple(context))
-    if ground.engine.kind == "wheel":
-        context += _inside_files("inside", "trim.py", "toolkit.sh")
-    dockerfile = ground.render(
-        "engine-wheel",
+def _engine(maker: _StageMaker, below: Stage) -> Stage:
+    engine = maker.engine
+    files = lock.lock_files(engine, architecture=maker.architecture, resources=maker.resources)
+    texts = {f"lock/{name}": path.read_bytes() for name, path in files.items()}
+    context = [ContextFile(path, content) for path, content in texts.items()]
+    match engine.kind:
+        case "cpu":
+            fixups = maker.plugin_tree / "cpu_fixups" / "cpu_engine_fixups.py"
+            context.append(ContextFile("cpu_engine_fixups.py", _read(fixups)))
+        case "source":
+            context += _compiled_files(engine)
+        case _:
+            context += _inside_files("inside", "trim.py", "toolkit.sh")
+    dockerfile = maker.render(
+        "engine-source" if engine.kind == "source" else "engine-wheel",
         below=below.tag,
-        kind=ground.engine.kind,
-        vllm=ground.engine.vllm,
-        python=lock.python_of(ground.engine),
+        kind=engine.kind,
+        arch_list=engine.torch_arch_list,
+        python=lock.python_of(engine),
         capability=SPARK_CAPABILITY,
     )
-    return _Draft("engine", dockerfile, tuple(context), needs_network=True, pins=tuple(pins))
+    pins = tuple(pin for content in texts.values() for pin in lock.read_pins(content.decode()))
+    return replace(
+        maker.stage("engine", dockerfile, context, below=below), needs_network=True, pins=pins
+    )
 
 
-def _compiled(ground: _Ground, below: Stage, locks: tuple[ContextFile, ...]) -> _Draft:
-    engine = ground.engine
+def _compiled_files(engine: Engine) -> Iterable[ContextFile]:
     if engine.source is None or engine.torch_arch_list is None:
         raise BuildError(
             f"engine {engine.name} does not say what to compile",
             hint="add `source:` and `torch_arch_list:` to its file, like cuda-0.19 has",
         )
-    text = source_text(engine.vllm, engine.source, arch_list=engine.torch_arch_list)
-    context = (
-        *locks,
-        *_inside_files("compile", "compile.sh"),
-        ContextFile("compile/source", text.encode()),
-        *_inside_files("inside", "trim.py"),
-    )
-    dockerfile = ground.render(
-        "engine-source",
-        below=below.tag,
-        vllm=engine.vllm,
-        arch_list=engine.torch_arch_list,
-        python=lock.python_of(engine),
-        capability=SPARK_CAPABILITY,
-    )
-    pins = tuple(pin for file in locks for pin in lock.read_pins(_text(file)))
-    return _Draft("engine", dockerfile, context, needs_network=True, pins=pins)
-
-
-def source_text(vllm: str, source: SourceBuild, *, arch_list: str) -> str:
-    """Return what is compiled, as a shell file; it is part of the fingerprint."""
-    values = {
-        "VLLM_VERSION": vllm,
-        "VLLM_REF": source.ref or "",
-        "SDIST_SHA256": source.sdist_sha256,
-        "TORCH_CUDA_ARCH_LIST": arch_list,
+    compiled = {
+        "VLLM_VERSION": engine.vllm,
+        "VLLM_REF": engine.source.ref or "",
+        "SDIST_SHA256": engine.source.sdist_sha256,
+        "TORCH_CUDA_ARCH_LIST": engine.torch_arch_list,
     }
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+    text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in compiled.items())
+    yield from _inside_files("compile", "compile.sh")
+    yield ContextFile("compile/source", text.encode())
+    yield from _inside_files("inside", "trim.py")
 
 
-def _plugin(ground: _Ground, below: Stage) -> _Draft:
-    dockerfile = ground.render("plugin", below=below.tag)
-    return _Draft("plugin", dockerfile, tuple(_plugin_files(ground.plugin_tree)))
-
-
-def _plugin_files(tree: Path) -> Iterable[ContextFile]:
+def _plugin(maker: _StageMaker, below: Stage) -> Stage:
     """Give the sources rather than a wheel: a zip's bytes depend on who compressed it."""
-    found = [tree / "pyproject.toml", tree / "wheel_backend.py"]
-    found += sorted((tree / "sparkdeploy_vllm").rglob("*.py"))
-    for path in found:
-        yield ContextFile(f"plugin/{path.relative_to(tree).as_posix()}", _read(path))
-
-
-def _inputs(draft: _Draft, below: Stage | None, architecture: str) -> dict[str, str]:
-    entered = {
-        "dockerfile": _sha256(draft.dockerfile),
-        "architecture": architecture,
-        "build-args": _sha256(json.dumps(dict(draft.build_args), sort_keys=True)),
-        **{file.path: file.digest() for file in draft.context},
-    }
-    if below is not None:
-        entered["below"] = below.fingerprint
-    return entered
-
-
-def _plugin_tree() -> Path:
-    return Path(sparkdeploy.__file__).parent / "vllm_plugin"
+    tree = maker.plugin_tree
+    paths = [tree / "pyproject.toml", tree / "wheel_backend.py"]
+    paths += sorted((tree / "sparkdeploy_vllm").rglob("*.py"))
+    files = (
+        ContextFile(f"plugin/{path.relative_to(tree).as_posix()}", _read(path)) for path in paths
+    )
+    return maker.stage("plugin", maker.render("plugin", below=below.tag), files, below=below)
 
 
 def _inside_files(folder: str, *names: str) -> list[ContextFile]:
     """Give programs that run inside a build their places in its context."""
-    inside = Path(sparkdeploy.__file__).parent / "image" / "inside"
+    inside = PACKAGE / "image" / "inside"
     return [ContextFile(f"{folder}/{name}", _read(inside / name)) for name in names]
 
 
@@ -336,11 +291,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise BuildError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _text(file: ContextFile) -> str:
-    with file.open() as stream:
-        return stream.read().decode()
 
 
 def _sha256(text: str) -> str:

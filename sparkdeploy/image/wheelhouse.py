@@ -3,126 +3,132 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import hashlib
-import html.parser
+import html
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import requests
 
 from sparkdeploy.errors import BuildError
-from sparkdeploy.image import lock
+from sparkdeploy.image.lock import find_wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from sparkdeploy.image.lock import LockedPackage
+    from sparkdeploy.image.lock import LockedPackage, WheelPlatform
 
-ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
+ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
 TIMEOUT_S = 60
 CHUNK_BYTES = 2**20
 AT_A_TIME = 4
+_LINK = re.compile(r"""<a\s[^>]*href=["']([^"'#]+)#sha256=([0-9a-f]{64})["']""", re.IGNORECASE)
+"""A file of a PEP 503 page that states its hash."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where wheels come from: indexes (PEP 503 or 691), asked in order, and local folders."""
+class Wheelhouse:
+    """A folder of wheels for one platform, and where they come from."""
 
+    folder: Path
+    platform: WheelPlatform
     indexes: tuple[str, ...]
-    folders: tuple[Path, ...] = ()
+    """PEP 503 or 691; asked in order."""
+    at_hand: tuple[Path, ...] = ()
+    """Local folders, looked into before any index is asked."""
     ca_bundle: Path | None = None
 
+    def fetch(
+        self, packages: Sequence[LockedPackage], *, on_wheel: Callable[[Path], None]
+    ) -> tuple[Path, ...]:
+        """Bring one wheel for each package; return their paths. What is there and right is kept.
 
-@dataclass(frozen=True, slots=True)
-class Platform:
-    """What the wheels are for."""
+        Raises BuildError when no index offers a file with a hash of the lock, or what was fetched
+        differs from it; nothing unverified stays in the folder.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
 
-    architecture: str
-    python: str
+        def bring(package: LockedPackage) -> Path:
+            path = find_wheel(package, (self.folder,), self.platform) or self._fetch(package)
+            on_wheel(path)
+            return path
 
+        with concurrent.futures.ThreadPoolExecutor(max_workers=AT_A_TIME) as pool:
+            # The first that fails ends it: `map` cancels what has not begun.
+            return tuple(pool.map(bring, packages))
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """A file as an index lists it."""
+    def _fetch(self, package: LockedPackage) -> Path:
+        if (local := find_wheel(package, self.at_hand, self.platform)) is not None:
+            return _place(self.folder / local.name, package.hashes, _read(local))
+        pin, platform = package.pin, self.platform
+        for index in self.indexes:
+            for filename, url, sha256 in self._offers(pin.name, index):
+                is_named = platform.pin_of(filename) == pin
+                if is_named and (not package.hashes or sha256 in package.hashes):
+                    return _place(self.folder / filename, {sha256}, self._download(url))
+        raise BuildError(
+            f"no index has {pin.name} {pin.version} for {platform.architecture} and Python"
+            f" {platform.python} with a hash of the lock",
+            hint="was the lock made from another index? `index_url` in config.yaml names the one"
+            " asked",
+        )
 
-    filename: str
-    url: str
-    sha256: str
+    def _offers(self, name: str, index: str) -> Iterator[tuple[str, str, str]]:
+        """Yield name, address and sha256 of each file of a project; nothing for an unknown one."""
+        page = f"{index.rstrip('/')}/{name}/"
+        with self._answer(page) as answer:
+            if answer.status_code in {403, 404}:
+                return
+            answer.raise_for_status()
+            if "json" in answer.headers.get("Content-Type", ""):
+                files = answer.json()["files"]
+                listed = [(it["filename"], it["url"], it["hashes"]["sha256"]) for it in files]
+            else:
+                links = [(html.unescape(url), it) for url, it in _LINK.findall(answer.text)]
+                listed = [
+                    (unquote(urlsplit(url).path.split("/")[-1]), url, it) for url, it in links
+                ]
+        for filename, url, sha256 in listed:
+            yield filename, urljoin(page, url), sha256
 
+    def _download(self, url: str) -> Iterator[bytes]:
+        with self._answer(url) as answer:
+            answer.raise_for_status()
+            yield from answer.iter_content(CHUNK_BYTES)
 
-def fetch_wheels(
-    packages: Sequence[LockedPackage],
-    folder: Path,
-    platform: Platform,
-    source: Source,
-    *,
-    on_wheel: Callable[[Path], None],
-) -> tuple[Path, ...]:
-    """Bring one wheel for each package; return their paths. What is there and right is kept.
-
-    Raises BuildError when no index offers a file with a hash of the lock, or what was fetched
-    differs from it; nothing unverified stays in the folder.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def bring(package: LockedPackage) -> Path:
-        path = _held(package, (folder,), platform) or _fetch(package, folder, platform, source)
-        on_wheel(path)
-        return path
-
-    with concurrent.futures.ThreadPoolExecutor(max_workers=AT_A_TIME) as pool:
-        running = [pool.submit(bring, package) for package in packages]
+    @contextlib.contextmanager
+    def _answer(self, url: str) -> Iterator[requests.Response]:
+        """Ask; raise BuildError naming the host when it does not answer, also in the middle."""
         try:
-            return tuple(future.result() for future in running)
-        finally:
-            for future in running:
-                future.cancel()
+            with requests.get(
+                url,
+                headers={"Accept": ACCEPT},
+                timeout=TIMEOUT_S,
+                stream=True,
+                verify=str(self.ca_bundle or True),
+            ) as answer:
+                yield answer
+        except requests.RequestException as error:
+            raise BuildError(
+                f"the package index at {urlsplit(url).hostname} does not answer",
+                detail=str(error),
+                hint="set https_proxy, or `index_url` and `ca_bundle` in config.yaml",
+            ) from error
 
 
-def _fetch(package: LockedPackage, folder: Path, platform: Platform, source: Source) -> Path:
-    if (local := _held(package, source.folders, platform)) is not None:
-        return _place(folder / local.name, sha256_of(local), _read(local))
-    for index in source.indexes:
-        for offer in _offers(package.pin.name, index, source):
-            if _fits(offer.filename, offer.sha256, package, platform):
-                return _place(folder / offer.filename, offer.sha256, _download(offer.url, source))
-    raise BuildError(
-        f"no index has {package.pin.name} {package.pin.version} for {platform.architecture} and"
-        f" Python {platform.python} with a hash of the lock",
-        hint="was the lock made from another index? `index_url` in config.yaml names the one asked",
-    )
-
-
-def _held(package: LockedPackage, folders: Iterable[Path], platform: Platform) -> Path | None:
-    """Return a wheel of these folders with a hash of the lock."""
-    for folder in folders:
-        for path in sorted(folder.glob("*.whl")):
-            found = lock.wheel_pin(
-                path.name, architecture=platform.architecture, python=platform.python
-            )
-            is_right = found == package.pin and (
-                not package.hashes or sha256_of(path) in package.hashes
-            )
-            if is_right:
-                return path
-    return None
-
-
-def _fits(filename: str, sha256: str, package: LockedPackage, platform: Platform) -> bool:
-    found = lock.wheel_pin(filename, architecture=platform.architecture, python=platform.python)
-    return found == package.pin and (not package.hashes or sha256 in package.hashes)
-
-
-def _place(target: Path, sha256: str, chunks: Iterable[bytes]) -> Path:
+def _place(target: Path, hashes: Collection[str], chunks: Iterable[bytes]) -> Path:
+    """Write a file that has one of these hashes, or any where none is known."""
     part, digest = target.with_name(f".{target.name}.part"), hashlib.sha256()
     try:
         with part.open("wb") as stream:
             for chunk in chunks:
                 digest.update(chunk)
                 stream.write(chunk)
-        if digest.hexdigest() != sha256:
+        if hashes and digest.hexdigest() not in hashes:
             raise BuildError(
                 f"{target.name} is not what the lock names: its sha256 is {digest.hexdigest()}",
                 hint="something between here and the index changed it; try another index",
@@ -137,80 +143,7 @@ def _place(target: Path, sha256: str, chunks: Iterable[bytes]) -> Path:
     return target
 
 
-def sha256_of(path: Path) -> str:
-    """Return the digest of a file in hex."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _read(path: Path) -> Iterator[bytes]:
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             yield chunk
-
-
-def _download(url: str, source: Source) -> Iterator[bytes]:
-    try:
-        with _get(url, source, stream=True) as answer:
-            yield from answer.iter_content(CHUNK_BYTES)
-    except requests.RequestException as error:
-        raise _unreachable(url, error) from error
-
-
-def _offers(name: str, index: str, source: Source) -> Iterator[_Offer]:
-    url = f"{index.rstrip('/')}/{name}/"
-    try:
-        with _get(url, source, stream=False) as answer:
-            if "json" in answer.headers.get("Content-Type", ""):
-                files = answer.json()["files"]
-                listed = [_Offer(f["filename"], f["url"], f["hashes"]["sha256"]) for f in files]
-            else:
-                page = _Page()
-                page.feed(answer.text)
-                listed = page.offers
-    except requests.HTTPError as error:
-        if error.response is not None and error.response.status_code in {403, 404}:
-            return
-        raise _unreachable(url, error) from error
-    except requests.RequestException as error:
-        raise _unreachable(url, error) from error
-    for offer in listed:
-        yield _Offer(offer.filename, urljoin(url, offer.url), offer.sha256)
-
-
-def _get(url: str, source: Source, *, stream: bool) -> requests.Response:
-    answer = requests.get(
-        url,
-        headers={"Accept": ACCEPT} if not stream else {},
-        timeout=TIMEOUT_S,
-        stream=stream,
-        verify=str(source.ca_bundle) if source.ca_bundle is not None else True,
-    )
-    answer.raise_for_status()
-    return answer
-
-
-def _unreachable(url: str, error: Exception) -> BuildError:
-    return BuildError(
-        f"the package index at {urlsplit(url).hostname} does not answer",
-        detail=str(error),
-        hint="set https_proxy, or `index_url` and `ca_bundle` in config.yaml",
-    )
-
-
-class _Page(html.parser.HTMLParser):
-    """A PEP 503 page: one link per file, its hash in the fragment."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.offers: list[_Offer] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note a link that states its sha256."""
-        address = dict(attrs).get("href")
-        if tag != "a" or not address:
-            return
-        url, fragment = urldefrag(address)
-        if fragment.startswith("sha256="):
-            name = unquote(urlsplit(url).path.rsplit("/", 1)[-1])
-            self.offers.append(_Offer(name, url, fragment.removeprefix("sha256=")))

@@ -36,7 +36,6 @@ def make_stage(name: str, dockerfile: str, below: Stage | None = None, **more: o
         fingerprint=mark,
         dockerfile=dockerfile,
         context=(ContextFile("hello", mark.encode()),),
-        build_args={},
         below=below.tag if below else None,
         inputs=inputs,
     )

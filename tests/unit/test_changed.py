@@ -77,7 +77,7 @@ def everything(graph: grimp.ImportGraph) -> set[str]:
             id="all that starts the program",
         ),
         pytest.param(
-            "sparkdeploy/cli/clean.py",
+            "sparkdeploy/cli/upkeep.py",
             "engine.command.test_install",
             "engine.command.test_doctor",
             id="without a marker, all commands count",

@@ -3,7 +3,7 @@
 Runs inside the image with nothing but the standard library. Kernel libraries cannot be imported
 where the driver's libcuda is missing, so their headers are read instead: the ELF section
 `.nv_fatbin` holds fat binaries, each with one entry per kernel image. The entry's layout and the
-flag bits are vllm.md section F's, found there by comparing with cuobjdump.
+flag bits were found by comparing the libraries of vLLM wheels with what cuobjdump 13.1 lists.
 """
 
 import json
@@ -129,12 +129,15 @@ def torch_cuda() -> str | None:
 
 def _kernel_counts() -> dict[str, dict[str, int]]:
     folder = _package("vllm")
-    counts = {}
-    for path in sorted(folder.rglob("*.so")) if folder else ():
-        if found := kernels_of(path):
-            name = path.relative_to(folder).as_posix() if folder else path.name
-            counts[name] = {str(kernel): found[kernel] for kernel in sorted(found)}
-    return counts
+    if folder is None:
+        return {}
+    return {
+        path.relative_to(folder).as_posix(): {
+            str(kernel): found[kernel] for kernel in sorted(found)
+        }
+        for path in sorted(folder.rglob("*.so"))
+        if (found := kernels_of(path))
+    }
 
 
 def _package(name: str) -> Path | None:

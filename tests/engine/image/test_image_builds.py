@@ -55,7 +55,6 @@ def make_stage(host: DockerHost) -> Iterator[MakeStage]:
             fingerprint=mark,
             dockerfile=dockerfile,
             context=(hello,),
-            build_args={},
             below=None,
             inputs=inputs,
         )

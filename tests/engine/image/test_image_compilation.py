@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.image.compilation import Kept, compile_spec
+from sparkdeploy.image.compilation import compile_spec
 from tests.engine.conftest import until
 from tests.engine.shipped_stages import shipped_stages
 
@@ -25,8 +25,13 @@ def test_a_compiler_of_this_user_writes_to_our_folders_and_nowhere_else(
     for name in ("in/network", "work", "wheels", "ccache"):
         (tmp_path / name).mkdir(parents=True)
     stage = replace(shipped_stages()[1], below=python_base_image)
-    kept = Kept(tmp_path / "wheels", tmp_path / "ccache")
-    spec = compile_spec(stage, tmp_path / "in", tmp_path / "work", kept)
+    spec = compile_spec(
+        stage,
+        tmp_path / "in",
+        tmp_path / "work",
+        wheels=tmp_path / "wheels",
+        ccache=tmp_path / "ccache",
+    )
     writes = "touch /work/made /wheels/made /ccache/made && ! touch /compile/made"
     host.remove(spec.name)
     container_id = host.create(replace(spec, command=("-c", writes)))

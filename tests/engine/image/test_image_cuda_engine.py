@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.commands.image_wheelhouse import make_wheelhouse
+from sparkdeploy.commands.image import make_wheelhouse
 from sparkdeploy.image import lock, network
 from sparkdeploy.image.inside.prove import kernels_of, runs_on
 from sparkdeploy.image.stages import Stage
-from sparkdeploy.image.wheelhouse import Platform, Source, fetch_wheels
+from sparkdeploy.image.wheelhouse import Wheelhouse
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.node.host import DockerHost
@@ -134,13 +134,16 @@ def test_the_sparks_own_wheels_match_their_hashes_and_run_on_its_gpu(
         architecture="aarch64",
         resources=resources(),
     )
-    packages = lock.read_packages(files.packages.read_text(encoding="utf-8"))
+    packages = lock.read_packages(files["packages.txt"].read_text(encoding="utf-8"))
     index = settings.build.index_url or settings.hosts.package_index
-    (wheel,) = fetch_wheels(
-        [item for item in packages if item.pin.name == package],
+    house = Wheelhouse(
         tmp_path,
-        Platform("aarch64", "3.11"),
-        Source((index,), (), settings.build.ca_bundle),
+        lock.WheelPlatform("aarch64", "3.11"),
+        (index,),
+        ca_bundle=settings.build.ca_bundle,
+    )
+    (wheel,) = house.fetch(
+        [item for item in packages if item.pin.name == package],
         on_wheel=lambda path: print(path.name),
     )
     for pattern in libraries:

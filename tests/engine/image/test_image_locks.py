@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.commands.image_lock import remake_locks
+from sparkdeploy.commands.image import remake_locks
 from sparkdeploy.image import lock
-from sparkdeploy.image.resolution import OLDEST_GLIBC, find_uv
+from sparkdeploy.image.lock import OLDEST_GLIBC, find_uv
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import load_settings, resources
 
@@ -34,7 +34,7 @@ def test_every_package_of_a_lock_has_a_wheel_for_its_platform(
         architecture=architecture,
         resources=resources(),
         python=python,
-    ).packages
+    )["packages.txt"]
     build = load_settings().build
     argv = [
         str(find_uv()), "pip", "install", "--dry-run", "--no-config", "--no-deps",

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.commands import image_shelf
+from sparkdeploy.commands import image as image_shelf
 from sparkdeploy.errors import BuildError, NodeError, UsageError
-from sparkdeploy.image.lock import LockedPackage, Pin
+from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
 from sparkdeploy.image.stages import Stage
-from sparkdeploy.image.wheelhouse import Platform, Source, fetch_wheels
+from sparkdeploy.image.wheelhouse import Wheelhouse
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import BuildNetwork, Settings, load_settings
 from tests.engine.lab_stages import build, make_stage
 
-IDNA = Pin("idna", "3.11")
+IDNA = PackagePin("idna", "3.11")
 SHA256 = "771a87f49d9defaf64091e6e6fe9c18d4833f140bd19464795bc32d966ca37ea"
 
 
@@ -106,13 +106,9 @@ def test_a_whole_wheelhouse_builds_without_a_network(
     build_network = settings.build
     index = build_network.index_url or settings.hosts.package_index
     package = LockedPackage(IDNA, frozenset({SHA256}))
-    fetch_wheels(
-        [package],
-        tmp_path,
-        Platform("x86_64", "3.11"),
-        Source((index,), (), build_network.ca_bundle),
-        on_wheel=lambda _path: None,
-    )
+    platform = WheelPlatform("x86_64", "3.11")
+    house = Wheelhouse(tmp_path, platform, (index,), ca_bundle=build_network.ca_bundle)
+    house.fetch([package], on_wheel=lambda _path: None)
     dockerfile = (
         f"FROM {python_base_image} AS environment\n"
         f"LABEL {labels.KIND}=leftover\n"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.commands.clean import KEPT_DAYS, Wanted, clean, find_leftovers, old_images
+from sparkdeploy.commands.clean import KEPT_DAYS, WantedImages, clean, find_leftovers, old_images
 from sparkdeploy.node.container import ContainerFact, ImageFact
 from sparkdeploy.settings import describe, load_settings
 
@@ -36,7 +36,7 @@ OLD_ENGINE = image("engine", "e0", below="b1")
 STAND_IN = ImageFact("sha256:s", ("s",), {labels.STAGE: "stand-in"}, 10)
 ADOPTED = image("plugin", "x1", engine="image")
 ALL = (BASE, ENGINE, PLUGIN, OLD_PLUGIN, OLD_ENGINE, STAND_IN, ADOPTED)
-WANTED = Wanted(frozenset({"p1"}), frozenset(), frozenset({"image"}))
+WANTED = WantedImages(frozenset({"p1"}), frozenset(), frozenset({"image"}))
 
 
 def test_what_this_version_would_use_stays_with_what_it_stands_on() -> None:
@@ -45,7 +45,7 @@ def test_what_this_version_would_use_stays_with_what_it_stands_on() -> None:
 
 def test_what_a_deployment_runs_from_stays() -> None:
     assert old_images(ALL, {"sha256:p0"}, WANTED) == (OLD_ENGINE,)
-    nothing = Wanted(frozenset(), frozenset(), frozenset({"image"}))
+    nothing = WantedImages(frozenset(), frozenset(), frozenset({"image"}))
     assert old_images(ALL, {"sha256:e0"}, nothing) == (PLUGIN, OLD_PLUGIN, ENGINE)
 
 

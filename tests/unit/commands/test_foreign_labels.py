@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from sparkdeploy import labels
 from sparkdeploy.checks.deployments import deployment_findings
 from sparkdeploy.commands import clean as cleaning
-from sparkdeploy.commands import diagnose, image_shelf, rollback
+from sparkdeploy.commands import diagnose, rollback
+from sparkdeploy.commands import image as image_shelf
 from sparkdeploy.commands import operate as operating
 from sparkdeploy.commands.bench import origin as bench_origin
-from sparkdeploy.commands.clean import Wanted, old_images
+from sparkdeploy.commands.clean import WantedImages, old_images
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.memory import Memory, PageCache, make_room
@@ -248,7 +249,7 @@ def test_what_is_reckoned_from_labels_is_never_a_crash(facts: list[ContainerFact
 )
 def test_clean_offers_no_image_by_a_name_that_is_not_ours(images: list[ImageFact]) -> None:
     listed = [replace(image, tags=own_tags(image.tags)) for image in images]
-    old = old_images(listed, set(), Wanted(frozenset(), frozenset(), frozenset()))
+    old = old_images(listed, set(), WantedImages(frozenset(), frozenset(), frozenset()))
     shown = [cleaning._image(image) for image in old]
 
     assert all(item.name.startswith("sparkdeploy/") for item in shown)

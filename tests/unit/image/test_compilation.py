@@ -124,8 +124,13 @@ def test_a_wheel_that_is_kept_is_taken_and_nothing_is_asked(
 def test_the_compilers_container_sees_its_own_folders_and_the_cache(
     stage: Stage, tmp_path: Path
 ) -> None:
-    kept = compilation.Kept(wheels=tmp_path / "wheels", ccache=tmp_path / "ccache")
-    spec = compilation.compile_spec(stage, tmp_path / "in", tmp_path / "work", kept)
+    spec = compilation.compile_spec(
+        stage,
+        tmp_path / "in",
+        tmp_path / "work",
+        wheels=tmp_path / "wheels",
+        ccache=tmp_path / "ccache",
+    )
     assert spec.image == stage.below
     assert {mount.target: mount.mode for mount in spec.mounts} == {
         "/compile": "ro",

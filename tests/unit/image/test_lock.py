@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy.image import lock
-from sparkdeploy.image.lock import LockedPackage, Pin
+from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
 from sparkdeploy.settings import resources
 
 from .conftest import LoadEngine
@@ -28,7 +28,7 @@ def pins(engine: str, architecture: str, python: str = "3.11") -> dict[str, str]
 
 def test_names_are_normalised_and_versions_kept_whole() -> None:
     text = "# a==1\nA_b.C==1.0+cpu \\\n    --hash=sha256:00\nd==2\n"
-    assert lock.read_pins(text) == (Pin("a-b-c", "1.0+cpu"), Pin("d", "2"))
+    assert lock.read_pins(text) == (PackagePin("a-b-c", "1.0+cpu"), PackagePin("d", "2"))
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -85,29 +85,29 @@ def test_the_cuda_locks_hold_what_a_cluster_needs(
     ],
 )
 def test_a_wheel_fits_its_python_and_platform(filename: str, fits: bool) -> None:
-    found = lock.wheel_pin(filename, architecture="x86_64", python="3.11")
-    assert found == (Pin("a-b", "1.0") if fits else None)
+    found = WheelPlatform("x86_64", "3.11").pin_of(filename)
+    assert found == (PackagePin("a-b", "1.0") if fits else None)
 
 
 def test_an_entry_is_read_with_its_hashes() -> None:
     digest = "0" * 64
     text = f"# a==1\na==1 \\\n    --hash=sha256:{digest}\nb==2+cpu\n"
     assert lock.read_packages(text) == (
-        LockedPackage(Pin("a", "1"), frozenset({digest})),
-        LockedPackage(Pin("b", "2+cpu")),
+        LockedPackage(PackagePin("a", "1"), frozenset({digest})),
+        LockedPackage(PackagePin("b", "2+cpu")),
     )
 
 
 def test_two_locks_differ_package_by_package() -> None:
     old = f"a==1\nb==1\nc==1 --hash=sha256:{'1' * 64}\nsame==1\n"
     new = f"a==2\nc==1 --hash=sha256:{'2' * 64}\nd==1\nsame==1\n"
-    assert lock.differences(old, new) == (
+    assert tuple(lock.differences(old, new)) == (
         "~ a 1 -> 2",
         "- b 1",
         "# c 1: 1 hashes added, 1 gone",
         "+ d 1",
     )
-    assert lock.differences(old, old) == ()
+    assert tuple(lock.differences(old, old)) == ()
 
 
 @pytest.mark.parametrize("python", lock.PYTHONS)
@@ -116,10 +116,10 @@ def test_the_bases_python_decides_which_lock_is_used(load: LoadEngine, python: s
     assert engine.base is not None
     other = engine.model_copy(update={"base": engine.base.model_copy(update={"python": python})})
     files = lock.lock_files(other, architecture="aarch64", resources=resources())
-    assert files.packages.name == f"aarch64-py{python.replace('.', '')}.txt"
+    assert files["packages.txt"].name == f"aarch64-py{python.replace('.', '')}.txt"
 
 
 def test_an_engine_may_use_the_lock_of_another(load: LoadEngine) -> None:
     mine = load("cuda-0.25").model_copy(update={"name": "mine", "lock": "cuda-0.25"})
     files = lock.lock_files(mine, architecture="aarch64", resources=resources())
-    assert files.packages.parent.name == "cuda-0.25"
+    assert files["packages.txt"].parent.name == "cuda-0.25"

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.commands import image_lock
+from sparkdeploy.commands import image as image_commands
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image import resolution
-from sparkdeploy.image.resolution import Target
+from sparkdeploy.image import lock
+from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform, find_wheel
 from sparkdeploy.settings import BuildNetwork, resources
 
 from .conftest import MakeSettings
 
+X86_64 = WheelPlatform("x86_64", "3.11")
 EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 SOLUTION = f"""
 [[packages]]
@@ -43,8 +44,10 @@ def fake_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_uv_is_asked_for_one_platform_and_one_day(tmp_path: Path) -> None:
-    target = Target("aarch64", "3.12", "2026-11-15")
-    argv = resolution.compile_argv(Path("uv"), tmp_path, target, output=tmp_path / "o")
+    platform = WheelPlatform("aarch64", "3.12")
+    argv = lock.compile_argv(
+        Path("uv"), tmp_path, platform, date="2026-11-15", output=tmp_path / "o"
+    )
     told = dict(itertools.pairwise(argv))
     assert told["--exclude-newer"] == "2026-11-15"
     assert told["--python-platform"].startswith("aarch64-manylinux")
@@ -54,25 +57,26 @@ def test_uv_is_asked_for_one_platform_and_one_day(tmp_path: Path) -> None:
 def test_a_torch_lock_states_the_hash_of_the_wheel_that_was_seen(tmp_path: Path) -> None:
     wheel = tmp_path / "torch-1.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
     wheel.write_bytes(b"")
-    assert f"--hash=sha256:{EMPTY}" in resolution.make_torch_lock("1.0", wheel)
-    assert "--hash" not in resolution.make_torch_lock("1.0", None)
+    assert f"--hash=sha256:{EMPTY}" in lock.make_torch_lock("1.0", wheel)
+    assert "--hash" not in lock.make_torch_lock("1.0", None)
     for python, found in (("3.11", wheel), ("3.12", None)):
-        target = Target("x86_64", python)
-        assert resolution.find_torch_wheel("1.0", target, [tmp_path]) == found
+        platform = WheelPlatform("x86_64", python)
+        package = LockedPackage(PackagePin("torch", "1.0+cpu"))
+        assert find_wheel(package, [tmp_path], platform) == found
 
 
 def test_a_lock_lists_every_package_but_those_from_elsewhere(fake_uv: Path, tmp_path: Path) -> None:
-    text = resolution.make_lock(
-        tmp_path, Target("x86_64", "3.11"), network=BuildNetwork(), without=("torch",)
+    text = lock.make_lock(
+        tmp_path, X86_64, lock.LOCK_DATE, network=BuildNetwork(), without=("torch",)
     )
     assert text.endswith(f"idna==3.20 \\\n    --hash=sha256:{EMPTY}\n")
     assert "torch==" not in text
-    assert resolution.date_of(text) == resolution.LOCK_DATE
+    assert lock.date_of(text) == lock.LOCK_DATE
 
 
 def test_uv_reaches_the_world_as_pip_does_here(fake_uv: Path, tmp_path: Path) -> None:
     network = BuildNetwork(ca_bundle=tmp_path / "ca.pem", index_url="https://index.test/simple")
-    resolution.make_lock(tmp_path, Target("x86_64", "3.11"), network=network)
+    lock.make_lock(tmp_path, X86_64, "2026-11-15", network=network)
     seen = (tmp_path / "seen").read_text().splitlines()
     assert f"SSL_CERT_FILE={tmp_path}/ca.pem" in seen
     assert "UV_DEFAULT_INDEX=https://index.test/simple" in seen
@@ -84,14 +88,14 @@ def test_a_missing_uv_is_named_with_the_command_that_brings_it(
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(NodeError, match="uv is not installed") as caught:
-        resolution.find_uv()
+        lock.find_uv()
     assert "pip install uv" in (caught.value.hint or "")
 
 
 def test_no_solution_ends_with_what_uv_said(fake_uv: Path, tmp_path: Path) -> None:
     fake_uv.write_text("#!/bin/sh\necho no such version >&2\nexit 1\n")
     with pytest.raises(BuildError, match="could not resolve") as caught:
-        resolution.make_lock(tmp_path, Target("x86_64", "3.11"), network=BuildNetwork())
+        lock.make_lock(tmp_path, X86_64, "2026-11-15", network=BuildNetwork())
     assert caught.value.detail == "no such version"
     assert caught.value.exit_code == 5
 
@@ -110,21 +114,21 @@ def test_a_remade_lock_is_compared_and_written(
         (folder / name).write_text("")
     monkeypatch.setenv("SPARKDEPLOY_RESOURCES", str(root))
     settings = make_settings(BuildNetwork())
-    first = image_lock.remake_locks("cuda-0.25", None, settings)
+    first = image_commands.remake_locks("cuda-0.25", None, settings)
     assert [item.path.name for item in first] == [
         f"{architecture}-py{python}.txt"
         for architecture in ("x86_64", "aarch64")
         for python in (311, 312, 313)
     ]
     assert all(item.is_new for item in first)
-    image_lock.write_locks(first)
-    second = image_lock.remake_locks("cuda-0.25", None, settings)
+    image_commands.write_locks(first)
+    second = image_commands.remake_locks("cuda-0.25", None, settings)
     assert all(item.differences == () and not item.is_new for item in second)
     (tmp_path / "solution").write_text(SOLUTION.replace("3.20", "3.21"))
-    third = image_lock.remake_locks("cuda-0.25", "2026-11-20", settings)
+    third = image_commands.remake_locks("cuda-0.25", "2026-11-20", settings)
     assert third[0].differences == ("~ idna 3.20 -> 3.21",)
 
 
 def test_an_engine_without_a_lock_of_its_own_is_refused(make_settings: MakeSettings) -> None:
     with pytest.raises(BuildError, match="has no base"):
-        image_lock.remake_locks("image", None, make_settings(BuildNetwork()))
+        image_commands.remake_locks("image", None, make_settings(BuildNetwork()))

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy.errors import BuildError
-from sparkdeploy.image.lock import LockedPackage, Pin
-from sparkdeploy.image.wheelhouse import Platform, Source, fetch_wheels
+from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
+from sparkdeploy.image.wheelhouse import Wheelhouse
 
 pytestmark = pytest.mark.outside
 
 WHEEL = "a_b-1.0-py3-none-any.whl"
 CONTENT = b"a wheel"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
-SPARK = Platform("aarch64", "3.11")
-PACKAGE = LockedPackage(Pin("a-b", "1.0"), frozenset({DIGEST}))
+SPARK = WheelPlatform("aarch64", "3.11")
+PACKAGE = LockedPackage(PackagePin("a-b", "1.0"), frozenset({DIGEST}))
 
 
 class Index:
@@ -70,7 +70,7 @@ def fetch(
     index: Index, folder: Path, package: LockedPackage = PACKAGE, folders: tuple[Path, ...] = ()
 ) -> list[str]:
     seen: list[Path] = []
-    fetch_wheels([package], folder, SPARK, Source((index.url,), folders), on_wheel=seen.append)
+    Wheelhouse(folder, SPARK, (index.url,), folders).fetch([package], on_wheel=seen.append)
     assert not list(folder.glob(".*"))
     return [path.name for path in seen]
 

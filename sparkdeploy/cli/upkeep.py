@@ -1,4 +1,4 @@
-"""`clean`: remove what sparkdeploy itself has left behind."""
+"""`config` and `clean`: the settings of this installation, and what it has left behind."""
 
 from __future__ import annotations
 
@@ -17,8 +17,20 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
+    app.command("config")(config)
     app.command("clean")(clean)
+
+
+def config(as_json: JsonOption = False) -> None:
+    """Show every setting with its value and whether it comes from the environment or a file."""
+    from sparkdeploy.settings import describe, load_settings
+
+    rows = describe(load_settings())
+    if as_json:
+        console.answer_json({name: {"value": it, "source": source} for name, it, source in rows})
+        return
+    for name, value, source in rows:
+        console.answer(f"{name:<20} {value or '-':<56} {source}")
 
 
 def clean(

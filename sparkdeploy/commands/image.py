@@ -1,0 +1,332 @@
+"""`image`: engines' locks and wheels, and our images: listed, shown, removed, carried elsewhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy import labels
+from sparkdeploy.checkpoint import durable
+from sparkdeploy.commands.drafting import connect
+from sparkdeploy.console import console, format_bytes
+from sparkdeploy.errors import BuildError, NodeError, UsageError
+from sparkdeploy.image import lock, network
+from sparkdeploy.image.archive import ArchivedImage, read_archive
+from sparkdeploy.image.stages import UPPERMOST_FIRST
+from sparkdeploy.image.wheelhouse import Wheelhouse
+from sparkdeploy.recipe.library import library
+from sparkdeploy.recipe.load import load_engine
+from sparkdeploy.settings import resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from sparkdeploy.node.container import ImageFact
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.recipe.schema import Engine
+    from sparkdeploy.settings import Settings
+
+FROM_ELSEWHERE = {"cpu": ("torch",), "source": ("torch", "vllm")}
+"""What is not taken from the package index: PyTorch's own builds, and vLLM where it is compiled."""
+SHORTEST_ABBREVIATION = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RemadeLock:
+    """One lock file as it would be today."""
+
+    path: Path
+    text: str
+    differences: tuple[str, ...]
+    """One package a line; empty when the file is what it was."""
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfImage:
+    """One image of ours."""
+
+    tag: str
+    stage: str
+    engine: str
+    size_bytes: int
+    deployments: tuple[str, ...]
+    """Who runs from it."""
+
+
+def remake_locks(name: str, date: str | None, settings: Settings) -> tuple[RemadeLock, ...]:
+    """Resolve an engine for both platforms and every Python; nothing is written.
+
+    Without a date each lock is made for the day its head states. Raises BuildError for engines
+    without a lock of their own or when uv finds no solution, NodeError without uv.
+    """
+    engine = load_engine(library(settings), name)
+    own_python = lock.python_of(engine)
+    folder = _lock_inputs(engine)
+    network.refuse_credentials(settings)
+    lock.find_uv()
+    made: list[RemadeLock] = []
+    for architecture in lock.ARCHITECTURES:
+        for python in lock.PYTHONS if engine.kind == "wheel" else (own_python,):
+            with console.step(f"lock {folder.name} {architecture} Python {python}"):
+                files = lock.lock_paths(
+                    engine, architecture=architecture, resources=resources(), python=python
+                )
+                day = date or lock.date_of(_text_of(files["packages.txt"]))
+                platform = lock.WheelPlatform(architecture, python)
+                made += _remake(engine, platform, day or lock.LOCK_DATE, files, settings)
+    return tuple(made)
+
+
+def _lock_inputs(engine: Engine) -> Path:
+    if engine.lock is not None:
+        raise BuildError(
+            f"engine {engine.name} uses the lock of {engine.lock}",
+            hint=f"sparkdeploy image lock {engine.lock}",
+        )
+    folder = resources() / "recipes" / "engines" / "locks" / engine.name
+    if not (folder / "requirements.in").is_file():
+        raise BuildError(
+            f"engine {engine.name} has nothing to make a lock from: {folder}/requirements.in is"
+            " missing",
+            hint=f"write it, with an overrides.in beside it (like those of cuda-0.25) in {folder}",
+        )
+    return folder
+
+
+def _remake(
+    engine: Engine,
+    platform: lock.WheelPlatform,
+    date: str,
+    files: Mapping[str, Path],
+    settings: Settings,
+) -> Iterator[RemadeLock]:
+    packages, torch = files["packages.txt"], files.get("torch.txt")
+    without = FROM_ELSEWHERE.get(engine.kind, ())
+    build = settings.build
+    text = lock.make_lock(packages.parent, platform, date, network=build, without=without)
+    yield _compared(packages, text)
+    if engine.kind == "cpu" and torch is not None and engine.torch is not None:
+        package = lock.LockedPackage(lock.PackagePin("torch", f"{engine.torch}+cpu"))
+        wheel = lock.find_wheel(package, build.find_links, platform)
+        # A machine without PyTorch's wheel cannot confirm its hash, and does not take it away.
+        if wheel is not None or not torch.is_file():
+            yield _compared(torch, lock.make_torch_lock(engine.torch, wheel))
+
+
+def _compared(path: Path, text: str) -> RemadeLock:
+    before = _text_of(path)
+    return RemadeLock(path, text, tuple(lock.differences(before, text)), is_new=before == "")
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def write_locks(remade: tuple[RemadeLock, ...]) -> None:
+    """Put the locks that differ in their place; raise NodeError where that may not be written."""
+    for item in remade:
+        if not (item.differences or item.is_new):
+            continue
+        try:
+            durable.write_text(item.path, item.text)
+        except OSError as error:
+            raise NodeError(
+                f"{item.path} cannot be written: {error.strerror}",
+                hint="set SPARKDEPLOY_RESOURCES to a checkout of your own",
+            ) from error
+
+
+def make_wheelhouse(
+    name: str, folder: Path, settings: Settings, *, architecture: lock.Architecture
+) -> tuple[Path, ...]:
+    """Fetch an engine's wheels, uv among them; raise BuildError when one cannot be had."""
+    engine, build = load_engine(library(settings), name), settings.build
+    network.refuse_credentials(settings)
+    files = lock.lock_files(engine, architecture=architecture, resources=resources())
+    packages = [item for path in files.values() for item in lock.read_packages(_text_of(path))]
+    indexes = [build.index_url or settings.hosts.package_index, *build.extra_index_urls]
+    if "torch.txt" in files:
+        indexes.append(settings.hosts.torch_cpu_index)
+    with console.step(f"wheels of {name} for {architecture}") as step:
+        done: list[int] = []
+
+        def count(path: Path) -> None:
+            done.append(path.stat().st_size)
+            step.say(f"{len(done)} of {len(packages)}, {format_bytes(sum(done))}: {path.name}")
+
+        platform = lock.WheelPlatform(architecture, lock.python_of(engine))
+        house = Wheelhouse(folder, platform, tuple(indexes), build.find_links, build.ca_bundle)
+        return house.fetch(packages, on_wheel=count)
+
+
+def list_images(settings: Settings) -> tuple[ShelfImage, ...]:
+    """Return our images, by engine and stage, the newest first."""
+    with connect(settings) as host:
+        images = [image for image in host.own_images() if image.tags]
+        users = [(item.image_id, item.deployment) for item in host.own_containers()]
+    rows = [
+        ShelfImage(
+            tag=image.tags[0],
+            stage=image.labels.get(labels.STAGE, ""),
+            engine=image.labels.get(labels.ENGINE, ""),
+            size_bytes=image.size_bytes,
+            deployments=tuple(name for image_id, name in users if image_id == image.image_id),
+        )
+        for image in images
+    ]
+    return tuple(sorted(rows, key=lambda row: (row.engine, UPPERMOST_FIRST.get(row.stage, 3))))
+
+
+def show_image(reference: str, settings: Settings) -> dict[str, Any]:
+    """Return everything an image of ours says of itself, and what it stands on."""
+    with connect(settings) as host:
+        chain = image_chain(host, find_own(host.own_images(), reference))
+    first, inputs = chain[0], f"{labels.PREFIX}input."
+    return {
+        "tag": first.tags[0],
+        "id": first.image_id,
+        "size_bytes": first.size_bytes,
+        "engine": first.labels.get(labels.ENGINE),
+        "stage": first.labels.get(labels.STAGE),
+        "fingerprint": first.labels.get(labels.FINGERPRINT),
+        "version": first.labels.get(labels.VERSION),
+        "stands_on": [image.tags[0] for image in chain[1:]],
+        "proof": {
+            image.labels[labels.STAGE]: json.loads(image.labels[labels.PROOF])
+            for image in chain
+            if labels.PROOF in image.labels
+        },
+        "inputs": {
+            name.removeprefix(inputs): value
+            for name, value in sorted(first.labels.items())
+            if name.startswith(inputs)
+        },
+    }
+
+
+def remove_images(references: Sequence[str], settings: Settings) -> tuple[str, ...]:
+    """Remove images of ours, and nothing else; return their tags.
+
+    Raises NodeError, before anything is removed, when a deployment or another image needs one.
+    """
+    with connect(settings) as host:
+        own = [image for image in host.own_images() if image.tags]
+        chosen = {find_own(own, reference).image_id for reference in references}
+        going = [image for image in own if image.image_id in chosen]
+        _refuse_needed(going, [image for image in own if image.image_id not in chosen], host)
+        going.sort(key=lambda image: UPPERMOST_FIRST.get(image.labels.get(labels.STAGE, ""), 3))
+        for image in going:
+            for tag in image.tags:
+                host.remove_image(tag)
+        return tuple(image.tags[0] for image in going)
+
+
+def _refuse_needed(going: list[ImageFact], staying: list[ImageFact], host: DockerHost) -> None:
+    tags = {tag for image in going for tag in image.tags}
+    ids = {image.image_id for image in going}
+    for container in host.own_containers():
+        if container.image_id in ids:
+            raise NodeError(
+                f"deployment {container.deployment} was made from an image that would go",
+                hint=f"sparkdeploy down {container.deployment}",
+            )
+    for image in staying:
+        below = image.labels.get(labels.BELOW)
+        if below in tags:
+            raise NodeError(
+                f"{image.tags[0]} stands on {below}",
+                hint=f"remove both: sparkdeploy image rm {image.tags[0]} {below}",
+            )
+
+
+def export_images(reference: str, file: Path, settings: Settings) -> tuple[ImageFact, ...]:
+    """Write an image and those it stands on into a tar; it appears only when it is complete.
+
+    Raises NodeError for an image that is not here, and for a tar that cannot be written.
+    """
+    part = file.with_name(f".{file.name}.part")
+    with connect(settings) as host:
+        chain = image_chain(host, find_own(host.own_images(), reference))
+        tags = [image.tags[0] for image in chain]
+        try:
+            with console.step(f"export {tags[0]}") as step, part.open("wb") as stream:
+                for chunk in host.save_images(tags):
+                    stream.write(chunk)
+                    step.progress(stream.tell(), max(chain[0].size_bytes, stream.tell()))
+            part.replace(file)
+        except OSError as error:
+            raise NodeError(
+                f"{file} cannot be written: {error.strerror or error}",
+                hint=f"it needs about {chain[0].size_bytes} bytes",
+            ) from error
+        finally:
+            part.unlink(missing_ok=True)
+    return chain
+
+
+def import_images(
+    file: Path, expected_digest: str | None, settings: Settings
+) -> tuple[ArchivedImage, ...]:
+    """Verify an archive, load it and look whether what was promised is there.
+
+    `expected_digest` is what `export` printed. Raises BuildError before anything is loaded when
+    the archive is damaged, foreign or another one.
+    """
+    with console.step(f"verify {file.name}"):
+        images = read_archive(file)
+    wanted = (expected_digest or "").removeprefix("sha256:")
+    if wanted and all(image.digest != wanted for image in images):
+        raise BuildError(
+            f"{file} holds no image with the digest sha256:{wanted}",
+            detail="\n".join(f"sha256:{image.digest} {' '.join(image.tags)}" for image in images),
+        )
+    with connect(settings) as host:
+        with console.step(f"load {file.name}"), file.open("rb") as stream:
+            host.load_images(stream)
+        for tag, wanted_labels in ((tag, it.labels) for it in images for tag in it.tags):
+            found = host.find_image(tag)
+            if found is None or dict(found.labels) != dict(wanted_labels):
+                raise NodeError(f"{tag} is not what the archive holds after loading it")
+    return images
+
+
+def find_own(images: Iterable[ImageFact], reference: str) -> ImageFact:
+    """Return the image a user means: tag, start of its id or fingerprint, or an engine's newest.
+
+    Raises UsageError when there is none; Docker lists images newest first.
+    """
+    tagged = [image for image in images if image.tags]
+    named = [image for image in tagged if _is_named(image, reference)]
+    engines = [
+        image
+        for image in tagged
+        if image.labels.get(labels.ENGINE) == reference
+        and image.labels.get(labels.STAGE) == "plugin"
+    ]
+    if not (named or engines):
+        raise UsageError(
+            f"no image of sparkdeploy is known as {reference}", hint="sparkdeploy image ls"
+        )
+    return (named or engines)[0]
+
+
+def _is_named(image: ImageFact, reference: str) -> bool:
+    start = reference.removeprefix("sha256:")
+    known = (image.image_id.removeprefix("sha256:"), image.labels.get(labels.FINGERPRINT, ""))
+    is_begun = len(reference) >= SHORTEST_ABBREVIATION and any(it.startswith(start) for it in known)
+    return reference in image.tags or is_begun
+
+
+def image_chain(host: DockerHost, image: ImageFact) -> tuple[ImageFact, ...]:
+    """Return an image and those it stands on, downwards, as far as they are here."""
+    chain = [image]
+    while below := chain[-1].labels.get(labels.BELOW):
+        found = host.find_image(below)
+        # A label may name the very image that bears it.
+        if found is None or found.image_id in {image.image_id for image in chain}:
+            break
+        chain.append(found)
+    return tuple(chain)
