@@ -9,7 +9,7 @@ from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, UnhealthyError, UsageError
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.client import ServedModel
-from sparkdeploy.server.truth import Finding, Verdict, findings
+from sparkdeploy.server.truth import Agreement, BackendFinding, findings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +78,7 @@ def answers(fact: ContainerFact) -> bool:
         return model.is_healthy()
 
 
-def check_truth(expected: Expectation, facts: EngineFacts) -> tuple[Finding, ...]:
+def check_truth(expected: Expectation, facts: EngineFacts) -> tuple[BackendFinding, ...]:
     """Hold what the engine says of itself against what was planned; return what was found.
 
     Raises UnhealthyError when the treatment or a back end is not the recipe's: the model would
@@ -88,7 +88,7 @@ def check_truth(expected: Expectation, facts: EngineFacts) -> tuple[Finding, ...
         _check_treatment(expected.treatment, facts)
     found = findings(expected.backends, facts)
     for finding in found:
-        if finding.verdict is Verdict.DIFFERS and not finding.is_failure:
+        if finding.agreement is Agreement.DIFFERS and not finding.is_failure:
             console.warn(finding.describe())
     failures = [finding for finding in found if finding.is_failure]
     if failures:

@@ -94,18 +94,6 @@ def _count(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-def _seen(_: str) -> bool:
-    return True
-
-
-def _off(_: str) -> str:
-    return "off"
-
-
-def _no_graphs(_: str) -> str:
-    return "NONE"
-
-
 def _method_and_tokens(config: str) -> str | None:
     method = re.search(r"method='(\w+)'", config)
     tokens = re.search(r"num_spec(?:ulative)?_tokens=(\d+)", config)
@@ -149,8 +137,10 @@ _READINGS = (
     ),
     _reading(r"setting cudagraph_mode=(?:CUDAGraphMode\.)?(\w+)", ("graph_mode", str)),
     _reading(r"Overriding cudagraph_mode .*to (?:CUDAGraphMode\.)?(\w+)", ("graph_mode", str)),
-    _reading(r"(Skipping CUDA graph capture)", ("graph_mode", _no_graphs)),
-    _reading(r"Initializing a V1 LLM.*speculative_config=(None),", ("speculation", _off)),
+    _reading(r"(Skipping CUDA graph capture)", ("graph_mode", lambda _: "NONE")),
+    _reading(
+        r"Initializing a V1 LLM.*speculative_config=(None),", ("speculation", lambda _: "off")
+    ),
     _reading(
         r"Initializing a V1 LLM.*speculative_config=SpeculativeConfig\(([^)]*)\)",
         ("speculation", _method_and_tokens),
@@ -159,7 +149,9 @@ _READINGS = (
     _reading(r"Available KV cache memory: ([\d.]+) GiB", ("kv_cache_gib", float)),
     _reading(r"Explicitly set \(([\d.]+)/[\d.]+\) GiB for KV cache", ("kv_cache_gib", float)),
     _reading(r"Model loading took ([\d.]+) ?GiB", ("model_memory_gib", float)),
-    _reading(r"(Detected MTP model\. Sharing target model)", ("shares_mtp_weights", _seen)),
+    _reading(
+        r"(Detected MTP model\. Sharing target model)", ("shares_mtp_weights", lambda _: True)
+    ),
     _reading(
         r"SpecDecoding metrics: Mean acceptance length: ([\d.]+),"
         r".*Avg Draft acceptance rate: ([\d.]+)%",

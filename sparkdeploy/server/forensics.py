@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.console import format_gib
@@ -60,20 +60,36 @@ class Cause:
         return f"{self.meaning}: {self.line}" if self.line else self.meaning
 
 
+_GUARD_STOPPED = Cause(
+    MEMORY_FLOOR,
+    "",
+    "the memory guard stopped it before the machine could freeze",
+    "stop other programs, or lower serve.gpu_memory_utilization or serve.max_model_len",
+)
+_KERNEL_KILLED = Cause(
+    "oom_killed",
+    "",
+    "the kernel killed it because memory ran out",
+    "stop other programs, or lower serve.gpu_memory_utilization",
+)
+
+
 def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
     """Say why a container died, from its log's end and how it ended. Never fails to answer.
 
     What Docker says of the end goes before what the log says: whatever runs in the container can
     write any line. That the guard ended it is known by its exit code alone.
     """
-    texts = lines_of(log.encode(errors="replace"))
+    texts = lines_of(log)
     lines = [read_line(text) for text in texts]
-    return (
-        _guard_cause(texts, exit_code)
-        or _kernel_cause(oom_killed)
-        or _log_cause(_since_it_served(lines), by_signal=exit_code in _SIGNAL_EXITS)
-        or _exit_cause(exit_code)
-    )
+    if exit_code == EXIT_MEMORY_FLOOR:
+        return replace(_GUARD_STOPPED, line=_room(texts))
+    if oom_killed:
+        return _KERNEL_KILLED
+    # All before the server was up, if it ever was, it has survived.
+    served = [index for index, line in enumerate(lines) if _SERVES in line.text]
+    recent = lines[served[-1] + 1 :] if served else lines
+    return _log_cause(recent, by_signal=exit_code in _SIGNAL_EXITS) or _exit_cause(exit_code)
 
 
 def guard_reports(log: str) -> list[dict[str, Any]]:
@@ -81,7 +97,7 @@ def guard_reports(log: str) -> list[dict[str, Any]]:
 
     Or what something else in its container said in its name: they are for explaining.
     """
-    return _reports(lines_of(log.encode(errors="replace")))
+    return _reports(lines_of(log))
 
 
 def guard_events(log: str, exit_code: int | None) -> list[str]:
@@ -92,7 +108,7 @@ def guard_events(log: str, exit_code: int | None) -> list[str]:
 
 def until_last_restart(log: str) -> tuple[str, int | None]:
     """Return a log up to the guard's last restart, and the exit code that came before it."""
-    lines = lines_of(log.encode(errors="replace"))
+    lines = lines_of(log)
     for index, text in reversed(list(enumerate(lines))):
         reports = _reports([text])
         if reports and reports[0].get("event") == "restart":
@@ -103,7 +119,7 @@ def until_last_restart(log: str) -> tuple[str, int | None]:
 
 def log_tail(log: str, line_count: int) -> str:
     """Return a log's last lines, progress bars and terminal codes undone."""
-    return "\n".join(lines_of(log.encode(errors="replace"))[-line_count:])
+    return "\n".join(lines_of(log)[-line_count:])
 
 
 def _reports(texts: Iterable[str]) -> list[dict[str, Any]]:
@@ -118,20 +134,12 @@ def _reports(texts: Iterable[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _guard_cause(texts: Iterable[str], exit_code: int | None) -> Cause | None:
-    if exit_code != EXIT_MEMORY_FLOOR:
-        return None
+def _room(texts: Iterable[str]) -> str:
+    """Say how little memory was left when the guard stepped in, if it could still write that."""
     trips = [report for report in _reports(texts) if report.get("event") == MEMORY_FLOOR]
-    return Cause(
-        MEMORY_FLOOR,
-        _room(trips[-1]) if trips else "",
-        "the memory guard stopped it before the machine could freeze",
-        "stop other programs, or lower serve.gpu_memory_utilization or serve.max_model_len",
-    )
-
-
-def _room(trip: Mapping[str, Any]) -> str:
-    available, floor = _gib(trip, "mem_available_bytes"), _gib(trip, "floor_bytes")
+    if not trips:
+        return ""
+    available, floor = _gib(trips[-1], "mem_available_bytes"), _gib(trips[-1], "floor_bytes")
     return f"{available} were available, the floor is {floor}"
 
 
@@ -141,23 +149,6 @@ def _gib(report: Mapping[str, Any], key: str) -> str:
         return format_gib(value) if isinstance(value, int | float) else "?"
     except OverflowError:
         return "?"
-
-
-def _kernel_cause(oom_killed: bool) -> Cause | None:
-    if not oom_killed:
-        return None
-    return Cause(
-        "oom_killed",
-        "",
-        "the kernel killed it because memory ran out",
-        "stop other programs, or lower serve.gpu_memory_utilization",
-    )
-
-
-def _since_it_served(lines: Sequence[LogLine]) -> Sequence[LogLine]:
-    """Return what came after the server was up, if it ever was: all before that it has survived."""
-    served = [index for index, line in enumerate(lines) if _SERVES in line.text]
-    return lines[served[-1] + 1 :] if served else lines
 
 
 def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
@@ -187,8 +178,9 @@ def _is_suspect(line: LogLine) -> bool:
 
 def _by_signature(texts: Sequence[str], signatures: Iterable[Signature]) -> Cause | None:
     for signature in signatures:
+        pattern = re.compile(signature.pattern)
         for text in texts:
-            if signature.pattern.search(text):
+            if pattern.search(text):
                 return Cause(signature.name, text.strip(), signature.meaning, signature.hint)
     return None
 
