@@ -15,7 +15,7 @@ from filelock import lock_descriptor
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.holder import clear_note, holder_of, leave_note
-from sparkdeploy.node.plain_file import NotPlainError, find_plain, made_way, open_plain
+from sparkdeploy.node.plain_file import NotPlainError, made_way, open_existing, open_plain
 from sparkdeploy.node.shared_folder import shared_folder
 from sparkdeploy.node.users import user_name
 
@@ -76,7 +76,9 @@ def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
     Waits up to `wait_s`, telling `on_wait` once who holds it; then NodeError naming the holder.
     """
     path = lock_path(folder, node_name)
-    with _opened(path) as descriptor:
+    descriptor = _open(path)
+    with contextlib.ExitStack() as held:
+        held.callback(os.close, descriptor)
 
         def tell() -> None:
             on_wait(f"waiting for {holder_of(descriptor).describe()}")
@@ -92,10 +94,8 @@ def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
                 f"the lock {path} was removed while it was waited for", hint="run the command again"
             )
         leave_note(descriptor, command)
-        try:
-            yield
-        finally:
-            clear_note(descriptor)
+        held.callback(clear_note, descriptor)
+        yield
 
 
 @contextlib.contextmanager
@@ -123,9 +123,7 @@ def lock_holder(folder: Path, node_name: str) -> Holder | None:
     if not folder.is_dir():
         return None
     with contextlib.suppress(NodeError, OSError), shared_folder(folder) as opened:
-        descriptor = find_plain(lock_path(folder, node_name).name, folder=opened)
-        if descriptor is None:
-            return None
+        descriptor = open_existing(lock_path(folder, node_name).name, folder=opened)
         try:
             is_free = lock_descriptor(descriptor, blocking=False)
             return None if is_free else holder_of(descriptor)
@@ -139,17 +137,8 @@ def lock_path(folder: Path, node_name: str) -> Path:
     return folder / (re.sub(r"[^\w.-]", "_", node_name) + ".lock")
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """Open the file for every user; create folder and file on the first use of this machine."""
-    descriptor = _open(path)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def _open(path: Path) -> int:
+    """Open the file for every user; create folder and file on the first use of this machine."""
     refusal = OSError()
     for pause_s in SETTLE_S:
         try:
