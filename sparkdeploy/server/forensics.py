@@ -37,7 +37,7 @@ _EXIT_MEANINGS = {
     139: "it crashed in native code (SIGSEGV)",
     143: "it was told to stop (SIGTERM)",
 }
-_SIGNAL_EXITS = {132, 134, 135, 136, 137, 139, 143}
+_SIGNAL_EXITS = {code for code in _EXIT_MEANINGS if code > 128}
 """Deaths that leave no traceback: one found in the log is of something else, survived."""
 _EXIT_HINTS = {
     132: "this engine's wheel needs newer instructions (AVX-512 or AVX2); use another machine",
@@ -48,7 +48,7 @@ _EXIT_HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The root cause: its name in the table of signatures, the line, its meaning, the way out."""
+    """The root cause: its name in the table of signatures, the line, its meaning, how to fix it."""
 
     name: str
     line: str
@@ -56,7 +56,6 @@ class Cause:
     hint: str | None = None
 
     def describe(self) -> str:
-        """Return the cause in one line."""
         return f"{self.meaning}: {self.line}" if self.line else self.meaning
 
 
@@ -80,12 +79,11 @@ def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
     What Docker says of the end goes before what the log says: whatever runs in the container can
     write any line. That the guard ended it is known by its exit code alone.
     """
-    texts = lines_of(log)
-    lines = [read_line(text) for text in texts]
     if exit_code == EXIT_MEMORY_FLOOR:
-        return replace(_GUARD_STOPPED, line=_room(texts))
+        return replace(_GUARD_STOPPED, line=_memory_left(log))
     if oom_killed:
         return _KERNEL_KILLED
+    lines = [read_line(text) for text in lines_of(log)]
     # All before the server was up, if it ever was, it has survived.
     served = [index for index, line in enumerate(lines) if _SERVES in line.text]
     recent = lines[served[-1] + 1 :] if served else lines
@@ -97,7 +95,15 @@ def guard_reports(log: str) -> list[dict[str, Any]]:
 
     Or what something else in its container said in its name: they are for explaining.
     """
-    return _reports(lines_of(log))
+    found = []
+    for payload in filter(None, map(guard_payload, lines_of(log))):
+        try:
+            report = json.loads(payload)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(report, dict):
+            found.append(report)
+    return found
 
 
 def guard_events(log: str, exit_code: int | None) -> list[str]:
@@ -110,7 +116,7 @@ def until_last_restart(log: str) -> tuple[str, int | None]:
     """Return a log up to the guard's last restart, and the exit code that came before it."""
     lines = lines_of(log)
     for index, text in reversed(list(enumerate(lines))):
-        reports = _reports([text])
+        reports = guard_reports(text)
         if reports and reports[0].get("event") == "restart":
             code = reports[0].get("exit_code")
             return "\n".join(lines[:index]), code if isinstance(code, int) else None
@@ -122,21 +128,8 @@ def log_tail(log: str, line_count: int) -> str:
     return "\n".join(lines_of(log)[-line_count:])
 
 
-def _reports(texts: Iterable[str]) -> list[dict[str, Any]]:
-    found = []
-    for payload in filter(None, map(guard_payload, texts)):
-        try:
-            report = json.loads(payload)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(report, dict):
-            found.append(report)
-    return found
-
-
-def _room(texts: Iterable[str]) -> str:
-    """Say how little memory was left when the guard stepped in, if it could still write that."""
-    trips = [report for report in _reports(texts) if report.get("event") == MEMORY_FLOOR]
+def _memory_left(log: str) -> str:
+    trips = [report for report in guard_reports(log) if report.get("event") == MEMORY_FLOOR]
     if not trips:
         return ""
     available, floor = _gib(trips[-1], "mem_available_bytes"), _gib(trips[-1], "floor_bytes")

@@ -41,17 +41,12 @@ FIRST_TOKENS = 4
 class Answering(Protocol):
     """What the wait needs of a served model."""
 
-    def is_healthy(self, *, timeout_s: float) -> bool:
-        """Say whether the server calls itself healthy."""
-
-    def complete(self, prompt: str, max_tokens: int, *, timeout_s: float) -> Completion:
-        """Produce a text, or raise UnhealthyError."""
+    def is_healthy(self, *, timeout_s: float) -> bool: ...
+    def complete(self, prompt: str, max_tokens: int, *, timeout_s: float) -> Completion: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """How a deployment came up."""
-
     startup_s: float
     answer: Completion
     phases_s: Mapping[str, float]
@@ -61,12 +56,8 @@ class Readiness:
 class ContainerDiedError(UnhealthyError):
     """The container, or the server in it that called itself healthy, ended while waited for."""
 
-    def __init__(
-        self, fact: ContainerFact | None, cause: Cause, *, message: str, tail: str
-    ) -> None:
-        """Keep the last state (None when the container is gone) and the cause."""
-        super().__init__(message, hint=cause.hint, detail=tail)
-        self.fact = fact
+    def __init__(self, message: str, cause: Cause, log: str) -> None:
+        super().__init__(message, hint=cause.hint, detail=log_tail(log, TAIL_LINES))
         self.cause = cause
 
 
@@ -190,7 +181,7 @@ def death(
     """Return the error that tells why a container is dead; `fact` is None when it is gone."""
     if fact is None:
         cause = Cause("removed", "", "somebody removed it")
-        return ContainerDiedError(None, cause, message="the container is gone", tail="")
+        return ContainerDiedError("the container is gone", cause, log="")
     log = recent_log(host, container_id, EXAMINED_LINES) + f"\n{fact.error}"
     cause = root_cause(log, fact.exit_code, oom_killed=fact.oom_killed)
     while_doing = f" while {phase}" if phase else ""
@@ -198,7 +189,7 @@ def death(
     said = ", ".join(guard_events(log, fact.exit_code))
     guard = f"; the guard said: {said}" if said else ""
     message = f"{fact.name} died{while_doing} ({code}{guard}): {cause.describe()}"
-    return ContainerDiedError(fact, cause, message=message, tail=log_tail(log, TAIL_LINES))
+    return ContainerDiedError(message, cause, log)
 
 
 def _death_by_answering(
@@ -210,11 +201,10 @@ def _death_by_answering(
     own = None if exit_code == EXIT_MEMORY_FLOOR else exit_code
     cause = root_cause(log, own, oom_killed=False)
     message = f"{fact.name} died of its first request (exit code {exit_code}): {cause.describe()}"
-    return ContainerDiedError(fact, cause, message=message, tail=log_tail(log, TAIL_LINES))
+    return ContainerDiedError(message, cause, log)
 
 
 def recent_log(host: DockerHost, container_id: str, line_count: int) -> str:
-    """Return the end of a container's log."""
     return b"".join(host.logs(container_id, tail=line_count)).decode(errors="replace")
 
 

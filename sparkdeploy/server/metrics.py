@@ -17,8 +17,6 @@ _SPEC = "vllm:spec_decode_num_"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measured value."""
-
     name: str
     labels: Mapping[str, str]
     value: float
@@ -44,7 +42,6 @@ class Speculation:
         return self.draft_tokens / self.drafts if self.drafts else None
 
     def since(self, before: Speculation) -> Speculation:
-        """Return what was counted after `before`."""
         return Speculation(
             self.drafts - before.drafts,
             self.draft_tokens - before.draft_tokens,

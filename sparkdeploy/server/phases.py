@@ -106,12 +106,10 @@ class PhaseTracker:
     _splitter: LineSplitter = field(default_factory=LineSplitter, init=False)
 
     def __post_init__(self) -> None:
-        """Begin before the first line."""
         self._restart(0.0)
 
     @property
     def phase(self) -> Phase:
-        """Return the phase under way."""
         return self.visits[-1].phase
 
     def feed(self, chunk: bytes, at_s: float = 0.0) -> None:

@@ -40,7 +40,6 @@ class BackendFinding:
         return self.agreement is Agreement.DIFFERS and not self.planned.warns_only
 
     def describe(self) -> str:
-        """Return the finding in words."""
         told = self.seen if self.seen is not None else "the log does not say"
         return f"{self.planned.subject}: planned {self.planned.wanted}, runs {told}"
 
