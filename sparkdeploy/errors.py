@@ -15,6 +15,9 @@ class SparkdeployError(Exception):
         self.hint = hint
         self.detail = detail
 
+    def __str__(self) -> str:
+        return self.message
+
 
 class UsageError(SparkdeployError):
     """The command line does not make sense."""
