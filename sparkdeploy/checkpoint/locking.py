@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.lock import lock_within
-from sparkdeploy.node.plain_file import NotPlainError, made_way, open_plain
+from sparkdeploy.node.plain_file import NotPlainError, freeing_command, open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ def _open(path: Path) -> int:
         return open_plain(path)
     except NotPlainError as error:
         raise CheckpointError(
-            f"the lock {path} cannot be used: {error.strerror}", hint=made_way(path, error)
+            f"the lock {path} cannot be used: {error.strerror}", hint=freeing_command(path, error)
         ) from error
     except OSError as error:
         raise CheckpointError(

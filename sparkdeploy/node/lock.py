@@ -15,7 +15,7 @@ from filelock import lock_descriptor
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.holder import clear_note, holder_of, leave_note
-from sparkdeploy.node.plain_file import NotPlainError, made_way, open_existing, open_plain
+from sparkdeploy.node.plain_file import NotPlainError, freeing_command, open_existing, open_plain
 from sparkdeploy.node.shared_folder import shared_folder
 from sparkdeploy.node.users import user_name
 
@@ -147,7 +147,7 @@ def _open(path: Path) -> int:
         except NotPlainError as error:
             raise NodeError(
                 f"the lock {path} cannot be used: {error.strerror}{_made_by(path, error)}",
-                hint=f"as root: {made_way(path, error)}",
+                hint=f"as root: {freeing_command(path, error)}",
             ) from error
         except PermissionError as error:
             refusal = error

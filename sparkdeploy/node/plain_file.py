@@ -62,7 +62,7 @@ def open_existing(name: str | Path, *, folder: int | None = None) -> int:
     raise NotPlainError(errno.EINVAL, "it is no regular file")
 
 
-def made_way(path: Path, error: NotPlainError) -> str:
+def freeing_command(path: Path, error: NotPlainError) -> str:
     """Return the command that frees the name; it loses nothing but what has that one name.
 
     The name may be another thing's by the time it runs: `rm` without options removes no folder,

@@ -62,10 +62,10 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     def is_healthy(self, *, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
         """Say whether /health answers 200 in time."""
         try:
-            with self._session.get(self.base_url + "/health", timeout=timeout_s) as response:
-                return bool(response.ok)
-        except requests.RequestException:
+            self._call("/health", timeout_s=timeout_s)
+        except UnhealthyError:
             return False
+        return True
 
     def served_models(self) -> tuple[str, ...]:
         """Return the names the server answers to."""
