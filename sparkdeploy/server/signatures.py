@@ -27,7 +27,7 @@ SIGNATURES = (
     Signature(
         "torch_mismatch",
         r"undefined symbol: .*(?:cuda|c10|torch|at\d)|libtorch_cuda\.so: cannot open",
-        "two builds of torch met in one image, or a CPU build took the CUDA one's place",
+        "the image holds two builds of torch, or the CPU build instead of the CUDA one",
         "rebuild the engine from its lock: `sparkdeploy image rm` and `sparkdeploy up`",
     ),
     Signature(
@@ -96,7 +96,7 @@ SIGNATURES = (
         "broken_checkpoint",
         r"SafetensorError|Error while deserializing header|MetadataIncompleteBuffer"
         r"|InvalidHeaderDeserialization",
-        "a weight file is cut or is no safetensors file",
+        "a weight file is truncated, or is no safetensors file",
         "`sparkdeploy checkpoint verify DIR --deep` names it; then pull it again",
     ),
     Signature(
@@ -209,7 +209,7 @@ SIGNATURES = (
     Signature(
         "key_file",
         r'^sparkdeploy-guard: \{"event": "refused"',
-        "the guard refused its orders",
+        "the guard did not accept a file or a value it was started with",
         "the line says which file or value; `sparkdeploy up` makes the key file anew",
     ),
     Signature(
