@@ -110,26 +110,25 @@ def load_settings(env: Mapping[str, str] = os.environ) -> Settings:
 
     RecipeError when the file is invalid, or when a folder would depend on where a command starts.
     """
-    config_dir = _folder(
-        env, "SPARKDEPLOY_CONFIG_DIR", platformdirs.user_config_path("sparkdeploy")
+    config_dir = _absolute(
+        env.get("SPARKDEPLOY_CONFIG_DIR") or str(platformdirs.user_config_path("sparkdeploy")),
+        "SPARKDEPLOY_CONFIG_DIR",
     )
     path = config_dir / "config.yaml"
     file = _read_config(path)
     values, sources = _choose(env, file, path)
 
-    def chosen_folder(name: str) -> Path:
+    def folder(name: str) -> Path:
         is_in_file = sources[name] == str(path)
         where = f"{name} in {path}" if is_in_file else f"SPARKDEPLOY_{name.upper()}"
         return _absolute(values[name], where)
 
     return Settings(
         config_dir=config_dir,
-        state_dir=_folder(
-            env, "SPARKDEPLOY_STATE_DIR", platformdirs.user_state_path("sparkdeploy")
-        ),
-        cache_dir=chosen_folder("cache_dir"),
-        data_dir=chosen_folder("data_dir"),
-        lock_dir=_folder(env, "SPARKDEPLOY_LOCK_DIR", SHARED_LOCK_DIR),
+        state_dir=folder("state_dir"),
+        cache_dir=folder("cache_dir"),
+        data_dir=folder("data_dir"),
+        lock_dir=folder("lock_dir"),
         hub_cache=_hub_cache(env),
         docker_host=values["docker_host"] or env.get("DOCKER_HOST"),
         default_recipe=values["default_recipe"],
@@ -173,10 +172,12 @@ def _choose(
         "default_recipe": "v2",
         "cache_dir": str(platformdirs.user_cache_path("sparkdeploy")),
         "data_dir": str(platformdirs.user_data_path("sparkdeploy")),
+        "state_dir": str(platformdirs.user_state_path("sparkdeploy")),
+        "lock_dir": SHARED_LOCK_DIR,
         **_default_hosts(),
     }
     sources = {}
-    for name in _ConfigFile.model_fields.keys() - {"cluster"}:
+    for name in {*values, *_ConfigFile.model_fields} - {"cluster"}:
         variable = f"SPARKDEPLOY_{name.upper()}"
         if env.get(variable):
             values[name], sources[name] = env[variable], f"environment {variable}"
@@ -186,10 +187,6 @@ def _choose(
             values.setdefault(name, "")
             sources[name] = "default"
     return values, sources
-
-
-def _folder(env: Mapping[str, str], variable: str, default: Path | str) -> Path:
-    return _absolute(env.get(variable) or str(default), variable)
 
 
 def _absolute(text: str, where: str) -> Path:
