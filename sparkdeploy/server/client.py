@@ -54,9 +54,6 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
             self._session.headers["Authorization"] = f"Bearer {api_key}"
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._session.close()
 
     def is_healthy(self, *, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
@@ -106,7 +103,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     ) -> Completion:
         """Answer a conversation with /v1/chat/completions, greedily."""
         body = {
-            "messages": [dict(message) for message in messages],
+            "messages": messages,
             "max_tokens": max_tokens,
             "temperature": 0.0,
             **(extra or {}),
