@@ -54,7 +54,7 @@ def _whole(digits: str) -> int:
 def _finite(digits: str) -> float:
     size = abs(number := float(digits))
     if not (size == 0 or MIN_NUMBER <= size <= MAX_NUMBER):
-        raise ValueError(f"{digits[:MAX_DIGITS]} is too small or too large a number")
+        raise ValueError(f"{digits[:MAX_DIGITS]} is no number that was measured")
     return number
 
 
