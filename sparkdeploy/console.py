@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import time
 from dataclasses import dataclass, field
@@ -43,13 +44,10 @@ def format_seconds(duration_s: float) -> str:
 
 
 class StatusLine(Protocol):
-    """Where a running step shows its latest word."""
+    """Where a running step shows its latest word, until it is closed."""
 
-    def show(self, text: str) -> None:
-        """Replace what the step says."""
-
-    def close(self) -> None:
-        """Remove the line."""
+    def show(self, text: str) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -60,18 +58,11 @@ class TerminalStatus:
 
     def show(self, text: str) -> None:
         """Overwrite the line, cut to the terminal's width."""
-        import shutil  # noqa: PLC0415 - only a terminal needs its width
-
         width = shutil.get_terminal_size().columns
-        with contextlib.suppress(OSError):
-            self.stream.write("\r\x1b[2K" + visible_line(text)[: width - 1])
-            self.stream.flush()
+        _write(self.stream, "\r\x1b[2K" + visible_line(text)[: width - 1])
 
     def close(self) -> None:
-        """Wipe the line."""
-        with contextlib.suppress(OSError):
-            self.stream.write("\r\x1b[2K")
-            self.stream.flush()
+        _write(self.stream, "\r\x1b[2K")
 
 
 @dataclass(slots=True)
@@ -91,12 +82,9 @@ class PlainStatus:
         now_s = self.clock()
         if now_s - self._last_s >= PLAIN_UPDATE_EVERY_S:
             self._last_s = now_s
-            with contextlib.suppress(OSError):
-                self.stream.write(f"  {visible_line(text)}\n")
-                self.stream.flush()
+            _write(self.stream, f"  {visible_line(text)}\n")
 
-    def close(self) -> None:
-        """Nothing to remove."""
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -109,7 +97,6 @@ class Step:
     clock: Callable[[], float]
 
     def say(self, text: str) -> None:
-        """Show what the step is doing now."""
         elapsed = format_seconds(self.clock() - self.started_s)
         self.status.show(f"{self.title}: {text} [{elapsed}]")
 
@@ -135,7 +122,6 @@ class Console:
     clock: Callable[[], float] = time.monotonic
 
     def answer(self, text: str) -> None:
-        """Print a line of the answer itself."""
         self.answer_text(text + "\n")
 
     def answer_text(self, text: str) -> None:
@@ -151,25 +137,22 @@ class Console:
         self.answer_text(reading.finish())
 
     def answer_json(self, value: object) -> None:
-        """Print the answer as JSON."""
         self.answer(json.dumps(value, indent=2, sort_keys=True, default=str))
 
     def info(self, text: str) -> None:
-        """Say something that is worth knowing."""
         if not self.quiet:
             self._write(text)
 
     def detail(self, text: str) -> None:
-        """Say something only a curious user wants (`-v`)."""
+        """Say something that is only for `-v`."""
         if self.verbose:
             self._write(f"  {text}")
 
     def warn(self, text: str) -> None:
-        """Say that something may go wrong."""
         self._write(f"warning: {text}")
 
     def error(self, message: str, *, hint: str | None = None, detail: str | None = None) -> None:
-        """Show a failure: the message, the long text beneath it, the way out."""
+        """Show a failure: the message, the long text beneath it, how to fix it."""
         self._write(f"error: {message}")
         if detail:
             self._write("\n".join(f"  | {line}" for line in detail.splitlines()))
@@ -204,10 +187,14 @@ class Console:
         return PlainStatus(sys.stderr, self.clock)
 
     def _write(self, text: str) -> None:
-        # A terminal that has gone away is no reason to leave work half done.
-        with contextlib.suppress(OSError):
-            sys.stderr.write(visible(text) + "\n")
-            sys.stderr.flush()
+        _write(sys.stderr, visible(text) + "\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    # A terminal that has gone away is no reason to leave work half done.
+    with contextlib.suppress(OSError):
+        stream.write(text)
+        stream.flush()
 
 
 console = Console()

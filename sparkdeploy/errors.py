@@ -16,7 +16,7 @@ class SparkdeployError(Exception):
         self.detail = detail
 
     def __str__(self) -> str:
-        # What comes to be known later, such as the node or what became of it, joins the message.
+        # What comes to be known later, such as what became of the old one, joins the message.
         return self.message
 
 

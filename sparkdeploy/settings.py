@@ -8,7 +8,7 @@ import functools
 import os
 import re
 import socket
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,37 +105,46 @@ def resources() -> Path:
     return packed if packed.is_dir() else package.parent
 
 
-def load_settings(env: Mapping[str, str] | None = None) -> Settings:
+def load_settings(env: Mapping[str, str] = os.environ) -> Settings:
     """Read environment and config file.
 
     RecipeError when the file is invalid, or when a folder would depend on where a command starts.
     """
-    environment = os.environ if env is None else env
-    config_dir = _folder(environment, "SPARKDEPLOY_CONFIG_DIR", platformdirs.user_config_path)
-    file = _read_config(config_dir / "config.yaml")
-    reader = _Reader(environment, file, config_dir)
+    config_dir = _absolute(
+        env.get("SPARKDEPLOY_CONFIG_DIR") or str(platformdirs.user_config_path("sparkdeploy")),
+        "SPARKDEPLOY_CONFIG_DIR",
+    )
+    path = config_dir / "config.yaml"
+    file = _read_config(path)
+    values, sources = _choose(env, file, path)
+
+    def folder(name: str) -> Path:
+        is_in_file = sources[name] == str(path)
+        where = f"{name} in {path}" if is_in_file else f"SPARKDEPLOY_{name.upper()}"
+        return _absolute(values[name], where)
+
     return Settings(
         config_dir=config_dir,
-        state_dir=_folder(environment, "SPARKDEPLOY_STATE_DIR", platformdirs.user_state_path),
-        cache_dir=reader.folder("cache_dir", platformdirs.user_cache_path),
-        data_dir=reader.folder("data_dir", platformdirs.user_data_path),
-        lock_dir=_folder(environment, "SPARKDEPLOY_LOCK_DIR", lambda _name: Path(SHARED_LOCK_DIR)),
-        hub_cache=_hub_cache(environment),
-        docker_host=reader.value("docker_host", "") or environment.get("DOCKER_HOST"),
-        default_recipe=reader.value("default_recipe", "v2"),
-        hosts=_hosts(reader),
-        build=_build_network(reader, environment),
+        state_dir=folder("state_dir"),
+        cache_dir=folder("cache_dir"),
+        data_dir=folder("data_dir"),
+        lock_dir=folder("lock_dir"),
+        hub_cache=_hub_cache(env),
+        docker_host=values["docker_host"] or env.get("DOCKER_HOST"),
+        default_recipe=values["default_recipe"],
+        hosts=Hosts(**{name: values[name] for name in _default_hosts()}),
+        build=_build_network(values, env),
         node_name=socket.gethostname(),
         cluster=file.get("cluster"),
-        sources=reader.sources,
+        sources=sources,
     )
 
 
 def describe(settings: Settings) -> tuple[tuple[str, str, str], ...]:
     """Return name, value and source of every setting; a login within a URL is left out."""
-    build, hosts = settings.build, settings.hosts
+    build = settings.build
     values = {
-        **{field.name: getattr(hosts, field.name) for field in fields(hosts)},
+        **asdict(settings.hosts),
         "default_recipe": settings.default_recipe,
         "docker_host": settings.docker_host,
         "data_dir": settings.data_dir,
@@ -144,49 +153,40 @@ def describe(settings: Settings) -> tuple[tuple[str, str, str], ...]:
         "index_url": build.index_url,
         "wheelhouse": " ".join(map(str, build.find_links)),
     }
-    fixed = {
-        "config_dir": settings.config_dir,
-        "state_dir": settings.state_dir,
-        "hub_cache": settings.hub_cache,
-        "lock_dir": settings.lock_dir,
-    }
     rows = [(name, values[name], settings.sources.get(name, "")) for name in sorted(values)]
-    rows += [(name, value, "the environment's folders") for name, value in fixed.items()]
+    rows += [
+        (name, getattr(settings, name), "the environment's folders")
+        for name in ("config_dir", "state_dir", "hub_cache", "lock_dir")
+    ]
     return tuple(
         (name, "" if value is None else LOGIN.sub("//***@", str(value)), source)
         for name, value, source in rows
     )
 
 
-class _Reader:
-    """Picks environment before file before default, and remembers which it was."""
-
-    def __init__(self, env: Mapping[str, str], file: Mapping[str, Any], config_dir: Path) -> None:
-        self._env = env
-        self._file = file
-        self._path = str(config_dir / "config.yaml")
-        self.sources: dict[str, str] = {}
-
-    def value(self, name: str, default: str) -> str:
+def _choose(
+    env: Mapping[str, str], file: Mapping[str, Any], path: Path
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return each setting's value and its source: environment before file before default."""
+    values: dict[str, str] = {
+        "default_recipe": "v2",
+        "cache_dir": str(platformdirs.user_cache_path("sparkdeploy")),
+        "data_dir": str(platformdirs.user_data_path("sparkdeploy")),
+        "state_dir": str(platformdirs.user_state_path("sparkdeploy")),
+        "lock_dir": SHARED_LOCK_DIR,
+        **_default_hosts(),
+    }
+    sources = {}
+    for name in {*values, *_ConfigFile.model_fields} - {"cluster"}:
         variable = f"SPARKDEPLOY_{name.upper()}"
-        if self._env.get(variable):
-            self.sources[name] = f"environment {variable}"
-            return self._env[variable]
-        if self._file.get(name) is not None:
-            self.sources[name] = self._path
-            return str(self._file[name])
-        self.sources[name] = "default"
-        return default
-
-    def folder(self, name: str, default: Callable[[str], Path]) -> Path:
-        text = self.value(name, str(default("sparkdeploy")))
-        is_in_file = self.sources[name] == self._path
-        where = f"{name} in {self._path}" if is_in_file else f"SPARKDEPLOY_{name.upper()}"
-        return _absolute(text, where)
-
-
-def _folder(env: Mapping[str, str], variable: str, default: Callable[[str], Path]) -> Path:
-    return _absolute(env.get(variable) or str(default("sparkdeploy")), variable)
+        if env.get(variable):
+            values[name], sources[name] = env[variable], f"environment {variable}"
+        elif file.get(name) is not None:
+            values[name], sources[name] = file[name], str(path)
+        else:
+            values.setdefault(name, "")
+            sources[name] = "default"
+    return values, sources
 
 
 def _absolute(text: str, where: str) -> Path:
@@ -199,10 +199,6 @@ def _absolute(text: str, where: str) -> Path:
             f"{where} is no absolute path: {text!r}", hint=f"give an absolute path as {where}"
         )
     return path
-
-
-def _hosts(reader: _Reader) -> Hosts:
-    return Hosts(**{name: reader.value(name, host) for name, host in _default_hosts().items()})
 
 
 @functools.cache
@@ -241,54 +237,42 @@ def _hub_cache(env: Mapping[str, str]) -> Path:
     return Path(base) / "huggingface" / "hub"
 
 
-def _build_network(reader: _Reader, env: Mapping[str, str]) -> BuildNetwork:
+def _build_network(values: Mapping[str, str], env: Mapping[str, str]) -> BuildNetwork:
     pip = _pip_configuration(env)
-    wheelhouse, ca_bundle = reader.value("wheelhouse", ""), reader.value("ca_bundle", "")
-    index_url = reader.value("index_url", "") or env.get("PIP_INDEX_URL") or pip("index-url")
+    index_url = values["index_url"] or env.get("PIP_INDEX_URL") or pip("index-url")
+    extra_index_urls = env.get("PIP_EXTRA_INDEX_URL") or pip("extra-index-url")
     return BuildNetwork(
-        ca_bundle=Path(ca_bundle).expanduser() if ca_bundle else _others_bundle(env, pip),
+        ca_bundle=_ca_bundle(values["ca_bundle"], env, pip),
         proxies={name: env[name] for name in PROXY_VARIABLES if env.get(name)},
         index_url=index_url or None,
         # file:// indexes cannot be reached from inside a build; folders of wheels travel instead.
         extra_index_urls=tuple(
-            url
-            for url in (env.get("PIP_EXTRA_INDEX_URL") or pip("extra-index-url")).split()
-            if not url.startswith("file:")
+            url for url in extra_index_urls.split() if not url.startswith("file:")
         ),
-        find_links=_wheelhouse(wheelhouse) if wheelhouse else _others_folders(env, pip),
+        find_links=_wheelhouse(values["wheelhouse"], env, pip),
     )
 
 
-def _wheelhouse(text: str) -> tuple[Path, ...]:
-    """One folder, or several with spaces between; a build refuses those that are not there."""
-    whole = Path(text).expanduser()
-    return (whole,) if whole.is_dir() else tuple(Path(it).expanduser() for it in text.split())
+def _ca_bundle(chosen: str, env: Mapping[str, str], pip: Callable[[str], str]) -> Path | None:
+    if chosen:
+        return Path(chosen).expanduser()
+    # What other programs were told counts where it is there.
+    told = [env[name] for name in CA_BUNDLE_VARIABLES if env.get(name)] or [pip("cert")]
+    return Path(told[0]) if told[0] and Path(told[0]).is_file() else None
 
 
-def _others_bundle(env: Mapping[str, str], pip: Callable[[str], str]) -> Path | None:
-    """What other programs were told counts where it is there."""
-    text = _first(env, CA_BUNDLE_VARIABLES) or pip("cert")
-    return Path(text) if text and Path(text).is_file() else None
-
-
-def _others_folders(env: Mapping[str, str], pip: Callable[[str], str]) -> tuple[Path, ...]:
-    folders = (env.get("PIP_FIND_LINKS") or pip("find-links")).split()
-    return tuple(Path(folder) for folder in folders if Path(folder).is_dir())
-
-
-def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next((env[name] for name in names if env.get(name)), "")
+def _wheelhouse(chosen: str, env: Mapping[str, str], pip: Callable[[str], str]) -> tuple[Path, ...]:
+    """One folder, or several with spaces between; a build refuses chosen ones that are missing."""
+    if not chosen:
+        folders = map(Path, (env.get("PIP_FIND_LINKS") or pip("find-links")).split())
+        return tuple(folder for folder in folders if folder.is_dir())
+    whole = Path(chosen).expanduser()
+    return (whole,) if whole.is_dir() else tuple(Path(it).expanduser() for it in chosen.split())
 
 
 def _pip_configuration(env: Mapping[str, str]) -> Callable[[str], str]:
     """Return a look-up into pip's own configuration files, which uv does not read."""
-    files = [Path("/etc/pip.conf"), Path("~/.config/pip/pip.conf").expanduser()]
-    if env.get("PIP_CONFIG_FILE"):
-        files.append(Path(env["PIP_CONFIG_FILE"]))
+    own = env.get("PIP_CONFIG_FILE") or ""
     parser = configparser.ConfigParser(interpolation=None)
-    parser.read(files)
-
-    def look_up(key: str) -> str:
-        return parser.get("global", key, fallback="").replace("\n", " ").strip()
-
-    return look_up
+    parser.read(["/etc/pip.conf", Path("~/.config/pip/pip.conf").expanduser(), own])
+    return lambda key: parser.get("global", key, fallback="").replace("\n", " ").strip()

@@ -33,8 +33,13 @@ class Completed:
     stderr: str
 
 
+def _not_installed(program: str) -> NodeError:
+    return NodeError(
+        f"{program} is not installed", hint=f"install the package that brings `{program}`"
+    )
+
+
 def which(name: str) -> Path | None:
-    """Return where a program stands on PATH, or None."""
     found = shutil.which(name)
     return Path(found) if found else None
 
@@ -61,9 +66,7 @@ def run(
             check=False,
         )
     except FileNotFoundError as error:
-        raise NodeError(
-            f"{argv[0]} is not installed", hint=f"install the package that brings `{argv[0]}`"
-        ) from error
+        raise _not_installed(argv[0]) from error
     except subprocess.TimeoutExpired as error:
         raise NodeError(f"`{shlex.join(argv)}` did not end within {timeout_s:g} s") from error
     return Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
@@ -71,7 +74,6 @@ def run(
 
 def follow(argv: Sequence[str], on_text: Callable[[str], None]) -> Completed:
     """Run a program to its end, handing on its output as it comes; it is also returned."""
-    console.detail(shlex.join(argv))
     with running(argv) as program:
         said = []
         while text := program.read_some():
@@ -108,19 +110,15 @@ class Running:
             )
         except FileNotFoundError as error:
             self._errors.close()
-            raise NodeError(
-                f"{argv[0]} is not installed", hint=f"install the package that brings `{argv[0]}`"
-            ) from error
+            raise _not_installed(argv[0]) from error
 
     @property
     def is_alive(self) -> bool:
-        """Say whether it has not ended yet."""
         return self._process.poll() is None
 
     def read_some(self, *, timeout_s: float | None = None) -> str:
         """Return what it printed next; empty at its end, or when nothing came in time."""
-        output = self._process.stdout
-        if output is None:
+        if (output := self._process.stdout) is None:
             return ""
         with selectors.DefaultSelector() as selector:
             selector.register(output, selectors.EVENT_READ)
@@ -146,7 +144,6 @@ class Running:
         return self._errors.read().decode(errors="replace")
 
     def wait(self) -> int:
-        """Wait for its end; return its exit code."""
         return self._process.wait()
 
     def end(self) -> None:

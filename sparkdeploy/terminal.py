@@ -82,7 +82,6 @@ class VisibleStream:
     """A text stream through which nothing goes raw. It has no `buffer` to go around it."""
 
     def __init__(self, stream: TextIO) -> None:
-        """Write to `stream`."""
         self.stream = stream
 
     def write(self, text: str) -> int:
@@ -96,12 +95,10 @@ class VisibleStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write each."""
         for line in lines:
             self.write(line)
 
     def __getattr__(self, name: str) -> object:
-        """Be the stream in all else."""
         if name == "buffer":
             raise AttributeError(name)
         return getattr(self.stream, name)

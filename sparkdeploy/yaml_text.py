@@ -159,6 +159,10 @@ def _below(node: yaml.Node) -> Iterator[tuple[str | int, yaml.Node, yaml.Node]]:
 class _TooMuchError(yaml.YAMLError):
     """Valid YAML that is refused for its size or for what it asks of the reader."""
 
+    def __init__(self, what: str, event: yaml.Event | None = None) -> None:
+        mark = event.start_mark if event is not None else None
+        super().__init__(what if mark is None else f"line {mark.line + 1}: {what}")
+
 
 def _refuse_too_much(text: str) -> None:
     if len(text) > MAX_BYTES:
@@ -184,15 +188,14 @@ class _Count:
         elif isinstance(event, yaml.NodeEvent):
             self._begin(event)
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = self._open.pop()
-            self._close(anchor, before)
+            self._close(*self._open.pop())
 
     def _repeat(self, event: yaml.AliasEvent) -> None:
         self._aliases += 1
         if self._aliases > MAX_ALIASES:
-            raise _too_much(event, f"more than {MAX_ALIASES} aliases")
+            raise _TooMuchError(f"more than {MAX_ALIASES} aliases", event)
         if event.anchor not in self._sizes:
-            raise _too_much(event, f"no value before it is called &{event.anchor}")
+            raise _TooMuchError(f"no value before it is called &{event.anchor}", event)
         self._grow(event, self._sizes[event.anchor])
 
     def _begin(self, event: yaml.NodeEvent) -> None:
@@ -200,7 +203,7 @@ class _Count:
         # The reader makes a text of a mapping that is called one, and nobody finds its key again.
         is_text = tag == TEXT_TAG and isinstance(event, yaml.ScalarEvent)
         if tag is not None and not is_text:
-            raise _too_much(event, f"the tag {tag[:40]!r}, and values are written without tags")
+            raise _TooMuchError(f"the tag {tag[:40]!r}, and values are written without tags", event)
         before = self._nodes
         self._grow(event, 1)
         # The composer knows a collection by its new name from its first event on: a name given
@@ -209,7 +212,7 @@ class _Count:
         if isinstance(event, yaml.CollectionStartEvent):
             self._open.append((event.anchor, before))
             if len(self._open) > MAX_DEPTH:
-                raise _too_much(event, f"nested deeper than {MAX_DEPTH} levels")
+                raise _TooMuchError(f"nested deeper than {MAX_DEPTH} levels", event)
         else:
             self._close(event.anchor, before)
 
@@ -220,10 +223,4 @@ class _Count:
     def _grow(self, event: yaml.Event, nodes: int) -> None:
         self._nodes += nodes
         if self._nodes > MAX_NODES:
-            raise _too_much(event, f"more than {MAX_NODES} values")
-
-
-def _too_much(event: yaml.Event, what: str) -> _TooMuchError:
-    mark = event.start_mark
-    line = "" if mark is None else f"line {mark.line + 1}: "
-    return _TooMuchError(f"{line}{what}")
+            raise _TooMuchError(f"more than {MAX_NODES} values", event)

@@ -94,7 +94,7 @@ def _backends(outcome: Outcome) -> list[dict[str, str | None]] | None:
             "subject": finding.planned.subject,
             "planned": finding.planned.wanted,
             "seen": finding.seen,
-            "verdict": finding.verdict.value,
+            "verdict": finding.agreement.value,
         }
         for finding in findings(planned, outcome.readiness.facts)
     ]

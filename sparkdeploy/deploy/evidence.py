@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +49,12 @@ def save_evidence(
     KEPT_CRASHES folders stay. Raises OSError when the disk does not take it.
     """
     folder = _new_folder(crashes_dir, deployment)
-    write_evidence(host, container_id, folder, details=details or {}, keys=_keys(crashes_dir))
-    _drop_oldest(crashes_dir)
+    # The keys of all deployments stand beside the evidence in the state folder.
+    keys = known_secrets([crashes_dir.parent / "keys"])
+    write_evidence(host, container_id, folder, details=details or {}, keys=keys)
+    folders = [item for item in crashes_dir.iterdir() if item.is_dir()]
+    for oldest in sorted(folders, key=lambda item: item.stat().st_mtime)[:-KEPT_CRASHES]:
+        shutil.rmtree(oldest, ignore_errors=True)
     return folder
 
 
@@ -83,13 +88,7 @@ def write_evidence(
 
 
 def cause_as_dict(cause: Cause) -> dict[str, str | None]:
-    """Return a cause as JSON-able values."""
-    return {
-        "name": cause.name,
-        "line": cause.line,
-        "meaning": cause.meaning,
-        "hint": cause.hint,
-    }
+    return asdict(cause)
 
 
 def _headline(record: Mapping[str, Any], log: str, details: Mapping[str, Any]) -> str:
@@ -121,11 +120,6 @@ def _versions(host: DockerHost, record: Mapping[str, Any], log: bytes) -> dict[s
     }
 
 
-def _keys(crashes_dir: Path) -> tuple[str, ...]:
-    """Return the keys of all deployments; they stand beside the evidence in the state folder."""
-    return known_secrets([crashes_dir.parent / "keys"])
-
-
 def _new_folder(crashes_dir: Path, deployment: str) -> Path:
     make_private(crashes_dir)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -136,12 +130,3 @@ def _new_folder(crashes_dir: Path, deployment: str) -> Path:
         folder = crashes_dir / f"{deployment}-{stamp}-{number}"
     folder.mkdir(mode=0o700)
     return folder
-
-
-def _drop_oldest(crashes_dir: Path) -> None:
-    folders = sorted(
-        (folder for folder in crashes_dir.iterdir() if folder.is_dir()),
-        key=lambda folder: folder.stat().st_mtime,
-    )
-    for folder in folders[:-KEPT_CRASHES]:
-        shutil.rmtree(folder, ignore_errors=True)

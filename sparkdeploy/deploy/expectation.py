@@ -19,7 +19,7 @@ from sparkdeploy.node.node import named
 from sparkdeploy.plan.backends import PlannedBackend, planned_backends
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.server.phases import read_whole
-from sparkdeploy.server.truth import Finding, Verdict, findings
+from sparkdeploy.server.truth import Agreement, BackendFinding, findings
 
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
@@ -118,7 +118,7 @@ def _treatment(plan: Plan) -> Treatment | None:
     )
 
 
-def check_truth(expected: Expectation, facts: EngineFacts) -> tuple[Finding, ...]:
+def check_truth(expected: Expectation, facts: EngineFacts) -> tuple[BackendFinding, ...]:
     """Hold what the engine says of itself against what was planned; return what was found.
 
     Raises UnhealthyError when the treatment or a back end is not the recipe's: the model would
@@ -128,7 +128,7 @@ def check_truth(expected: Expectation, facts: EngineFacts) -> tuple[Finding, ...
         _check_treatment(expected.treatment, facts)
     found = findings(expected.backends, facts)
     for finding in found:
-        if finding.verdict is Verdict.DIFFERS and not finding.is_failure:
+        if finding.agreement is Agreement.DIFFERS and not finding.is_failure:
             console.warn(finding.describe())
     failures = [finding for finding in found if finding.is_failure]
     if failures:

@@ -48,7 +48,6 @@ def leave_note(descriptor: int, command: str) -> None:
 
 
 def clear_note(descriptor: int) -> None:
-    """Take the note back."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
 
@@ -64,8 +63,9 @@ def holder_of(descriptor: int) -> Holder:
     if pid is None or uid is None:
         return Holder(None)
     note = _read_note(descriptor)
-    own = note if note.get("pid") == pid else {}
-    return Holder(pid, user_name(uid), _command(own.get("command")), _since(own.get("since")))
+    if note.get("pid") != pid:
+        note = {}
+    return Holder(pid, user_name(uid), _command(note.get("command")), _since(note.get("since")))
 
 
 def _kernels_word(status: os.stat_result) -> int | None:

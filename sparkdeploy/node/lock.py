@@ -1,10 +1,9 @@
-"""One change at a time on a node."""
+"""One change at a time: locks that the kernel frees when their holder dies."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import shlex
@@ -12,9 +11,11 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
+from filelock import lock_descriptor
+
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.holder import clear_note, holder_of, leave_note
-from sparkdeploy.node.plain_file import NotPlainError, find_plain, made_way, open_plain
+from sparkdeploy.node.plain_file import NotPlainError, freeing_command, open_existing, open_plain
 from sparkdeploy.node.shared_folder import shared_folder
 from sparkdeploy.node.users import user_name
 
@@ -30,6 +31,31 @@ SETTLE_S = (0.05, 0.1, 0.0)
 """Pauses while another user's first command gives a new folder or file to everybody."""
 
 
+def lock_within(
+    descriptor: int,
+    wait_s: float,
+    on_wait: Callable[[], None],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Lock an open file and return True, or False when it is another's for all of `wait_s`.
+
+    `on_wait` is called once, when the lock is not free at first. Closing the file frees the lock.
+    """
+    deadline_s = clock() + wait_s
+    is_told = False
+    while not lock_descriptor(descriptor, blocking=False):
+        if not is_told:
+            on_wait()
+            is_told = True
+        left_s = deadline_s - clock()
+        if left_s <= 0:
+            return False
+        sleep(min(POLL_S, left_s))
+    return True
+
+
 @contextlib.contextmanager
 def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
     folder: Path,
@@ -41,7 +67,7 @@ def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
-    """Hold the node's lock inside the block; the kernel frees it when the process dies.
+    """Hold the node's lock inside the block.
 
     Every user of a machine shares its Docker Engine, so `folder` is one that they share too. What
     they may have put there is not believed: a link, a FIFO, another name of somebody's file or a
@@ -50,23 +76,26 @@ def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
     Waits up to `wait_s`, telling `on_wait` once who holds it; then NodeError naming the holder.
     """
     path = lock_path(folder, node_name)
-    with _open_shared(path) as descriptor:
-        deadline_s = clock() + wait_s
-        told = False
-        while not _try_lock(descriptor):
-            left_s = deadline_s - clock()
-            if left_s <= 0:
-                raise _held(node_name, descriptor)
-            if not told:
-                on_wait(f"waiting for {holder_of(descriptor).describe()}")
-                told = True
-            sleep(min(POLL_S, left_s))
-        _require_there(descriptor, path)
+    descriptor = _open(path)
+    with contextlib.ExitStack() as held:
+        held.callback(os.close, descriptor)
+
+        def tell() -> None:
+            on_wait(f"waiting for {holder_of(descriptor).describe()}")
+
+        if not lock_within(descriptor, wait_s, tell, clock=clock, sleep=sleep):
+            raise NodeError(
+                f"{node_name} is being changed by {holder_of(descriptor).describe()}",
+                hint="wait until it has ended, or end that process",
+            )
+        # A file without a name is a lock that nobody else can find.
+        if os.fstat(descriptor).st_nlink == 0:
+            raise NodeError(
+                f"the lock {path} was removed while it was waited for", hint="run the command again"
+            )
         leave_note(descriptor, command)
-        try:
-            yield
-        finally:
-            clear_note(descriptor)
+        held.callback(clear_note, descriptor)
+        yield
 
 
 @contextlib.contextmanager
@@ -76,13 +105,11 @@ def watching(folder: Path, node_name: str, deployment: str, *, command: str) -> 
     It keeps nobody out: a second one that waits for the same start is only not named, and neither
     is one whose file another user has spoilt.
     """
-    path = lock_path(folder, watch_name(node_name, deployment))
     with contextlib.ExitStack() as held:
         with contextlib.suppress(NodeError):
-            descriptor = held.enter_context(_open_shared(path))
-            if _try_lock(descriptor):
-                leave_note(descriptor, command)
-                held.callback(clear_note, descriptor)
+            held.enter_context(
+                node_lock(folder, watch_name(node_name, deployment), command=command)
+            )
         yield
 
 
@@ -93,15 +120,13 @@ def watch_name(node_name: str, deployment: str) -> str:
 
 def lock_holder(folder: Path, node_name: str) -> Holder | None:
     """Return who holds the node's lock now, or None; what cannot be a lock is held by nobody."""
-    path = lock_path(folder, node_name)
     if not folder.is_dir():
         return None
     with contextlib.suppress(NodeError, OSError), shared_folder(folder) as opened:
-        descriptor = find_plain(path.name, folder=opened)
-        if descriptor is None:
-            return None
+        descriptor = open_existing(lock_path(folder, node_name).name, folder=opened)
         try:
-            return None if _try_lock(descriptor) else holder_of(descriptor)
+            is_free = lock_descriptor(descriptor, blocking=False)
+            return None if is_free else holder_of(descriptor)
         finally:
             os.close(descriptor)
     return None
@@ -112,24 +137,18 @@ def lock_path(folder: Path, node_name: str) -> Path:
     return folder / (re.sub(r"[^\w.-]", "_", node_name) + ".lock")
 
 
-@contextlib.contextmanager
-def _open_shared(path: Path) -> Iterator[int]:
+def _open(path: Path) -> int:
     """Open the file for every user; create folder and file on the first use of this machine."""
-    descriptor = _opened(path)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _opened(path: Path) -> int:
-    refusal: OSError = OSError()
+    refusal = OSError()
     for pause_s in SETTLE_S:
         try:
             with shared_folder(path.parent) as folder:
                 return _for_everybody(open_plain(path.name, folder=folder))
         except NotPlainError as error:
-            raise _spoilt(path, error) from error
+            raise NodeError(
+                f"the lock {path} cannot be used: {error.strerror}{_made_by(path, error)}",
+                hint=f"as root: {freeing_command(path, error)}",
+            ) from error
         except PermissionError as error:
             refusal = error
             time.sleep(pause_s)
@@ -139,18 +158,11 @@ def _opened(path: Path) -> int:
 
 
 def _for_everybody(descriptor: int) -> int:
-    """Let other users write their notes into a file of ours."""
+    """Let other users write their notes into a file of ours, whatever the umask is."""
     status = os.fstat(descriptor)
     if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != SHARED_FILE_MODE:
         os.fchmod(descriptor, SHARED_FILE_MODE)
     return descriptor
-
-
-def _spoilt(path: Path, error: NotPlainError) -> NodeError:
-    return NodeError(
-        f"the lock {path} cannot be used: {error.strerror}{_made_by(path, error)}",
-        hint=f"as root: {made_way(path, error)}",
-    )
 
 
 def _made_by(path: Path, error: NotPlainError) -> str:
@@ -180,27 +192,4 @@ def _unusable(path: Path, error: OSError) -> NodeError:
     return NodeError(
         f"the lock {path} cannot be opened: {error.strerror}",
         hint="set SPARKDEPLOY_LOCK_DIR to a folder that every user of sparkdeploy may write to",
-    )
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _require_there(descriptor: int, path: Path) -> None:
-    """A file without a name is a lock that nobody else can find."""
-    if os.fstat(descriptor).st_nlink == 0:
-        raise NodeError(
-            f"the lock {path} was removed while it was waited for", hint="run the command again"
-        )
-
-
-def _held(node_name: str, descriptor: int) -> NodeError:
-    return NodeError(
-        f"{node_name} is being changed by {holder_of(descriptor).describe()}",
-        hint="wait until it has ended, or end that process",
     )

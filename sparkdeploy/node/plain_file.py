@@ -36,22 +36,33 @@ def open_plain(name: str | Path, *, folder: int | None = None) -> int:
     """
     for _ in range(ATTEMPTS):
         try:
-            return _existing(name, folder)
+            return open_existing(name, folder=folder)
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 return os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, NEW_MODE, dir_fd=folder)
-    raise OSError(errno.EAGAIN, "it comes and goes")
+    raise OSError(errno.EAGAIN, "another process makes and removes it again and again")
 
 
-def find_plain(name: str, *, folder: int) -> int | None:
-    """Open a file as `open_plain` does, or return None when nothing has the name."""
+def open_existing(name: str | Path, *, folder: int | None = None) -> int:
+    """Open a file as `open_plain` does; FileNotFoundError when nothing has the name."""
     try:
-        return _existing(name, folder)
-    except FileNotFoundError:
-        return None
+        # Without O_CREAT: the kernel refuses that flag for another user's file in a shared folder.
+        descriptor = os.open(name, _FLAGS, dir_fd=folder)
+    except OSError as error:
+        if error.errno in _WORDS:
+            raise NotPlainError(error.errno, _WORDS[error.errno]) from error
+        raise
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISREG(status.st_mode):
+        # A second name may be the first name of a file that is none of ours.
+        raise NotPlainError(errno.EMLINK, "it is a hard link to another file")
+    raise NotPlainError(errno.EINVAL, "it is no regular file")
 
 
-def made_way(path: Path, error: NotPlainError) -> str:
+def freeing_command(path: Path, error: NotPlainError) -> str:
     """Return the command that frees the name; it loses nothing but what has that one name.
 
     The name may be another thing's by the time it runs: `rm` without options removes no folder,
@@ -61,27 +72,3 @@ def made_way(path: Path, error: NotPlainError) -> str:
     if error.errno == errno.EISDIR:
         return f"mv -T {name} {shlex.quote(f'{path}.aside')}"
     return f"rm {name}"
-
-
-def _existing(name: str | Path, folder: int | None) -> int:
-    # Without O_CREAT: the kernel refuses that flag for another user's file in a shared folder.
-    try:
-        descriptor = os.open(name, _FLAGS, dir_fd=folder)
-    except OSError as error:
-        if error.errno in _WORDS:
-            raise NotPlainError(error.errno, _WORDS[error.errno]) from error
-        raise
-    try:
-        _require_plain(os.fstat(descriptor))
-    except NotPlainError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _require_plain(status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise NotPlainError(errno.EINVAL, "it is no regular file")
-    # A second name may be the first name of a file that is none of ours.
-    if status.st_nlink > 1:
-        raise NotPlainError(errno.EMLINK, "it is a hard link to another file")

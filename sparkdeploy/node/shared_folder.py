@@ -39,10 +39,7 @@ def shared_folder(folder: Path) -> Iterator[int]:
 
 def _made_or_opened(folder: Path) -> int:
     try:
-        return _opened(folder)
-    except FileNotFoundError:
         folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
         folder.mkdir(mode=SHARED_FOLDER_MODE)
     except FileExistsError:
         return _opened(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import requests
 
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.server.metrics import Sample, Speculation, parse_samples, speculation, totals
+from sparkdeploy.server.metrics import Speculation, parse_samples, speculation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
 HEALTH_TIMEOUT_S = 1.0
 CALL_TIMEOUT_S = 10.0
@@ -29,17 +29,11 @@ class Completion:
     prompt_tokens: int
     completion_tokens: int
     duration_s: float
-    finish_reason: str = ""
     reasoning: str = ""
     """What a reasoning parser split off; a chat answer may hold nothing else."""
 
-    @property
-    def tokens_a_second(self) -> float:
-        """Return completion tokens over the whole time, prefill included."""
-        return self.completion_tokens / self.duration_s if self.duration_s > 0 else 0.0
 
-
-class ServedModel:
+class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     """The OpenAI-style server at a base URL such as `http://127.0.0.1:8000`; a context manager.
 
     Proxies of the environment are never used. Every failure is an UnhealthyError that carries
@@ -59,47 +53,31 @@ class ServedModel:
         if api_key:
             self._session.headers["Authorization"] = f"Bearer {api_key}"
 
-    def __enter__(self) -> ServedModel:
-        """Return the model."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the connections."""
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
+    def __exit__(self, *_: object) -> None:
         self._session.close()
 
     def is_healthy(self, *, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
         """Say whether /health answers 200 in time."""
         try:
-            with self._session.get(self.base_url + "/health", timeout=timeout_s) as response:
-                return bool(response.ok)
-        except requests.RequestException:
+            self._call("/health", timeout_s=timeout_s)
+        except UnhealthyError:
             return False
+        return True
 
-    def served_models(self, *, timeout_s: float = CALL_TIMEOUT_S) -> tuple[str, ...]:
+    def served_models(self) -> tuple[str, ...]:
         """Return the names the server answers to."""
-        answer = self._call_json("GET", "/v1/models", timeout_s=timeout_s)
-        return tuple(str(item["id"]) for item in answer.get("data", ()))
+        return tuple(str(item["id"]) for item in self._models())
 
-    def max_model_len(self, *, timeout_s: float = CALL_TIMEOUT_S) -> int | None:
+    def max_model_len(self) -> int | None:
         """Return how many tokens a request may take in all; None when the server does not say."""
-        answer = self._call_json("GET", "/v1/models", timeout_s=timeout_s)
-        told = {item.get("id"): item.get("max_model_len") for item in answer.get("data", ())}
+        told = {item.get("id"): item.get("max_model_len") for item in self._models()}
         length = told.get(self.name)
         return int(length) if length else None
 
     def version(self) -> str | None:
         """Return vLLM's own version; None for a server that has none to tell."""
         try:
-            found = self._call_json("GET", "/version", timeout_s=CALL_TIMEOUT_S).get("version")
+            found = self._call_json("/version").get("version")
         except UnhealthyError:
             return None
         return str(found) if found else None
@@ -109,68 +87,61 @@ class ServedModel:
         prompt: str,
         max_tokens: int,
         *,
-        temperature: float = 0.0,
-        seed: int | None = None,
         timeout_s: float = ANSWER_TIMEOUT_S,
         extra: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """Continue a text with /v1/completions; greedy unless a temperature is given."""
-        body = {"prompt": prompt, **_sampling(max_tokens, temperature, seed), **(extra or {})}
-        answer, duration_s = self._generate("/v1/completions", body, timeout_s)
-        choice = answer["choices"][0]
-        return _completion(answer, choice, str(choice.get("text") or ""), "", duration_s)
+        """Continue a text with /v1/completions, greedily."""
+        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, **(extra or {})}
+        return self._generate("/v1/completions", body, timeout_s)
 
     def chat(
         self,
         messages: Sequence[Mapping[str, str]],
         max_tokens: int,
         *,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        timeout_s: float = ANSWER_TIMEOUT_S,
         extra: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """Answer a conversation with /v1/chat/completions; greedy unless told otherwise."""
-        sampling = _sampling(max_tokens, temperature, seed)
-        body = {"messages": [dict(message) for message in messages], **sampling, **(extra or {})}
-        answer, duration_s = self._generate("/v1/chat/completions", body, timeout_s)
-        choice = answer["choices"][0]
-        message = choice.get("message") or {}
-        reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-        text = str(message.get("content") or "")
-        return _completion(answer, choice, text, str(reasoning), duration_s)
+        """Answer a conversation with /v1/chat/completions, greedily."""
+        body = {
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": 0.0,
+            **(extra or {}),
+        }
+        return self._generate("/v1/chat/completions", body, ANSWER_TIMEOUT_S)
 
     def ask(
         self, path: str, body: Mapping[str, Any], *, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> dict[str, Any]:
         """Post a request of the caller's own making and return the answer whole."""
-        return self._generate(path, dict(body), timeout_s)[0]
+        answer = self._call_json(path, timeout_s=timeout_s, body={**body, "model": self.name})
+        if not answer.get("choices"):
+            raise UnhealthyError(f"{self.base_url}{path} answered without a choice")
+        return answer
 
-    def exposition(self, *, timeout_s: float = CALL_TIMEOUT_S) -> str:
+    def exposition(self) -> str:
         """Return /metrics as it is."""
-        return self._call("GET", "/metrics", timeout_s=timeout_s).text
-
-    def samples(self, *, timeout_s: float = CALL_TIMEOUT_S) -> tuple[Sample, ...]:
-        """Return everything /metrics shows."""
-        return tuple(parse_samples(self.exposition(timeout_s=timeout_s)))
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return each metric's sum over its labels."""
-        return totals(self.samples())
+        return self._call("/metrics").text
 
     def speculation(self) -> Speculation | None:
         """Return the counters of speculative decoding; None when the server does not speculate."""
-        return speculation(self.samples())
+        return speculation(parse_samples(self.exposition()))
 
-    def _generate(
-        self, path: str, body: dict[str, Any], timeout_s: float
-    ) -> tuple[dict[str, Any], float]:
-        body["model"] = self.name
+    def _generate(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Completion:
+        body = {**body, "model": self.name}  # which may take a request of its own
         started_s = time.perf_counter()
-        answer = self._call_json("POST", path, timeout_s=timeout_s, body=body)
-        if not answer.get("choices"):
-            raise UnhealthyError(f"{self.base_url}{path} answered without a choice")
-        return answer, time.perf_counter() - started_s
+        answer = self.ask(path, body, timeout_s=timeout_s)
+        duration_s = time.perf_counter() - started_s
+        choice, usage = answer["choices"][0], answer.get("usage") or {}
+        message = choice.get("message") or {}
+        reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
+        return Completion(
+            text=str(choice.get("text") or message.get("content") or ""),
+            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            completion_tokens=int(usage.get("completion_tokens") or 0),
+            duration_s=duration_s,
+            reasoning=str(reasoning),
+        )
 
     @property
     def name(self) -> str:
@@ -182,11 +153,19 @@ class ServedModel:
             self._model = names[0]
         return self._model
 
+    def _models(self) -> Sequence[Mapping[str, Any]]:
+        models: Sequence[Mapping[str, Any]] = self._call_json("/v1/models").get("data", ())
+        return models
+
     def _call_json(
-        self, method: str, path: str, *, timeout_s: float, body: Mapping[str, Any] | None = None
+        self,
+        path: str,
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+        body: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Something else may listen there, such as a web server with a page for every path."""
-        response = self._call(method, path, timeout_s=timeout_s, body=body)
+        response = self._call(path, timeout_s=timeout_s, body=body)
         try:
             answer = response.json()
         except requests.JSONDecodeError:
@@ -200,9 +179,14 @@ class ServedModel:
         return answer
 
     def _call(
-        self, method: str, path: str, *, timeout_s: float, body: Mapping[str, Any] | None = None
+        self,
+        path: str,
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+        body: Mapping[str, Any] | None = None,
     ) -> requests.Response:
         url = self.base_url + path
+        method = "GET" if body is None else "POST"
         try:
             response = self._session.request(method, url, json=body, timeout=timeout_s)
         except requests.Timeout as error:
@@ -212,29 +196,6 @@ class ServedModel:
         if response.status_code != requests.codes.ok:
             raise _refusal(url, response)
         return response
-
-
-def _sampling(max_tokens: int, temperature: float, seed: int | None) -> dict[str, Any]:
-    sampling = {"max_tokens": max_tokens, "temperature": temperature}
-    return sampling if seed is None else {**sampling, "seed": seed}
-
-
-def _completion(
-    answer: Mapping[str, Any],
-    choice: Mapping[str, Any],
-    text: str,
-    reasoning: str,
-    duration_s: float,
-) -> Completion:
-    usage = answer.get("usage") or {}
-    return Completion(
-        text=text,
-        prompt_tokens=int(usage.get("prompt_tokens") or 0),
-        completion_tokens=int(usage.get("completion_tokens") or 0),
-        duration_s=duration_s,
-        finish_reason=str(choice.get("finish_reason") or ""),
-        reasoning=reasoning,
-    )
 
 
 def _refusal(url: str, response: requests.Response) -> UnhealthyError:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.server.log_lines import said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,128 +43,93 @@ class EngineFacts:
 
     @property
     def plugin_spoke(self) -> bool:
-        """Say whether the plugin's own line has been seen."""
         return self.fp8_layers is not None
-
-
-Merge = Literal["last", "first", "every"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    pattern: re.Pattern[str]
-    fields: tuple[tuple[str, Callable[[str], Any]], ...]
-    merge: Merge = "last"
 
 
 def read_facts(text: str, known: EngineFacts) -> EngineFacts:
     """Return what is known after one more line; a line may tell several things."""
     # The plugin's own lines say that the treatment is on: a prompt that quotes one says nothing.
     words = said(text)
-    for reading in _PLUGIN_READINGS:
-        if match := reading.pattern.match(words):
-            known = _merged(known, reading, match)
-    for reading in _READINGS:
-        if match := reading.pattern.search(text):
-            known = _merged(known, reading, match)
+    for pattern in _PLUGIN_LINES:
+        if match := pattern.match(words):
+            known = _merged(known, match)
+    for pattern in _VLLM_LINES:
+        if match := pattern.search(text):
+            known = _merged(known, match)
     return known
 
 
-def _merged(known: EngineFacts, reading: _Reading, match: re.Match[str]) -> EngineFacts:
+def _merged(known: EngineFacts, match: re.Match[str]) -> EngineFacts:
     try:
-        found = {
-            name: convert(value)
-            for (name, convert), value in zip(reading.fields, match.groups(), strict=True)
-        }
+        found = {name: _FROM_TEXT.get(name, str)(text) for name, text in match.groupdict().items()}
     except ValueError:
         # Such as 1.2.3 GiB: no line of vLLM's, whoever wrote it.
         return known
-    if reading.merge == "first":
-        found = {name: value for name, value in found.items() if getattr(known, name) is None}
-    elif reading.merge == "every":
-        found = {name: _with(getattr(known, name), value) for name, value in found.items()}
+    if known.attention_backend is not None:
+        found.pop("attention_backend", None)
+    if kernel := found.get("linear_kernels"):
+        found["linear_kernels"] = tuple(dict.fromkeys((*known.linear_kernels, kernel)))
     return replace(known, **found)
 
 
-def _with(values: tuple[str, ...], value: str) -> tuple[str, ...]:
-    return values if value in values else (*values, value)
-
-
-def _count(text: str) -> int:
-    return int(text.replace(",", ""))
-
-
-def _seen(_: str) -> bool:
-    return True
-
-
-def _off(_: str) -> str:
-    return "off"
-
-
-def _no_graphs(_: str) -> str:
-    return "NONE"
-
-
-def _method_and_tokens(config: str) -> str | None:
+def _speculation(config: str) -> str | None:
+    if config == "None":
+        return "off"
     method = re.search(r"method='(\w+)'", config)
     tokens = re.search(r"num_spec(?:ulative)?_tokens=(\d+)", config)
     return f"{method[1]} {tokens[1]}" if method and tokens else None
 
 
-def _reading(
-    pattern: str, *fields: tuple[str, Callable[[str], Any]], merge: Merge = "last"
-) -> _Reading:
-    return _Reading(re.compile(pattern), fields, merge)
+_FROM_TEXT: Mapping[str, Callable[[str], Any]] = {
+    "speculation": _speculation,
+    "graph_mode": lambda text: "NONE" if text.startswith("Skipping") else text,
+    "fp8_layers": int,
+    "draft_head_rows": int,
+    "kv_cache_tokens": lambda text: int(text.replace(",", "")),
+    "kv_cache_gib": float,
+    "model_memory_gib": float,
+    "shares_mtp_weights": bool,
+    "mean_acceptance_length": float,
+    "draft_acceptance_percent": float,
+    "engine_init_s": float,
+}
+"""How a field is made of what its group matched; the others are texts as they stand."""
 
-
-_PLUGIN_READINGS = (
-    _reading(
-        r"sparkdeploy: spark-hybrid active: fp8=(\d+) layers, lm_head=(\w+)",
-        ("fp8_layers", int),
-        ("lm_head", str),
+_PLUGIN_LINES = (
+    re.compile(
+        r"sparkdeploy: spark-hybrid active: fp8=(?P<fp8_layers>\d+) layers,"
+        r" lm_head=(?P<lm_head>\w+)"
     ),
-    _reading(r"sparkdeploy: draft head active: rows=(\d+)", ("draft_head_rows", int)),
+    re.compile(r"sparkdeploy: draft head active: rows=(?P<draft_head_rows>\d+)"),
 )
-_READINGS = (
-    _reading(r"vLLM API server version v?(\d\S*)", ("vllm_version", str)),
-    _reading(r"Initializing a V1 LLM engine \(v(\d[^)]*)\)", ("vllm_version", str)),
-    _reading(
-        r"Using (?:AttentionBackendEnum\.)?(\w+) attention backend out of potential backends",
-        ("attention_backend", str),
-        merge="first",
-    ),
-    # What was asked for by name is confirmed in other words.
-    _reading(
-        r"Using AttentionBackendEnum\.(\w+) backend\.", ("attention_backend", str), merge="first"
-    ),
-    _reading(r"Using '?([\w ]+?)'?(?: \w+)? MoE backend out of", ("moe_backend", str)),
-    _reading(r"Using '(\w+)' \w+ MoE backend", ("moe_backend", str)),
-    _reading(r"Using (\w+Kernel) for ", ("linear_kernels", str), merge="every"),
-    _reading(r"Selected (\w+Kernel) for ", ("linear_kernels", str), merge="every"),
-    _reading(r"Initializing a V1 LLM.* kv_cache_dtype=(\w+)", ("kv_cache_dtype", str)),
-    _reading(r"Using (\w+) data type to store kv cache", ("kv_cache_dtype", str)),
-    _reading(
-        r"Initializing a V1 LLM.*'cudagraph_mode': <CUDAGraphMode\.(\w+)", ("graph_mode", str)
-    ),
-    _reading(r"setting cudagraph_mode=(?:CUDAGraphMode\.)?(\w+)", ("graph_mode", str)),
-    _reading(r"Overriding cudagraph_mode .*to (?:CUDAGraphMode\.)?(\w+)", ("graph_mode", str)),
-    _reading(r"(Skipping CUDA graph capture)", ("graph_mode", _no_graphs)),
-    _reading(r"Initializing a V1 LLM.*speculative_config=(None),", ("speculation", _off)),
-    _reading(
-        r"Initializing a V1 LLM.*speculative_config=SpeculativeConfig\(([^)]*)\)",
-        ("speculation", _method_and_tokens),
-    ),
-    _reading(r"(?:GPU|CPU) KV cache size: ([\d,]+) tokens", ("kv_cache_tokens", _count)),
-    _reading(r"Available KV cache memory: ([\d.]+) GiB", ("kv_cache_gib", float)),
-    _reading(r"Explicitly set \(([\d.]+)/[\d.]+\) GiB for KV cache", ("kv_cache_gib", float)),
-    _reading(r"Model loading took ([\d.]+) ?GiB", ("model_memory_gib", float)),
-    _reading(r"(Detected MTP model\. Sharing target model)", ("shares_mtp_weights", _seen)),
-    _reading(
-        r"SpecDecoding metrics: Mean acceptance length: ([\d.]+),"
-        r".*Avg Draft acceptance rate: ([\d.]+)%",
-        ("mean_acceptance_length", float),
-        ("draft_acceptance_percent", float),
-    ),
-    _reading(r"init engine \(.*\) took ([\d.]+) s", ("engine_init_s", float)),
+_VLLM_LINES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"vLLM API server version v?(?P<vllm_version>\d\S*)",
+        r"Initializing a V1 LLM engine \(v(?P<vllm_version>\d[^)]*)\)",
+        r"Using (?:AttentionBackendEnum\.)?(?P<attention_backend>\w+) attention backend out of"
+        r" potential backends",
+        # What was asked for by name is confirmed in other words.
+        r"Using AttentionBackendEnum\.(?P<attention_backend>\w+) backend\.",
+        r"Using '?(?P<moe_backend>[\w ]+?)'?(?: \w+)? MoE backend out of",
+        r"Using '(?P<moe_backend>\w+)' \w+ MoE backend",
+        r"Using (?P<linear_kernels>\w+Kernel) for ",
+        r"Selected (?P<linear_kernels>\w+Kernel) for ",
+        r"Initializing a V1 LLM.* kv_cache_dtype=(?P<kv_cache_dtype>\w+)",
+        r"Using (?P<kv_cache_dtype>\w+) data type to store kv cache",
+        r"Initializing a V1 LLM.*'cudagraph_mode': <CUDAGraphMode\.(?P<graph_mode>\w+)",
+        r"setting cudagraph_mode=(?:CUDAGraphMode\.)?(?P<graph_mode>\w+)",
+        r"Overriding cudagraph_mode .*to (?:CUDAGraphMode\.)?(?P<graph_mode>\w+)",
+        r"(?P<graph_mode>Skipping CUDA graph capture)",
+        r"Initializing a V1 LLM.*speculative_config=(?P<speculation>None),",
+        r"Initializing a V1 LLM.*speculative_config=SpeculativeConfig\((?P<speculation>[^)]*)\)",
+        r"(?:GPU|CPU) KV cache size: (?P<kv_cache_tokens>[\d,]+) tokens",
+        r"Available KV cache memory: (?P<kv_cache_gib>[\d.]+) GiB",
+        r"Explicitly set \((?P<kv_cache_gib>[\d.]+)/[\d.]+\) GiB for KV cache",
+        r"Model loading took (?P<model_memory_gib>[\d.]+) ?GiB",
+        r"(?P<shares_mtp_weights>Detected MTP model\. Sharing target model)",
+        r"SpecDecoding metrics: Mean acceptance length: (?P<mean_acceptance_length>[\d.]+),"
+        r".*Avg Draft acceptance rate: (?P<draft_acceptance_percent>[\d.]+)%",
+        r"init engine \(.*\) took (?P<engine_init_s>[\d.]+) s",
+    )
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.console import format_gib
@@ -37,7 +37,7 @@ _EXIT_MEANINGS = {
     139: "it crashed in native code (SIGSEGV)",
     143: "it was told to stop (SIGTERM)",
 }
-_SIGNAL_EXITS = {132, 134, 135, 136, 137, 139, 143}
+_SIGNAL_EXITS = {code for code in _EXIT_MEANINGS if code > 128}
 """Deaths that leave no traceback: one found in the log is of something else, survived."""
 _EXIT_HINTS = {
     132: "this engine's wheel needs newer instructions (AVX-512 or AVX2); use another machine",
@@ -48,7 +48,7 @@ _EXIT_HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The root cause: its name in the table of signatures, the line, its meaning, the way out."""
+    """The root cause: its name in the table of signatures, the line, its meaning, how to fix it."""
 
     name: str
     line: str
@@ -56,8 +56,21 @@ class Cause:
     hint: str | None = None
 
     def describe(self) -> str:
-        """Return the cause in one line."""
         return f"{self.meaning}: {self.line}" if self.line else self.meaning
+
+
+_GUARD_STOPPED = Cause(
+    MEMORY_FLOOR,
+    "",
+    "the memory guard stopped it before the machine could freeze",
+    "stop other programs, or lower serve.gpu_memory_utilization or serve.max_model_len",
+)
+_KERNEL_KILLED = Cause(
+    "oom_killed",
+    "",
+    "the kernel killed it because memory ran out",
+    "stop other programs, or lower serve.gpu_memory_utilization",
+)
 
 
 def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
@@ -66,14 +79,15 @@ def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
     What Docker says of the end goes before what the log says: whatever runs in the container can
     write any line. That the guard ended it is known by its exit code alone.
     """
-    texts = lines_of(log.encode(errors="replace"))
-    lines = [read_line(text) for text in texts]
-    return (
-        _guard_cause(texts, exit_code)
-        or _kernel_cause(oom_killed)
-        or _log_cause(_since_it_served(lines), by_signal=exit_code in _SIGNAL_EXITS)
-        or _exit_cause(exit_code)
-    )
+    if exit_code == EXIT_MEMORY_FLOOR:
+        return replace(_GUARD_STOPPED, line=_memory_left(log))
+    if oom_killed:
+        return _KERNEL_KILLED
+    lines = [read_line(text) for text in lines_of(log)]
+    # All before the server was up, if it ever was, it has survived.
+    served = [index for index, line in enumerate(lines) if _SERVES in line.text]
+    recent = lines[served[-1] + 1 :] if served else lines
+    return _log_cause(recent, by_signal=exit_code in _SIGNAL_EXITS) or _exit_cause(exit_code)
 
 
 def guard_reports(log: str) -> list[dict[str, Any]]:
@@ -81,7 +95,15 @@ def guard_reports(log: str) -> list[dict[str, Any]]:
 
     Or what something else in its container said in its name: they are for explaining.
     """
-    return _reports(lines_of(log.encode(errors="replace")))
+    found = []
+    for payload in filter(None, map(guard_payload, lines_of(log))):
+        try:
+            report = json.loads(payload)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(report, dict):
+            found.append(report)
+    return found
 
 
 def guard_events(log: str, exit_code: int | None) -> list[str]:
@@ -92,9 +114,9 @@ def guard_events(log: str, exit_code: int | None) -> list[str]:
 
 def until_last_restart(log: str) -> tuple[str, int | None]:
     """Return a log up to the guard's last restart, and the exit code that came before it."""
-    lines = lines_of(log.encode(errors="replace"))
+    lines = lines_of(log)
     for index, text in reversed(list(enumerate(lines))):
-        reports = _reports([text])
+        reports = guard_reports(text)
         if reports and reports[0].get("event") == "restart":
             code = reports[0].get("exit_code")
             return "\n".join(lines[:index]), code if isinstance(code, int) else None
@@ -103,35 +125,14 @@ def until_last_restart(log: str) -> tuple[str, int | None]:
 
 def log_tail(log: str, line_count: int) -> str:
     """Return a log's last lines, progress bars and terminal codes undone."""
-    return "\n".join(lines_of(log.encode(errors="replace"))[-line_count:])
+    return "\n".join(lines_of(log)[-line_count:])
 
 
-def _reports(texts: Iterable[str]) -> list[dict[str, Any]]:
-    found = []
-    for payload in filter(None, map(guard_payload, texts)):
-        try:
-            report = json.loads(payload)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(report, dict):
-            found.append(report)
-    return found
-
-
-def _guard_cause(texts: Iterable[str], exit_code: int | None) -> Cause | None:
-    if exit_code != EXIT_MEMORY_FLOOR:
-        return None
-    trips = [report for report in _reports(texts) if report.get("event") == MEMORY_FLOOR]
-    return Cause(
-        MEMORY_FLOOR,
-        _room(trips[-1]) if trips else "",
-        "the memory guard stopped it before the machine could freeze",
-        "stop other programs, or lower serve.gpu_memory_utilization or serve.max_model_len",
-    )
-
-
-def _room(trip: Mapping[str, Any]) -> str:
-    available, floor = _gib(trip, "mem_available_bytes"), _gib(trip, "floor_bytes")
+def _memory_left(log: str) -> str:
+    trips = [report for report in guard_reports(log) if report.get("event") == MEMORY_FLOOR]
+    if not trips:
+        return ""
+    available, floor = _gib(trips[-1], "mem_available_bytes"), _gib(trips[-1], "floor_bytes")
     return f"{available} were available, the floor is {floor}"
 
 
@@ -141,23 +142,6 @@ def _gib(report: Mapping[str, Any], key: str) -> str:
         return format_gib(value) if isinstance(value, int | float) else "?"
     except OverflowError:
         return "?"
-
-
-def _kernel_cause(oom_killed: bool) -> Cause | None:
-    if not oom_killed:
-        return None
-    return Cause(
-        "oom_killed",
-        "",
-        "the kernel killed it because memory ran out",
-        "stop other programs, or lower serve.gpu_memory_utilization",
-    )
-
-
-def _since_it_served(lines: Sequence[LogLine]) -> Sequence[LogLine]:
-    """Return what came after the server was up, if it ever was: all before that it has survived."""
-    served = [index for index, line in enumerate(lines) if _SERVES in line.text]
-    return lines[served[-1] + 1 :] if served else lines
 
 
 def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
@@ -187,8 +171,9 @@ def _is_suspect(line: LogLine) -> bool:
 
 def _by_signature(texts: Sequence[str], signatures: Iterable[Signature]) -> Cause | None:
     for signature in signatures:
+        pattern = re.compile(signature.pattern)
         for text in texts:
-            if signature.pattern.search(text):
+            if pattern.search(text):
                 return Cause(signature.name, text.strip(), signature.meaning, signature.hint)
     return None
 

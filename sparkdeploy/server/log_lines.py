@@ -54,8 +54,8 @@ class LineSplitter:
         self._append(rest)
 
     def unfinished(self) -> str:
-        """Return the line that has begun and not ended."""
-        return plain_text(bytes(self._open))
+        """Return the line that has begun and not ended, without terminal codes."""
+        return _ANSI.sub("", self._open.decode(errors="replace")).rstrip()
 
     def _append(self, piece: bytes) -> None:
         self._open += piece[: MAX_LINE_BYTES - len(self._open)]
@@ -76,18 +76,13 @@ def guard_payload(text: str) -> str | None:
 
 def said(text: str) -> str:
     """Return what a line says, without any names of processes and without its logger's head."""
-    without = _ORIGINS.sub("", text)
-    return _HEAD.sub("", without)
+    return _HEAD.sub("", _ORIGINS.sub("", text))
 
 
-def plain_text(raw: bytes) -> str:
-    """Decode and strip terminal codes and trailing blanks."""
-    return _ANSI.sub("", raw.decode(errors="replace")).rstrip()
-
-
-def lines_of(log: bytes) -> list[str]:
-    """Return a whole log's lines."""
-    return list(LineSplitter().feed(log + b"\n"))
+def lines_of(log: bytes | str) -> list[str]:
+    """Return a whole log's lines, without terminal codes and the empty ones."""
+    raw = log.encode(errors="replace") if isinstance(log, str) else log
+    return list(LineSplitter().feed(raw + b"\n"))
 
 
 def read_line(text: str) -> LogLine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ _SPEC = "vllm:spec_decode_num_"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measured value."""
-
     name: str
     labels: Mapping[str, str]
     value: float
@@ -43,7 +42,6 @@ class Speculation:
         return self.draft_tokens / self.drafts if self.drafts else None
 
     def since(self, before: Speculation) -> Speculation:
-        """Return what was counted after `before`."""
         return Speculation(
             self.drafts - before.drafts,
             self.draft_tokens - before.draft_tokens,
@@ -74,10 +72,10 @@ def parse_samples(text: str) -> Iterator[Sample]:
 
 def totals(samples: Iterable[Sample]) -> dict[str, float]:
     """Return each name's sum over all of its labels (engines, positions, buckets)."""
-    summed: dict[str, float] = {}
+    summed: defaultdict[str, float] = defaultdict(float)
     for sample in samples:
-        summed[sample.name] = summed.get(sample.name, 0.0) + sample.value
-    return summed
+        summed[sample.name] += sample.value
+    return dict(summed)
 
 
 def speculation(samples: Iterable[Sample]) -> Speculation | None:
@@ -86,11 +84,10 @@ def speculation(samples: Iterable[Sample]) -> Speculation | None:
     summed = totals(found)
     if f"{_SPEC}drafts_total" not in summed:
         return None
-    positions: dict[int, float] = {}
+    positions: defaultdict[int, float] = defaultdict(float)
     for sample in found:
         if sample.name == f"{_SPEC}accepted_tokens_per_pos_total":
-            position = int(sample.labels.get("position", "0"))
-            positions[position] = positions.get(position, 0.0) + sample.value
+            positions[int(sample.labels.get("position", "0"))] += sample.value
     return Speculation(
         drafts=int(summed[f"{_SPEC}drafts_total"]),
         draft_tokens=int(summed.get(f"{_SPEC}draft_tokens_total", 0)),

@@ -72,10 +72,10 @@ _MARKERS = tuple(
         (r"Application startup complete", "answering"),
     )
 )
-_PERCENT = re.compile(
-    r"(?P<weights>Loading (?:\w+ checkpoint shards|safetensors using [\w -]+):\s*(?P<w>\d{1,3})%)"
-    r"|(?P<graphs>Capturing CUDA graphs?\b[^:]*:\s*(?P<g>\d{1,3})%)"
-)
+_BARS = {
+    "weights": r"Loading (?:\w+ checkpoint shards|safetensors using [\w -]+):\s*(\d{1,3})%",
+    "graphs": r"Capturing CUDA graphs?\b[^:]*:\s*(\d{1,3})%",
+}
 _BEGINS_AGAIN = '{"event": "restart"'
 
 
@@ -106,12 +106,10 @@ class PhaseTracker:
     _splitter: LineSplitter = field(default_factory=LineSplitter, init=False)
 
     def __post_init__(self) -> None:
-        """Begin before the first line."""
         self._restart(0.0)
 
     @property
     def phase(self) -> Phase:
-        """Return the phase under way."""
         return self.visits[-1].phase
 
     def feed(self, chunk: bytes, at_s: float = 0.0) -> None:
@@ -157,22 +155,18 @@ class PhaseTracker:
         self._read_percent(text, at_s)
         for pattern, name in _MARKERS:
             if pattern.search(text):
-                self._enter(self._meant(name), at_s)
+                self._enter(name, at_s)
 
     def _read_percent(self, text: str, at_s: float) -> None:
-        match = _PERCENT.search(text)
-        if match is None:
-            return
-        name = "weights" if match["weights"] else "graphs"
-        self._enter(self._meant(name), at_s)
-        if self.phase.name in {name, "draft"}:
-            self.percent = min(int(match["w"] or match["g"]), 100)
-
-    def _meant(self, name: str) -> str:
-        """Weights that are loaded after weights were loaded belong to the draft model."""
-        return "draft" if name == "weights" and self.weight_loads else name
+        for name, bar in _BARS.items():
+            if match := re.search(bar, text):
+                self._enter(name, at_s)
+                if self.phase.name in {name, "draft"}:
+                    self.percent = min(int(match[1]), 100)
 
     def _enter(self, name: str, at_s: float) -> None:
+        if name == "weights" and self.weight_loads:
+            name = "draft"  # what is loaded after the model's weights are the draft model's
         if _INDEX[name] > _INDEX[self.phase.name]:
             self.visits.append(Visit(PHASES[_INDEX[name]], at_s))
             self.percent = None

@@ -24,70 +24,55 @@ _ECHOES = re.compile(
 
 
 @dataclass(slots=True)
-class Trace:
+class Traceback:
     """One traceback with its chain of exceptions, the cause first."""
 
     origin: str
     exceptions: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    position: int = 0
-    """The number of the line it began on."""
+    _is_in_frames: bool = True
 
     @property
     def is_echo(self) -> bool:
         """Say whether it only repeats that another process failed."""
         return all(_ECHOES.search(exception) for exception in self.exceptions)
 
+    def begin(self, text: str) -> None:
+        self.lines.append(text)
+        self._is_in_frames = True
 
-def tracebacks(lines: Iterable[LogLine]) -> list[Trace]:
+    def takes(self, line: LogLine) -> bool:
+        """Read a line of the same process on; False when it is none of the traceback's."""
+        if not self._is_in_frames:
+            if line.level not in _LOUD or len(self.lines) >= _MAX_LINES:
+                return False
+        elif not line.text[0].isspace():
+            self._is_in_frames = False
+            if _EXCEPTION.match(line.text):
+                self.exceptions.append(line.text)
+        self.lines.append(line.text)
+        return True
+
+
+def tracebacks(lines: Iterable[LogLine]) -> list[Traceback]:
     """Return every traceback that has an exception line, in order of appearance."""
-    reader = _Reader()
-    for position, line in enumerate(lines):
-        reader.read(line, position)
-    return [trace for trace in reader.found if trace.exceptions]
+    found: list[Traceback] = []
+    unfinished: dict[str, Traceback] = {}
+    for line in lines:
+        text = line.text.strip()
+        trace = unfinished.get(line.origin)
+        if text == _START:
+            if trace is None or not trace.lines[-1].startswith(_CHAIN):
+                trace = unfinished[line.origin] = Traceback(line.origin)
+                found.append(trace)
+            trace.begin(line.text)
+        elif text and trace is not None and not trace.takes(line):
+            del unfinished[line.origin]
+    return [trace for trace in found if trace.exceptions]
 
 
-def decisive(traces: Iterable[Trace]) -> Trace | None:
+def decisive(traces: Iterable[Traceback]) -> Traceback | None:
     """Return the traceback that says why: the last that is no echo of another process."""
     all_traces = list(traces)
-    own = [trace for trace in all_traces if not trace.is_echo]
-    if own:
-        return own[-1]
-    return all_traces[0] if all_traces else None
-
-
-@dataclass(slots=True)
-class _Reader:
-    found: list[Trace] = field(default_factory=list)
-    _open: dict[str, Trace] = field(default_factory=dict)
-    _in_frames: dict[str, bool] = field(default_factory=dict)
-
-    def read(self, line: LogLine, position: int) -> None:
-        if not line.text.strip():
-            return
-        trace = self._open.get(line.origin)
-        if line.text.strip() == _START:
-            self._begin(line, trace, position)
-        elif trace is not None:
-            self._continue(trace, line)
-
-    def _begin(self, line: LogLine, trace: Trace | None, position: int) -> None:
-        chained = trace is not None and trace.lines and trace.lines[-1].startswith(_CHAIN)
-        if trace is None or not chained:
-            trace = Trace(line.origin, position=position)
-            self.found.append(trace)
-            self._open[line.origin] = trace
-        trace.lines.append(line.text)
-        self._in_frames[line.origin] = True
-
-    def _continue(self, trace: Trace, line: LogLine) -> None:
-        if self._in_frames[line.origin]:
-            trace.lines.append(line.text)
-            if line.text and not line.text[0].isspace():
-                self._in_frames[line.origin] = False
-                if _EXCEPTION.match(line.text):
-                    trace.exceptions.append(line.text)
-        elif line.level in _LOUD and len(trace.lines) < _MAX_LINES:
-            trace.lines.append(line.text)
-        else:
-            del self._open[line.origin]
+    own = [trace for trace in all_traces if not trace.is_echo] or all_traces[:1]
+    return own[-1] if own else None

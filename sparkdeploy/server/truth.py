@@ -17,7 +17,7 @@ _FORMATS = {"fp8": {"fp8", "fp8_e4m3"}}
 """Names of vLLM's for the same KV cache format."""
 
 
-class Verdict(Enum):
+class Agreement(Enum):
     """How the log answers to a plan."""
 
     AS_PLANNED = "as planned"
@@ -27,30 +27,25 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BackendFinding:
     """One choice of the engine's: wanted, seen, and what follows."""
 
     planned: PlannedBackend
     seen: str | None
-    verdict: Verdict
+    agreement: Agreement
 
     @property
     def is_failure(self) -> bool:
         """Say whether the deployment may not stay."""
-        return self.verdict is Verdict.DIFFERS and not self.planned.warns_only
+        return self.agreement is Agreement.DIFFERS and not self.planned.warns_only
 
     def describe(self) -> str:
-        """Return the finding in words."""
         told = self.seen if self.seen is not None else "the log does not say"
         return f"{self.planned.subject}: planned {self.planned.wanted}, runs {told}"
 
 
-def findings(planned: Iterable[PlannedBackend], facts: EngineFacts) -> tuple[Finding, ...]:
+def findings(planned: Iterable[PlannedBackend], facts: EngineFacts) -> tuple[BackendFinding, ...]:
     """Hold every planned choice against the log; a log that is silent fails nothing."""
-    return tuple(_finding(item, _seen(item, facts)) for item in planned)
-
-
-def _seen(planned: PlannedBackend, facts: EngineFacts) -> str | None:
     told = {
         "attention": facts.attention_backend,
         "moe": facts.moe_backend,
@@ -59,14 +54,16 @@ def _seen(planned: PlannedBackend, facts: EngineFacts) -> str | None:
         "speculation": facts.speculation,
         "graphs": facts.graph_mode,
     }
-    return told[planned.subject]
+    return tuple(
+        BackendFinding(item, told[item.subject], _agreement(item, told[item.subject]))
+        for item in planned
+    )
 
 
-def _finding(planned: PlannedBackend, seen: str | None) -> Finding:
+def _agreement(planned: PlannedBackend, seen: str | None) -> Agreement:
     if seen is None:
-        return Finding(planned, None, Verdict.NOT_TOLD)
-    verdict = Verdict.AS_PLANNED if _agrees(planned, seen) else Verdict.DIFFERS
-    return Finding(planned, seen, verdict)
+        return Agreement.NOT_TOLD
+    return Agreement.AS_PLANNED if _agrees(planned, seen) else Agreement.DIFFERS
 
 
 def _agrees(planned: PlannedBackend, seen: str) -> bool:

@@ -38,6 +38,7 @@ DOORS = {
         "sparkdeploy.node.containers",
         "sparkdeploy.node.log_stream",
     },
+    "filelock": {"sparkdeploy.node.lock"},
     "h11": {"sparkdeploy.bench.wire"},
     "huggingface_hub": {"sparkdeploy.checkpoint.hub"},
     "subprocess": {"sparkdeploy.shell"},

@@ -91,7 +91,7 @@ def model(server: Server) -> Iterator[ServedModel]:
 
 
 def test_a_completion_is_greedy_and_carries_the_key(server: Server, model: ServedModel) -> None:
-    completion = model.complete("The capital", 2, seed=1)
+    completion = model.complete("The capital", 2, extra={"seed": 1})
 
     assert (completion.text, completion.prompt_tokens, completion.completion_tokens) == (
         " Paris",
@@ -186,7 +186,9 @@ def test_a_proxy_of_the_environment_is_not_used(
 
 
 def test_metrics_are_summed_over_their_labels(model: ServedModel) -> None:
-    assert model.metrics()["vllm:generation_tokens_total"] == 15
+    summed = totals(parse_samples(model.exposition()))
+
+    assert summed["vllm:generation_tokens_total"] == 15
 
 
 def test_speculation_is_counted(model: ServedModel) -> None:

@@ -8,7 +8,7 @@ from sparkdeploy.plan.backends import PlannedBackend, planned_backends
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from sparkdeploy.server.facts import EngineFacts, read_facts
 from sparkdeploy.server.phases import read_whole
-from sparkdeploy.server.truth import Finding, Verdict, findings
+from sparkdeploy.server.truth import Agreement, BackendFinding, findings
 from sparkdeploy.settings import resources
 from tests.unit.server.log_files import recorded
 
@@ -24,7 +24,7 @@ def told(*lines: str) -> EngineFacts:
     return facts
 
 
-def found(name: str, facts: EngineFacts, *settings: str) -> dict[str, Finding]:
+def found(name: str, facts: EngineFacts, *settings: str) -> dict[str, BackendFinding]:
     planned = planned_backends(resolved(name, *settings))
     return {finding.planned.subject: finding for finding in findings(planned, facts)}
 
@@ -48,16 +48,16 @@ AS_PLANNED = (
 def test_a_recorded_start_of_v2_contradicts_nothing(name: str) -> None:
     seen = found("v2", read_whole([recorded(name)]).facts)
 
-    assert seen["attention"].verdict is Verdict.AS_PLANNED
-    assert seen["speculation"].verdict is Verdict.AS_PLANNED
+    assert seen["attention"].agreement is Agreement.AS_PLANNED
+    assert seen["speculation"].agreement is Agreement.AS_PLANNED
     assert not [finding for finding in seen.values() if finding.is_failure]
 
 
 def test_a_start_of_the_cpu_build_confirms_its_drafter() -> None:
     seen = found("v2", read_whole([recorded("cpu-0.32-mtp")]).facts, "engine=cpu-0.32")
 
-    assert {name: item.verdict for name, item in seen.items()} == {
-        "speculation": Verdict.AS_PLANNED
+    assert {name: item.agreement for name, item in seen.items()} == {
+        "speculation": Agreement.AS_PLANNED
     }
 
 
@@ -65,7 +65,7 @@ def test_a_start_as_planned_confirms_every_subject() -> None:
     seen = found("v2", told(*AS_PLANNED))
 
     assert set(seen) == {"attention", "moe", "linear", "speculation", "graphs"}
-    assert {finding.verdict for finding in seen.values()} == {Verdict.AS_PLANNED}
+    assert {finding.agreement for finding in seen.values()} == {Agreement.AS_PLANNED}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_silent_fall_back_is_seen(line: str, subject: str, fails: bool) -> Non
     finding = found("v2", told(line)).get(subject)
 
     assert finding is not None
-    assert finding.verdict is Verdict.DIFFERS
+    assert finding.agreement is Agreement.DIFFERS
     assert finding.is_failure is fails
 
 
@@ -91,7 +91,7 @@ def test_a_start_without_the_drafter_that_was_asked_for_fails() -> None:
     line = "Initializing a V1 LLM engine (v0.25.1) with config: speculative_config=None, x=1"
 
     assert found("v2", told(line))["speculation"].is_failure
-    assert found("baseline", told(line))["speculation"].verdict is Verdict.AS_PLANNED
+    assert found("baseline", told(line))["speculation"].agreement is Agreement.AS_PLANNED
 
 
 def test_another_format_of_the_kv_cache_fails() -> None:
@@ -100,14 +100,14 @@ def test_another_format_of_the_kv_cache_fails() -> None:
     assert found("v2-kv8", told(line))["kv_cache"].is_failure
     assert found("v2-kv8", told(line, "Using fp8_e4m3 data type to store kv cache"))[
         "kv_cache"
-    ].verdict is (Verdict.AS_PLANNED)
+    ].agreement is (Agreement.AS_PLANNED)
 
 
 def test_piecewise_graphs_are_less_than_full_ones() -> None:
     facts = told(*AS_PLANNED, "...; setting cudagraph_mode=PIECEWISE")
     settings = ("backends.graphs=full", "backends.warn_only=[]")
 
-    assert found("v2", facts)["graphs"].verdict is Verdict.AS_PLANNED
+    assert found("v2", facts)["graphs"].agreement is Agreement.AS_PLANNED
     assert found("v2", facts, *settings)["graphs"].is_failure
 
 
@@ -132,5 +132,5 @@ def test_a_log_that_tells_nothing_fails_nothing() -> None:
 
     (finding,) = findings(planned, EngineFacts())
 
-    assert finding.verdict is Verdict.NOT_TOLD
+    assert finding.agreement is Agreement.NOT_TOLD
     assert not finding.is_failure
