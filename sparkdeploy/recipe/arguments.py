@@ -24,7 +24,7 @@ SHOWN_LENGTH = 160
 """An image with its digest is shown whole."""
 MAX_KEYS = 8
 """In one another; vLLM's own mappings have four."""
-CLEAR_SHORT_FORMS = ("-pp", "-dcp", "-ep")
+CLEAR_SHORT_FORMS = ("-dcp", "-ep")
 """Others have meant different flags in different releases (`-O`), or are sparkdeploy's to set."""
 
 

@@ -45,6 +45,18 @@ OWNED_FLAGS: dict[str, str] = {
     "--chat-template": "serve.chat_template",
     "--quantization": "checkpoint",
     "--tensor-parallel-size": "cluster.tensor_parallel",
+    "--pipeline-parallel-size": "cluster.pipeline_parallel",
+    "--data-parallel-size": "cluster.data_parallel",
+    "--data-parallel-size-local": "cluster.data_parallel",
+    "--data-parallel-address": "cluster.data_parallel",
+    "--data-parallel-rpc-port": "cluster.data_parallel",
+    "--data-parallel-rank": "cluster.data_parallel",
+    "--data-parallel-start-rank": "cluster.data_parallel",
+    "--data-parallel-backend": "cluster.data_parallel",
+    "--data-parallel-hybrid-lb": "cluster.data_parallel",
+    "--data-parallel-external-lb": "cluster.data_parallel",
+    "--data-parallel-multi-port-external-lb": "cluster.data_parallel",
+    "--distributed-executor-backend": "cluster.backend",
     "--nnodes": "--cluster on the command line",
     "--node-rank": "--cluster on the command line",
     "--master-addr": "--cluster on the command line",
@@ -56,7 +68,18 @@ OWNED_FLAGS: dict[str, str] = {
 SHORT_FORMS = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dpl": "--data-parallel-size-local",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpn": "--data-parallel-rank",
+    "-dpr": "--data-parallel-start-rank",
+    "-dpb": "--data-parallel-backend",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpe": "--data-parallel-external-lb",
+    "-dpm": "--data-parallel-multi-port-external-lb",
     "-dcp": "--decode-context-parallel-size",
+    "-dc": "--diffusion-config",
     "-ep": "--enable-expert-parallel",
     "-q": "--quantization",
     "-n": "--nnodes",
@@ -89,18 +112,28 @@ FORBIDDEN_ENV: dict[str, str] = {
 def flag_of(argument: str) -> str | None:
     """Return the long flag an argument names, or None when it is a value.
 
-    `-tp`, `--no-x`, `--x.key` and the start of a flag that sparkdeploy decides are folded in:
-    argparse takes any start that fits one flag only.
+    `-tp`, `-n2`, `--no-x`, `--x.key` and the start of a flag that sparkdeploy decides are folded
+    in: argparse takes any start that fits one flag only.
     """
     if not argument.startswith("-") or argument.lstrip("-")[:1].isdecimal():
         return None
     name = re.split("[=.]", argument, maxsplit=1)[0]
-    name = SHORT_FORMS.get(name, name).replace("_", "-")
+    if not name.startswith("--"):
+        return _flag_of_short_form(name)
+    name = name.replace("_", "-")
     name = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-    if name.startswith("--") and len(name) > 2:
-        meant = [flag for flag in OWNED_FLAGS if flag.startswith(name)]
-        return name if name in KNOWN_FLAGS or not meant else meant[0]
-    return name
+    if name in KNOWN_FLAGS or name == "--":
+        return name
+    return next((flag for flag in OWNED_FLAGS if flag.startswith(name)), name)
+
+
+def _flag_of_short_form(name: str) -> str:
+    if name in SHORT_FORMS or name == "-":
+        return SHORT_FORMS.get(name, name)
+    # argparse takes the start of a short form, and a value right behind a single letter.
+    meant = [flag for short, flag in SHORT_FORMS.items() if short.startswith(name)]
+    meant.append(SHORT_FORMS.get(name[:2], name))
+    return next((flag for flag in meant if flag in OWNED_FLAGS), name)
 
 
 def flags_of_field(field: str) -> str | None:

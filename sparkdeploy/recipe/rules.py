@@ -32,6 +32,7 @@ def find_contradictions(recipe: Recipe, engine: Engine | None) -> list[Problem]:
         *_fp8(recipe),
         *_extra_arguments(recipe),
         *_environment(recipe),
+        *_cluster(recipe),
     ]
     if engine is not None:
         problems += _engine_support(recipe, engine)
@@ -161,6 +162,23 @@ def _environment(recipe: Recipe) -> Iterator[Problem]:
                 f"{name!r} is no environment name",
                 "use letters, digits and underscores",
             )
+
+
+def _cluster(recipe: Recipe) -> Iterator[Problem]:
+    cluster = recipe.cluster
+    if cluster.backend == "ray" and cluster.data_parallel > 1:
+        yield Problem(
+            ("cluster", "data_parallel"),
+            "copies of the model are started without Ray, and cluster.backend is ray",
+            "set cluster.backend to native, or cluster.data_parallel to 1",
+        )
+    if cluster.max_nodes is not None and cluster.max_nodes < (cluster.min_nodes or 1):
+        yield Problem(
+            ("cluster", "max_nodes"),
+            f"at most {cluster.max_nodes} nodes are fewer than the {cluster.min_nodes} that "
+            "cluster.min_nodes asks for",
+            "raise cluster.max_nodes, or lower cluster.min_nodes",
+        )
 
 
 def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Problem]:

@@ -126,9 +126,16 @@ class Serve(Strict):
 
 
 class Cluster(Strict):
-    """Read only with --cluster."""
+    """Read only with --cluster. The three sizes multiplied are the GPUs that one model takes."""
 
     tensor_parallel: PositiveInt = 2
+    """Parts that every layer is divided into."""
+    pipeline_parallel: PositiveInt = 1
+    """Parts that the row of layers is divided into."""
+    data_parallel: PositiveInt = 1
+    """Copies of the whole model; each answers requests of its own."""
+    min_nodes: PositiveInt | None = None
+    max_nodes: PositiveInt | None = None
     backend: Literal["native", "ray"] = "native"
     speculative: Annotated[Speculative | Literal["off"] | None, _BareOff] = None
 

@@ -181,7 +181,6 @@ HARMLESS_ARGUMENTS = [
     '--diffusion-config {"canvas_length":256}',
     "--decode-context-parallel-size 2 --dcp-kv-cache-interleave-size 16",
     "--exp-b12x",
-    "--pipeline-parallel-size 3",
     "--kv-cache-memory-bytes 0.5g",
     "--mxfp4-backend CUTLASS --mxfp4-layers moe,qkv,o,lm_head",
     "--uvicorn-log-level warning --disable-uvicorn-access-log",
@@ -194,7 +193,6 @@ HARMLESS_ARGUMENTS = [
     "--long-prefill-token-threshold 4096",
     "--gdn-decode-kernel b12x",
     "--enable-prompt-tokens-details",
-    "--distributed-executor-backend mp",
     "--disable-custom-all-reduce",
     '--attention-config {"sparse_mla_force_mqa":true}',
     "--attention-config.use_fp4_indexer_cache=True",
@@ -204,6 +202,10 @@ HARMLESS_ARGUMENTS = [
     '--model-loader-extra-config {"instanttensor_copy":false}',
 ]
 HARMFUL_ARGUMENTS = [
+    "--pipeline-parallel-size 3",
+    "-pp 2",
+    "--data-parallel-size 2",
+    "--distributed-executor-backend mp",
     "--distributed-executor-backend this.s",
     "--distributed-executor-backend ray",
     "--allowed-media-domains *",
@@ -328,7 +330,6 @@ def test_each_question_names_what_it_is_about() -> None:
         "--mamba_ssm_cache_dtype float32",
         "--block_size=64",
         "--attention_config.backend FLASH_ATTN",
-        "-pp 2",
         "-dcp 2 -ep --seed 1",
     ],
 )

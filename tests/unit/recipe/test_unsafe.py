@@ -61,7 +61,6 @@ UNSAFE = [
     "serve: {env: {NCCL_RAS_ADDR: '0.0.0.0:1'}}",
     "serve: {env: {NCCL_NET: evil}}",
     "serve: {env: {VLLM_USAGE_STATS_SERVER: 'http://elsewhere'}}",
-    "serve: {extra_args: [--distributed-executor-backend, this.s]}",
     "serve: {extra_args: [--ec-transfer-config, '{}']}",
     "serve: {extra_args: [--weight-transfer-config, '{}']}",
     "serve: {extra_args: [--model-class-overrides, '{}']}",
@@ -229,6 +228,7 @@ def test_a_model_beside_its_recipe_or_in_the_hub_cache_is_fine(tmp_path: Path) -
         "-sc",
         "--middle",
         "--trust_remote_code",
+        "--distributed-executor-backend=this.s",
     ],
 )
 def test_a_flag_that_sparkdeploy_decides_is_known_in_every_spelling(

@@ -1,0 +1,65 @@
+"""How many GPUs and nodes a recipe's `cluster` section takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdeploy.errors import RecipeError
+
+if TYPE_CHECKING:
+    from sparkdeploy.recipe.schema import Cluster
+
+
+def world_size(cluster: Cluster) -> int:
+    """Return the GPUs of all nodes together: tensor x pipeline x data parallel."""
+    return gpus_per_copy(cluster) * cluster.data_parallel
+
+
+def gpus_per_copy(cluster: Cluster) -> int:
+    """Return the GPUs that hold one copy of the model: tensor x pipeline parallel."""
+    return cluster.tensor_parallel * cluster.pipeline_parallel
+
+
+def nodes_needed(cluster: Cluster, gpus_per_node: int) -> int:
+    """Return how many nodes of `gpus_per_node` GPUs the sizes take.
+
+    Raises RecipeError for sizes that such nodes cannot serve, and for a number of nodes below
+    `min_nodes` or above `max_nodes`.
+    """
+    copy, world = gpus_per_copy(cluster), world_size(cluster)
+    if cluster.data_parallel > 1 and copy > gpus_per_node:
+        raise RecipeError(
+            f"cluster.data_parallel is {cluster.data_parallel}, and one copy of the model takes "
+            f"{copy} GPUs: more than the {gpus_per_node} of a node",
+            hint="set cluster.data_parallel to 1: copies that span nodes are not supported",
+        )
+    nodes = -(-world // gpus_per_node)
+    is_even = world % gpus_per_node == 0 and (copy >= gpus_per_node or gpus_per_node % copy == 0)
+    if nodes > 1 and not is_even:
+        raise RecipeError(
+            f"{world} GPUs ({_sizes(cluster)}) do not fill nodes of {gpus_per_node} GPUs evenly",
+            hint=f"choose sizes whose product is a multiple of {gpus_per_node}",
+        )
+    _hold_limits(cluster, nodes)
+    return nodes
+
+
+def _hold_limits(cluster: Cluster, nodes: int) -> None:
+    needs = f"{_sizes(cluster)} takes {nodes} node{'s' * (nodes > 1)}"
+    if cluster.min_nodes is not None and nodes < cluster.min_nodes:
+        raise RecipeError(
+            f"{needs}, and the recipe needs at least {cluster.min_nodes} (cluster.min_nodes)",
+            hint="raise cluster.tensor_parallel, pipeline_parallel or data_parallel",
+        )
+    if cluster.max_nodes is not None and nodes > cluster.max_nodes:
+        raise RecipeError(
+            f"{needs}, and the recipe takes at most {cluster.max_nodes} (cluster.max_nodes)",
+            hint="lower cluster.tensor_parallel, pipeline_parallel or data_parallel",
+        )
+
+
+def _sizes(cluster: Cluster) -> str:
+    return (
+        f"tensor {cluster.tensor_parallel} x pipeline {cluster.pipeline_parallel} x "
+        f"data {cluster.data_parallel}"
+    )

@@ -1,0 +1,154 @@
+"""The parallel sizes of a recipe: how many nodes they take, and that nothing else sets them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.recipe.parallel import nodes_needed, world_size
+from sparkdeploy.recipe.schema import Cluster
+
+if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Library
+
+SIZES = st.integers(1, 8)
+CLUSTERS = st.builds(Cluster, tensor_parallel=SIZES, pipeline_parallel=SIZES, data_parallel=SIZES)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "data", "gpus_per_node", "nodes"),
+    [
+        (1, 1, 1, 1, 1),
+        (2, 1, 1, 1, 2),
+        (1, 3, 1, 1, 3),
+        (1, 1, 4, 1, 4),
+        (2, 2, 1, 1, 4),
+        (2, 1, 1, 4, 1),
+        (3, 1, 1, 4, 1),
+        (4, 2, 1, 4, 2),
+        (2, 1, 4, 4, 2),
+    ],
+)
+def test_the_sizes_say_how_many_nodes(
+    tensor: int, pipeline: int, data: int, gpus_per_node: int, nodes: int
+) -> None:
+    cluster = Cluster(tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data)
+    assert nodes_needed(cluster, gpus_per_node) == nodes
+
+
+def test_a_recipe_that_says_nothing_takes_two_sparks() -> None:
+    assert (world_size(Cluster()), nodes_needed(Cluster(), 1)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gpus_per_node", "words"),
+    [
+        (Cluster(tensor_parallel=3), 2, "do not fill nodes of 2 GPUs evenly"),
+        (Cluster(tensor_parallel=3, data_parallel=4), 4, "do not fill nodes of 4 GPUs evenly"),
+        (Cluster(tensor_parallel=2, data_parallel=2), 1, "one copy of the model takes 2 GPUs"),
+        (Cluster(tensor_parallel=1, min_nodes=2), 1, "needs at least 2 (cluster.min_nodes)"),
+        (Cluster(tensor_parallel=4, max_nodes=2), 1, "takes at most 2 (cluster.max_nodes)"),
+    ],
+)
+def test_sizes_that_no_nodes_can_serve_are_refused(
+    cluster: Cluster, gpus_per_node: int, words: str
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        nodes_needed(cluster, gpus_per_node)
+    assert words in refused.value.message
+    assert refused.value.hint
+
+
+@given(CLUSTERS, st.integers(1, 8))
+def test_the_nodes_hold_every_rank_and_none_is_half_used(
+    cluster: Cluster, gpus_per_node: int
+) -> None:
+    try:
+        nodes = nodes_needed(cluster, gpus_per_node)
+    except RecipeError:
+        return
+    world = cluster.tensor_parallel * cluster.pipeline_parallel * cluster.data_parallel
+    assert world_size(cluster) == world
+    assert world <= nodes * gpus_per_node
+    assert nodes == 1 or world == nodes * gpus_per_node
+
+
+@given(CLUSTERS, st.integers(1, 64), st.integers(0, 64))
+def test_the_limits_hold_whatever_the_sizes_are(cluster: Cluster, least: int, more: int) -> None:
+    limited = cluster.model_copy(update={"min_nodes": least, "max_nodes": least + more})
+    try:
+        nodes = nodes_needed(limited, 1)
+    except RecipeError:
+        return
+    assert least <= nodes <= least + more
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("cluster.backend=ray", "cluster.data_parallel=2"), "cluster.data_parallel: copies"),
+        (("cluster.min_nodes=3", "cluster.max_nodes=2"), "cluster.max_nodes: at most 2"),
+        (("cluster.pipeline_parallel=0",), "cluster.pipeline_parallel: 0 is wrong"),
+        (("cluster.min_nodes=0",), "cluster.min_nodes: 0 is wrong"),
+    ],
+)
+def test_sizes_that_contradict_each_other_are_mistakes(
+    shipped: Library, settings: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(shipped, "v2", settings)
+    assert words in str(refused.value.detail)
+
+
+@pytest.mark.parametrize(
+    ("argument", "field"),
+    [
+        *((word, "cluster.tensor_parallel") for word in ("-tp", "-tp=2", "-t", "--tensor-par")),
+        *((word, "cluster.tensor_parallel") for word in ("--tensor_parallel_size", "--tensor=2")),
+        *((word, "cluster.pipeline_parallel") for word in ("-pp", "-pp=2", "-p", "--pipe=2")),
+        ("--pipeline-parallel-size", "cluster.pipeline_parallel"),
+        ("--pipeline_parallel_size=2", "cluster.pipeline_parallel"),
+        *((word, "cluster.data_parallel") for word in ("-dp", "-dp=2", "-d", "--data")),
+        *((word, "cluster.data_parallel") for word in ("-dpl", "-dpa", "-dpp=1", "-dpn", "-dpr")),
+        *((word, "cluster.data_parallel") for word in ("-dpb", "-dph", "-dpe", "-dpm")),
+        ("--data-parallel-size", "cluster.data_parallel"),
+        ("--data_parallel_size_local=1", "cluster.data_parallel"),
+        ("--data-parallel-address", "cluster.data_parallel"),
+        ("--data-parallel-rpc-port=1", "cluster.data_parallel"),
+        ("--data-parallel-start-rank", "cluster.data_parallel"),
+        ("--data-parallel-rank", "cluster.data_parallel"),
+        ("--data-parallel-backend", "cluster.data_parallel"),
+        ("--no-data-parallel-hybrid-lb", "cluster.data_parallel"),
+        ("--data-parallel-external-lb", "cluster.data_parallel"),
+        ("--distributed-executor-backend", "cluster.backend"),
+        ("--distributed_executor_backend=ray", "cluster.backend"),
+        ("--distributed-e", "cluster.backend"),
+        *((word, "--cluster on") for word in ("--nnodes", "--nn=2", "-n", "-n=2", "-n2")),
+        *((word, "--cluster on") for word in ("--node-rank", "--node_r=1", "-r", "-r1")),
+        *((word, "--cluster on") for word in ("--master-addr", "--master-p=1", "--headless")),
+        ("--headl", "--cluster on"),
+    ],
+)
+def test_a_parallel_flag_in_any_spelling_is_refused_with_the_field(
+    shipped: Library, argument: str, field: str
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(shipped, "v2", (f"serve.extra_args=['{argument}']",))
+    assert "is set by sparkdeploy" in str(refused.value.detail)
+    assert f"use {field}" in str(refused.value.detail)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *("-dcp", "-dcp=2", "-dc", "-ep", "-O3", "-asc", "--distributed-timeout-seconds=600"),
+        *("--decode-context-parallel-size", "--enable-expert-parallel", "--numa-bind-nodes"),
+    ],
+)
+def test_a_neighbour_of_a_parallel_flag_stays_free(shipped: Library, argument: str) -> None:
+    load_recipe(shipped, "v2", (f"serve.extra_args=['{argument}']",))
