@@ -6,7 +6,7 @@ v1/core/kv_cache_utils.py); a test holds it against the log of a real vLLM.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import RecipeError
@@ -63,6 +63,25 @@ def state_bytes(architecture: Architecture, draft_tokens: int) -> int:
     window = (a.linear_conv_kernel_dim - 1 + draft_tokens) * a.convolved_width * 2
     matrix = a.linear_num_value_heads * a.linear_value_head_dim * a.linear_key_head_dim * 4
     return window + matrix if a.linear_attention_layers else 0
+
+
+def architecture_of_rank(
+    architecture: Architecture, *, tensor_parallel: int, pipeline_parallel: int
+) -> Architecture:
+    """Return the heads and layers whose cache and state one rank keeps; the rest is unchanged.
+
+    Heads divide by tensor parallel down to one that every rank repeats: so a latent cache, which
+    is one head, is whole on every rank. Layers divide by pipeline parallel.
+    """
+    a = architecture
+    return replace(
+        a,
+        num_key_value_heads=-(-a.num_key_value_heads // tensor_parallel),
+        linear_num_key_heads=-(-a.linear_num_key_heads // tensor_parallel),
+        linear_num_value_heads=-(-a.linear_num_value_heads // tensor_parallel),
+        full_attention_layers=-(-a.full_attention_layers // pipeline_parallel),
+        linear_attention_layers=-(-a.linear_attention_layers // pipeline_parallel),
+    )
 
 
 @dataclass(frozen=True, slots=True)

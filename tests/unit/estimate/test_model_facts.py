@@ -13,7 +13,7 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.model_facts import Kind, architecture_of, read_shipped_facts
 from sparkdeploy.estimate.model_weights import kind_of, weights_of
 from tests.unit.conftest import REPOSITORY
-from tests.unit.plan.derived_weights import derive_weights
+from tests.unit.estimate.derived_weights import derive_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
