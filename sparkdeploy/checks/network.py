@@ -12,16 +12,20 @@ if TYPE_CHECKING:
     from sparkdeploy.checks.surroundings import Link, Target
 
 NEEDED_FOR = {
-    "hub": "downloads of models",
-    "package_index": "image builds",
-    "container_registry": "base images",
+    "hub": (
+        "downloads of models",
+        "set `hub` in the configuration to a mirror, or copy the model into HF_HUB_CACHE",
+    ),
+    "package_index": (
+        "image builds",
+        "set `index_url` or `wheelhouse` in the configuration, or a proxy",
+    ),
+    "container_registry": (
+        "base images",
+        "set `container_registry` to a mirror; without one the base is made from Debian packages",
+    ),
 }
-REMEDIES = {
-    "hub": "set `hub` in the configuration to a mirror, or copy the model into HF_HUB_CACHE",
-    "package_index": "set `index_url` or `wheelhouse` in the configuration, or a proxy",
-    "container_registry": "set `container_registry` to a mirror; without one the base is made "
-    "from Debian packages",
-}
+"""Of each host: what fails without it, and what helps."""
 ODD_DOORS = {
     6379: "Ray's store",
     8265: "Ray's dashboard, which runs what it is told",
@@ -29,7 +33,7 @@ ODD_DOORS = {
 }
 """Ports of this field's programs that answer anyone when they are left open."""
 FABRIC_TWINS = (("enp1s0f0np0", "enP2p1s0f0np0"), ("enp1s0f1np1", "enP2p1s0f1np1"))
-"""A Spark's two QSFP ports, each seen as two interfaces (field.md section 3)."""
+"""A Spark's two QSFP ports, each seen as two interfaces (docs/cluster.md)."""
 
 
 def reach_findings(reached: Mapping[Target, bool]) -> Iterator[Finding]:
@@ -40,8 +44,8 @@ def reach_findings(reached: Mapping[Target, bool]) -> Iterator[Finding]:
         if is_reached:
             yield ok(check, f"{place} answers")
         else:
-            use = NEEDED_FOR[target.name]
-            yield warn(check, f"{place} does not answer: no {use}", REMEDIES[target.name])
+            use, remedy = NEEDED_FOR[target.name]
+            yield warn(check, f"{place} does not answer: no {use}", remedy)
 
 
 def check_localhost(addresses: Sequence[str]) -> Finding:
@@ -64,10 +68,11 @@ def check_open_doors(open_ports: frozenset[int] | None) -> Finding:
     check = "ports.open"
     if open_ports is None:
         return not_seen(check, "/proc/net/tcp cannot be read")
-    found = {port: ODD_DOORS[port] for port in sorted(open_ports) if port in ODD_DOORS}
-    if not found:
+    named = ", ".join(
+        f"{port} ({ODD_DOORS[port]})" for port in sorted(open_ports & ODD_DOORS.keys())
+    )
+    if not named:
         return ok(check, "none of Ray's and Ollama's ports is open to the network")
-    named = ", ".join(f"{port} ({what})" for port, what in found.items())
     return warn(
         check,
         f"open to the whole network: {named}",

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from sparkdeploy.checks import deployments, docker, folders, memory, network, report, system
+from sparkdeploy.checks import docker, network, report
+from sparkdeploy.checks import machine as machine_checks
 from sparkdeploy.checks.finding import fail, not_seen
-from sparkdeploy.checks.reading import HurriedMachine, read_surroundings
 from sparkdeploy.checks.recipe import recipe_findings
-from sparkdeploy.checks.surroundings import Places, Target
+from sparkdeploy.checks.surroundings import HurriedMachine, Places, Target, read_surroundings
 from sparkdeploy.commands.drafting import connect, decide
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.facts import THIS_MACHINE, current_uid
@@ -111,9 +111,9 @@ def _draft(
 
 
 def _machine_findings(seen: Surroundings) -> Iterator[Finding]:
-    yield system.check_architecture(seen.architecture)
-    yield system.check_system(seen.system)
-    yield memory.check_oom_kills(seen.vmstat)
+    yield machine_checks.check_architecture(seen.architecture)
+    yield machine_checks.check_system(seen.system)
+    yield machine_checks.check_oom_kills(seen.vmstat)
 
 
 def _engine_finding(connection: _Task[DockerHost], plan: Plan | None) -> Finding:
@@ -127,7 +127,7 @@ def _engine_finding(connection: _Task[DockerHost], plan: Plan | None) -> Finding
 def _plan_findings(draft: _Task[Plan], plan: Plan | None, seen: Surroundings) -> Iterator[Finding]:
     if plan is not None:
         yield from plan_findings(plan)
-        yield from deployments.deployment_findings(
+        yield from docker.deployment_findings(
             plan.observed.containers,
             memory_total_bytes=plan.observed.node.memory_total_bytes,
             booting=seen.booting,
@@ -139,9 +139,9 @@ def _plan_findings(draft: _Task[Plan], plan: Plan | None, seen: Surroundings) ->
 
 
 def _surroundings_findings(seen: Surroundings) -> Iterator[Finding]:
-    yield from folders.folder_findings(seen.folders, caller_uid=current_uid())
+    yield from machine_checks.folder_findings(seen.folders, caller_uid=current_uid())
     hub_cache = next((item.path for item in seen.folders if item.role == "hub_cache"), "")
-    yield folders.check_duplicates(seen.duplicates, hub_cache)
+    yield machine_checks.check_duplicates(seen.duplicates, hub_cache)
     yield network.check_open_doors(seen.open_ports)
     yield from network.reach_findings(seen.reached)
     yield network.check_localhost(seen.localhost)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.docker import check_nvidia_runtime
-from sparkdeploy.checks.gpu import check_gpu, check_other_users, gpu_findings
-from sparkdeploy.checks.memory import check_page_cache, check_swap
+from sparkdeploy.checks.machine import (
+    check_gpu,
+    check_other_users,
+    check_page_cache,
+    check_swap,
+    gpu_findings,
+)
 from sparkdeploy.checks.recipe import trust_findings
 from sparkdeploy.plan.steps import Action
 
