@@ -11,19 +11,29 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.errors import CheckpointError, RecipeError
-from sparkdeploy.estimate import capacity_report, picture, picture_page
-from sparkdeploy.estimate import speed_report as roofline_report
-from sparkdeploy.estimate.budget import Budget, make_budget
+from sparkdeploy.estimate import picture, speed_report
+from sparkdeploy.estimate.capacity import Budget, capacity_as_dict, capacity_lines, make_budget
 from sparkdeploy.estimate.hardware import (
     Hardware,
     hardware_named,
     hardware_seen,
     read_hardware,
 )
-from sparkdeploy.estimate.model_facts import ModelFacts, architecture_of, read_shipped_facts
-from sparkdeploy.estimate.model_weights import weights_of
-from sparkdeploy.estimate.roofline import Acceptance, read_acceptance
-from sparkdeploy.estimate.speed import Estimate, Speed, estimate, fit_speed, in_order
+from sparkdeploy.estimate.model_facts import (
+    ModelFacts,
+    architecture_of,
+    read_shipped_facts,
+    weights_of,
+)
+from sparkdeploy.estimate.speed import (
+    Acceptance,
+    Speed,
+    SpeedEstimate,
+    estimate,
+    fit_speed,
+    in_order,
+    read_acceptance,
+)
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings, resources
@@ -57,35 +67,33 @@ class Outlook:
     recipes: Mapping[str, Resolved]
     acceptance: Mapping[str, Acceptance]
     speed: Speed
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[SpeedEstimate, ...]
 
     def capacity_lines(self) -> Iterator[str]:
         """Yield memory and KV cache."""
         yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
-        yield from capacity_report.capacity_lines(self.resolved, self.facts, self.budget)
+        yield from capacity_lines(self.resolved, self.facts, self.budget)
 
     def speed_lines(self) -> Iterator[str]:
         """Yield the roofline: this recipe's step, more requests, every recipe, what is next."""
-        yield from roofline_report.speed_lines(self.speed, self.acceptance)
-        steps = roofline_report.batch_steps(self.resolved, self.facts, self.acceptance)
+        known = (self.facts, self.acceptance)
+        yield from speed_report.speed_lines(self.speed, self.acceptance)
+        steps = speed_report.batch_steps(self.resolved, *known)
         if steps:
-            yield from roofline_report.step_lines(steps[0], self.speed)
-            yield from roofline_report.batch_lines(steps, self.speed)
+            yield from speed_report.step_lines(steps[0], self.speed)
+            yield from speed_report.batch_lines(steps, self.speed)
             contexts = [row.context_tokens for row in self.budget.rows()]
-            yield from roofline_report.context_lines(
-                roofline_report.context_steps(self.resolved, self.facts, self.acceptance, contexts),
-                self.speed,
-            )
-        yield from roofline_report.estimate_lines(self.estimates, self.speed)
-        if self.resolved.recipe.name in self.recipes:
-            recipes = {**self.recipes, self.resolved.recipe.name: self.resolved}
-            yield from roofline_report.next_lines(
-                self.resolved.recipe.name, recipes, self.facts, self.acceptance
-            )
+            longer = speed_report.context_steps(self.resolved, *known, contexts)
+            yield from speed_report.context_lines(longer, self.speed)
+        yield from speed_report.estimate_lines(self.estimates, self.speed)
+        name = self.resolved.recipe.name
+        if name in self.recipes:
+            recipes = {**self.recipes, name: self.resolved}
+            yield from speed_report.next_lines(name, recipes, *known)
 
     def page(self) -> str:
         """Return a self-contained HTML page: the picture and the same tables."""
-        return picture_page.page(
+        return picture.page(
             title=f"{self.resolved.recipe.name} on {self.speed.hardware.title}",
             picture=picture.bytes_per_step(self.estimates),
             sections={
@@ -96,12 +104,12 @@ class Outlook:
 
     def as_dict(self) -> dict[str, object]:
         """Return capacity and speed as plain values for `--json`."""
-        steps = roofline_report.batch_steps(self.resolved, self.facts, self.acceptance)
+        steps = speed_report.batch_steps(self.resolved, self.facts, self.acceptance)
         return {
             "schema": 1,
             "recipe": self.resolved.recipe.name,
-            "capacity": capacity_report.capacity_as_dict(self.resolved, self.facts, self.budget),
-            "speed": roofline_report.estimates_as_dict(self.estimates, self.speed, steps),
+            "capacity": capacity_as_dict(self.resolved, self.facts, self.budget),
+            "speed": speed_report.estimates_as_dict(self.estimates, self.speed, steps),
         }
 
 

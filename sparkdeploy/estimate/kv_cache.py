@@ -6,7 +6,7 @@ v1/core/kv_cache_utils.py); a test holds it against the log of a real vLLM.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import RecipeError
@@ -35,7 +35,7 @@ def slot_bytes(kv_dtype: str, head_dim: int) -> int:
 
     TurboQuant's slots are those of vLLM's turboquant/config.py: an FP8 key is stored as it is, a
     quantised key has a 2-byte norm, a value 4 bytes of scale and zero point; 388, 262, 230 and
-    198 bytes for heads of 256 (vllm.md section D). Raises RecipeError for an unknown dtype.
+    198 bytes for heads of 256. Raises RecipeError for an unknown dtype.
     """
     if kv_dtype in _BF16:
         return 4 * head_dim
@@ -52,36 +52,12 @@ def slot_bytes(kv_dtype: str, head_dim: int) -> int:
     return slot + slot % 2
 
 
-def token_bytes(architecture: Architecture, kv_dtype: str) -> int:
-    """Return the KV bytes of one token in one full-attention layer."""
-    return architecture.num_key_value_heads * slot_bytes(kv_dtype, architecture.head_dim)
-
-
 def state_bytes(architecture: Architecture, draft_tokens: int) -> int:
     """Return one DeltaNet layer's state: its convolution's window in BF16, the rest in FP32."""
     a = architecture
     window = (a.linear_conv_kernel_dim - 1 + draft_tokens) * a.convolved_width * 2
     matrix = a.linear_num_value_heads * a.linear_value_head_dim * a.linear_key_head_dim * 4
     return window + matrix if a.linear_attention_layers else 0
-
-
-def architecture_of_rank(
-    architecture: Architecture, *, tensor_parallel: int, pipeline_parallel: int
-) -> Architecture:
-    """Return the heads and layers whose cache and state one rank keeps; the rest is unchanged.
-
-    Heads divide by tensor parallel down to one that every rank repeats: so a latent cache, which
-    is one head, is whole on every rank. Layers divide by pipeline parallel.
-    """
-    a = architecture
-    return replace(
-        a,
-        num_key_value_heads=-(-a.num_key_value_heads // tensor_parallel),
-        linear_num_key_heads=-(-a.linear_num_key_heads // tensor_parallel),
-        linear_num_value_heads=-(-a.linear_num_value_heads // tensor_parallel),
-        full_attention_layers=-(-a.full_attention_layers // pipeline_parallel),
-        linear_attention_layers=-(-a.linear_attention_layers // pipeline_parallel),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +68,7 @@ class CacheLayout:
     page_bytes: int
     state_bytes: int
     token_bytes: int
+    """Of one token in one full-attention layer."""
     attention_layers: int
     group_layers: int
     attention_groups: int
@@ -105,8 +82,18 @@ class CacheLayout:
         """Return the number of groups, each with a block table of its own."""
         return self.attention_groups + self.state_groups
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Return the bytes of one token in all layers whose cache grows with the context."""
+        return self.token_bytes * self.attention_layers
+
+    @property
+    def request_state_bytes(self) -> int:
+        """Return the pages that a request's states occupy: groups x states x layers of a group."""
+        pages = self.state_groups * self.states_per_request * self.group_layers
+        return pages * self.page_bytes
+
     def blocks(self, available_bytes: int) -> int:
-        """Return the blocks that fit into this much memory."""
         return max(0, available_bytes) // self.page_bytes // self.group_layers
 
     def blocks_per_request(self, context_tokens: int) -> int:
@@ -143,7 +130,7 @@ def cache_layout(
     alignment_tokens: int = CUDA_BLOCK_TOKENS,
 ) -> CacheLayout:
     """Return the layout for a model; a draft layer's cache joins the full-attention layers'."""
-    per_token = token_bytes(architecture, kv_dtype)
+    per_token = architecture.num_key_value_heads * slot_bytes(kv_dtype, architecture.head_dim)
     state = state_bytes(architecture, draft_tokens)
     # All pages have one size, so a block has as many tokens as fill the state of a DeltaNet layer.
     block = alignment_tokens * max(1, -(-state // (alignment_tokens * per_token)))

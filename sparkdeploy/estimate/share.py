@@ -1,4 +1,4 @@
-"""What one rank holds of a model's weights when several GPUs serve it together.
+"""What one rank holds of a model's weights and cache when several GPUs serve it together.
 
 vLLM divides a layer's matrices over the tensor parallel ranks and the layers over the pipeline's
 stages (distributed/utils.py `get_pp_indices`); routers and norms are whole on every tensor
@@ -8,22 +8,27 @@ parallel, but one stage may hold both, so the share is never too small.
 
 from __future__ import annotations
 
-from fractions import Fraction
-from math import ceil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.estimate.model_facts import Kind
+from sparkdeploy.estimate.model_facts import WeightKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkdeploy.estimate.model_facts import ModelFacts
 
-DIVIDED = {Kind.EXPERTS, Kind.SHARED_EXPERTS, Kind.ATTENTION, Kind.GDN}
-"""By tensor and by pipeline parallel."""
-DIVIDED_BY_TENSOR = {Kind.MTP_EXPERTS, Kind.MTP_DENSE, Kind.VISION}
-"""They stand on one stage of the pipeline."""
-DIVIDED_BY_PIPELINE = {Kind.ROUTER, Kind.NORMS}
+IN_EVERY_LAYER = {
+    WeightKind.EXPERTS,
+    WeightKind.SHARED_EXPERTS,
+    WeightKind.ATTENTION,
+    WeightKind.GDN,
+}
+"""Divided by tensor and by pipeline parallel."""
+ON_ONE_STAGE = {WeightKind.MTP_EXPERTS, WeightKind.MTP_DENSE, WeightKind.VISION}
+"""Divided by tensor parallel alone."""
+REPEATED = {WeightKind.ROUTER, WeightKind.NORMS}
+"""Divided by pipeline parallel alone."""
 EMBEDDING_BYTES = 2
 """Of one element: embeddings are BF16 also where the layers are quantised."""
 
@@ -44,25 +49,39 @@ def share_of_weights(
     if facts is None or not facts.total_bytes:
         kept = min(undivided_bytes, total_bytes)
         return kept - (kept - total_bytes) // (tensor_parallel * pipeline_parallel)
-    shares = shares_of_kinds(
+    held = facts_of_rank(
         facts, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel
+    ).total_bytes
+    return -(-total_bytes * held // facts.total_bytes)
+
+
+def facts_of_rank(facts: ModelFacts, *, tensor_parallel: int, pipeline_parallel: int) -> ModelFacts:
+    """Return the weights, heads and layers of the rank that holds most of them.
+
+    Heads divide by tensor parallel down to one that every rank repeats: so a latent cache, which
+    is one head, is whole on every rank. A budget of these facts is that of one rank.
+    """
+    a = facts.architecture
+    layers = a.layers
+    stage_layers = -(-layers // pipeline_parallel)
+
+    def held(kind: WeightKind, size: int) -> int:
+        if kind in IN_EVERY_LAYER | REPEATED and layers:
+            size = -(-size * stage_layers // layers)
+        return -(-size // tensor_parallel) if kind in IN_EVERY_LAYER | ON_ONE_STAGE else size
+
+    return replace(
+        facts,
+        weight_bytes={kind: held(kind, size) for kind, size in facts.weight_bytes.items()},
+        architecture=replace(
+            a,
+            num_key_value_heads=-(-a.num_key_value_heads // tensor_parallel),
+            linear_num_key_heads=-(-a.linear_num_key_heads // tensor_parallel),
+            linear_num_value_heads=-(-a.linear_num_value_heads // tensor_parallel),
+            full_attention_layers=-(-a.full_attention_layers // pipeline_parallel),
+            linear_attention_layers=-(-a.linear_attention_layers // pipeline_parallel),
+        ),
     )
-    held = sum(size * shares[kind] for kind, size in facts.weight_bytes.items())
-    return ceil(total_bytes * held / facts.total_bytes)
-
-
-def shares_of_kinds(
-    facts: ModelFacts, *, tensor_parallel: int, pipeline_parallel: int
-) -> Mapping[Kind, Fraction]:
-    """Return the part of each kind of weights that the rank with the most layers holds."""
-    layers = max(facts.architecture.layers, 1)
-    by_tensor = Fraction(1, tensor_parallel)
-    by_pipeline = Fraction(ceil(layers / pipeline_parallel), layers)
-    return {
-        kind: (by_tensor if kind in DIVIDED | DIVIDED_BY_TENSOR else Fraction(1))
-        * (by_pipeline if kind in DIVIDED | DIVIDED_BY_PIPELINE else 1)
-        for kind in Kind
-    }
 
 
 def embedding_bytes(config: Mapping[str, Any]) -> int:
