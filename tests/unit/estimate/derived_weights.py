@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 BF16_BYTES = 2
 FP32_BYTES = 4
 INT4_GROUP = 128
-"""Inputs that share a scale in Intel's checkpoint (reference-system.md section 2.8)."""
+"""Inputs that share a scale in Intel's checkpoint."""
 VISION_PATCH_ELEMENTS = 3 * 2 * 16 * 16
 """Colours x frames x height x width of a patch of Qwen3-VL's tower."""
 
@@ -23,8 +23,8 @@ def derive_weights(architecture: Architecture) -> Mapping[WeightKind, int]:
     """Return bytes by kind of Intel's INT4 checkpoint of this architecture.
 
     INT4 are routed experts, attention and DeltaNet; all else has 16 bits, except DeltaNet's decay
-    and norm in FP32 (reference-system.md sections 2.1, 2.5 and 2.8). That in_proj_a and in_proj_b
-    are packed is an assumption (section 2.4).
+    and norm in FP32. That in_proj_a and in_proj_b
+    are packed is an assumption.
     """
     a = architecture
     expert = 3 * _packed(a.moe_intermediate_size, a.hidden_size)

@@ -34,7 +34,7 @@ def budget(*settings: str, recipe: str = "v2", hardware: Hardware = SPARK) -> Bu
 
 
 def test_the_fields_v2_had_the_kv_cache_that_headers_alone_predict_within_ten_percent() -> None:
-    """355K tokens logged by 0.19 at 0.90 are 35.2 GiB (reference-system.md section 6.9)."""
+    """355K tokens logged by 0.19 at 0.90 are 35.2 GiB, by the layers and groups of its cache."""
     made = budget("serve.gpu_memory_utilization=0.9")
     assert made.available_bytes / GIB == pytest.approx(35.2, rel=0.10)
 

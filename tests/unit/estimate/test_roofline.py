@@ -62,13 +62,13 @@ def made_for(recipe: str) -> SpeedEstimate:
 def test_a_step_without_drafts_moves_the_bytes_of_the_reference(
     recipe: str, gigabytes: float
 ) -> None:
-    """reference-system.md section 5.5."""
+    """What the field derived from the weights: 6.83 and 6.38 GB a token."""
     assert step(recipe).total_bytes / 1e9 == pytest.approx(gigabytes, abs=0.02)
 
 
 def test_a_step_with_drafts_moves_what_the_reference_leaves_out_as_well() -> None:
-    """Section 5.5 has 11.46 GB for v2; it leaves out that each verified row stores its state, and
-    that the first draft pass runs over all three rows."""
+    """The same derivation has 11.46 GB for v2; it leaves out that each verified row stores its
+    state, and that the first draft pass runs over all three rows."""
     states = 2 * 36 * 4_317_184
     draft_rows = 15.25 / 256 * BIG.weight_bytes[WeightKind.MTP_EXPERTS]
     expected = 11.46e9 + states + draft_rows

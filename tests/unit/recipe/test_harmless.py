@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from sparkdeploy.recipe.arguments import questions
 from sparkdeploy.recipe.flags import (
     FORBIDDEN_ENV,
     JSON_FLAGS,
@@ -23,7 +22,7 @@ from sparkdeploy.recipe.flags import (
     SWITCH_FLAGS,
     VALUE_FLAGS,
 )
-from sparkdeploy.recipe.harmless import MAX_VALUE_LENGTH, Allowed, lists
+from sparkdeploy.recipe.harmless import MAX_VALUE_LENGTH, Allowed, lists, questions
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Recipe, Serve
 from sparkdeploy.recipe.unsafe import Trusted, judge_of
