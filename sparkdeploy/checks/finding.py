@@ -17,8 +17,6 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check."""
-
     check: str
     """Stable: `group.name`, as docs/doctor.md lists them."""
     verdict: Verdict

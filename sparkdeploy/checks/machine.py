@@ -70,7 +70,6 @@ def check_gpu(
 
 
 def gpu_findings(gpu: GpuFact) -> Iterator[Finding]:
-    """Yield everything that can be said of a GPU that is there."""
     yield _check_capability(gpu)
     yield _check_driver(gpu)
     yield _check_clocks(gpu)
@@ -179,7 +178,6 @@ def check_page_cache(meminfo: Mapping[str, int], needed_bytes: int | None) -> Fi
 
 
 def check_oom_kills(vmstat: str | None) -> Finding:
-    """Say how often the kernel has killed a program for memory since the machine started."""
     check = "machine.oom_kills"
     counts = dict(line.split(maxsplit=1) for line in (vmstat or "").splitlines() if " " in line)
     if not counts.get("oom_kill", "").strip().isdecimal():
@@ -196,7 +194,6 @@ def check_oom_kills(vmstat: str | None) -> Finding:
 
 
 def folder_findings(folders: Iterable[Folder], *, caller_uid: int) -> Iterator[Finding]:
-    """Yield whether this user can write where files of ours go."""
     for folder in folders:
         check = f"folders.{folder.role}"
         if folder.owner_uid is None:
@@ -225,7 +222,6 @@ def _check_lock(check: str, folder: Folder, owner_uid: int, caller_uid: int) -> 
 
 
 def check_duplicates(copies: Sequence[str], hub_cache: str) -> Finding:
-    """Say whether the recipe's model lies in a second hub cache too."""
     check = "folders.duplicates"
     if not copies:
         return ok(check, "the model lies in no second cache")

@@ -37,7 +37,6 @@ FABRIC_TWINS = (("enp1s0f0np0", "enP2p1s0f0np0"), ("enp1s0f1np1", "enP2p1s0f1np1
 
 
 def reach_findings(reached: Mapping[Target, bool]) -> Iterator[Finding]:
-    """Yield whether each host that something needs can be reached from here."""
     for target, is_reached in reached.items():
         check = f"network.{target.name}"
         place = f"{'the proxy ' if target.is_proxy else ''}{target.host}:{target.port}"
@@ -64,7 +63,6 @@ def check_localhost(addresses: Sequence[str]) -> Finding:
 
 
 def check_open_doors(open_ports: frozenset[int] | None) -> Finding:
-    """Name known programs that answer everyone on the network."""
     check = "ports.open"
     if open_ports is None:
         return not_seen(check, "/proc/net/tcp cannot be read")

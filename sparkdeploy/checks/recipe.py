@@ -20,7 +20,6 @@ EATS_TOOL_CALLS = {"hermes": "qwen3_coder"}
 
 
 def recipe_findings(recipe: Recipe, engine: Engine) -> Iterator[Finding]:
-    """Yield what others learned about such settings the slow way."""
     yield _check_speculation(recipe)
     yield _check_prefix_caching(recipe, engine)
     yield _check_tool_parser(recipe)

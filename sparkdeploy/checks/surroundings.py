@@ -69,8 +69,6 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A network interface."""
-
     name: str
     mtu: int
     is_up: bool

@@ -70,7 +70,6 @@ class Outlook:
     estimates: tuple[SpeedEstimate, ...]
 
     def capacity_lines(self) -> Iterator[str]:
-        """Yield memory and KV cache."""
         yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
         yield from capacity_lines(self.resolved, self.facts, self.budget)
 
@@ -103,7 +102,6 @@ class Outlook:
         )
 
     def as_dict(self) -> dict[str, object]:
-        """Return capacity and speed as plain values for `--json`."""
         steps = speed_report.batch_steps(self.resolved, self.facts, self.acceptance)
         return {
             "schema": 1,

@@ -49,15 +49,12 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class ContextRow:
-    """What fits at one request length."""
-
     context_tokens: int
     concurrency: float
     tokens: int
 
     @property
     def requests(self) -> int:
-        """Return the whole requests that fit at once."""
         return int(self.concurrency)
 
 
@@ -173,7 +170,6 @@ def treated_weights(facts: ModelFacts, checkpoint: Checkpoint) -> dict[WeightKin
 
 
 def budget_warnings(budget: Budget) -> Iterator[str]:
-    """Yield what will go wrong on a machine with this budget."""
     if budget.hardware.shares_memory and budget.machine_bytes < budget.floor_bytes:
         yield (
             f"only {budget.machine_bytes / GIB:.1f} GiB would be left for the machine, and the "

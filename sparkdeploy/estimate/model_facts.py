@@ -111,7 +111,6 @@ class ModelFacts:
 
 
 def read_shipped_facts(path: Path) -> Mapping[str, ModelFacts]:
-    """Return the facts of every model in the shipped file, by repository."""
     return {
         repo: ModelFacts(
             repo=repo,

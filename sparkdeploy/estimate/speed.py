@@ -99,7 +99,6 @@ class Speed:
         return step.duration_s(self.bandwidth_bytes_s)
 
     def tokens_per_second(self, step: DecodeStep) -> float:
-        """Return the tokens of all requests together."""
         return step.tokens_per_second(self.bandwidth_bytes_s)
 
     def launched_apart(self, step: DecodeStep) -> float | None:
@@ -124,14 +123,12 @@ class SpeedEstimate:
 
     @property
     def miss(self) -> float | None:
-        """Return how far the estimate is off the published figure, as a share of that."""
         if self.tok_s is None or self.published_tok_s is None:
             return None
         return self.tok_s / self.published_tok_s - 1
 
 
 def read_acceptance(path: Path) -> Mapping[str, Acceptance]:
-    """Return the acceptance rates of the shipped file by method."""
     table = read_document(path).content["acceptance"]
     return {
         method: Acceptance(tuple(entry["positions"]), entry["source"])

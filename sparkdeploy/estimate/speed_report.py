@@ -43,7 +43,6 @@ def speed_lines(speed: Speed, acceptance: Mapping[str, Acceptance]) -> Iterator[
 
 
 def step_lines(step: DecodeStep, speed: Speed) -> Iterator[str]:
-    """Yield one step's bytes by part."""
     yield "bytes moved in a step of one request"
     for part, size in step.parts.items():
         yield f"  {part.value:<26}{size / 1e9:>8.2f} GB{size / step.total_bytes:>7.0%}"
@@ -54,7 +53,6 @@ def step_lines(step: DecodeStep, speed: Speed) -> Iterator[str]:
 
 
 def batch_lines(steps: Sequence[DecodeStep], speed: Speed) -> Iterator[str]:
-    """Yield the speed at more requests at once."""
     yield f"  {'requests':>10}{'GB a step':>11}{'ms':>8}{'tok/s each':>12}{'tok/s all':>11}"
     for step in steps:
         together = speed.tokens_per_second(step)
@@ -134,7 +132,6 @@ def _differences(before: DecodeStep, after: DecodeStep) -> Iterator[str]:
 def estimates_as_dict(
     estimates: Sequence[SpeedEstimate], speed: Speed, steps: Sequence[DecodeStep]
 ) -> dict[str, Any]:
-    """Return the estimates as plain values for `--json`."""
     return {
         "hardware": speed.hardware.name,
         "bandwidth_bytes_s": speed.hardware.bandwidth_bytes_s,

@@ -25,7 +25,6 @@ class ValueOrigin:
     line: int | None
 
     def __str__(self) -> str:
-        """Return `file:line`."""
         return self.file if self.line is None else f"{self.file}:{self.line}"
 
 

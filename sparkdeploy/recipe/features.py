@@ -85,12 +85,10 @@ KNOWN_BAD_ON_SPARK: tuple[tuple[Version, Version, str], ...] = (
 
 
 def supports(vllm: str, feature: Feature) -> bool:
-    """Say whether a release has a feature."""
     return parse_version(vllm) >= feature.since
 
 
 def lacks(vllm: str, feature: Feature) -> str:
-    """Return the sentence that says what is missing and since when it exists."""
     since = version_text(feature.since)
     return f"vLLM {vllm} lacks {feature.name}: it came with {since} ({feature.source})"
 

@@ -137,7 +137,6 @@ def _flag_of_short_form(name: str) -> str:
 
 
 def flags_of_field(field: str) -> str | None:
-    """Return the flag a `serve` field becomes, or None when it becomes none."""
     if field in VALUE_FLAGS:
         return VALUE_FLAGS[field]
     if field in SWITCH_FLAGS:

@@ -38,7 +38,6 @@ def recipe_rows(library: Library) -> list[dict[str, Any]]:
 
 
 def engine_rows(library: Library) -> list[dict[str, Any]]:
-    """Return name, title and vLLM version of every engine."""
     return [_engine_row(library, name) for name in sorted(library.engine_files())]
 
 
@@ -51,7 +50,6 @@ def _engine_row(library: Library, name: str) -> dict[str, Any]:
 
 
 def list_lines(recipes: list[dict[str, Any]], engines: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the tables a person reads."""
     yield "recipes (tok/s are others' figures, see README):"
     for row in recipes:
         if "error" in row:

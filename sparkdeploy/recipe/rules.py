@@ -16,15 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One mistake: where it stands, what is wrong and what would be right."""
-
     path: KeyPath
     message: str
     fix: str
 
 
 def find_contradictions(recipe: Recipe, engine: Engine | None) -> list[Mistake]:
-    """Return every contradiction of a recipe that is valid field by field."""
     problems = [
         *_turboquant(recipe),
         *_speculation(recipe),
