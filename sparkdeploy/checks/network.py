@@ -9,7 +9,7 @@ from sparkdeploy.checks.finding import Finding, not_seen, ok, warn
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.checks.surroundings import Link, Target
+    from sparkdeploy.checks.surroundings import Link, NeededHost
 
 NEEDED_FOR = {
     "hub": (
@@ -26,9 +26,9 @@ NEEDED_FOR = {
     ),
 }
 """Of each host: what fails without it, and what helps."""
-ODD_DOORS = {
+KNOWN_PORTS = {
     6379: "Ray's store",
-    8265: "Ray's dashboard, which runs what it is told",
+    8265: "Ray's dashboard, which runs any job it is sent",
     11434: "Ollama",
 }
 """Ports of this field's programs that answer anyone when they are left open."""
@@ -36,7 +36,7 @@ FABRIC_TWINS = (("enp1s0f0np0", "enP2p1s0f0np0"), ("enp1s0f1np1", "enP2p1s0f1np1
 """A Spark's two QSFP ports, each seen as two interfaces (docs/cluster.md)."""
 
 
-def reach_findings(reached: Mapping[Target, bool]) -> Iterator[Finding]:
+def reach_findings(reached: Mapping[NeededHost, bool]) -> Iterator[Finding]:
     for target, is_reached in reached.items():
         check = f"network.{target.name}"
         place = f"{'the proxy ' if target.is_proxy else ''}{target.host}:{target.port}"
@@ -62,12 +62,12 @@ def check_localhost(addresses: Sequence[str]) -> Finding:
     return ok(check, first if addresses[0] == "127.0.0.1" else f"{first}: give clients 127.0.0.1")
 
 
-def check_open_doors(open_ports: frozenset[int] | None) -> Finding:
+def check_open_ports(open_ports: frozenset[int] | None) -> Finding:
     check = "ports.open"
     if open_ports is None:
         return not_seen(check, "/proc/net/tcp cannot be read")
     named = ", ".join(
-        f"{port} ({ODD_DOORS[port]})" for port in sorted(open_ports & ODD_DOORS.keys())
+        f"{port} ({KNOWN_PORTS[port]})" for port in sorted(open_ports & KNOWN_PORTS.keys())
     )
     if not named:
         return ok(check, "none of Ray's and Ollama's ports is open to the network")

@@ -34,7 +34,7 @@ TargetName = Literal["hub", "package_index", "container_registry"]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class NeededHost:
     """A host of the outside world that something needs."""
 
     name: TargetName
@@ -54,7 +54,7 @@ class Places:
     """Where the same models may lie a second time."""
     model_folder: str = ""
     """The recipe's model in a hub cache: `models--ORG--NAME`."""
-    targets: tuple[Target, ...] = ()
+    targets: tuple[NeededHost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Surroundings:
     """Further copies of the recipe's model in other hub caches."""
     open_ports: frozenset[int] | None = None
     """Ports on which someone listens on every address."""
-    reached: Mapping[Target, bool] = field(default_factory=dict)
+    reached: Mapping[NeededHost, bool] = field(default_factory=dict)
     links: tuple[Link, ...] | None = None
     localhost: tuple[str, ...] = ()
     """Addresses of `localhost` in the order in which programs try them."""

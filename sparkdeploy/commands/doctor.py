@@ -13,7 +13,7 @@ from sparkdeploy.checks import docker, network, report
 from sparkdeploy.checks import machine as machine_checks
 from sparkdeploy.checks.finding import fail, not_seen
 from sparkdeploy.checks.recipe import recipe_findings
-from sparkdeploy.checks.surroundings import HurriedMachine, Places, Target, read_surroundings
+from sparkdeploy.checks.surroundings import HurriedMachine, NeededHost, Places, read_surroundings
 from sparkdeploy.commands.drafting import connect, decide
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.facts import THIS_MACHINE, current_uid
@@ -142,7 +142,7 @@ def _surroundings_findings(seen: Surroundings) -> Iterator[Finding]:
     yield from machine_checks.folder_findings(seen.folders, caller_uid=current_uid())
     hub_cache = next((item.path for item in seen.folders if item.role == "hub_cache"), "")
     yield machine_checks.check_duplicates(seen.duplicates, hub_cache)
-    yield network.check_open_doors(seen.open_ports)
+    yield network.check_open_ports(seen.open_ports)
     yield from network.reach_findings(seen.reached)
     yield network.check_localhost(seen.localhost)
     yield network.check_fabric(seen.links)
@@ -165,7 +165,7 @@ def _places(resolved: Resolved, settings: Settings) -> Places:
     )
 
 
-def _targets(settings: Settings) -> Iterator[Target]:
+def _targets(settings: Settings) -> Iterator[NeededHost]:
     """Yield the hosts that are needed, or the proxy through which each is reached."""
     hosts = settings.hosts
     yield _target("hub", hosts.hub, settings)
@@ -173,7 +173,7 @@ def _targets(settings: Settings) -> Iterator[Target]:
     yield _target("container_registry", f"https://{hosts.container_registry}", settings)
 
 
-def _target(name: TargetName, url: str, settings: Settings) -> Target:
+def _target(name: TargetName, url: str, settings: Settings) -> NeededHost:
     scheme = urlsplit(url).scheme
     proxies = {key.lower(): value for key, value in settings.build.proxies.items()}
     proxy = proxies.get(f"{scheme}_proxy")
@@ -182,7 +182,7 @@ def _target(name: TargetName, url: str, settings: Settings) -> Target:
     # curl and requests take a proxy without a scheme for an http one.
     parts = urlsplit(url if not proxy else proxy if "://" in proxy else f"http://{proxy}")
     port = _port_of(parts) or (443 if parts.scheme == "https" else 80)
-    return Target(name, parts.hostname or "", port, is_proxy=proxy is not None)
+    return NeededHost(name, parts.hostname or "", port, is_proxy=proxy is not None)
 
 
 def _port_of(parts: SplitResult) -> int | None:

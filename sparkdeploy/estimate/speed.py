@@ -187,8 +187,9 @@ def miss_reasons(made: SpeedEstimate) -> Iterator[str]:
         return
     if made.has_own_cache_format:
         yield (
-            "published with the field's own cache format, whose decode kernel walks a sequence "
-            "key by key: time that bytes do not show; at long context the cache counts, here not"
+            "published with a cache format of its author's own, whose decode kernel walks a "
+            "sequence key by key: time that bytes do not show; at long context the cache counts, "
+            "here not"
         )
         return
     if miss < 0 and made.apart_tok_s is not None and made.step.tokens_per_request > 1:

@@ -125,7 +125,6 @@ def _finished(recipe: Recipe) -> Iterator[Mistake]:
 
 
 def _extra_arguments(recipe: Recipe) -> Iterator[Mistake]:
-    known = {flags.flags_of_field(name): name for name in type(recipe.serve).model_fields}
     seen: set[str] = set()
     for index, argument in enumerate(recipe.serve.extra_args):
         flag = flags.flag_of(argument)
@@ -136,9 +135,9 @@ def _extra_arguments(recipe: Recipe) -> Iterator[Mistake]:
             yield Mistake(
                 path, f"{flag} is set by sparkdeploy", f"use {flags.OWNED_FLAGS[flag]} instead"
             )
-        elif flag in known:
+        elif field := flags.FIELD_OF_FLAG.get(flag):
             yield Mistake(
-                path, f"{flag} is given twice", f"set serve.{known[flag]} and drop it from here"
+                path, f"{flag} is given twice", f"set serve.{field} and drop it from here"
             )
         elif flag in seen:
             yield Mistake(path, f"{flag} is given twice", "keep one of them")

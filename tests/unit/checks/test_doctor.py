@@ -186,7 +186,7 @@ def test_no_output_of_a_command_is_too_strange(first: str, second: str) -> None:
         def run(self, argv: Sequence[str], *, timeout_s: float) -> Any:
             return type("Done", (), {"exit_code": 0, "stdout": second, "stderr": first})()
 
-    places = surroundings.Places({"state": "/x"}, targets=(surroundings.Target("hub", "h", 1),))
+    places = surroundings.Places({"state": "/x"}, targets=(surroundings.NeededHost("hub", "h", 1),))
     read_surroundings(HurriedMachine(Strange()), places)
     parse_gpus(second)
     parse_gpu_processes(second)

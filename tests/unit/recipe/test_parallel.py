@@ -128,10 +128,11 @@ def test_sizes_that_contradict_each_other_are_mistakes(
         ("--distributed-executor-backend", "cluster.backend"),
         ("--distributed_executor_backend=ray", "cluster.backend"),
         ("--distributed-e", "cluster.backend"),
-        *((word, "--cluster on") for word in ("--nnodes", "--nn=2", "-n", "-n=2", "-n2")),
+        *((word, "the sizes in cluster") for word in ("--nnodes", "--nn=2", "-n", "-n=2", "-n2")),
         *((word, "--cluster on") for word in ("--node-rank", "--node_r=1", "-r", "-r1")),
-        *((word, "--cluster on") for word in ("--master-addr", "--master-p=1", "--headless")),
-        ("--headl", "--cluster on"),
+        *((word, "--cluster on") for word in ("--headless", "--headl")),
+        ("--master-addr", "the addresses of cluster.nodes"),
+        ("--master-p=1", "cluster.master_port"),
     ],
 )
 def test_a_parallel_flag_in_any_spelling_is_refused_with_the_field(
