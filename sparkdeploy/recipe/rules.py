@@ -76,7 +76,7 @@ def _draft_head(recipe: Recipe) -> Iterator[Mistake]:
         return
     yield Mistake(
         ("checkpoint", "draft_lm_head"),
-        "a draft head is of the MTP layer's, and this recipe does not draft by MTP",
+        "a draft head belongs to the MTP layer, and this recipe does not draft by MTP",
         "set serve.speculative to {method: mtp, tokens: 2}, or remove checkpoint.draft_lm_head",
     )
 
@@ -107,19 +107,19 @@ def _finished(recipe: Recipe) -> Iterator[Mistake]:
     if fp8.mode != "prebuilt":
         yield Mistake(
             path,
-            f"from {fp8.from_} makes no sense with mode {fp8.mode}",
+            f"from: {fp8.from_} makes no sense with mode {fp8.mode}",
             "remove it, or set checkpoint.fp8_dense.mode to prebuilt",
         )
     if fp8.source is not None:
         yield Mistake(
             path,
-            f"from {fp8.from_} takes the FP8 weights that the model has, and a source is named",
+            f"from: {fp8.from_} takes the model's own FP8 weights, and a source is named too",
             "remove checkpoint.fp8_dense.source; the finished hybrid is the model",
         )
     if fp8.from_ == "folder" and recipe.model.path is None:
         yield Mistake(
             path,
-            "from folder needs to know which",
+            "from: folder needs model.path",
             "set model.path to the folder that `checkpoint build --standalone` wrote",
         )
 
