@@ -11,29 +11,8 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.errors import CheckpointError, RecipeError
-from sparkdeploy.estimate import picture, speed_report
-from sparkdeploy.estimate.capacity import Budget, capacity_as_dict, capacity_lines, make_budget
-from sparkdeploy.estimate.hardware import (
-    Hardware,
-    hardware_named,
-    hardware_seen,
-    read_hardware,
-)
-from sparkdeploy.estimate.model_facts import (
-    ModelFacts,
-    architecture_of,
-    read_shipped_facts,
-    weights_of,
-)
-from sparkdeploy.estimate.speed import (
-    Acceptance,
-    Speed,
-    SpeedEstimate,
-    estimate,
-    fit_speed,
-    in_order,
-    read_acceptance,
-)
+from sparkdeploy.estimate import capacity, model_facts, picture, speed, speed_report
+from sparkdeploy.estimate.hardware import Hardware, hardware_named, hardware_seen, read_hardware
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings, resources
@@ -41,6 +20,7 @@ from sparkdeploy.settings import load_settings, resources
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from sparkdeploy.estimate.speed import Speed, SpeedEstimate
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Model
     from sparkdeploy.settings import Settings
@@ -62,16 +42,16 @@ class Outlook:
     """What can be said about a recipe on a machine before anything is downloaded or started."""
 
     resolved: Resolved
-    facts: ModelFacts
-    budget: Budget
+    facts: model_facts.ModelFacts
+    budget: capacity.Budget
     recipes: Mapping[str, Resolved]
-    acceptance: Mapping[str, Acceptance]
+    acceptance: Mapping[str, speed.Acceptance]
     speed: Speed
     estimates: tuple[SpeedEstimate, ...]
 
     def capacity_lines(self) -> Iterator[str]:
         yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
-        yield from capacity_lines(self.resolved, self.facts, self.budget)
+        yield from capacity.capacity_lines(self.resolved, self.facts, self.budget)
 
     def speed_lines(self) -> Iterator[str]:
         """Yield the roofline: this recipe's step, more requests, every recipe, what is next."""
@@ -106,7 +86,7 @@ class Outlook:
         return {
             "schema": 1,
             "recipe": self.resolved.recipe.name,
-            "capacity": capacity_as_dict(self.resolved, self.facts, self.budget),
+            "capacity": capacity.capacity_as_dict(self.resolved, self.facts, self.budget),
             "speed": speed_report.estimates_as_dict(self.estimates, self.speed, steps),
         }
 
@@ -130,23 +110,23 @@ def outlook_for(
     resolved = load_recipe(shelf, recipe or settings.default_recipe, tuple(assignments or ()))
     folder = resources() / "recipes" / "facts"
     machine = _machine(hardware, read_hardware(folder / "hardware.yaml"))
-    shipped = read_shipped_facts(folder / "models.yaml")
+    shipped = model_facts.read_shipped_facts(folder / "models.yaml")
     facts = facts_of(resolved.recipe.model, settings, shipped, when_missing)
-    acceptance = read_acceptance(folder / "speculation.yaml")
+    acceptance = speed.read_acceptance(folder / "speculation.yaml")
     recipes = _recipes(shelf)
     # The same model in every row: the files at hand describe it better than the shipped facts.
     known = {**shipped, resolved.recipe.model.repo: facts}
-    speed = fit_speed(machine, recipes, shipped, acceptance)
+    reached = speed.fit_speed(machine, recipes, shipped, acceptance)
     return Outlook(
         resolved=resolved,
         facts=facts,
-        budget=make_budget(resolved, facts, machine),
+        budget=capacity.make_budget(resolved, facts, machine),
         recipes=recipes,
         acceptance=acceptance,
-        speed=speed,
+        speed=reached,
         estimates=tuple(
-            estimate(item, known, acceptance, speed)
-            for item in in_order({**recipes, resolved.recipe.name: resolved})
+            speed.estimate(item, known, acceptance, reached)
+            for item in speed.in_order({**recipes, resolved.recipe.name: resolved})
         ),
     )
 
@@ -154,9 +134,9 @@ def outlook_for(
 def facts_of(
     model: Model,
     settings: Settings,
-    shipped: Mapping[str, ModelFacts],
+    shipped: Mapping[str, model_facts.ModelFacts],
     when_missing: WhenMissing,
-) -> ModelFacts:
+) -> model_facts.ModelFacts:
     """Return what the model's own files say; when it is not here, what is asked for instead.
 
     Raises CheckpointError for files that are damaged, and when nobody knows the model.
@@ -168,10 +148,10 @@ def facts_of(
     )
     if source is not None:
         tensors = read_tensors(source.files_dir).values()
-        return ModelFacts(
+        return model_facts.ModelFacts(
             repo=model.repo,
-            architecture=architecture_of(read_config(source.files_dir)),
-            weight_bytes=weights_of(item.info for item in tensors),
+            architecture=model_facts.architecture_of(read_config(source.files_dir)),
+            weight_bytes=model_facts.weights_of(item.info for item in tensors),
             origin="safetensors headers on this machine",
         )
     if when_missing is WhenMissing.HUB:
