@@ -19,7 +19,7 @@ from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges
 from sparkdeploy.checkpoint.source import open_folder, source_identity
 from sparkdeploy.console import console
-from sparkdeploy.recipe.anchors import is_folder
+from sparkdeploy.recipe.paths import is_folder
 
 if TYPE_CHECKING:
     from sparkdeploy.checkpoint.fp8_shard import Fp8Shard

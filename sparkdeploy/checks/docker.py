@@ -1,16 +1,18 @@
-"""The Docker Engine: does it answer, can it reach the GPU, will it restart others for ever."""
+"""The Docker Engine and our containers: does it answer, reach the GPU, what runs already."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import fail, ok, warn
-from sparkdeploy.console import format_bytes
+from sparkdeploy.console import format_bytes, format_gib
+from sparkdeploy.node.ownership import REPLACED_SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.reports import EngineInfo
 
 INSTALL_RUNTIME = (
@@ -29,24 +31,20 @@ def check_engine(info: EngineInfo | None, failure: str, fix: str | None) -> Find
 
 
 def check_nvidia_runtime(info: EngineInfo) -> Finding:
-    """Say whether containers can reach the GPU."""
+    check = "docker.nvidia_runtime"
     if info.has_nvidia_runtime:
-        return ok("docker.nvidia_runtime", "containers reach the GPU by the nvidia runtime")
-    return fail(
-        "docker.nvidia_runtime",
-        "docker has no nvidia runtime, so containers cannot reach the GPU",
-        INSTALL_RUNTIME,
-    )
+        return ok(check, "containers reach the GPU by the nvidia runtime")
+    missing = "docker has no nvidia runtime, so containers cannot reach the GPU"
+    return fail(check, missing, INSTALL_RUNTIME)
 
 
 def check_low_disk(info: EngineInfo, free_bytes: int) -> Finding:
     """Say whether Docker's own disk is nearly full; the plan knows what a build takes."""
+    check = "docker.disk"
     seen = f"{format_bytes(free_bytes)} free under {info.root_dir}"
     if free_bytes >= LOW_DISK_BYTES:
-        return ok("docker.disk", seen)
-    return warn(
-        "docker.disk", seen, "sparkdeploy clean, or `docker system df` to see what could go"
-    )
+        return ok(check, seen)
+    return warn(check, seen, "sparkdeploy clean, or `docker system df` to see what could go")
 
 
 def check_endless_restarts(names: Sequence[str]) -> Finding:
@@ -62,3 +60,52 @@ def check_endless_restarts(names: Sequence[str]) -> Finding:
         f"{', '.join(names)}: restarted for ever, and every death costs memory",
         f"docker update --restart=no {' '.join(names)}",
     )
+
+
+def deployment_findings(
+    containers: Sequence[ContainerFact], *, memory_total_bytes: int | None, booting: frozenset[str]
+) -> Iterator[Finding]:
+    """Yield what our own containers say of themselves; `booting` have a systemd unit."""
+    serving = [item for item in containers if item.deployment]
+    yield _check_state(serving)
+    if memory_total_bytes is not None:
+        yield _check_promises(serving, memory_total_bytes)
+    yield _check_boot(serving, booting)
+
+
+def _check_state(containers: Sequence[ContainerFact]) -> Finding:
+    check = "deployments.state"
+    halves = [item.deployment for item in containers if item.name.endswith(REPLACED_SUFFIX)]
+    if halves:
+        return warn(
+            check,
+            f"{', '.join(halves)}: half replaced by an `up` that was interrupted",
+            f"sparkdeploy rollback {halves[0]}",
+        )
+    dead = [item for item in containers if not item.is_running]
+    if dead:
+        named = ", ".join(f"{item.deployment} ({item.state} {item.exit_code})" for item in dead)
+        return warn(check, f"not running: {named}", f"sparkdeploy logs {dead[0].deployment}")
+    running = ", ".join(f"{item.deployment} runs" for item in containers)
+    return ok(check, running or "nothing is deployed")
+
+
+def _check_promises(containers: Sequence[ContainerFact], total_bytes: int) -> Finding:
+    check = "deployments.memory"
+    running = [item for item in containers if item.is_running]
+    promised = sum(item.promised_bytes for item in running)
+    seen = f"{format_gib(promised)} of {format_gib(total_bytes)} promised to deployments"
+    if promised <= total_bytes:
+        return ok(check, seen)
+    return warn(check, seen, f"sparkdeploy down {running[-1].deployment}")
+
+
+def _check_boot(containers: Sequence[ContainerFact], booting: frozenset[str]) -> Finding:
+    """A restart is never automatic: what should survive a reboot has a unit."""
+    check = "deployments.boot"
+    names = [item.deployment for item in containers if item.is_running]
+    gone = [name for name in names if name not in booting]
+    if not gone:
+        return ok(check, "every deployment has a systemd unit" if names else "nothing to start")
+    unit = "(`sparkdeploy export systemd` writes the unit)"
+    return ok(check, f"{', '.join(gone)}: not started again after a reboot {unit}")

@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Verdict(Enum):
-    """How a check ended."""
+    """How a check ended; what was not seen counts as neither good nor bad."""
 
     OK = "ok"
     WARN = "warn"
@@ -17,8 +17,6 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check."""
-
     check: str
     """Stable: `group.name`, as docs/doctor.md lists them."""
     verdict: Verdict
@@ -29,25 +27,20 @@ class Finding:
 
     @property
     def group(self) -> str:
-        """Return the part of the machine it is about."""
         return self.check.partition(".")[0]
 
 
 def ok(check: str, seen: str) -> Finding:
-    """Return a finding about which nothing needs to be done."""
     return Finding(check, Verdict.OK, seen)
 
 
 def warn(check: str, seen: str, fix: str) -> Finding:
-    """Return a finding that may hurt later."""
     return Finding(check, Verdict.WARN, seen, fix)
 
 
 def fail(check: str, seen: str, fix: str) -> Finding:
-    """Return a finding that stops a deployment."""
     return Finding(check, Verdict.FAIL, seen, fix)
 
 
 def not_seen(check: str, why: str) -> Finding:
-    """Return that a value could not be read; never a failure by itself."""
     return Finding(check, Verdict.NOT_SEEN, why)

@@ -9,39 +9,42 @@ from sparkdeploy.checks.finding import Finding, not_seen, ok, warn
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.checks.surroundings import Link, Target
+    from sparkdeploy.checks.surroundings import Link, NeededHost
 
 NEEDED_FOR = {
-    "hub": "downloads of models",
-    "package_index": "image builds",
-    "container_registry": "base images",
+    "hub": (
+        "downloads of models",
+        "set `hub` in the configuration to a mirror, or copy the model into HF_HUB_CACHE",
+    ),
+    "package_index": (
+        "image builds",
+        "set `index_url` or `wheelhouse` in the configuration, or a proxy",
+    ),
+    "container_registry": (
+        "base images",
+        "set `container_registry` to a mirror; without one the base is made from Debian packages",
+    ),
 }
-REMEDIES = {
-    "hub": "set `hub` in the configuration to a mirror, or copy the model into HF_HUB_CACHE",
-    "package_index": "set `index_url` or `wheelhouse` in the configuration, or a proxy",
-    "container_registry": "set `container_registry` to a mirror; without one the base is made "
-    "from Debian packages",
-}
-ODD_DOORS = {
+"""Of each host: what fails without it, and what helps."""
+KNOWN_PORTS = {
     6379: "Ray's store",
-    8265: "Ray's dashboard, which runs what it is told",
+    8265: "Ray's dashboard, which runs any job it is sent",
     11434: "Ollama",
 }
 """Ports of this field's programs that answer anyone when they are left open."""
 FABRIC_TWINS = (("enp1s0f0np0", "enP2p1s0f0np0"), ("enp1s0f1np1", "enP2p1s0f1np1"))
-"""A Spark's two QSFP ports, each seen as two interfaces (field.md section 3)."""
+"""A Spark's two QSFP ports, each seen as two interfaces (docs/cluster.md)."""
 
 
-def reach_findings(reached: Mapping[Target, bool]) -> Iterator[Finding]:
-    """Yield whether each host that something needs can be reached from here."""
+def reach_findings(reached: Mapping[NeededHost, bool]) -> Iterator[Finding]:
     for target, is_reached in reached.items():
         check = f"network.{target.name}"
         place = f"{'the proxy ' if target.is_proxy else ''}{target.host}:{target.port}"
         if is_reached:
             yield ok(check, f"{place} answers")
         else:
-            use = NEEDED_FOR[target.name]
-            yield warn(check, f"{place} does not answer: no {use}", REMEDIES[target.name])
+            use, remedy = NEEDED_FOR[target.name]
+            yield warn(check, f"{place} does not answer: no {use}", remedy)
 
 
 def check_localhost(addresses: Sequence[str]) -> Finding:
@@ -59,15 +62,15 @@ def check_localhost(addresses: Sequence[str]) -> Finding:
     return ok(check, first if addresses[0] == "127.0.0.1" else f"{first}: give clients 127.0.0.1")
 
 
-def check_open_doors(open_ports: frozenset[int] | None) -> Finding:
-    """Name known programs that answer everyone on the network."""
+def check_open_ports(open_ports: frozenset[int] | None) -> Finding:
     check = "ports.open"
     if open_ports is None:
         return not_seen(check, "/proc/net/tcp cannot be read")
-    found = {port: ODD_DOORS[port] for port in sorted(open_ports) if port in ODD_DOORS}
-    if not found:
+    named = ", ".join(
+        f"{port} ({KNOWN_PORTS[port]})" for port in sorted(open_ports & KNOWN_PORTS.keys())
+    )
+    if not named:
         return ok(check, "none of Ray's and Ollama's ports is open to the network")
-    named = ", ".join(f"{port} ({what})" for port, what in found.items())
     return warn(
         check,
         f"open to the whole network: {named}",

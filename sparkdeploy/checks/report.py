@@ -7,20 +7,40 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.checks.finding import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sparkdeploy.checks.finding import Finding
 
 GROUPS = ("machine", "gpu", "docker", "folders", "ports", "network", "deployments", "recipe")
 """In the order in which they are shown."""
 SIGNS = {Verdict.OK: "=", Verdict.WARN: "!", Verdict.FAIL: "x", Verdict.NOT_SEEN: "?"}
+MEANINGS = {
+    "=": "nothing to do",
+    "+": "build",
+    "v": "download",
+    "*": "prepare",
+    ">": "start",
+    "~": "replace",
+    "!": "warning",
+    "x": "stands in the way",
+    "?": "not seen",
+}
+"""Of each sign that a printed report may begin a line with; a sign means the same in all."""
+
+
+def legend(signs: Iterable[str]) -> str:
+    """Return one line that says what these signs mean, each once."""
+    used = set(signs)
+    return "  ".join(f"{sign} {meaning}" for sign, meaning in MEANINGS.items() if sign in used)
 
 
 def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return a report: `verdict` is the worst of all, `checks` every finding in order."""
+    found = {item.verdict for item in findings}
+    worst = next((item for item in (Verdict.FAIL, Verdict.WARN) if item in found), Verdict.OK)
     return {
         "schema": 1,
-        "verdict": worst(findings).value,
+        "verdict": worst.value,
         "checks": [
             {
                 "check": item.check,
@@ -29,15 +49,15 @@ def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
                 "seen": item.seen,
                 "fix": item.fix,
             }
-            for item in in_order(findings)
+            for item in _in_order(findings)
         ],
     }
 
 
 def lines(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield one line a check, by group, and the fix beneath where one is needed."""
+    """Yield one line a check, by group, the fix beneath where one is needed, and a summary."""
     group = ""
-    for item in in_order(findings):
+    for item in _in_order(findings):
         if item.group != group:
             group = item.group
             yield group
@@ -45,24 +65,18 @@ def lines(findings: Sequence[Finding]) -> Iterator[str]:
         yield f"  {SIGNS[item.verdict]} {name:<20} {item.seen}"
         if item.fix:
             yield f"      fix: {item.fix}"
-    failed, warned = _count(findings, Verdict.FAIL), _count(findings, Verdict.WARN)
+    yield legend(SIGNS[item.verdict] for item in findings)
+    failed, warned = failures(findings), _count(findings, Verdict.WARN)
     counts = [f"{failed} failed"] * bool(failed) + [f"{warned} to look at"] * bool(warned)
     yield f"{len(findings)} checks: {', '.join(counts) or 'all well'}"
 
 
 def failures(findings: Sequence[Finding]) -> int:
-    """Return how many checks failed."""
     return _count(findings, Verdict.FAIL)
 
 
-def worst(findings: Sequence[Finding]) -> Verdict:
-    """Return fail, warn or ok; what was not seen counts as neither good nor bad."""
-    found = {item.verdict for item in findings}
-    return next((item for item in (Verdict.FAIL, Verdict.WARN) if item in found), Verdict.OK)
-
-
-def in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings by group; within a group in the order in which they came."""
+def _in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """By group; within a group in the order in which they came."""
     return sorted(findings, key=lambda item: GROUPS.index(item.group))
 
 

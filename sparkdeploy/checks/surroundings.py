@@ -1,16 +1,27 @@
-"""What the doctor looks at beside the facts of a plan, and how each answer is read."""
+"""What the doctor looks at beside the facts of a plan: read all at once, nothing for long."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from sparkdeploy.node.machine import output_or_none, read_or_none
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkdeploy.node.machine import Machine
+    from sparkdeploy.shell import Completed
+
+READ_TIMEOUT_S = 2.0
+WORKERS = 16
+UNITS = "/etc/systemd/system"
+KNOCK = ': <>"/dev/tcp/$0/$1"'
+"""Bash connects by itself, so that nothing need be installed; $0 and $1 are host and port."""
 LISTENING = "0A"
 SOCKET = re.compile(
     r"^ *\d+: (?P<address>[0-9A-F]{8,32}):(?P<port>[0-9A-F]{4}) [0-9A-F:]+ (?P<state>[0-9A-F]{2}) ",
@@ -23,7 +34,7 @@ TargetName = Literal["hub", "package_index", "container_registry"]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class NeededHost:
     """A host of the outside world that something needs."""
 
     name: TargetName
@@ -43,12 +54,12 @@ class Places:
     """Where the same models may lie a second time."""
     model_folder: str = ""
     """The recipe's model in a hub cache: `models--ORG--NAME`."""
-    targets: tuple[Target, ...] = ()
+    targets: tuple[NeededHost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder of ours; None means that it is not there yet."""
+    """A folder of ours; without an owner it is not there yet."""
 
     role: str
     path: str
@@ -58,8 +69,6 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A network interface."""
-
     name: str
     mtu: int
     is_up: bool
@@ -79,7 +88,7 @@ class Surroundings:
     """Further copies of the recipe's model in other hub caches."""
     open_ports: frozenset[int] | None = None
     """Ports on which someone listens on every address."""
-    reached: Mapping[Target, bool] = field(default_factory=dict)
+    reached: Mapping[NeededHost, bool] = field(default_factory=dict)
     links: tuple[Link, ...] | None = None
     localhost: tuple[str, ...] = ()
     """Addresses of `localhost` in the order in which programs try them."""
@@ -87,15 +96,82 @@ class Surroundings:
     """Deployments with a systemd unit."""
 
 
-def system_name(os_release: str, dgx_release: str | None) -> str | None:
+@dataclass(frozen=True, slots=True)
+class HurriedMachine:
+    """A machine whose commands may not take longer than a doctor's patient waits."""
+
+    machine: Machine
+    timeout_s: float = READ_TIMEOUT_S
+
+    def read_file(self, path: str) -> str:
+        return self.machine.read_file(path)
+
+    def run(self, argv: Sequence[str], *, timeout_s: float) -> Completed:
+        return self.machine.run(argv, timeout_s=min(timeout_s, self.timeout_s))
+
+
+def read_surroundings(machine: Machine, places: Places) -> Surroundings:
+    """Read everything at once; what cannot be read is left out, and nothing raises."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        folders = [
+            pool.submit(_folder, machine, role, path) for role, path in places.folders.items()
+        ]
+        copies = {
+            path: pool.submit(_output, machine, "test", "-d", path)
+            for cache in places.other_hub_caches
+            if places.model_folder and (path := f"{cache}/{places.model_folder}")
+        }
+        knocks = {
+            item: pool.submit(_output, machine, "bash", "-c", KNOCK, item.host, str(item.port))
+            for item in places.targets
+        }
+        links = pool.submit(_links, machine)
+        localhost = pool.submit(_output, machine, "getent", "ahosts", "localhost")
+        architecture = pool.submit(_output, machine, "uname", "-m")
+        tables = [read_or_none(machine, f"/proc/net/{name}") for name in ("tcp", "tcp6")]
+        return Surroundings(
+            architecture=(architecture.result() or "").strip() or None,
+            system=_system_name(machine),
+            vmstat=read_or_none(machine, "/proc/vmstat"),
+            folders=tuple(item.result() for item in folders),
+            duplicates=tuple(path for path, item in copies.items() if item.result() is not None),
+            open_ports=_open_ports(*filter(None, tables)) if any(tables) else None,
+            reached={target: item.result() is not None for target, item in knocks.items()},
+            links=links.result(),
+            localhost=_first_words(localhost.result() or ""),
+            booting=frozenset(UNIT.findall(_output(machine, "ls", UNITS) or "")),
+        )
+
+
+def _output(machine: Machine, *argv: str) -> str | None:
+    return output_or_none(machine, argv, timeout_s=READ_TIMEOUT_S)
+
+
+def _folder(machine: Machine, role: str, path: str) -> Folder:
+    owner = (_output(machine, "stat", "-c", "%u", "--", path) or "").strip()
+    if not owner.isdecimal():
+        return Folder(role, path)
+    return Folder(role, path, int(owner), _output(machine, "test", "-w", path) is not None)
+
+
+def _first_words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(line.split()[0] for line in text.splitlines() if line.strip()))
+
+
+def _system_name(machine: Machine) -> str | None:
     """Return the distribution's name, with the version of DGX OS where it is one."""
-    name = _assignments(os_release).get("PRETTY_NAME")
-    dgx = _assignments(dgx_release or "")
+    name = _assignments(read_or_none(machine, "/etc/os-release")).get("PRETTY_NAME")
+    dgx = _assignments(read_or_none(machine, "/etc/dgx-release"))
     version = dgx.get("DGX_SWBUILD_VERSION") or dgx.get("DGX_OTA_VERSION")
     return f"{name}, DGX OS {version}" if name and version else name
 
 
-def open_ports(*tables: str) -> frozenset[int]:
+def _assignments(text: str | None) -> dict[str, str]:
+    pairs = (line.partition("=") for line in (text or "").splitlines())
+    return {name.strip(): value.strip().strip('"') for name, _, value in pairs if value}
+
+
+def _open_ports(*tables: str) -> frozenset[int]:
     """Return the ports of /proc/net/tcp and tcp6 with a listener on every address."""
     rows = (match for table in tables for match in SOCKET.finditer(table))
     return frozenset(
@@ -105,17 +181,23 @@ def open_ports(*tables: str) -> frozenset[int]:
     )
 
 
+def _links(machine: Machine) -> tuple[Link, ...] | None:
+    output = _output(machine, "ip", "-json", "addr")
+    try:
+        return None if output is None else read_links(output)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def read_links(text: str) -> tuple[Link, ...]:
-    """Read `ip -json addr`; raises ValueError for anything else."""
+    """Read `ip -json addr`; raises ValueError, KeyError or TypeError for anything else."""
     return tuple(
         Link(
             name=item["ifname"],
             mtu=int(item["mtu"]),
             is_up="LOWER_UP" in item.get("flags", ()),
             networks=tuple(
-                str(
-                    ipaddress.ip_network(f"{address['local']}/{address['prefixlen']}", strict=False)
-                )
+                str(ipaddress.ip_interface(f"{address['local']}/{address['prefixlen']}").network)
                 for address in item.get("addr_info", ())
                 if address.get("family") == "inet"
             ),
@@ -123,13 +205,3 @@ def read_links(text: str) -> tuple[Link, ...]:
         for item in json.loads(text)
         if "ifname" in item
     )
-
-
-def units(listing: str) -> frozenset[str]:
-    """Return the deployments whose units stand in a listing of file names."""
-    return frozenset(UNIT.findall(listing))
-
-
-def _assignments(text: str) -> dict[str, str]:
-    pairs = (line.partition("=") for line in text.splitlines())
-    return {name.strip(): value.strip().strip('"') for name, _, value in pairs if value}

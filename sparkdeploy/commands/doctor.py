@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from sparkdeploy.checks import deployments, docker, folders, memory, network, report, system
+from sparkdeploy.checks import docker, network, report
+from sparkdeploy.checks import machine as machine_checks
 from sparkdeploy.checks.finding import fail, not_seen
-from sparkdeploy.checks.reading import HurriedMachine, read_surroundings
 from sparkdeploy.checks.recipe import recipe_findings
-from sparkdeploy.checks.surroundings import Places, Target
+from sparkdeploy.checks.surroundings import HurriedMachine, NeededHost, Places, read_surroundings
 from sparkdeploy.commands.drafting import connect
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.facts import THIS_MACHINE, current_uid
@@ -113,9 +113,9 @@ def _draft(
 
 
 def _machine_findings(seen: Surroundings) -> Iterator[Finding]:
-    yield system.check_architecture(seen.architecture)
-    yield system.check_system(seen.system)
-    yield memory.check_oom_kills(seen.vmstat)
+    yield machine_checks.check_architecture(seen.architecture)
+    yield machine_checks.check_system(seen.system)
+    yield machine_checks.check_oom_kills(seen.vmstat)
 
 
 def _engine_finding(connection: _Task[DockerHost], plan: Plan | None) -> Finding:
@@ -129,7 +129,7 @@ def _engine_finding(connection: _Task[DockerHost], plan: Plan | None) -> Finding
 def _plan_findings(draft: _Task[Plan], plan: Plan | None, seen: Surroundings) -> Iterator[Finding]:
     if plan is not None:
         yield from plan_findings(plan)
-        yield from deployments.deployment_findings(
+        yield from docker.deployment_findings(
             plan.observed.head.containers,
             memory_total_bytes=plan.observed.head.facts.memory_total_bytes,
             booting=seen.booting,
@@ -141,10 +141,10 @@ def _plan_findings(draft: _Task[Plan], plan: Plan | None, seen: Surroundings) ->
 
 
 def _surroundings_findings(seen: Surroundings) -> Iterator[Finding]:
-    yield from folders.folder_findings(seen.folders, caller_uid=current_uid())
+    yield from machine_checks.folder_findings(seen.folders, caller_uid=current_uid())
     hub_cache = next((item.path for item in seen.folders if item.role == "hub_cache"), "")
-    yield folders.check_duplicates(seen.duplicates, hub_cache)
-    yield network.check_open_doors(seen.open_ports)
+    yield machine_checks.check_duplicates(seen.duplicates, hub_cache)
+    yield network.check_open_ports(seen.open_ports)
     yield from network.reach_findings(seen.reached)
     yield network.check_localhost(seen.localhost)
     yield network.check_fabric(seen.links)
@@ -167,7 +167,7 @@ def _places(resolved: Resolved, settings: Settings) -> Places:
     )
 
 
-def _targets(settings: Settings) -> Iterator[Target]:
+def _targets(settings: Settings) -> Iterator[NeededHost]:
     """Yield the hosts that are needed, or the proxy through which each is reached."""
     hosts = settings.hosts
     yield _target("hub", hosts.hub, settings)
@@ -175,7 +175,7 @@ def _targets(settings: Settings) -> Iterator[Target]:
     yield _target("container_registry", f"https://{hosts.container_registry}", settings)
 
 
-def _target(name: TargetName, url: str, settings: Settings) -> Target:
+def _target(name: TargetName, url: str, settings: Settings) -> NeededHost:
     scheme = urlsplit(url).scheme
     proxies = {key.lower(): value for key, value in settings.build.proxies.items()}
     proxy = proxies.get(f"{scheme}_proxy")
@@ -184,7 +184,7 @@ def _target(name: TargetName, url: str, settings: Settings) -> Target:
     # curl and requests take a proxy without a scheme for an http one.
     parts = urlsplit(url if not proxy else proxy if "://" in proxy else f"http://{proxy}")
     port = _port_of(parts) or (443 if parts.scheme == "https" else 80)
-    return Target(name, parts.hostname or "", port, is_proxy=proxy is not None)
+    return NeededHost(name, parts.hostname or "", port, is_proxy=proxy is not None)
 
 
 def _port_of(parts: SplitResult) -> int | None:

@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.errors import CheckpointError, RecipeError
-from sparkdeploy.estimate import capacity_report, picture, picture_page
-from sparkdeploy.estimate import speed_report as roofline_report
-from sparkdeploy.estimate.budget import Budget, make_budget
-from sparkdeploy.estimate.hardware import (
-    Hardware,
-    hardware_named,
-    hardware_seen,
-    read_hardware,
-)
-from sparkdeploy.estimate.model_facts import ModelFacts, architecture_of, read_shipped_facts
-from sparkdeploy.estimate.model_weights import weights_of
-from sparkdeploy.estimate.roofline import Acceptance, read_acceptance
-from sparkdeploy.estimate.speed import Estimate, Speed, estimate, fit_speed, in_order
+from sparkdeploy.estimate import capacity, model_facts, picture, speed, speed_report
+from sparkdeploy.estimate.hardware import Hardware, hardware_named, hardware_seen, read_hardware
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings, resources
@@ -31,6 +20,7 @@ from sparkdeploy.settings import load_settings, resources
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from sparkdeploy.estimate.speed import Speed, SpeedEstimate
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Model
     from sparkdeploy.settings import Settings
@@ -52,40 +42,37 @@ class Outlook:
     """What can be said about a recipe on a machine before anything is downloaded or started."""
 
     resolved: Resolved
-    facts: ModelFacts
-    budget: Budget
+    facts: model_facts.ModelFacts
+    budget: capacity.Budget
     recipes: Mapping[str, Resolved]
-    acceptance: Mapping[str, Acceptance]
+    acceptance: Mapping[str, speed.Acceptance]
     speed: Speed
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[SpeedEstimate, ...]
 
     def capacity_lines(self) -> Iterator[str]:
-        """Yield memory and KV cache."""
         yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
-        yield from capacity_report.capacity_lines(self.resolved, self.facts, self.budget)
+        yield from capacity.capacity_lines(self.resolved, self.facts, self.budget)
 
     def speed_lines(self) -> Iterator[str]:
         """Yield the roofline: this recipe's step, more requests, every recipe, what is next."""
-        yield from roofline_report.speed_lines(self.speed, self.acceptance)
-        steps = roofline_report.batch_steps(self.resolved, self.facts, self.acceptance)
+        known = (self.facts, self.acceptance)
+        yield from speed_report.speed_lines(self.speed, self.acceptance)
+        steps = speed_report.batch_steps(self.resolved, *known)
         if steps:
-            yield from roofline_report.step_lines(steps[0], self.speed)
-            yield from roofline_report.batch_lines(steps, self.speed)
+            yield from speed_report.step_lines(steps[0], self.speed)
+            yield from speed_report.batch_lines(steps, self.speed)
             contexts = [row.context_tokens for row in self.budget.rows()]
-            yield from roofline_report.context_lines(
-                roofline_report.context_steps(self.resolved, self.facts, self.acceptance, contexts),
-                self.speed,
-            )
-        yield from roofline_report.estimate_lines(self.estimates, self.speed)
-        if self.resolved.recipe.name in self.recipes:
-            recipes = {**self.recipes, self.resolved.recipe.name: self.resolved}
-            yield from roofline_report.next_lines(
-                self.resolved.recipe.name, recipes, self.facts, self.acceptance
-            )
+            longer = speed_report.context_steps(self.resolved, *known, contexts)
+            yield from speed_report.context_lines(longer, self.speed)
+        yield from speed_report.estimate_lines(self.estimates, self.speed)
+        name = self.resolved.recipe.name
+        if name in self.recipes:
+            recipes = {**self.recipes, name: self.resolved}
+            yield from speed_report.next_lines(name, recipes, *known)
 
     def page(self) -> str:
         """Return a self-contained HTML page: the picture and the same tables."""
-        return picture_page.page(
+        return picture.page(
             title=f"{self.resolved.recipe.name} on {self.speed.hardware.title}",
             picture=picture.bytes_per_step(self.estimates),
             sections={
@@ -95,13 +82,12 @@ class Outlook:
         )
 
     def as_dict(self) -> dict[str, object]:
-        """Return capacity and speed as plain values for `--json`."""
-        steps = roofline_report.batch_steps(self.resolved, self.facts, self.acceptance)
+        steps = speed_report.batch_steps(self.resolved, self.facts, self.acceptance)
         return {
             "schema": 1,
             "recipe": self.resolved.recipe.name,
-            "capacity": capacity_report.capacity_as_dict(self.resolved, self.facts, self.budget),
-            "speed": roofline_report.estimates_as_dict(self.estimates, self.speed, steps),
+            "capacity": capacity.capacity_as_dict(self.resolved, self.facts, self.budget),
+            "speed": speed_report.estimates_as_dict(self.estimates, self.speed, steps),
         }
 
 
@@ -124,23 +110,23 @@ def outlook_for(
     resolved = load_recipe(shelf, recipe or settings.default_recipe, tuple(assignments or ()))
     folder = resources() / "recipes" / "facts"
     machine = _machine(hardware, read_hardware(folder / "hardware.yaml"))
-    shipped = read_shipped_facts(folder / "models.yaml")
+    shipped = model_facts.read_shipped_facts(folder / "models.yaml")
     facts = facts_of(resolved.recipe.model, settings, shipped, when_missing)
-    acceptance = read_acceptance(folder / "speculation.yaml")
+    acceptance = speed.read_acceptance(folder / "speculation.yaml")
     recipes = _recipes(shelf)
     # The same model in every row: the files at hand describe it better than the shipped facts.
     known = {**shipped, resolved.recipe.model.repo: facts}
-    speed = fit_speed(machine, recipes, shipped, acceptance)
+    reached = speed.fit_speed(machine, recipes, shipped, acceptance)
     return Outlook(
         resolved=resolved,
         facts=facts,
-        budget=make_budget(resolved, facts, machine),
+        budget=capacity.make_budget(resolved, facts, machine),
         recipes=recipes,
         acceptance=acceptance,
-        speed=speed,
+        speed=reached,
         estimates=tuple(
-            estimate(item, known, acceptance, speed)
-            for item in in_order({**recipes, resolved.recipe.name: resolved})
+            speed.estimate(item, known, acceptance, reached)
+            for item in speed.in_order({**recipes, resolved.recipe.name: resolved})
         ),
     )
 
@@ -148,9 +134,9 @@ def outlook_for(
 def facts_of(
     model: Model,
     settings: Settings,
-    shipped: Mapping[str, ModelFacts],
+    shipped: Mapping[str, model_facts.ModelFacts],
     when_missing: WhenMissing,
-) -> ModelFacts:
+) -> model_facts.ModelFacts:
     """Return what the model's own files say; when it is not here, what is asked for instead.
 
     Raises CheckpointError for files that are damaged, and when nobody knows the model.
@@ -162,10 +148,10 @@ def facts_of(
     )
     if source is not None:
         tensors = read_tensors(source.files_dir).values()
-        return ModelFacts(
+        return model_facts.ModelFacts(
             repo=model.repo,
-            architecture=architecture_of(read_config(source.files_dir)),
-            weight_bytes=weights_of(item.info for item in tensors),
+            architecture=model_facts.architecture_of(read_config(source.files_dir)),
+            weight_bytes=model_facts.weights_of(item.info for item in tensors),
             origin="safetensors headers on this machine",
         )
     if when_missing is WhenMissing.HUB:

@@ -9,8 +9,7 @@ from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.ranges import HubRanges, index_of, read_config, read_remote_header
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.model_facts import ModelFacts, architecture_of
-from sparkdeploy.estimate.model_weights import weights_of
+from sparkdeploy.estimate.model_facts import ModelFacts, architecture_of, weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -39,7 +39,6 @@ class Hardware:
 
 
 def read_hardware(path: Path) -> Mapping[str, Hardware]:
-    """Return every machine of the shipped table by name."""
     table = read_document(path).content["hardware"]
     return {
         name: Hardware(

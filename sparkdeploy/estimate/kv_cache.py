@@ -35,7 +35,7 @@ def slot_bytes(kv_dtype: str, head_dim: int) -> int:
 
     TurboQuant's slots are those of vLLM's turboquant/config.py: an FP8 key is stored as it is, a
     quantised key has a 2-byte norm, a value 4 bytes of scale and zero point; 388, 262, 230 and
-    198 bytes for heads of 256 (vllm.md section D). Raises RecipeError for an unknown dtype.
+    198 bytes for heads of 256. Raises RecipeError for an unknown dtype.
     """
     if kv_dtype in _BF16:
         return 4 * head_dim
@@ -50,11 +50,6 @@ def slot_bytes(kv_dtype: str, head_dim: int) -> int:
     key = head_dim if key_bits == 8 else -(-head_dim * key_bits // 8) + 2
     slot = key + -(-head_dim * value_bits // 8) + 4
     return slot + slot % 2
-
-
-def token_bytes(architecture: Architecture, kv_dtype: str) -> int:
-    """Return the KV bytes of one token in one full-attention layer."""
-    return architecture.num_key_value_heads * slot_bytes(kv_dtype, architecture.head_dim)
 
 
 def state_bytes(architecture: Architecture, draft_tokens: int) -> int:
@@ -73,6 +68,7 @@ class CacheLayout:
     page_bytes: int
     state_bytes: int
     token_bytes: int
+    """Of one token in one full-attention layer."""
     attention_layers: int
     group_layers: int
     attention_groups: int
@@ -86,8 +82,18 @@ class CacheLayout:
         """Return the number of groups, each with a block table of its own."""
         return self.attention_groups + self.state_groups
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Return the bytes of one token in all layers whose cache grows with the context."""
+        return self.token_bytes * self.attention_layers
+
+    @property
+    def request_state_bytes(self) -> int:
+        """Return the pages that a request's states occupy: groups x states x layers of a group."""
+        pages = self.state_groups * self.states_per_request * self.group_layers
+        return pages * self.page_bytes
+
     def blocks(self, available_bytes: int) -> int:
-        """Return the blocks that fit into this much memory."""
         return max(0, available_bytes) // self.page_bytes // self.group_layers
 
     def blocks_per_request(self, context_tokens: int) -> int:
@@ -124,7 +130,7 @@ def cache_layout(
     alignment_tokens: int = CUDA_BLOCK_TOKENS,
 ) -> CacheLayout:
     """Return the layout for a model; a draft layer's cache joins the full-attention layers'."""
-    per_token = token_bytes(architecture, kv_dtype)
+    per_token = architecture.num_key_value_heads * slot_bytes(kv_dtype, architecture.head_dim)
     state = state_bytes(architecture, draft_tokens)
     # All pages have one size, so a block has as many tokens as fill the state of a DeltaNet layer.
     block = alignment_tokens * max(1, -(-state // (alignment_tokens * per_token)))

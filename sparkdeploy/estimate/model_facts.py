@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -10,16 +11,16 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-FULL_ATTENTION = "full_attention"
-LINEAR_ATTENTION = "linear_attention"
+    from sparkdeploy.checkpoint.safetensors import TensorInfo
+
 SIZE_LIMIT = 1 << 32
 """Of any count or width in config.json, which a stranger may have written."""
 
 
-class Kind(StrEnum):
+class WeightKind(StrEnum):
     """What a weight tensor belongs to; the value is how a person reads it."""
 
     EXPERTS = "routed experts"
@@ -34,6 +35,24 @@ class Kind(StrEnum):
     MTP_DENSE = "MTP layer without experts"
     VISION = "vision"
     OTHER = "other"
+
+
+KIND_BY_PART = {
+    ".visual.": WeightKind.VISION,
+    "lm_head.": WeightKind.LM_HEAD,
+    ".embed_tokens.": WeightKind.EMBEDDINGS,
+    ".mlp.experts.": WeightKind.EXPERTS,
+    ".mlp.shared_expert.": WeightKind.SHARED_EXPERTS,
+    ".mlp.shared_expert_gate.": WeightKind.ROUTER,
+    ".mlp.gate.": WeightKind.ROUTER,
+    ".linear_attn.": WeightKind.GDN,
+    "_norm.": WeightKind.NORMS,
+    ".self_attn.": WeightKind.ATTENTION,
+    "layernorm.": WeightKind.NORMS,
+    ".norm.": WeightKind.NORMS,
+}
+"""The first that a tensor's name holds says its kind: DeltaNet's own norm is DeltaNet's, and
+q_norm is a norm although in attention. Names are those of vLLM's qwen3_5.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +100,7 @@ class ModelFacts:
 
     repo: str
     architecture: Architecture
-    weight_bytes: Mapping[Kind, int]
+    weight_bytes: Mapping[WeightKind, int]
     origin: str
     """`safetensors headers` when read from files, otherwise the facts file and `derived`."""
 
@@ -92,9 +111,17 @@ class ModelFacts:
 
 
 def read_shipped_facts(path: Path) -> Mapping[str, ModelFacts]:
-    """Return the facts of every model in the shipped file, by repository."""
-    models = read_document(path).content["models"]
-    return {repo: _shipped(repo, entry) for repo, entry in models.items()}
+    return {
+        repo: ModelFacts(
+            repo=repo,
+            architecture=Architecture(**entry["architecture"]["values"]),
+            weight_bytes={
+                WeightKind(kind): n for kind, n in entry["weight_bytes"]["values"].items()
+            },
+            origin="facts file, derived from the architecture (nothing was downloaded)",
+        )
+        for repo, entry in read_document(path).content["models"].items()
+    }
 
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:
@@ -107,8 +134,8 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     if not isinstance(types, list):
         raise CheckpointError("config.json: layer_types is missing, so the layers are unknown.")
     sizes = {
-        "full_attention_layers": types.count(FULL_ATTENTION),
-        "linear_attention_layers": types.count(LINEAR_ATTENTION),
+        "full_attention_layers": types.count("full_attention"),
+        "linear_attention_layers": types.count("linear_attention"),
         "mtp_num_hidden_layers": _size(text, "mtp_num_hidden_layers", least=0),
         "vision_depth": _size(vision, "depth", least=0),
         "vision_hidden_size": _size(vision, "hidden_size", least=0),
@@ -131,10 +158,16 @@ def _size(text: Mapping[str, Any], name: str, *, least: int) -> int:
     return value
 
 
-def _shipped(repo: str, entry: Mapping[str, Any]) -> ModelFacts:
-    return ModelFacts(
-        repo=repo,
-        architecture=Architecture(**entry["architecture"]["values"]),
-        weight_bytes={Kind(kind): size for kind, size in entry["weight_bytes"]["values"].items()},
-        origin="facts file, derived from the architecture (nothing was downloaded)",
-    )
+def kind_of(name: str) -> WeightKind:
+    """Return what a tensor of a Qwen3.5 checkpoint belongs to."""
+    if name.startswith("mtp."):
+        return WeightKind.MTP_EXPERTS if ".mlp.experts." in name else WeightKind.MTP_DENSE
+    return next((kind for part, kind in KIND_BY_PART.items() if part in name), WeightKind.OTHER)
+
+
+def weights_of(tensors: Iterable[TensorInfo]) -> Mapping[WeightKind, int]:
+    """Return bytes by kind, as headers count them; they add up to the bytes of all tensors."""
+    found: Counter[WeightKind] = Counter()
+    for tensor in tensors:
+        found[kind_of(tensor.name)] += tensor.size_bytes
+    return {kind: found[kind] for kind in WeightKind if found[kind]}

@@ -1,21 +1,33 @@
-"""A picture of the bytes of a decode step, stacked by part, one bar a recipe: plain SVG."""
+"""The bytes of a decode step by part, one bar a recipe, as plain SVG; and a page around it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from sparkdeploy.estimate.roofline import Part
+from sparkdeploy.estimate.speed import Part
+from sparkdeploy.terminal import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.estimate.speed import Estimate
+    from sparkdeploy.estimate.speed import DecodeStep, SpeedEstimate
 
 WIDTH, BAR_LEFT, BAR_WIDTH = 960, 120, 560
 BYTES_RIGHT, SPEED_RIGHT, PUBLISHED_RIGHT = 760, 868, 944
 TOP, ROW, BAR = 58, 30, 20
 LEGEND_COLUMNS, LEGEND_ROW = 4, 22
+
+PAGE_STYLE = (
+    ":root{color-scheme:light dark}"
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:62rem;padding:0 1rem;"
+    "background:#fff;color:#1b1f24}"
+    "svg{max-width:100%;height:auto}h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}"
+    "pre{font:13px/1.45 ui-monospace,monospace;overflow-x:auto;padding:1rem;border-radius:6px;"
+    "background:#f4f5f7}"
+    "@media (prefers-color-scheme:dark){body{background:#14171b;color:#e6e9ee}"
+    "pre{background:#1e2227}}"
+)
 
 COLOURS: dict[Part, tuple[str, str]] = {
     Part.EXPERTS: ("#3b6fb6", "#6c9fe0"),
@@ -32,10 +44,10 @@ COLOURS: dict[Part, tuple[str, str]] = {
 """Of each part on a light and on a dark ground; a part's lighter brother is of the same family."""
 
 
-def bytes_per_step(estimates: Sequence[Estimate]) -> str:
+def bytes_per_step(estimates: Sequence[SpeedEstimate]) -> str:
     """Return the SVG; recipes without an estimate are left out. It follows light and dark."""
-    drawn = [made for made in estimates if made.step is not None]
-    longest = max((made.step.total_bytes for made in drawn if made.step is not None), default=1.0)
+    drawn = [(made, made.step) for made in estimates if made.step is not None]
+    longest = max((step.total_bytes for _, step in drawn), default=1.0)
     rows = -(-len(Part) // LEGEND_COLUMNS)
     height = TOP + ROW * len(drawn) + 14 + LEGEND_ROW * rows + 8
     title = "Bytes moved in a decode step of one request, by recipe"
@@ -50,19 +62,17 @@ def bytes_per_step(estimates: Sequence[Estimate]) -> str:
         _figure(SPEED_RIGHT, 46, "tok/s, estimate", "figure quiet"),
         _figure(PUBLISHED_RIGHT, 46, "published", "figure quiet"),
     ]
-    for index, made in enumerate(drawn):
-        lines += _bar(made, TOP + ROW * index, longest)
+    for index, (made, step) in enumerate(drawn):
+        lines += _bar(made, step, TOP + ROW * index, longest)
     lines += _legend(TOP + ROW * len(drawn) + 14)
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _bar(made: Estimate, top: int, longest: float) -> Iterator[str]:
-    if made.step is None:
-        return
+def _bar(made: SpeedEstimate, step: DecodeStep, top: int, longest: float) -> Iterator[str]:
     middle = top + BAR - 6
     yield f'<text class="name" x="{BAR_LEFT - 8}" y="{middle}">{escape(made.name)}</text>'
     left = float(BAR_LEFT)
-    for part, size in made.step.parts.items():
+    for part, size in step.parts.items():
         width = BAR_WIDTH * size / longest
         yield (
             f'<rect class="{_class(part)}" x="{left:.1f}" y="{top}" width="{width:.1f}" '
@@ -70,7 +80,7 @@ def _bar(made: Estimate, top: int, longest: float) -> Iterator[str]:
             "</rect>"
         )
         left += width
-    yield _figure(BYTES_RIGHT, middle, f"{made.step.total_bytes / 1e9:.2f}", "figure")
+    yield _figure(BYTES_RIGHT, middle, f"{step.total_bytes / 1e9:.2f}", "figure")
     yield _figure(SPEED_RIGHT, middle, f"{made.tok_s or 0:.1f}", "figure strong")
     published = f"{made.published_tok_s:g}" if made.published_tok_s is not None else "-"
     yield _figure(PUBLISHED_RIGHT, middle, published, "figure quiet")
@@ -102,3 +112,19 @@ def _style() -> str:
         f"{light}@media (prefers-color-scheme:dark){{text{{fill:#e6e9ee}}.quiet{{fill:#9aa3ae}}"
         f".ground{{fill:#14171b}}{dark}}}"
     )
+
+
+def page(*, title: str, picture: str, sections: Mapping[str, Sequence[str]]) -> str:
+    """Return the page; `picture` is SVG, sections are lines of text by heading."""
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title><style>{PAGE_STYLE}</style></head><body>",
+        f"<h1>{escape(title)}</h1>",
+        picture.rstrip(),
+    ]
+    for heading, lines in sections.items():
+        text = escape("\n".join(lines))
+        parts.append(f"<h2>{escape(heading)}</h2>\n<pre>{text}</pre>")
+    return visible("\n".join([*parts, "</body></html>", ""]))

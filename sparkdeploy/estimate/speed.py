@@ -1,23 +1,82 @@
-"""Every recipe's estimated speed beside its published one, and why they differ."""
+"""Speed: the bytes a decode step reads, and how long they take at a machine's bandwidth.
+
+One number is fitted, to the published speed of one recipe: the share of the bandwidth that is
+reached. Every other recipe's estimate follows from its bytes and its drafts' acceptance.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from sparkdeploy.estimate.roofline import Step, decode_step
+from sparkdeploy.estimate.capacity import layout_of, treated_weights
+from sparkdeploy.estimate.model_facts import WeightKind
+from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.estimate.model_facts import ModelFacts
-    from sparkdeploy.estimate.roofline import Acceptance
     from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.schema import Speculative
 
+CONTEXT_TOKENS = 1024
+"""Short answers in the middle: the benchmark of the published figures asks for 64 to 2048."""
 KERNEL_SHARE = 0.84
-"""Of the bandwidth, reported for the field's LM-head kernel (reference-system.md section 5.1)."""
+"""Of the bandwidth: what albond/DGX_Spark_Qwen3.5-122B-A10B-AR-INT4 reports for its LM head."""
 CLOSE_SHARE = 0.03
+
+
+class Part(StrEnum):
+    """What bytes are read for in a step; the order is that of the picture."""
+
+    EXPERTS = "routed experts"
+    GDN = "Gated DeltaNet weights"
+    STATE = "Gated DeltaNet state"
+    SHARED = "shared experts"
+    ATTENTION = "attention"
+    CACHE = "KV cache"
+    SMALL = "router and norms"
+    HEAD = "LM head"
+    DRAFT_LAYER = "draft layer"
+    DRAFT_HEAD = "LM head for drafts"
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How often the first, second ... drafted token is accepted, of all steps; an input."""
+
+    positions: tuple[float, ...]
+    source: str
+
+    def tokens_per_step(self, drafted: int) -> float | None:
+        """Return the tokens of a step, or None when no rate is known for that many drafts."""
+        if drafted > len(self.positions):
+            return None
+        return 1 + sum(self.positions[:drafted])
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """One decode step of a number of requests: bytes moved by part, and tokens it yields each."""
+
+    requests: int
+    parts: Mapping[Part, float]
+    tokens_per_request: float
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.parts.values())
+
+    def duration_s(self, bandwidth_bytes_s: float) -> float:
+        return self.total_bytes / bandwidth_bytes_s
+
+    def tokens_per_second(self, bandwidth_bytes_s: float) -> float:
+        """Return the tokens of all requests together."""
+        return self.requests * self.tokens_per_request / self.duration_s(bandwidth_bytes_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +95,45 @@ class Speed:
         """Return the bandwidth that is reached."""
         return self.efficiency * self.hardware.bandwidth_bytes_s
 
+    def duration_s(self, step: DecodeStep) -> float:
+        return step.duration_s(self.bandwidth_bytes_s)
+
+    def tokens_per_second(self, step: DecodeStep) -> float:
+        return step.tokens_per_second(self.bandwidth_bytes_s)
+
+    def launched_apart(self, step: DecodeStep) -> float | None:
+        """Return tokens a second with the launch cost counted once a step, not as bandwidth."""
+        if self.fitted_to is None:
+            return None
+        kernels_s = step.duration_s(KERNEL_SHARE * self.hardware.bandwidth_bytes_s)
+        return step.tokens_per_request / (kernels_s + self.launch_s)
+
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class SpeedEstimate:
     """One recipe's step and speed; tokens a second for one request."""
 
     name: str
-    model: str
-    step: Step | None
+    step: DecodeStep | None
     tok_s: float | None
     apart_tok_s: float | None
     """The same with the launch cost counted once a step instead of as bandwidth."""
     published_tok_s: float | None
-    source: str | None
     has_own_cache_format: bool
 
     @property
     def miss(self) -> float | None:
-        """Return how far the estimate is off the published figure, as a share of that."""
         if self.tok_s is None or self.published_tok_s is None:
             return None
         return self.tok_s / self.published_tok_s - 1
+
+
+def read_acceptance(path: Path) -> Mapping[str, Acceptance]:
+    table = read_document(path).content["acceptance"]
+    return {
+        method: Acceptance(tuple(entry["positions"]), entry["source"])
+        for method, entry in table.items()
+    }
 
 
 def fit_speed(
@@ -75,12 +152,9 @@ def fit_speed(
     if step is None:
         return Speed(hardware, 1.0, None)
     efficiency = fit.end_to_end_tok_s / step.tokens_per_second(hardware.bandwidth_bytes_s)
-    launch_s = max(
-        0.0,
-        step.tokens_per_request / fit.end_to_end_tok_s
-        - step.duration_s(KERNEL_SHARE * hardware.bandwidth_bytes_s),
-    )
-    return Speed(hardware, efficiency, fit.recipe, launch_s)
+    kernels_s = step.duration_s(KERNEL_SHARE * hardware.bandwidth_bytes_s)
+    launch_s = step.tokens_per_request / fit.end_to_end_tok_s - kernels_s
+    return Speed(hardware, efficiency, fit.recipe, max(0.0, launch_s))
 
 
 def estimate(
@@ -88,32 +162,22 @@ def estimate(
     facts: Mapping[str, ModelFacts],
     acceptance: Mapping[str, Acceptance],
     speed: Speed,
-) -> Estimate:
+) -> SpeedEstimate:
     """Return one recipe's estimate; without a step when something it needs is not known."""
     recipe = resolved.recipe
     known = facts.get(recipe.model.repo)
     step = decode_step(resolved, known, acceptance) if known is not None else None
-    expect = recipe.expect
-    return Estimate(
+    return SpeedEstimate(
         name=recipe.name,
-        model=recipe.model.repo,
         step=step,
-        tok_s=step.tokens_per_second(speed.bandwidth_bytes_s) if step is not None else None,
-        apart_tok_s=_apart(step, speed) if step is not None else None,
-        published_tok_s=expect.end_to_end_tok_s if expect is not None else None,
-        source=expect.source if expect is not None else None,
+        tok_s=speed.tokens_per_second(step) if step is not None else None,
+        apart_tok_s=speed.launched_apart(step) if step is not None else None,
+        published_tok_s=recipe.expect.end_to_end_tok_s if recipe.expect is not None else None,
         has_own_cache_format=recipe.serve.kv_cache_dtype.startswith("turboquant"),
     )
 
 
-def _apart(step: Step, speed: Speed) -> float | None:
-    if speed.fitted_to is None:
-        return None
-    kernels_s = step.duration_s(KERNEL_SHARE * speed.hardware.bandwidth_bytes_s)
-    return step.tokens_per_request / (kernels_s + speed.launch_s)
-
-
-def miss_reasons(made: Estimate) -> Iterator[str]:
+def miss_reasons(made: SpeedEstimate) -> Iterator[str]:
     """Yield why an estimate is off; nothing is corrected by it."""
     if made.step is None:
         yield "no estimate: the size or the acceptance of its drafter is not known"
@@ -123,8 +187,9 @@ def miss_reasons(made: Estimate) -> Iterator[str]:
         return
     if made.has_own_cache_format:
         yield (
-            "published with the field's own cache format, whose decode kernel walks a sequence "
-            "key by key: time that bytes do not show; at long context the cache counts, here not"
+            "published with a cache format of its author's own, whose decode kernel walks a "
+            "sequence key by key: time that bytes do not show; at long context the cache counts, "
+            "here not"
         )
         return
     if miss < 0 and made.apart_tok_s is not None and made.step.tokens_per_request > 1:
@@ -139,16 +204,6 @@ def miss_reasons(made: Estimate) -> Iterator[str]:
         )
 
 
-def next_recipes(name: str, recipes: Mapping[str, Resolved]) -> Sequence[str]:
-    """Return the recipes that extend this one and serve the same model."""
-    model = recipes[name].recipe.model.repo
-    return [
-        other
-        for other, resolved in sorted(recipes.items())
-        if resolved.recipe.extends == name and resolved.recipe.model.repo == model
-    ]
-
-
 def in_order(recipes: Mapping[str, Resolved]) -> Sequence[Resolved]:
     """Return recipes as they build on each other: parents first, then by name."""
 
@@ -157,3 +212,106 @@ def in_order(recipes: Mapping[str, Resolved]) -> Sequence[Resolved]:
         return 0 if found is None else 1 + depth(found.recipe.extends)
 
     return [recipes[name] for name in sorted(recipes, key=lambda name: (depth(name), name))]
+
+
+def distinct_experts(experts: int, chosen: int, rows: int) -> float:
+    """Return how many different experts `rows` tokens reach when each chooses independently.
+
+    E (1 - (1 - k/E)^rows): an upper bound, since neighbouring tokens choose alike.
+    """
+    return experts * (1 - (1 - chosen / experts) ** rows)
+
+
+def decode_step(
+    resolved: Resolved,
+    facts: ModelFacts,
+    acceptance: Mapping[str, Acceptance],
+    *,
+    requests: int = 1,
+    context_tokens: int = CONTEXT_TOKENS,
+) -> DecodeStep | None:
+    """Return a recipe's decode step, or None when its drafter's size or acceptance is unknown."""
+    speculative = resolved.recipe.serve.speculative
+    tokens = _tokens_per_step(speculative, acceptance)
+    if tokens is None:
+        return None
+    drafted = speculative.tokens if speculative is not None else 0
+    weights = treated_weights(facts, resolved.recipe.checkpoint)
+    parts = _verifying(facts, weights, rows=requests * (1 + drafted))
+    parts |= _remembering(resolved, facts, requests=requests, context_tokens=context_tokens)
+    if drafted:
+        parts |= _drafting(resolved, facts, weights, requests=requests, drafted=drafted)
+    return DecodeStep(requests, {part: parts[part] for part in Part if parts.get(part)}, tokens)
+
+
+def _tokens_per_step(
+    speculative: Speculative | None, acceptance: Mapping[str, Acceptance]
+) -> float | None:
+    if speculative is None:
+        return 1.0
+    if speculative.model is not None or speculative.method not in acceptance:
+        return None
+    return acceptance[speculative.method].tokens_per_step(speculative.tokens)
+
+
+def _verifying(
+    facts: ModelFacts, weights: Mapping[WeightKind, int], *, rows: int
+) -> dict[Part, float]:
+    """The model itself: every dense weight once, and of the experts those that rows reach."""
+    a = facts.architecture
+    reached = distinct_experts(a.num_experts, a.num_experts_per_tok, rows) / a.num_experts
+    small = weights.get(WeightKind.ROUTER, 0) + weights.get(WeightKind.NORMS, 0)
+    return {
+        Part.EXPERTS: weights.get(WeightKind.EXPERTS, 0) * reached,
+        Part.GDN: weights.get(WeightKind.GDN, 0),
+        Part.SHARED: weights.get(WeightKind.SHARED_EXPERTS, 0),
+        Part.ATTENTION: weights.get(WeightKind.ATTENTION, 0),
+        Part.SMALL: small,
+        Part.HEAD: _head_bytes(weights),
+    }
+
+
+def _remembering(
+    resolved: Resolved, facts: ModelFacts, *, requests: int, context_tokens: int
+) -> dict[Part, float]:
+    """What each request keeps: KV cache is read, a DeltaNet state read and written for each row.
+
+    With drafts vLLM stores the state after every row, to go back to the last accepted one.
+    """
+    layout = layout_of(resolved, facts)
+    speculative = resolved.recipe.serve.speculative
+    rows = 1 + (speculative.tokens if speculative is not None else 0)
+    draft_layers = layout.attention_layers - facts.architecture.full_attention_layers
+    passes = facts.architecture.full_attention_layers + draft_layers * (rows - 1)
+    states = facts.architecture.linear_attention_layers * (1 + rows)
+    return {
+        Part.CACHE: requests * passes * context_tokens * layout.token_bytes,
+        Part.STATE: requests * states * layout.state_bytes,
+    }
+
+
+def _drafting(
+    resolved: Resolved,
+    facts: ModelFacts,
+    weights: Mapping[WeightKind, int],
+    *,
+    requests: int,
+    drafted: int,
+) -> dict[Part, float]:
+    """The draft layer once for each drafted token, the first time over all verified rows."""
+    a = facts.architecture
+    rows = [requests * (1 + drafted), *[requests] * (drafted - 1)]
+    reached = sum(distinct_experts(a.num_experts, a.num_experts_per_tok, row) for row in rows)
+    experts = weights.get(WeightKind.MTP_EXPERTS, 0) * reached / a.num_experts
+    draft = resolved.recipe.checkpoint.draft_lm_head
+    # The rows of a draft head have FP32 scales.
+    head = _head_bytes(weights) if draft is None else draft.rows * (a.hidden_size + 4)
+    return {
+        Part.DRAFT_LAYER: drafted * weights.get(WeightKind.MTP_DENSE, 0) + experts,
+        Part.DRAFT_HEAD: drafted * head,
+    }
+
+
+def _head_bytes(weights: Mapping[WeightKind, int]) -> int:
+    """A model that ties its embeddings has no head of its own and reads them instead."""
+    return weights.get(WeightKind.LM_HEAD) or weights.get(WeightKind.EMBEDDINGS, 0)

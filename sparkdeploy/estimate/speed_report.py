@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.estimate.roofline import BATCHES, CONTEXT_TOKENS, Part, Step, decode_step
-from sparkdeploy.estimate.speed import miss_reasons, next_recipes
+from sparkdeploy.estimate.speed import (
+    CONTEXT_TOKENS,
+    DecodeStep,
+    Part,
+    decode_step,
+    miss_reasons,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.estimate.model_facts import ModelFacts
-    from sparkdeploy.estimate.roofline import Acceptance
-    from sparkdeploy.estimate.speed import Estimate, Speed
+    from sparkdeploy.estimate.speed import Acceptance, Speed, SpeedEstimate
     from sparkdeploy.recipe.load import Resolved
 
+BATCHES = (1, 2, 4, 8, 16, 32)
 NOTABLE_BYTES = 10_000_000
 """Smaller differences between two steps are not worth a word."""
 
@@ -37,43 +42,38 @@ def speed_lines(speed: Speed, acceptance: Mapping[str, Acceptance]) -> Iterator[
     yield f"  {CONTEXT_TOKENS:,} tokens of context; experts are chosen independently"
 
 
-def step_lines(step: Step, speed: Speed) -> Iterator[str]:
-    """Yield one step's bytes by part."""
+def step_lines(step: DecodeStep, speed: Speed) -> Iterator[str]:
     yield "bytes moved in a step of one request"
     for part, size in step.parts.items():
-        share = size / step.total_bytes
-        yield f"  {part.value:<26}{size / 1e9:>8.2f} GB{share:>7.0%}"
-    duration_ms = 1000 * step.duration_s(speed.bandwidth_bytes_s)
+        yield f"  {part.value:<26}{size / 1e9:>8.2f} GB{size / step.total_bytes:>7.0%}"
     yield (
-        f"  {'together':<26}{step.total_bytes / 1e9:>8.2f} GB, {duration_ms:.1f} ms for "
-        f"{step.tokens_per_request:g} tokens"
+        f"  {'together':<26}{step.total_bytes / 1e9:>8.2f} GB, "
+        f"{1000 * speed.duration_s(step):.1f} ms for {step.tokens_per_request:g} tokens"
     )
 
 
-def batch_lines(steps: Sequence[Step], speed: Speed) -> Iterator[str]:
-    """Yield the speed at more requests at once."""
+def batch_lines(steps: Sequence[DecodeStep], speed: Speed) -> Iterator[str]:
     yield f"  {'requests':>10}{'GB a step':>11}{'ms':>8}{'tok/s each':>12}{'tok/s all':>11}"
     for step in steps:
-        together = step.tokens_per_second(speed.bandwidth_bytes_s)
-        duration_ms = 1000 * step.duration_s(speed.bandwidth_bytes_s)
+        together = speed.tokens_per_second(step)
         yield (
-            f"  {step.requests:>10}{step.total_bytes / 1e9:>11.2f}{duration_ms:>8.1f}"
+            f"  {step.requests:>10}{step.total_bytes / 1e9:>11.2f}"
+            f"{1000 * speed.duration_s(step):>8.1f}"
             f"{together / step.requests:>12.1f}{together:>11.1f}"
         )
 
 
-def context_lines(steps: Mapping[int, Step], speed: Speed) -> Iterator[str]:
+def context_lines(steps: Mapping[int, DecodeStep], speed: Speed) -> Iterator[str]:
     """Yield the speed of one request at longer contexts, where the KV cache counts."""
     yield f"  {'context':>10}{'KV cache GB':>13}{'ms':>8}{'tok/s':>9}"
     for context_tokens, step in steps.items():
-        duration_ms = 1000 * step.duration_s(speed.bandwidth_bytes_s)
         yield (
             f"  {context_tokens:>10,}{step.parts.get(Part.CACHE, 0.0) / 1e9:>13.2f}"
-            f"{duration_ms:>8.1f}{step.tokens_per_second(speed.bandwidth_bytes_s):>9.1f}"
+            f"{1000 * speed.duration_s(step):>8.1f}{speed.tokens_per_second(step):>9.1f}"
         )
 
 
-def estimate_lines(estimates: Sequence[Estimate], speed: Speed) -> Iterator[str]:
+def estimate_lines(estimates: Sequence[SpeedEstimate], speed: Speed) -> Iterator[str]:
     """Yield every recipe's estimate beside the published figure, and why they differ."""
     yield "every recipe, one request"
     yield f"  {'recipe':<14}{'GB a step':>10}{'tok/step':>10}{'estimate':>10}{'published':>11}"
@@ -87,26 +87,51 @@ def estimate_lines(estimates: Sequence[Estimate], speed: Speed) -> Iterator[str]
             yield f"  {made.name}: {reason}"
 
 
+def _estimate_line(made: SpeedEstimate) -> str:
+    published = f"{made.published_tok_s:g}" if made.published_tok_s is not None else "-"
+    if made.step is None or made.tok_s is None:
+        return f"  {made.name:<14}{'-':>10}{'-':>10}{'-':>10}{published:>11}"
+    miss = f"{made.miss:>+8.1%}" if made.miss is not None else ""
+    return (
+        f"  {made.name:<14}{made.step.total_bytes / 1e9:>10.2f}"
+        f"{made.step.tokens_per_request:>10.2f}{made.tok_s:>10.1f}{published:>11}{miss}"
+    )
+
+
 def next_lines(
     name: str,
     recipes: Mapping[str, Resolved],
     facts: ModelFacts,
     acceptance: Mapping[str, Acceptance],
 ) -> Iterator[str]:
-    """Yield what each recipe that extends this one would save, by part, and why."""
+    """Yield what each recipe that extends this one, for the same model, would save by part."""
     before = decode_step(recipes[name], facts, acceptance)
     if before is None:
         return
-    for other in next_recipes(name, recipes):
-        after = decode_step(recipes[other], facts, acceptance)
+    model = recipes[name].recipe.model.repo
+    for other, resolved in sorted(recipes.items()):
+        if resolved.recipe.extends != name or resolved.recipe.model.repo != model:
+            continue
+        after = decode_step(resolved, facts, acceptance)
         if after is not None:
             yield f"{name} -> {other}: {', '.join(_differences(before, after)) or 'the same bytes'}"
 
 
+def _differences(before: DecodeStep, after: DecodeStep) -> Iterator[str]:
+    if before.tokens_per_request != after.tokens_per_request:
+        yield f"{before.tokens_per_request:g} -> {after.tokens_per_request:g} tokens a step"
+    for part in Part:
+        old, new = before.parts.get(part, 0.0), after.parts.get(part, 0.0)
+        if abs(new - old) >= NOTABLE_BYTES:
+            yield f"{part.value} {old / 1e9:.2f} -> {new / 1e9:.2f} GB"
+    old, new = (step.total_bytes / step.tokens_per_request for step in (before, after))
+    if abs(new - old) >= NOTABLE_BYTES:
+        yield f"{(new - old) / 1e9:+.2f} GB a token"
+
+
 def estimates_as_dict(
-    estimates: Sequence[Estimate], speed: Speed, steps: Sequence[Step]
+    estimates: Sequence[SpeedEstimate], speed: Speed, steps: Sequence[DecodeStep]
 ) -> dict[str, Any]:
-    """Return the estimates as plain values for `--json`."""
     return {
         "hardware": speed.hardware.name,
         "bandwidth_bytes_s": speed.hardware.bandwidth_bytes_s,
@@ -116,8 +141,8 @@ def estimates_as_dict(
             {
                 "requests": step.requests,
                 "step_bytes": step.total_bytes,
-                "step_s": step.duration_s(speed.bandwidth_bytes_s),
-                "tok_s": step.tokens_per_second(speed.bandwidth_bytes_s),
+                "step_s": speed.duration_s(step),
+                "tok_s": speed.tokens_per_second(step),
             }
             for step in steps
         ],
@@ -142,44 +167,18 @@ def context_steps(
     facts: ModelFacts,
     acceptance: Mapping[str, Acceptance],
     contexts: Iterable[int],
-) -> dict[int, Step]:
+) -> dict[int, DecodeStep]:
     """Return one request's step at each context; none when it cannot be estimated."""
-    steps = {
-        context: decode_step(resolved, facts, acceptance, context_tokens=context)
+    return {
+        context: step
         for context in contexts
+        if (step := decode_step(resolved, facts, acceptance, context_tokens=context)) is not None
     }
-    return {context: step for context, step in steps.items() if step is not None}
 
 
 def batch_steps(
     resolved: Resolved, facts: ModelFacts, acceptance: Mapping[str, Acceptance]
-) -> list[Step]:
+) -> list[DecodeStep]:
     """Return the recipe's step for 1 to 32 requests; none when it cannot be estimated."""
     steps = (decode_step(resolved, facts, acceptance, requests=requests) for requests in BATCHES)
     return [step for step in steps if step is not None]
-
-
-def _estimate_line(made: Estimate) -> str:
-    published = f"{made.published_tok_s:g}" if made.published_tok_s is not None else "-"
-    if made.step is None or made.tok_s is None:
-        return f"  {made.name:<14}{'-':>10}{'-':>10}{'-':>10}{published:>11}"
-    miss = f"{made.miss:>+8.1%}" if made.miss is not None else ""
-    return (
-        f"  {made.name:<14}{made.step.total_bytes / 1e9:>10.2f}"
-        f"{made.step.tokens_per_request:>10.2f}{made.tok_s:>10.1f}{published:>11}{miss}"
-    )
-
-
-def _differences(before: Step, after: Step) -> Iterator[str]:
-    if before.tokens_per_request != after.tokens_per_request:
-        yield f"{before.tokens_per_request:g} -> {after.tokens_per_request:g} tokens a step"
-    for part in Part:
-        old, new = before.parts.get(part, 0.0), after.parts.get(part, 0.0)
-        if abs(new - old) >= NOTABLE_BYTES:
-            yield f"{part.value} {old / 1e9:.2f} -> {new / 1e9:.2f} GB"
-    per_token = (
-        after.total_bytes / after.tokens_per_request
-        - before.total_bytes / before.tokens_per_request
-    )
-    if abs(per_token) >= NOTABLE_BYTES:
-        yield f"{per_token / 1e9:+.2f} GB a token"

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 from sparkdeploy import labels
 from sparkdeploy.checks.docker import check_low_disk, check_nvidia_runtime
 from sparkdeploy.checks.finding import Finding, Verdict, fail, not_seen, ok, warn
-from sparkdeploy.checks.gpu import check_gpu, check_other_users, gpu_findings
-from sparkdeploy.checks.memory import check_page_cache, check_swap
+from sparkdeploy.checks.machine import (
+    check_gpu,
+    check_other_users,
+    check_page_cache,
+    check_swap,
+    gpu_findings,
+)
 from sparkdeploy.checks.recipe import trust_findings
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.plan.observed import MissingModel, ModelFact

@@ -9,6 +9,7 @@ from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 KeyPath = yaml_text.KeyPath
@@ -17,18 +18,17 @@ FIXED_KEYS = frozenset({"schema", "extends", "name"})
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ValueOrigin:
     """Where a value was written: a file and a line, or `--set`."""
 
     file: str
     line: int | None
 
     def __str__(self) -> str:
-        """Return `file:line`."""
         return self.file if self.line is None else f"{self.file}:{self.line}"
 
 
-NOWHERE = Origin("?", 0)
+NOWHERE = ValueOrigin("?", 0)
 """Of a key that was read and not found again; unlike what was typed it has a line."""
 
 
@@ -37,8 +37,8 @@ class Document:
     """A mapping and the origin of every key in it."""
 
     content: dict[str, Any]
-    origins: dict[KeyPath, Origin]
-    duplicates: tuple[tuple[KeyPath, Origin], ...] = field(default=())
+    origins: dict[KeyPath, ValueOrigin]
+    duplicates: tuple[tuple[KeyPath, ValueOrigin], ...] = field(default=())
 
 
 def read_document(path: Path) -> Document:
@@ -46,9 +46,16 @@ def read_document(path: Path) -> Document:
     marked = yaml_text.load_mapping(yaml_text.read_text(path), str(path))
     return Document(
         marked.content,
-        {key: Origin(str(path), line) for key, line in marked.lines.items()},
-        tuple((key, Origin(str(path), line)) for key, line in marked.duplicates),
+        {key: ValueOrigin(str(path), line) for key, line in marked.lines.items()},
+        tuple((key, ValueOrigin(str(path), line)) for key, line in marked.duplicates),
     )
+
+
+def written_part(path: KeyPath, origins: Mapping[KeyPath, ValueOrigin]) -> KeyPath:
+    """Return the longest part of a path that stands in a file."""
+    while path and path not in origins:
+        path = path[:-1]
+    return path
 
 
 def merge(parent: Document, child: Document) -> Document:
@@ -62,8 +69,8 @@ def _merge_mapping(
     parent: dict[str, Any],
     child: dict[str, Any],
     prefix: KeyPath,
-    origins: dict[KeyPath, Origin],
-    child_origins: dict[KeyPath, Origin],
+    origins: dict[KeyPath, ValueOrigin],
+    child_origins: dict[KeyPath, ValueOrigin],
 ) -> dict[str, Any]:
     merged = dict(parent)
     for key, value in child.items():
@@ -100,8 +107,8 @@ def with_setting(document: Document, assignment: str) -> Document:
     nested: Any = value
     for key in reversed(path):
         nested = {key: nested}
-    origins: dict[KeyPath, Origin] = {
-        path[: end + 1]: Origin(f"--set {dotted.strip()}", None) for end in range(len(path))
+    origins: dict[KeyPath, ValueOrigin] = {
+        path[: end + 1]: ValueOrigin(f"--set {dotted.strip()}", None) for end in range(len(path))
     }
     merged = merge(document, Document(nested, origins))
     for end in range(1, len(path)):

@@ -8,13 +8,11 @@ Version = tuple[int, int, int]
 
 
 def parse_version(text: str) -> Version:
-    """Return `0.25.1` as (0, 25, 1)."""
     major, minor, patch = text.split(".")
     return int(major), int(minor), int(patch)
 
 
 def version_text(version: Version) -> str:
-    """Return (0, 25, 1) as `0.25.1`."""
     return ".".join(map(str, version))
 
 
@@ -27,9 +25,9 @@ class Feature:
     source: str
 
 
-MTP = Feature("MTP speculative decoding of Qwen3.5", (0, 19, 0), "vllm.md section E")
-SPARK_HYBRID = Feature("the spark-hybrid plugin", (0, 19, 0), "vllm.md sections A and B")
-MIDDLEWARE = Feature("--middleware", (0, 19, 0), "rehearsal.md section 7")
+MTP = Feature("MTP speculative decoding of Qwen3.5", (0, 19, 0), "qwen3_5_mtp.py in 0.19.1")
+SPARK_HYBRID = Feature("the spark-hybrid plugin", (0, 19, 0), "plugins/__init__.py in 0.19.1")
+MIDDLEWARE = Feature("--middleware", (0, 19, 0), "entrypoints/openai/cli_args.py in 0.19.1")
 ONLINE_FP8_BLOCK = Feature(
     "the online FP8 per-block method class, which the plugin uses",
     (0, 20, 2),
@@ -38,22 +36,22 @@ ONLINE_FP8_BLOCK = Feature(
 TURBOQUANT_HYBRID = Feature(
     "TurboQuant for models with linear attention",
     (0, 21, 0),
-    "vllm.md section D (#39931; 0.20.2 raises NotImplementedError)",
+    "vllm#39931; 0.20.2 raises NotImplementedError",
 )
 TURBOQUANT_SPECULATION = Feature(
     "TurboQuant with speculation, which takes the plugin's override of its back end",
     (0, 21, 0),
-    "vllm.md section D (#53180; the fixes #53406 and #53410 are not in 0.33.0)",
+    "vllm#53180; the fixes #53406 and #53410 are not in 0.33.0",
 )
 LM_HEAD_METHOD = Feature(
     "an INT8 LM head (before 0.23 the plugin replaces the layer: read in the sources, never run)",
     (0, 19, 0),
-    "vllm.md section C; test_image_selfcheck_matrix.py",
+    "test_image_selfcheck_matrix.py",
 )
 MARLIN_NATIVE = Feature(
-    "INT4 Marlin kernels compiled for SM12x", (0, 23, 0), "vllm.md section F (sm_120f in _moe_C)"
+    "INT4 Marlin kernels compiled for SM12x", (0, 23, 0), "sm_120f in the wheel's _moe_C"
 )
-DFLASH = Feature("DFlash speculative decoding", (0, 23, 0), "field.md section 5")
+DFLASH = Feature("DFlash speculative decoding", (0, 23, 0), "the release in recipes/dflash.yaml")
 FP8_TARGETS = Feature(
     "FP8 per block on chosen layers of a quantised checkpoint by vLLM itself (online, on GPUs)",
     (0, 30, 0),
@@ -80,19 +78,17 @@ KNOWN_BAD_ON_SPARK: tuple[tuple[Version, Version, str], ...] = (
         (0, 26, 0),
         (0, 28, 99),
         "on SM12x hybrid GDN models crash under CUDA graphs, and MTP with illegal memory accesses"
-        " (vllm.md section F: vllm#54331, eugr/spark-vllm-docker#308; 0.24.0 is clean)",
+        " (vllm#54331, eugr/spark-vllm-docker#308; 0.24.0 is clean)",
     ),
 )
 """First release, last release (every patch of 0.28 counts), why."""
 
 
 def supports(vllm: str, feature: Feature) -> bool:
-    """Say whether a release has a feature."""
     return parse_version(vllm) >= feature.since
 
 
 def lacks(vllm: str, feature: Feature) -> str:
-    """Return the sentence that says what is missing and since when it exists."""
     since = version_text(feature.since)
     return f"vLLM {vllm} lacks {feature.name}: it came with {since} ({feature.source})"
 

@@ -57,10 +57,10 @@ OWNED_FLAGS: dict[str, str] = {
     "--data-parallel-external-lb": "cluster.data_parallel",
     "--data-parallel-multi-port-external-lb": "cluster.data_parallel",
     "--distributed-executor-backend": "cluster.backend",
-    "--nnodes": "--cluster on the command line",
+    "--nnodes": "the sizes in cluster (tensor_parallel, pipeline_parallel, data_parallel)",
     "--node-rank": "--cluster on the command line",
-    "--master-addr": "--cluster on the command line",
-    "--master-port": "--cluster on the command line",
+    "--master-addr": "the addresses of cluster.nodes in config.yaml",
+    "--master-port": "cluster.master_port in config.yaml",
     "--headless": "--cluster on the command line",
 }
 """Flags that sparkdeploy decides, and where a user changes them instead."""
@@ -88,14 +88,10 @@ SHORT_FORMS = {
     "-cc": "--compilation-config",
     "-O": "--compilation-config",
 }
-KNOWN_FLAGS = frozenset(
-    {
-        *OWNED_FLAGS,
-        *VALUE_FLAGS.values(),
-        *JSON_FLAGS.values(),
-        *(f"--{name}" for name in SWITCH_FLAGS.values()),
-    }
-)
+FIELD_OF_FLAG = {
+    **{flag: field for field, flag in (VALUE_FLAGS | JSON_FLAGS).items()},
+    **{f"--{name}": field for field, name in SWITCH_FLAGS.items()},
+}
 
 FORBIDDEN_ENV: dict[str, str] = {
     "HF_TOKEN": "the token never enters a container",
@@ -122,7 +118,7 @@ def flag_of(argument: str) -> str | None:
         return _flag_of_short_form(name)
     name = name.replace("_", "-")
     name = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-    if name in KNOWN_FLAGS or name == "--":
+    if name in OWNED_FLAGS or name in FIELD_OF_FLAG or name == "--":
         return name
     return next((flag for flag in OWNED_FLAGS if flag.startswith(name)), name)
 
@@ -134,12 +130,3 @@ def _flag_of_short_form(name: str) -> str:
     meant = [flag for short, flag in SHORT_FORMS.items() if short.startswith(name)]
     meant.append(SHORT_FORMS.get(name[:2], name))
     return next((flag for flag in meant if flag in OWNED_FLAGS), name)
-
-
-def flags_of_field(field: str) -> str | None:
-    """Return the flag a `serve` field becomes, or None when it becomes none."""
-    if field in VALUE_FLAGS:
-        return VALUE_FLAGS[field]
-    if field in SWITCH_FLAGS:
-        return "--" + SWITCH_FLAGS[field]
-    return JSON_FLAGS.get(field)

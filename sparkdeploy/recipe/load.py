@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import rules
-from sparkdeploy.recipe.anchors import anchored
-from sparkdeploy.recipe.arguments import shown
 from sparkdeploy.recipe.document import (
     Document,
     KeyPath,
-    Origin,
+    ValueOrigin,
     merge,
     read_document,
     with_setting,
+    written_part,
 )
-from sparkdeploy.recipe.rules import Problem
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.paths import anchored
+from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.schema import Engine, Recipe
 from sparkdeploy.recipe.unsafe import Trusted, consent_hint, judge_of
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
+T = TypeVar("T", Recipe, Engine)
 MAX_ANCESTORS = 16
 MAX_LISTED = 100
 NOT_INHERITED = ("name", "title", "extends", "expect")
@@ -50,17 +52,15 @@ class Library:
 
     def recipe_files(self) -> dict[str, Path]:
         """Return every recipe by name; the first folder that has a name wins."""
-        found: dict[str, Path] = {}
-        for folder in self.folders:
-            for path in sorted(folder.glob("*.yaml")):
-                found.setdefault(path.stem, path)
-        return found
+        return self._files("*.yaml")
 
     def engine_files(self) -> dict[str, Path]:
-        """Return every engine by name."""
+        return self._files("engines/*.yaml")
+
+    def _files(self, pattern: str) -> dict[str, Path]:
         found: dict[str, Path] = {}
         for folder in self.folders:
-            for path in sorted((folder / "engines").glob("*.yaml")):
+            for path in sorted(folder.glob(pattern)):
                 found.setdefault(path.stem, path)
         return found
 
@@ -71,7 +71,7 @@ class Resolved:
 
     recipe: Recipe
     engine: Engine
-    origins: Mapping[KeyPath, Origin]
+    origins: Mapping[KeyPath, ValueOrigin]
 
 
 def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> Resolved:
@@ -85,10 +85,10 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
         document = with_setting(document, assignment)
     document = anchored(document, Path())
     recipe, problems = _validate(document, Recipe)
-    consents: list[Problem] = []
+    consents: list[Mistake] = []
     engine, engine_problems = _engine_of(library, document)
     problems += engine_problems
-    if isinstance(recipe, Recipe):
+    if recipe is not None:
         if engine is not None and recipe.image is not None:
             engine = engine.model_copy(update={"image": recipe.image})
         problems += rules.find_contradictions(recipe, engine)
@@ -97,7 +97,7 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
         consents += judge.consents()
     if problems or consents:
         raise _report(f"recipe {wanted}", document, problems, consents, hint=consent_hint(wanted))
-    if not isinstance(recipe, Recipe) or engine is None:
+    if recipe is None or engine is None:
         raise RecipeError(f"recipe {wanted} could not be resolved")
     return Resolved(recipe, engine, document.origins)
 
@@ -109,7 +109,7 @@ def load_engine(library: Library, name: str) -> Engine:
         raise RecipeError(f"there is no engine {shown(name)}", hint=_closest(name, files))
     document = read_document(files[name])
     engine, problems = _validate(document, Engine)
-    if problems or not isinstance(engine, Engine):
+    if problems or engine is None:
         raise _report(f"engine {name}", document, problems)
     return engine
 
@@ -145,7 +145,14 @@ def _resolve_inheritance(library: Library, path: Path, chain: Sequence[Path]) ->
         return document
     parent_path = _locate_parent(library, parent, path)
     inherited = _resolve_inheritance(library, parent_path, (*chain, path.resolve()))
-    return merge(_without(inherited, NOT_INHERITED), document)
+    kept = replace(
+        inherited,
+        content={key: it for key, it in inherited.content.items() if key not in NOT_INHERITED},
+        origins={
+            path: at for path, at in inherited.origins.items() if path[0] not in NOT_INHERITED
+        },
+    )
+    return merge(kept, document)
 
 
 def _locate_parent(library: Library, parent: str, child: Path) -> Path:
@@ -161,32 +168,21 @@ def _locate_parent(library: Library, parent: str, child: Path) -> Path:
         raise RecipeError(message, hint=error.hint) from error
 
 
-def _without(document: Document, keys: Iterable[str]) -> Document:
-    dropped = set(keys)
-    return Document(
-        {key: value for key, value in document.content.items() if key not in dropped},
-        {path: origin for path, origin in document.origins.items() if path[0] not in dropped},
-        document.duplicates,
-    )
-
-
-def _engine_of(library: Library, document: Document) -> tuple[Engine | None, list[Problem]]:
+def _engine_of(library: Library, document: Document) -> tuple[Engine | None, list[Mistake]]:
     name = document.content.get("engine")
     if not isinstance(name, str):
         return None, []
     files = library.engine_files()
     if name not in files:
-        problem = Problem(("engine",), f"there is no engine {shown(name)}", _closest(name, files))
+        problem = Mistake(("engine",), f"there is no engine {shown(name)}", _closest(name, files))
         return None, [problem]
     return load_engine(library, name), []
 
 
-def _validate(
-    document: Document, model: type[Recipe | Engine]
-) -> tuple[Recipe | Engine | None, list[Problem]]:
+def _validate(document: Document, model: type[T]) -> tuple[T | None, list[Mistake]]:
     """Validate; on mistakes validate again without the wrong values, so that rules still run."""
     problems = [
-        Problem(path, "the key stands twice in one mapping", "keep one of them")
+        Mistake(path, "the key stands twice in one mapping", "keep one of them")
         for path, _ in document.duplicates
     ]
     content: Any = document.content
@@ -196,18 +192,21 @@ def _validate(
         except ValidationError as error:
             details = error.errors(include_url=False)
             problems += [_problem(item, model) for item in details]
-            content = _prune(content, {_written_path(item, document) for item in details})
+            # Deepest and last first, so that no removal moves what is removed after it.
+            wrong = {written_part(tuple(item["loc"]), document.origins) for item in details}
+            for path in sorted(wrong, reverse=True):
+                content = _without(content, path)
     return None, problems
 
 
-def _problem(item: ErrorDetails, model: type[BaseModel]) -> Problem:
+def _problem(item: ErrorDetails, model: type[BaseModel]) -> Mistake:
     path = tuple(item["loc"])
     if item["type"] == "extra_forbidden":
         known = _keys_at(model, path[:-1])
-        return Problem(path, "unknown key", _closest(str(path[-1]), known))
+        return Mistake(path, "unknown key", _closest(str(path[-1]), known))
     if item["type"] == "missing":
-        return Problem(path, "missing", f"add {'.'.join(map(str, path))}")
-    return Problem(path, f"{shown(repr(item.get('input')))} is wrong", item["msg"])
+        return Mistake(path, "missing", f"add {'.'.join(map(str, path))}")
+    return Mistake(path, f"{shown(repr(item.get('input')))} is wrong", item["msg"])
 
 
 def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
@@ -225,49 +224,33 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - a ty
     return next((item for item in candidates if hasattr(item, "model_fields")), None)
 
 
-def _written_path(item: ErrorDetails, document: Document) -> KeyPath:
-    """Return the longest part of an error's location that stands in the document."""
-    path = tuple(item["loc"])
-    while path and path not in document.origins:
-        path = path[:-1]
-    return path
-
-
-def _prune(content: Any, paths: Iterable[KeyPath]) -> Any:  # noqa: ANN401 - YAML content
-    by_depth = sorted((path for path in paths if path), key=lambda path: path, reverse=True)
-    for path in by_depth:
-        content = _remove(content, path)
-    return content
-
-
-def _remove(content: Any, path: KeyPath) -> Any:  # noqa: ANN401 - YAML content
-    if isinstance(content, dict):
-        key = path[0]
-        if len(path) == 1:
-            return {name: value for name, value in content.items() if name != key}
-        return {
-            name: _remove(value, path[1:]) if name == key else value
-            for name, value in content.items()
-        }
-    if isinstance(content, list) and isinstance(path[0], int):
-        return [value for index, value in enumerate(content) if index != path[0]]
-    return content
+def _without(content: Any, path: KeyPath) -> Any:  # noqa: ANN401 - YAML content
+    """Return content without what stands at a path."""
+    if not path or not isinstance(content, dict | list):
+        return content
+    key, below = path[0], path[1:]
+    kept = {
+        name: _without(value, below) if name == key else value
+        for name, value in (content.items() if isinstance(content, dict) else enumerate(content))
+        if below or name != key
+    }
+    return kept if isinstance(content, dict) else list(kept.values())
 
 
 def _report(
     what: str,
     document: Document,
-    problems: list[Problem],
-    consents: Sequence[Problem] = (),
+    problems: list[Mistake],
+    consents: Sequence[Mistake] = (),
     *,
     hint: str | None = None,
 ) -> RecipeError:
     counted = []
     if problems := list(dict.fromkeys(problems)):
-        counted.append("has " + _many(len(problems), "mistake"))
+        counted.append(f"has {len(problems)} mistake{'s' * (len(problems) > 1)}")
     if consents:
-        things = _many(len(consents), "thing")
-        counted.append(f"asks for {things} that need{'s' * (len(consents) == 1)} your consent")
+        things = f"{len(consents)} things that need" if consents[1:] else "1 thing that needs"
+        counted.append(f"asks for {things} your consent")
     every = (*problems, *consents)
     lines = [_line(document, problem) for problem in every[:MAX_LISTED]]
     if len(every) > MAX_LISTED:
@@ -279,14 +262,8 @@ def _report(
     )
 
 
-def _many(count: int, noun: str) -> str:
-    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _line(document: Document, problem: Problem) -> str:
-    path = problem.path
-    while path and path not in document.origins:
-        path = path[:-1]
+def _line(document: Document, problem: Mistake) -> str:
+    path = written_part(problem.path, document.origins)
     where = f"{document.origins[path]}: " if path else ""
     fix = f"; {problem.fix}" if problem.fix else ""
     return f"{where}{'.'.join(map(str, problem.path))}: {problem.message}{fix}"

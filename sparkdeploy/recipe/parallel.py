@@ -40,22 +40,29 @@ def nodes_needed(cluster: Cluster, gpus_per_node: int) -> int:
             f"{world} GPUs ({_sizes(cluster)}) do not fill nodes of {gpus_per_node} GPUs evenly",
             hint=f"choose sizes whose product is a multiple of {gpus_per_node}",
         )
-    _hold_limits(cluster, nodes)
+    hold_node_limits(cluster, nodes)
     return nodes
 
 
-def _hold_limits(cluster: Cluster, nodes: int) -> None:
-    needs = f"{_sizes(cluster)} takes {nodes} node{'s' * (nodes > 1)}"
+def hold_node_limits(cluster: Cluster, nodes: int) -> None:
+    """Raise RecipeError when so many nodes are fewer or more than the recipe allows."""
     if cluster.min_nodes is not None and nodes < cluster.min_nodes:
         raise RecipeError(
-            f"{needs}, and the recipe needs at least {cluster.min_nodes} (cluster.min_nodes)",
-            hint="raise cluster.tensor_parallel, pipeline_parallel or data_parallel",
+            f"the recipe needs at least {_nodes(cluster.min_nodes)} (cluster.min_nodes), and "
+            f"{_nodes(nodes)} would serve it",
+            hint="serve it with --cluster, and raise cluster.tensor_parallel where that gives "
+            "fewer nodes",
         )
     if cluster.max_nodes is not None and nodes > cluster.max_nodes:
         raise RecipeError(
-            f"{needs}, and the recipe takes at most {cluster.max_nodes} (cluster.max_nodes)",
+            f"the recipe takes at most {_nodes(cluster.max_nodes)} (cluster.max_nodes), and "
+            f"{_sizes(cluster)} takes {_nodes(nodes)}",
             hint="lower cluster.tensor_parallel, pipeline_parallel or data_parallel",
         )
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def _sizes(cluster: Cluster) -> str:

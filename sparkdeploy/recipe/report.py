@@ -38,20 +38,18 @@ def recipe_rows(library: Library) -> list[dict[str, Any]]:
 
 
 def engine_rows(library: Library) -> list[dict[str, Any]]:
-    """Return name, title and vLLM version of every engine."""
-    return [_engine_row(library, name) for name in sorted(library.engine_files())]
-
-
-def _engine_row(library: Library, name: str) -> dict[str, Any]:
-    try:
-        engine = load_engine(library, name)
-    except RecipeError as error:
-        return {"name": name, "error": error.message}
-    return {"name": name, "title": engine.title, "kind": engine.kind, "vllm": engine.vllm}
+    rows: list[dict[str, Any]] = []
+    for name in sorted(library.engine_files()):
+        try:
+            engine = load_engine(library, name)
+        except RecipeError as error:
+            rows.append({"name": name, "error": error.message})
+        else:
+            rows.append(engine.model_dump(include={"name", "title", "kind", "vllm"}))
+    return rows
 
 
 def list_lines(recipes: list[dict[str, Any]], engines: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the tables a person reads."""
     yield "recipes (tok/s are others' figures, see README):"
     for row in recipes:
         if "error" in row:

@@ -15,16 +15,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """One mistake: where it stands, what is wrong and what would be right."""
-
+class Mistake:
     path: KeyPath
     message: str
     fix: str
 
 
-def find_contradictions(recipe: Recipe, engine: Engine | None) -> list[Problem]:
-    """Return every contradiction of a recipe that is valid field by field."""
+def find_contradictions(recipe: Recipe, engine: Engine | None) -> list[Mistake]:
     problems = [
         *_turboquant(recipe),
         *_speculation(recipe),
@@ -39,96 +36,95 @@ def find_contradictions(recipe: Recipe, engine: Engine | None) -> list[Problem]:
     return problems
 
 
-def _turboquant(recipe: Recipe) -> Iterator[Problem]:
+def _turboquant(recipe: Recipe) -> Iterator[Mistake]:
     serve = recipe.serve
     if serve.kv_cache_dtype.startswith("turboquant") and serve.attention_backend is not None:
-        yield Problem(
+        yield Mistake(
             ("serve", "attention_backend"),
             f"{serve.attention_backend} cannot read a {serve.kv_cache_dtype} KV cache",
             "set serve.attention_backend to null: vLLM picks TURBOQUANT from the cache's dtype",
         )
 
 
-def _speculation(recipe: Recipe) -> Iterator[Problem]:
+def _speculation(recipe: Recipe) -> Iterator[Mistake]:
     speculative = recipe.serve.speculative
     if speculative is None:
         return
     if speculative.method == "mtp" and recipe.checkpoint.mtp == "off":
-        yield Problem(
+        yield Mistake(
             ("serve", "speculative"),
             "speculative decoding by MTP needs the MTP weights, and checkpoint.mtp is off",
             "set checkpoint.mtp to required, or serve.speculative to null",
         )
     if speculative.method == "mtp" and speculative.model is not None:
-        yield Problem(
+        yield Mistake(
             ("serve", "speculative", "model"),
             "MTP drafts with the served model's own layer; it takes no model",
             "remove serve.speculative.model",
         )
     if speculative.method == "dflash" and speculative.model is None:
-        yield Problem(
+        yield Mistake(
             ("serve", "speculative"),
             "DFlash needs a drafter",
             "set serve.speculative.model to the drafter's repository",
         )
 
 
-def _draft_head(recipe: Recipe) -> Iterator[Problem]:
+def _draft_head(recipe: Recipe) -> Iterator[Mistake]:
     speculative = recipe.serve.speculative
     if recipe.checkpoint.draft_lm_head is None or (speculative and speculative.method == "mtp"):
         return
-    yield Problem(
+    yield Mistake(
         ("checkpoint", "draft_lm_head"),
-        "a draft head is of the MTP layer's, and this recipe does not draft by MTP",
+        "a draft head belongs to the MTP layer, and this recipe does not draft by MTP",
         "set serve.speculative to {method: mtp, tokens: 2}, or remove checkpoint.draft_lm_head",
     )
 
 
-def _fp8(recipe: Recipe) -> Iterator[Problem]:
+def _fp8(recipe: Recipe) -> Iterator[Mistake]:
     fp8 = recipe.checkpoint.fp8_dense
     if fp8.from_ != "source":
         yield from _finished(recipe)
         return
     if fp8.mode == "prebuilt" and fp8.source is None:
-        yield Problem(
+        yield Mistake(
             ("checkpoint", "fp8_dense", "mode"),
             "prebuilt FP8 tensors need a repository to come from",
             "set checkpoint.fp8_dense.source, for example Qwen/Qwen3.5-122B-A10B-FP8; or from: "
             "hub or folder where the model itself is the finished hybrid",
         )
     if fp8.mode != "prebuilt" and fp8.source is not None:
-        yield Problem(
+        yield Mistake(
             ("checkpoint", "fp8_dense", "source"),
             f"a source makes no sense with mode {fp8.mode}",
             "remove it, or set checkpoint.fp8_dense.mode to prebuilt",
         )
 
 
-def _finished(recipe: Recipe) -> Iterator[Problem]:
+def _finished(recipe: Recipe) -> Iterator[Mistake]:
     fp8 = recipe.checkpoint.fp8_dense
     path = ("checkpoint", "fp8_dense", "from")
     if fp8.mode != "prebuilt":
-        yield Problem(
+        yield Mistake(
             path,
-            f"from {fp8.from_} makes no sense with mode {fp8.mode}",
+            f"from: {fp8.from_} makes no sense with mode {fp8.mode}",
             "remove it, or set checkpoint.fp8_dense.mode to prebuilt",
         )
     if fp8.source is not None:
-        yield Problem(
+        yield Mistake(
             path,
-            f"from {fp8.from_} takes the FP8 weights that the model has, and a source is named",
+            f"from: {fp8.from_} takes the model's own FP8 weights, and a source is named too",
             "remove checkpoint.fp8_dense.source; the finished hybrid is the model",
         )
     if fp8.from_ == "folder" and recipe.model.path is None:
-        yield Problem(
+        yield Mistake(
             path,
-            "from folder needs to know which",
+            "from: folder needs model.path",
             "set model.path to the folder that `checkpoint build --standalone` wrote",
         )
 
 
-def _extra_arguments(recipe: Recipe) -> Iterator[Problem]:
-    known = {flags.flags_of_field(name): name for name in type(recipe.serve).model_fields}
+def _extra_arguments(recipe: Recipe) -> Iterator[Mistake]:
     seen: set[str] = set()
     for index, argument in enumerate(recipe.serve.extra_args):
         flag = flags.flag_of(argument)
@@ -136,44 +132,44 @@ def _extra_arguments(recipe: Recipe) -> Iterator[Problem]:
             continue
         path: KeyPath = ("serve", "extra_args", index)
         if flag in flags.OWNED_FLAGS:
-            yield Problem(
+            yield Mistake(
                 path, f"{flag} is set by sparkdeploy", f"use {flags.OWNED_FLAGS[flag]} instead"
             )
-        elif flag in known:
-            yield Problem(
-                path, f"{flag} is given twice", f"set serve.{known[flag]} and drop it from here"
+        elif field := flags.FIELD_OF_FLAG.get(flag):
+            yield Mistake(
+                path, f"{flag} is given twice", f"set serve.{field} and drop it from here"
             )
         elif flag in seen:
-            yield Problem(path, f"{flag} is given twice", "keep one of them")
+            yield Mistake(path, f"{flag} is given twice", "keep one of them")
         seen.add(flag)
 
 
-def _environment(recipe: Recipe) -> Iterator[Problem]:
+def _environment(recipe: Recipe) -> Iterator[Mistake]:
     for name in recipe.serve.env:
         if name in flags.FORBIDDEN_ENV:
-            yield Problem(
+            yield Mistake(
                 ("serve", "env", name),
                 f"a recipe may not set {name}: {flags.FORBIDDEN_ENV[name]}",
                 f"remove serve.env.{name}",
             )
         elif not name.replace("_", "a").isalnum() or name[0].isdigit():
-            yield Problem(
+            yield Mistake(
                 ("serve", "env", name),
                 f"{name!r} is no environment name",
                 "use letters, digits and underscores",
             )
 
 
-def _cluster(recipe: Recipe) -> Iterator[Problem]:
+def _cluster(recipe: Recipe) -> Iterator[Mistake]:
     cluster = recipe.cluster
     if cluster.backend == "ray" and cluster.data_parallel > 1:
-        yield Problem(
+        yield Mistake(
             ("cluster", "data_parallel"),
             "copies of the model are started without Ray, and cluster.backend is ray",
             "set cluster.backend to native, or cluster.data_parallel to 1",
         )
     if cluster.max_nodes is not None and cluster.max_nodes < (cluster.min_nodes or 1):
-        yield Problem(
+        yield Mistake(
             ("cluster", "max_nodes"),
             f"at most {cluster.max_nodes} nodes are fewer than the {cluster.min_nodes} that "
             "cluster.min_nodes asks for",
@@ -181,7 +177,7 @@ def _cluster(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Problem]:
+def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     speculative = recipe.serve.speculative
     wanted: list[tuple[features.Feature, KeyPath]] = []
     if speculative is not None:
@@ -199,7 +195,7 @@ def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Problem]:
         wanted.append((features.ONLINE_FP8_BLOCK, ("checkpoint", "fp8_dense", "mode")))
     for feature, path in wanted:
         if not features.supports(engine.vllm, feature):
-            yield Problem(
+            yield Mistake(
                 path,
                 f"engine {engine.name}: {features.lacks(engine.vllm, feature)}",
                 "choose another engine (`sparkdeploy list` shows them), or drop the setting",
@@ -209,33 +205,33 @@ def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Problem]:
     yield from _own_image(engine)
 
 
-def _known_bad(recipe: Recipe, engine: Engine) -> Iterator[Problem]:
+def _known_bad(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     reason = features.known_bad(engine.vllm)
     if reason is not None and engine.runs_on == "cuda" and not recipe.allow_known_bad:
-        yield Problem(
+        yield Mistake(
             ("engine",),
             f"engine {engine.name}: vLLM {engine.vllm} is known to be bad: {reason}",
             "choose another engine, or insist with --allow-known-bad",
         )
 
 
-def _own_image(engine: Engine) -> Iterator[Problem]:
+def _own_image(engine: Engine) -> Iterator[Mistake]:
     if engine.kind == "image" and engine.image is None:
-        yield Problem(
+        yield Mistake(
             ("engine",),
             f"engine {engine.name} is an image that you already have, and none is named",
             "add --set image=sha256:... (a local id) or NAME@sha256:... (a digest)",
         )
     if engine.kind != "image" and engine.image is not None:
-        yield Problem(
+        yield Mistake(
             ("image",),
             f"engine {engine.name} makes its own image",
             "remove it, or set engine to image",
         )
 
 
-def _turboquant_with_mtp(recipe: Recipe, engine: Engine) -> Iterator[Problem]:
-    """Every release up to 0.33 writes garbage with full CUDA graphs (vllm.md section D).
+def _turboquant_with_mtp(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
+    """Every release up to 0.33 writes garbage with full CUDA graphs (vllm#53180).
 
     The plugin's override makes vLLM leave them alone; the recipe has to say the same.
     """
@@ -244,7 +240,7 @@ def _turboquant_with_mtp(recipe: Recipe, engine: Engine) -> Iterator[Problem]:
         return
     mode = (serve.compilation_config or {}).get("cudagraph_mode")
     if mode not in ("PIECEWISE", "NONE") and not serve.enforce_eager:
-        yield Problem(
+        yield Mistake(
             ("serve", "kv_cache_dtype"),
             f"TurboQuant with speculation writes garbage under full CUDA graphs, and engine "
             f"{engine.name} has no fix",

@@ -126,7 +126,7 @@ class Serve(Strict):
 
 
 class Cluster(Strict):
-    """Read only with --cluster. The three sizes multiplied are the GPUs that one model takes."""
+    """Read only with --cluster. The three sizes multiplied are the GPUs of all nodes."""
 
     tensor_parallel: PositiveInt = 2
     """Parts that every layer is divided into."""

@@ -3,7 +3,7 @@
 A recipe is data: it chooses settings of vLLM, and vLLM runs in a container without rights. For a
 recipe from elsewhere the lists of harmless.yaml say which settings; everything else needs consent,
 because it may load code of the recipe's choice, read or write files that it was not given, or open
-doors of its own. What was typed (`--set`), and a recipe that stands wholly in the user's own
+ports of its own. What was typed (`--set`), and a recipe that stands wholly in the user's own
 recipes folder, are the user's words and are not looked at.
 """
 
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.recipe import arguments, flags, mounts
-from sparkdeploy.recipe.arguments import shown
-from sparkdeploy.recipe.harmless import lists
-from sparkdeploy.recipe.rules import Problem
+from sparkdeploy.recipe import flags, harmless, paths
+from sparkdeploy.recipe.document import written_part
+from sparkdeploy.recipe.harmless import lists, shown
+from sparkdeploy.recipe.rules import Mistake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.recipe.document import KeyPath, Origin
+    from sparkdeploy.recipe.document import KeyPath, ValueOrigin
     from sparkdeploy.recipe.schema import Recipe
 
 CONSENT_OPTIONS = {"allow_known_bad": "--allow-known-bad", "allow_unsafe": "--allow-unsafe"}
@@ -36,15 +36,14 @@ class Trusted:
     recipes: tuple[Path, ...]
     models: tuple[Path, ...] = ()
 
-    def foreign_files(self, origins: Mapping[KeyPath, Origin]) -> frozenset[str]:
+    def foreign_files(self, origins: Mapping[KeyPath, ValueOrigin]) -> frozenset[str]:
         """Return which of the files that values stand in lie elsewhere, links followed."""
         own = [folder.resolve() for folder in self.recipes]
         files = {origin.file for origin in origins.values() if origin.line is not None}
-        resolved = {file: Path(file).resolve() for file in files}
         return frozenset(
             file
-            for file, path in resolved.items()
-            if not any(path.is_relative_to(folder) for folder in own)
+            for file in files
+            if not any(Path(file).resolve().is_relative_to(folder) for folder in own)
         )
 
 
@@ -53,24 +52,24 @@ class Judge:
     """A recipe with the origins of its values, and what the user trusts."""
 
     recipe: Recipe
-    origins: Mapping[KeyPath, Origin]
+    origins: Mapping[KeyPath, ValueOrigin]
     trusted: Trusted
     foreign_files: frozenset[str]
+    """Empty for a recipe of trusted files alone: there is nothing to judge."""
 
-    def self_consents(self) -> Iterator[Problem]:
+    def self_consents(self) -> Iterator[Mistake]:
         """Yield the consents that a file gives to itself; no option takes these."""
         for field, option in CONSENT_OPTIONS.items():
-            is_typed = self._is_typed((field,))
             # A recipe of the user's own may insist on a release; on foreign code only a command.
             is_own = field != "allow_unsafe" and not self._is_foreign((field,))
-            if getattr(self.recipe, field) and not is_typed and not is_own:
-                yield Problem(
+            if getattr(self.recipe, field) and not self._is_typed((field,)) and not is_own:
+                yield Mistake(
                     (field,),
                     "a recipe cannot allow itself what needs your consent",
                     f"remove it, and pass {option} on the command line",
                 )
 
-    def consents(self) -> Iterator[Problem]:
+    def consents(self) -> Iterator[Mistake]:
         """Yield what needs consent and has none yet.
 
         A setting of the user's own recipe counts as well once a stranger's extends it: remote code
@@ -81,15 +80,13 @@ class Judge:
         settings = (*self._fields(), *self._environment(), *self._arguments(), *self._serve())
         for path, question in settings:
             if not self._is_typed(path):
-                yield Problem(path, question, "")
-        for path, question in self._mounts():
+                yield Mistake(path, question, "")
+        for path, question in self._paths():
             if self._is_foreign(path):
-                yield Problem(path, question, "")
+                yield Mistake(path, question, "")
 
-    def _origin(self, path: KeyPath) -> Origin | None:
-        while path and path not in self.origins:
-            path = path[:-1]
-        return self.origins.get(path)
+    def _origin(self, path: KeyPath) -> ValueOrigin | None:
+        return self.origins.get(written_part(path, self.origins))
 
     def _is_typed(self, path: KeyPath) -> bool:
         origin = self._origin(path)
@@ -104,23 +101,30 @@ class Judge:
     def _fields(self) -> Iterator[tuple[KeyPath, str]]:
         for name, row in lists().fields.items():
             path = tuple(name.split("."))
-            value = _value_at(self.recipe, path)
+            value: Any = self.recipe
+            for key in path:
+                value = getattr(value, key, None)
             if value is not None and not lists().matches(row, value):
                 yield path, f"{shown(value)}: {row.why}"
 
     def _environment(self) -> Iterator[tuple[KeyPath, str]]:
         for name, value in self.recipe.serve.env.items():
-            row = lists().env.get(name)
-            said = shown(f"{name}={value}")
+            path, said, row = (
+                ("serve", "env", name),
+                shown(f"{name}={value}"),
+                lists().env.get(name),
+            )
             if row is None:
-                question = f"{said}: not on the list of harmless variables; a variable can name "
-                yield ("serve", "env", name), question + "code, a file or a host"
+                yield (
+                    path,
+                    f"{said}: not on the list of harmless variables; a variable can name code, a "
+                    "file or a host",
+                )
             elif not lists().matches(row, value):
-                question = f"{said}: without consent it is {lists().words(row)} ({row.why})"
-                yield ("serve", "env", name), question
+                yield path, f"{said}: {lists().without_consent(row)}"
 
     def _arguments(self) -> Iterator[tuple[KeyPath, str]]:
-        for index, question in arguments.questions(self.recipe.serve.extra_args):
+        for index, question in harmless.questions(self.recipe.serve.extra_args):
             yield ("serve", "extra_args", index), question
 
     def _serve(self) -> Iterator[tuple[KeyPath, str]]:
@@ -128,20 +132,19 @@ class Judge:
         for field, flag in {**flags.VALUE_FLAGS, **flags.JSON_FLAGS}.items():
             value, row = getattr(self.recipe.serve, field), lists().flags[flag]
             if isinstance(value, dict) and row.keys is not None:
-                for below, question in arguments.mapping_questions(row.keys, value):
+                for below, question in harmless.mapping_questions(row.keys, value):
                     yield ("serve", field, *below), question
             elif value is not None and not lists().matches(row, value):
-                question = f"{shown(value)}: without consent it is {lists().words(row)}"
-                yield ("serve", field), f"{question} ({row.why})"
+                yield ("serve", field), f"{shown(value)}: {lists().without_consent(row)}"
 
-    def _mounts(self) -> Iterator[tuple[KeyPath, str]]:
-        for path, meant in mounts.named_paths(self.recipe):
+    def _paths(self) -> Iterator[tuple[KeyPath, str]]:
+        for path, meant in paths.named_paths(self.recipe):
             origin = self._origin(path)
             beside = Path(origin.file).parent if origin is not None else Path()
-            if path == ("serve", "chat_template"):
-                question = mounts.template_question(meant, beside)
+            if path == paths.CHAT_TEMPLATE:
+                question = paths.template_question(meant, beside)
             else:
-                question = mounts.model_question(meant, beside, self.trusted.models)
+                question = paths.model_question(meant, beside, self.trusted.models)
             if question is not None:
                 yield path, question
 
@@ -152,13 +155,5 @@ def consent_hint(wanted: str) -> str:
     return f"`{command}` prints it and runs nothing; --allow-unsafe takes all of the above"
 
 
-def judge_of(recipe: Recipe, origins: Mapping[KeyPath, Origin], trusted: Trusted) -> Judge:
-    """Return the judge of a recipe; a recipe of trusted files alone has nothing to judge."""
+def judge_of(recipe: Recipe, origins: Mapping[KeyPath, ValueOrigin], trusted: Trusted) -> Judge:
     return Judge(recipe, origins, trusted, trusted.foreign_files(origins))
-
-
-def _value_at(recipe: Recipe, path: KeyPath) -> Any:  # noqa: ANN401 - any field's value
-    value: Any = recipe
-    for key in path:
-        value = getattr(value, str(key), None)
-    return value

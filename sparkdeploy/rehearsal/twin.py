@@ -14,7 +14,7 @@ from sparkdeploy.checkpoint.source import open_folder, source_identity
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
 from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
-from sparkdeploy.recipe.anchors import is_folder
+from sparkdeploy.recipe.paths import is_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,7 @@ from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.console import Console, PlainStatus, TerminalStatus
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
-from sparkdeploy.estimate.picture_page import page
+from sparkdeploy.estimate.picture import page
 from sparkdeploy.terminal import (
     LogReading,
     VisibleStream,

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.recipe.arguments import CLEAR_SHORT_FORMS, questions
 from sparkdeploy.recipe.flags import SHORT_FORMS
-from sparkdeploy.recipe.harmless import lists
+from sparkdeploy.recipe.harmless import CLEAR_SHORT_FORMS, lists, questions
 from tests.engine.inside.containers import python_in
 from tests.engine.shipped_stages import build_all, shipped_stages
 

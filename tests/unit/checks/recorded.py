@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sparkdeploy import labels
-from sparkdeploy.checks.reading import KNOCK
+from sparkdeploy.checks.surroundings import KNOCK
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.reports import EngineInfo, read_engine_info

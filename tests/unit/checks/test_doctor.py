@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checks import folders, network, report, surroundings
+from sparkdeploy.checks import machine, network, report, surroundings
 from sparkdeploy.checks.finding import Finding, Verdict, fail, ok, warn
-from sparkdeploy.checks.reading import READ_TIMEOUT_S, HurriedMachine, read_surroundings
 from sparkdeploy.checks.recipe import recipe_findings
+from sparkdeploy.checks.surroundings import READ_TIMEOUT_S, HurriedMachine, read_surroundings
 from sparkdeploy.commands import doctor as room
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.gpu import parse_gpu_processes, parse_gpus
@@ -186,7 +186,7 @@ def test_no_output_of_a_command_is_too_strange(first: str, second: str) -> None:
         def run(self, argv: Sequence[str], *, timeout_s: float) -> Any:
             return type("Done", (), {"exit_code": 0, "stdout": second, "stderr": first})()
 
-    places = surroundings.Places({"state": "/x"}, targets=(surroundings.Target("hub", "h", 1),))
+    places = surroundings.Places({"state": "/x"}, targets=(surroundings.NeededHost("hub", "h", 1),))
     read_surroundings(HurriedMachine(Strange()), places)
     parse_gpus(second)
     parse_gpu_processes(second)
@@ -241,7 +241,7 @@ def test_what_disappoints_in_a_recipe_is_said(shipped: Library) -> None:
 
 def test_a_folder_that_is_not_there_yet_is_fine() -> None:
     missing = surroundings.Folder("state", "/x/state")
-    found = list(folders.folder_findings([missing], caller_uid=1000))
+    found = list(machine.folder_findings([missing], caller_uid=1000))
     assert [item.verdict for item in found] == [Verdict.OK]
 
 
@@ -265,7 +265,7 @@ def test_a_lock_folder_of_another_user_fails_with_what_mends_it(
     owner_uid: int, is_writable: bool, verdict: Verdict, place: str, fix: str
 ) -> None:
     shared = surroundings.Folder("lock", place, owner_uid, is_writable)
-    found = list(folders.folder_findings([shared], caller_uid=1000))
+    found = list(machine.folder_findings([shared], caller_uid=1000))
     assert [item.verdict for item in found] == [verdict]
     assert found[0].fix == (None if verdict is Verdict.OK else fix)
 
@@ -278,6 +278,13 @@ def test_the_report_is_worst_first_and_groups_stay_together() -> None:
     lines = list(report.lines(findings))
     assert lines[-1] == "3 checks: 1 failed, 1 to look at"
     assert report.as_dict([])["verdict"] == "ok"
+
+
+def test_a_report_says_what_its_signs_mean_and_no_others() -> None:
+    findings = [ok("docker.disk", "much"), warn("machine.swap", "3", "x"), ok("gpu.a", "b")]
+    assert list(report.lines(findings))[-2] == "= nothing to do  ! warning"
+    assert set(report.SIGNS.values()) <= set(report.MEANINGS)
+    assert len(set(report.MEANINGS.values())) == len(report.MEANINGS)
 
 
 def test_a_recording_is_a_machine() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdeploy import labels
-from sparkdeploy.checks.deployments import deployment_findings
+from sparkdeploy.checks.docker import deployment_findings
 from sparkdeploy.commands import clean as cleaning
 from sparkdeploy.commands import diagnose, rollback
 from sparkdeploy.commands import image as image_shelf

@@ -15,15 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from sparkdeploy.recipe.arguments import questions
 from sparkdeploy.recipe.flags import (
+    FIELD_OF_FLAG,
     FORBIDDEN_ENV,
     JSON_FLAGS,
     OWNED_FLAGS,
+    SHORT_FORMS,
     SWITCH_FLAGS,
     VALUE_FLAGS,
+    flag_of,
 )
-from sparkdeploy.recipe.harmless import MAX_VALUE_LENGTH, Allowed, lists
+from sparkdeploy.recipe.harmless import MAX_VALUE_LENGTH, Allowed, lists, questions
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Recipe, Serve
 from sparkdeploy.recipe.unsafe import Trusted, judge_of
@@ -348,6 +350,23 @@ def test_no_list_holds_what_is_known_to_be_harmful() -> None:
         if harmful.startswith(flag)
     }
     assert starts <= STARTS
+
+
+@given(st.sampled_from(sorted(OWNED_FLAGS)), st.integers(3, 40), st.sampled_from(["", "=1", ".x"]))
+def test_every_start_of_a_flag_that_sparkdeploy_decides_is_known(
+    flag: str, length: int, rest: str
+) -> None:
+    start = flag[: max(length, 3)]
+    for spelling in (start, "--" + start.removeprefix("--").replace("-", "_")):
+        meant = flag_of(spelling + rest)
+        assert meant in OWNED_FLAGS or meant in FIELD_OF_FLAG
+
+
+@pytest.mark.parametrize("short", [short for short in SHORT_FORMS if len(short) > 1])
+def test_a_short_form_means_its_flag_in_every_spelling(short: str) -> None:
+    assert {flag_of(short), flag_of(f"{short}=2"), flag_of(f"{short}.x")} == {SHORT_FORMS[short]}
+    if len(short) == 2 and SHORT_FORMS[short] in OWNED_FLAGS:
+        assert flag_of(f"{short}2") == SHORT_FORMS[short]
 
 
 def test_every_flag_of_a_field_has_a_row() -> None:

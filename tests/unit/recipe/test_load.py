@@ -166,7 +166,7 @@ def test_set_without_a_value_is_refused(shipped: Library) -> None:
         ("checkpoint.mtp='off'", "needs the MTP weights"),
         ("checkpoint.fp8_dense.mode=prebuilt", "need a repository"),
         ("checkpoint.fp8_dense.from=hub", "makes no sense with mode online"),
-        ("checkpoint.fp8_dense={mode: prebuilt, from: folder}", "needs to know which"),
+        ("checkpoint.fp8_dense={mode: prebuilt, from: folder}", "from: folder needs model.path"),
         ("checkpoint.fp8_dense={mode: prebuilt, from: hub, source: a/b}", "a source is named"),
         ("checkpoint.fp8_dense.source=a/b", "makes no sense with mode online"),
         ("serve.extra_args=['--port', '1']", "--port is set by sparkdeploy"),

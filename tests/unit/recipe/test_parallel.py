@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import load_recipe
-from sparkdeploy.recipe.parallel import nodes_needed, world_size
+from sparkdeploy.recipe.parallel import hold_node_limits, nodes_needed, world_size
 from sparkdeploy.recipe.schema import Cluster
 
 if TYPE_CHECKING:
@@ -51,8 +51,16 @@ def test_a_recipe_that_says_nothing_takes_two_sparks() -> None:
         (Cluster(tensor_parallel=3), 2, "do not fill nodes of 2 GPUs evenly"),
         (Cluster(tensor_parallel=3, data_parallel=4), 4, "do not fill nodes of 4 GPUs evenly"),
         (Cluster(tensor_parallel=2, data_parallel=2), 1, "one copy of the model takes 2 GPUs"),
-        (Cluster(tensor_parallel=1, min_nodes=2), 1, "needs at least 2 (cluster.min_nodes)"),
-        (Cluster(tensor_parallel=4, max_nodes=2), 1, "takes at most 2 (cluster.max_nodes)"),
+        (
+            Cluster(tensor_parallel=1, min_nodes=2),
+            1,
+            "needs at least 2 nodes (cluster.min_nodes), and 1 node",
+        ),
+        (
+            Cluster(tensor_parallel=4, max_nodes=2),
+            1,
+            "takes at most 2 nodes (cluster.max_nodes), and tensor 4",
+        ),
     ],
 )
 def test_sizes_that_no_nodes_can_serve_are_refused(
@@ -62,6 +70,12 @@ def test_sizes_that_no_nodes_can_serve_are_refused(
         nodes_needed(cluster, gpus_per_node)
     assert words in refused.value.message
     assert refused.value.hint
+
+
+def test_one_machine_alone_is_held_to_the_limits_too() -> None:
+    with pytest.raises(RecipeError, match="at least 2 nodes"):
+        hold_node_limits(Cluster(min_nodes=2), 1)
+    hold_node_limits(Cluster(min_nodes=1, max_nodes=1), 1)
 
 
 @given(CLUSTERS, st.integers(1, 8))
@@ -128,10 +142,11 @@ def test_sizes_that_contradict_each_other_are_mistakes(
         ("--distributed-executor-backend", "cluster.backend"),
         ("--distributed_executor_backend=ray", "cluster.backend"),
         ("--distributed-e", "cluster.backend"),
-        *((word, "--cluster on") for word in ("--nnodes", "--nn=2", "-n", "-n=2", "-n2")),
+        *((word, "the sizes in cluster") for word in ("--nnodes", "--nn=2", "-n", "-n=2", "-n2")),
         *((word, "--cluster on") for word in ("--node-rank", "--node_r=1", "-r", "-r1")),
-        *((word, "--cluster on") for word in ("--master-addr", "--master-p=1", "--headless")),
-        ("--headl", "--cluster on"),
+        *((word, "--cluster on") for word in ("--headless", "--headl")),
+        ("--master-addr", "the addresses of cluster.nodes"),
+        ("--master-p=1", "cluster.master_port"),
     ],
 )
 def test_a_parallel_flag_in_any_spelling_is_refused_with_the_field(

@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.estimate.budget import (
+from sparkdeploy.estimate.capacity import (
     Budget,
     budget_warnings,
+    capacity_as_dict,
+    capacity_lines,
     loaded_weights,
     make_budget,
 )
-from sparkdeploy.estimate.capacity_report import capacity_as_dict, capacity_lines
 from sparkdeploy.estimate.hardware import Hardware, read_hardware
-from sparkdeploy.estimate.model_facts import Kind, read_shipped_facts
+from sparkdeploy.estimate.model_facts import WeightKind, read_shipped_facts
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from tests.unit.conftest import REPOSITORY
 
@@ -33,7 +34,7 @@ def budget(*settings: str, recipe: str = "v2", hardware: Hardware = SPARK) -> Bu
 
 
 def test_the_fields_v2_had_the_kv_cache_that_headers_alone_predict_within_ten_percent() -> None:
-    """355K tokens logged by 0.19 at 0.90 are 35.2 GiB (reference-system.md section 6.9)."""
+    """355K tokens logged by 0.19 at 0.90 are 35.2 GiB, by the layers and groups of its cache."""
     made = budget("serve.gpu_memory_utilization=0.9")
     assert made.available_bytes / GIB == pytest.approx(35.2, rel=0.10)
 
@@ -41,14 +42,14 @@ def test_the_fields_v2_had_the_kv_cache_that_headers_alone_predict_within_ten_pe
 def test_treatment_halves_the_shared_experts_and_the_head() -> None:
     stored, loaded = BIG.weight_bytes, loaded_weights(BIG, V2.recipe)
     scales = 144 * 192 * 4
-    assert loaded[Kind.SHARED_EXPERTS] == stored[Kind.SHARED_EXPERTS] // 2 + scales
-    assert loaded[Kind.LM_HEAD] == 762_839_040 + 4 * 248_320
-    assert loaded[Kind.EXPERTS] == stored[Kind.EXPERTS]
+    assert loaded[WeightKind.SHARED_EXPERTS] == stored[WeightKind.SHARED_EXPERTS] // 2 + scales
+    assert loaded[WeightKind.LM_HEAD] == 762_839_040 + 4 * 248_320
+    assert loaded[WeightKind.EXPERTS] == stored[WeightKind.EXPERTS]
 
 
 def test_a_draft_layer_that_nothing_uses_takes_no_memory() -> None:
     loaded = loaded_weights(BIG, load_recipe(SHIPPED, "hybrid").recipe)
-    assert Kind.MTP_EXPERTS not in loaded
+    assert WeightKind.MTP_EXPERTS not in loaded
 
 
 def test_v2_as_shipped_warns_of_nothing_on_a_spark() -> None:

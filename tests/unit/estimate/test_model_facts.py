@@ -10,10 +10,15 @@ from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.twin import ExpertFormat, TwinShape, build_twin
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.model_facts import Kind, architecture_of, read_shipped_facts
-from sparkdeploy.estimate.model_weights import kind_of, weights_of
+from sparkdeploy.estimate.model_facts import (
+    WeightKind,
+    architecture_of,
+    kind_of,
+    read_shipped_facts,
+    weights_of,
+)
 from tests.unit.conftest import REPOSITORY
-from tests.unit.plan.derived_weights import derive_weights
+from tests.unit.estimate.derived_weights import derive_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +47,7 @@ def test_the_sum_of_kinds_is_the_bytes_of_the_files(int4_twin: Path) -> None:
 
 def test_no_tensor_of_a_checkpoint_is_of_unknown_kind(int4_twin: Path) -> None:
     kinds = {kind_of(name) for name in read_tensors(int4_twin)}
-    assert kinds == set(Kind) - {Kind.OTHER}
+    assert kinds == set(WeightKind) - {WeightKind.OTHER}
 
 
 def test_derived_bytes_are_those_of_the_headers_kind_by_kind(int4_twin: Path) -> None:
@@ -54,14 +59,14 @@ def test_derived_bytes_are_those_of_the_headers_kind_by_kind(int4_twin: Path) ->
 def test_the_shipped_facts_are_what_their_formulas_give(repo: str) -> None:
     derived = derive_weights(FACTS[repo].architecture)
     if "fp8-hybrid" in repo:
-        weights = derived[Kind.SHARED_EXPERTS] // 2
-        derived = {**derived, Kind.SHARED_EXPERTS: weights + 2 * (weights // 128**2)}
+        weights = derived[WeightKind.SHARED_EXPERTS] // 2
+        derived = {**derived, WeightKind.SHARED_EXPERTS: weights + 2 * (weights // 128**2)}
     assert FACTS[repo].weight_bytes == derived
 
 
 def test_the_122b_has_the_sizes_that_were_seen_in_the_field() -> None:
     """67.3 GB without MTP and 62.65 GiB loaded; MTP 2,523,663,360 weights and its norms."""
-    mtp = BIG.weight_bytes[Kind.MTP_DENSE] + BIG.weight_bytes[Kind.MTP_EXPERTS]
+    mtp = BIG.weight_bytes[WeightKind.MTP_DENSE] + BIG.weight_bytes[WeightKind.MTP_EXPERTS]
     assert mtp == 2 * (2_523_663_360 + 15_872)
     assert (BIG.total_bytes - mtp) / 1e9 == pytest.approx(67.3, abs=0.05)
     assert (BIG.total_bytes - mtp) / 2**30 == pytest.approx(62.65, abs=0.1)

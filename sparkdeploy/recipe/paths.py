@@ -1,36 +1,77 @@
-"""Which folders and files of the host a recipe from elsewhere may have mounted."""
+"""Paths in recipes: where each leads, and which of them a recipe from elsewhere may name.
+
+A path is relative to the file that names it, not to where the command is run. Nothing here raises
+for a home of nobody or for a name that no file can have, so `os.path` does it, not `pathlib`.
+"""
 
 from __future__ import annotations
 
 import os
 import pwd
 import stat
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from sparkdeploy.recipe.anchors import is_folder
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from sparkdeploy.recipe.document import KeyPath
+    from sparkdeploy.recipe.document import Document, KeyPath
     from sparkdeploy.recipe.schema import Recipe
 
+MODEL_PATH: KeyPath = ("model", "path")
+FP8_SOURCE: KeyPath = ("checkpoint", "fp8_dense", "source")
+CHAT_TEMPLATE: KeyPath = ("serve", "chat_template")
 TEMPLATE_SUFFIX = ".jinja"
 MAX_TEMPLATE_BYTES = 2**20
+
+
+def is_folder(source: str) -> bool:
+    """Whether a recipe means a folder of this machine, by how it is written."""
+    return source.startswith(("/", "~", "."))
+
+
+def anchored(document: Document, folder: Path) -> Document:
+    """Make the document's relative folders absolute, as seen from `folder`; `~` is for later."""
+
+    def absolute(text: str) -> str:
+        if text == "~" or text.startswith("~/"):
+            return text
+        return os.path.normpath(folder.absolute() / os.path.expanduser(text))  # noqa: PTH111
+
+    content = document.content
+    for path in (MODEL_PATH, CHAT_TEMPLATE):
+        content = _changed(content, path, absolute)
+    # A source that does not begin like a path is a repository on the hub.
+    content = _changed(
+        content, FP8_SOURCE, lambda text: absolute(text) if text.startswith(".") else text
+    )
+    return replace(document, content=content)
+
+
+def _changed(
+    content: Any,  # noqa: ANN401 - YAML content
+    path: KeyPath,
+    change: Callable[[str], str],
+) -> Any:  # noqa: ANN401 - YAML content
+    if not path:
+        return change(content) if isinstance(content, str) and content else content
+    if not isinstance(content, dict) or path[0] not in content:
+        return content
+    return {**content, path[0]: _changed(content[path[0]], path[1:], change)}
 
 
 def named_paths(recipe: Recipe) -> Iterator[tuple[KeyPath, Path]]:
     """Yield where a recipe names a folder or a file of this machine, links followed."""
     source = recipe.checkpoint.fp8_dense.source
     named: dict[KeyPath, str | None] = {
-        ("model", "path"): recipe.model.path,
-        ("checkpoint", "fp8_dense", "source"): source if source and is_folder(source) else None,
-        ("serve", "chat_template"): recipe.serve.chat_template,
+        MODEL_PATH: recipe.model.path,
+        FP8_SOURCE: source if source and is_folder(source) else None,
+        CHAT_TEMPLATE: recipe.serve.chat_template,
     }
     for path, value in named.items():
         if value is not None:
-            yield path, Path(os.path.realpath(os.path.expanduser(value)))  # noqa: PTH111 - never raises
+            yield path, Path(os.path.realpath(os.path.expanduser(value)))  # noqa: PTH111
 
 
 def template_question(meant: Path, beside: Path) -> str | None:
@@ -55,7 +96,7 @@ def model_question(meant: Path, beside: Path, model_folders: tuple[Path, ...]) -
     reasons = [_not_below(meant, folder) for folder in model_folders]
     if all(reasons) and (reason := _not_below(meant, beside)):
         return reason
-    if _status(meant) is not None and not os.path.isfile(meant / "config.json"):  # noqa: PTH113 - never raises
+    if _status(meant) is not None and not os.path.isfile(meant / "config.json"):  # noqa: PTH113
         return f"{meant} has no config.json: it is no model's folder"
     return None
 
@@ -81,7 +122,7 @@ def _holds_more_than_recipes(folder: Path) -> bool:
 
 def _homes(status: os.stat_result | None) -> Iterator[Path]:
     """Yield the user's home and that of the folder's owner: under sudo they are two."""
-    yield Path(os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111 - never raises
+    yield Path(os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111
     for uid in {os.getuid(), status.st_uid if status else os.getuid()}:
         try:
             yield Path(os.path.realpath(pwd.getpwuid(uid).pw_dir))

@@ -11,22 +11,19 @@ from hypothesis import strategies as st
 
 from sparkdeploy.errors import UsageError
 from sparkdeploy.estimate.hardware import hardware_named, hardware_seen, read_hardware
-from sparkdeploy.estimate.model_facts import Kind, read_shipped_facts
-from sparkdeploy.estimate.picture import bytes_per_step
-from sparkdeploy.estimate.picture_page import page
-from sparkdeploy.estimate.roofline import (
+from sparkdeploy.estimate.model_facts import WeightKind, read_shipped_facts
+from sparkdeploy.estimate.picture import bytes_per_step, page
+from sparkdeploy.estimate.speed import (
+    DecodeStep,
     Part,
-    Step,
+    SpeedEstimate,
     decode_step,
     distinct_experts,
-    read_acceptance,
-)
-from sparkdeploy.estimate.speed import (
-    Estimate,
     estimate,
     fit_speed,
     in_order,
     miss_reasons,
+    read_acceptance,
 )
 from sparkdeploy.estimate.speed_report import (
     context_lines,
@@ -49,7 +46,7 @@ RECIPES = {name: load_recipe(SHIPPED, name) for name in SHIPPED.recipe_files()}
 SPEED = fit_speed(HARDWARE["spark"], RECIPES, MODELS, ACCEPTANCE)
 
 
-def step(recipe: str, requests: int = 1, context_tokens: int = 0) -> Step:
+def step(recipe: str, requests: int = 1, context_tokens: int = 0) -> DecodeStep:
     made = decode_step(
         RECIPES[recipe], BIG, ACCEPTANCE, requests=requests, context_tokens=context_tokens
     )
@@ -57,7 +54,7 @@ def step(recipe: str, requests: int = 1, context_tokens: int = 0) -> Step:
     return made
 
 
-def made_for(recipe: str) -> Estimate:
+def made_for(recipe: str) -> SpeedEstimate:
     return estimate(RECIPES[recipe], MODELS, ACCEPTANCE, SPEED)
 
 
@@ -65,15 +62,15 @@ def made_for(recipe: str) -> Estimate:
 def test_a_step_without_drafts_moves_the_bytes_of_the_reference(
     recipe: str, gigabytes: float
 ) -> None:
-    """reference-system.md section 5.5."""
+    """What the field derived from the weights: 6.83 and 6.38 GB a token."""
     assert step(recipe).total_bytes / 1e9 == pytest.approx(gigabytes, abs=0.02)
 
 
 def test_a_step_with_drafts_moves_what_the_reference_leaves_out_as_well() -> None:
-    """Section 5.5 has 11.46 GB for v2; it leaves out that each verified row stores its state, and
-    that the first draft pass runs over all three rows."""
+    """The same derivation has 11.46 GB for v2; it leaves out that each verified row stores its
+    state, and that the first draft pass runs over all three rows."""
     states = 2 * 36 * 4_317_184
-    draft_rows = 15.25 / 256 * BIG.weight_bytes[Kind.MTP_EXPERTS]
+    draft_rows = 15.25 / 256 * BIG.weight_bytes[WeightKind.MTP_EXPERTS]
     expected = 11.46e9 + states + draft_rows
     assert step("v2").total_bytes == pytest.approx(expected, rel=0.01)
 

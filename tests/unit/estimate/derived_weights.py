@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.estimate.model_facts import Kind
+from sparkdeploy.estimate.model_facts import WeightKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 BF16_BYTES = 2
 FP32_BYTES = 4
 INT4_GROUP = 128
-"""Inputs that share a scale in Intel's checkpoint (reference-system.md section 2.8)."""
+"""Inputs that share a scale in Intel's checkpoint."""
 VISION_PATCH_ELEMENTS = 3 * 2 * 16 * 16
 """Colours x frames x height x width of a patch of Qwen3-VL's tower."""
 
 
-def derive_weights(architecture: Architecture) -> Mapping[Kind, int]:
+def derive_weights(architecture: Architecture) -> Mapping[WeightKind, int]:
     """Return bytes by kind of Intel's INT4 checkpoint of this architecture.
 
     INT4 are routed experts, attention and DeltaNet; all else has 16 bits, except DeltaNet's decay
-    and norm in FP32 (reference-system.md sections 2.1, 2.5 and 2.8). That in_proj_a and in_proj_b
-    are packed is an assumption (section 2.4).
+    and norm in FP32. That in_proj_a and in_proj_b
+    are packed is an assumption.
     """
     a = architecture
     expert = 3 * _packed(a.moe_intermediate_size, a.hidden_size)
@@ -35,18 +35,18 @@ def derive_weights(architecture: Architecture) -> Mapping[Kind, int]:
     layer_norms = 2 * a.hidden_size * BF16_BYTES
     head_norms = 2 * a.head_dim * BF16_BYTES
     sizes = {
-        Kind.EXPERTS: a.layers * a.num_experts * expert,
-        Kind.SHARED_EXPERTS: a.layers * shared,
-        Kind.ROUTER: a.layers * router,
-        Kind.ATTENTION: a.full_attention_layers * attention,
-        Kind.GDN: a.linear_attention_layers * _gdn_layer(a),
-        Kind.NORMS: a.layers * layer_norms
+        WeightKind.EXPERTS: a.layers * a.num_experts * expert,
+        WeightKind.SHARED_EXPERTS: a.layers * shared,
+        WeightKind.ROUTER: a.layers * router,
+        WeightKind.ATTENTION: a.full_attention_layers * attention,
+        WeightKind.GDN: a.linear_attention_layers * _gdn_layer(a),
+        WeightKind.NORMS: a.layers * layer_norms
         + a.full_attention_layers * head_norms
         + a.hidden_size * BF16_BYTES,
-        Kind.EMBEDDINGS: by_token,
-        Kind.LM_HEAD: by_token,
+        WeightKind.EMBEDDINGS: by_token,
+        WeightKind.LM_HEAD: by_token,
         **_mtp(a, dense=shared + router + layer_norms + head_norms),
-        Kind.VISION: _vision(a),
+        WeightKind.VISION: _vision(a),
     }
     return {kind: size for kind, size in sizes.items() if size}
 
@@ -76,15 +76,15 @@ def _gdn_layer(a: Architecture) -> int:
     return sum(_packed(*shape) for shape in linears) + gates + convolution + decay_bias_norm
 
 
-def _mtp(a: Architecture, *, dense: int) -> Mapping[Kind, int]:
+def _mtp(a: Architecture, *, dense: int) -> Mapping[WeightKind, int]:
     """The draft layer is all BF16; outside it stand fc and three norms."""
     attention = sum(outputs * inputs for outputs, inputs in _attention_shapes(a)) * BF16_BYTES
     experts = 3 * a.num_experts * a.moe_intermediate_size * a.hidden_size * BF16_BYTES
     outside = (2 * a.hidden_size + 3) * a.hidden_size * BF16_BYTES
     layers = a.mtp_num_hidden_layers
     return {
-        Kind.MTP_EXPERTS: layers * experts,
-        Kind.MTP_DENSE: layers * (dense + attention) + (outside if layers else 0),
+        WeightKind.MTP_EXPERTS: layers * experts,
+        WeightKind.MTP_DENSE: layers * (dense + attention) + (outside if layers else 0),
     }
 
 

@@ -1,0 +1,232 @@
+"""One machine: its processor and GPU, its memory, and the folders that we write to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checks.finding import fail, not_seen, ok, warn
+from sparkdeploy.console import format_gib
+from sparkdeploy.node.shared_folder import ROOT_UID, made_anew
+from sparkdeploy.node.users import user_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.checks.surroundings import Folder
+    from sparkdeploy.node.gpu import GpuFact, GpuProcess
+
+SPARK_CAPABILITY = "12.1"
+OLDEST_CAPABILITY = (8, 0)
+"""INT4 Marlin's kernels need Ampere."""
+OLDEST_DRIVER = 580
+"""CUDA 13 needs the driver branch 580 (NVIDIA's CUDA compatibility table)."""
+KNOWN_BAD_DRIVERS = {
+    590: "CUDA graphs deadlock with it on a GB10 (eugr/spark-vllm-docker, README)",
+}
+"""Driver branches that are known to fail on a Spark, and why."""
+BUSY_PERCENT = 50
+STUCK_SHARE = 0.4
+"""A busy GB10 that was stuck ran at 702 of about 3000 MHz (eugr/spark-vllm-docker#334)."""
+SWAPPED_BYTES = 2**30
+DROP_CACHES = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
+
+
+def check_architecture(found: str | None) -> Finding:
+    check = "machine.architecture"
+    if found is None:
+        return not_seen(check, "`uname -m` did not answer")
+    if found in {"aarch64", "x86_64"}:
+        return ok(check, found)
+    return fail(
+        check, f"there is no vLLM for {found}", "use a machine with x86_64 or aarch64 processors"
+    )
+
+
+def check_system(name: str | None) -> Finding:
+    check = "machine.system"
+    return ok(check, name) if name else not_seen(check, "/etc/os-release cannot be read")
+
+
+def check_gpu(
+    gpu: GpuFact | None, failure: str | None, *, node: str, engine: str, recipe: str
+) -> Finding:
+    """Say whether there is a GPU at all; `failure` is nvidia-smi's own word when there is none."""
+    check = "machine.gpu"
+    if gpu is not None:
+        return ok(check, gpu.name)
+    if failure is None or "not installed" in failure:
+        return fail(
+            check,
+            f"GPU: none was found on {node}, and engine {engine} needs one",
+            f"run this on the Spark, or try the recipe in miniature: sparkdeploy rehearse {recipe}",
+        )
+    return fail(
+        check,
+        f"GPU: none was found on {node}, nvidia-smi says: {failure}",
+        "sudo reboot, after an update of the driver; else `sudo dmesg | grep -i nvrm`",
+    )
+
+
+def gpu_findings(gpu: GpuFact) -> Iterator[Finding]:
+    yield _check_capability(gpu)
+    yield _check_driver(gpu)
+    yield _check_clocks(gpu)
+
+
+def _check_capability(gpu: GpuFact) -> Finding:
+    """Say whether the kernels that recipes rely on exist for this GPU."""
+    check = "machine.compute_capability"
+    if gpu.compute_capability is None:
+        return not_seen(check, "the driver does not name the GPU's compute capability")
+    seen = f"compute capability {gpu.compute_capability}"
+    if gpu.compute_capability == SPARK_CAPABILITY:
+        return ok(check, seen)
+    major, _, minor = gpu.compute_capability.partition(".")
+    if (int(major), int(minor or 0)) < OLDEST_CAPABILITY:
+        return fail(check, f"{seen}: INT4 weights need 8.0", "use a GPU of 2020 or newer")
+    return warn(
+        check,
+        f"{seen}, a Spark has {SPARK_CAPABILITY}: the recipes' figures and settings are a Spark's",
+        "sparkdeploy plan --hardware here",
+    )
+
+
+def _check_driver(gpu: GpuFact) -> Finding:
+    check = "machine.driver"
+    if gpu.driver_version is None:
+        return not_seen(check, "nvidia-smi does not name the driver's version")
+    seen = f"driver {gpu.driver_version}"
+    branch = int(gpu.driver_version.partition(".")[0])
+    install = f"sudo apt-get install nvidia-driver-{OLDEST_DRIVER}-open"
+    if branch in KNOWN_BAD_DRIVERS:
+        return warn(check, f"{seen}: {KNOWN_BAD_DRIVERS[branch]}", install)
+    if branch < OLDEST_DRIVER:
+        too_old = f"{seen} is too old for CUDA 13, which needs {OLDEST_DRIVER}"
+        return fail(check, too_old, f"{install} && sudo reboot")
+    return ok(check, seen)
+
+
+def _check_clocks(gpu: GpuFact) -> Finding:
+    """Say whether a busy GPU runs far under its clock; an idle one is slow by right."""
+    check = "machine.clocks"
+    clock, highest = gpu.sm_clock_mhz, gpu.max_sm_clock_mhz
+    if clock is None or not highest or gpu.utilization_percent is None:
+        return not_seen(check, "nvidia-smi does not name clocks and utilisation")
+    seen = f"SM clock {clock} of {highest} MHz at {gpu.utilization_percent} % load"
+    if gpu.utilization_percent >= BUSY_PERCENT and clock < STUCK_SHARE * highest:
+        return warn(
+            check,
+            f"{seen}: stuck low",
+            "sudo nvidia-smi -rgc; if it stays, switch the machine off and unplug it for a minute",
+        )
+    return ok(check, seen)
+
+
+def check_other_users(processes: tuple[GpuProcess, ...], own_containers: frozenset[str]) -> Finding:
+    """Name the programs, not in a container of ours, that compute on the GPU."""
+    check = "gpu.other_users"
+    foreign = [item for item in processes if item.container_id not in own_containers]
+    if not foreign:
+        return ok(check, "nobody else computes on the GPU")
+    return warn(
+        check,
+        f"also on the GPU: {', '.join(map(_describe, foreign))}; memory is shared with them",
+        f"stop them, for example: kill {foreign[0].pid}",
+    )
+
+
+def _describe(process: GpuProcess) -> str:
+    name = process.name.rpartition("/")[2] or "a process"
+    memory = f", {format_gib(process.memory_bytes)}" if process.memory_bytes is not None else ""
+    place = f" in container {process.container_id[:12]}" if process.container_id else ""
+    return f"{name} (pid {process.pid}{place}{memory})"
+
+
+def check_swap(meminfo: Mapping[str, int]) -> Finding:
+    """Say whether programs have been pushed out: the slow way into a freeze."""
+    check = "machine.swap"
+    if "SwapTotal" not in meminfo or "SwapFree" not in meminfo:
+        return not_seen(check, "the kernel does not say how much swap there is")
+    used_bytes = meminfo["SwapTotal"] - meminfo["SwapFree"]
+    seen = f"{format_gib(used_bytes)} of {format_gib(meminfo['SwapTotal'])} swap in use"
+    if used_bytes <= SWAPPED_BYTES:
+        return ok(check, seen)
+    return warn(
+        check,
+        f"{seen}: memory has been short, and a start will be slow or freeze the machine",
+        "stop what is large (`ps aux --sort=-rss | head`), then: sudo swapoff -a && sudo swapon -a",
+    )
+
+
+def check_page_cache(meminfo: Mapping[str, int], needed_bytes: int | None) -> Finding:
+    """Say whether CUDA will see the memory that the kernel would give back.
+
+    On unified memory CUDA counts the page cache as taken, and vLLM refuses to start although
+    MemAvailable is enough.
+    """
+    check = "machine.page_cache"
+    if "MemFree" not in meminfo or "MemAvailable" not in meminfo:
+        return not_seen(check, "the kernel does not say how much memory is free")
+    cached_bytes = meminfo.get("Cached", 0) + meminfo.get("Buffers", 0)
+    seen = f"{format_gib(meminfo['MemFree'])} free beside {format_gib(cached_bytes)} of page cache"
+    if needed_bytes is None or not meminfo["MemFree"] < needed_bytes <= meminfo["MemAvailable"]:
+        return ok(check, seen)
+    needed = f"CUDA may count the cache as taken, and {format_gib(needed_bytes)} are needed"
+    return warn(check, f"{seen}: {needed}", DROP_CACHES)
+
+
+def check_oom_kills(vmstat: str | None) -> Finding:
+    check = "machine.oom_kills"
+    counts = dict(line.split(maxsplit=1) for line in (vmstat or "").splitlines() if " " in line)
+    if not counts.get("oom_kill", "").strip().isdecimal():
+        return not_seen(check, "the kernel does not count programs it killed for memory")
+    count = int(counts["oom_kill"])
+    if count == 0:
+        return ok(check, "the kernel has killed nothing for memory since the start")
+    killed = f"{count} program{'s' if count > 1 else ''}"
+    return warn(
+        check,
+        f"the kernel has killed {killed} for memory since the machine started",
+        "sudo dmesg | grep -i 'killed process'",
+    )
+
+
+def folder_findings(folders: Iterable[Folder], *, caller_uid: int) -> Iterator[Finding]:
+    for folder in folders:
+        check = f"folders.{folder.role}"
+        if folder.owner_uid is None:
+            yield ok(check, f"{folder.path} is not there yet; it is made when it is needed")
+        elif folder.role == "lock":
+            yield _check_lock(check, folder, folder.owner_uid, caller_uid)
+        elif folder.is_writable:
+            yield ok(check, folder.path)
+        else:
+            yield fail(
+                check,
+                f"{folder.path} belongs to uid {folder.owner_uid} and cannot be written by "
+                f"uid {caller_uid}",
+                f"sudo chown -R {caller_uid} {folder.path}",
+            )
+
+
+def _check_lock(check: str, folder: Folder, owner_uid: int, caller_uid: int) -> Finding:
+    """All users share it, so a folder of one of them is refused by the others' commands."""
+    owned, mend = f"{folder.path} belongs to {user_name(owner_uid)}", made_anew(Path(folder.path))
+    if owner_uid not in {ROOT_UID, caller_uid}:
+        return fail(check, f"{owned}, and all users share it", mend)
+    if not folder.is_writable:
+        return fail(check, f"{owned} and cannot be written", mend)
+    return ok(check, folder.path)
+
+
+def check_duplicates(copies: Sequence[str], hub_cache: str) -> Finding:
+    check = "folders.duplicates"
+    if not copies:
+        return ok(check, "the model lies in no second cache")
+    return warn(
+        check,
+        f"the model lies in {', '.join(copies)} too, and {hub_cache} is the cache in use",
+        f"rm -r {copies[0]}, or point HF_HUB_CACHE at that cache instead",
+    )

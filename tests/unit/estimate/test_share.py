@@ -1,0 +1,129 @@
+"""What one rank holds of weights and cache: laws, and the figures of the 122B."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.estimate.capacity import budget_warnings, make_budget
+from sparkdeploy.estimate.hardware import read_hardware
+from sparkdeploy.estimate.kv_cache import cache_layout
+from sparkdeploy.estimate.model_facts import ModelFacts, WeightKind, read_shipped_facts
+from sparkdeploy.estimate.share import embedding_bytes, facts_of_rank, share_of_weights
+from sparkdeploy.recipe.load import Library, load_recipe
+from tests.unit.conftest import REPOSITORY
+
+FACTS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
+BIG = FACTS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"]
+KNOWN = st.sampled_from([None, *FACTS.values()])
+SIZES = st.integers(1, 16)
+TOTALS = st.integers(0, 2**40)
+
+
+def share(total_bytes: int, facts: ModelFacts | None, tensor: int, pipeline: int) -> int:
+    return share_of_weights(
+        total_bytes,
+        facts,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        undivided_bytes=2**30,
+    )
+
+
+@given(TOTALS, KNOWN)
+def test_one_rank_alone_holds_everything(total_bytes: int, facts: ModelFacts | None) -> None:
+    assert share(total_bytes, facts, 1, 1) == total_bytes
+
+
+@given(TOTALS, KNOWN, SIZES, SIZES)
+def test_all_ranks_together_hold_at_least_the_model(
+    total_bytes: int, facts: ModelFacts | None, tensor: int, pipeline: int
+) -> None:
+    held = share(total_bytes, facts, tensor, pipeline)
+    assert held * tensor * pipeline >= total_bytes
+    assert held <= total_bytes
+
+
+@given(TOTALS, KNOWN, SIZES, SIZES)
+def test_more_ranks_never_hold_more_each(
+    total_bytes: int, facts: ModelFacts | None, tensor: int, pipeline: int
+) -> None:
+    held = share(total_bytes, facts, tensor, pipeline)
+    assert share(total_bytes, facts, tensor + 1, pipeline) <= held
+    assert share(total_bytes, facts, tensor, pipeline + 1) <= held
+    assert share(total_bytes + 1, facts, tensor, pipeline) >= held
+
+
+@given(SIZES)
+def test_embeddings_head_routers_and_norms_are_whole_on_every_tensor_parallel_rank(
+    tensor: int,
+) -> None:
+    kinds = (WeightKind.EMBEDDINGS, WeightKind.LM_HEAD, WeightKind.ROUTER, WeightKind.NORMS)
+    whole = sum(BIG.weight_bytes[kind] for kind in kinds)
+    held = share(BIG.total_bytes, BIG, tensor, 1)
+    divided = BIG.total_bytes - whole
+    assert 0 <= held - whole - divided / tensor <= len(BIG.weight_bytes)
+
+
+def test_half_of_the_122b_is_half_of_its_layers_and_its_whole_embeddings() -> None:
+    assert share(BIG.total_bytes, BIG, 2, 1) / 2**30 == pytest.approx(35.1, abs=0.5)
+
+
+def test_without_facts_only_what_config_json_gives_is_undivided() -> None:
+    halves = {"tensor_parallel": 2, "pipeline_parallel": 2}
+    assert share_of_weights(1000, None, **halves) == 250
+    assert share_of_weights(1000, None, **halves, undivided_bytes=200) == 400
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        ({"vocab_size": 100, "hidden_size": 8}, 3200),
+        ({"vocab_size": 100, "hidden_size": 8, "tie_word_embeddings": True}, 1600),
+        ({"text_config": {"vocab_size": 100, "hidden_size": 8}}, 3200),
+        ({"vocab_size": 100}, 0),
+        ({"vocab_size": "100", "hidden_size": 8}, 0),
+        ({"text_config": [1]}, 0),
+        ({}, 0),
+    ],
+)
+def test_embeddings_are_counted_where_config_json_gives_both_sizes(
+    config: dict[str, object], size: int
+) -> None:
+    assert embedding_bytes(config) == size
+
+
+def test_heads_divide_by_tensor_parallel_down_to_one_and_layers_by_pipeline() -> None:
+    heads = [
+        facts_of_rank(
+            BIG, tensor_parallel=tensor, pipeline_parallel=1
+        ).architecture.num_key_value_heads
+        for tensor in (1, 2, 4, 8)
+    ]
+    assert heads == [2, 1, 1, 1]
+    staged = facts_of_rank(BIG, tensor_parallel=1, pipeline_parallel=4).architecture
+    assert (staged.full_attention_layers, staged.linear_attention_layers) == (3, 9)
+
+
+@given(SIZES, SIZES)
+def test_a_ranks_cache_is_never_larger_and_all_of_them_hold_the_whole(
+    tensor: int, pipeline: int
+) -> None:
+    def bytes_per_token(tensor: int, pipeline: int) -> int:
+        held = facts_of_rank(BIG, tensor_parallel=tensor, pipeline_parallel=pipeline)
+        return cache_layout(held.architecture, kv_dtype="auto").bytes_per_token
+
+    whole, held = bytes_per_token(1, 1), bytes_per_token(tensor, pipeline)
+    assert held <= whole <= held * tensor * pipeline
+
+
+def test_two_ranks_have_the_budget_of_a_model_that_one_spark_cannot_hold() -> None:
+    spark = read_hardware(REPOSITORY / "recipes" / "facts" / "hardware.yaml")["spark"]
+    v2 = load_recipe(Library((REPOSITORY / "recipes",)), "v2")
+    twice = replace(BIG, weight_bytes={kind: 2 * size for kind, size in BIG.weight_bytes.items()})
+    half = facts_of_rank(twice, tensor_parallel=2, pipeline_parallel=1)
+    assert make_budget(v2, twice, spark).available_bytes == 0
+    assert list(budget_warnings(make_budget(v2, half, spark))) == []
