@@ -15,7 +15,7 @@ GROUPS = ("machine", "gpu", "docker", "folders", "ports", "network", "deployment
 """In the order in which they are shown."""
 SIGNS = {Verdict.OK: "=", Verdict.WARN: "!", Verdict.FAIL: "x", Verdict.NOT_SEEN: "?"}
 MEANINGS = {
-    "=": "nothing to do",
+    "=": "well, nothing to do",
     "+": "build",
     "v": "download",
     "*": "prepare",

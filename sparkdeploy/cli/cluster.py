@@ -44,6 +44,7 @@ def show(as_json: JsonOption = False) -> None:
 
 def check(as_json: JsonOption = False) -> None:
     """Ask every node, probe the fabric, and say what stands in the way of `up --cluster`."""
+    from sparkdeploy.checks.report import legend
     from sparkdeploy.commands.cluster import check_all
     from sparkdeploy.errors import NodeError
 
@@ -55,7 +56,7 @@ def check(as_json: JsonOption = False) -> None:
             console.answer(f"{SIGNS[item.verdict]} {item.describe()}")
             if item.verdict != "ok" and item.fix:
                 console.answer(f"    fix: {item.fix}")
-        console.answer("= fine   ! warning   x stands in the way")
+        console.answer(legend(SIGNS.values()))
     failed = sum(item.verdict == "failed" for item in checks)
     if failed:
         raise NodeError(f"{failed} of {len(checks)} checks failed")

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Literal
 from sparkdeploy import labels
 from sparkdeploy.console import format_bytes
 from sparkdeploy.estimate.memory_claim import memory_claim
+from sparkdeploy.estimate.share import share_of_weights
 from sparkdeploy.plan.container import part_spec
 from sparkdeploy.plan.findings import machine_findings
 from sparkdeploy.plan.formation import alone
+from sparkdeploy.plan.image_steps import image_steps
 from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.plan.place import place_of
 from sparkdeploy.plan.problems import existing_container, find_problems
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec
     from sparkdeploy.plan.container import Deployment, HostFolders
     from sparkdeploy.plan.formation import Formation, Seat
     from sparkdeploy.plan.observed import Observed, ObservedNode
@@ -58,7 +60,7 @@ def make_plan(
     """
     formation = formation or alone(observed.head.facts.name)
     wanted = Wanted(resolved, deployment, formation, tuple(stages), folders)
-    images = tuple(_image_step(stage, observed.head) for stage in stages)
+    images = image_steps(wanted.stages, observed.head.images)
     checkpoint = _checkpoint_step(observed)
     parts = tuple(
         _part(wanted, observed, seat, images=images, checkpoint=checkpoint)
@@ -83,30 +85,6 @@ def make_plan(
         findings=findings,
     )
     return replace(plan, problems=tuple(find_problems(plan)))
-
-
-def _image_step(stage: Stage, node: ObservedNode) -> ImageStep:
-    existing = node.images.get(stage.tag)
-    if existing is not None and existing.labels.get(labels.FINGERPRINT) == stage.fingerprint:
-        return ImageStep(stage, Action.REUSE, "inputs unchanged")
-    others = [
-        image
-        for image in node.images.values()
-        if image.labels.get(labels.STAGE) == stage.name
-        and image.labels.get(labels.ENGINE) == stage.engine
-    ]
-    if not others:
-        return ImageStep(stage, Action.BUILD, "image is missing")
-    return ImageStep(stage, Action.BUILD, f"inputs changed: {_changed_inputs(stage, others[0])}")
-
-
-def _changed_inputs(stage: Stage, image: ImageFact) -> str:
-    changed = [
-        name
-        for name, digest in sorted(stage.inputs.items())
-        if image.labels.get(f"{labels.PREFIX}input.{name}", digest) != digest
-    ]
-    return ", ".join(changed) or "the stage below"
 
 
 def _checkpoint_step(observed: Observed) -> CheckpointStep:
@@ -227,7 +205,8 @@ def _engine_bytes(wanted: Wanted, observed: Observed, seen: ObservedNode) -> int
     The plugin's context, some 200 kB, is not counted.
     """
     *_, engine, plugin = wanted.stages
-    if any(_image_step(stage, seen).action is Action.REUSE for stage in (engine, plugin)):
+    steps = image_steps((engine, plugin), seen.images)
+    if any(step.action is Action.REUSE for step in steps):
         return 0
     built = observed.head.images.get(engine.tag)
     return built.size_bytes if built is not None else wanted.resolved.engine.build_bytes
@@ -238,7 +217,13 @@ def _weights_bytes(wanted: Wanted, observed: Observed) -> int | None:
     if observed.model is None or observed.model.size_bytes is None:
         return None
     formation = wanted.formation
-    divided_by = formation.tensor_parallel * formation.pipeline_parallel
-    ranks = divided_by * formation.data_parallel // len(formation.seats)
-    whole = observed.model.embedding_bytes if isinstance(observed.model, ModelFact) else 0
-    return ranks * (whole + -(-(observed.model.size_bytes - whole) // divided_by))
+    copies = formation.tensor_parallel * formation.pipeline_parallel
+    ranks = copies * formation.data_parallel // len(formation.seats)
+    model = observed.model
+    return ranks * share_of_weights(
+        model.size_bytes or 0,
+        None,
+        tensor_parallel=formation.tensor_parallel,
+        pipeline_parallel=formation.pipeline_parallel,
+        undivided_bytes=model.embedding_bytes if isinstance(model, ModelFact) else 0,
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import yaml_text
+from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint import overlay as overlays
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.hub_lock import HubLock
@@ -19,12 +20,13 @@ from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.treatment import Treatment, check_untouched
 from sparkdeploy.checks.survey import compare, survey
-from sparkdeploy.errors import NodeError
-from sparkdeploy.image import stages as image_stages
+from sparkdeploy.errors import CheckpointError, NodeError
+from sparkdeploy.estimate.share import embedding_bytes
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.node import facts, ports
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.plan.container import container_user
+from sparkdeploy.plan.image_steps import source_already_here
 from sparkdeploy.plan.observed import (
     BaseSource,
     MissingModel,
@@ -227,8 +229,17 @@ def _model_fact(
         owner_uid=status.st_uid,
         owner_gid=status.st_gid,
         overlay=overlay,
+        embedding_bytes=_embedding_bytes(source),
     )
     return replace(fact, unreadable=sources.unreadable_by(source, *container_user(fact)))
+
+
+def _embedding_bytes(source: CheckpointSource) -> int:
+    """Return what each rank has whole; a config.json that cannot be read is told elsewhere."""
+    try:
+        return embedding_bytes(contents.read_config(source.files_dir))
+    except CheckpointError:
+        return 0
 
 
 def _overlay_fact(
@@ -245,19 +256,11 @@ def _overlay_fact(
 def _base_source(
     engine: Engine, settings: Settings, head: ObservedNode, node: Node, registry: Registry
 ) -> BaseSource:
-    """Keep to the base that is already here; otherwise take the registry's if it answers."""
-    if engine.base is None or engine.base.debian is None:
-        return "registry"
-    for source in ("registry", "debian"):
-        base = image_stages.stages_of(
-            engine,
-            base_source=source,
-            architecture=head.facts.architecture,
-            resources=resources(),
-        )[0]
-        if base.tag in head.images:
-            return base.base_source
-    if head.facts.docker is None or registry is Registry.ASSUMED:
+    """Keep to the base of the images that are here; otherwise the registry's, if it answers."""
+    known = source_already_here(engine, head.facts.architecture, resources(), head.images)
+    if known is not None:
+        return known
+    if engine.base is None or head.facts.docker is None or registry is Registry.ASSUMED:
         return "registry"
     reference = registry_reference(engine.base.image, settings.hosts.container_registry)
     return "registry" if node.docker.registry_digest(reference) else "debian"

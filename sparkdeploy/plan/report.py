@@ -6,6 +6,7 @@ import json
 import shlex
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checks.report import legend
 from sparkdeploy.console import format_bytes, format_gib
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def plan_lines(plan: Plan) -> list[str]:
     """Return the plan as lines: recipe, steps, needs, problems, warnings, what was not seen."""
-    return [
+    lines = [
         *_head(plan),
         *_steps(plan),
         *_needs(plan),
@@ -25,6 +26,8 @@ def plan_lines(plan: Plan) -> list[str]:
         *_check_warnings(plan),
         *_unobserved(plan),
     ]
+    signs = {line.split()[0] for line in lines[2:]}
+    return [*lines, f"  ({legend(signs)})"]
 
 
 def dockerfile_text(plan: Plan) -> str:

@@ -29,7 +29,7 @@ class Action(Enum):
     FETCH = "v"
     PREPARE = "*"
     START = ">"
-    REPLACE = "!"
+    REPLACE = "~"
 
     @property
     def is_work(self) -> bool:

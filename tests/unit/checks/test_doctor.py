@@ -282,7 +282,7 @@ def test_the_report_is_worst_first_and_groups_stay_together() -> None:
 
 def test_a_report_says_what_its_signs_mean_and_no_others() -> None:
     findings = [ok("docker.disk", "much"), warn("machine.swap", "3", "x"), ok("gpu.a", "b")]
-    assert list(report.lines(findings))[-2] == "= nothing to do  ! warning"
+    assert list(report.lines(findings))[-2] == "= well, nothing to do  ! warning"
     assert set(report.SIGNS.values()) <= set(report.MEANINGS)
     assert len(set(report.MEANINGS.values())) == len(report.MEANINGS)
 
