@@ -12,7 +12,7 @@ from sparkdeploy.commands.checkpoint_fetch import bring_models
 from sparkdeploy.commands.doctor import doctor_report
 from sparkdeploy.commands.drafting import Reach, everyone, needed
 from sparkdeploy.console import console, format_bytes
-from sparkdeploy.deploy.changing import SETTLE_WAIT_S, changing, crashes_dir
+from sparkdeploy.deploy.changing import SETTLE_WAIT_S, changing, crashes_dir, starting_together
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.expectation import expectation_of
@@ -214,26 +214,26 @@ class _Up:
             prepare_folders(plan, self.serving)
 
     def _start(self, plan: Plan) -> None:
-        # Of a launch of several all parts start together: a rank that is left cannot join anew.
-        self._require_free(plan)
-        end_start(
-            self.nodes,
-            self.name,
-            self.settings,
-            reason="another `up` took its place before it answered",
-        )
+        """Start all parts together: a rank that is left over from before cannot join anew."""
         specs = [
             (self.serving.node(seat.node), _labelled(plan, plan.part(seat.node), self.handover))
             for seat in plan.formation.start_order
         ]
         claims = {part.node: part.claim for part in plan.parts}
-        self.launch.start(
-            specs,
-            before_start=lambda node: make_room_for(
-                node, self.name, claims[node.name], self.handover.page_cache
-            ),
-            leaving=parts_elsewhere(self.nodes, self.name, plan.formation.nodes),
-        )
+
+        def make_room(node: Node) -> None:
+            make_room_for(node, self.name, claims[node.name], self.handover.page_cache)
+
+        with starting_together(self.serving, self.settings, self._command):
+            self._require_free(plan)
+            end_start(
+                self.nodes,
+                self.name,
+                self.settings,
+                reason="another `up` took its place before it answered",
+            )
+            leaving = parts_elsewhere(self.nodes, self.name, plan.formation.nodes)
+            self.launch.start(specs, make_room, leaving)
 
     def _require_free(self, plan: Plan) -> None:
         """Another head may have come while images and weights travelled."""

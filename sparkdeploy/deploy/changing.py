@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
-from sparkdeploy.node.lock import node_lock
+from sparkdeploy.node.lock import lock_path, node_lock
+from sparkdeploy.node.node import locked_there
 from sparkdeploy.node.private_folder import keep_private, make_private
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
+    from sparkdeploy.node.node import Node
     from sparkdeploy.settings import Settings
+
+SHARED_LOCK_DIR = Path("/run/lock/sparkdeploy")
+"""Where another machine's users have their locks; what SPARKDEPLOY_LOCK_DIR is there is unknown."""
 
 LOCK_WAIT_S = 5.0
 SETTLE_WAIT_S = 120.0
@@ -38,6 +44,31 @@ def changing(
         wait_s=wait_s,
         on_wait=console.info,
     )
+
+
+@contextlib.contextmanager
+def starting_together(nodes: Iterable[Node], settings: Settings, command: str) -> Iterator[None]:
+    """Let no two heads start parts on the same nodes at the same time.
+
+    All heads take the nodes' locks in the order of their names: of two that want the same nodes
+    one gets them all, and the other finds its parts. One machine alone needs none beside its own.
+    """
+    by_name = sorted(nodes, key=lambda node: node.name)
+    with contextlib.ExitStack() as held:
+        for node in by_name if len(by_name) > 1 else ():
+            name = f"{node.name}-parts"
+            if node.is_here:
+                lock = node_lock(
+                    settings.lock_dir,
+                    name,
+                    command=f"sparkdeploy {command}",
+                    wait_s=SETTLE_WAIT_S,
+                    on_wait=console.info,
+                )
+            else:
+                lock = locked_there(node, lock_path(SHARED_LOCK_DIR, name), SETTLE_WAIT_S)
+            held.enter_context(lock)
+        yield
 
 
 def crashes_dir(settings: Settings) -> Path:

@@ -150,6 +150,7 @@ def begin(
         before_start()
         return replacement.host.create(spec)
 
+    _refuse_anothers(replacement, spec.labels)
     _bring(replacement, make)
 
 
@@ -160,6 +161,7 @@ def begin_return(
     before_start: Callable[[], None] = lambda: None,
 ) -> None:
     """Set the running container aside and start a kept one again; as `begin` in all else."""
+    _refuse_anothers(replacement, kept.labels)
     replacement.origin = Origin.KEPT
 
     def take() -> str:
@@ -218,6 +220,20 @@ def _refuse_half_done(host: DockerHost, deployment: str) -> None:
                 f"deployment {deployment} is half replaced",
                 hint="`sparkdeploy rollback` or the next `sparkdeploy up` finishes or reverts it",
             )
+
+
+def _refuse_anothers(replacement: Replacement, marks: Mapping[str, str]) -> None:
+    """Another machine's part is never replaced, also when it came a moment ago."""
+    old = replacement.host.find_container(container_name(replacement.deployment))
+    if old is None or not _is_ours(old, replacement.deployment):
+        return
+    head, rank = marks.get(labels.NODES, "").partition(",")[0], marks.get(labels.RANK, "0")
+    owner = old.nodes[0] if old.nodes else "this node itself"
+    if (rank == "0") != (old.rank == 0) or (rank != "0" and owner != head):
+        raise NodeError(
+            f"{replacement.deployment} was deployed here by {owner}; it stays",
+            hint=f"there: sparkdeploy down {replacement.deployment}; or choose another --name",
+        )
 
 
 def _is_ours(fact: ContainerFact, deployment: str) -> bool:

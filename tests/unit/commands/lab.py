@@ -122,6 +122,7 @@ class Lab:
     waits: int = 0
     planned: list[Plan] = field(default_factory=list)
     consent: Any = bool  # any question but an empty one is agreed to
+    model_bytes: int = 72 * 10**9
 
     def __post_init__(self) -> None:
         self.engines = [Engine(lab=self) for _ in range(self.count)]
@@ -212,7 +213,8 @@ class Lab:
         )
         head = replace(seen[0], images=_built(self.stages), missing_bytes=None)
         others = tuple(replace(item, images=head.images) for item in seen[1:])
-        observed = Observed((head, *others), "registry", model_fact())
+        model = model_fact(size_bytes=self.model_bytes)
+        observed = Observed((head, *others), "registry", model)
         plan = make_plan(
             resolved,
             observed,
@@ -268,7 +270,7 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     def open_nodes(_settings: Any, names: frozenset[str]) -> Iterator[Nodes]:
         yield lab.nodes(names)
 
-    def wait(watch: Watch) -> Readiness:
+    def wait_for_head(watch: Watch) -> Readiness:
         lab.waits += 1
         done: Readiness = lab.wait(watch.parts)
         return done
@@ -286,8 +288,14 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr(commands_up, "doctor_report", lambda *_: {})
     monkeypatch.setattr(commands_up, "expectation_of", lambda *_: Expectation(None, (), None))
     monkeypatch.setattr(commands_up, "make_room_for", lambda *_: None)
+    monkeypatch.setattr(commands_up, "starting_together", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(rollback, "make_room_for", lambda *_: None)
-    monkeypatch.setattr(Watch, "wait", wait)
+    monkeypatch.setattr(Watch, "_wait_for_head", wait_for_head)
+    monkeypatch.setattr(
+        "sparkdeploy.deploy.watch.durations",
+        SimpleNamespace(recall=lambda *_a, **_k: {}, remember=lambda *_: None),
+    )
+    monkeypatch.setattr("sparkdeploy.deploy.group_watch.POLL_S", 0.001)
 
     def begin(replacement: Any, *, spec: ContainerSpec, before_start: Any) -> None:
         number = lab.planned[-1].resolved.recipe.serve.max_num_seqs

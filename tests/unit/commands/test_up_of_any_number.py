@@ -11,7 +11,9 @@ from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from tests.unit.commands.lab import NEW, Killed, Lab, build, dies, interrupts, launches
 
 if TYPE_CHECKING:
+    from sparkdeploy.node.node import Node
     from sparkdeploy.recipe.load import Library
+    from sparkdeploy.server.health import Readiness
 
 OLD_AND_NEW = ("serve.max_num_seqs=1", "serve.max_num_seqs=2")
 OLD, LATER = OLD_AND_NEW
@@ -188,15 +190,49 @@ def test_a_kill_at_any_change_is_recovered_from(
             check_whole(fresh, fresh.running()[0] or "nothing runs at the head")
 
 
-def test_a_part_that_fell_back_ends_the_launch(lab: Lab) -> None:
+def test_a_part_that_fell_back_ends_the_launch(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part is held against the plan, not the head alone."""
+    deployed(lab)
+    last = f"spark-{lab.count}"
+
+    def hold(node: Node, _fact: object) -> None:
+        if node.name == last:
+            raise UnhealthyError(f"{node.name}: attention: planned FLASHINFER, runs TRITON")
+
+    monkeypatch.setattr("sparkdeploy.deploy.watch.hold", hold)
+    with pytest.raises(UnhealthyError, match=f"{last}: attention: planned FLASHINFER"):
+        lab.up(LATER)
+    check_whole(lab, "1")
+
+
+def test_the_part_that_died_first_is_named(lab: Lab) -> None:
     deployed(lab)
 
-    def fell_back(_parts: object) -> object:
-        raise UnhealthyError("spark-2: the engine fell back to something else")
+    def last_one_dies(parts: dict[Node, str]) -> Readiness:
+        node, container_id = next(
+            item for item in parts.items() if item[0].name == f"spark-{lab.count}"
+        )
+        node.docker.stop(container_id)
+        raise UnhealthyError("no answer within 30m00s")
 
-    lab.wait = fell_back
-    with pytest.raises(UnhealthyError, match="fell back"):
+    lab.wait = last_one_dies
+    words = "no answer" if lab.count == 1 else f"spark-{lab.count}: {NEW} died"
+    with pytest.raises(UnhealthyError, match=words):
         lab.up(LATER)
+    check_whole(lab, "1")
+
+
+def test_a_model_larger_than_a_node_is_divided_or_refused(lab: Lab) -> None:
+    lab.model_bytes = 150 * 2**30
+    if lab.count == 1:
+        with pytest.raises(NodeError) as caught:
+            lab.up(OLD)
+        detail = caught.value.detail or ""
+        assert "the weights alone take 150.0 GiB" in detail
+        assert "a machine with more memory, two of them with --cluster" in detail
+        return
+    shares = {part.needs.weights_bytes for part in lab.up(OLD).plan.parts}
+    assert shares == {-(-150 * 2**30 // lab.count)}
     check_whole(lab, "1")
 
 
