@@ -219,7 +219,7 @@ WITHOUT_SIGNAL = (
 
 def guard(phase: Phase, number: int) -> int:
     """Be the guard, in this process; return its exit code."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # what __main__ does first
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # what main does first
     processes.become_subreaper()
     supervision.POLL_S = 0.01
     world = World(number)
