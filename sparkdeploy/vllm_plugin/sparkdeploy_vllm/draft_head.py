@@ -13,8 +13,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 
 from sparkdeploy_vllm.announce import announce
 from sparkdeploy_vllm.fp8_linear import replace_parameter
-from sparkdeploy_vllm.int8_maths import quantize_rows
-from sparkdeploy_vllm.lm_head import int8_logits, warm_up
+from sparkdeploy_vllm.lm_head import int8_logits, make_int8
 from sparkdeploy_vllm.treatment import DraftHead
 
 NEVER = float("-inf")
@@ -40,19 +39,18 @@ class DraftHeadMethod(QuantizeMethodBase):
         """Keep this rank's frequent rows: int8 [F, K], FP32 `weight_scale` [F], `rows` [F]."""
         if layer.weight.dtype == torch.int8:
             return
-        rows = self._rows_of_rank(layer).to(layer.weight.device)
+        shard = layer.shard_indices
+        first, end = shard.org_vocab_start_index, shard.org_vocab_end_index
+        rows = self.tokens[(self.tokens >= first) & (self.tokens < end)] - first
+        rows = rows.to(layer.weight.device)
         layer.all_rows = layer.weight.shape[0]
-        quantized, scales = quantize_rows(layer.weight.data[rows])
-        replace_parameter(layer, "weight", quantized)
-        replace_parameter(layer, "weight_scale", scales)
+        make_int8(layer, layer.weight.data[rows])
         replace_parameter(layer, "rows", rows)
-        warm_up(layer)
         announce(f"sparkdeploy: draft head active: rows={len(self.tokens)}")
 
     def apply(
         self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Logits [..., V] of hidden states [..., K], in the dtype of `x`."""
         drafted = int8_logits(layer, x, None if bias is None else bias[layer.rows])
         logits = x.new_full((*x.shape[:-1], layer.all_rows), NEVER)
         return logits.index_copy_(-1, layer.rows, drafted)
@@ -60,11 +58,6 @@ class DraftHeadMethod(QuantizeMethodBase):
     def embedding(self, layer: Module, input_: torch.Tensor) -> torch.Tensor:
         """Never asked of a head that has lost most of its rows."""
         raise NotImplementedError("sparkdeploy: a draft head embeds nothing")
-
-    def _rows_of_rank(self, layer: Module) -> torch.Tensor:
-        shard = layer.shard_indices
-        first, end = shard.org_vocab_start_index, shard.org_vocab_end_index
-        return self.tokens[(self.tokens >= first) & (self.tokens < end)] - first
 
 
 class SparkLogitsProcessor(LogitsProcessor):
@@ -85,15 +78,13 @@ class SparkLogitsProcessor(LogitsProcessor):
         self.own_head = () if head is None else (head,)
 
     def forward(self, lm_head: Module, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM."""
         return LogitsProcessor.forward(self, chosen_head(self, lm_head), *args, **kwargs)
 
     def get_top_tokens(self, lm_head: Module, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM."""
         return LogitsProcessor.get_top_tokens(self, chosen_head(self, lm_head), *args, **kwargs)
 
     def get_top_k_tokens(self, lm_head: Module, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM, which has it since 0.29 and asks for it nowhere before."""
+        # vLLM has it since 0.29, and asks for it nowhere before.
         return LogitsProcessor.get_top_k_tokens(self, chosen_head(self, lm_head), *args, **kwargs)
 
 

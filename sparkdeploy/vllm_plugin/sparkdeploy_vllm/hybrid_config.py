@@ -14,14 +14,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.platforms import current_platform
 
 from sparkdeploy_vllm.draft_head import SparkLogitsProcessor, draft_head_method
-from sparkdeploy_vllm.fp8_books import LedgerEntry, tell_when_weights_are_there
-from sparkdeploy_vllm.fp8_finished import finished_linear_method
-from sparkdeploy_vllm.fp8_linear import fp8_linear_method
-from sparkdeploy_vllm.fp8_prebuilt import prebuilt_linear_method
-from sparkdeploy_vllm.layer_overrides import replace_layer
+from sparkdeploy_vllm.fp8_checkpoint import checkpoint_linear_method
+from sparkdeploy_vllm.fp8_linear import LedgerEntry, fp8_linear_method, tell_when_weights_are_there
 from sparkdeploy_vllm.ledger import ConversionLedger
-from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, ReportingLMHeadMethod
-from sparkdeploy_vllm.releases import TARGETS_SINCE, installed_release, is_at_least
+from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, ReportingLMHeadMethod, replace_layer
+from sparkdeploy_vllm.releases import TARGETS_SINCE, installed_version, release_of
 from sparkdeploy_vllm.treatment import (
     BLOCK_KEY,
     METHOD_NAME,
@@ -29,13 +26,6 @@ from sparkdeploy_vllm.treatment import (
     checkpoint_modules,
     is_fp8_layer,
 )
-
-_FP8_METHODS = {
-    "online": fp8_linear_method,
-    "prebuilt": prebuilt_linear_method,
-    "finished": finished_linear_method,
-}
-
 
 CONVERTED_FORMATS = (
     "sharded_state",
@@ -141,7 +131,10 @@ class SparkHybridConfig(INCConfig):
             # What vLLM's next question, to the targets, is allowed to replace.
             return UnquantizedLinearMethod()
         modules = checkpoint_modules(prefix, self.packed_modules_mapping)
-        return _FP8_METHODS[mode](LedgerEntry(self.ledger, prefix, modules=modules))
+        entry = LedgerEntry(self.ledger, prefix, modules=modules)
+        return (
+            fp8_linear_method(entry) if mode == "online" else checkpoint_linear_method(mode, entry)
+        )
 
     def _head_method(self, layer: Module, prefix: str) -> Any:
         if self.is_draft and self.treatment.draft_head is not None:
@@ -177,4 +170,4 @@ def takes_targets() -> bool:
     Its kernels for CPUs need AMX and leave the activations BF16 (`CPUFp8BlockScaledMMKernel`):
     none on most machines, and another result than a GPU's.
     """
-    return not current_platform.is_cpu() and is_at_least(installed_release(), TARGETS_SINCE)
+    return not current_platform.is_cpu() and release_of(installed_version()) >= TARGETS_SINCE

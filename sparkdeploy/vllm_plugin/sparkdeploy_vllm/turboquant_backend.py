@@ -1,4 +1,10 @@
-"""The TurboQuant back end, correct under speculation; see turboquant.py."""
+"""The TurboQuant back end, correct under speculation.
+
+vLLM's builder claims full graphs for any uniform batch, but verifies speculative tokens in a Python
+loop over requests whose lengths a captured graph freezes: silent garbage with MTP (vLLM 0.20 to
+0.33). The replacement claims single-token decoding only when a speculative configuration is
+present; vLLM then falls back to piecewise graphs by itself.
+"""
 
 from dataclasses import replace
 from inspect import signature
@@ -7,8 +13,6 @@ from typing import Any
 import torch
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backends import turboquant_attn
-
-from sparkdeploy_vllm.turboquant_rows import verification_as_decoding
 
 try:
     from vllm.v1.attention.backend import AttentionCGSupport
@@ -148,3 +152,53 @@ class SparkTurboQuantBackend(turboquant_attn.TurboQuantAttentionBackend):
         return turboquant_attn.TurboQuantAttentionBackend.get_kv_cache_shape(
             num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str=cache_dtype_str
         )
+
+
+def decode_rows(
+    seq_lens: torch.Tensor, query_start_loc: torch.Tensor, tokens: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each of the batch's first `tokens` tokens: its request [T] and its context's length [T].
+
+    `seq_lens` [R] counts a request's tokens up to the last of this step, `query_start_loc` [R + 1]
+    is where its tokens begin in the batch. A token sees itself and what comes before it. Tokens
+    past the last request are padding; they get the last row and its length, at least one: more
+    would lead the kernel to blocks that the row does not have.
+    """
+    token = torch.arange(tokens, device=seq_lens.device, dtype=query_start_loc.dtype)
+    row = torch.searchsorted(query_start_loc[1:], token, right=True)
+    row = row.clamp_(max=seq_lens.shape[0] - 1)
+    behind = (query_start_loc[row + 1] - 1 - token).clamp_(min=0)
+    return row, (seq_lens[row] - behind).clamp_(min=1).to(seq_lens.dtype)
+
+
+def verification_as_decoding(metadata: Any) -> Any:
+    """Split the short requests of `metadata` into requests of one token each.
+
+    `metadata` is a TurboQuantMetadata whose first `num_decodes` requests are short ones. Every
+    length is taken from the device: with asynchronous scheduling the host's lengths count drafts
+    that were rejected. The rest of the batch (prefills, for which the host's are exact) is as it
+    was.
+    """
+    requests, tokens = metadata.num_decodes, metadata.num_decode_tokens
+    if metadata.max_query_len <= 1 or requests == 0:
+        return metadata
+    row, length = decode_rows(metadata.seq_lens[:requests], metadata.query_start_loc, tokens)
+    starts = torch.arange(tokens, dtype=torch.int32)
+    is_prefill = metadata.num_actual_tokens > tokens
+    return replace(
+        metadata,
+        seq_lens=torch.cat([length, metadata.seq_lens[requests:]]),
+        block_table=torch.cat([metadata.block_table[row], metadata.block_table[requests:]]),
+        query_start_loc=torch.cat(
+            [starts.to(metadata.query_start_loc.device), metadata.query_start_loc[requests:]]
+        ),
+        query_start_loc_cpu=_joined(starts, metadata.query_start_loc_cpu, requests),
+        seq_lens_cpu=_joined(torch.ones_like(starts), metadata.seq_lens_cpu, requests),
+        num_decodes=tokens,
+        max_query_len=metadata.max_query_len if is_prefill else 1,
+        is_prefill=is_prefill,
+    )
+
+
+def _joined(front: torch.Tensor, whole: torch.Tensor | None, requests: int) -> torch.Tensor | None:
+    return None if whole is None else torch.cat([front.to(whole.dtype), whole[requests:]])

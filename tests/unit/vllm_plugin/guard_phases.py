@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkdeploy_vllm.guard import processes, supervision
-from sparkdeploy_vllm.guard.supervision import STOP_SIGNALS, Orders, Supervision
+from sparkdeploy_vllm.guard.processes import STOP_SIGNALS
+from sparkdeploy_vllm.guard.supervision import Orders, Supervision
 
 GIB = 1 << 30
 NO_SUCH_PID = 1 << 30

@@ -5,9 +5,9 @@
 from pathlib import Path
 
 import pytest
-from sparkdeploy_vllm.selfcheck import Api, Finding, Trace, check
+from sparkdeploy_vllm.hooks import STAND_INS, Api, StandIn, Trace
+from sparkdeploy_vllm.selfcheck import Finding, check, uncovered
 from sparkdeploy_vllm.source_tree import SourceTree
-from sparkdeploy_vllm.uncovered import STAND_INS, StandIn, uncovered
 
 SOURCES = {
     "engine/__init__.py": "",

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from sparkdeploy_vllm.int8_maths import row_chunks
 from sparkdeploy_vllm.kernels.head_tiles_file import HeadKey
 from sparkdeploy_vllm.kernels.head_tuning import Card
 from sparkdeploy_vllm.kernels.int8_head import head_with_tile, key_of
 from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, shipped_for
+from sparkdeploy_vllm.maths import row_chunks
 
 SUMMATION = 1e-5
 """Relative error that the order and width of FP32 sums on tensor cores may add."""
