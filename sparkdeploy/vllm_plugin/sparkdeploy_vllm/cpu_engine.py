@@ -17,7 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.nn import functional
+from torch import Tensor
+from torch.nn import Module, functional
 
 from sparkdeploy_vllm.maths import linear_per_row
 
@@ -53,17 +54,17 @@ def _register_delta_net() -> None:
 
 def recur_token_by_token(  # noqa: PLR0913 - the operator's own arguments
     *,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    initial_state_source: torch.Tensor,
-    spec_state_indices: torch.Tensor,
-    num_accepted_tokens: torch.Tensor,
-    cu_seqlens: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    initial_state_source: Tensor,
+    spec_state_indices: Tensor,
+    num_accepted_tokens: Tensor,
+    cu_seqlens: Tensor,
     **same: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """The speculative recurrence by way of vLLM's plain one; same arguments, [T, heads, dim].
 
     A sequence resumes from its slot `num_accepted - 1` and leaves its state after token t in slot
@@ -96,7 +97,7 @@ def recur_token_by_token(  # noqa: PLR0913 - the operator's own arguments
     return out
 
 
-def convolve(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def convolve(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Depthwise: [n, dim, q + width - 1] with [dim, width] to FP32 [n, q, dim].
 
     Products are added tap by tap, so a position's value does not depend on `n` or `q`.
@@ -111,13 +112,13 @@ def convolve(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 def update_conv_state(
-    x: torch.Tensor,
-    conv_state: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     activation: str | None = None,
-    conv_state_indices: torch.Tensor | None = None,
-) -> torch.Tensor:
+    conv_state_indices: Tensor | None = None,
+) -> Tensor:
     """One decoding step: `x` [n, dim], states [slots, dim, width - 1], updated in place."""
     slots = slice(None) if conv_state_indices is None else conv_state_indices.long()
     window = torch.cat([conv_state[slots], x.to(conv_state.dtype).unsqueeze(-1)], dim=-1)
@@ -126,14 +127,12 @@ def update_conv_state(
     return (functional.silu(out) if activation else out).to(x.dtype)
 
 
-def _conv1d(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **_: Any
-) -> torch.Tensor:
+def _conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
     """As torch's conv1d of a depthwise [dim, 1, width] kernel; FP32 [n, dim, q]."""
     return convolve(x, weight[:, 0], bias).transpose(1, 2)
 
 
-def _silu_by_position(x: torch.Tensor) -> torch.Tensor:
+def _silu_by_position(x: Tensor) -> Tensor:
     """SiLU of [dim, q] with channels contiguous, as `update_conv_state` applies it."""
     return functional.silu(x.transpose(0, 1).contiguous()).transpose(0, 1)
 
@@ -151,7 +150,7 @@ def _register_int4_linear() -> None:
     cpu.CPUWNA16LinearKernel.apply_weights = apply_weights
 
 
-def unpack_weights(kernel: Any, layer: torch.nn.Module) -> None:
+def unpack_weights(kernel: Any, layer: Module) -> None:
     """Replace a layer's packed weights by FP32 [N, K]: `(value - zero) * scale` of its group.
 
     Packed are [K / 8, N] or its transpose, scales [groups, N] or its transpose, zero points (where
@@ -168,9 +167,7 @@ def unpack_weights(kernel: Any, layer: torch.nn.Module) -> None:
     packed.data = ((groups - zeros) * scales.unsqueeze(1)).view(values.shape).t().contiguous()
 
 
-def apply_weights(
-    kernel: Any, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def apply_weights(kernel: Any, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x` [..., K] times the unpacked weights, plus `bias`; each row independent of the others."""
     weight = getattr(layer, kernel.w_q_name)
     product = linear_per_row(x.reshape(-1, x.shape[-1]).float(), weight)
@@ -179,12 +176,12 @@ def apply_weights(
     return product.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
 
 
-def _upright(parameter: torch.Tensor) -> torch.Tensor:
+def _upright(parameter: Tensor) -> Tensor:
     """With groups before outputs."""
     return parameter.t() if parameter.output_dim == 0 else parameter.data
 
 
-def _unpack_rows(packed: torch.Tensor) -> torch.Tensor:
+def _unpack_rows(packed: Tensor) -> Tensor:
     """Eight values of an int32, the lowest bits first: [rows, N] to [8 * rows, N]."""
     shifts = torch.arange(0, 32, BITS, dtype=torch.int32)
     values = (packed.unsqueeze(1) >> shifts.view(1, -1, 1)) & (2**BITS - 1)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from vllm.config import get_current_vllm_config, get_current_vllm_config_or_none
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -27,7 +28,7 @@ class DraftHeadMethod(QuantizeMethodBase):
     sampling stay vLLM's. Only what is proposed changes: the target verifies with its own head.
     """
 
-    def __init__(self, tokens: torch.Tensor) -> None:
+    def __init__(self, tokens: Tensor) -> None:
         self.tokens = tokens
         self.plain = UnquantizedEmbeddingMethod()
 
@@ -48,15 +49,12 @@ class DraftHeadMethod(QuantizeMethodBase):
         replace_parameter(layer, "rows", rows)
         announce(f"sparkdeploy: draft head active: rows={len(self.tokens)}")
 
-    def apply(
-        self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         drafted = int8_logits(layer, x, None if bias is None else bias[layer.rows])
         logits = x.new_full((*x.shape[:-1], layer.all_rows), NEVER)
         return logits.index_copy_(-1, layer.rows, drafted)
 
-    def embedding(self, layer: Module, input_: torch.Tensor) -> torch.Tensor:
-        """Never asked of a head that has lost most of its rows."""
+    def embedding(self, layer: Module, input_: Tensor) -> Tensor:
         raise NotImplementedError("sparkdeploy: a draft head embeds nothing")
 
 

@@ -2,11 +2,13 @@
 
 Finished: under the layer's own names, so there never is a BF16 weight and nothing is converted.
 Prebuilt: beside the BF16 weight of the untouched download; compared with it, then in its place.
+Each has a method in plain torch, for CPUs, and one with vLLM's own kernels.
 """
 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.fp8 import Fp8Config, Fp8LinearMethod
@@ -41,20 +43,16 @@ class _KernelMethod(Fp8LinearMethod):
         self.entry = entry
 
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        """Create FP8 weight and scales as vLLM does, which chooses its kernel by them."""
         super().create_weights(layer, *weight_args, **extra_weight_attrs)
         self.entry.created()
 
 
 class FinishedReferenceMethod(ReferenceFp8LinearMethod):
-    """The plain torch path for a weight that is loaded as FP8."""
-
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
         add_fp8_parameters(layer, NAMES, *weight_args, **extra_weight_attrs)
         self.entry.created()
 
     def process_weights_after_loading(self, layer: Module) -> None:
-        """Check that both came, and keep them as plain parameters."""
         check_loaded(layer, self.entry)
         for name in NAMES:
             replace_parameter(layer, name, getattr(layer, name).data)
@@ -62,8 +60,6 @@ class FinishedReferenceMethod(ReferenceFp8LinearMethod):
 
 
 class FinishedKernelMethod(_KernelMethod):
-    """vLLM's own method, with nothing of ours but the look at what was loaded."""
-
     def process_weights_after_loading(self, layer: Module) -> None:
         check_loaded(layer, self.entry)
         self.entry.converted(layer)
@@ -71,34 +67,27 @@ class FinishedKernelMethod(_KernelMethod):
 
 
 class PrebuiltReferenceMethod(ReferenceFp8LinearMethod):
-    """The plain torch path with the checkpoint's own FP8 tensors."""
-
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        """Create the BF16 weight, and the FP8 weight and its scales beside it."""
         add_fp8_parameters(layer, OWN_NAMES, *weight_args, **extra_weight_attrs)
         super().create_weights(layer, *weight_args, **extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: Module) -> None:
-        """Put the FP8 tensors in the place of the BF16 weight, which is freed; once per load."""
-        if layer.weight.dtype == FP8_DTYPE:
+        if layer.weight.dtype == FP8_DTYPE:  # processed twice
             return
         take_own_parameters(layer, self.entry)
         self.entry.converted(layer)
 
 
 class PrebuiltKernelMethod(_KernelMethod):
-    """vLLM's own kernels with the checkpoint's own FP8 tensors."""
-
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        """Let vLLM choose its kernel by the FP8 weight, then make room for the BF16 one too."""
+        # vLLM chooses its kernel by the FP8 weight; the BF16 one has its name afterwards.
         super().create_weights(layer, *weight_args, **extra_weight_attrs)
         del layer.weight, layer.weight_scale_inv
         add_fp8_parameters(layer, OWN_NAMES, *weight_args, **extra_weight_attrs)
         UnquantizedLinearMethod().create_weights(layer, *weight_args, **extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: Module) -> None:
-        """Put the FP8 tensors in the place of the BF16 weight; then what vLLM does with them."""
-        if not hasattr(layer, OWN_NAMES[0]):
+        if not hasattr(layer, OWN_NAMES[0]):  # processed twice
             return
         take_own_parameters(layer, self.entry)
         self.entry.converted(layer)
@@ -112,7 +101,6 @@ _METHODS = {
 
 
 def checkpoint_linear_method(mode: str, entry: LedgerEntry) -> LinearMethodBase:
-    """Return the method for tensors that the checkpoint brings, on this platform."""
     reference, kernels = _METHODS[mode]
     return reference(entry) if current_platform.is_cpu() else kernels(entry)
 
@@ -184,9 +172,7 @@ def take_own_parameters(layer: Module, entry: LedgerEntry) -> None:
         replace_parameter(layer, name, value)
 
 
-def largest_difference(
-    weight: torch.Tensor, quantized: torch.Tensor, scales: torch.Tensor
-) -> float:
+def largest_difference(weight: Tensor, quantized: Tensor, scales: Tensor) -> float:
     """How far the FP8 [N, K] of any block is from `weight` [N, K], as a part of the block's norm.
 
     Not a number when a weight or a scale is none.

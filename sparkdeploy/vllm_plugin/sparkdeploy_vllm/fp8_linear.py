@@ -5,7 +5,7 @@ A layer's line in the books is kept also where the method is vLLM's own.
 
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch.nn import Module, Parameter
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
@@ -121,9 +121,7 @@ class ReferenceFp8LinearMethod(LinearMethodBase):
         replace_parameter(layer, "weight_scale_inv", scales)
         self.entry.converted(layer)
 
-    def apply(
-        self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return fp8_block_linear(x, layer.weight, layer.weight_scale_inv, bias)
 
 
@@ -143,7 +141,7 @@ def fp8_linear_method(entry: LedgerEntry) -> LinearMethodBase:
     return keep_books(Fp8PerBlockOnlineLinearMethod(), entry)
 
 
-def replace_parameter(layer: Module, name: str, value: torch.Tensor) -> None:
+def replace_parameter(layer: Module, name: str, value: Tensor) -> None:
     """Give `layer` a new parameter; a tensor shared with another layer is left as it is."""
     if hasattr(layer, name):
         delattr(layer, name)

@@ -132,9 +132,9 @@ class SparkHybridConfig(INCConfig):
             return UnquantizedLinearMethod()
         modules = checkpoint_modules(prefix, self.packed_modules_mapping)
         entry = LedgerEntry(self.ledger, prefix, modules=modules)
-        return (
-            fp8_linear_method(entry) if mode == "online" else checkpoint_linear_method(mode, entry)
-        )
+        if mode == "online":
+            return fp8_linear_method(entry)
+        return checkpoint_linear_method(mode, entry)
 
     def _head_method(self, layer: Module, prefix: str) -> Any:
         if self.is_draft and self.treatment.draft_head is not None:

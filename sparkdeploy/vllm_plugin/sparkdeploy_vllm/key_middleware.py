@@ -16,8 +16,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = frozenset({"/health"})
-PREFLIGHT_PATH = "/health"
+HEALTH_PATH = "/health"
 _PREFLIGHT_HEADERS = (b"origin", b"access-control-request-method")
 _REQUESTED = b"access-control-request-"
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -54,7 +53,7 @@ class RequireKey:
             await _refuse(send)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        if scope["type"] == "http" and scope["path"] in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] == HEALTH_PATH:
             return True
         offered = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
         if len(offered) != 1:
@@ -82,8 +81,8 @@ def _without_a_target(scope: Scope) -> Scope:
     headers = [(name.lower(), value) for name, value in scope["headers"]]
     return {
         **scope,
-        "path": PREFLIGHT_PATH,
-        "raw_path": PREFLIGHT_PATH.encode(),
+        "path": HEALTH_PATH,
+        "raw_path": HEALTH_PATH.encode(),
         "query_string": b"",
         "headers": [
             (name, value)

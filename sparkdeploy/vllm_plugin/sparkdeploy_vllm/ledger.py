@@ -29,7 +29,6 @@ class ConversionLedger:
     _open: dict[str, None] = field(default_factory=dict)
 
     def layer_created(self, name: str) -> None:
-        """A layer whose weights one of our methods will convert now exists."""
         if not self.closed:
             self._open[name] = None
 
@@ -40,7 +39,6 @@ class ConversionLedger:
             self._settle(name, announce)
 
     def head_ready(self, name: str, *, is_int8: bool, announce: Callable[[str], None]) -> None:
-        """The LM head's weights have their final form."""
         if not self.closed and name in self._open:
             self.int8_heads += is_int8
             self._settle(name, announce)
@@ -72,13 +70,12 @@ class ConversionLedger:
 
     def _close(self, announce: Callable[[str], None]) -> None:
         self.closed = True
-        self._compare()
+        if self.whole_model:
+            self._compare()
         head = "int8" if self.int8_heads else "bf16"
         announce(f"sparkdeploy: spark-hybrid active: fp8={self.fp8_modules} layers, lm_head={head}")
 
     def _compare(self) -> None:
-        if not self.whole_model:
-            return
         if self.expected_fp8_modules not in (None, self.fp8_modules):
             raise ConversionMismatchError(
                 f"sparkdeploy: the checkpoint expects {self.expected_fp8_modules} FP8 layers, "

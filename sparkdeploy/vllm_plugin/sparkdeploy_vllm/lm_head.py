@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor import custom_op
@@ -19,7 +20,7 @@ from sparkdeploy_vllm.maths import dequantize_gather, int8_linear, quantize_rows
 from sparkdeploy_vllm.treatment import METHOD_NAME
 
 
-def int8_logits(layer: Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def int8_logits(layer: Module, x: Tensor, bias: Tensor | None) -> Tensor:
     """Logits [..., V] of a layer whose `weight` [V, K] is int8, by the kernel where it fits."""
     if x.is_cuda:
         from sparkdeploy_vllm.kernels import int8_head  # needs Triton
@@ -29,7 +30,7 @@ def int8_logits(layer: Module, x: torch.Tensor, bias: torch.Tensor | None) -> to
     return int8_linear(x, layer.weight, layer.weight_scale, bias)
 
 
-def make_int8(layer: Module, weight: torch.Tensor) -> None:
+def make_int8(layer: Module, weight: Tensor) -> None:
     """Give `layer` int8 `weight` [V, K] and FP32 `weight_scale` [V]; its kernels are ready then."""
     quantized, scales = quantize_rows(weight)
     replace_parameter(layer, "weight", quantized)
@@ -80,12 +81,10 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         is_int8 = layer.weight.dtype == torch.int8
         self.ledger.head_ready(self.name, is_int8=is_int8, announce=announce)
 
-    def apply(
-        self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return int8_logits(layer, x, bias)
 
-    def embedding(self, layer: Module, input_: torch.Tensor) -> torch.Tensor:
+    def embedding(self, layer: Module, input_: Tensor) -> Tensor:
         """Rows of the matrix in the layer's dtype, dequantised once it is INT8."""
         if layer.weight.dtype != torch.int8:
             return self.plain.embedding(layer, input_)

@@ -5,6 +5,7 @@ scales, activations e4m3 per token in groups of 128 with FP32 scales found on th
 """
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from sparkdeploy_vllm.ledger import ConversionMismatchError
@@ -22,7 +23,7 @@ CHUNK_ELEMENTS = 12_000_000
 # An operator of its own: a compiler that looked inside would unroll the rows, and compile anew for
 # every number of them.
 @torch.library.custom_op("sparkdeploy::linear_per_row", mutates_args=())
-def linear_per_row(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def linear_per_row(x: Tensor, weight: Tensor) -> Tensor:
     """FP32 `x` [M, K] times FP32 `weight` [N, K] transposed: FP32 [M, N].
 
     One matrix-vector product per row, always of the same shape and alignment: a general matrix
@@ -39,12 +40,7 @@ def linear_per_row(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return product
 
 
-@linear_per_row.register_fake
-def _shape_of_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]))
-
-
-def quantize_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise [N, K] to e4m3 [N, K] and FP32 scales [ceil(N / 128), ceil(K / 128)].
 
     Blocks at the edges may be partial. `weight ~ quantized * scale`.
@@ -58,14 +54,14 @@ def quantize_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return quantized.view_as(padded)[:rows, :columns].contiguous(), scales[:, 0, :, 0].contiguous()
 
 
-def dequantize_blocks(quantized: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def dequantize_blocks(quantized: Tensor, scales: Tensor) -> Tensor:
     """Undo `quantize_blocks`: FP32 [N, K]."""
     rows, columns = quantized.shape
     spread = scales.repeat_interleave(FP8_BLOCK, 0)[:rows].repeat_interleave(FP8_BLOCK, 1)
     return quantized.float() * spread[:, :columns]
 
 
-def requantize_activations(x: torch.Tensor) -> torch.Tensor:
+def requantize_activations(x: Tensor) -> Tensor:
     """Round [M, K] to what the FP8 kernel sees (e4m3 per token and group); FP32 [M, K]."""
     columns = x.shape[1]
     padded = functional.pad(x.float(), (0, -columns % FP8_BLOCK))
@@ -76,9 +72,7 @@ def requantize_activations(x: torch.Tensor) -> torch.Tensor:
 
 
 @torch.library.custom_op("sparkdeploy::fp8_block_linear", mutates_args=())
-def fp8_block_linear(
-    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def fp8_block_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """`x` [..., K] times FP8 `weight` [N, K] transposed, plus `bias`; dtype of `x`, [..., N].
 
     Every row's result is independent of the other rows, bit for bit. One operator, so that
@@ -91,17 +85,13 @@ def fp8_block_linear(
     return product.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
 
 
+@linear_per_row.register_fake
 @fp8_block_linear.register_fake
-def _(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scales: torch.Tensor,  # noqa: ARG001 - the operator's signature
-    bias: torch.Tensor | None,  # noqa: ARG001 - the operator's signature
-) -> torch.Tensor:
+def _empty_product(x: Tensor, weight: Tensor, *_: object) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise [V, K] to int8 [V, K] and FP32 scales [V], symmetric per row, chunk by chunk.
 
     `scale = amax / 127`; a row of zeros gets scale 1. ConversionMismatchError names the first row
@@ -128,9 +118,7 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return quantized, scales
 
 
-def int8_linear(
-    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """`x` [..., K] times int8 `weight` [V, K] times `scales` [V], plus `bias`; dtype of `x`.
 
     Works through the vocabulary in chunks and never synchronises with the host. On a CPU each
@@ -147,21 +135,19 @@ def int8_linear(
     return logits.view(*x.shape[:-1], weight.shape[0])
 
 
-def dequantize_gather(
-    ids: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
+def dequantize_gather(ids: Tensor, weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows `ids` [...] of the int8 matrix as `dtype` [..., K]."""
     return (weight[ids].float() * scales[ids].unsqueeze(-1)).to(dtype)
 
 
-def row_chunks(weight: torch.Tensor) -> list[slice]:
+def row_chunks(weight: Tensor) -> list[slice]:
     """Slices over the rows of `weight`, each at most CHUNK_ELEMENTS elements (and one row)."""
     rows, columns = weight.shape
     step = max(1, CHUNK_ELEMENTS // max(1, columns))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
-def device_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def device_product(x: Tensor, weight: Tensor) -> Tensor:
     """`x` [M, K] times int8 `weight` [V, K] transposed: FP32 [M, V].
 
     A product of 16-bit factors would be rounded to 16 bits before its scale, and sums beyond 65504

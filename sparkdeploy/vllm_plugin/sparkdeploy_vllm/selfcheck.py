@@ -52,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def installed_vllm() -> Path | None:
     """The folder that holds the package `vllm`, found without importing it."""
     spec = find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations))).parent
+    return Path(spec.origin).parents[1] if spec and spec.origin else None
 
 
 def check(

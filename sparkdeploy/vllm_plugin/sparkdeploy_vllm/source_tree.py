@@ -122,12 +122,9 @@ def signature_of(definition: Definition) -> tuple[list[str], list[str]] | None:
 
 
 def _names(definition: Definition) -> list[str]:
-    if isinstance(definition, ast.Assign):
-        targets = definition.targets
-    elif isinstance(definition, ast.AnnAssign):
-        targets = [definition.target]
-    else:
+    if not isinstance(definition, ast.Assign | ast.AnnAssign):
         return [definition.name]
+    targets = definition.targets if isinstance(definition, ast.Assign) else [definition.target]
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 

@@ -26,10 +26,6 @@ ROUNDS = 25
 FIRST_PROCESS = Path("/proc/1/cmdline")
 
 
-class NoCardError(RuntimeError):
-    """There is nothing here that could be tuned."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Tune every shape that was asked for; 0 when all of them are written."""
     parser = _parser()
@@ -104,9 +100,9 @@ def _need_card() -> None:
     try:
         import torch
     except ImportError as error:
-        raise NoCardError(f"{error}; run this inside the image") from error
+        raise RuntimeError(f"{error}; run this inside the image") from error
     if not torch.cuda.is_available():
-        raise NoCardError("there is no CUDA card here")
+        raise RuntimeError("there is no CUDA card here")
 
 
 def _tune_shape(vocab: int, hidden: int, options: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from inspect import signature
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backends import turboquant_attn
 
@@ -35,7 +36,6 @@ class SparkTurboQuantBuilder(turboquant_attn.TurboQuantMetadataBuilder):
         return super().get_cudagraph_support(vllm_config, kv_cache_spec)
 
     def build(self, *args: Any, **kwargs: Any) -> turboquant_attn.TurboQuantMetadata:
-        """As vLLM, then with the verification split into single tokens."""
         return verification_as_decoding(super().build(*args, **kwargs))
 
 
@@ -53,13 +53,8 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
         """vLLM reserves its scratch memory for this many rows, and no more may be taken later."""
 
     def _decode_attention(
-        self,
-        query: torch.Tensor,
-        kv_cache: torch.Tensor,
-        attn_metadata: Any,
-        *rest: Any,
-        **named: Any,
-    ) -> torch.Tensor:
+        self, query: Tensor, kv_cache: Tensor, attn_metadata: Any, *rest: Any, **named: Any
+    ) -> Tensor:
         decode = super()._decode_attention
         count = query.shape[0]
         if count <= self.most_rows:
@@ -77,14 +72,14 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
 
     def _prefill_attention(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
         attn_metadata: Any,
         *rest: Any,
         **named: Any,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         if shortcut_hides_a_cache(attn_metadata):
             attn_metadata = replace(attn_metadata, max_seq_len=attn_metadata.max_seq_len + 1)
         prefill = super()._prefill_attention
@@ -121,16 +116,12 @@ def shortcut_hides_a_cache(metadata: Any) -> bool:
 
 
 class SparkTurboQuantBackend(turboquant_attn.TurboQuantAttentionBackend):
-    """vLLM's back end with our builder."""
-
     @staticmethod
     def get_builder_cls() -> type[SparkTurboQuantBuilder]:
-        """Return the builder that is honest about graphs."""
         return SparkTurboQuantBuilder
 
     @staticmethod
     def get_impl_cls() -> type[SparkTurboQuantImpl]:
-        """Return the attention with its guards."""
         return SparkTurboQuantImpl
 
     @staticmethod
@@ -154,9 +145,7 @@ class SparkTurboQuantBackend(turboquant_attn.TurboQuantAttentionBackend):
         )
 
 
-def decode_rows(
-    seq_lens: torch.Tensor, query_start_loc: torch.Tensor, tokens: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def decode_rows(seq_lens: Tensor, query_start_loc: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """For each of the batch's first `tokens` tokens: its request [T] and its context's length [T].
 
     `seq_lens` [R] counts a request's tokens up to the last of this step, `query_start_loc` [R + 1]
@@ -200,5 +189,5 @@ def verification_as_decoding(metadata: Any) -> Any:
     )
 
 
-def _joined(front: torch.Tensor, whole: torch.Tensor | None, requests: int) -> torch.Tensor | None:
+def _joined(front: Tensor, whole: Tensor | None, requests: int) -> Tensor | None:
     return None if whole is None else torch.cat([front.to(whole.dtype), whole[requests:]])

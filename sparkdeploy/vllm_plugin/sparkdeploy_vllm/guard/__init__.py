@@ -7,7 +7,6 @@ import signal
 
 
 def main() -> int:
-    """Guard the command line's command."""
     # A first process loses every signal that it has no handler for and does not block: a stop that
     # comes while the rest is still being imported would wait for its deadline.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))

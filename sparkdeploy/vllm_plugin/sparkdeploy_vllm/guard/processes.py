@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_DUMPABLE = 4
@@ -18,14 +17,6 @@ KILL_TIMEOUT_S = 10.0
 OFFER = b"1000"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, *STOP_SIGNALS)
-
-
-@dataclass(frozen=True, slots=True)
-class Killed:
-    """How many processes were killed, and which of them are there all the same."""
-
-    count: int
-    still_there: tuple[int, ...]
 
 
 def become_subreaper() -> None:
@@ -107,11 +98,11 @@ def reap(leader: int) -> int | None:
             leader_status = status
 
 
-def kill_all(leader: int) -> Killed:
-    """SIGKILL the group of `leader` and every descendant, and reap them.
+def kill_all(leader: int) -> tuple[int, list[int]]:
+    """SIGKILL the group of `leader` and every descendant, and reap them, until nothing is left.
 
-    Repeats until nothing is left, because processes that left the group may still be forking;
-    gives up on those stuck in the kernel after KILL_TIMEOUT_S.
+    Once is not enough, as processes that left the group may still be forking. Returns how many were
+    killed and the pids of those that are still there after KILL_TIMEOUT_S, stuck in the kernel.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
@@ -125,7 +116,7 @@ def kill_all(leader: int) -> Killed:
         killed.update(living)
         reap(leader)
         if not living or time.monotonic() > deadline:
-            return Killed(len(killed), tuple(living))
+            return len(killed), living
         time.sleep(0.01)
 
 

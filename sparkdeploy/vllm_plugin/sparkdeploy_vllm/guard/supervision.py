@@ -95,11 +95,11 @@ class Supervision:
             code = self._watch()
             if code is None:
                 return EXIT_MEMORY_FLOOR
-            killed = processes.kill_all(self.child)
+            _, left = processes.kill_all(self.child)
             crash_code = self._honest(code)
-            if killed.still_there:
-                _say_who_is_left(killed.still_there, crash_code)
-            if killed.still_there or not self._may_restart():
+            if left:
+                _say_who_is_left(left, crash_code)
+            if left or not self._may_restart():
                 return crash_code
             self.restarts += 1
             report(
@@ -146,17 +146,17 @@ class Supervision:
         available = self.memory.read_bytes()
         if available is None or available >= self.trip_below_bytes:
             return False
-        killed = processes.kill_all(self.child)
+        killed, left = processes.kill_all(self.child)
         report(
             "memory_floor",
             mem_available_bytes=available,
             floor_bytes=self.orders.memory_floor_bytes,
             trip_below_bytes=self.trip_below_bytes,
-            killed_processes=killed.count,
+            killed_processes=killed,
             exit_code=EXIT_MEMORY_FLOOR,
         )
-        if killed.still_there:
-            _say_who_is_left(killed.still_there, EXIT_MEMORY_FLOOR)
+        if left:
+            _say_who_is_left(left, EXIT_MEMORY_FLOOR)
         return True
 
     def _honest(self, code: int) -> int:

@@ -91,7 +91,11 @@ def read_tuned(key: HeadKey, folder: Path) -> tuple[HeadTile, ...] | None:
         raise UnusableTilesError(f"it cannot be read: {error.strerror}") from error
     if len(content) > MOST_BYTES:
         raise UnusableTilesError(f"it has more than {MOST_BYTES} bytes")
-    return _checked(_parsed(content), key)
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UnusableTilesError(f"it is not JSON: {error}") from error
+    return _checked(document, key)
 
 
 def write_tuned(
@@ -135,13 +139,6 @@ def tile_problem(tile: HeadTile, capability: tuple[int, int]) -> str:
     if tile.path == "streamed" and (tile.warps % WGMMA_WARPS or tile.rows < 16):
         return "the streamed path takes 16 rows or more and 4 or 8 warps"
     return ""
-
-
-def _parsed(content: bytes) -> object:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UnusableTilesError(f"it is not JSON: {error}") from error
 
 
 def _checked(document: object, key: HeadKey) -> tuple[HeadTile, ...]:

@@ -53,7 +53,6 @@ class Card:
 
 
 def candidates(rows: int, card: Card) -> Iterator[HeadTile]:
-    """Yield the tiles of `rows` rows that are tried on a card."""
     # Few rows leave more than four warps nothing to do; many need the registers of four.
     few, many = WARPS[:-1], WARPS[1:]
     warps = few if rows <= FEW_ROWS else many
