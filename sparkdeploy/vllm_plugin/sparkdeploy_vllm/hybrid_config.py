@@ -82,14 +82,11 @@ class SparkHybridConfig(INCConfig):
         return made
 
     @classmethod
-    def override_quantization_method(
-        cls,
-        hf_quant_cfg: Any,
-        user_quant: str | None = None,  # noqa: ARG003 - vLLM's signature
-        hf_config: Any = None,  # noqa: ARG003 - passed from 0.20 on
-        **_: Any,
-    ) -> str | None:
-        """Claim every checkpoint that carries our block, whatever its method is called."""
+    def override_quantization_method(cls, hf_quant_cfg: Any, *_: Any, **__: Any) -> str | None:
+        """Claim every checkpoint that carries our block, whatever its method is called.
+
+        From 0.20 on vLLM passes more than the user's own choice.
+        """
         if isinstance(hf_quant_cfg, dict) and BLOCK_KEY in hf_quant_cfg:
             return METHOD_NAME
         return None
@@ -113,15 +110,12 @@ class SparkHybridConfig(INCConfig):
             return super().get_quant_method(layer, prefix)
         if isinstance(layer, ParallelLMHead):
             return self._head_method(layer, prefix)
-        if (
-            isinstance(layer, LinearBase)
-            and self.treatment.fp8_mode is not None
-            and is_fp8_layer(prefix)
-        ):
+        is_linear, mode = isinstance(layer, LinearBase), self.treatment.fp8_mode
+        if is_linear and mode is not None and is_fp8_layer(prefix):
             self._note_launch()
-            return self._fp8_method(self.treatment.fp8_mode, prefix)
+            return self._fp8_method(mode, prefix)
         method = super().get_quant_method(layer, prefix)
-        if isinstance(layer, LinearBase) and method is not None:
+        if is_linear and method is not None:
             self._note_launch()
             return tell_when_weights_are_there(method, self.ledger)
         return method

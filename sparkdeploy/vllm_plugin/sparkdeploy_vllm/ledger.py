@@ -27,6 +27,7 @@ class ConversionLedger:
     int8_heads: int = 0
     closed: bool = False
     _open: dict[str, None] = field(default_factory=dict)
+    """Layers that are not converted yet; none once the books are closed."""
 
     def layer_created(self, name: str) -> None:
         if not self.closed:
@@ -34,12 +35,12 @@ class ConversionLedger:
 
     def fp8_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
         """The layer's weights are FP8 now; it holds `modules` modules of the checkpoint."""
-        if not self.closed and name in self._open:
+        if name in self._open:
             self.fp8_modules += modules
             self._settle(name, announce)
 
     def head_ready(self, name: str, *, is_int8: bool, announce: Callable[[str], None]) -> None:
-        if not self.closed and name in self._open:
+        if name in self._open:
             self.int8_heads += is_int8
             self._settle(name, announce)
 
@@ -56,7 +57,7 @@ class ConversionLedger:
 
         Books without an entry are not compared: a draft may have a configuration of its own.
         """
-        if not self.closed and self._open:
+        if self._open:
             raise ConversionMismatchError(
                 f"sparkdeploy: {', '.join(self._open)} never got their final weights, but the "
                 "draft model is being made; this vLLM makes layers that it does not use"

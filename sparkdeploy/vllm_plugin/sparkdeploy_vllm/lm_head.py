@@ -78,8 +78,7 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         if layer.weight.dtype == torch.int8:
             return
         make_int8(layer, layer.weight.data)
-        is_int8 = layer.weight.dtype == torch.int8
-        self.ledger.head_ready(self.name, is_int8=is_int8, announce=announce)
+        self.ledger.head_ready(self.name, is_int8=True, announce=announce)
 
     def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return int8_logits(layer, x, bias)

@@ -1,5 +1,7 @@
 """What vLLM is told when it loads its general plugins."""
 
+from functools import cache
+
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
@@ -11,20 +13,17 @@ from sparkdeploy_vllm.releases import HEAD_SINCE, installed_version, release_of
 from sparkdeploy_vllm.treatment import METHOD_NAME
 
 TURBOQUANT_PATH = "sparkdeploy_vllm.turboquant_backend.SparkTurboQuantBackend"
-_registered: list[str] = []
 
 
+@cache
 def register_all() -> None:
     """Register every hook once per process; a hook that does not fit this vLLM raises."""
-    if METHOD_NAME in _registered:
-        return
     register_quantization_config(METHOD_NAME)(SparkHybridConfig)
     if release_of(installed_version()) < HEAD_SINCE:
         replace_layer(ParallelLMHead, SparkLMHead)
     _register_turboquant()
     if current_platform.is_cpu():
         cpu_engine.register()
-    _registered.append(METHOD_NAME)
 
 
 def _register_turboquant() -> None:

@@ -26,9 +26,12 @@ class Finding:
     """One API and whether it fits; `problem` is empty when it does."""
 
     api: str
-    fits: bool
     required: bool
     problem: str
+
+    @property
+    def fits(self) -> bool:
+        return not self.problem
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,11 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(argv)
     root = installed_vllm()
-    findings = (
-        check(root, vllm=installed_version())
-        if root
-        else [Finding("vllm", False, True, "not installed")]
-    )
+    absent = [Finding("vllm", required=True, problem="not installed")]
+    findings = check(root, vllm=installed_version()) if root else absent
     findings.append(_entry_point_finding())
     fits = all(finding.fits for finding in findings if finding.required)
     text = _as_json(findings, fits) if options.json else _as_table(findings, fits)
@@ -66,11 +66,14 @@ def check(
     Everything is required of a vLLM whose version is unknown.
     """
     tree, release = SourceTree(site_packages), release_of(vllm)
-    findings = []
-    for api in touched:
-        problem = _problem(tree, api)
-        required = api.required and release >= api.since
-        findings.append(Finding(f"{api.module}.{api.name}", not problem, required, problem))
+    findings = [
+        Finding(
+            f"{api.module}.{api.name}",
+            api.required and release >= api.since,
+            _problem(tree, api),
+        )
+        for api in touched
+    ]
     findings += [_stand_in_finding(tree, stand_in) for stand_in in stand_ins]
     return findings + [_head_finding(tree, module, release) for module in HEAD_CALLERS]
 
@@ -117,10 +120,10 @@ def _stand_in_finding(tree: SourceTree, stand_in: StandIn) -> Finding:
     """Has vLLM's class a method that takes what ours changes, and that ours lets pass?"""
     api = f"{stand_in.theirs[1]}, in whose place is {stand_in.ours[1]}"
     if not tree.methods(*stand_in.theirs):
-        return Finding(api, fits=False, required=stand_in.required, problem="does not exist")
+        return Finding(api, stand_in.required, "does not exist")
     found = ", ".join(uncovered(tree, stand_in))
     problem = f"{found} neither overridden nor looked at, and takes what ours changes"
-    return Finding(api, not found, required=True, problem=problem if found else "")
+    return Finding(api, required=True, problem=problem if found else "")
 
 
 def _head_finding(tree: SourceTree, module: str, release: Release) -> Finding:
@@ -128,25 +131,24 @@ def _head_finding(tree: SourceTree, module: str, release: Release) -> Finding:
     api = f"{module}: ParallelLMHead(quant_config=...)"
     passed = tree.call_keywords(module, "ParallelLMHead")
     if "quant_config" in passed:
-        return Finding(api, fits=True, required=True, problem="")
+        return Finding(api, required=True, problem="")
     if release >= HEAD_SINCE:
-        return Finding(api, fits=False, required=True, problem="does not pass quant_config")
+        return Finding(api, required=True, problem="does not pass quant_config")
     head = tree.find(EMBEDDING, "ParallelLMHead.__init__")
     names, _ = (head and signature_of(head)) or ([], [])
     fits = "prefix" in passed and {"quant_config", "prefix"} <= set(names)
     problem = "" if fits else "takes no quant_config to be put in"
-    return Finding(f"{module}: ParallelLMHead(), replaced", fits, True, problem)
+    return Finding(f"{module}: ParallelLMHead(), replaced", required=True, problem=problem)
 
 
 def _entry_point_finding() -> Finding:
     found = [point.value for point in metadata.entry_points(group="vllm.general_plugins")]
-    installed = ENTRY_POINT in found
-    problem = "" if installed else "not installed: vLLM will not load the plugin"
-    return Finding(f"entry point {ENTRY_POINT}", installed, True, problem)
+    problem = "" if ENTRY_POINT in found else "not installed: vLLM will not load the plugin"
+    return Finding(f"entry point {ENTRY_POINT}", required=True, problem=problem)
 
 
 def _as_json(findings: Sequence[Finding], fits: bool) -> str:
-    apis = [asdict(finding) for finding in findings]
+    apis = [{**asdict(finding), "fits": finding.fits} for finding in findings]
     return json.dumps({"vllm": installed_version(), "fits": fits, "apis": apis})
 
 

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from importlib.util import resolve_name
 from pathlib import Path
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Assign | ast.AnnAssign
@@ -86,11 +87,9 @@ class SourceTree:
     def _target(self, module: str, node: ast.ImportFrom) -> str:
         if node.level == 0:
             return node.module or ""
-        package = module.split(".")
-        if self._file(module).name != "__init__.py":
-            package = package[:-1]
-        package = package[: len(package) - (node.level - 1)]
-        return ".".join([*package, *([node.module] if node.module else [])])
+        is_package = self._file(module).name == "__init__.py"
+        package = module if is_package else module.rpartition(".")[0]
+        return resolve_name("." * node.level + (node.module or ""), package)
 
     def _parse(self, module: str) -> ast.Module:
         if module not in self._parsed:

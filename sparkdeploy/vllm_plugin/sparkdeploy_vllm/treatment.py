@@ -18,7 +18,6 @@ FP8_SCHEME = "fp8_per_block"
 """vLLM's word for e4m3 in blocks of 128 x 128, activations per token in groups of 128."""
 FP8_BLOCK = 128
 """Rows, and columns, of a weight's block, which has one scale; inputs of a token's group."""
-_FP8_LAYER = re.compile(FP8_LAYER, re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ def is_fp8_layer(prefix: str) -> bool:
     Exact on the last path components; `shared_expert_gate` is another module, and everything
     under `mtp.` stays BF16 (quantised drafts are hardly ever accepted).
     """
-    return _FP8_LAYER.match(prefix) is not None
+    return re.match(FP8_LAYER, prefix, re.ASCII) is not None
 
 
 def checkpoint_modules(prefix: str, packed: Mapping[str, Sequence[str]]) -> int:

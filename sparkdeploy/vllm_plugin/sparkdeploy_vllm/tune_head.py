@@ -55,8 +55,7 @@ def head_shapes(config: Mapping[str, Any], *, ranks: int) -> list[tuple[int, int
         raise ValueError("its config.json names no vocab_size and hidden_size")  # noqa: TRY004
     padded = -(-vocab // VOCABULARY_PADDING) * VOCABULARY_PADDING
     shapes = [(padded // ranks, hidden)]
-    block = config.get("quantization_config", {}).get(BLOCK_KEY, {})
-    draft = block.get("draft_lm_head")
+    draft = config.get("quantization_config", {}).get(BLOCK_KEY, {}).get("draft_lm_head")
     if draft and ranks == 1:
         shapes.append((int(draft["rows"]), hidden))
     return shapes
@@ -88,12 +87,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _shapes_of(options: argparse.Namespace) -> list[tuple[int, int]]:
-    model, ranks = options.model, options.tensor_parallel or 1
-    if model is None:
-        model, ranks = served(FIRST_PROCESS.read_bytes())
-        ranks = options.tensor_parallel or ranks
+    model, ranks = (options.model, 1) if options.model else served(FIRST_PROCESS.read_bytes())
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    return head_shapes(config, ranks=ranks)
+    return head_shapes(config, ranks=options.tensor_parallel or ranks)
 
 
 def _need_card() -> None:

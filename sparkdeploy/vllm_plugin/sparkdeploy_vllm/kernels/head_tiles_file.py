@@ -182,15 +182,16 @@ def _tile(entry: object, key: HeadKey) -> HeadTile:
 
 
 def _replace(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    partial = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", delete=False
+    ) as file:
+        partial = Path(file.name)
+        try:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        partial.chmod(0o644)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+            partial.chmod(0o644)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
