@@ -33,7 +33,6 @@ class DraftHeadMethod(QuantizeMethodBase):
         self.plain = UnquantizedEmbeddingMethod()
 
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        """Create the BF16 matrix exactly as an unquantised head does; the checkpoint fills it."""
         self.plain.create_weights(layer, *weight_args, **extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: Module) -> None:

@@ -80,7 +80,7 @@ class PrebuiltReferenceMethod(ReferenceFp8LinearMethod):
 
 class PrebuiltKernelMethod(_KernelMethod):
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        # vLLM chooses its kernel by the FP8 weight; the BF16 one has its name afterwards.
+        # vLLM chooses its kernel by the FP8 weight, which then makes room for the BF16 one.
         super().create_weights(layer, *weight_args, **extra_weight_attrs)
         del layer.weight, layer.weight_scale_inv
         add_fp8_parameters(layer, OWN_NAMES, *weight_args, **extra_weight_attrs)

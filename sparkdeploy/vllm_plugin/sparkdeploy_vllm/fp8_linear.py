@@ -107,7 +107,6 @@ class ReferenceFp8LinearMethod(LinearMethodBase):
         self.plain = UnquantizedLinearMethod()
 
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        """Create the BF16 weight exactly as an unquantised layer does (loading, TP sharding)."""
         check_parts(self.entry.name, *weight_args, **extra_weight_attrs)
         self.plain.create_weights(layer, *weight_args, **extra_weight_attrs)
         self.entry.created()

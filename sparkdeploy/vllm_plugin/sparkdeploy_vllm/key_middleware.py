@@ -26,7 +26,7 @@ _REFUSAL = json.dumps(
 
 
 class RequireKey:
-    """ASGI middleware; refuses to start without a key in VLLM_API_KEY (never an open door).
+    """ASGI middleware; refuses to start without a key in VLLM_API_KEY.
 
     A browser asks before it sends the key (a CORS preflight, which cannot carry one). vLLM's own
     CORS layer, inside this one, answers from `--allowed-origins` and never looks at the path; it
@@ -42,7 +42,6 @@ class RequireKey:
         self._key_digest = _digest(key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is allowed, answer 401 (close a websocket) for everything else."""
         if scope["type"] == "lifespan" or self._is_allowed(scope):
             await self.app(scope, receive, send)
         elif _is_preflight(scope):

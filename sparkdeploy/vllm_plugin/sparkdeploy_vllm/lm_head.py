@@ -69,7 +69,6 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         self.plain = UnquantizedEmbeddingMethod()
 
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        """Create the BF16 matrix exactly as an unquantised head does."""
         self.plain.create_weights(layer, *weight_args, **extra_weight_attrs)
         self.ledger.layer_created(self.name)
 

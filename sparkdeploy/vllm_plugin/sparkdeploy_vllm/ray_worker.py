@@ -14,7 +14,6 @@ PAUSE_S = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command to its end; return its exit code."""
     parser = argparse.ArgumentParser(prog="sparkdeploy-ray-worker")
     parser.add_argument("--join-timeout-s", type=float, default=120.0)
     parser.add_argument("command", nargs="+", metavar="-- COMMAND")

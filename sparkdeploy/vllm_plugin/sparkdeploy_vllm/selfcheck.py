@@ -35,7 +35,6 @@ class Finding:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what was found; 0 when everything required fits."""
     parser = argparse.ArgumentParser(prog="python -m sparkdeploy_vllm.selfcheck")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(argv)

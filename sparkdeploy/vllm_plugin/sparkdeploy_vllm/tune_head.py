@@ -27,14 +27,12 @@ FIRST_PROCESS = Path("/proc/1/cmdline")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Tune every shape that was asked for; 0 when all of them are written."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.vocab and not options.hidden:
         parser.error("--vocab needs --hidden")
     try:
         shapes = [(options.vocab, options.hidden)] if options.vocab else _shapes_of(options)
-        _need_card()
         for vocab, hidden in shapes:
             _tune_shape(vocab, hidden, options)
     except (RuntimeError, OSError, ValueError) as error:  # CUDA's own are RuntimeErrors
@@ -92,20 +90,15 @@ def _shapes_of(options: argparse.Namespace) -> list[tuple[int, int]]:
     return head_shapes(config, ranks=options.tensor_parallel or ranks)
 
 
-def _need_card() -> None:
+def _tune_shape(vocab: int, hidden: int, options: argparse.Namespace) -> None:
     try:
         import torch
+
+        from sparkdeploy_vllm.kernels.head_stand import CudaStand
     except ImportError as error:
         raise RuntimeError(f"{error}; run this inside the image") from error
     if not torch.cuda.is_available():
         raise RuntimeError("there is no CUDA card here")
-
-
-def _tune_shape(vocab: int, hidden: int, options: argparse.Namespace) -> None:
-    import torch
-
-    from sparkdeploy_vllm.kernels.head_stand import CudaStand
-
     stand = CudaStand(vocab, hidden)
     key = stand.key
     _say(f"\n{key.card}, {vocab} x {hidden}, kernel {key.kernel}, Triton {key.triton}\n")
