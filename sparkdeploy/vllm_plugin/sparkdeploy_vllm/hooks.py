@@ -27,7 +27,7 @@ _PROCESS_WEIGHTS = "process_weights_after_loading(layer)"
 HEAD_CALLERS = ("vllm.model_executor.models.qwen3_5", "vllm.model_executor.models.qwen3_5_mtp")
 
 
-class Trace(Enum):
+class HookTrace(Enum):
     """What of an API the sources must show."""
 
     DEFINED = "defined"
@@ -53,7 +53,7 @@ class Api:
     required: bool = True
     since: Release = ()
     """The first vLLM that has it; older ones serve without what it is for."""
-    trace: Trace = Trace.DEFINED
+    trace: HookTrace = HookTrace.DEFINED
 
 
 def _apis(
@@ -111,8 +111,8 @@ TOUCHED = (
         since=TARGETS_SINCE,
     ),
     *_apis("vllm.config.quantization", "QuantizationConfigArgs.targets", since=TARGETS_SINCE),
-    Api("vllm.config.quantization", FP8_SCHEME, since=TARGETS_SINCE, trace=Trace.NAMED),
-    Api(_LINEAR, "resolve_quant_method", ("prefix",), since=TARGETS_SINCE, trace=Trace.CALLED),
+    Api("vllm.config.quantization", FP8_SCHEME, since=TARGETS_SINCE, trace=HookTrace.NAMED),
+    Api(_LINEAR, "resolve_quant_method", ("prefix",), since=TARGETS_SINCE, trace=HookTrace.CALLED),
     *_apis(
         _LINEAR,
         "LinearBase",

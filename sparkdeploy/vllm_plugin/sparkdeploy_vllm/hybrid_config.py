@@ -22,7 +22,7 @@ from sparkdeploy_vllm.releases import TARGETS_SINCE, installed_version, release_
 from sparkdeploy_vllm.treatment import (
     BLOCK_KEY,
     METHOD_NAME,
-    Treatment,
+    HybridTreatment,
     checkpoint_modules,
     is_fp8_layer,
 )
@@ -44,7 +44,7 @@ class SparkHybridConfig(INCConfig):
     Defined at module level and cheap to import: instances travel to engine processes by pickle.
     """
 
-    treatment: Treatment
+    treatment: HybridTreatment
     ledger: ConversionLedger
     is_draft: bool = False
     """Whether the layers of a draft model are being made: its draft layers come first."""
@@ -69,7 +69,7 @@ class SparkHybridConfig(INCConfig):
         block = rest.pop(BLOCK_KEY, None)
         if block is None:
             raise ValueError(f"quantization_config says {METHOD_NAME!r} but has no {BLOCK_KEY!r}")
-        treatment = Treatment.from_block(block)
+        treatment = HybridTreatment.from_block(block)
         rest["quant_method"] = treatment.base_method
         made = super().from_config(rest)
         made.treatment = treatment

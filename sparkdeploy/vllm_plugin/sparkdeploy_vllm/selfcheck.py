@@ -14,7 +14,15 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from sparkdeploy_vllm.hooks import EMBEDDING, HEAD_CALLERS, STAND_INS, TOUCHED, Api, StandIn, Trace
+from sparkdeploy_vllm.hooks import (
+    EMBEDDING,
+    HEAD_CALLERS,
+    STAND_INS,
+    TOUCHED,
+    Api,
+    HookTrace,
+    StandIn,
+)
 from sparkdeploy_vllm.releases import HEAD_SINCE, Release, installed_version, release_of
 from sparkdeploy_vllm.source_tree import Definition, SourceTree, signature_of
 
@@ -22,12 +30,12 @@ ENTRY_POINT = "sparkdeploy_vllm:register"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HookFinding:
     """One API and whether it fits; `problem` is empty when it does."""
 
     api: str
-    required: bool
     problem: str
+    required: bool = True
 
     @property
     def fits(self) -> bool:
@@ -39,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(argv)
     root = installed_vllm()
-    absent = [Finding("vllm", required=True, problem="not installed")]
+    absent = [HookFinding("vllm", "not installed")]
     findings = check(root, vllm=installed_version()) if root else absent
     findings.append(_entry_point_finding())
     fits = all(finding.fits for finding in findings if finding.required)
@@ -59,17 +67,15 @@ def check(
     touched: Sequence[Api] = TOUCHED,
     vllm: str = "unknown",
     stand_ins: Sequence[StandIn] = STAND_INS,
-) -> list[Finding]:
+) -> list[HookFinding]:
     """Compare every touched API, and every class that ours replace, with the vLLM below a folder.
 
     Everything is required of a vLLM whose version is unknown.
     """
     tree, release = SourceTree(site_packages), release_of(vllm)
     findings = [
-        Finding(
-            f"{api.module}.{api.name}",
-            api.required and release >= api.since,
-            _problem(tree, api),
+        HookFinding(
+            f"{api.module}.{api.name}", _problem(tree, api), api.required and release >= api.since
         )
         for api in touched
     ]
@@ -93,9 +99,9 @@ def uncovered(vllm: SourceTree, stand_in: StandIn) -> list[str]:
 
 
 def _problem(tree: SourceTree, api: Api) -> str:
-    if api.trace is Trace.NAMED:
+    if api.trace is HookTrace.NAMED:
         return "" if tree.mentions(api.module, api.name) else "is not mentioned"
-    if api.trace is Trace.CALLED:
+    if api.trace is HookTrace.CALLED:
         passed = tree.call_keywords(api.module, api.name)
         return "" if passed >= set(api.arguments or ()) else "is not called with these keywords"
     found = tree.find(api.module, api.name)
@@ -115,43 +121,43 @@ def _problem_of_arguments(found: Definition, expected: Sequence[str]) -> str:
     return f"also needs {', '.join(extra)}" if extra else ""
 
 
-def _stand_in_finding(tree: SourceTree, stand_in: StandIn) -> Finding:
+def _stand_in_finding(tree: SourceTree, stand_in: StandIn) -> HookFinding:
     """Has vLLM's class a method that takes what ours changes, and that ours lets pass?"""
     api = f"{stand_in.theirs[1]}, in whose place is {stand_in.ours[1]}"
     if not tree.methods(*stand_in.theirs):
-        return Finding(api, stand_in.required, "does not exist")
+        return HookFinding(api, "does not exist", stand_in.required)
     found = ", ".join(uncovered(tree, stand_in))
     problem = f"{found} neither overridden nor looked at, and takes what ours changes"
-    return Finding(api, required=True, problem=problem if found else "")
+    return HookFinding(api, problem if found else "")
 
 
-def _head_finding(tree: SourceTree, module: str, release: Release) -> Finding:
+def _head_finding(tree: SourceTree, module: str, release: Release) -> HookFinding:
     """Does the model pass its config to the head, or, before 0.23, can a replacement do so?"""
     api = f"{module}: ParallelLMHead(quant_config=...)"
     passed = tree.call_keywords(module, "ParallelLMHead")
     if "quant_config" in passed:
-        return Finding(api, required=True, problem="")
+        return HookFinding(api, "")
     if release >= HEAD_SINCE:
-        return Finding(api, required=True, problem="does not pass quant_config")
+        return HookFinding(api, "does not pass quant_config")
     head = tree.find(EMBEDDING, "ParallelLMHead.__init__")
     names, _ = (head and signature_of(head)) or ([], [])
     fits = "prefix" in passed and {"quant_config", "prefix"} <= set(names)
     problem = "" if fits else "takes no quant_config to be put in"
-    return Finding(f"{module}: ParallelLMHead(), replaced", required=True, problem=problem)
+    return HookFinding(f"{module}: ParallelLMHead(), replaced", problem)
 
 
-def _entry_point_finding() -> Finding:
+def _entry_point_finding() -> HookFinding:
     found = [point.value for point in metadata.entry_points(group="vllm.general_plugins")]
     problem = "" if ENTRY_POINT in found else "not installed: vLLM will not load the plugin"
-    return Finding(f"entry point {ENTRY_POINT}", required=True, problem=problem)
+    return HookFinding(f"entry point {ENTRY_POINT}", problem)
 
 
-def _as_json(findings: Sequence[Finding], fits: bool) -> str:
+def _as_json(findings: Sequence[HookFinding], fits: bool) -> str:
     apis = [{**asdict(finding), "fits": finding.fits} for finding in findings]
     return json.dumps({"vllm": installed_version(), "fits": fits, "apis": apis})
 
 
-def _as_table(findings: Sequence[Finding], fits: bool) -> str:
+def _as_table(findings: Sequence[HookFinding], fits: bool) -> str:
     lines = [f"sparkdeploy-vllm beside vLLM {installed_version()}"]
     for finding in findings:
         word = "fits" if finding.fits else ("DIFFERS" if finding.required else "absent")

@@ -38,7 +38,7 @@ class DraftHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Treatment:
+class HybridTreatment:
     """The `spark_hybrid` block of config.json, checked.
 
     `expected_fp8_layers` counts checkpoint modules (gate, up and down are three), None when the
@@ -53,7 +53,7 @@ class Treatment:
     draft_head: DraftHead | None
 
     @classmethod
-    def from_block(cls, block: Mapping[str, object]) -> "Treatment":
+    def from_block(cls, block: Mapping[str, object]) -> "HybridTreatment":
         """Check the block; ValueError names the first entry this plugin does not understand."""
         if block.get("version") != 1:
             raise ValueError(
