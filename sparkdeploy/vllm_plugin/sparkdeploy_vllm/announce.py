@@ -14,9 +14,7 @@ def announce(line: str) -> None:
     logger.info("%s", line)
 
 
-@cache
-def announce_once(line: str) -> None:
-    announce(line)
+announce_once = cache(announce)
 
 
 @cache

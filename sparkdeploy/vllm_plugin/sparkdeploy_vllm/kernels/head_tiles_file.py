@@ -144,7 +144,13 @@ def tile_problem(tile: HeadTile, capability: tuple[int, int]) -> str:
 def _checked(document: object, key: HeadKey) -> tuple[HeadTile, ...]:
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise UnusableTilesError(f"it is not of schema {SCHEMA}")
-    _compare_keys(document.get("key"), key)
+    made_for = document.get("key")
+    if not isinstance(made_for, dict):
+        raise UnusableTilesError("it does not say what it was made for")
+    for name, wanted in asdict(key).items():
+        found = tuple(it) if isinstance(it := made_for.get(name), list) else it
+        if found != wanted:
+            raise UnusableTilesError(f"it was made for {name} {found!r}, here it is {wanted!r}")
     entries = document.get("tiles")
     if not isinstance(entries, list) or not entries:
         raise UnusableTilesError("it has no tiles")
@@ -156,15 +162,6 @@ def _checked(document: object, key: HeadKey) -> tuple[HeadTile, ...]:
             f"to {MUST_HAVE_ROWS} or more"
         )
     return tiles
-
-
-def _compare_keys(found: object, key: HeadKey) -> None:
-    if not isinstance(found, dict):
-        raise UnusableTilesError("it does not say what it was made for")
-    for name, wanted in asdict(key).items():
-        theirs = tuple(it) if isinstance(it := found.get(name), list) else it
-        if theirs != wanted:
-            raise UnusableTilesError(f"it was made for {name} {theirs!r}, here it is {wanted!r}")
 
 
 def _tile(entry: object, key: HeadKey) -> HeadTile:
