@@ -1,4 +1,7 @@
-"""The plugin's logger: below vLLM's own name, so that vLLM's handlers and level apply."""
+"""The plugin's logger: below vLLM's own name, so that vLLM's handlers, level and format apply.
+
+What is said once is not said again in this process.
+"""
 
 from functools import cache
 
@@ -8,17 +11,12 @@ logger = init_logger("vllm.sparkdeploy")
 
 
 def announce(line: str) -> None:
-    """Write one INFO line in vLLM's log format."""
     logger.info("%s", line)
 
 
-@cache
-def announce_once(line: str) -> None:
-    """Write one INFO line; the same line again in this process is not written."""
-    announce(line)
+announce_once = cache(announce)
 
 
 @cache
 def warn_once(line: str) -> None:
-    """Write one WARNING line; the same line again in this process is not written."""
     logger.warning("%s", line)

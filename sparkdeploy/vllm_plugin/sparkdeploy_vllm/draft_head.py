@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from vllm.config import get_current_vllm_config, get_current_vllm_config_or_none
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -13,8 +14,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 
 from sparkdeploy_vllm.announce import announce
 from sparkdeploy_vllm.fp8_linear import replace_parameter
-from sparkdeploy_vllm.int8_maths import quantize_rows
-from sparkdeploy_vllm.lm_head import int8_logits, warm_up
+from sparkdeploy_vllm.lm_head import int8_logits, make_int8
 from sparkdeploy_vllm.treatment import DraftHead
 
 NEVER = float("-inf")
@@ -28,43 +28,33 @@ class DraftHeadMethod(QuantizeMethodBase):
     sampling stay vLLM's. Only what is proposed changes: the target verifies with its own head.
     """
 
-    def __init__(self, tokens: torch.Tensor) -> None:
+    def __init__(self, tokens: Tensor) -> None:
         self.tokens = tokens
         self.plain = UnquantizedEmbeddingMethod()
 
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        """Create the BF16 matrix exactly as an unquantised head does; the checkpoint fills it."""
         self.plain.create_weights(layer, *weight_args, **extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Keep this rank's frequent rows: int8 [F, K], FP32 `weight_scale` [F], `rows` [F]."""
         if layer.weight.dtype == torch.int8:
             return
-        rows = self._rows_of_rank(layer).to(layer.weight.device)
+        shard = layer.shard_indices
+        first, end = shard.org_vocab_start_index, shard.org_vocab_end_index
+        rows = self.tokens[(self.tokens >= first) & (self.tokens < end)] - first
+        rows = rows.to(layer.weight.device)
         layer.all_rows = layer.weight.shape[0]
-        quantized, scales = quantize_rows(layer.weight.data[rows])
-        replace_parameter(layer, "weight", quantized)
-        replace_parameter(layer, "weight_scale", scales)
+        make_int8(layer, layer.weight.data[rows])
         replace_parameter(layer, "rows", rows)
-        warm_up(layer)
         announce(f"sparkdeploy: draft head active: rows={len(self.tokens)}")
 
-    def apply(
-        self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Logits [..., V] of hidden states [..., K], in the dtype of `x`."""
+    def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         drafted = int8_logits(layer, x, None if bias is None else bias[layer.rows])
         logits = x.new_full((*x.shape[:-1], layer.all_rows), NEVER)
         return logits.index_copy_(-1, layer.rows, drafted)
 
-    def embedding(self, layer: Module, input_: torch.Tensor) -> torch.Tensor:
-        """Never asked of a head that has lost most of its rows."""
+    def embedding(self, layer: Module, input_: Tensor) -> Tensor:
         raise NotImplementedError("sparkdeploy: a draft head embeds nothing")
-
-    def _rows_of_rank(self, layer: Module) -> torch.Tensor:
-        shard = layer.shard_indices
-        first, end = shard.org_vocab_start_index, shard.org_vocab_end_index
-        return self.tokens[(self.tokens >= first) & (self.tokens < end)] - first
 
 
 class SparkLogitsProcessor(LogitsProcessor):
@@ -85,15 +75,13 @@ class SparkLogitsProcessor(LogitsProcessor):
         self.own_head = () if head is None else (head,)
 
     def forward(self, lm_head: Module, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM."""
         return LogitsProcessor.forward(self, chosen_head(self, lm_head), *args, **kwargs)
 
     def get_top_tokens(self, lm_head: Module, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM."""
         return LogitsProcessor.get_top_tokens(self, chosen_head(self, lm_head), *args, **kwargs)
 
     def get_top_k_tokens(self, lm_head: Module, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM, which has it since 0.29 and asks for it nowhere before."""
+        # vLLM has it since 0.29, and asks for it nowhere before.
         return LogitsProcessor.get_top_k_tokens(self, chosen_head(self, lm_head), *args, **kwargs)
 
 

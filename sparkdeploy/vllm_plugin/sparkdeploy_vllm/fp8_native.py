@@ -9,7 +9,7 @@ from vllm.config.quantization import QuantizationConfigArgs
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.layers.quantization.online.base import OnlineQuantizationConfig
 
-from sparkdeploy_vllm.fp8_books import LedgerEntry, keep_books
+from sparkdeploy_vllm.fp8_linear import LedgerEntry, keep_books
 from sparkdeploy_vllm.ledger import ConversionLedger
 from sparkdeploy_vllm.treatment import FP8_LAYER, FP8_SCHEME, checkpoint_modules
 

@@ -14,28 +14,18 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.platforms import current_platform
 
 from sparkdeploy_vllm.draft_head import SparkLogitsProcessor, draft_head_method
-from sparkdeploy_vllm.fp8_books import LedgerEntry, tell_when_weights_are_there
-from sparkdeploy_vllm.fp8_finished import finished_linear_method
-from sparkdeploy_vllm.fp8_linear import fp8_linear_method
-from sparkdeploy_vllm.fp8_prebuilt import prebuilt_linear_method
-from sparkdeploy_vllm.layer_overrides import replace_layer
+from sparkdeploy_vllm.fp8_checkpoint import checkpoint_linear_method
+from sparkdeploy_vllm.fp8_linear import LedgerEntry, fp8_linear_method, tell_when_weights_are_there
 from sparkdeploy_vllm.ledger import ConversionLedger
-from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, ReportingLMHeadMethod
-from sparkdeploy_vllm.releases import TARGETS_SINCE, installed_release, is_at_least
+from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, ReportingLMHeadMethod, replace_layer
+from sparkdeploy_vllm.releases import TARGETS_SINCE, installed_version, release_of
 from sparkdeploy_vllm.treatment import (
     BLOCK_KEY,
     METHOD_NAME,
-    Treatment,
+    HybridTreatment,
     checkpoint_modules,
     is_fp8_layer,
 )
-
-_FP8_METHODS = {
-    "online": fp8_linear_method,
-    "prebuilt": prebuilt_linear_method,
-    "finished": finished_linear_method,
-}
-
 
 CONVERTED_FORMATS = (
     "sharded_state",
@@ -54,7 +44,7 @@ class SparkHybridConfig(INCConfig):
     Defined at module level and cheap to import: instances travel to engine processes by pickle.
     """
 
-    treatment: Treatment
+    treatment: HybridTreatment
     ledger: ConversionLedger
     is_draft: bool = False
     """Whether the layers of a draft model are being made: its draft layers come first."""
@@ -79,7 +69,7 @@ class SparkHybridConfig(INCConfig):
         block = rest.pop(BLOCK_KEY, None)
         if block is None:
             raise ValueError(f"quantization_config says {METHOD_NAME!r} but has no {BLOCK_KEY!r}")
-        treatment = Treatment.from_block(block)
+        treatment = HybridTreatment.from_block(block)
         rest["quant_method"] = treatment.base_method
         made = super().from_config(rest)
         made.treatment = treatment
@@ -92,14 +82,11 @@ class SparkHybridConfig(INCConfig):
         return made
 
     @classmethod
-    def override_quantization_method(
-        cls,
-        hf_quant_cfg: Any,
-        user_quant: str | None = None,  # noqa: ARG003 - vLLM's signature
-        hf_config: Any = None,  # noqa: ARG003 - passed from 0.20 on
-        **_: Any,
-    ) -> str | None:
-        """Claim every checkpoint that carries our block, whatever its method is called."""
+    def override_quantization_method(cls, hf_quant_cfg: Any, *_: Any, **__: Any) -> str | None:
+        """Claim every checkpoint that carries our block, whatever its method is called.
+
+        From 0.20 on vLLM passes more than the user's own choice.
+        """
         if isinstance(hf_quant_cfg, dict) and BLOCK_KEY in hf_quant_cfg:
             return METHOD_NAME
         return None
@@ -123,15 +110,12 @@ class SparkHybridConfig(INCConfig):
             return super().get_quant_method(layer, prefix)
         if isinstance(layer, ParallelLMHead):
             return self._head_method(layer, prefix)
-        if (
-            isinstance(layer, LinearBase)
-            and self.treatment.fp8_mode is not None
-            and is_fp8_layer(prefix)
-        ):
+        is_linear, mode = isinstance(layer, LinearBase), self.treatment.fp8_mode
+        if is_linear and mode is not None and is_fp8_layer(prefix):
             self._note_launch()
-            return self._fp8_method(self.treatment.fp8_mode, prefix)
+            return self._fp8_method(mode, prefix)
         method = super().get_quant_method(layer, prefix)
-        if isinstance(layer, LinearBase) and method is not None:
+        if is_linear and method is not None:
             self._note_launch()
             return tell_when_weights_are_there(method, self.ledger)
         return method
@@ -141,7 +125,10 @@ class SparkHybridConfig(INCConfig):
             # What vLLM's next question, to the targets, is allowed to replace.
             return UnquantizedLinearMethod()
         modules = checkpoint_modules(prefix, self.packed_modules_mapping)
-        return _FP8_METHODS[mode](LedgerEntry(self.ledger, prefix, modules=modules))
+        entry = LedgerEntry(self.ledger, prefix, modules=modules)
+        if mode == "online":
+            return fp8_linear_method(entry)
+        return checkpoint_linear_method(mode, entry)
 
     def _head_method(self, layer: Module, prefix: str) -> Any:
         if self.is_draft and self.treatment.draft_head is not None:
@@ -177,4 +164,4 @@ def takes_targets() -> bool:
     Its kernels for CPUs need AMX and leave the activations BF16 (`CPUFp8BlockScaledMMKernel`):
     none on most machines, and another result than a GPU's.
     """
-    return not current_platform.is_cpu() and is_at_least(installed_release(), TARGETS_SINCE)
+    return not current_platform.is_cpu() and release_of(installed_version()) >= TARGETS_SINCE

@@ -16,8 +16,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = frozenset({"/health"})
-PREFLIGHT_PATH = "/health"
+HEALTH_PATH = "/health"
 _PREFLIGHT_HEADERS = (b"origin", b"access-control-request-method")
 _REQUESTED = b"access-control-request-"
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -27,7 +26,7 @@ _REFUSAL = json.dumps(
 
 
 class RequireKey:
-    """ASGI middleware; refuses to start without a key in VLLM_API_KEY (never an open door).
+    """ASGI middleware; refuses to start without a key in VLLM_API_KEY.
 
     A browser asks before it sends the key (a CORS preflight, which cannot carry one). vLLM's own
     CORS layer, inside this one, answers from `--allowed-origins` and never looks at the path; it
@@ -43,7 +42,6 @@ class RequireKey:
         self._key_digest = _digest(key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is allowed, answer 401 (close a websocket) for everything else."""
         if scope["type"] == "lifespan" or self._is_allowed(scope):
             await self.app(scope, receive, send)
         elif _is_preflight(scope):
@@ -54,7 +52,7 @@ class RequireKey:
             await _refuse(send)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        if scope["type"] == "http" and scope["path"] in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] == HEALTH_PATH:
             return True
         offered = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
         if len(offered) != 1:
@@ -82,8 +80,8 @@ def _without_a_target(scope: Scope) -> Scope:
     headers = [(name.lower(), value) for name, value in scope["headers"]]
     return {
         **scope,
-        "path": PREFLIGHT_PATH,
-        "raw_path": PREFLIGHT_PATH.encode(),
+        "path": HEALTH_PATH,
+        "raw_path": HEALTH_PATH.encode(),
         "query_string": b"",
         "headers": [
             (name, value)

@@ -27,21 +27,20 @@ class ConversionLedger:
     int8_heads: int = 0
     closed: bool = False
     _open: dict[str, None] = field(default_factory=dict)
+    """Layers that are not converted yet; none once the books are closed."""
 
     def layer_created(self, name: str) -> None:
-        """A layer whose weights one of our methods will convert now exists."""
         if not self.closed:
             self._open[name] = None
 
     def fp8_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
         """The layer's weights are FP8 now; it holds `modules` modules of the checkpoint."""
-        if not self.closed and name in self._open:
+        if name in self._open:
             self.fp8_modules += modules
             self._settle(name, announce)
 
     def head_ready(self, name: str, *, is_int8: bool, announce: Callable[[str], None]) -> None:
-        """The LM head's weights have their final form."""
-        if not self.closed and name in self._open:
+        if name in self._open:
             self.int8_heads += is_int8
             self._settle(name, announce)
 
@@ -58,7 +57,7 @@ class ConversionLedger:
 
         Books without an entry are not compared: a draft may have a configuration of its own.
         """
-        if not self.closed and self._open:
+        if self._open:
             raise ConversionMismatchError(
                 f"sparkdeploy: {', '.join(self._open)} never got their final weights, but the "
                 "draft model is being made; this vLLM makes layers that it does not use"
@@ -72,13 +71,12 @@ class ConversionLedger:
 
     def _close(self, announce: Callable[[str], None]) -> None:
         self.closed = True
-        self._compare()
+        if self.whole_model:
+            self._compare()
         head = "int8" if self.int8_heads else "bf16"
         announce(f"sparkdeploy: spark-hybrid active: fp8={self.fp8_modules} layers, lm_head={head}")
 
     def _compare(self) -> None:
-        if not self.whole_model:
-            return
         if self.expected_fp8_modules not in (None, self.fp8_modules):
             raise ConversionMismatchError(
                 f"sparkdeploy: the checkpoint expects {self.expected_fp8_modules} FP8 layers, "

@@ -1,19 +1,26 @@
-"""Quantisation methods of the LM head: INT8, and BF16 that only reports itself."""
+"""The LM head: its quantisation methods, INT8 and BF16 that only reports itself, and its layer."""
 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
+from vllm.config import get_current_vllm_config_or_none
+from vllm.model_executor import custom_op
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
-from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+)
 
 from sparkdeploy_vllm.announce import announce, announce_once, warn_once
 from sparkdeploy_vllm.fp8_linear import replace_parameter
-from sparkdeploy_vllm.int8_maths import dequantize_gather, int8_linear, quantize_rows
 from sparkdeploy_vllm.ledger import ConversionLedger
+from sparkdeploy_vllm.maths import dequantize_gather, int8_linear, quantize_rows
+from sparkdeploy_vllm.treatment import METHOD_NAME
 
 
-def int8_logits(layer: Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def int8_logits(layer: Module, x: Tensor, bias: Tensor | None) -> Tensor:
     """Logits [..., V] of a layer whose `weight` [V, K] is int8, by the kernel where it fits."""
     if x.is_cuda:
         from sparkdeploy_vllm.kernels import int8_head  # needs Triton
@@ -21,6 +28,14 @@ def int8_logits(layer: Module, x: torch.Tensor, bias: torch.Tensor | None) -> to
         if int8_head.fits(x, layer.weight):
             return int8_head.int8_head(x, layer.weight, layer.weight_scale, bias)
     return int8_linear(x, layer.weight, layer.weight_scale, bias)
+
+
+def make_int8(layer: Module, weight: Tensor) -> None:
+    """Give `layer` int8 `weight` [V, K] and FP32 `weight_scale` [V]; its kernels are ready then."""
+    quantized, scales = quantize_rows(weight)
+    replace_parameter(layer, "weight", quantized)
+    replace_parameter(layer, "weight_scale", scales)
+    warm_up(layer)
 
 
 def warm_up(layer: Module) -> None:
@@ -54,29 +69,20 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         self.plain = UnquantizedEmbeddingMethod()
 
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        """Create the BF16 matrix exactly as an unquantised head does."""
         self.plain.create_weights(layer, *weight_args, **extra_weight_attrs)
         self.ledger.layer_created(self.name)
 
     def process_weights_after_loading(self, layer: Module) -> None:
-        """Replace `weight` by int8 [V, K] plus FP32 `weight_scale` [V], once per load."""
+        """Convert, once per load."""
         if layer.weight.dtype == torch.int8:
             return
-        quantized, scales = quantize_rows(layer.weight.data)
-        replace_parameter(layer, "weight", quantized)
-        replace_parameter(layer, "weight_scale", scales)
-        warm_up(layer)
-        self.ledger.head_ready(
-            self.name, is_int8=layer.weight.dtype == torch.int8, announce=announce
-        )
+        make_int8(layer, layer.weight.data)
+        self.ledger.head_ready(self.name, is_int8=True, announce=announce)
 
-    def apply(
-        self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Logits [..., V] of hidden states [..., K], in the dtype of `x`."""
+    def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return int8_logits(layer, x, bias)
 
-    def embedding(self, layer: Module, input_: torch.Tensor) -> torch.Tensor:
+    def embedding(self, layer: Module, input_: Tensor) -> Tensor:
         """Rows of the matrix in the layer's dtype, dequantised once it is INT8."""
         if layer.weight.dtype != torch.int8:
             return self.plain.embedding(layer, input_)
@@ -92,11 +98,29 @@ class ReportingLMHeadMethod(UnquantizedEmbeddingMethod):
         self.name = name
 
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        """As vLLM."""
         super().create_weights(layer, *weight_args, **extra_weight_attrs)
         self.ledger.layer_created(self.name)
 
     def process_weights_after_loading(self, layer: Module) -> None:
-        """As vLLM."""
         super().process_weights_after_loading(layer)
         self.ledger.head_ready(self.name, is_int8=False, announce=announce)
+
+
+class SparkLMHead(ParallelLMHead):
+    """vLLM's head with the quantisation config that Qwen3.5 before vLLM 0.23 forgets to pass.
+
+    Once made it is vLLM's own class, also for the models that are none of ours.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        config = getattr(get_current_vllm_config_or_none(), "quant_config", None)
+        if config is not None and config.get_name() == METHOD_NAME:
+            kwargs.setdefault("quant_config", config)
+        super().__init__(*args, **kwargs)
+        self.__class__ = ParallelLMHead
+
+
+def replace_layer(original: type, ours: type) -> None:
+    """Make vLLM build `ours`, a subclass, wherever it asks for `original` from now on."""
+    if original.__name__ not in custom_op.op_registry_oot:
+        original.register_oot(name=original.__name__)(ours)  # type: ignore[attr-defined]

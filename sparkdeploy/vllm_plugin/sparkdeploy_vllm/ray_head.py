@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from sparkdeploy_vllm.guard.report import report
 from sparkdeploy_vllm.ray_worker import try_again
 
-STOP = ("ray", "stop", "--force")
 POLL_S = 0.5
 EXIT_NOT_JOINED = 87
 
@@ -23,11 +22,12 @@ EXIT_NOT_JOINED = 87
 def main(argv: Sequence[str] | None = None) -> int:
     """Start, wait, and become the server; a code is returned only when that failed."""
     options = _parser().parse_args(argv)
-    code = start(options)
+    timeout_s = options.join_timeout_s
+    code = try_again(lambda: start(options), timeout_s=timeout_s, event="ray_head_not_started")
     if code != 0:
         report("ray_head_failed", exit_code=code)
         return code
-    joined = wait_for_nodes(options.nodes, alive_nodes, timeout_s=options.join_timeout_s)
+    joined = wait_for_nodes(options.nodes, alive_nodes, timeout_s=timeout_s)
     if joined < options.nodes:
         report("ray_nodes_missing", joined=joined, wanted=options.nodes, exit_code=EXIT_NOT_JOINED)
         return EXIT_NOT_JOINED
@@ -40,26 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def start(options: argparse.Namespace) -> int:
-    """Start the head, again while time is left; the last exit code."""
-
-    def attempt() -> int:
-        code = subprocess.run(start_command(options), check=False).returncode
-        if code != 0:
-            # What did come up would keep the port.
-            subprocess.run(STOP, check=False)
-        return code
-
-    return try_again(attempt, timeout_s=options.join_timeout_s, event="ray_head_not_started")
-
-
-def start_command(options: argparse.Namespace) -> list[str]:
-    """The head, without a dashboard; were one started, it would listen on loopback only."""
-    return [
+    """Start the head without a dashboard; were one started, it would listen on loopback only."""
+    command = [
         *("ray", "start", "--head", "--node-ip-address", options.address),
         *("--port", str(options.port), "--num-cpus", "2"),
         *("--object-store-memory", str(options.object_store_bytes)),
         *("--include-dashboard=false", "--dashboard-host", "127.0.0.1", "--disable-usage-stats"),
     ]
+    code = subprocess.run(command, check=False).returncode
+    if code != 0:
+        # What did come up would keep the port.
+        subprocess.run(("ray", "stop", "--force"), check=False)
+    return code
 
 
 def wait_for_nodes(
@@ -83,8 +75,7 @@ def alive_nodes() -> int:
 
     if not ray.is_initialized():
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-    joined = sum(bool(node["Alive"]) for node in ray.nodes())
-    return joined
+    return sum(bool(node["Alive"]) for node in ray.nodes())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,14 +14,16 @@ PAUSE_S = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command to its end; return its exit code."""
-    options = _parser().parse_args(argv)
-
-    def attempt() -> int:
-        return subprocess.run(options.command, check=False).returncode
-
+    parser = argparse.ArgumentParser(prog="sparkdeploy-ray-worker")
+    parser.add_argument("--join-timeout-s", type=float, default=120.0)
+    parser.add_argument("command", nargs="+", metavar="-- COMMAND")
+    options = parser.parse_args(argv)
     # Ray refuses a head whose own node is not registered yet.
-    return try_again(attempt, timeout_s=options.join_timeout_s, event="ray_not_joined")
+    return try_again(
+        lambda: subprocess.run(options.command, check=False).returncode,
+        timeout_s=options.join_timeout_s,
+        event="ray_not_joined",
+    )
 
 
 def try_again(
@@ -38,13 +40,6 @@ def try_again(
         report(event, exit_code=code)
         sleep(PAUSE_S)
     return code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sparkdeploy-ray-worker")
-    parser.add_argument("--join-timeout-s", type=float, default=120.0)
-    parser.add_argument("command", nargs="+", metavar="-- COMMAND")
-    return parser
 
 
 if __name__ == "__main__":

@@ -1,23 +1,36 @@
 """What vLLM is told when it loads its general plugins."""
 
+from functools import cache
+
 from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
-from sparkdeploy_vllm import cpu_delta_net, cpu_int4_linear, layer_overrides, turboquant
+from sparkdeploy_vllm import cpu_engine
 from sparkdeploy_vllm.hybrid_config import SparkHybridConfig
+from sparkdeploy_vllm.lm_head import SparkLMHead, replace_layer
+from sparkdeploy_vllm.releases import HEAD_SINCE, installed_version, release_of
 from sparkdeploy_vllm.treatment import METHOD_NAME
 
-_registered: list[str] = []
+TURBOQUANT_PATH = "sparkdeploy_vllm.turboquant_backend.SparkTurboQuantBackend"
 
 
+@cache
 def register_all() -> None:
     """Register every hook once per process; a hook that does not fit this vLLM raises."""
-    if METHOD_NAME in _registered:
-        return
     register_quantization_config(METHOD_NAME)(SparkHybridConfig)
-    layer_overrides.register()
-    turboquant.register()
+    if release_of(installed_version()) < HEAD_SINCE:
+        replace_layer(ParallelLMHead, SparkLMHead)
+    _register_turboquant()
     if current_platform.is_cpu():
-        cpu_delta_net.register()
-        cpu_int4_linear.register()
-    _registered.append(METHOD_NAME)
+        cpu_engine.register()
+
+
+def _register_turboquant() -> None:
+    """Replace the TURBOQUANT back end, by path: nothing is imported until it is selected."""
+    try:
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    except ImportError:
+        return
+    if hasattr(AttentionBackendEnum, "TURBOQUANT"):
+        register_backend(AttentionBackendEnum.TURBOQUANT, TURBOQUANT_PATH)

@@ -1,6 +1,7 @@
 """Which vLLM is installed, and since when it has what; standard library only."""
 
 import re
+import sys
 from importlib import metadata
 
 Release = tuple[int, ...]
@@ -22,17 +23,7 @@ def installed_version() -> str:
     return "unknown"
 
 
-def installed_release() -> Release | None:
-    """The installed version's numbers, None when they are unknown."""
-    return release_of(installed_version())
-
-
-def release_of(version: str) -> Release | None:
-    """Return `0.25.1+cpu` as (0, 25, 1); None when it does not begin with three numbers."""
+def release_of(version: str) -> Release:
+    """Return `0.25.1+cpu` as (0, 25, 1); a version without three numbers counts as the newest."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    return tuple(map(int, found.groups())) if found else None
-
-
-def is_at_least(release: Release | None, since: Release) -> bool:
-    """Whether a release has come to `since`; one that is unknown counts as the newest."""
-    return release is None or release >= since
+    return tuple(map(int, found.groups())) if found else (sys.maxsize,)

@@ -16,7 +16,8 @@ FP8_LAYER = (
 """Matched from the start of a module's whole name; vLLM's own targets take it as it stands."""
 FP8_SCHEME = "fp8_per_block"
 """vLLM's word for e4m3 in blocks of 128 x 128, activations per token in groups of 128."""
-_FP8_LAYER = re.compile(FP8_LAYER, re.ASCII)
+FP8_BLOCK = 128
+"""Rows, and columns, of a weight's block, which has one scale; inputs of a token's group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class DraftHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Treatment:
+class HybridTreatment:
     """The `spark_hybrid` block of config.json, checked.
 
     `expected_fp8_layers` counts checkpoint modules (gate, up and down are three), None when the
@@ -47,27 +48,28 @@ class Treatment:
     base_method: str
     fp8_mode: str | None
     """One of FP8_MODES, or None when nothing is FP8."""
-    fp8_block: tuple[int, int]
     int8_lm_head: bool
     expected_fp8_layers: int | None
     draft_head: DraftHead | None
 
     @classmethod
-    def from_block(cls, block: Mapping[str, object]) -> "Treatment":
+    def from_block(cls, block: Mapping[str, object]) -> "HybridTreatment":
         """Check the block; ValueError names the first entry this plugin does not understand."""
         if block.get("version") != 1:
             raise ValueError(
                 f"{BLOCK_KEY}.version is {block.get('version')!r}; this plugin reads 1"
             )
-        fp8 = block.get("fp8")
+        base = block.get("base_method")
+        if base not in SUPPORTED_BASE_METHODS:
+            known = ", ".join(SUPPORTED_BASE_METHODS)
+            raise ValueError(f"{BLOCK_KEY}.base_method is {base!r}; this plugin builds on {known}")
         head = block.get("lm_head", "bf16")
         if head not in ("bf16", "int8"):
             raise ValueError(f"{BLOCK_KEY}.lm_head is {head!r}; this plugin knows bf16 and int8")
         expected = block.get("expected_fp8_layers")
         return cls(
-            base_method=_base_method(block),
-            fp8_mode=str(fp8.get("mode")) if isinstance(fp8, Mapping) else None,
-            fp8_block=_fp8_block(fp8),
+            base_method=str(base),
+            fp8_mode=_fp8_mode(block.get("fp8")),
             int8_lm_head=head == "int8",
             expected_fp8_layers=None if expected is None else int(str(expected)),
             draft_head=DraftHead.from_block(block.get("draft_lm_head")),
@@ -80,7 +82,7 @@ def is_fp8_layer(prefix: str) -> bool:
     Exact on the last path components; `shared_expert_gate` is another module, and everything
     under `mtp.` stays BF16 (quantised drafts are hardly ever accepted).
     """
-    return _FP8_LAYER.match(prefix) is not None
+    return re.match(FP8_LAYER, prefix, re.ASCII) is not None
 
 
 def checkpoint_modules(prefix: str, packed: Mapping[str, Sequence[str]]) -> int:
@@ -90,25 +92,31 @@ def checkpoint_modules(prefix: str, packed: Mapping[str, Sequence[str]]) -> int:
     return len(fused)
 
 
-def _base_method(block: Mapping[str, object]) -> str:
-    base = block.get("base_method")
-    if base not in SUPPORTED_BASE_METHODS:
-        known = ", ".join(SUPPORTED_BASE_METHODS)
-        raise ValueError(f"{BLOCK_KEY}.base_method is {base!r}; this plugin builds on {known}")
-    return str(base)
+def refuse_broken_blocks(name: str, *, rows: Sequence[int], columns: int, is_parted: bool) -> None:
+    """Raise ValueError when a rank's part of layer `name` ends within a block of 128 x 128.
+
+    `rows` are the outputs of each module that the layer fuses, `columns` its inputs, both of one
+    rank. A layer that is whole may end in a partial block: its neighbour is no other's.
+    """
+    if is_parted and any(count % FP8_BLOCK for count in (columns, *rows)):
+        raise ValueError(
+            f"sparkdeploy: FP8 blocks of {FP8_BLOCK} x {FP8_BLOCK} do not divide the part of "
+            f"{name} that a rank would hold, {list(rows)} x {columns}; use fewer tensor-parallel "
+            "ranks"
+        )
 
 
-def _fp8_block(fp8: object) -> tuple[int, int]:
+def _fp8_mode(fp8: object) -> str | None:
     if fp8 is None:
-        return (128, 128)
+        return None
     if not isinstance(fp8, Mapping):
         raise ValueError(f"{BLOCK_KEY}.fp8 is {fp8!r}; it must be an object or null")  # noqa: TRY004
-    if fp8.get("mode") not in FP8_MODES or fp8.get("layers") != "shared_expert":
+    mode, block = fp8.get("mode"), fp8.get("block")
+    if mode not in FP8_MODES or fp8.get("layers") != "shared_expert":
         raise ValueError(
-            f"{BLOCK_KEY}.fp8 asks for mode {fp8.get('mode')!r} on {fp8.get('layers')!r}; "
+            f"{BLOCK_KEY}.fp8 asks for mode {mode!r} on {fp8.get('layers')!r}; "
             f"this plugin knows mode {' or '.join(map(repr, FP8_MODES))} on 'shared_expert'"
         )
-    block = fp8.get("block")
-    if list(block if isinstance(block, Sequence) else ()) != [128, 128]:
+    if list(block if isinstance(block, Sequence) else ()) != [FP8_BLOCK, FP8_BLOCK]:
         raise ValueError(f"{BLOCK_KEY}.fp8.block is {block!r}; the kernels take [128, 128]")
-    return (128, 128)
+    return str(mode)

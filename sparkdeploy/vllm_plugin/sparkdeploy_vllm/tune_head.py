@@ -26,19 +26,13 @@ ROUNDS = 25
 FIRST_PROCESS = Path("/proc/1/cmdline")
 
 
-class NoCardError(RuntimeError):
-    """There is nothing here that could be tuned."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Tune every shape that was asked for; 0 when all of them are written."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.vocab and not options.hidden:
         parser.error("--vocab needs --hidden")
     try:
         shapes = [(options.vocab, options.hidden)] if options.vocab else _shapes_of(options)
-        _need_card()
         for vocab, hidden in shapes:
             _tune_shape(vocab, hidden, options)
     except (RuntimeError, OSError, ValueError) as error:  # CUDA's own are RuntimeErrors
@@ -59,8 +53,7 @@ def head_shapes(config: Mapping[str, Any], *, ranks: int) -> list[tuple[int, int
         raise ValueError("its config.json names no vocab_size and hidden_size")  # noqa: TRY004
     padded = -(-vocab // VOCABULARY_PADDING) * VOCABULARY_PADDING
     shapes = [(padded // ranks, hidden)]
-    block = config.get("quantization_config", {}).get(BLOCK_KEY, {})
-    draft = block.get("draft_lm_head")
+    draft = config.get("quantization_config", {}).get(BLOCK_KEY, {}).get("draft_lm_head")
     if draft and ranks == 1:
         shapes.append((int(draft["rows"]), hidden))
     return shapes
@@ -92,28 +85,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _shapes_of(options: argparse.Namespace) -> list[tuple[int, int]]:
-    model, ranks = options.model, options.tensor_parallel or 1
-    if model is None:
-        model, ranks = served(FIRST_PROCESS.read_bytes())
-        ranks = options.tensor_parallel or ranks
+    model, ranks = (options.model, 1) if options.model else served(FIRST_PROCESS.read_bytes())
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    return head_shapes(config, ranks=ranks)
-
-
-def _need_card() -> None:
-    try:
-        import torch
-    except ImportError as error:
-        raise NoCardError(f"{error}; run this inside the image") from error
-    if not torch.cuda.is_available():
-        raise NoCardError("there is no CUDA card here")
+    return head_shapes(config, ranks=options.tensor_parallel or ranks)
 
 
 def _tune_shape(vocab: int, hidden: int, options: argparse.Namespace) -> None:
-    import torch
+    try:
+        import torch
 
-    from sparkdeploy_vllm.kernels.head_stand import CudaStand
-
+        from sparkdeploy_vllm.kernels.head_stand import CudaStand
+    except ImportError as error:
+        raise RuntimeError(f"{error}; run this inside the image") from error
+    if not torch.cuda.is_available():
+        raise RuntimeError("there is no CUDA card here")
     stand = CudaStand(vocab, hidden)
     key = stand.key
     _say(f"\n{key.card}, {vocab} x {hidden}, kernel {key.kernel}, Triton {key.triton}\n")

@@ -1,14 +1,19 @@
-"""The TurboQuant back end, correct under speculation; see turboquant.py."""
+"""The TurboQuant back end, correct under speculation.
+
+vLLM's builder claims full graphs for any uniform batch, but verifies speculative tokens in a Python
+loop over requests whose lengths a captured graph freezes: silent garbage with MTP (vLLM 0.20 to
+0.33). The replacement claims single-token decoding only when a speculative configuration is
+present; vLLM then falls back to piecewise graphs by itself.
+"""
 
 from dataclasses import replace
 from inspect import signature
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backends import turboquant_attn
-
-from sparkdeploy_vllm.turboquant_rows import verification_as_decoding
 
 try:
     from vllm.v1.attention.backend import AttentionCGSupport
@@ -31,7 +36,6 @@ class SparkTurboQuantBuilder(turboquant_attn.TurboQuantMetadataBuilder):
         return super().get_cudagraph_support(vllm_config, kv_cache_spec)
 
     def build(self, *args: Any, **kwargs: Any) -> turboquant_attn.TurboQuantMetadata:
-        """As vLLM, then with the verification split into single tokens."""
         return verification_as_decoding(super().build(*args, **kwargs))
 
 
@@ -49,13 +53,8 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
         """vLLM reserves its scratch memory for this many rows, and no more may be taken later."""
 
     def _decode_attention(
-        self,
-        query: torch.Tensor,
-        kv_cache: torch.Tensor,
-        attn_metadata: Any,
-        *rest: Any,
-        **named: Any,
-    ) -> torch.Tensor:
+        self, query: Tensor, kv_cache: Tensor, attn_metadata: Any, *rest: Any, **named: Any
+    ) -> Tensor:
         decode = super()._decode_attention
         count = query.shape[0]
         if count <= self.most_rows:
@@ -73,14 +72,14 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
 
     def _prefill_attention(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
         attn_metadata: Any,
         *rest: Any,
         **named: Any,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         if shortcut_hides_a_cache(attn_metadata):
             attn_metadata = replace(attn_metadata, max_seq_len=attn_metadata.max_seq_len + 1)
         prefill = super()._prefill_attention
@@ -117,16 +116,12 @@ def shortcut_hides_a_cache(metadata: Any) -> bool:
 
 
 class SparkTurboQuantBackend(turboquant_attn.TurboQuantAttentionBackend):
-    """vLLM's back end with our builder."""
-
     @staticmethod
     def get_builder_cls() -> type[SparkTurboQuantBuilder]:
-        """Return the builder that is honest about graphs."""
         return SparkTurboQuantBuilder
 
     @staticmethod
     def get_impl_cls() -> type[SparkTurboQuantImpl]:
-        """Return the attention with its guards."""
         return SparkTurboQuantImpl
 
     @staticmethod
@@ -148,3 +143,51 @@ class SparkTurboQuantBackend(turboquant_attn.TurboQuantAttentionBackend):
         return turboquant_attn.TurboQuantAttentionBackend.get_kv_cache_shape(
             num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str=cache_dtype_str
         )
+
+
+def decode_rows(seq_lens: Tensor, query_start_loc: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """For each of the batch's first `tokens` tokens: its request [T] and its context's length [T].
+
+    `seq_lens` [R] counts a request's tokens up to the last of this step, `query_start_loc` [R + 1]
+    is where its tokens begin in the batch. A token sees itself and what comes before it. Tokens
+    past the last request are padding; they get the last row and its length, at least one: more
+    would lead the kernel to blocks that the row does not have.
+    """
+    token = torch.arange(tokens, device=seq_lens.device, dtype=query_start_loc.dtype)
+    row = torch.searchsorted(query_start_loc[1:], token, right=True)
+    row = row.clamp_(max=seq_lens.shape[0] - 1)
+    behind = (query_start_loc[row + 1] - 1 - token).clamp_(min=0)
+    return row, (seq_lens[row] - behind).clamp_(min=1).to(seq_lens.dtype)
+
+
+def verification_as_decoding(metadata: Any) -> Any:
+    """Split the short requests of `metadata` into requests of one token each.
+
+    `metadata` is a TurboQuantMetadata whose first `num_decodes` requests are short ones. Every
+    length is taken from the device: with asynchronous scheduling the host's lengths count drafts
+    that were rejected. The rest of the batch (prefills, for which the host's are exact) is as it
+    was.
+    """
+    requests, tokens = metadata.num_decodes, metadata.num_decode_tokens
+    if metadata.max_query_len <= 1 or requests == 0:
+        return metadata
+    row, length = decode_rows(metadata.seq_lens[:requests], metadata.query_start_loc, tokens)
+    starts = torch.arange(tokens, dtype=torch.int32)
+    is_prefill = metadata.num_actual_tokens > tokens
+    return replace(
+        metadata,
+        seq_lens=torch.cat([length, metadata.seq_lens[requests:]]),
+        block_table=torch.cat([metadata.block_table[row], metadata.block_table[requests:]]),
+        query_start_loc=torch.cat(
+            [starts.to(metadata.query_start_loc.device), metadata.query_start_loc[requests:]]
+        ),
+        query_start_loc_cpu=_joined(starts, metadata.query_start_loc_cpu, requests),
+        seq_lens_cpu=_joined(torch.ones_like(starts), metadata.seq_lens_cpu, requests),
+        num_decodes=tokens,
+        max_query_len=metadata.max_query_len if is_prefill else 1,
+        is_prefill=is_prefill,
+    )
+
+
+def _joined(front: Tensor, whole: Tensor | None, requests: int) -> Tensor | None:
+    return None if whole is None else torch.cat([front.to(whole.dtype), whole[requests:]])

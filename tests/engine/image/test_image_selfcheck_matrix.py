@@ -19,7 +19,7 @@ from sparkdeploy.recipe import features
 from sparkdeploy.settings import load_settings
 
 sys.path.insert(0, str(Path(vllm_plugin.__file__).parent))
-from sparkdeploy_vllm.selfcheck import Finding, check
+from sparkdeploy_vllm.selfcheck import HookFinding, check
 
 RELEASES = (
     "0.19.1", "0.20.2", "0.22.1", "0.23.0", "0.25.1", "0.29.0", "0.30.0", "0.32.0", "0.33.0"
@@ -56,7 +56,7 @@ def unpacked(folder: Path, release: str) -> Path:
     return target
 
 
-def missing(findings: list[Finding]) -> set[str]:
+def missing(findings: list[HookFinding]) -> set[str]:
     return {finding.api for finding in findings if not finding.fits}
 
 
@@ -73,11 +73,11 @@ def test_the_plugin_fits_every_release(
     assert {release: found for release, found in unfit.items() if found} == {}
 
 
-def required_but_unfit(finding: Finding) -> bool:
+def required_but_unfit(finding: HookFinding) -> bool:
     return bool(finding.required and not finding.fits)
 
 
-def as_lines(matrix: dict[str, list[Finding]]) -> list[str]:
+def as_lines(matrix: dict[str, list[HookFinding]]) -> list[str]:
     words = {True: "fits", False: "-"}
     lines = [f"{'':72}" + "".join(f"{release:>8}" for release in matrix)]
     for rows in zip(*matrix.values(), strict=True):

@@ -16,10 +16,10 @@ import torch
 
 PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
-from sparkdeploy_vllm.int8_maths import device_product, quantize_rows  # noqa: E402
 from sparkdeploy_vllm.kernels import int8_head as kernels  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head import compile_tiles, int8_head  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head_configs import GB10, shipped_for  # noqa: E402
+from sparkdeploy_vllm.maths import device_product, quantize_rows  # noqa: E402
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 200)
 HEADS = ((16_384, 3072), (12_345, 2048), (1_000, 2000), (63, 1040), (65, 64), (7, 16))

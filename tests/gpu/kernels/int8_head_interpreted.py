@@ -24,7 +24,6 @@ sys.path.insert(0, str(PLUGIN))
 import torch  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402, F401 - the interpreter looks for it in each file
-from sparkdeploy_vllm.int8_maths import quantize_rows  # noqa: E402
 from sparkdeploy_vllm.kernels import int8_head as kernels  # noqa: E402
 from sparkdeploy_vllm.kernels.head_choice import Choice  # noqa: E402
 from sparkdeploy_vllm.kernels.head_tiles_file import (  # noqa: E402
@@ -37,6 +36,7 @@ from sparkdeploy_vllm.kernels.head_tiles_file import (  # noqa: E402
 )
 from sparkdeploy_vllm.kernels.head_tuning import Card, candidates  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head_configs import GB10, HOPPER, HeadTile  # noqa: E402
+from sparkdeploy_vllm.maths import quantize_rows  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 HEADS = ((200, 512), (130, 272), (7, 16))

@@ -19,13 +19,13 @@ import torch
 PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
 from sparkdeploy_vllm import tune_head  # noqa: E402
-from sparkdeploy_vllm.int8_maths import quantize_rows  # noqa: E402
 from sparkdeploy_vllm.kernels import head_choice  # noqa: E402
 from sparkdeploy_vllm.kernels.head_choice import Choice, choose_tiles  # noqa: E402
 from sparkdeploy_vllm.kernels.head_stand import CudaStand  # noqa: E402
 from sparkdeploy_vllm.kernels.head_tiles_file import tuned_path  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head import int8_head, prepare  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head_configs import shipped_for, tile_for  # noqa: E402
+from sparkdeploy_vllm.maths import quantize_rows  # noqa: E402
 
 SHAPES = ((248_320, 3072), (248_320, 2048), (32_768, 3072))
 """The heads of the 122B and the 35B model, and a draft head."""

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkdeploy_vllm.guard import processes, supervision
-from sparkdeploy_vllm.guard.supervision import STOP_SIGNALS, Orders, Supervision
+from sparkdeploy_vllm.guard.processes import STOP_SIGNALS
+from sparkdeploy_vllm.guard.supervision import Orders, Supervision
 
 GIB = 1 << 30
 NO_SUCH_PID = 1 << 30
@@ -219,7 +220,7 @@ WITHOUT_SIGNAL = (
 
 def guard(phase: Phase, number: int) -> int:
     """Be the guard, in this process; return its exit code."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # what __main__ does first
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # what main does first
     processes.become_subreaper()
     supervision.POLL_S = 0.01
     world = World(number)

@@ -299,8 +299,8 @@ def test_importing_the_guard_imports_neither_torch_nor_vllm() -> None:
 MEASURED_LOOP = """
 import resource, sys
 from pathlib import Path
-from sparkdeploy_vllm.guard import command_line, supervision
-from sparkdeploy_vllm.guard.memory import AvailableMemory
+from sparkdeploy_vllm.guard import supervision
+from sparkdeploy_vllm.guard.watched import AvailableMemory
 
 WARM_UP, LOOPS = 200, 1000
 supervision.POLL_S = 0.0001
@@ -324,9 +324,9 @@ def measured():
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return sys.getallocatedblocks(), usage.ru_minflt + usage.ru_majflt
 
-command_line.AvailableMemory = Counting
+supervision.AvailableMemory = Counting
 options = ["--memory-floor-bytes", "1", "--health-url", "http://127.0.0.1:9/health"]
-raise SystemExit(command_line.main([*options, "--", "sleep", "600"]))
+raise SystemExit(supervision.main([*options, "--", "sleep", "600"]))
 """
 
 

@@ -5,9 +5,9 @@
 from pathlib import Path
 
 import pytest
-from sparkdeploy_vllm.selfcheck import Api, Finding, Trace, check
+from sparkdeploy_vllm.hooks import STAND_INS, Api, HookTrace, StandIn
+from sparkdeploy_vllm.selfcheck import HookFinding, check, uncovered
 from sparkdeploy_vllm.source_tree import SourceTree
-from sparkdeploy_vllm.uncovered import STAND_INS, StandIn, uncovered
 
 SOURCES = {
     "engine/__init__.py": "",
@@ -40,7 +40,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def look(tree: Path, name: str, arguments: tuple[str, ...]) -> Finding:
+def look(tree: Path, name: str, arguments: tuple[str, ...]) -> HookFinding:
     return check(tree, [Api("engine.quant", name, arguments)])[0]
 
 
@@ -82,15 +82,15 @@ def test_a_field_has_no_arguments(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "keywords", "trace", "fits"),
     [
-        ("Settings", ("prefix",), Trace.CALLED, True),
-        ("Settings", ("prefix", "layer"), Trace.CALLED, False),
-        ("ask", ("prefix",), Trace.CALLED, False),
-        ("per_block", None, Trace.NAMED, True),
-        ("per_channel", None, Trace.NAMED, False),
+        ("Settings", ("prefix",), HookTrace.CALLED, True),
+        ("Settings", ("prefix", "layer"), HookTrace.CALLED, False),
+        ("ask", ("prefix",), HookTrace.CALLED, False),
+        ("per_block", None, HookTrace.NAMED, True),
+        ("per_channel", None, HookTrace.NAMED, False),
     ],
 )
 def test_calls_and_words_are_looked_for(
-    tree: Path, name: str, keywords: tuple[str, ...] | None, trace: Trace, fits: bool
+    tree: Path, name: str, keywords: tuple[str, ...] | None, trace: HookTrace, fits: bool
 ) -> None:
     assert check(tree, [Api("engine.fields", name, keywords, trace=trace)])[0].fits is fits
 

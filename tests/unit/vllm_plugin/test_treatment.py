@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sparkdeploy_vllm.treatment import Treatment, checkpoint_modules, is_fp8_layer
+from sparkdeploy_vllm.treatment import HybridTreatment, checkpoint_modules, is_fp8_layer
 
 BLOCK: dict[str, Any] = {
     "version": 1,
@@ -60,7 +60,7 @@ def test_fused_layers_count_as_the_modules_they_hold() -> None:
 
 
 def test_the_block_of_the_overlay_is_understood() -> None:
-    treatment = Treatment.from_block(BLOCK)
+    treatment = HybridTreatment.from_block(BLOCK)
     assert treatment.fp8_mode == "online"
     assert treatment.int8_lm_head
     assert treatment.expected_fp8_layers == 144
@@ -70,11 +70,11 @@ def test_the_block_of_the_overlay_is_understood() -> None:
 @pytest.mark.parametrize("mode", ["prebuilt", "finished"])
 def test_tensors_of_the_checkpoint_are_told_from_those_made_while_loading(mode: str) -> None:
     fp8 = {"mode": mode, "layers": "shared_expert", "block": [128, 128]}
-    assert Treatment.from_block({**BLOCK, "fp8": fp8}).fp8_mode == mode
+    assert HybridTreatment.from_block({**BLOCK, "fp8": fp8}).fp8_mode == mode
 
 
 def test_fp8_null_means_no_fp8() -> None:
-    treatment = Treatment.from_block({**BLOCK, "fp8": None, "lm_head": "bf16"})
+    treatment = HybridTreatment.from_block({**BLOCK, "fp8": None, "lm_head": "bf16"})
     assert treatment.fp8_mode is None
     assert not treatment.int8_lm_head
 
@@ -95,4 +95,4 @@ def test_what_the_plugin_does_not_know_is_refused_by_name(
     change: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
-        Treatment.from_block({**BLOCK, **change})
+        HybridTreatment.from_block({**BLOCK, **change})

@@ -3,9 +3,13 @@
 Standard library only; importing it imports neither vLLM nor torch.
 """
 
+import signal
+
 
 def main() -> int:
-    """Guard the command line's command."""
-    from sparkdeploy_vllm.guard import command_line
+    # A first process loses every signal that it has no handler for and does not block: a stop that
+    # comes while the rest is still being imported would wait for its deadline.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    from sparkdeploy_vllm.guard import supervision
 
-    return command_line.main()
+    return supervision.main()

@@ -1,11 +1,5 @@
 """`python -m sparkdeploy_vllm.guard`."""
 
-import signal
-
-# A first process loses every signal that it has no handler for and does not block: a stop that
-# comes while the rest is still being imported would wait for its deadline.
-signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-
-from sparkdeploy_vllm.guard.command_line import main  # noqa: E402
+from sparkdeploy_vllm.guard import main
 
 raise SystemExit(main())

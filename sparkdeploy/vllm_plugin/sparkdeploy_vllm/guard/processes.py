@@ -1,34 +1,22 @@
-"""Starting, finding, killing and reaping the processes beneath the guard."""
+"""The guard's own process, and starting, finding, killing and reaping those beneath it."""
 
 import ctypes
 import os
+import resource
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
+MCL_CURRENT = 1
+MCL_FUTURE = 2
 KILL_TIMEOUT_S = 10.0
 OFFER = b"1000"
-_RESET_SIGNALS = (
-    signal.SIGPIPE,
-    signal.SIGXFSZ,
-    signal.SIGCHLD,
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Killed:
-    """How many processes were killed, and which of them are there all the same."""
-
-    count: int
-    still_there: tuple[int, ...]
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, *STOP_SIGNALS)
 
 
 def become_subreaper() -> None:
@@ -47,6 +35,17 @@ def shut_out_others() -> None:
     The child has the guard's uid; otherwise it could open /proc/1/fd or trace its own guard.
     """
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def lock_memory() -> str | None:
+    """Keep this process in RAM so that it can act when memory is short; None, or why not."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    # Under a small limit future allocations would fail instead of being locked.
+    flags = MCL_CURRENT | (MCL_FUTURE if soft == resource.RLIM_INFINITY else 0)
+    if libc.mlockall(flags) == 0:
+        return None
+    return f"{os.strerror(ctypes.get_errno())} (RLIMIT_MEMLOCK is {soft} bytes)"
 
 
 class OfferToTheKernel:
@@ -81,12 +80,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], offer: OfferToTheKernel) 
     """
     with offer:
         return os.posix_spawnp(
-            argv[0],
-            list(argv),
-            dict(env),
-            setsid=True,
-            setsigmask=(),
-            setsigdef=_RESET_SIGNALS,
+            argv[0], list(argv), dict(env), setsid=True, setsigmask=(), setsigdef=_RESET_SIGNALS
         )
 
 
@@ -104,11 +98,11 @@ def reap(leader: int) -> int | None:
             leader_status = status
 
 
-def kill_all(leader: int) -> Killed:
-    """SIGKILL the group of `leader` and every descendant, and reap them.
+def kill_all(leader: int) -> tuple[int, list[int]]:
+    """SIGKILL the group of `leader` and every descendant, and reap them, until nothing is left.
 
-    Repeats until nothing is left, because processes that left the group may still be forking;
-    gives up on those stuck in the kernel after KILL_TIMEOUT_S.
+    Once is not enough, as processes that left the group may still be forking. Returns how many were
+    killed and the pids of those that are still there after KILL_TIMEOUT_S, stuck in the kernel.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
@@ -122,16 +116,18 @@ def kill_all(leader: int) -> Killed:
         killed.update(living)
         reap(leader)
         if not living or time.monotonic() > deadline:
-            return Killed(len(killed), tuple(living))
+            return len(killed), living
         time.sleep(0.01)
 
 
 def descendants(ancestor: int) -> list[int]:
     """Pids below `ancestor` that are not yet reaped."""
-    parents = dict(_pids_and_parents())
     children: dict[int, list[int]] = {}
-    for pid, parent in parents.items():
-        children.setdefault(parent, []).append(pid)
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - the least work, in an emergency
+        if entry.isdigit():
+            with suppress(OSError):
+                _, _, parent = _name_state_and_parent(entry)
+                children.setdefault(parent, []).append(int(entry))
     found: list[int] = []
     queue = [ancestor]
     while queue:
@@ -143,15 +139,12 @@ def descendants(ancestor: int) -> list[int]:
 
 def description_of(pid: int) -> dict[str, object]:
     """What the kernel says of a process that does not end: its name, state and where it waits."""
-    name, state = "", ""
+    name = state = waits_in = b""
     with suppress(OSError):
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        name = stat[stat.index("(") + 1 : stat.rindex(")")]
-        state = stat[stat.rindex(")") + 2 :][:1]
-    waits_in = ""
-    with suppress(OSError):
-        waits_in = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace")
-    return {"pid": pid, "name": name, "state": state, "wchan": waits_in[:64]}
+        name, state, _ = _name_state_and_parent(str(pid))
+        waits_in = Path(f"/proc/{pid}/wchan").read_bytes()
+    said = {"name": name, "state": state, "wchan": waits_in[:64]}
+    return {"pid": pid, **{key: value.decode(errors="replace") for key, value in said.items()}}
 
 
 def exit_code(status: int) -> int:
@@ -160,16 +153,10 @@ def exit_code(status: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def _pids_and_parents() -> list[tuple[int, int]]:
-    found = []
-    for entry in os.listdir("/proc"):  # noqa: PTH208 - the least work, in an emergency
-        if not entry.isdigit():
-            continue
-        try:
-            stat = Path("/proc", entry, "stat").read_bytes()
-        except OSError:
-            continue
-        # The command in parentheses may hold spaces and parentheses itself.
-        fields = stat[stat.rindex(b")") + 2 :].split(None, 2)
-        found.append((int(entry), int(fields[1])))
-    return found
+def _name_state_and_parent(pid: str) -> tuple[bytes, bytes, int]:
+    """OSError when the process is gone."""
+    stat = Path("/proc", pid, "stat").read_bytes()
+    # The name in parentheses may hold spaces and parentheses itself.
+    begin, end = stat.index(b"("), stat.rindex(b")")
+    state, parent, _ = stat[end + 2 :].split(None, 2)
+    return stat[begin + 1 : end], state, int(parent)

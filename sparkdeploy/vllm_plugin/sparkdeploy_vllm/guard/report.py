@@ -25,7 +25,6 @@ class _Stderr:
         self.dropped_lines = 0
 
     def say(self, event: str, facts: dict[str, object]) -> None:
-        """Write the line within PATIENCE_S, or count it for the next one that gets through."""
         if self.dropped_lines:
             facts["dropped_lines"] = self.dropped_lines
         is_written = _written_in_time(line_of(event, **facts))
@@ -51,7 +50,7 @@ def line_of(event: str, **facts: object) -> bytes:
     """
     cut = select.PIPE_BUF
     while True:
-        short = {key: _cut(value, cut) for key, value in facts.items()}
+        short = {key: it[:cut] if isinstance(it, str) else it for key, it in facts.items()}
         line = f"\n{MARK}{json.dumps({'event': event, **short})}\n".encode()
         if len(line) <= select.PIPE_BUF or cut == 0:
             return line
@@ -92,7 +91,3 @@ def _written_in_time(line: bytes) -> bool:
     except OSError:
         return False  # A closed stderr is no reason to stop.
     return True
-
-
-def _cut(value: object, length: int) -> object:
-    return value[:length] if isinstance(value, str) else value

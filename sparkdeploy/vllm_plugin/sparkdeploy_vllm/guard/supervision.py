@@ -1,25 +1,53 @@
-"""The guard's loop: one child at a time, watched until it ends."""
+"""The guard's arguments and its loop: one child at a time, watched until it ends."""
 
+import argparse
+import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from sparkdeploy_vllm.guard import processes
-from sparkdeploy_vllm.guard.health import HealthProbe
-from sparkdeploy_vllm.guard.memory import AvailableMemory
-from sparkdeploy_vllm.guard.report import report
+from sparkdeploy_vllm.guard.processes import STOP_SIGNALS
+from sparkdeploy_vllm.guard.report import line_of, report, write_at_once
+from sparkdeploy_vllm.guard.watched import AvailableMemory, HealthProbe
 
+KEY_VARIABLE = "VLLM_API_KEY"
+EXIT_USAGE = 2
 POLL_S = 0.1
 TRIP_MARGIN_BYTES = 1 << 30
 EXIT_MEMORY_FLOOR = 86
 EXIT_CANNOT_RUN = 127
 EXIT_SILENT_END = 1
 MAX_NAMED = 8
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _WATCHED = (*STOP_SIGNALS, signal.SIGCHLD)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Guard the command after `--`; return the code this process should exit with."""
+    options = _parser().parse_args(argv)
+    try:
+        orders = Orders(
+            argv=options.command,
+            env=_child_env(os.environ, options.key_file),
+            memory_floor_bytes=options.memory_floor_bytes,
+            grace_s=options.grace_s,
+            max_restarts=options.max_restarts,
+        )
+        memory = AvailableMemory(options.meminfo)
+        probe = HealthProbe.from_url(options.health_url) if options.health_url else None
+    except (OSError, ValueError) as error:
+        report("refused", error=str(error), exit_code=EXIT_USAGE)
+        return EXIT_USAGE
+    processes.become_subreaper()
+    supervision = Supervision(orders, memory=memory, probe=probe)
+    processes.shut_out_others()
+    if orders.memory_floor_bytes is not None:
+        _make_ready(memory)
+    return supervision.run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +69,11 @@ class Supervision:
     """Runs the orders to their end; `run` returns the guard's exit code."""
 
     def __init__(
-        self,
-        orders: Orders,
-        *,
-        memory: AvailableMemory,
-        probe: HealthProbe | None,
-        clock_s: Callable[[], float] = time.monotonic,
+        self, orders: Orders, *, memory: AvailableMemory, probe: HealthProbe | None
     ) -> None:
         self.orders = orders
         self.memory = memory
         self.probe = probe
-        self.clock_s = clock_s
         self.offer = processes.OfferToTheKernel()
         self.child = 0
         self.stop_deadline_s: float | None = None
@@ -73,13 +95,19 @@ class Supervision:
             code = self._watch()
             if code is None:
                 return EXIT_MEMORY_FLOOR
-            killed = processes.kill_all(self.child)
+            _, left = processes.kill_all(self.child)
             crash_code = self._honest(code)
-            if killed.still_there:
-                _say_who_is_left(killed.still_there, crash_code)
-            if killed.still_there or not self._may_restart():
+            if left:
+                _say_who_is_left(left, crash_code)
+            if left or not self._may_restart():
                 return crash_code
-            self._announce_restart(crash_code)
+            self.restarts += 1
+            report(
+                "restart",
+                exit_code=crash_code,
+                restart=self.restarts,
+                max_restarts=self.orders.max_restarts,
+            )
         return 128 + stop if crash_code is None else crash_code
 
     def _watch(self) -> int | None:
@@ -93,9 +121,9 @@ class Supervision:
             if status is not None:
                 return processes.exit_code(status)
             if self.probe is not None and not healthy:
-                healthy = self.probe.tick(self.clock_s())
+                healthy = self.probe.tick(time.monotonic())
                 self.has_been_healthy |= healthy
-            if self.stop_deadline_s is not None and self.clock_s() >= self.stop_deadline_s:
+            if self.stop_deadline_s is not None and time.monotonic() >= self.stop_deadline_s:
                 with suppress(ProcessLookupError):
                     os.killpg(self.child, signal.SIGKILL)
                 self.stop_deadline_s = float("inf")
@@ -108,7 +136,7 @@ class Supervision:
             return
         if self.stop_deadline_s is not None:
             return  # Who stops us says so twice, and some servers take a second word as a kill.
-        self.stop_deadline_s = self.clock_s() + self.orders.grace_s
+        self.stop_deadline_s = time.monotonic() + self.orders.grace_s
         with suppress(ProcessLookupError):
             os.kill(self.child, info.si_signo)
 
@@ -118,17 +146,17 @@ class Supervision:
         available = self.memory.read_bytes()
         if available is None or available >= self.trip_below_bytes:
             return False
-        killed = processes.kill_all(self.child)
+        killed, left = processes.kill_all(self.child)
         report(
             "memory_floor",
             mem_available_bytes=available,
             floor_bytes=self.orders.memory_floor_bytes,
             trip_below_bytes=self.trip_below_bytes,
-            killed_processes=killed.count,
+            killed_processes=killed,
             exit_code=EXIT_MEMORY_FLOOR,
         )
-        if killed.still_there:
-            _say_who_is_left(killed.still_there, EXIT_MEMORY_FLOOR)
+        if left:
+            _say_who_is_left(left, EXIT_MEMORY_FLOOR)
         return True
 
     def _honest(self, code: int) -> int:
@@ -153,11 +181,6 @@ class Supervision:
             and _pending_stop() is None
         )
 
-    def _announce_restart(self, code: int) -> None:
-        self.restarts += 1
-        facts = {"exit_code": code, "restart": self.restarts}
-        report("restart", **facts, max_restarts=self.orders.max_restarts)
-
 
 def _pending_stop() -> int | None:
     """The stop signal that has come and was not taken yet, taken now."""
@@ -177,3 +200,46 @@ def _say_who_is_left(pids: Sequence[int], exit_code: int) -> None:
         waited_s=processes.KILL_TIMEOUT_S,
         exit_code=exit_code,
     )
+
+
+def _make_ready(memory: AvailableMemory) -> None:
+    """Go once through what an emergency needs, keep all of it in RAM, and collect no more.
+
+    When memory is gone, a page that is not there yet may never come.
+    """
+    memory.read_bytes()
+    processes.descendants(os.getpid())
+    line_of("memory_floor", mem_available_bytes=0)
+    with suppress(OSError):
+        write_at_once(b"")
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    if refusal := processes.lock_memory():
+        report("memory_not_locked", error=refusal)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sparkdeploy-guard",
+        description="Run a command as PID 1: signals, orphans, key file, memory floor, restarts.",
+    )
+    parser.add_argument("--memory-floor-bytes", type=int, metavar="N")
+    parser.add_argument("--meminfo", type=Path, default=Path("/proc/meminfo"), metavar="PATH")
+    parser.add_argument("--key-file", type=Path, metavar="PATH")
+    parser.add_argument("--grace-s", type=float, default=20.0, metavar="S")
+    parser.add_argument("--max-restarts", type=int, default=0, metavar="N")
+    parser.add_argument("--health-url", metavar="URL", help="restarts need one 200 from here")
+    parser.add_argument("command", nargs="+", metavar="-- COMMAND")
+    return parser
+
+
+def _child_env(env: Mapping[str, str], key_file: Path | None) -> dict[str, str]:
+    """The child's environment: ours, and the key when there is a key file (nowhere else)."""
+    child_env = dict(env)
+    if key_file is not None:
+        key = key_file.read_text(encoding="utf-8").strip()
+        if not key:
+            raise ValueError(f"the key file {key_file} is empty")
+        child_env[KEY_VARIABLE] = key
+    return child_env

@@ -30,7 +30,6 @@ class Choice:
 
     @property
     def line(self) -> str:
-        """The one line for the log."""
         return (
             f"sparkdeploy: INT8 head {self.key.vocab} x {self.key.hidden}: "
             f"tiles={self.source} ({self.origin})"
@@ -48,7 +47,6 @@ def choose_tiles(key: HeadKey, folder: Path) -> Choice:
 
 
 def shipped_choice(key: HeadKey, *, ignored: str = "") -> Choice:
-    """Return what ships for the card."""
     table = shipped_for(key.capability)
     source: Source = "default" if table is DEFAULT else "shipped"
     name = "" if table is DEFAULT else f"{table.name}: "

@@ -5,12 +5,13 @@ import time
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from sparkdeploy_vllm.int8_maths import row_chunks
 from sparkdeploy_vllm.kernels.head_tiles_file import HeadKey
 from sparkdeploy_vllm.kernels.head_tuning import Card
 from sparkdeploy_vllm.kernels.int8_head import head_with_tile, key_of
 from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, shipped_for
+from sparkdeploy_vllm.maths import row_chunks
 
 SUMMATION = 1e-5
 """Relative error that the order and width of FP32 sums on tensor cores may add."""
@@ -21,7 +22,7 @@ SMALLEST_LIMIT_BYTES = 99 * 1024
 
 
 class CudaStand:
-    """Two heads of one shape on the current card; launches alternate, so that no cache keeps one.
+    """A `Stand` with two heads of one shape; launches alternate, so that no cache keeps one.
 
     Takes twice the INT8 matrix plus about 2 GB.
     """
@@ -35,23 +36,20 @@ class CudaStand:
         ]
         self.scales = torch.rand(vocab, device="cuda", generator=self.drawn) * 1e-3
         self.dtype = dtype
-        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def key(self) -> HeadKey:
-        """What tiles tuned here are good for."""
         return key_of(self.weights[0])
 
     @property
     def card(self) -> Card:
-        """What decides which tiles are tried."""
         about = torch.cuda.get_device_properties(self.weights[0].device)
         limit = getattr(about, "shared_memory_per_block_optin", SMALLEST_LIMIT_BYTES)
         capability = self.key.capability
         return Card(capability, limit, shipped_for(capability).tiles)
 
     def is_right(self, tile: HeadTile) -> bool:
-        """Whether the tile compiles and gives the exact product, twice the same."""
         x, exact = self._question(tile.rows)
         try:
             first, second = (self._logits(tile, x, 0, torch.float32) for _ in range(2))
@@ -61,7 +59,6 @@ class CudaStand:
             return False
 
     def times_ms(self, tiles: Sequence[HeadTile], rows: int, rounds: int) -> list[float]:
-        """Median milliseconds of each tile at so many rows; they take turns, `rounds` times."""
         x, _ = self._question(rows)
         graphs = [self._captured(tile, x) for tile in tiles]
         times: list[list[float]] = [[] for _ in graphs]
@@ -70,7 +67,7 @@ class CudaStand:
                 own.append(_replay_ms(graph) / LAUNCHES)
         return [statistics.median(own) for own in times]
 
-    def _question(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _question(self, rows: int) -> tuple[Tensor, Tensor]:
         """Activations of so many rows, and the FP64 logits of the first head."""
         if rows not in self._known:
             self._known.clear()  # one set of logits takes up to 0.25 GB
@@ -81,12 +78,10 @@ class CudaStand:
             self._known[rows] = x, torch.cat(parts, dim=1) * self.scales.double()
         return self._known[rows]
 
-    def _logits(
-        self, tile: HeadTile, x: torch.Tensor, turn: int, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def _logits(self, tile: HeadTile, x: Tensor, turn: int, dtype: torch.dtype) -> Tensor:
         return head_with_tile(tile, x, (self.weights[turn], self.scales, None), dtype)
 
-    def _captured(self, tile: HeadTile, x: torch.Tensor) -> torch.cuda.CUDAGraph:
+    def _captured(self, tile: HeadTile, x: Tensor) -> torch.cuda.CUDAGraph:
         """Capture LAUNCHES launches, after one that compiles, and replay them once."""
         self._logits(tile, x, 0, self.dtype)
         torch.cuda.synchronize()

@@ -91,7 +91,11 @@ def read_tuned(key: HeadKey, folder: Path) -> tuple[HeadTile, ...] | None:
         raise UnusableTilesError(f"it cannot be read: {error.strerror}") from error
     if len(content) > MOST_BYTES:
         raise UnusableTilesError(f"it has more than {MOST_BYTES} bytes")
-    return _checked(_parsed(content), key)
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UnusableTilesError(f"it is not JSON: {error}") from error
+    return _checked(document, key)
 
 
 def write_tuned(
@@ -137,17 +141,16 @@ def tile_problem(tile: HeadTile, capability: tuple[int, int]) -> str:
     return ""
 
 
-def _parsed(content: bytes) -> object:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UnusableTilesError(f"it is not JSON: {error}") from error
-
-
 def _checked(document: object, key: HeadKey) -> tuple[HeadTile, ...]:
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise UnusableTilesError(f"it is not of schema {SCHEMA}")
-    _compare_keys(document.get("key"), key)
+    made_for = document.get("key")
+    if not isinstance(made_for, dict):
+        raise UnusableTilesError("it does not say what it was made for")
+    for name, wanted in asdict(key).items():
+        found = tuple(it) if isinstance(it := made_for.get(name), list) else it
+        if found != wanted:
+            raise UnusableTilesError(f"it was made for {name} {found!r}, here it is {wanted!r}")
     entries = document.get("tiles")
     if not isinstance(entries, list) or not entries:
         raise UnusableTilesError("it has no tiles")
@@ -159,15 +162,6 @@ def _checked(document: object, key: HeadKey) -> tuple[HeadTile, ...]:
             f"to {MUST_HAVE_ROWS} or more"
         )
     return tiles
-
-
-def _compare_keys(found: object, key: HeadKey) -> None:
-    if not isinstance(found, dict):
-        raise UnusableTilesError("it does not say what it was made for")
-    for name, wanted in asdict(key).items():
-        theirs = tuple(it) if isinstance(it := found.get(name), list) else it
-        if theirs != wanted:
-            raise UnusableTilesError(f"it was made for {name} {theirs!r}, here it is {wanted!r}")
 
 
 def _tile(entry: object, key: HeadKey) -> HeadTile:
@@ -185,15 +179,16 @@ def _tile(entry: object, key: HeadKey) -> HeadTile:
 
 
 def _replace(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    partial = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", delete=False
+    ) as file:
+        partial = Path(file.name)
+        try:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        partial.chmod(0o644)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+            partial.chmod(0o644)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise

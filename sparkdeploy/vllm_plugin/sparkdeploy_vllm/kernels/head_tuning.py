@@ -53,7 +53,6 @@ class Card:
 
 
 def candidates(rows: int, card: Card) -> Iterator[HeadTile]:
-    """Yield the tiles of `rows` rows that are tried on a card."""
     # Few rows leave more than four warps nothing to do; many need the registers of four.
     few, many = WARPS[:-1], WARPS[1:]
     warps = few if rows <= FEW_ROWS else many
@@ -73,40 +72,23 @@ def tune(
     """
     won: list[TunedTile] = []
     for rows in ROW_CLASSES:
-        before = won[-1].tile if won else None
-        best = _tune_rows(rows, before, card, stand, rounds=rounds, say=say)
+        shipped = tile_for(card.shipped, rows)
+        rivals = [tile for tile in candidates(rows, card) if tile != shipped]
+        right = [tile for tile in rivals if stand.is_right(tile)]
+        # The key is asked once for each tile.
+        ranked = sorted(right, key=lambda tile: stand.times_ms([tile], tile.rows, QUICK_ROUNDS)[0])
+        finalists = ranked[:FINALISTS]
+        if won and shipped.rows < rows and won[-1].tile != shipped:
+            finalists.append(won[-1].tile)
+        best = _final(shipped, finalists, rows, stand, rounds)
+        say(
+            f"| {rows} | {len(right)} of {len(rivals)} | {_name(shipped)} | {best.shipped_ms:.4f} "
+            f"| {_name(best.tile)} | {best.ms:.4f} |"
+        )
         # A tile of fewer rows than asked for takes them in turns, and is in the table already.
         if best.tile.rows == rows:
             won.append(best)
     return tuple(won)
-
-
-def _tune_rows(
-    rows: int,
-    before: HeadTile | None,
-    card: Card,
-    stand: Stand,
-    *,
-    rounds: int,
-    say: Callable[[str], None],
-) -> TunedTile:
-    shipped = tile_for(card.shipped, rows)
-    rivals = [tile for tile in candidates(rows, card) if tile != shipped]
-    right = [tile for tile in rivals if stand.is_right(tile)]
-    finalists = _fastest(right, rows, stand)
-    if before is not None and shipped.rows < rows and before != shipped:
-        finalists.append(before)
-    best = _final(shipped, finalists, rows, stand, rounds)
-    say(
-        f"| {rows} | {len(right)} of {len(rivals)} | {_name(shipped)} | {best.shipped_ms:.4f} "
-        f"| {_name(best.tile)} | {best.ms:.4f} |"
-    )
-    return best
-
-
-def _fastest(tiles: Sequence[HeadTile], rows: int, stand: Stand) -> list[HeadTile]:
-    times = {tile: stand.times_ms([tile], rows, QUICK_ROUNDS)[0] for tile in tiles}
-    return sorted(tiles, key=lambda tile: times[tile])[:FINALISTS]
 
 
 def _final(

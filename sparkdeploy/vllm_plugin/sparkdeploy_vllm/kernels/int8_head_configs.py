@@ -80,7 +80,6 @@ SHIPPED: dict[int, ShippedTiles] = {9: HOPPER, 12: GB10}
 
 
 def shipped_for(capability: Capability) -> ShippedTiles:
-    """Return the table of a GPU of compute capability `capability`."""
     return SHIPPED.get(capability[0], DEFAULT)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 from sparkdeploy_vllm import register
-from sparkdeploy_vllm.cpu_delta_net import (
+from sparkdeploy_vllm.cpu_engine import (
     SPECULATIVE_RECURRENCE,
     convolve,
     recur_token_by_token,

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 from sparkdeploy_vllm import register
-from sparkdeploy_vllm.cpu_int4_linear import OPERATOR, apply_weights, unpack_weights
+from sparkdeploy_vllm.cpu_engine import INT4_OPERATOR, apply_weights, unpack_weights
 from vllm.model_executor.kernels.linear.mixed_precision.cpu import CPUWNA16LinearKernel
 from vllm.platforms import current_platform
 from vllm.scalar_type import scalar_types
@@ -76,4 +76,4 @@ def check_it_stands_in_exactly_where_vllm_has_no_operator() -> None:
     from vllm import _custom_ops  # noqa: F401
 
     is_replaced = CPUWNA16LinearKernel.apply_weights is apply_weights
-    assert is_replaced is not hasattr(torch.ops._C, OPERATOR)
+    assert is_replaced is not hasattr(torch.ops._C, INT4_OPERATOR)

@@ -1,22 +1,20 @@
 """The plain-torch arithmetic against FP64, and its independence of the batch."""
 
 import torch
-from sparkdeploy_vllm.fp8_maths import (
-    dequantize_blocks,
-    fp8_block_linear,
-    quantize_blocks,
-    requantize_activations,
-)
-from sparkdeploy_vllm.int8_maths import (
+from sparkdeploy_vllm.ledger import ConversionMismatchError
+from sparkdeploy_vllm.maths import (
     CHUNK_ELEMENTS,
+    dequantize_blocks,
     dequantize_gather,
     device_product,
+    fp8_block_linear,
     int8_linear,
+    linear_per_row,
+    quantize_blocks,
     quantize_rows,
+    requantize_activations,
     row_chunks,
 )
-from sparkdeploy_vllm.ledger import ConversionMismatchError
-from sparkdeploy_vllm.row_products import linear_per_row
 
 SHAPES = ((128, 512), (256, 128), (512, 128), (100, 77), (129, 257), (1024, 300))
 

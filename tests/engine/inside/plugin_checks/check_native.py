@@ -18,8 +18,11 @@ from kernel_stand_in import (
     served_by,
     shared_expert,
 )
-from sparkdeploy_vllm.fp8_books import keep_books
-from sparkdeploy_vllm.fp8_linear import Fp8PerBlockOnlineLinearMethod, ReferenceFp8LinearMethod
+from sparkdeploy_vllm.fp8_linear import (
+    Fp8PerBlockOnlineLinearMethod,
+    ReferenceFp8LinearMethod,
+    keep_books,
+)
 from sparkdeploy_vllm.hybrid_config import SparkHybridConfig, takes_targets
 from sparkdeploy_vllm.treatment import is_fp8_layer
 from vllm.config.quantization import QuantizationConfigArgs

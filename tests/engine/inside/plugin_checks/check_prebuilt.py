@@ -10,15 +10,15 @@ from kernel_stand_in import (
     served_by,
     shared_expert,
 )
-from sparkdeploy_vllm.fp8_checkpoint import add_fp8_parameters
-from sparkdeploy_vllm.fp8_maths import dequantize_blocks, fp8_block_linear, quantize_blocks
-from sparkdeploy_vllm.fp8_prebuilt import (
+from sparkdeploy_vllm.fp8_checkpoint import (
     OWN_NAMES,
     PrebuiltKernelMethod,
     PrebuiltReferenceMethod,
+    add_fp8_parameters,
     largest_difference,
 )
 from sparkdeploy_vllm.ledger import ConversionMismatchError
+from sparkdeploy_vllm.maths import dequantize_blocks, fp8_block_linear, quantize_blocks
 
 PREBUILT = {"mode": "prebuilt", "layers": "shared_expert", "block": [128, 128]}
 

@@ -6,14 +6,15 @@ from types import SimpleNamespace
 
 import torch
 from sparkdeploy_vllm import register
-from sparkdeploy_vllm.turboquant import BACKEND_PATH
+from sparkdeploy_vllm.registration import TURBOQUANT_PATH
 from sparkdeploy_vllm.turboquant_backend import (
     SparkTurboQuantBackend,
     SparkTurboQuantBuilder,
     SparkTurboQuantImpl,
+    decode_rows,
     shortcut_hides_a_cache,
+    verification_as_decoding,
 )
-from sparkdeploy_vllm.turboquant_rows import decode_rows, verification_as_decoding
 from vllm.config import VllmConfig, get_current_vllm_config, set_current_vllm_config
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.backends.turboquant_attn import TurboQuantMetadata
@@ -48,7 +49,7 @@ def _metadata(queries: list[int], cached: list[int], short: int, padding: int = 
 
 def check_turboquant_claims_no_full_graphs_under_speculation() -> None:
     register()
-    assert AttentionBackendEnum.TURBOQUANT.get_path() == BACKEND_PATH
+    assert AttentionBackendEnum.TURBOQUANT.get_path() == TURBOQUANT_PATH
     builder = SparkTurboQuantBackend.get_builder_cls()
     assert builder is SparkTurboQuantBuilder
     speculating = SimpleNamespace(speculative_config=object())

@@ -1,14 +1,48 @@
-"""Asks the server whether it is healthy, without ever waiting for the answer."""
+"""What the guard watches: the machine's available memory and the server's health.
+
+Memory is read without allocating any, and the server is asked without waiting for its answer.
+"""
 
 import errno
+import os
 import socket
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
+
+_KEY = b"MemAvailable:"
+_KIB = 1024
+
+
+class AvailableMemory:
+    """MemAvailable of a meminfo file that is opened once and read into one buffer."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._buffer = bytearray(4096)
+        self._buffers = [self._buffer]
+
+    def read_bytes(self) -> int | None:
+        """Bytes available now; None when the file does not say (then nothing is decided on it)."""
+        try:
+            length = os.preadv(self._descriptor, self._buffers, 0)
+        except OSError:
+            return None
+        start = self._buffer.find(_KEY, 0, length)
+        if start < 0:
+            return None
+        kib, position = 0, start + len(_KEY)
+        while position < length and self._buffer[position] != ord("\n"):
+            digit = self._buffer[position] - ord("0")
+            if 0 <= digit <= 9:
+                kib = kib * 10 + digit
+            position += 1
+        return kib * _KIB
 
 
 @dataclass(slots=True)
 class HealthProbe:
-    """One question at a time on a non-blocking socket, moved forward by every tick.
+    """One request at a time on a non-blocking socket, moved forward by every tick.
 
     `host` is an address or a name that resolves at once (it is resolved once, at creation).
     """
@@ -40,39 +74,36 @@ class HealthProbe:
                 self._connect(now_s)
             return False
         if now_s - self._started_s > self.answer_timeout_s:
-            self.close()
+            self._hang_up()
             return False
         return self._advance(self._socket)
-
-    def close(self) -> None:
-        """Drop the question in flight, if any."""
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = None
-        self._asked = False
 
     def _connect(self, now_s: float) -> None:
         self._started_s = now_s
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         if self._socket.connect_ex((self.host, self.port)) not in (0, errno.EINPROGRESS):
-            self.close()
+            self._hang_up()
 
     def _advance(self, connection: socket.socket) -> bool:
         try:
             if not self._asked:
-                connection.send(self._request())
+                host = f"{self.host}:{self.port}"
+                request = f"GET {self.path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+                connection.send(request.encode())
                 self._asked = True
             answer = connection.recv(64)
         except BlockingIOError:
             return False
         except OSError as error:
             if error.errno != errno.ENOTCONN:
-                self.close()
+                self._hang_up()
             return False
-        self.close()
+        self._hang_up()
         return answer.split(b" ", 2)[1:2] == [b"200"]
 
-    def _request(self) -> bytes:
-        host = f"{self.host}:{self.port}"
-        return f"GET {self.path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+        self._asked = False
