@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from sparkdeploy.checkpoint.contents import read_tensors
 from sparkdeploy.checkpoint.fp8 import BLOCK, OWN_SUFFIXES, SCALE_SUFFIX, WEIGHT_SUFFIX
-from sparkdeploy.checkpoint.fp8_values import VALUES_BY_CODE, decode_bf16
 from sparkdeploy.checkpoint.safetensors import read_header
 
 if TYPE_CHECKING:
@@ -124,3 +123,22 @@ def _decode_f32(content: bytes) -> tuple[float, ...]:
 def _read_at(file: BinaryIO, begin: int, size_bytes: int) -> bytes:
     file.seek(begin)
     return file.read(size_bytes)
+
+
+def e4m3_values() -> list[float]:
+    """The 127 values of e4m3 that are not negative, by their code; code 127 is not a number."""
+    small = [mantissa * 2.0**-9 for mantissa in range(8)]
+    large = [(1 + (code & 7) / 8) * 2.0 ** ((code >> 3) - 7) for code in range(8, 127)]
+    return small + large
+
+
+def decode_bf16(content: bytes) -> tuple[float, ...]:
+    """BF16 is the upper half of a float."""
+    wide = bytearray(2 * len(content))
+    wide[2::4], wide[3::4] = content[0::2], content[1::2]
+    return struct.unpack(f"<{len(content) // 2}f", wide)
+
+
+_POSITIVE = (*e4m3_values(), float("nan"))
+VALUES_BY_CODE = (*_POSITIVE, *(-value for value in _POSITIVE))
+"""Every code's value; the upper half are the negative ones."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.durable import disk_errors, write_text
+from sparkdeploy.checkpoint.hub import repo_folder
 from sparkdeploy.checkpoint.locking import only_one
-from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit, shown
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit, is_commit, shown
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import MAX_BYTES, read_json
@@ -16,6 +19,8 @@ from sparkdeploy.stored_json import MAX_BYTES, read_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
+
+    from sparkdeploy.checkpoint.source import CheckpointSource
 
 LOCK_FILE = "hub-lock.json"
 _SCHEMA = 1
@@ -160,3 +165,33 @@ def _is_there(path: Path, file: RepoFile) -> bool:
         return path.stat().st_size == file.size_bytes
     except OSError:
         return False
+
+
+def find_pinned(
+    repo: str, revision: str, hub_cache: Path, lock: HubLock
+) -> CheckpointSource | None:
+    """The cached snapshot that the revision means here, or None while it is not all there.
+
+    A download of ours counts once every file was verified; a snapshot that other programs made
+    counts as it is. Raises CheckpointError when files of it lead nowhere.
+    """
+    pin = lock.pin(repo, revision)
+    if pin is None:
+        return sources.find_in_hub_cache(repo, revision, hub_cache)
+    snapshot = repo_folder(hub_cache, repo) / "snapshots" / pin.commit
+    if not pin.can_serve or missing_in(snapshot, pin.files):
+        return None
+    return sources.find_in_hub_cache(repo, pin.commit, hub_cache)
+
+
+def pin_found(source: CheckpointSource, revision: str, lock: HubLock) -> None:
+    """Keep the commit of a snapshot that was there before anything was pinned.
+
+    A snapshot that somebody made by hand under another name than a commit's is not pinned.
+    """
+    if source.revision is None or not is_commit(source.revision):
+        return
+    if lock.pin(source.name, revision) is not None:
+        return
+    resolved_at = datetime.now(UTC).isoformat(timespec="seconds")
+    lock.set(source.name, revision, Pin(source.revision, resolved_at))

@@ -11,12 +11,12 @@ from typing import Any
 from sparkdeploy.checkpoint import contents, durable
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located
 from sparkdeploy.checkpoint.draft_vocabulary import OVERLAY_FILE, DraftVocabulary
+from sparkdeploy.checkpoint.durable import hidden_beside, tidy_beside
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Fp8Shard
 from sparkdeploy.checkpoint.locking import only_one
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, manifest_text, read_manifest
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
-from sparkdeploy.checkpoint.staging import hidden_beside, tidy_beside
 from sparkdeploy.checkpoint.treatment import SourceFacts, Treatment, check_source
 from sparkdeploy.errors import CheckpointError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.blobs import bring_blob, bytes_to_come, discard_blob
+from sparkdeploy.checkpoint.cache import bring_blob, bytes_to_come, discard_blob
 from sparkdeploy.checkpoint.durable import COPY_BYTES, disk_errors
 from sparkdeploy.checkpoint.hub import repo_folder
 from sparkdeploy.checkpoint.hub_lock import HubLock, Pin, missing_in

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from sparkdeploy.checkpoint.staging import hidden_beside
+from sparkdeploy.checkpoint.durable import hidden_beside
 from sparkdeploy.errors import CheckpointError
 
 HEADER_LIMIT_BYTES = 100_000_000

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import contents, durable
 from sparkdeploy.checkpoint.contents import INDEX_FILE
+from sparkdeploy.checkpoint.durable import tidy_beside
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, SCALE_SUFFIX, WEIGHT_SUFFIX
 from sparkdeploy.checkpoint.locking import only_one
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, manifest_text, read_manifest
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, header_bytes, read_header
 from sparkdeploy.checkpoint.source import source_identity
-from sparkdeploy.checkpoint.staging import tidy_beside
 from sparkdeploy.checkpoint.treatment import HYBRID_NOTE
 from sparkdeploy.errors import CheckpointError
 

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdeploy.checkpoint import contents
-from sparkdeploy.checkpoint.contents import summary
-from sparkdeploy.checkpoint.fp8 import WEIGHT_DTYPES, check_finished, is_related
+from sparkdeploy.checkpoint.contents import model_sizes, summary
+from sparkdeploy.checkpoint.fp8 import WEIGHT_DTYPES, check_finished, find_fp8, is_related
+from sparkdeploy.checkpoint.ranges import index_of, read_config
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from sparkdeploy.checkpoint.contents import Located, ModelSizes
+    from sparkdeploy.checkpoint.ranges import RangeSource
     from sparkdeploy.checkpoint.source import CheckpointSource
 
 HYBRID_NOTE = "_hybrid_quant_info"
@@ -145,3 +147,16 @@ def _check_tensor(source: CheckpointSource, found: Located, shape: tuple[int, ..
             f"{source.name}: {info.name} in {found.file} is {info.dtype} {list(info.shape)}, "
             f"where BF16 {list(shape)} is expected."
         )
+
+
+def check_remote(source: RangeSource, treatment: Treatment) -> None:
+    """Read configuration, index and headers, some megabytes, and hold them against one another.
+
+    Raises CheckpointError naming every shared expert that is not FP8 with scales, and what is
+    missing of the draft layer when the treatment needs that.
+    """
+    sizes = model_sizes(read_config(source))
+    indexed = index_of(source)
+    find_fp8(source, sizes, indexed)
+    if treatment.mtp == "required":
+        check_mtp(source.name, sizes, indexed)

@@ -55,7 +55,7 @@ def list_stored(as_json: JsonOption = False) -> None:
     """List downloads and prepared checkpoints."""
     from dataclasses import asdict
 
-    from sparkdeploy.commands.checkpoint_store import stored
+    from sparkdeploy.checkpoint.store import stored
     from sparkdeploy.console import format_bytes
     from sparkdeploy.settings import load_settings
 
@@ -75,8 +75,8 @@ def remove_stored(
     yes: YesOption = False,
 ) -> None:
     """Delete a download or a prepared checkpoint that no deployment runs from."""
-    from sparkdeploy.commands.checkpoint_removal import refuse_if_mounted, remove_unmounted
-    from sparkdeploy.commands.checkpoint_store import find_stored
+    from sparkdeploy.checkpoint.store import find_stored
+    from sparkdeploy.commands.checkpoint import refuse_if_mounted, remove_unmounted
     from sparkdeploy.console import format_bytes
     from sparkdeploy.errors import SparkdeployError
     from sparkdeploy.settings import load_settings
@@ -100,7 +100,7 @@ def plan_checkpoint(
     """State bytes to fetch, bytes to write and free space, before anything starts."""
     from dataclasses import asdict
 
-    from sparkdeploy.commands.checkpoint_takes import checkpoint_takes
+    from sparkdeploy.commands.checkpoint import checkpoint_takes
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()
@@ -129,7 +129,7 @@ def build(
 ) -> None:
     """Write a recipe's model with FP8 shared experts as a complete checkpoint for any stack."""
     from sparkdeploy.checkpoint.fp8 import Mismatch
-    from sparkdeploy.commands.checkpoint_build import write_standalone
+    from sparkdeploy.commands.checkpoint import write_standalone
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()
@@ -157,7 +157,7 @@ def verify(
     from dataclasses import asdict
 
     from sparkdeploy.checkpoint.verify import verify_headers
-    from sparkdeploy.commands.checkpoint_build import find_folder, verify_deep
+    from sparkdeploy.commands.checkpoint import find_folder, verify_deep
     from sparkdeploy.console import format_bytes
     from sparkdeploy.settings import load_settings
 
@@ -185,8 +185,8 @@ def inspect(
     """Say what a checkpoint is: tensors and bytes by kind and dtype."""
     from dataclasses import asdict
 
-    from sparkdeploy.checkpoint.inspect import inspect_checkpoint
-    from sparkdeploy.commands.checkpoint_build import find_folder
+    from sparkdeploy.checkpoint.verify import inspect_checkpoint
+    from sparkdeploy.commands.checkpoint import find_folder
     from sparkdeploy.console import format_bytes
     from sparkdeploy.settings import load_settings
 
@@ -211,7 +211,7 @@ def draft_vocabulary(
     as_json: JsonOption = False,
 ) -> None:
     """Count a model's tokens in text of yours, for recipes with checkpoint.draft_lm_head."""
-    from sparkdeploy.commands.draft_counting import count_for
+    from sparkdeploy.commands.checkpoint import count_for
     from sparkdeploy.settings import load_settings
 
     found = count_for(recipe, tuple(assignments or ()), texts, load_settings())

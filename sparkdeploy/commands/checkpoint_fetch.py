@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import pull as pulling
-from sparkdeploy.checkpoint.finished import check_remote
 from sparkdeploy.checkpoint.hub import open_hub
-from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.pinned import find_pinned, pin_found
+from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned, pin_found
 from sparkdeploy.checkpoint.prebuilt import resolve_fp8
 from sparkdeploy.checkpoint.ranges import HubRanges
+from sparkdeploy.checkpoint.treatment import check_remote
 from sparkdeploy.commands.drafting import Request, resolve
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import CheckpointError

@@ -8,7 +8,7 @@ import shlex
 import stat
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.known_vocabulary import bring_vocabulary
+from sparkdeploy.checkpoint.draft_vocabulary import bring_vocabulary
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.console import console

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sparkdeploy.checkpoint import safetensors
+from sparkdeploy.checkpoint.durable import hidden_beside
 from sparkdeploy.checkpoint.safetensors import TensorData
-from sparkdeploy.checkpoint.staging import hidden_beside
 from sparkdeploy.checkpoint.twin import config
 from sparkdeploy.checkpoint.twin.grammar import Grammar
 from sparkdeploy.checkpoint.twin.shape import TwinShape
@@ -117,3 +117,17 @@ def _index(folder: Path, shards: Mapping[str, Mapping[str, TensorData]]) -> dict
 def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     path.chmod(0o644)
+
+
+def expected_reply(shape: TwinShape, *, seed: int, token_count: int) -> str:
+    """The first tokens of the greedy reply to any chat, thinking included.
+
+    The grammar looks at two tokens, and every chat prompt ends with the same two: `<think>` and a
+    line break. Treatments and speculation may not change a letter of this text.
+    """
+    tokenizer = TwinTokenizer(shape.vocab)
+    text = Grammar(shape, seed, tokenizer.printed_ids)
+    tokens = [tokenizer.token_id("<think>"), tokenizer.newline_id]
+    for _ in range(token_count):
+        tokens.append(text.next_token(tokens[-2], tokens[-1]))
+    return tokenizer.decode(tokens[2:])

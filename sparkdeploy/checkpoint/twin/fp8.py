@@ -17,7 +17,7 @@ from sparkdeploy.checkpoint.contents import (
 )
 from sparkdeploy.checkpoint.durable import write_text
 from sparkdeploy.checkpoint.fp8 import BLOCK, SCALE_SUFFIX, WEIGHT_SUFFIX
-from sparkdeploy.checkpoint.fp8_values import decode_bf16, e4m3_values
+from sparkdeploy.checkpoint.fp8_sample import decode_bf16, e4m3_values
 from sparkdeploy.checkpoint.safetensors import read_header, write_file
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint import contents, ranges
 from sparkdeploy.checkpoint.contents import INDEX_FILE
-from sparkdeploy.checkpoint.hub import Hub
+from sparkdeploy.checkpoint.hub import LISTING_LIMIT_BYTES, Hub, read_listing
 from sparkdeploy.checkpoint.hub_lock import HubLock, Pin
-from sparkdeploy.checkpoint.listing import LISTING_LIMIT_BYTES, read_listing
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
 from sparkdeploy.checkpoint.repo_files import FILES_LIMIT, name_problem

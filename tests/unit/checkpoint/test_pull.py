@@ -10,8 +10,7 @@ import pytest
 
 from sparkdeploy.checkpoint.answers import CHUNK_BYTES
 from sparkdeploy.checkpoint.hub import Hub
-from sparkdeploy.checkpoint.hub_lock import HubLock, Pin
-from sparkdeploy.checkpoint.pinned import find_pinned
+from sparkdeploy.checkpoint.hub_lock import HubLock, Pin, find_pinned
 from sparkdeploy.checkpoint.pull import Download, plan_download, pull, resolve
 from sparkdeploy.checkpoint.source import find_in_hub_cache
 from sparkdeploy.errors import CheckpointError
