@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sparkdeploy.checkpoint.repo_files import name_problem, shown
+from sparkdeploy.checkpoint.repo_files import name_problem, printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, read_header
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import read_bytes
@@ -106,11 +106,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json as it is; CheckpointError when it is no JSON object."""
     path = folder / CONFIG_FILE
     try:
-        config = json.loads(read_bytes(path, CONFIG_LIMIT_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
+        text = read_bytes(path, CONFIG_LIMIT_BYTES)
+    except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return parse_config(str(path), text)
+
+
+def parse_config(name: str, text: bytes) -> dict[str, Any]:
+    """A config.json that was read from anywhere; errors call it `name`."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name} cannot be read: {printable(str(error))}") from error
     if not isinstance(config, dict):
-        raise CheckpointError(f"{path} is not a JSON object.")
+        raise CheckpointError(f"{name} is not a JSON object.")
     return config
 
 
@@ -187,6 +196,15 @@ def summary(names: Sequence[str]) -> str:
     """The first three names and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
+
+
+def index_content(tensors: Mapping[str, Located]) -> dict[str, object]:
+    """What model.safetensors.index.json holds for these tensors."""
+    total = sum(located.info.size_bytes for located in tensors.values())
+    return {
+        "metadata": {"total_size": total},
+        "weight_map": {name: tensors[name].file for name in sorted(tensors)},
+    }
 
 
 def parse_index(name: str, text: bytes) -> Mapping[str, str]:

@@ -1,4 +1,8 @@
-"""The Hugging Face hub: what a repository holds, and its files; the only user of its library."""
+"""The Hugging Face hub: what a repository holds, and where its files are read.
+
+The only user of the hub's own library. What a hub answers is JSON that a stranger wrote: it is
+read into facts, or refused.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from sparkdeploy.checkpoint.answers import HubSession, body, is_web_address, open_answer
-from sparkdeploy.checkpoint.cache import create_file, open_folder_inside
-from sparkdeploy.checkpoint.durable import disk_errors
 from sparkdeploy.checkpoint.repo_files import (
     FILES_LIMIT,
     HOSTILE_HINT,
@@ -38,9 +40,13 @@ ATTEMPTS = 6
 LONGEST_WAIT_S = 30.0
 LISTING_LIMIT_S = 60.0
 """For one try of a listing, from the first redirect to the last byte."""
-_TOKEN = re.compile("[!-~]+")
-_PASSING = frozenset({408, 429, 500, 502, 503, 504})
+LISTING_LIMIT_BYTES = 4 << 20
+"""Ten thousand files take three of them. Python needs up to 24 times as much for hostile JSON."""
+PASSING = frozenset({408, 429, 500, 502, 503, 504})
+"""HTTP statuses after which the same request is made again."""
 _CLOSED = frozenset({401, 403})
+_LICENSE_LIMIT = 100
+_TOKEN = re.compile("[!-~]+")
 
 Result = TypeVar("Result")
 
@@ -67,7 +73,8 @@ class Hub:
         """
         check_repo(repo)
         check_revision(repo, revision)
-        if _is_offline():
+        # As the user has told the hub's own tools.
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
             raise CheckpointError(
                 f"{repo}: HF_HUB_OFFLINE is set, and the hub would have to be asked.",
                 hint="unset HF_HUB_OFFLINE",
@@ -75,38 +82,25 @@ class Hub:
         text = self._patiently(repo, lambda: self._listing(repo, revision))
         return read_listing(repo, revision, text)
 
-    def point_branch(self, facts: RepoFacts) -> None:
-        """Let the cache's own record of the branch name this commit, for other programs' sake."""
-        if facts.revision == facts.commit:
-            return
-        root = repo_folder(self.cache, facts.repo)
-        *folders, name = facts.revision.split("/")
-        with (
-            disk_errors(str(root / "refs" / facts.revision)),
-            open_folder_inside(root, ("refs", *folders)) as folder,
-            create_file(folder, name, "wb") as reference,
-        ):
-            reference.write(facts.commit.encode())
-
     def url(self, repo: str, commit: str, name: str) -> str:
         """Where a file of a commit is read."""
         return f"{self.endpoint}/{repo}/resolve/{commit}/{quote(name)}"
 
-    def access_error(self, repo: str, status: int) -> CheckpointError:
-        """What 401 and 403 mean, and the page that helps."""
-        page = f"{self.endpoint}/{repo}"
-        return CheckpointError(
-            f"{repo}: the hub does not let this machine read it (HTTP {status}).",
-            hint=f"ask for access at {page}, then `hf auth login`; or it is misspelt",
-        )
-
-    def missing_error(self, repo: str, detail: str | None = None) -> CheckpointError:
-        """What 404 means."""
-        return CheckpointError(
-            f"{repo}: {self.endpoint} has no such repository, revision or file.",
-            hint="check the name and the revision",
-            detail=detail,
-        )
+    def refusal(self, repo: str, status: int | None, detail: str) -> CheckpointError | None:
+        """What 401, 403 and 404 mean, and what helps; None for other statuses."""
+        if status in _CLOSED:
+            return CheckpointError(
+                f"{repo}: the hub does not let this machine read it (HTTP {status}).",
+                hint=f"ask for access at {self.endpoint}/{repo}, then `hf auth login`; "
+                "or it is misspelt",
+            )
+        if status == 404:
+            return CheckpointError(
+                f"{repo}: {self.endpoint} has no such repository, revision or file.",
+                hint="check the name and the revision",
+                detail=detail,
+            )
+        return None
 
     def _listing(self, repo: str, revision: str) -> bytes:
         """The API's answer, as long as it is one that can be read in little memory."""
@@ -133,22 +127,21 @@ class Hub:
                 return call()
             except OSError as error:
                 status, retry_after = _answer_of(error)
-                if status in _CLOSED:
-                    raise self.access_error(repo, status) from error
-                passes = status is None or status in _PASSING
-                if not passes or attempt == self.attempts:
-                    raise self._failed(repo, status, error) from error
+                detail = printable(
+                    next(iter(str(error).strip().splitlines()), type(error).__name__)
+                )
+                refused = self.refusal(repo, status, detail)
+                if refused is not None:
+                    raise refused from error
+                if status not in {None, *PASSING} or attempt == self.attempts:
+                    raise CheckpointError(
+                        f"{repo}: {self.endpoint} does not answer as a hub should.",
+                        hint="check the network; what has come so far is kept, and the next try "
+                        "goes on",
+                        detail=detail,
+                    ) from error
                 self.sleep(wait_s(attempt, retry_after))
         raise AssertionError  # pragma: no cover - the last attempt returns or raises
-
-    def _failed(self, repo: str, status: int | None, error: Exception) -> CheckpointError:
-        if status == 404:
-            return self.missing_error(repo, _first_line(error))
-        return CheckpointError(
-            f"{repo}: {self.endpoint} does not answer as a hub should.",
-            hint="check the network; what has come so far is kept, and the next try goes on",
-            detail=_first_line(error),
-        )
 
 
 def open_hub(settings: Settings) -> Hub:
@@ -183,25 +176,11 @@ def _endpoint(settings: Settings) -> str:
     return endpoint.rstrip("/")
 
 
-def repo_folder(cache: Path, repo: str) -> Path:
-    """The repository's folder in a cache.
-
-    Raises CheckpointError for a name with `--`: the cache writes `/` so, and two would be one.
-    """
-    check_repo(repo)
-    return cache / f"models--{repo.replace('/', '--')}"
-
-
 def wait_s(attempt: int, retry_after: str | None) -> float:
     """How long to wait after a failed attempt: what the server says, else 0.5, 1, 2, ... s."""
     if retry_after is not None and retry_after.isdecimal():
         return min(float(retry_after), LONGEST_WAIT_S)
     return float(min(0.5 * 2 ** (attempt - 1), LONGEST_WAIT_S))
-
-
-def _is_offline() -> bool:
-    """Whether the user has told the hub's own tools to stay off the network."""
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def _answer_of(error: BaseException) -> tuple[int | None, str | None]:
@@ -216,22 +195,18 @@ def _answer_of(error: BaseException) -> tuple[int | None, str | None]:
     return None, None
 
 
-def _first_line(error: BaseException) -> str:
-    return printable(next(iter(str(error).strip().splitlines()), type(error).__name__))
-
-
-LISTING_LIMIT_BYTES = 4 << 20
-"""Ten thousand files take three of them. Python needs up to 24 times as much for hostile JSON."""
-_LICENSE_LIMIT = 100
-
-
 def read_listing(repo: str, revision: str, text: bytes) -> RepoFacts:
-    """Return what a listing states of a commit.
+    """What a listing states of a commit.
 
     Raises CheckpointError, naming repository and file, when anything in it is not as a hub states
     it, or when it describes another commit than the one that was asked for.
     """
-    content = _object(repo, text)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _malformed(repo, "it is no JSON") from error
+    if not isinstance(content, dict):
+        raise _malformed(repo, "it is no JSON object")
     commit = content.get("sha")
     check_commit(repo, commit)
     if is_commit(revision) and commit != revision:
@@ -247,47 +222,28 @@ def read_listing(repo: str, revision: str, text: bytes) -> RepoFacts:
     return RepoFacts(repo, revision, str(commit), _license_of(content), files)
 
 
-def _object(repo: str, text: bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _malformed(repo, "it is no JSON") from error
-    if not isinstance(content, dict):
-        raise _malformed(repo, "it is no JSON object")
-    return content
-
-
 def _file(repo: str, sibling: object) -> RepoFile:
     if not isinstance(sibling, dict):
         raise _malformed(repo, "a file of it is no object")
     large = sibling.get("lfs")
     if large is not None and not isinstance(large, dict):
         raise _malformed(repo, "lfs of a file is no object")
+    hashes = (large.get("sha256"), None) if large else (None, sibling.get("blobId"))
     try:
-        if large:
-            return RepoFile(*_stated(sibling), large.get("sha256"), None)
-        return RepoFile(*_stated(sibling), None, sibling.get("blobId"))
+        # Name and size may be anything; the type itself refuses what no file has.
+        return RepoFile(sibling.get("rfilename"), sibling.get("size"), *hashes)  # type: ignore[arg-type]
     except CheckpointError as error:
         raise CheckpointError(f"{repo}: {error.message}", hint=error.hint) from error
 
 
-def _stated(sibling: dict[str, Any]) -> tuple[Any, Any]:
-    """Name and size, whatever they are."""
-    return sibling.get("rfilename"), sibling.get("size")
-
-
 def _license_of(content: dict[str, Any]) -> str | None:
     """What the card says, or a tag; None for what nobody could read on a terminal."""
-    card = content.get("cardData")
+    card, tags = content.get("cardData"), content.get("tags")
     stated = card.get("license") if isinstance(card, dict) else None
     if not isinstance(stated, str):
-        tags = content.get("tags")
-        named = [
-            tag.removeprefix("license:")
-            for tag in (tags if isinstance(tags, list) else [])
-            if isinstance(tag, str) and tag.startswith("license:")
-        ]
-        stated = named[0] if named else ""
+        named = [tag for tag in (tags if isinstance(tags, list) else []) if isinstance(tag, str)]
+        prefix = "license:"
+        stated = next((tag[len(prefix) :] for tag in named if tag.startswith(prefix)), "")
     is_plain = stated.isprintable() and 0 < len(stated) <= _LICENSE_LIMIT
     return stated if is_plain else None
 

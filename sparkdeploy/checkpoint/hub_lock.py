@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint import source as sources
+from sparkdeploy.checkpoint.cache import missing_in, snapshot_folder
 from sparkdeploy.checkpoint.durable import disk_errors, write_text
-from sparkdeploy.checkpoint.hub import repo_folder
 from sparkdeploy.checkpoint.locking import only_one
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit, is_commit, shown
 from sparkdeploy.errors import CheckpointError
@@ -17,14 +17,19 @@ from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import MAX_BYTES, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from sparkdeploy.checkpoint.source import CheckpointSource
 
 LOCK_FILE = "hub-lock.json"
 _SCHEMA = 1
-_KINDS: Mapping[str, Any] = {"resolved_at": str, "license": str | None, "is_verified": bool}
+_KINDS: Mapping[str, Any] = {
+    "resolved_at": str,
+    "license": str | None,
+    "is_verified": bool,
+    "files": list,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +41,15 @@ class Pin:
     """
 
     commit: str
-    resolved_at: str
+    resolved_at: str = field(
+        default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds")
+    )
     license: str | None = None
     is_verified: bool = False
     files: tuple[RepoFile, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a commit that is none: it is the name of a folder."""
+        # It is the name of a folder.
         check_commit("a pin", self.commit)
 
     def facts(self, repo: str, revision: str) -> RepoFacts:
@@ -70,7 +77,6 @@ class HubLock:
 
     @property
     def path(self) -> Path:
-        """The file, readable by people."""
         return self.state_dir / LOCK_FILE
 
     def pin(self, repo: str, revision: str) -> Pin | None:
@@ -79,7 +85,6 @@ class HubLock:
         return None if entry is None else self._pin(repo, entry)
 
     def pins(self) -> Mapping[tuple[str, str], Pin]:
-        """Every pin by repository and revision."""
         return {
             (repo, revision): self._pin(repo, entry)
             for repo, revisions in sorted(self._read().items())
@@ -92,11 +97,9 @@ class HubLock:
         return revision if pin is None else pin.commit
 
     def set(self, repo: str, revision: str, pin: Pin) -> None:
-        """Record a pin in the place of an older one."""
         self._change(lambda models: models.setdefault(repo, {}).update({revision: asdict(pin)}))
 
     def forget(self, repo: str) -> None:
-        """Remove every pin of a repository."""
         self._change(lambda models: models.pop(repo, None))
 
     def _read(self) -> dict[str, dict[str, Any]]:
@@ -104,10 +107,9 @@ class HubLock:
             content = read_json(self.path)
         except FileNotFoundError:
             return {}
-        except OSError as error:
-            raise self._unusable(f"cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise self._unusable(f"cannot be read: {error}") from error
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise self._unusable(f"cannot be read: {reason}") from error
         if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
             raise self._unusable("was written by another version")
         models = content.get("models")
@@ -142,29 +144,16 @@ class HubLock:
                 write_text(self.path, text)
 
 
-def missing_in(snapshot: Path, files: Iterable[RepoFile]) -> tuple[RepoFile, ...]:
-    """The files that a snapshot lacks or has in another size."""
-    return tuple(file for file in files if not _is_there(snapshot / file.name, file))
-
-
 def _read_pin(entry: object) -> Pin:
     """What `asdict` made of a pin; TypeError or KeyError for anything else."""
-    if not isinstance(entry, dict) or not isinstance(entry["files"], list):
+    if not isinstance(entry, dict):
         raise TypeError
-    for name, kind in _KINDS.items():
-        if not isinstance(entry[name], kind):
-            raise TypeError
+    if not all(isinstance(entry[name], kind) for name, kind in _KINDS.items()):
+        raise TypeError
     if not (entry["license"] or "").isprintable():
         raise TypeError
     files = tuple(RepoFile(**file) for file in entry["files"])
     return Pin(**{**entry, "files": files})
-
-
-def _is_there(path: Path, file: RepoFile) -> bool:
-    try:
-        return path.stat().st_size == file.size_bytes
-    except OSError:
-        return False
 
 
 def find_pinned(
@@ -178,7 +167,7 @@ def find_pinned(
     pin = lock.pin(repo, revision)
     if pin is None:
         return sources.find_in_hub_cache(repo, revision, hub_cache)
-    snapshot = repo_folder(hub_cache, repo) / "snapshots" / pin.commit
+    snapshot = snapshot_folder(hub_cache, repo, pin.commit)
     if not pin.can_serve or missing_in(snapshot, pin.files):
         return None
     return sources.find_in_hub_cache(repo, pin.commit, hub_cache)
@@ -189,9 +178,6 @@ def pin_found(source: CheckpointSource, revision: str, lock: HubLock) -> None:
 
     A snapshot that somebody made by hand under another name than a commit's is not pinned.
     """
-    if source.revision is None or not is_commit(source.revision):
-        return
-    if lock.pin(source.name, revision) is not None:
-        return
-    resolved_at = datetime.now(UTC).isoformat(timespec="seconds")
-    lock.set(source.name, revision, Pin(source.revision, resolved_at))
+    commit = source.revision
+    if commit is not None and is_commit(commit) and lock.pin(source.name, revision) is None:
+        lock.set(source.name, revision, Pin(commit))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sparkdeploy.cli.options import JsonOption, RecipeArgument, SetOption, YesOption
-from sparkdeploy.console import console
+from sparkdeploy.console import console, format_bytes
 
 group = typer.Typer(
     help="Checkpoints: downloads, what is made of them, and the miniature for rehearsals.",
@@ -36,13 +37,10 @@ def pull(
     as_json: JsonOption = False,
 ) -> None:
     """Download a model or what a recipe needs; verify every file, and keep to that commit."""
-    from dataclasses import asdict
-
-    from sparkdeploy.commands.checkpoint_fetch import pull_repositories, wanted_by
+    from sparkdeploy.commands.checkpoint_fetch import pull_repositories
     from sparkdeploy.settings import load_settings
 
-    settings = load_settings()
-    pulled = pull_repositories(wanted_by(name, settings), settings, anew=update)
+    pulled = pull_repositories(name, load_settings(), anew=update)
     if as_json:
         console.answer_json([asdict(item) for item in pulled])
         return
@@ -53,10 +51,7 @@ def pull(
 @group.command("ls")
 def list_stored(as_json: JsonOption = False) -> None:
     """List downloads and prepared checkpoints."""
-    from dataclasses import asdict
-
     from sparkdeploy.checkpoint.store import stored
-    from sparkdeploy.console import format_bytes
     from sparkdeploy.settings import load_settings
 
     found = stored(load_settings())
@@ -77,7 +72,6 @@ def remove_stored(
     """Delete a download or a prepared checkpoint that no deployment runs from."""
     from sparkdeploy.checkpoint.store import find_stored
     from sparkdeploy.commands.checkpoint import refuse_if_mounted, remove_unmounted
-    from sparkdeploy.console import format_bytes
     from sparkdeploy.errors import SparkdeployError
     from sparkdeploy.settings import load_settings
 
@@ -98,18 +92,24 @@ def plan_checkpoint(
     as_json: JsonOption = False,
 ) -> None:
     """State bytes to fetch, bytes to write and free space, before anything starts."""
-    from dataclasses import asdict
-
-    from sparkdeploy.commands.checkpoint import checkpoint_takes
+    from sparkdeploy.commands.checkpoint import checkpoint_needs
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()
-    takes = checkpoint_takes(recipe or settings.default_recipe, assignments or (), settings)
+    needs = checkpoint_needs(recipe or settings.default_recipe, assignments or (), settings)
     if as_json:
-        console.answer_json(asdict(takes))
+        console.answer_json(asdict(needs))
         return
-    for line in takes.lines():
-        console.answer(line)
+    place = "is here" if needs.is_here else "is not here"
+    console.answer(f"model {needs.model} {place} (sizes: {needs.known_from})")
+    fetch, hub_free = _bytes(needs.fetch_bytes), _bytes(needs.hub_free_bytes)
+    console.answer(f"to fetch {fetch}, free in the hub's cache {hub_free}")
+    console.answer(f"to write {_bytes(needs.write_bytes)}, free {_bytes(needs.free_bytes)}")
+    console.answer(f"--standalone would write {_bytes(needs.standalone_bytes)}")
+
+
+def _bytes(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else format_bytes(size_bytes)
 
 
 @group.command()
@@ -154,11 +154,9 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check index, headers, FP8, MTP and configuration against one another."""
-    from dataclasses import asdict
-
+    from sparkdeploy.checkpoint.store import find_folder
     from sparkdeploy.checkpoint.verify import verify_headers
-    from sparkdeploy.commands.checkpoint import find_folder, verify_deep
-    from sparkdeploy.console import format_bytes
+    from sparkdeploy.commands.checkpoint import verify_deep
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()
@@ -183,11 +181,8 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a checkpoint is: tensors and bytes by kind and dtype."""
-    from dataclasses import asdict
-
+    from sparkdeploy.checkpoint.store import find_folder
     from sparkdeploy.checkpoint.verify import inspect_checkpoint
-    from sparkdeploy.commands.checkpoint import find_folder
-    from sparkdeploy.console import format_bytes
     from sparkdeploy.settings import load_settings
 
     found = inspect_checkpoint(find_folder(name, load_settings()))

@@ -1,4 +1,4 @@
-"""Make checkpoints on request, and look at them."""
+"""What the commands of `checkpoint` do, but for `pull`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.contents import ModelSizes, model_sizes
 from sparkdeploy.checkpoint.draft_vocabulary import (
     HINT,
@@ -17,13 +16,12 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
     write_vocabulary,
 )
 from sparkdeploy.checkpoint.fp8 import expected_bytes
-from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard, shard_folder
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin, open_ranges, shard_store
+from sparkdeploy.checkpoint.prebuilt import bring_fp8, fp8_bytes
 from sparkdeploy.checkpoint.ranges import HubRanges, read_config
 from sparkdeploy.checkpoint.standalone import build_standalone
-from sparkdeploy.checkpoint.store import remove
+from sparkdeploy.checkpoint.store import Stored, remove
 from sparkdeploy.checkpoint.verify import Verified, verify_bytes
 from sparkdeploy.commands.drafting import Request, connect, resolve
 from sparkdeploy.console import console, format_bytes
@@ -38,16 +36,12 @@ from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from sparkdeploy.checkpoint.fp8 import Mismatch
-    from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
     from sparkdeploy.checkpoint.manifest import Manifest
-    from sparkdeploy.checkpoint.source import CheckpointSource
-    from sparkdeploy.checkpoint.store import Stored
-    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.recipe.schema import Checkpoint, Model, Recipe
+    from sparkdeploy.recipe.schema import Model, Recipe
     from sparkdeploy.settings import Settings
 
 
@@ -72,8 +66,19 @@ def write_standalone(
             f"{resolved.model.repo} is not on this machine.",
             hint=f"sparkdeploy checkpoint pull {resolved.model.repo}",
         )
-    _check_room(located.fact.size_bytes, out)
-    shard = _shard_for(resolved.checkpoint, located.source, settings, mismatch)
+    size_bytes, free_bytes = located.fact.size_bytes, facts.free_bytes(out.absolute().parent)
+    if free_bytes is not None and size_bytes > free_bytes:
+        raise CheckpointError(
+            f"disk: {out} takes {format_bytes(size_bytes)}, {format_bytes(free_bytes)} are free.",
+            hint="name a folder on another disk",
+        )
+    shard = bring_fp8(resolved.checkpoint, located.source, settings, mismatch)
+    if shard is None:
+        raise CheckpointError(
+            "the recipe names no repository of FP8 tensors.",
+            hint="--set checkpoint.fp8_dense.mode=prebuilt "
+            "--set checkpoint.fp8_dense.source=Qwen/Qwen3.5-122B-A10B-FP8",
+        )
     with console.step(f"standalone checkpoint {out}") as step:
         return build_standalone(
             located.source, shard, out, replaces=replaces, on_progress=step.progress
@@ -82,63 +87,11 @@ def write_standalone(
 
 def verify_deep(folder: Path, settings: Settings) -> Verified:
     """Check a checkpoint to the last bit that anybody has stated a hash of."""
+    pins = HubLock(settings.state_dir).pins().values()
+    files = next((pin.files for pin in pins if pin.commit == folder.name), ())
+    stated = {file.name: file.sha256 for file in files if file.sha256 is not None}
     with console.step(f"every byte of {folder}") as step:
-        return verify_bytes(folder, _stated_hashes(folder, settings), step.progress)
-
-
-def find_folder(name: str, settings: Settings) -> Path:
-    """The folder that a name means: itself, a prepared checkpoint, or a download that is pinned.
-
-    Raises CheckpointError when it means none of them.
-    """
-    for candidate in (Path(name).expanduser(), settings.data_dir / "m" / "ck" / name):
-        if (candidate / "config.json").is_file():
-            return candidate.absolute()
-    repo, _, revision = name.partition("@")
-    pin = HubLock(settings.state_dir).pin(repo, revision or "main")
-    if pin is not None:
-        folder = settings.hub_cache / f"models--{repo.replace('/', '--')}" / "snapshots"
-        return folder / pin.commit
-    raise CheckpointError(
-        f"{name} is no checkpoint on this machine.", hint="`sparkdeploy checkpoint ls` shows them"
-    )
-
-
-def _shard_for(
-    checkpoint: Checkpoint, source: CheckpointSource, settings: Settings, mismatch: Mismatch
-) -> Fp8Shard:
-    origin = fp8_origin(checkpoint, settings)
-    if not origin:
-        raise CheckpointError(
-            "the recipe names no repository of FP8 tensors.",
-            hint="--set checkpoint.fp8_dense.mode=prebuilt "
-            "--set checkpoint.fp8_dense.source=Qwen/Qwen3.5-122B-A10B-FP8",
-        )
-    ranges = open_ranges(checkpoint.fp8_dense.source or "", settings)
-    # Opening it has pinned the commit.
-    origin = fp8_origin(checkpoint, settings)
-    sizes = contents.model_sizes(contents.read_config(source.files_dir))
-    order = Order(sizes, origin, mismatch, source.files_dir)
-    folder = shard_folder(shard_store(settings), order)
-    with console.step(f"FP8 tensors of {ranges.name}") as step:
-        return fetch_shard(ranges, order, folder, step.progress)
-
-
-def _check_room(size_bytes: int, out: Path) -> None:
-    free_bytes = facts.free_bytes(out.absolute().parent)
-    if free_bytes is not None and size_bytes > free_bytes:
-        raise CheckpointError(
-            f"disk: {out} takes {format_bytes(size_bytes)}, {format_bytes(free_bytes)} are free.",
-            hint="name a folder on another disk",
-        )
-
-
-def _stated_hashes(folder: Path, settings: Settings) -> dict[str, str]:
-    """What the hub said of the files of this very commit."""
-    for pin in HubLock(settings.state_dir).pins().values():
-        if pin.commit == folder.name:
-            return {file.name: file.sha256 for file in pin.files if file.sha256 is not None}
-    return {}
+        return verify_bytes(folder, stated, step.progress)
 
 
 def refuse_if_mounted(item: Stored, settings: Settings) -> None:
@@ -165,8 +118,16 @@ def remove_unmounted(item: Stored, settings: Settings) -> None:
 
 def _refuse(item: Stored, host: DockerHost) -> None:
     running: list[str] = []
+    folder = item.path.resolve()
     for deployment in list_deployments(host):
-        users = list(_users(deployment.containers, item.path, host))
+        users = [
+            fact
+            for fact in deployment.containers
+            if any(
+                Path(source).resolve().is_relative_to(folder)
+                for source in host.mounted_from(fact.container_id)
+            )
+        ]
         if any(fact.is_running for fact in users):
             running.append(deployment.name)
         elif users:
@@ -179,19 +140,9 @@ def _refuse(item: Stored, host: DockerHost) -> None:
         )
 
 
-def _users(
-    containers: Iterable[ContainerFact], folder: Path, host: DockerHost
-) -> Iterator[ContainerFact]:
-    wanted = folder.resolve()
-    for fact in containers:
-        sources = host.mounted_from(fact.container_id)
-        if any(Path(source).resolve().is_relative_to(wanted) for source in sources):
-            yield fact
-
-
 @dataclass(frozen=True, slots=True)
-class Takes:
-    """What making a recipe's checkpoint takes; None where nobody could say."""
+class CheckpointNeeds:
+    """What making a recipe's checkpoint needs; None where nobody could say."""
 
     model: str
     is_here: bool
@@ -204,28 +155,10 @@ class Takes:
     standalone_bytes: int | None
     """What `--standalone` would write."""
 
-    def lines(self) -> list[str]:
-        """The answer for a person."""
-        place = "is here" if self.is_here else "is not here"
-        return [
-            f"model {self.model} {place} (sizes: {self.known_from})",
-            f"to fetch {_shown(self.fetch_bytes)}, free in the hub's cache "
-            f"{_shown(self.hub_free_bytes)}",
-            f"to write {_shown(self.write_bytes)}, free {_shown(self.free_bytes)}",
-            f"--standalone would write {_shown(self.standalone_bytes)}",
-        ]
 
-
-@dataclass(frozen=True, slots=True)
-class _Absent:
-    """A model that is not here: bytes of its repository and of the FP8 tensors it would take."""
-
-    known_from: str
-    size_bytes: int | None
-    fp8_bytes: int | None
-
-
-def checkpoint_takes(recipe: str, assignments: Sequence[str], settings: Settings) -> Takes:
+def checkpoint_needs(
+    recipe: str, assignments: Sequence[str], settings: Settings
+) -> CheckpointNeeds:
     """State bytes to fetch, bytes to write and free space; nothing is changed, not even a pin.
 
     The hub is asked about a model that is neither here nor pinned; where it does not answer, the
@@ -233,48 +166,41 @@ def checkpoint_takes(recipe: str, assignments: Sequence[str], settings: Settings
     """
     resolved = resolve(Request(recipe, tuple(assignments)), settings).recipe
     located = locate_model(resolved, settings)
-    fact = located.fact
-    if not isinstance(fact, ModelFact) or located.source is None:
-        return _takes_of_absent(resolved, _absent(resolved, settings), settings)
-    to_fetch = fp8_bytes(resolved.checkpoint, located.source, settings)
-    overlay = 0 if fact.overlay is None or fact.overlay.is_complete else OVERLAY_WRITE_BYTES
-    return Takes(
+    fact, overlay_bytes = located.fact, OVERLAY_WRITE_BYTES
+    fetch_bytes: int | None
+    model_bytes: int | None
+    if is_here := isinstance(fact, ModelFact) and located.source is not None:
+        known_from, model_bytes = "the files", fact.size_bytes
+        fetch_bytes = fp8_bytes(resolved.checkpoint, located.source, settings)
+        if fact.overlay is None or fact.overlay.is_complete:
+            overlay_bytes = 0
+    else:
+        known_from, model_bytes, shard_bytes = _sizes_elsewhere(resolved, settings)
+        fetch_bytes = None
+        if model_bytes is not None and shard_bytes is not None:
+            fetch_bytes = model_bytes + shard_bytes
+    return CheckpointNeeds(
         model=resolved.model.path or resolved.model.repo,
-        is_here=True,
-        known_from="the files",
-        fetch_bytes=to_fetch,
-        write_bytes=to_fetch + overlay,
-        free_bytes=facts.free_bytes(settings.data_dir),
-        hub_free_bytes=facts.free_bytes(settings.hub_cache),
-        standalone_bytes=fact.size_bytes,
-    )
-
-
-def _takes_of_absent(recipe: Recipe, absent: _Absent, settings: Settings) -> Takes:
-    parts = (absent.size_bytes, absent.fp8_bytes)
-    known = [part for part in parts if part is not None]
-    fetch_bytes = sum(known) if len(known) == len(parts) else None
-    return Takes(
-        model=recipe.model.repo,
-        is_here=False,
-        known_from=absent.known_from,
+        is_here=is_here,
+        known_from=known_from,
         fetch_bytes=fetch_bytes,
-        write_bytes=None if fetch_bytes is None else fetch_bytes + OVERLAY_WRITE_BYTES,
+        write_bytes=None if fetch_bytes is None else fetch_bytes + overlay_bytes,
         free_bytes=facts.free_bytes(settings.data_dir),
         hub_free_bytes=facts.free_bytes(settings.hub_cache),
-        standalone_bytes=absent.size_bytes,
+        standalone_bytes=model_bytes,
     )
 
 
-def _absent(recipe: Recipe, settings: Settings) -> _Absent:
+def _sizes_elsewhere(recipe: Recipe, settings: Settings) -> tuple[str, int | None, int | None]:
+    """Who states it, bytes of the model's repository, and of the FP8 tensors it would take."""
     takes_fp8 = recipe.checkpoint.fp8_dense.source is not None
     try:
-        return _asked(recipe.model, settings, takes_fp8=takes_fp8)
+        return _sizes_on_hub(recipe.model, settings, takes_fp8=takes_fp8)
     except CheckpointError as error:
         shipped = read_shipped_facts(resources() / "recipes" / "facts" / "models.yaml")
         known = shipped.get(recipe.model.repo)
         if known is None:
-            return _Absent(f"nobody: {error.message}", None, None)
+            return f"nobody: {error.message}", None, None
         shape = known.architecture
         sizes = ModelSizes(
             layers=shape.layers,
@@ -285,12 +211,11 @@ def _absent(recipe: Recipe, settings: Settings) -> _Absent:
             mtp_layers=shape.mtp_num_hidden_layers,
             ties_embeddings=False,
         )
-        fetch_bytes = expected_bytes(sizes) if takes_fp8 else 0
         said = f"shipped facts, derived, because {error.message}"
-        return _Absent(said, known.total_bytes, fetch_bytes)
+        return said, known.total_bytes, expected_bytes(sizes) if takes_fp8 else 0
 
 
-def _asked(model: Model, settings: Settings, *, takes_fp8: bool) -> _Absent:
+def _sizes_on_hub(model: Model, settings: Settings, *, takes_fp8: bool) -> tuple[str, int, int]:
     """What the hub says now, in one try, of the pinned commit or the branch."""
     hub = replace(open_hub(settings), attempts=1)
     pin = HubLock(settings.state_dir).pin(model.repo, model.revision)
@@ -300,13 +225,9 @@ def _asked(model: Model, settings: Settings, *, takes_fp8: bool) -> _Absent:
         found = hub.describe(model.repo, pin.commit if pin is not None else model.revision)
         known_from = f"the hub, at {found.commit[:12]}"
     if not takes_fp8:
-        return _Absent(known_from, found.size_bytes, 0)
+        return known_from, found.size_bytes, 0
     config = read_config(HubRanges(hub, found))
-    return _Absent(known_from, found.size_bytes, expected_bytes(model_sizes(config)))
-
-
-def _shown(size_bytes: int | None) -> str:
-    return "unknown" if size_bytes is None else format_bytes(size_bytes)
+    return known_from, found.size_bytes, expected_bytes(model_sizes(config))
 
 
 def count_for(
@@ -323,20 +244,21 @@ def count_for(
             f"{wanted.model.repo} is not here, and its tokenizer is needed",
             hint=f"sparkdeploy checkpoint pull {recipe}",
         )
-    files = [file for text in texts for file in _files(text)]
+    files = [
+        file
+        for text in texts
+        for file in (sorted(text.rglob("*")) if text.is_dir() else [text])
+        if file == text or file.is_file()
+    ]
     with console.step(f"tokens of {len(files)} files") as step:
-        seen = count_tokens(source.files_dir, files, on_progress=step.progress)
-    if not seen.counts:
+        counted = count_tokens(source.files_dir, files, on_progress=step.progress)
+    if not counted.counts:
         raise CheckpointError("there is no text in what was named", hint=HINT)
     vocabulary = DraftVocabulary(
-        tokens=rank_tokens(seen.counts, special=seen.special, vocabulary=seen.vocabulary),
-        counted=sum(seen.counts.values()),
-        distinct=len(seen.counts),
+        tokens=rank_tokens(counted.counts, special=counted.special, vocabulary=counted.vocabulary),
+        counted=sum(counted.counts.values()),
+        distinct=len(counted.counts),
         texts=tuple(map(str, texts)),
     )
     write_vocabulary(vocabulary_file(wanted.model, settings), vocabulary)
     return vocabulary
-
-
-def _files(text: Path) -> list[Path]:
-    return sorted(path for path in text.rglob("*") if path.is_file()) if text.is_dir() else [text]
