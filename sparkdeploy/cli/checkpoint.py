@@ -232,7 +232,8 @@ def twin(
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 20261121,
 ) -> None:
     """Make a miniature checkpoint with the real tensor names; the same bytes for the same seed."""
-    from sparkdeploy.checkpoint.twin import ExpertFormat, TwinShape, build_twin
+    from sparkdeploy.checkpoint.twin.build import build_twin
+    from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
     from sparkdeploy.commands.drafting import Request, resolve
     from sparkdeploy.settings import load_settings
 
