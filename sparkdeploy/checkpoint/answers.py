@@ -226,17 +226,14 @@ class _TimedReader(io.RawIOBase):
         self._timeout_s = sock.gettimeout()
 
     def readable(self) -> bool:
-        """It is read and nothing else."""
         return True
 
     def readinto(self, buffer: Any, /) -> int | None:  # noqa: ANN401 - any buffer
-        """Read what has come."""
         left_s = self._deadline.left_s()
         self._sock.settimeout(left_s if self._timeout_s is None else min(left_s, self._timeout_s))
         read: int | None = self._raw.readinto(buffer)
         return read
 
     def close(self) -> None:
-        """Give the socket back."""
         self._raw.close()
         super().close()

@@ -33,8 +33,6 @@ WIDTH_LIMIT = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A tensor and the name of the file that holds it."""
-
     file: str
     info: TensorInfo
 

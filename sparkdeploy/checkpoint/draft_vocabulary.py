@@ -85,7 +85,6 @@ def read_vocabulary(path: Path) -> DraftVocabulary | None:
 
 
 def write_vocabulary(path: Path, vocabulary: DraftVocabulary) -> None:
-    """Write the file whole, or leave the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     durable.write_text(path, json.dumps({"version": _VERSION, **asdict(vocabulary)}) + "\n")
 

@@ -32,15 +32,12 @@ _RELATED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A tensor that must be there."""
-
     name: str
     dtypes: frozenset[str]
     shape: tuple[int, ...]
 
     @property
     def is_weight(self) -> bool:
-        """Whether it is a matrix, and not the scales of one."""
         return self.dtypes == WEIGHT_DTYPES
 
     @property
@@ -166,7 +163,6 @@ def _fitting(expected: tuple[Expected, ...], found: Mapping[str, Found]) -> tupl
 
 
 def is_related(name: str) -> bool:
-    """Whether a tensor belongs to a shared-expert projection of the target model."""
     return _RELATED.fullmatch(name) is not None
 
 

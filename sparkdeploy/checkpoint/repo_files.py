@@ -51,7 +51,6 @@ class RepoFile:
     git_sha1: str | None
 
     def __post_init__(self) -> None:
-        """Refuse what no file of a repository is."""
         problem = name_problem(self.name)
         if problem is not None:
             raise CheckpointError(
@@ -95,7 +94,6 @@ class RepoFacts:
     files: tuple[RepoFile, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what no repository is."""
         check_repo(self.repo)
         check_revision(self.repo, self.revision)
         check_commit(self.repo, self.commit)
@@ -110,7 +108,6 @@ class RepoFacts:
 
     @property
     def size_bytes(self) -> int:
-        """All files together."""
         return sum(file.size_bytes for file in self.files)
 
 
