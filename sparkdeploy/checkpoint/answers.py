@@ -53,7 +53,7 @@ class HubSession(requests.Session):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HubAnswer:
     """What came at last, its body unread, and the headers of the hub's own answer before it."""
 
     response: requests.Response
@@ -65,7 +65,7 @@ class Answer:
 @contextlib.contextmanager
 def open_answer(
     session: HubSession, url: str, headers: Mapping[str, str], what: str
-) -> Iterator[Answer]:
+) -> Iterator[HubAnswer]:
     """Ask for `url`, which errors call `what`, and close the answer when the block ends.
 
     A redirect to another host, port or scheme is followed without Authorization. Raises
@@ -91,12 +91,12 @@ def open_answer(
         with response:
             if response.ok:
                 _check_plain(response, what)
-            yield Answer(response, first.headers, None if asked == url else asked)
+            yield HubAnswer(response, first.headers, None if asked == url else asked)
         return
     raise CheckpointError(f"{what}: the hub sends from one address to the next without an end.")
 
 
-def body(answer: Answer) -> Iterator[bytes]:
+def body(answer: HubAnswer) -> Iterator[bytes]:
     """Yield the body as it comes; requests.RequestException when it breaks."""
     chunks = iter(answer.response.iter_content(CHUNK_BYTES))
     while True:

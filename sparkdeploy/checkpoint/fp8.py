@@ -31,7 +31,7 @@ _RELATED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedTensor:
     name: str
     dtypes: frozenset[str]
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTensor:
     """A tensor in a file of a repository; `begin` and `end` count from the file's beginning."""
 
     info: TensorInfo
@@ -57,14 +57,14 @@ class Found:
     end: int
 
 
-def expected_fp8(sizes: ModelSizes) -> tuple[Expected, ...]:
+def expected_fp8(sizes: ModelSizes) -> tuple[ExpectedTensor, ...]:
     """Three weights for each layer, each with its scales: 288 tensors for 48 layers."""
     return tuple(
         expected
         for name, (rows, columns) in shared_expert_shapes(sizes)
         for expected in (
-            Expected(name, WEIGHT_DTYPES, (rows, columns)),
-            Expected(
+            ExpectedTensor(name, WEIGHT_DTYPES, (rows, columns)),
+            ExpectedTensor(
                 name.removesuffix(WEIGHT_SUFFIX) + SCALE_SUFFIX,
                 SCALE_DTYPES,
                 (-(-rows // BLOCK), -(-columns // BLOCK)),
@@ -93,7 +93,7 @@ def find_fp8(
     sizes: ModelSizes,
     indexed: Mapping[str, str],
     mismatch: Mismatch = Mismatch.REFUSE,
-) -> tuple[tuple[Expected, Found], ...]:
+) -> tuple[tuple[ExpectedTensor, FoundTensor], ...]:
     """Find every expected tensor by the headers of the files that `indexed` (name to file) names.
 
     Raises CheckpointError naming what is missing, extra, or has another dtype or shape, unless
@@ -113,7 +113,7 @@ def find_fp8(
 
 def check_finished(
     name: str, sizes: ModelSizes, found: Mapping[str, TensorInfo]
-) -> tuple[Expected, ...]:
+) -> tuple[ExpectedTensor, ...]:
     """Hold a finished hybrid's shared experts against what its sizes ask for, and return that."""
     expected = expected_fp8(sizes)
     check_fp8(name, expected, found, hint="use another checkpoint, or build one: --standalone")
@@ -122,7 +122,7 @@ def check_finished(
 
 def check_fp8(
     place: str,
-    expected: Iterable[Expected],
+    expected: Iterable[ExpectedTensor],
     found: Mapping[str, TensorInfo],
     hint: str = "use the FP8 repository of the same model, or mode online",
 ) -> None:
@@ -151,10 +151,12 @@ def check_fp8(
         )
 
 
-def _fitting(expected: tuple[Expected, ...], found: Mapping[str, Found]) -> tuple[Expected, ...]:
+def _fitting(
+    expected: tuple[ExpectedTensor, ...], found: Mapping[str, FoundTensor]
+) -> tuple[ExpectedTensor, ...]:
     """The tensors of modules whose weight and scales both are as expected."""
 
-    def fits(item: Expected) -> bool:
+    def fits(item: ExpectedTensor) -> bool:
         info = found[item.name].info if item.name in found else None
         return info is not None and info.dtype in item.dtypes and info.shape == item.shape
 
@@ -166,8 +168,8 @@ def is_related(name: str) -> bool:
     return _RELATED.fullmatch(name) is not None
 
 
-def _related_tensors(headers: Mapping[str, Header]) -> dict[str, Found]:
-    found: dict[str, Found] = {}
+def _related_tensors(headers: Mapping[str, Header]) -> dict[str, FoundTensor]:
+    found: dict[str, FoundTensor] = {}
     for file, header in headers.items():
         for name, info in header.tensors.items():
             if not is_related(name):
@@ -175,5 +177,5 @@ def _related_tensors(headers: Mapping[str, Header]) -> dict[str, Found]:
             if name in found:
                 raise CheckpointError(f"{name} stands in both {found[name].file} and {file}.")
             begin = header.data_offset + info.begin
-            found[name] = Found(info, file, begin, header.data_offset + info.end)
+            found[name] = FoundTensor(info, file, begin, header.data_offset + info.end)
     return found

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.checkpoint.contents import ModelSizes
-    from sparkdeploy.checkpoint.fp8 import Expected, Found
+    from sparkdeploy.checkpoint.fp8 import ExpectedTensor, FoundTensor
     from sparkdeploy.checkpoint.ranges import RangeSource
 
 SHARD_FILE = "sparkdeploy-fp8.safetensors"
@@ -69,7 +69,7 @@ class Order:
 class _Piece:
     """A tensor on its way: where it lies, and where it goes in bytes from the file's beginning."""
 
-    found: Found
+    found: FoundTensor
     target: TensorInfo
     target_begin: int
 
@@ -178,7 +178,7 @@ def _drop_unlike(folder: Path, digests: dict[str, str], model: Path | None) -> t
     return wrong
 
 
-def _layout(matches: Sequence[tuple[Expected, Found]]) -> tuple[bytes, list[_Piece]]:
+def _layout(matches: Sequence[tuple[ExpectedTensor, FoundTensor]]) -> tuple[bytes, list[_Piece]]:
     """The shard's header, and every tensor's place: larger elements first, then by name."""
     ordered = sorted(
         matches, key=lambda match: (-DTYPE_BITS[match[1].info.dtype], match[0].own_name)

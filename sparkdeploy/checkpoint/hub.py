@@ -11,8 +11,10 @@ import os
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+
+import requests
 
 from sparkdeploy.checkpoint.answers import HubSession, body, is_web_address, open_answer
 from sparkdeploy.checkpoint.repo_files import (
@@ -42,13 +44,18 @@ LISTING_LIMIT_S = 60.0
 """For one try of a listing, from the first redirect to the last byte."""
 LISTING_LIMIT_BYTES = 4 << 20
 """Ten thousand files take three of them. Python needs up to 24 times as much for hostile JSON."""
-PASSING = frozenset({408, 429, 500, 502, 503, 504})
-"""HTTP statuses after which the same request is made again."""
+_PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _CLOSED = frozenset({401, 403})
 _LICENSE_LIMIT = 100
 _TOKEN = re.compile("[!-~]+")
 
-Result = TypeVar("Result")
+
+class RetryError(Exception):
+    """A failure that may pass, with the server's own word on when."""
+
+    def __init__(self, reason: str, retry_after: str | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,37 +86,42 @@ class Hub:
                 f"{repo}: HF_HUB_OFFLINE is set, and the hub would have to be asked.",
                 hint="unset HF_HUB_OFFLINE",
             )
-        text = self._patiently(repo, lambda: self._listing(repo, revision))
-        return read_listing(repo, revision, text)
+        url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
+        return read_listing(repo, revision, self._patiently(repo, url))
 
     def url(self, repo: str, commit: str, name: str) -> str:
         """Where a file of a commit is read."""
         return f"{self.endpoint}/{repo}/resolve/{commit}/{quote(name)}"
 
-    def refusal(self, repo: str, status: int | None, detail: str) -> CheckpointError | None:
-        """What 401, 403 and 404 mean, and what helps; None for other statuses."""
+    def check_status(self, repo: str, response: requests.Response, what: str) -> None:
+        """Raise CheckpointError for 401, 403 and 404, and RetryError for what may pass.
+
+        Other statuses are for the caller to judge. `what` was asked for.
+        """
+        status = response.status_code
         if status in _CLOSED:
-            return CheckpointError(
+            raise CheckpointError(
                 f"{repo}: the hub does not let this machine read it (HTTP {status}).",
                 hint=f"ask for access at {self.endpoint}/{repo}, then `hf auth login`; "
                 "or it is misspelt",
             )
         if status == 404:
-            return CheckpointError(
+            raise CheckpointError(
                 f"{repo}: {self.endpoint} has no such repository, revision or file.",
                 hint="check the name and the revision",
-                detail=detail,
+                detail=what,
             )
-        return None
+        if status in _PASSING:
+            raise RetryError(f"HTTP {status}", response.headers.get("Retry-After"))
 
-    def _listing(self, repo: str, revision: str) -> bytes:
+    def _listing(self, repo: str, url: str) -> bytes:
         """The API's answer, as long as it is one that can be read in little memory."""
-        url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         text = bytearray()
         session = HubSession()
         session.deadline.allow(LISTING_LIMIT_S)
         with session, open_answer(session, url, headers, repo) as answer:
+            self.check_status(repo, answer.response, url)
             answer.response.raise_for_status()
             for chunk in body(answer):
                 text += chunk
@@ -121,27 +133,31 @@ class Hub:
                     )
         return bytes(text)
 
-    def _patiently(self, repo: str, call: Callable[[], Result]) -> Result:
-        for attempt in range(1, self.attempts + 1):
+    def _patiently(self, repo: str, url: str) -> bytes:
+        failures = 0
+        while True:
             try:
-                return call()
-            except OSError as error:
-                status, retry_after = _answer_of(error)
-                detail = printable(
-                    next(iter(str(error).strip().splitlines()), type(error).__name__)
+                return self._listing(repo, url)
+            except (OSError, RetryError) as error:
+                failures = self.attempts if isinstance(error, requests.HTTPError) else failures + 1
+                said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                failed = CheckpointError(
+                    f"{repo}: {self.endpoint} does not answer as a hub should.",
+                    hint="check the network; what has come so far is kept for the next try",
+                    detail=printable(said),
                 )
-                refused = self.refusal(repo, status, detail)
-                if refused is not None:
-                    raise refused from error
-                if status not in {None, *PASSING} or attempt == self.attempts:
-                    raise CheckpointError(
-                        f"{repo}: {self.endpoint} does not answer as a hub should.",
-                        hint="check the network; what has come so far is kept, and the next try "
-                        "goes on",
-                        detail=detail,
-                    ) from error
-                self.sleep(wait_s(attempt, retry_after))
-        raise AssertionError  # pragma: no cover - the last attempt returns or raises
+                self.wait_after(failures, error, failed)
+
+    def wait_after(self, failures: int, error: Exception, failed: CheckpointError) -> None:
+        """Wait before the next try: what the server says, else 0.5, 1, 2, ... s.
+
+        Raises `failed` after the last try.
+        """
+        if failures >= self.attempts:
+            raise failed from error
+        asked = getattr(error, "retry_after", None) or ""
+        wait_s = float(asked) if asked.isdecimal() else 0.5 * 2 ** max(0, failures - 1)
+        self.sleep(min(wait_s, LONGEST_WAIT_S))
 
 
 def open_hub(settings: Settings) -> Hub:
@@ -174,25 +190,6 @@ def _endpoint(settings: Settings) -> str:
             hint="set it to http:// or https:// and a host, or leave it out",
         )
     return endpoint.rstrip("/")
-
-
-def wait_s(attempt: int, retry_after: str | None) -> float:
-    """How long to wait after a failed attempt: what the server says, else 0.5, 1, 2, ... s."""
-    if retry_after is not None and retry_after.isdecimal():
-        return min(float(retry_after), LONGEST_WAIT_S)
-    return float(min(0.5 * 2 ** (attempt - 1), LONGEST_WAIT_S))
-
-
-def _answer_of(error: BaseException) -> tuple[int | None, str | None]:
-    """The HTTP status and Retry-After behind an error, through the errors that caused it."""
-    found: BaseException | None = error
-    while found is not None:
-        response = getattr(found, "response", None)
-        status = getattr(response, "status_code", None)
-        if isinstance(status, int):
-            return status, response.headers.get("Retry-After")  # type: ignore[union-attr]
-        found = found.__cause__
-    return None, None
 
 
 def read_listing(repo: str, revision: str, text: bytes) -> RepoFacts:

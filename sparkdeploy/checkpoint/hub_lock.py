@@ -33,7 +33,7 @@ _KINDS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class RevisionPin:
     """What a branch or tag of a repository means on this machine.
 
     `files` is empty for a snapshot that was found in the cache and never asked of a hub.
@@ -79,12 +79,12 @@ class HubLock:
     def path(self) -> Path:
         return self.state_dir / LOCK_FILE
 
-    def pin(self, repo: str, revision: str) -> Pin | None:
+    def pin(self, repo: str, revision: str) -> RevisionPin | None:
         """What the revision was resolved to, or None when it never was."""
         entry = self._read().get(repo, {}).get(revision)
         return None if entry is None else self._pin(repo, entry)
 
-    def pins(self) -> Mapping[tuple[str, str], Pin]:
+    def pins(self) -> Mapping[tuple[str, str], RevisionPin]:
         return {
             (repo, revision): self._pin(repo, entry)
             for repo, revisions in sorted(self._read().items())
@@ -96,7 +96,7 @@ class HubLock:
         pin = self.pin(repo, revision)
         return revision if pin is None else pin.commit
 
-    def set(self, repo: str, revision: str, pin: Pin) -> None:
+    def set(self, repo: str, revision: str, pin: RevisionPin) -> None:
         self._change(lambda models: models.setdefault(repo, {}).update({revision: asdict(pin)}))
 
     def forget(self, repo: str) -> None:
@@ -117,7 +117,7 @@ class HubLock:
             raise self._unusable("holds no models")
         return models
 
-    def _pin(self, repo: str, entry: object) -> Pin:
+    def _pin(self, repo: str, entry: object) -> RevisionPin:
         try:
             return _read_pin(entry)
         except (CheckpointError, KeyError, TypeError) as error:
@@ -144,7 +144,7 @@ class HubLock:
                 write_text(self.path, text)
 
 
-def _read_pin(entry: object) -> Pin:
+def _read_pin(entry: object) -> RevisionPin:
     """What `asdict` made of a pin; TypeError or KeyError for anything else."""
     if not isinstance(entry, dict):
         raise TypeError
@@ -153,7 +153,7 @@ def _read_pin(entry: object) -> Pin:
     if not (entry["license"] or "").isprintable():
         raise TypeError
     files = tuple(RepoFile(**file) for file in entry["files"])
-    return Pin(**{**entry, "files": files})
+    return RevisionPin(**{**entry, "files": files})
 
 
 def find_pinned(
@@ -180,4 +180,4 @@ def pin_found(source: CheckpointSource, revision: str, lock: HubLock) -> None:
     """
     commit = source.revision
     if commit is not None and is_commit(commit) and lock.pin(source.name, revision) is None:
-        lock.set(source.name, revision, Pin(commit))
+        lock.set(source.name, revision, RevisionPin(commit))

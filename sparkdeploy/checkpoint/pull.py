@@ -16,7 +16,7 @@ from sparkdeploy.checkpoint.cache import (
     snapshot_folder,
 )
 from sparkdeploy.checkpoint.durable import COPY_BYTES, disk_errors
-from sparkdeploy.checkpoint.hub_lock import HubLock, Pin
+from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.locking import only_one
 from sparkdeploy.checkpoint.ranges import HubRanges, Meter
 from sparkdeploy.checkpoint.repo_files import RepoFacts
@@ -219,7 +219,7 @@ def _hash_of(path: Path, file: RepoFile) -> str:
         return digest.hexdigest()
 
 
-def _stays(pin: Pin, facts: RepoFacts) -> bool:
+def _stays(pin: RevisionPin, facts: RepoFacts) -> bool:
     """Whether a pin is kept while a commit is fetched."""
     if pin.commit == facts.commit:
         # One without files cannot tell a whole snapshot from one that a cut download left.
@@ -227,5 +227,5 @@ def _stays(pin: Pin, facts: RepoFacts) -> bool:
     return pin.can_serve
 
 
-def _new_pin(facts: RepoFacts) -> Pin:
-    return Pin(facts.commit, license=facts.license, files=facts.files)
+def _new_pin(facts: RepoFacts) -> RevisionPin:
+    return RevisionPin(facts.commit, license=facts.license, files=facts.files)

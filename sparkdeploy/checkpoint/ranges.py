@@ -19,7 +19,7 @@ from sparkdeploy.checkpoint.contents import (
     parse_config,
     parse_index,
 )
-from sparkdeploy.checkpoint.hub import PASSING, Hub, wait_s
+from sparkdeploy.checkpoint.hub import Hub, RetryError
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, header_length, parse_header
 from sparkdeploy.errors import CheckpointError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.answers import Answer
+    from sparkdeploy.checkpoint.answers import HubAnswer
 
 ANSWER_LIMIT_S = 120.0
 """Until the headers of a file are all there, through every redirect."""
@@ -132,7 +132,7 @@ class HubRanges:
         return self._described(file).size_bytes
 
     def read(self, file: str, begin: int, end: int) -> Iterator[bytes]:
-        attempt = 1
+        failures = 0
         while begin < end:
             came_bytes = 0
             try:
@@ -140,13 +140,17 @@ class HubRanges:
                     begin += len(chunk)
                     came_bytes += len(chunk)
                     yield chunk
-                error: Exception = _RetryError(f"the connection ended at byte {begin}")
-            except (requests.RequestException, _RetryError) as broken:
+                error: Exception = RetryError(f"the connection ended at byte {begin}")
+            except (requests.RequestException, RetryError) as broken:
                 error = broken
             if begin < end:
                 # What brings bytes is no failure, however often it breaks.
-                attempt = 1 if came_bytes else attempt + 1
-                self._rest(file, error, attempt)
+                failures = 0 if came_bytes else failures + 1
+                failed = CheckpointError(
+                    f"{self.name}: {file} does not come: {printable(str(error))}",
+                    hint="check the network; what has come so far is kept",
+                )
+                self.hub.wait_after(failures, error, failed)
 
     def _request(self, file: str, begin: int, end: int) -> Iterator[bytes]:
         place = self._places.get(file)
@@ -172,16 +176,12 @@ class HubRanges:
                 # Not before: a full disk may have kept whoever writes it.
                 deadline.allow(CHUNK_LIMIT_S)
 
-    def _check(self, file: str, begin: int, end: int, answer: Answer) -> None:
+    def _check(self, file: str, begin: int, end: int, answer: HubAnswer) -> None:
         response = answer.response
         status = response.status_code
         if status not in {200, 206} and self._places.pop(file, None) is not None:
-            raise _RetryError("the redirect has expired")
-        refused = self.hub.refusal(self.facts.repo, status, file)
-        if refused is not None:
-            raise refused
-        if status in PASSING:
-            raise _RetryError(f"HTTP {status}", response.headers.get("Retry-After"))
+            raise RetryError("the redirect has expired")
+        self.hub.check_status(self.facts.repo, response, file)
         found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         expected = (begin, end - 1, self.size_bytes(file))
         is_part = status == 206 and found and tuple(map(int, found.groups())) == expected
@@ -206,14 +206,6 @@ class HubRanges:
         if described is None:
             raise CheckpointError(f"{self.name} has no file {shown(file)} at {self.facts.commit}.")
         return described
-
-    def _rest(self, file: str, error: Exception, attempt: int) -> None:
-        if attempt > self.hub.attempts:
-            raise CheckpointError(
-                f"{self.name}: {file} does not come: {printable(str(error))}",
-                hint="check the network; what has come so far is kept",
-            ) from error
-        self.hub.sleep(wait_s(attempt, getattr(error, "retry_after", None)))
 
 
 def read_remote_header(source: RangeSource, file: str) -> Header:
@@ -291,11 +283,3 @@ class Meter:
     def add(self, more_bytes: int) -> None:
         self.done_bytes += more_bytes
         self._on_progress(self.done_bytes, self._total_bytes)
-
-
-class _RetryError(Exception):
-    """A failure that may pass, with the server's own word on when."""
-
-    def __init__(self, reason: str, retry_after: str | None = None) -> None:
-        super().__init__(reason)
-        self.retry_after = retry_after
