@@ -131,25 +131,18 @@ def _library_errors() -> Iterator[None]:
 
 
 def _target(asked: str, location: str, what: str) -> str:
-    target = _joined(asked, location)
-    scheme = urlsplit(target).scheme
-    if scheme not in {"http", "https"} or (scheme == "http" and asked.startswith("https:")):
+    target = ""
+    with contextlib.suppress(ValueError):
+        # The library reads headers as Latin-1, and servers write them as UTF-8.
+        target = urljoin(asked, requote_uri(location.encode("latin-1").decode()))
+    is_weaker = asked.startswith("https:") and urlsplit(target).scheme == "http"
+    if is_weaker or not is_web_address(target):
         raise CheckpointError(
             f"{what}: the hub sends to {shown(location)}, which is not followed from "
             f"{urlsplit(asked).scheme}.",
             hint="check that HF_ENDPOINT, proxies and the network are yours",
         )
     return target
-
-
-def _joined(asked: str, location: str) -> str:
-    """Where a redirect leads, or nothing when it names no host."""
-    try:
-        # The library reads headers as Latin-1, and servers write them as UTF-8.
-        target = urljoin(asked, requote_uri(location.encode("latin-1").decode()))
-        return target if is_web_address(target) else ""
-    except ValueError:
-        return ""
 
 
 def _check_plain(response: requests.Response, what: str) -> None:

@@ -79,6 +79,28 @@ def make_folder(folder: Path) -> None:
     folder.chmod(0o755)
 
 
+@contextlib.contextmanager
+def staged_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder that takes the place of `target` when the block ends.
+
+    When the block raises, `target` stays as it was.
+    """
+    staging = hidden_beside(target)
+    try:
+        make_folder(staging)
+        yield staging
+        replace_folder(staging, target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def is_replaceable(target: Path, mark: str) -> bool:
+    """Whether nothing is there, an empty folder, or one that holds a file called `mark`."""
+    if not target.is_dir() or target.is_symlink():
+        return not target.exists()
+    return (target / mark).is_file() or not any(target.iterdir())
+
+
 def replace_folder(staged: Path, target: Path) -> None:
     """Give a finished folder its name; an older one of that name is removed last."""
     retired = hidden_beside(target, "retired")

@@ -41,10 +41,16 @@ class ExpectedTensor:
         return self.dtypes == WEIGHT_DTYPES
 
     @property
+    def module(self) -> str:
+        return self.name.rpartition(".")[0]
+
+    @property
     def own_name(self) -> str:
         """Its name beside the untouched download."""
-        stem, _, suffix = self.name.rpartition(".")
-        return stem + OWN_SUFFIXES[f".{suffix}"]
+        return self.module + OWN_SUFFIXES[self.name.removeprefix(self.module)]
+
+    def fits(self, info: TensorInfo) -> bool:
+        return info.dtype in self.dtypes and info.shape == self.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +111,16 @@ def find_fp8(
     headers = {file: read_remote_header(source, file) for file in sorted(needed | related)}
     found = _related_tensors(headers)
     if mismatch is Mismatch.LEAVE:
-        expected = _fitting(expected, found)
+        # Modules whose weight and scales both are as expected.
+        unfit = {
+            item.module
+            for item in expected
+            if item.name not in found or not item.fits(found[item.name].info)
+        }
+        expected = tuple(item for item in expected if item.module not in unfit)
     else:
         check_fp8(source.name, expected, {name: item.info for name, item in found.items()})
     return tuple((item, found[item.name]) for item in expected)
-
-
-def check_finished(
-    name: str, sizes: ModelSizes, found: Mapping[str, TensorInfo]
-) -> tuple[ExpectedTensor, ...]:
-    """Hold a finished hybrid's shared experts against what its sizes ask for, and return that."""
-    expected = expected_fp8(sizes)
-    check_fp8(name, expected, found, hint="use another checkpoint, or build one: --standalone")
-    return expected
 
 
 def check_fp8(
@@ -128,20 +131,15 @@ def check_fp8(
 ) -> None:
     """Hold related tensors against the expected ones; CheckpointError names every difference."""
     wanted = {item.name: item for item in expected}
-    lines = [
-        f"{kind}: {summary(names)}"
-        for kind, names in (
-            ("missing", [name for name in wanted if name not in found]),
-            ("extra", [name for name in found if name not in wanted]),
-        )
-        if names
-    ]
+    missing = [name for name in wanted if name not in found]
+    extra = [name for name in found if name not in wanted]
+    lines = [f"missing: {summary(missing)}"] if missing else []
+    lines += [f"extra: {summary(extra)}"] if extra else []
     lines += [
         f"{name} is {info.dtype} {list(info.shape)}, expected "
         f"{' or '.join(sorted(wanted[name].dtypes))} {list(wanted[name].shape)}"
         for name, info in found.items()
-        if name in wanted
-        and (info.dtype not in wanted[name].dtypes or info.shape != wanted[name].shape)
+        if name in wanted and not wanted[name].fits(info)
     ]
     if lines:
         raise CheckpointError(
@@ -149,19 +147,6 @@ def check_fp8(
             detail="\n".join(lines[:50]),
             hint=hint,
         )
-
-
-def _fitting(
-    expected: tuple[ExpectedTensor, ...], found: Mapping[str, FoundTensor]
-) -> tuple[ExpectedTensor, ...]:
-    """The tensors of modules whose weight and scales both are as expected."""
-
-    def fits(item: ExpectedTensor) -> bool:
-        info = found[item.name].info if item.name in found else None
-        return info is not None and info.dtype in item.dtypes and info.shape == item.shape
-
-    unfit = {item.name.rpartition(".")[0] for item in expected if not fits(item)}
-    return tuple(item for item in expected if item.name.rpartition(".")[0] not in unfit)
 
 
 def is_related(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -74,7 +73,13 @@ def build_overlay(
                 _check_extras(treatment, shard, draft)
                 facts = check_source(source, treatment)
                 known = _make_manifest(source, treatment, fingerprint, facts)
-                _replace_overlay(source, facts, known, target, shard, draft)
+                if not durable.is_replaceable(target, MANIFEST_FILE):
+                    raise CheckpointError(
+                        f"{target} is no overlay of ours, and is left alone.",
+                        hint="Move that folder away, or choose another name.",
+                    )
+                with durable.staged_folder(target) as staging:
+                    _fill(source, facts, known, staging, shard, draft)
     except OSError as error:
         raise CheckpointError(f"{target}: the overlay cannot be written: {error}") from error
     return OverlayResult(
@@ -158,31 +163,6 @@ def _link_source(source: CheckpointSource, hub: Path) -> None:
     staged = hidden_beside(link)
     staged.symlink_to(source.root, target_is_directory=True)
     staged.replace(link)
-
-
-def _replace_overlay(
-    source: CheckpointSource,
-    facts: SourceFacts,
-    manifest: Manifest,
-    target: Path,
-    shard: Fp8Shard | None,
-    draft: DraftVocabulary | None,
-) -> None:
-    is_folder = target.is_dir() and not target.is_symlink()
-    is_ours = is_folder and ((target / MANIFEST_FILE).is_file() or not any(target.iterdir()))
-    if target.exists() and not is_ours:
-        raise CheckpointError(
-            f"{target} is no overlay of ours, and is left alone.",
-            hint="Move that folder away, or choose another name.",
-        )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = hidden_beside(target)
-    try:
-        durable.make_folder(staging)
-        _fill(source, facts, manifest, staging, shard, draft)
-        durable.replace_folder(staging, target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _fill(

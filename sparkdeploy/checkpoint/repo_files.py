@@ -33,7 +33,6 @@ _SHOWN_CHARACTERS = 120
 # Not `\w`, which takes letters and digits of every script.
 _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SHA1 = _COMMIT
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -63,16 +62,13 @@ class RepoFile:
             raise self._wrong("no hash")
         if self.sha256 is not None and not _matches(_SHA256, self.sha256):
             raise self._wrong(f"a sha256 of {shown(self.sha256)}, not 64 hexadecimal digits")
-        if self.git_sha1 is not None and not _matches(_SHA1, self.git_sha1):
+        if self.git_sha1 is not None and not _matches(_COMMIT, self.git_sha1):
             raise self._wrong(f"a blob of {shown(self.git_sha1)}, not 40 hexadecimal digits")
 
     @property
     def blob_name(self) -> str:
         """What the cache calls the file's content: the hub's hash of it."""
-        name = self.sha256 or self.git_sha1
-        if name is None:  # pragma: no cover - refused when it was made
-            raise self._wrong("no hash")
-        return name
+        return self.sha256 or self.git_sha1 or ""
 
     def _wrong(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.name} is stated with {what}.", hint=HOSTILE_HINT)

@@ -102,14 +102,12 @@ def _fingerprint(source: CheckpointSource, shard: Fp8Shard) -> str:
 
 
 def _check_target(out: Path, replaces: Callable[[Path], bool]) -> None:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / MANIFEST_FILE).is_file():
+    if not durable.is_replaceable(out, MANIFEST_FILE):
         raise CheckpointError(
             f"{out} holds something that is no checkpoint of ours, and is left alone.",
             hint="name a new folder",
         )
-    if not replaces(out):
+    if (out / MANIFEST_FILE).is_file() and not replaces(out):
         raise CheckpointError(
             f"{out} holds another checkpoint.", hint="name a new folder, or pass --overwrite"
         )

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.contents import model_sizes, summary
-from sparkdeploy.checkpoint.fp8 import WEIGHT_DTYPES, check_finished, find_fp8, is_related
+from sparkdeploy.checkpoint.fp8 import (
+    WEIGHT_DTYPES,
+    check_fp8,
+    expected_fp8,
+    find_fp8,
+    is_related,
+)
 from sparkdeploy.checkpoint.ranges import index_of, read_config
 from sparkdeploy.errors import CheckpointError
 
@@ -65,7 +71,9 @@ def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
     related = {name: located.info for name, located in tensors.items() if is_related(name)}
     fp8_layer_count = 0
     if treatment.fp8_mode == "finished":
-        expected = check_finished(source.name, sizes, related)
+        expected = expected_fp8(sizes)
+        hint = "use another checkpoint, or build one: --standalone"
+        check_fp8(source.name, expected, related, hint)
         fp8_layer_count = sum(item.is_weight for item in expected)
     elif any(info.dtype in WEIGHT_DTYPES for info in related.values()):
         raise _fp8_already(source)
@@ -73,7 +81,12 @@ def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
         # The plugin compares prebuilt tensors with the 16-bit ones before it drops those.
         fp8_layer_count = _check_shared_experts(source, sizes, tensors)
     if treatment.lm_head == "int8" or treatment.draft_rows:
-        _check_head(source, sizes, tensors)
+        if sizes.ties_embeddings or "lm_head.weight" not in tensors:
+            raise CheckpointError(
+                f"{source.name} has no lm_head.weight of its own to convert.",
+                hint="Set lm_head: bf16 for models that share it with the embeddings.",
+            )
+        _check_tensor(source, tensors["lm_head.weight"], (sizes.vocab, sizes.hidden))
     if treatment.mtp == "required":
         check_mtp(source.name, sizes, tensors)
     mtp_tensor_count = sum(name.startswith("mtp.") for name in tensors)
@@ -110,17 +123,6 @@ def _fp8_already(source: CheckpointSource) -> CheckpointError:
         f"{source.name} is a finished hybrid: its shared experts are FP8 already.",
         hint="checkpoint.fp8_dense: {mode: prebuilt, from: hub}, or `from: folder` with model.path",
     )
-
-
-def _check_head(
-    source: CheckpointSource, sizes: ModelSizes, tensors: Mapping[str, Located]
-) -> None:
-    if sizes.ties_embeddings or "lm_head.weight" not in tensors:
-        raise CheckpointError(
-            f"{source.name} has no lm_head.weight of its own to convert.",
-            hint="Set lm_head: bf16 for models that share it with the embeddings.",
-        )
-    _check_tensor(source, tensors["lm_head.weight"], (sizes.vocab, sizes.hidden))
 
 
 def check_mtp(name: str, sizes: ModelSizes, tensors: Collection[str]) -> None:

@@ -1,7 +1,6 @@
 """Write a twin to disk, and know what it must answer when it is served."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -31,21 +30,16 @@ def build_twin(out: Path, shape: TwinShape, *, seed: int) -> None:
     """
     if is_twin_of(out, shape, seed=seed):
         return
-    is_ours = out.is_dir() and ((out / TWIN_FILE).is_file() or not any(out.iterdir()))
-    if out.exists() and not is_ours:
+    if not durable.is_replaceable(out, TWIN_FILE):
         raise CheckpointError(
             f"{out} holds something other than a twin, which would be overwritten.",
             hint="Name an empty or a new folder.",
         )
-    staging = durable.hidden_beside(out)
     try:
-        durable.make_folder(staging)
-        _write_twin(staging, shape, seed)
-        durable.replace_folder(staging, out)
+        with durable.staged_folder(out) as staging:
+            _write_twin(staging, shape, seed)
     except OSError as error:
         raise CheckpointError(f"{out}: the twin cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def is_twin_of(folder: Path, shape: TwinShape, *, seed: int) -> bool:
