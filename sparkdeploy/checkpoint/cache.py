@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
 
 from sparkdeploy.checkpoint.durable import disk_errors, finish
-from sparkdeploy.checkpoint.repo_files import check_repo
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_repo
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sparkdeploy.checkpoint.ranges import RangeSource
-    from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 
 SNAPSHOTS = "snapshots"
 _BLOBS = "blobs"

@@ -87,7 +87,13 @@ def read_tensors(
     when there is no such file, one is damaged, nothing decides, or the index lists tensors that
     are nowhere.
     """
-    preferred = _indexed_files(folder)
+    index = folder / INDEX_FILE
+    try:
+        preferred = parse_index(str(index), read_bytes(index, INDEX_LIMIT_BYTES))
+    except FileNotFoundError:
+        preferred = {}
+    except OSError as error:
+        raise CheckpointError(f"{index} cannot be read: {error}") from error
     tensors: dict[str, Located] = {}
     for file, header in (read_headers(folder) if headers is None else headers).items():
         for name, info in header.tensors.items():
@@ -233,13 +239,3 @@ def parse_index(name: str, text: bytes) -> Mapping[str, str]:
                 hint=_INDEX_HINT,
             )
     return weight_map
-
-
-def _indexed_files(folder: Path) -> Mapping[str, str]:
-    try:
-        text = read_bytes(folder / INDEX_FILE, INDEX_LIMIT_BYTES)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise CheckpointError(f"{folder / INDEX_FILE} cannot be read: {error}") from error
-    return parse_index(str(folder / INDEX_FILE), text)

@@ -17,13 +17,17 @@ from sparkdeploy.checkpoint import durable
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sparkdeploy.recipe.schema import Model, Recipe
     from sparkdeploy.settings import Settings
 
 OVERLAY_FILE = "draft_vocabulary.json"
 """Beside an overlay's config.json, for the plugin."""
+HINT = "count it once over text of yours: sparkdeploy checkpoint draft-vocab RECIPE FILE..."
+TOKENIZER_FILE = "tokenizer.json"
+CHUNK_CHARACTERS = 1 << 20
+"""Text that is tokenised at once; a chunk ends between lines."""
 _VERSION = 1
 
 
@@ -89,9 +93,6 @@ def write_vocabulary(path: Path, vocabulary: DraftVocabulary) -> None:
     durable.write_text(path, json.dumps({"version": _VERSION, **asdict(vocabulary)}) + "\n")
 
 
-HINT = "count it once over text of yours: sparkdeploy checkpoint draft-vocab RECIPE FILE..."
-
-
 def vocabulary_file(model: Model, settings: Settings) -> Path:
     """Where the vocabulary of a model is kept: one for each repository or folder."""
     name = model.repo.replace("/", "--")
@@ -119,11 +120,6 @@ def bring_vocabulary(recipe: Recipe, settings: Settings) -> DraftVocabulary | No
     return found
 
 
-TOKENIZER_FILE = "tokenizer.json"
-CHUNK_CHARACTERS = 1 << 20
-"""Text that is tokenised at once; a chunk ends between lines."""
-
-
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
     """How often each token was seen, which ones are special, and how many there are."""
@@ -143,33 +139,23 @@ def count_tokens(
     """
     from tokenizers import Tokenizer  # noqa: PLC0415 - only this command needs it
 
-    file = folder / TOKENIZER_FILE
-    if not file.is_file():
+    tokenizer_file = folder / TOKENIZER_FILE
+    if not tokenizer_file.is_file():
         raise CheckpointError(f"{folder} has no {TOKENIZER_FILE}")
-    tokenizer = Tokenizer.from_file(str(file))
-    total = sum(_size_bytes(text) for text in texts)
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
     counts: Counter[int] = Counter()
-    done = 0
-    for text in texts:
-        for chunk in _chunks(text):
-            counts.update(tokenizer.encode(chunk, add_special_tokens=False).ids)
-            done += len(chunk.encode())
-            on_progress(done, total)
+    done_bytes = 0
+    try:
+        total_bytes = sum(text.stat().st_size for text in texts)
+        for text in texts:
+            with text.open(encoding="utf-8", errors="replace") as file:
+                while lines := file.readlines(CHUNK_CHARACTERS):
+                    chunk = "".join(lines)
+                    counts.update(tokenizer.encode(chunk, add_special_tokens=False).ids)
+                    done_bytes += len(chunk.encode())
+                    on_progress(done_bytes, total_bytes)
+    except OSError as error:
+        named = error.filename or "a text"
+        raise CheckpointError(f"{named} cannot be read: {error.strerror}") from error
     special = frozenset(tokenizer.get_added_tokens_decoder())
     return TokenCounts(counts, special, tokenizer.get_vocab_size(with_added_tokens=True))
-
-
-def _size_bytes(text: Path) -> int:
-    try:
-        return text.stat().st_size
-    except OSError as error:
-        raise CheckpointError(f"{text} cannot be read: {error.strerror}") from error
-
-
-def _chunks(text: Path) -> Iterator[str]:
-    try:
-        with text.open(encoding="utf-8", errors="replace") as file:
-            while lines := file.readlines(CHUNK_CHARACTERS):
-                yield "".join(lines)
-    except OSError as error:
-        raise CheckpointError(f"{text} cannot be read: {error.strerror}") from error

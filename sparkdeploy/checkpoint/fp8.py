@@ -8,13 +8,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.contents import ModelSizes, shared_expert_shapes, summary
-from sparkdeploy.checkpoint.ranges import read_remote_header
+from sparkdeploy.checkpoint.ranges import RangeSource, read_remote_header
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sparkdeploy.checkpoint.ranges import RangeSource
     from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
 
 BLOCK = 128

@@ -8,19 +8,11 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from sparkdeploy.checkpoint import durable
-from sparkdeploy.checkpoint.contents import summary
-from sparkdeploy.checkpoint.fp8 import (
-    OWN_SUFFIXES,
-    SCALE_SUFFIX,
-    WEIGHT_SUFFIX,
-    Mismatch,
-    expected_fp8,
-    find_fp8,
-)
+from sparkdeploy.checkpoint import durable, fp8
+from sparkdeploy.checkpoint.contents import ModelSizes, summary
 from sparkdeploy.checkpoint.fp8_sample import unlike
 from sparkdeploy.checkpoint.locking import only_one
-from sparkdeploy.checkpoint.ranges import Meter, Span, coalesced, index_of
+from sparkdeploy.checkpoint.ranges import Meter, RangeSource, Span, coalesced, index_of
 from sparkdeploy.checkpoint.safetensors import (
     DTYPE_BITS,
     TensorInfo,
@@ -34,9 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.contents import ModelSizes
-    from sparkdeploy.checkpoint.fp8 import ExpectedTensor, FoundTensor
-    from sparkdeploy.checkpoint.ranges import RangeSource
 
 SHARD_FILE = "sparkdeploy-fp8.safetensors"
 DONE_FILE = "sparkdeploy-fp8.json"
@@ -60,7 +49,7 @@ class Order:
     sizes: ModelSizes
     origin: str
     """A repository at a commit, or a folder's state."""
-    mismatch: Mismatch = Mismatch.REFUSE
+    mismatch: fp8.Mismatch = fp8.Mismatch.REFUSE
     model: Path | None = None
     """The folder of the same weights at 16 bits; without one nothing is compared."""
 
@@ -69,13 +58,13 @@ class Order:
 class _Piece:
     """A tensor on its way: where it lies, and where it goes in bytes from the file's beginning."""
 
-    found: FoundTensor
+    found: fp8.FoundTensor
     target: TensorInfo
     target_begin: int
 
 
 def shard_folder(store: Path, order: Order) -> Path:
-    expected = [(item.name, item.shape) for item in expected_fp8(order.sizes)]
+    expected = [(item.name, item.shape) for item in fp8.expected_fp8(order.sizes)]
     inputs = [_VERSION, order.origin, expected, order.mismatch.value]
     return store / hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:24]
 
@@ -118,7 +107,7 @@ def fetch_shard(
         done = take_shard(folder)
         if done is not None:
             return done
-        matches = find_fp8(source, order.sizes, index_of(source), order.mismatch)
+        matches = fp8.find_fp8(source, order.sizes, index_of(source), order.mismatch)
         with durable.disk_errors(str(folder)):
             folder.mkdir(parents=True, exist_ok=True)
             header, pieces = _layout(matches)
@@ -171,14 +160,16 @@ def _drop_unlike(folder: Path, digests: dict[str, str], model: Path | None) -> t
     """Take tensors that are not the model's out of the journal; return their names."""
     wrong = () if model is None else unlike(folder / _PART_FILE, model)
     if wrong:
-        weight, scale = OWN_SUFFIXES[WEIGHT_SUFFIX], OWN_SUFFIXES[SCALE_SUFFIX]
+        weight, scale = fp8.OWN_SUFFIXES[fp8.WEIGHT_SUFFIX], fp8.OWN_SUFFIXES[fp8.SCALE_SUFFIX]
         dropped = {*wrong, *(name.removesuffix(weight) + scale for name in wrong)}
         kept = {name: digest for name, digest in digests.items() if name not in dropped}
         durable.replace_journal(folder / _JOURNAL_FILE, kept)
     return wrong
 
 
-def _layout(matches: Sequence[tuple[ExpectedTensor, FoundTensor]]) -> tuple[bytes, list[_Piece]]:
+def _layout(
+    matches: Sequence[tuple[fp8.ExpectedTensor, fp8.FoundTensor]],
+) -> tuple[bytes, list[_Piece]]:
     """The shard's header, and every tensor's place: larger elements first, then by name."""
     ordered = sorted(
         matches, key=lambda match: (-DTYPE_BITS[match[1].info.dtype], match[0].own_name)

@@ -30,13 +30,12 @@ from sparkdeploy.checkpoint.repo_files import (
     shown,
 )
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.settings import LOGIN
+from sparkdeploy.settings import LOGIN, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sparkdeploy.settings import Settings
 
 ATTEMPTS = 6
 LONGEST_WAIT_S = 30.0

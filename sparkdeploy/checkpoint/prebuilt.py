@@ -5,27 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint import pull
+from sparkdeploy.checkpoint import fp8_shard, pull
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
 from sparkdeploy.checkpoint.fp8 import Mismatch, expected_bytes
-from sparkdeploy.checkpoint.fp8_shard import (
-    Order,
-    fetch_shard,
-    read_shard,
-    shard_folder,
-    take_shard,
-)
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges
-from sparkdeploy.checkpoint.source import open_folder, source_identity
+from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, RangeSource
+from sparkdeploy.checkpoint.source import CheckpointSource, open_folder, source_identity
 from sparkdeploy.console import console
 from sparkdeploy.recipe.paths import is_folder
 
 if TYPE_CHECKING:
-    from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
-    from sparkdeploy.checkpoint.ranges import RangeSource
-    from sparkdeploy.checkpoint.source import CheckpointSource
     from sparkdeploy.recipe.schema import Checkpoint
     from sparkdeploy.settings import Settings
 
@@ -62,7 +52,7 @@ def bring_fp8(
     source: CheckpointSource,
     settings: Settings,
     mismatch: Mismatch = Mismatch.REFUSE,
-) -> Fp8Shard | None:
+) -> fp8_shard.Fp8Shard | None:
     """Fetch the shard for a model by range, or find it; None when the recipe takes none.
 
     Raises CheckpointError when the FP8 repository does not hold what the model needs, unless that
@@ -73,14 +63,14 @@ def bring_fp8(
     if not origin:
         return None
     sizes = model_sizes(read_config(source.files_dir))
-    order = Order(sizes, origin, mismatch, source.files_dir)
-    folder = shard_folder(shard_store(settings), order)
-    done = take_shard(folder)
+    order = fp8_shard.Order(sizes, origin, mismatch, source.files_dir)
+    folder = fp8_shard.shard_folder(shard_store(settings), order)
+    done = fp8_shard.take_shard(folder)
     if done is not None:
         return done
     ranges = _open_ranges(_source_of(checkpoint), settings)
     with console.step(f"FP8 tensors of {ranges.name}") as step:
-        return fetch_shard(ranges, order, folder, step.progress)
+        return fp8_shard.fetch_shard(ranges, order, folder, step.progress)
 
 
 def fp8_bytes(checkpoint: Checkpoint, source: CheckpointSource, settings: Settings) -> int:
@@ -89,8 +79,8 @@ def fp8_bytes(checkpoint: Checkpoint, source: CheckpointSource, settings: Settin
     if not origin:
         return 0
     sizes = model_sizes(read_config(source.files_dir))
-    is_here = read_shard(shard_folder(shard_store(settings), Order(sizes, origin))) is not None
-    return 0 if is_here else expected_bytes(sizes)
+    folder = fp8_shard.shard_folder(shard_store(settings), fp8_shard.Order(sizes, origin))
+    return expected_bytes(sizes) if fp8_shard.read_shard(folder) is None else 0
 
 
 def shard_store(settings: Settings) -> Path:

@@ -6,20 +6,12 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.cache import (
-    bring_blob,
-    bytes_to_come,
-    discard_blob,
-    missing_in,
-    point_branch,
-    repo_folder,
-    snapshot_folder,
-)
+from sparkdeploy.checkpoint import cache
 from sparkdeploy.checkpoint.durable import COPY_BYTES, disk_errors
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.locking import only_one
 from sparkdeploy.checkpoint.ranges import HubRanges, Meter
-from sparkdeploy.checkpoint.repo_files import RepoFacts
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 from sparkdeploy.checkpoint.treatment import Treatment, check_remote
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import CheckpointError
@@ -30,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.checkpoint.hub import Hub
-    from sparkdeploy.checkpoint.repo_files import RepoFile
 
 SPARE_BYTES = 1 << 30
 """What a download leaves free on its disk."""
@@ -96,7 +87,7 @@ def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -
 def fetch(hub: Hub, lock: HubLock, download: Download) -> Pulled:
     """Do `pull`, and show how far it is."""
     found = download.facts
-    path = snapshot_folder(hub.cache, found.repo, found.commit)
+    path = cache.snapshot_folder(hub.cache, found.repo, found.commit)
     if not download.is_verified:
         with console.step(f"download of {found.repo}") as step:
             pull(hub, lock, download, step.progress)
@@ -126,16 +117,20 @@ def resolve(hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool) ->
 def plan_download(hub: Hub, lock: HubLock, facts: RepoFacts, *, free_bytes: int) -> Download:
     """Say what is missing of a repository; nothing is written."""
     pin = lock.pin(facts.repo, facts.revision)
-    missing = missing_in(snapshot_folder(hub.cache, facts.repo, facts.commit), facts.files)
+    missing = cache.missing_in(
+        cache.snapshot_folder(hub.cache, facts.repo, facts.commit), facts.files
+    )
     is_pinned = pin is not None and pin.is_verified and pin.commit == facts.commit
     missing_bytes = download_bytes(hub.cache, facts)
     return Download(facts, missing, missing_bytes, is_pinned and not missing, free_bytes)
 
 
-def download_bytes(cache: Path, facts: RepoFacts) -> int:
+def download_bytes(hub_cache: Path, facts: RepoFacts) -> int:
     """What is still to come of a repository: files of other commits and parts of files count."""
-    snapshot = snapshot_folder(cache, facts.repo, facts.commit)
-    return sum(bytes_to_come(file, snapshot) for file in missing_in(snapshot, facts.files))
+    snapshot = cache.snapshot_folder(hub_cache, facts.repo, facts.commit)
+    return sum(
+        cache.bytes_to_come(file, snapshot) for file in cache.missing_in(snapshot, facts.files)
+    )
 
 
 def pull(
@@ -148,10 +143,10 @@ def pull(
     help, and before anything is fetched when the disk is too small.
     """
     facts = download.facts
-    snapshot = snapshot_folder(hub.cache, facts.repo, facts.commit)
+    snapshot = cache.snapshot_folder(hub.cache, facts.repo, facts.commit)
     if download.is_verified:
         return snapshot
-    folder = repo_folder(hub.cache, facts.repo)
+    folder = cache.repo_folder(hub.cache, facts.repo)
     needed_bytes = download.missing_bytes + SPARE_BYTES
     if needed_bytes > download.free_bytes and download.missing_bytes:
         raise CheckpointError(
@@ -166,7 +161,7 @@ def pull(
         with disk_errors(str(folder)):
             for file in facts.files:
                 _bring(source, file, snapshot, meter)
-        point_branch(hub.cache, facts)
+        cache.point_branch(hub.cache, facts)
         # Last: whoever was killed before it does all of this once more.
         lock.set(facts.repo, facts.revision, replace(_new_pin(facts), is_verified=True))
     return snapshot
@@ -177,11 +172,11 @@ def _bring(source: HubRanges, file: RepoFile, snapshot: Path, meter: Meter) -> N
     before_bytes = meter.done_bytes
     for attempt in (1, 2):
         if not path.exists():
-            bring_blob(source, file, snapshot, meter.add)
+            cache.bring_blob(source, file, snapshot, meter.add)
         try:
             _check_content(path, file)
         except CheckpointError as error:
-            discard_blob(file, snapshot)
+            cache.discard_blob(file, snapshot)
             if attempt == 2:
                 raise CheckpointError(
                     f"{source.name}: {error.message}",

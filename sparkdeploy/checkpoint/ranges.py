@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import requests
 
-from sparkdeploy.checkpoint.answers import CHUNK_BYTES, HubSession, body, open_answer
+from sparkdeploy.checkpoint.answers import CHUNK_BYTES, HubAnswer, HubSession, body, open_answer
 from sparkdeploy.checkpoint.contents import (
     CONFIG_FILE,
     CONFIG_LIMIT_BYTES,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.answers import HubAnswer
 
 ANSWER_LIMIT_S = 120.0
 """Until the headers of a file are all there, through every redirect."""

@@ -28,7 +28,7 @@ from sparkdeploy.checkpoint.safetensors import (
     placed,
     read_header,
 )
-from sparkdeploy.checkpoint.source import source_identity
+from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
 from sparkdeploy.checkpoint.treatment import HYBRID_NOTE
 from sparkdeploy.errors import CheckpointError
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
-    from sparkdeploy.checkpoint.source import CheckpointSource
 
 STANDALONE_VERSION = 2
 _FINISHERS = 2

@@ -5,23 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparkdeploy.checkpoint import contents
-from sparkdeploy.checkpoint.contents import model_sizes, summary
-from sparkdeploy.checkpoint.fp8 import (
-    WEIGHT_DTYPES,
-    check_fp8,
-    expected_fp8,
-    find_fp8,
-    is_related,
-)
-from sparkdeploy.checkpoint.ranges import index_of, read_config
+from sparkdeploy.checkpoint import contents, fp8
+from sparkdeploy.checkpoint.contents import Located, ModelSizes, model_sizes, summary
+from sparkdeploy.checkpoint.ranges import RangeSource, index_of, read_config
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from sparkdeploy.checkpoint.contents import Located, ModelSizes
-    from sparkdeploy.checkpoint.ranges import RangeSource
     from sparkdeploy.checkpoint.source import CheckpointSource
 
 HYBRID_NOTE = "_hybrid_quant_info"
@@ -68,14 +59,14 @@ def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
     config = contents.read_config(source.files_dir)
     tensors = contents.read_tensors(source.files_dir)
     sizes = contents.model_sizes(config)
-    related = {name: located.info for name, located in tensors.items() if is_related(name)}
+    related = {name: located.info for name, located in tensors.items() if fp8.is_related(name)}
     fp8_layer_count = 0
     if treatment.fp8_mode == "finished":
-        expected = expected_fp8(sizes)
+        expected = fp8.expected_fp8(sizes)
         hint = "use another checkpoint, or build one: --standalone"
-        check_fp8(source.name, expected, related, hint)
+        fp8.check_fp8(source.name, expected, related, hint)
         fp8_layer_count = sum(item.is_weight for item in expected)
-    elif any(info.dtype in WEIGHT_DTYPES for info in related.values()):
+    elif any(info.dtype in fp8.WEIGHT_DTYPES for info in related.values()):
         raise _fp8_already(source)
     elif treatment.fp8_mode != "off":
         # The plugin compares prebuilt tensors with the 16-bit ones before it drops those.
@@ -159,6 +150,6 @@ def check_remote(source: RangeSource, treatment: Treatment) -> None:
     """
     sizes = model_sizes(read_config(source))
     indexed = index_of(source)
-    find_fp8(source, sizes, indexed)
+    fp8.find_fp8(source, sizes, indexed)
     if treatment.mtp == "required":
         check_mtp(source.name, sizes, indexed)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
-from sparkdeploy.checkpoint.durable import XXH3_PREFIX, content_hash
+from sparkdeploy.checkpoint.durable import XXH3_PREFIX, Algorithm, content_hash
 from sparkdeploy.checkpoint.fp8 import check_fp8, expected_fp8, is_related
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.errors import CheckpointError
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.durable import Algorithm
     from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
 
 _BLOB = re.compile(r"[0-9a-f]{64}")
@@ -48,7 +47,7 @@ class Verified:
     hashed_files: int = 0
     hashed_bytes: int = 0
     unhashed: tuple[str, ...] = ()
-    """Files of which nobody has stated a hash."""
+    """Files whose hash neither the hub nor a manifest gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ def verify_bytes(
     stated: Mapping[str, str],
     on_progress: Callable[[int, int], None],
 ) -> Verified:
-    """Check headers, then the hash of every file somebody has stated one of.
+    """Check headers, then the content of every file whose hash is known.
 
     Hashes come from the manifest, from the names of blobs in a hub's cache, and from `stated`, by
     file name. Raises CheckpointError naming every file whose content is another.

@@ -65,24 +65,17 @@ def list_stored(as_json: JsonOption = False) -> None:
 
 
 @group.command("rm")
-def remove_stored(
+def remove(
     name: Annotated[str, typer.Argument(help="A name that `checkpoint ls` shows.")],
     yes: YesOption = False,
 ) -> None:
     """Delete a download or a prepared checkpoint that no deployment runs from."""
-    from sparkdeploy.checkpoint.store import find_stored
-    from sparkdeploy.commands.checkpoint import refuse_if_mounted, remove_unmounted
-    from sparkdeploy.errors import SparkdeployError
+    from sparkdeploy.commands.checkpoint import remove_stored
     from sparkdeploy.settings import load_settings
 
-    settings = load_settings()
-    item = find_stored(name, settings)
-    size = format_bytes(item.size_bytes)
-    refuse_if_mounted(item, settings)
-    if not yes and not console.confirm(f"Delete {item.path} ({size})?"):
-        raise SparkdeployError(f"{name} was not deleted", hint="say yes, or pass --yes")
-    remove_unmounted(item, settings)
-    console.answer(f"deleted {item.path}, {size}")
+    consent = (lambda _question: True) if yes else console.confirm
+    item = remove_stored(name, load_settings(), consent)
+    console.answer(f"deleted {item.path}, {format_bytes(item.size_bytes)}")
 
 
 @group.command("plan")
@@ -172,7 +165,7 @@ def verify(
     if deep:
         console.answer(f"hashed {found.hashed_files} files, {format_bytes(found.hashed_bytes)}")
         for file in found.unhashed:
-            console.answer(f"nobody has stated a hash of {file}")
+            console.answer(f"not hashed, no hash of it is known: {file}")
 
 
 @group.command()

@@ -15,34 +15,32 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
     vocabulary_file,
     write_vocabulary,
 )
-from sparkdeploy.checkpoint.fp8 import expected_bytes
+from sparkdeploy.checkpoint.fp8 import Mismatch, expected_bytes
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.prebuilt import bring_fp8, fp8_bytes
 from sparkdeploy.checkpoint.ranges import HubRanges, read_config
 from sparkdeploy.checkpoint.standalone import build_standalone
-from sparkdeploy.checkpoint.store import Stored, remove
+from sparkdeploy.checkpoint.store import Stored, find_stored, remove
 from sparkdeploy.checkpoint.verify import Verified, verify_bytes
 from sparkdeploy.commands.drafting import Request, connect, resolve
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.deploy.changing import changing
 from sparkdeploy.deploy.deployments import list_deployments
-from sparkdeploy.errors import CheckpointError, NodeError
+from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
 from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.node import facts
 from sparkdeploy.plan.make import OVERLAY_WRITE_BYTES
 from sparkdeploy.plan.observe import locate_model
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.settings import resources
+from sparkdeploy.settings import Settings, resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sparkdeploy.checkpoint.fp8 import Mismatch
     from sparkdeploy.checkpoint.manifest import Manifest
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.recipe.schema import Model, Recipe
-    from sparkdeploy.settings import Settings
 
 
 def write_standalone(
@@ -86,7 +84,7 @@ def write_standalone(
 
 
 def verify_deep(folder: Path, settings: Settings) -> Verified:
-    """Check a checkpoint to the last bit that anybody has stated a hash of."""
+    """Check headers, and every byte of the files whose hash is known."""
     pins = HubLock(settings.state_dir).pins().values()
     files = next((pin.files for pin in pins if pin.commit == folder.name), ())
     stated = {file.name: file.sha256 for file in files if file.sha256 is not None}
@@ -94,10 +92,25 @@ def verify_deep(folder: Path, settings: Settings) -> Verified:
         return verify_bytes(folder, stated, step.progress)
 
 
-def refuse_if_mounted(item: Stored, settings: Settings) -> None:
+def remove_stored(name: str, settings: Settings, consent: Callable[[str], bool]) -> Stored:
+    """Delete a download or a prepared checkpoint after asking; nothing is started meanwhile.
+
+    Raises NodeError while deployments run from it, before anybody is asked and again after.
+    """
+    item = find_stored(name, settings)
+    _refuse_if_mounted(item, settings)
+    if not consent(f"Delete {item.path} ({format_bytes(item.size_bytes)})?"):
+        raise SparkdeployError(f"{name} was not deleted", hint="say yes, or pass --yes")
+    with changing(settings, f"checkpoint rm {name}"):
+        _refuse_if_mounted(item, settings)
+        remove(item, settings)
+    return item
+
+
+def _refuse_if_mounted(item: Stored, settings: Settings) -> None:
     """Raise NodeError naming the deployments that run from this folder, and how to stop them.
 
-    A stopped one that needs it, also one that is kept for `rollback`, is told and stops nothing.
+    A stopped one that needs it, also one that is kept for `rollback`, is named and stops nothing.
     Where no Docker Engine answers, nobody can say.
     """
     try:
@@ -106,17 +119,15 @@ def refuse_if_mounted(item: Stored, settings: Settings) -> None:
         console.warn(f"whether a deployment uses {item.name} is not known: {error.message}")
         return
     with host:
-        _refuse(item, host)
+        running = _running_from(item, host)
+    if running:
+        raise NodeError(
+            f"{item.name} is in use by deployment {', '.join(running)}",
+            hint=" && ".join(f"sparkdeploy down {name}" for name in running),
+        )
 
 
-def remove_unmounted(item: Stored, settings: Settings) -> None:
-    """Delete it; nothing is started meanwhile. Raises what `refuse_if_mounted` does."""
-    with changing(settings, f"checkpoint rm {item.name}"):
-        refuse_if_mounted(item, settings)
-        remove(item, settings)
-
-
-def _refuse(item: Stored, host: DockerHost) -> None:
+def _running_from(item: Stored, host: DockerHost) -> list[str]:
     running: list[str] = []
     folder = item.path.resolve()
     for deployment in list_deployments(host):
@@ -132,12 +143,7 @@ def _refuse(item: Stored, host: DockerHost) -> None:
             running.append(deployment.name)
         elif users:
             console.warn(f"{deployment.name} is stopped and will not start without {item.name}")
-    if running:
-        names = ", ".join(running)
-        raise NodeError(
-            f"{item.name} is in use by deployment {names}",
-            hint=" && ".join(f"sparkdeploy down {name}" for name in running),
-        )
+    return running
 
 
 @dataclass(frozen=True, slots=True)

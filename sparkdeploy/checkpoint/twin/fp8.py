@@ -17,13 +17,12 @@ from sparkdeploy.checkpoint.contents import (
 from sparkdeploy.checkpoint.durable import write_json
 from sparkdeploy.checkpoint.fp8 import BLOCK, SCALE_SUFFIX, WEIGHT_SUFFIX
 from sparkdeploy.checkpoint.fp8_sample import decode_bf16, e4m3_values
-from sparkdeploy.checkpoint.safetensors import read_header, write_file
+from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
 from sparkdeploy.checkpoint.twin.values import bf16
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.safetensors import TensorData
 
 FP8_MAX = 448.0
 SHARDS = 2
@@ -54,9 +53,9 @@ def build_fp8_twin(out: Path, twin: Path) -> None:
         shard[name.replace("shared_expert", "experts.0")] = ("F8_E4M3", (8, 16), bytes(128))
     places = {}
     for number, shard in enumerate(shards, start=1):
-        file = f"model-{number:05}-of-{SHARDS:05}.safetensors"
-        write_file(out / file, shard)
-        places.update(dict.fromkeys(shard, file))
+        file_name = f"model-{number:05}-of-{SHARDS:05}.safetensors"
+        write_file(out / file_name, shard)
+        places.update(dict.fromkeys(shard, file_name))
     quantization = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
     write_json(out / CONFIG_FILE, {**config, "quantization_config": quantization})
     write_json(out / INDEX_FILE, {"metadata": {}, "weight_map": places})
