@@ -105,10 +105,8 @@ def find_fp8(
     that is to be left.
     """
     expected = expected_fp8(sizes)
-    needed = {indexed[item.name] for item in expected if item.name in indexed}
-    related = {file for name, file in indexed.items() if _RELATED.fullmatch(name)}
-    headers = {file: read_remote_header(source, file) for file in sorted(needed | related)}
-    found = _related_tensors(headers)
+    files = sorted({file for name, file in indexed.items() if is_related(name)})
+    found = _related_tensors({file: read_remote_header(source, file) for file in files})
     if mismatch is Mismatch.LEAVE:
         # Modules whose weight and scales both are as expected.
         unfit = {

@@ -33,7 +33,7 @@ from sparkdeploy.checkpoint.treatment import HYBRID_NOTE
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
     from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
@@ -66,7 +66,8 @@ def build_standalone(
     `replaces` is asked before another checkpoint gives way. Raises CheckpointError when `out`
     holds anything else, and when something cannot be written.
     """
-    fingerprint = _fingerprint(source, shard)
+    inputs = [STANDALONE_VERSION, source_identity(source), shard.origin, dict(shard.digests)]
+    fingerprint = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     out = out.absolute()
     with durable.disk_errors(str(out)), only_one(out.with_name(f".{out.name}.lock"), str(out)):
         known = read_manifest(out)
@@ -93,11 +94,6 @@ def build_standalone(
 def _beside(out: Path, part: str) -> Path:
     """Where a build keeps what the next try goes on with."""
     return out.with_name(f".{out.name}.{part}")
-
-
-def _fingerprint(source: CheckpointSource, shard: Fp8Shard) -> str:
-    inputs = [STANDALONE_VERSION, source_identity(source), shard.origin, dict(shard.digests)]
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
 def _check_target(out: Path, replaces: Callable[[Path], bool]) -> None:
@@ -176,7 +172,7 @@ def _copy_shard(old: Path, fp8: Header, fp8_path: Path, part: Path) -> None:
         beginning = header_bytes(infos, {**header.metadata, "format": "pt"})
         target.write(beginning)
         target.flush()
-        for run in _joined(runs):
+        for run in runs:
             with run.path.open("rb") as content:
                 durable.copy_range(content.fileno(), target.fileno(), run.begin, run.size_bytes)
         os.fchmod(target.fileno(), 0o644)
@@ -209,29 +205,24 @@ def _new_layout(
         weight = fp8.tensors.get(stem + OWN_SUFFIXES[WEIGHT_SUFFIX])
         if weight is None or stem == name:
             tensors.append((name, info))
-            runs.append(_Run(path, header.data_offset + info.begin, info.size_bytes))
+            _add_run(runs, path, header.data_offset + info.begin, info.size_bytes)
             continue
         if weight.shape != info.shape:
             raise CheckpointError(f"{name} is {list(info.shape)}, its FP8 {list(weight.shape)}.")
         scales = fp8.tensors[stem + OWN_SUFFIXES[SCALE_SUFFIX]]
         tensors += [(name, weight), (stem + SCALE_SUFFIX, scales)]
-        runs += [
-            _Run(fp8_path, fp8.data_offset + part.begin, part.size_bytes)
-            for part in (weight, scales)
-        ]
+        for part in (weight, scales):
+            _add_run(runs, fp8_path, fp8.data_offset + part.begin, part.size_bytes)
     return placed((name, i.dtype, i.shape, i.size_bytes) for name, i in tensors), runs
 
 
-def _joined(runs: Iterable[_Run]) -> list[_Run]:
-    """Neighbours as one run, so that the kernel copies long stretches."""
-    joined: list[_Run] = []
-    for run in runs:
-        last = joined[-1] if joined else None
-        if last and last.path == run.path and last.begin + last.size_bytes == run.begin:
-            joined[-1] = _Run(last.path, last.begin, last.size_bytes + run.size_bytes)
-        else:
-            joined.append(run)
-    return joined
+def _add_run(runs: list[_Run], path: Path, begin: int, size_bytes: int) -> None:
+    """Neighbours become one run, so that the kernel copies long stretches."""
+    last = runs[-1] if runs else None
+    if last and last.path == path and last.begin + last.size_bytes == begin:
+        runs[-1] = _Run(path, last.begin, last.size_bytes + size_bytes)
+    else:
+        runs.append(_Run(path, begin, size_bytes))
 
 
 def _write_last(

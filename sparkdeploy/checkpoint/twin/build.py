@@ -75,11 +75,7 @@ def _write_twin(folder: Path, shape: TwinShape, seed: int) -> None:
         safetensors.write_file(folder / name, tensors)
     files = {
         INDEX_FILE: index_content(read_tensors(folder)),
-        "config.json": config.model_config(shape, tokenizer),
-        "quantization_config.json": config.quantization_config(shape),
-        "generation_config.json": config.generation_config(tokenizer),
-        "preprocessor_config.json": config.image_processor_config(),
-        "video_preprocessor_config.json": config.video_processor_config(),
+        **config.config_files(shape, tokenizer),
         "tokenizer.json": tokenizer.tokenizer_json(),
         "tokenizer_config.json": tokenizer.tokenizer_config_json(),
         TWIN_FILE: _identity(shape, seed),
