@@ -89,8 +89,12 @@ def open_answer(
             asked = target
             continue
         with response:
-            if response.ok:
-                _check_plain(response, what)
+            coding = response.headers.get("Content-Encoding", "identity")
+            if response.ok and coding.lower() != "identity":
+                raise CheckpointError(
+                    f"{what}: the body is encoded as {shown(coding)}, and identity was asked for.",
+                    hint="check the proxy between this machine and the hub",
+                )
             yield HubAnswer(response, first.headers, None if asked == url else asked)
         return
     raise CheckpointError(f"{what}: the hub sends from one address to the next without an end.")
@@ -143,15 +147,6 @@ def _target(asked: str, location: str, what: str) -> str:
             hint="check that HF_ENDPOINT, proxies and the network are yours",
         )
     return target
-
-
-def _check_plain(response: requests.Response, what: str) -> None:
-    coding = response.headers.get("Content-Encoding", "identity")
-    if coding.lower() != "identity":
-        raise CheckpointError(
-            f"{what}: the body is encoded as {shown(coding)}, and identity was asked for.",
-            hint="check the proxy between this machine and the hub",
-        )
 
 
 class Deadline:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sparkdeploy.checkpoint.durable import staged_file
+from sparkdeploy.checkpoint.repo_files import shown
 from sparkdeploy.errors import CheckpointError
 
 HEADER_LIMIT_BYTES = 100_000_000
@@ -188,7 +189,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
         (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"{_shown(twice)} stands in its header twice")
+        raise ValueError(f"{shown(twice)} stands in its header twice")
     return unique
 
 
@@ -206,20 +207,19 @@ def _parse_tensor(name: str, entry: object) -> TensorInfo:
     # A lone surrogate is legal in JSON and in str, but no index or log could name such a tensor.
     name.encode("utf-8")
     if not isinstance(entry, dict) or entry.keys() != _ENTRY_KEYS:
-        raise ValueError(f"{_shown(name)} needs exactly dtype, shape and data_offsets")
+        raise ValueError(f"{shown(name)} needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str):
-        raise ValueError(f"{_shown(name)} has no dtype")  # noqa: TRY004 (caught as malformed)
+        raise ValueError(f"{shown(name)} has no dtype")  # noqa: TRY004 (caught as malformed)
     if not _are_counts(shape):
-        raise ValueError(f"{_shown(name)} has a shape that is not a list of sizes")
+        raise ValueError(f"{shown(name)} has a shape that is not a list of sizes")
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ValueError(f"{_shown(name)} has data_offsets that are not [begin, end]")
+        raise ValueError(f"{shown(name)} has data_offsets that are not [begin, end]")
     tensor = TensorInfo(name, dtype, tuple(shape), offsets[0], offsets[1])
     bits, claimed_bits = DTYPE_BITS.get(dtype), tensor.size_bytes * 8
     if bits is not None and _product_up_to(tensor.shape, claimed_bits + 1) * bits != claimed_bits:
         raise ValueError(
-            f"{_shown(name)} takes {tensor.size_bytes} bytes, "
-            "which does not fit its dtype and shape"
+            f"{shown(name)} takes {tensor.size_bytes} bytes, which does not fit its dtype and shape"
         )
     return tensor
 
@@ -253,17 +253,13 @@ def _check_tiling(tensors: list[TensorInfo], data_size_bytes: int) -> list[Tenso
     position = 0
     for tensor in ordered:
         if tensor.begin < position:
-            raise ValueError(f"{_shown(tensor.name)} overlaps the tensor before it")
+            raise ValueError(f"{shown(tensor.name)} overlaps the tensor before it")
         if tensor.begin > position:
-            raise ValueError(f"there is a hole before {_shown(tensor.name)}")
+            raise ValueError(f"there is a hole before {shown(tensor.name)}")
         position = tensor.end
     if position != data_size_bytes:
         raise ValueError(f"its tensors take {position} bytes, its data area has {data_size_bytes}")
     return ordered
-
-
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= 120 else name[:117] + "...")
 
 
 def _size_bytes(name: str, data: TensorData) -> int:

@@ -80,8 +80,7 @@ def verify_headers(folder: Path) -> Verified:
     problems = [
         *_index_problems(folder, headers, tensors),
         *_fp8_problems(folder, config, sizes, tensors),
-        *_mtp_problems(sizes, tensors),
-        *_shape_problems(sizes, tensors),
+        *_model_problems(sizes, tensors),
         *_manifest_problems(folder, tensors),
     ]
     if problems:
@@ -193,16 +192,11 @@ def _fp8_problems(
         yield f"config.json expects {block.get('expected_fp8_layers')} FP8 layers"
 
 
-def _mtp_problems(sizes: ModelSizes, tensors: Mapping[str, Located]) -> Iterator[str]:
+def _model_problems(sizes: ModelSizes, tensors: Mapping[str, Located]) -> Iterator[str]:
     present = {name for name in tensors if name.startswith("mtp.")}
-    if not present:
-        return
-    missing = sorted(contents.mtp_names(sizes) - present)
+    missing = sorted(contents.mtp_names(sizes) - present) if present else []
     if missing:
         yield f"{len(missing)} tensors of the draft layer are missing: {summary(missing)}"
-
-
-def _shape_problems(sizes: ModelSizes, tensors: Mapping[str, Located]) -> Iterator[str]:
     by_token = (sizes.vocab, sizes.hidden)
     wanted = {"model.language_model.embed_tokens.weight": by_token}
     if not sizes.ties_embeddings:

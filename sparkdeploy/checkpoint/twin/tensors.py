@@ -145,20 +145,18 @@ class _Maker:
             ),
         }
 
-    def biased(self, name: str, shape: tuple[int, ...]) -> Mapping[str, TensorData]:
+    def biased(
+        self, name: str, shape: tuple[int, ...], *, gain: float = 1.0, mean: float = 0.0
+    ) -> Mapping[str, TensorData]:
         weight, bias = f"{name}.weight", f"{name}.bias"
-        std = 1 / math.sqrt(math.prod(shape[1:]))
+        std = gain / math.sqrt(math.prod(shape[1:]))
         return {
-            weight: self.normal(weight, shape, std=std),
+            weight: self.normal(weight, shape, std=std, mean=mean),
             bias: self.normal(bias, shape[:1], std=0.02),
         }
 
     def layer_norm(self, name: str, width: int) -> Mapping[str, TensorData]:
-        weight, bias = f"{name}.weight", f"{name}.bias"
-        return {
-            weight: self.normal(weight, (width,), std=0.05, mean=1.0),
-            bias: self.normal(bias, (width,), std=0.02),
-        }
+        return self.biased(name, (width,), gain=0.05, mean=1.0)
 
     def adjusted(self, data: TensorData, adjust: Callable[[bytes], bytes]) -> TensorData:
         """The same tensor with some of its values set."""
