@@ -185,7 +185,7 @@ def _endpoint(settings: Settings) -> str:
         named, endpoint = f"hub ({settings.sources.get('hub', 'default')})", settings.hosts.hub
     if not is_web_address(endpoint):
         raise CheckpointError(
-            f"{named} is {shown(LOGIN.sub('//***@', endpoint))}, and a hub is reached by HTTP.",
+            f"{named} is {shown(LOGIN.sub('//***@', endpoint))}, which is no address of a hub.",
             hint="set it to http:// or https:// and a host, or leave it out",
         )
     return endpoint.rstrip("/")

@@ -192,8 +192,5 @@ def _folders_down_to(root: Path, file: Path) -> Iterator[Path]:
 def _permits(path: Path, uid: int, gid: int, bit: int) -> bool:
     """Whether the class that `uid` and `gid` fall into has `bit`, given as the bit for others."""
     status = path.stat()
-    if status.st_uid == uid:
-        return bool(status.st_mode & bit << 6)
-    if status.st_gid == gid:
-        return bool(status.st_mode & bit << 3)
-    return bool(status.st_mode & bit)
+    shift = 6 if status.st_uid == uid else 3 if status.st_gid == gid else 0
+    return bool(status.st_mode & bit << shift)

@@ -231,7 +231,7 @@ def twin(
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()
-    # Every shipped recipe serves one architecture; a recipe of another would be refused here.
+    # A recipe that does not exist is refused; whatever it serves, the twin is one of Qwen3.5-MoE.
     resolve(Request(like or settings.default_recipe), settings)
     shape = TwinShape(
         layers=layers,

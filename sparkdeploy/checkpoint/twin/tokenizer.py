@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import islice, product
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"
@@ -176,9 +176,5 @@ def _merge_pairs() -> Iterator[tuple[str, str]]:
     """Pairs without end: words of two signs, then three and so on, frequent letters first."""
     words = [_SPACE, *_LETTERS]
     while True:
-        longer = []
-        for word in words:
-            for letter in _LETTERS:
-                yield word, letter
-                longer.append(word + letter)
-        words = longer
+        yield from product(words, _LETTERS)
+        words = [word + letter for word, letter in product(words, _LETTERS)]
