@@ -1,4 +1,4 @@
-"""The hub's cache on this disk: files of a repository, brought from the byte where a try ended.
+"""The hub's cache on this disk: files of a repository, resumed at the byte where a try ended.
 
 The hub's own library begins a file anew when its process was killed (huggingface_hub 2.4), and
 leaves what it had; a shard has gigabytes. The layout of the cache is the library's.
@@ -133,7 +133,7 @@ def _part_name(file: RepoFile) -> str:
 
 
 def _part_bytes(file: RepoFile, part: Path | str, *, folder: int | None = None) -> int:
-    """What of a part is gone on with. Small files come whole: not every server cuts those."""
+    """Bytes a download resumes after; 0 for small files, which not every server cuts."""
     part_bytes = _regular_bytes(part, folder=folder) if file.sha256 is not None else None
     return part_bytes if part_bytes is not None and part_bytes <= file.size_bytes else 0
 

@@ -134,7 +134,7 @@ def count_tokens(
 ) -> TokenCounts:
     """Tokenise `texts` with the tokenizer of the model in `folder`.
 
-    `on_progress` is told bytes done and bytes in all. Raises CheckpointError when the tokenizer
+    `on_progress` gets bytes done and bytes in all. Raises CheckpointError when the tokenizer
     or a text cannot be read.
     """
     from tokenizers import Tokenizer  # noqa: PLC0415 - only this command needs it

@@ -198,7 +198,7 @@ def disk_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = "free some space; the next try goes on where this one ended"
+        full = "free some space; the next try resumes where this one ended"
         raise CheckpointError(
             f"{what} cannot be written: {error.strerror or error}",
             hint=full if error.errno in {errno.ENOSPC, errno.EDQUOT} else None,

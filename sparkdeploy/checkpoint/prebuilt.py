@@ -74,7 +74,7 @@ def bring_fp8(
 
 
 def fp8_bytes(checkpoint: Checkpoint, source: CheckpointSource, settings: Settings) -> int:
-    """Bytes of FP8 tensors that are still to come for a model; 0 when they are here."""
+    """Bytes of FP8 tensors to download for a model; 0 when they are here."""
     origin = fp8_origin(checkpoint, settings)
     if not origin:
         return 0

@@ -45,7 +45,7 @@ class Download:
     missing: tuple[RepoFile, ...]
     """Files that its snapshot lacks, also those whose content is here already."""
     missing_bytes: int
-    """What is to come over the network, if nothing that is here turns out to be wrong."""
+    """What will be downloaded, unless a file that is here turns out to be damaged."""
     is_verified: bool
     free_bytes: int
 
@@ -126,7 +126,7 @@ def plan_download(hub: Hub, lock: HubLock, facts: RepoFacts, *, free_bytes: int)
 
 
 def download_bytes(hub_cache: Path, facts: RepoFacts) -> int:
-    """What is still to come of a repository: files of other commits and parts of files count."""
+    """What is not here yet of a repository: files of other commits and parts of files are."""
     snapshot = cache.snapshot_folder(hub_cache, facts.repo, facts.commit)
     return sum(
         cache.bytes_to_come(file, snapshot) for file in cache.missing_in(snapshot, facts.files)
@@ -138,7 +138,7 @@ def pull(
 ) -> Path:
     """Bring everything that is missing, check every file, and return the snapshot's folder.
 
-    `on_progress` gets bytes done and bytes in all. What was interrupted is gone on with; a file
+    `on_progress` gets bytes done and bytes in all. What was interrupted is resumed; a file
     that is not what the hub says is fetched once more. Raises CheckpointError when that does not
     help, and before anything is fetched when the disk is too small.
     """

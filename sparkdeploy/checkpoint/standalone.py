@@ -62,8 +62,8 @@ def build_standalone(
 ) -> Manifest:
     """Write the complete checkpoint to `out`; nothing is done when it is there already.
 
-    It appears all at once, manifest last; an interrupted build is gone on with, shard by shard.
-    `replaces` is asked before another checkpoint gives way. Raises CheckpointError when `out`
+    It appears all at once, manifest last; an interrupted build is resumed, shard by shard.
+    `replaces` is asked before another checkpoint is replaced. Raises CheckpointError when `out`
     holds anything else, and when something cannot be written.
     """
     inputs = [STANDALONE_VERSION, source_identity(source), shard.origin, dict(shard.digests)]
@@ -92,7 +92,7 @@ def build_standalone(
 
 
 def _beside(out: Path, part: str) -> Path:
-    """Where a build keeps what the next try goes on with."""
+    """Where a build keeps what the next try resumes from."""
     return out.with_name(f".{out.name}.{part}")
 
 

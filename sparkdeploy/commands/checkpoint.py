@@ -111,7 +111,7 @@ def _refuse_if_mounted(item: Stored, settings: Settings) -> None:
     """Raise NodeError naming the deployments that run from this folder, and how to stop them.
 
     A stopped one that needs it, also one that is kept for `rollback`, is named and stops nothing.
-    Where no Docker Engine answers, nobody can say.
+    Where no Docker Engine answers, this only warns.
     """
     try:
         host = connect(settings)
@@ -148,7 +148,7 @@ def _running_from(item: Stored, host: DockerHost) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNeeds:
-    """What making a recipe's checkpoint needs; None where nobody could say."""
+    """What making a recipe's checkpoint needs; None where no source states it."""
 
     model: str
     is_here: bool
