@@ -25,6 +25,7 @@ class Manifest:
     mount_name: str
     treatment: dict[str, Any]
     fp8_layer_count: int
+    """Gate, up and down count each: three for a layer."""
     mtp_tensor_count: int
     digests: dict[str, str]
     """The hash of every file that is no link, but for the manifest: sha256, or `xxh3:` for large

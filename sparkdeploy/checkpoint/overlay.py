@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,6 @@ OVERLAY_VERSION = 2
 _WRITTEN = frozenset({"config.json", INDEX_FILE, MANIFEST_FILE, OVERLAY_FILE})
 
 
-@dataclass(frozen=True, slots=True)
-class OverlayResult:
-    """A finished overlay. `fp8_layer_count` counts gate, up and down: three for each layer."""
-
-    path: Path
-    fingerprint: str
-    fp8_layer_count: int
-    mtp_tensor_count: int
-
-
 def overlay_fingerprint(source: CheckpointSource, treatment: Treatment) -> str:
     """A sha256 in hex over everything that shapes the overlay; reads file status only."""
     inputs = {
@@ -53,7 +43,7 @@ def build_overlay(
     target: Path,
     shard: Fp8Shard | None = None,
     draft: DraftVocabulary | None = None,
-) -> OverlayResult:
+) -> Manifest:
     """Make `target`, which is <data>/m/ck/NAME, an overlay of `source`; reuse it when it is one.
 
     `shard` holds the tensors of mode prebuilt; it gets a second name in the overlay, not a copy.
@@ -79,15 +69,10 @@ def build_overlay(
                         hint="Move that folder away, or choose another name.",
                     )
                 with durable.staged_folder(target) as staging:
-                    _fill(source, facts, known, staging, shard, draft)
+                    known = _fill(source, facts, known, staging, shard, draft)
     except OSError as error:
         raise CheckpointError(f"{target}: the overlay cannot be written: {error}") from error
-    return OverlayResult(
-        path=target,
-        fingerprint=fingerprint,
-        fp8_layer_count=known.fp8_layer_count,
-        mtp_tensor_count=known.mtp_tensor_count,
-    )
+    return known
 
 
 def overlay_config(
@@ -172,7 +157,7 @@ def _fill(
     staging: Path,
     shard: Fp8Shard | None,
     draft: DraftVocabulary | None,
-) -> None:
+) -> Manifest:
     _link_files(source, staging)
     tensors = dict(facts.tensors)
     if shard is not None:
@@ -193,7 +178,9 @@ def _fill(
         for path in sorted(staging.iterdir())
         if path.is_file() and not path.is_symlink()
     }
-    write_manifest(staging, replace(manifest, digests=digests))
+    finished = replace(manifest, digests=digests)
+    write_manifest(staging, finished)
+    return finished
 
 
 def _link_files(source: CheckpointSource, staging: Path) -> None:

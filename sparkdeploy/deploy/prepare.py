@@ -46,7 +46,7 @@ def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
         treatment = treatment_of(plan.resolved.recipe, settings)
         result = build_overlay(located.source, treatment, overlay.path, shard, draft)
     console.info(
-        f"  {result.path}: {result.fp8_layer_count} FP8 layers, "
+        f"  {overlay.path}: {result.fp8_layer_count} FP8 layers, "
         f"{result.mtp_tensor_count} MTP tensors"
     )
 
