@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint.contents import (
     CONFIG_FILE,
     INDEX_FILE,
+    index_content,
     model_sizes,
     read_config,
     read_tensors,
@@ -51,14 +52,11 @@ def build_fp8_twin(out: Path, twin: Path) -> None:
         shard[name] = ("F8_E4M3", shape, weight)
         shard[name.removesuffix(WEIGHT_SUFFIX) + SCALE_SUFFIX] = ("BF16", blocks, scales)
         shard[name.replace("shared_expert", "experts.0")] = ("F8_E4M3", (8, 16), bytes(128))
-    places = {}
     for number, shard in enumerate(shards, start=1):
-        file_name = f"model-{number:05}-of-{SHARDS:05}.safetensors"
-        write_file(out / file_name, shard)
-        places.update(dict.fromkeys(shard, file_name))
+        write_file(out / f"model-{number:05}-of-{SHARDS:05}.safetensors", shard)
     quantization = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
     write_json(out / CONFIG_FILE, {**config, "quantization_config": quantization})
-    write_json(out / INDEX_FILE, {"metadata": {}, "weight_map": places})
+    write_json(out / INDEX_FILE, index_content(read_tensors(out)))
 
 
 def quantize(content: bytes, rows: int, columns: int) -> tuple[bytes, bytes]:
