@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from http.client import HTTPResponse
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
+from requests.adapters import HTTPAdapter
 from requests.utils import requote_uri
 from urllib3.exceptions import HTTPError
 from urllib3.util import parse_url
 
-from sparkdeploy.checkpoint.deadline import Deadline, TimedAdapter
 from sparkdeploy.checkpoint.repo_files import shown
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    import socket
+    from collections.abc import Callable, Iterator, Mapping
+
+    from urllib3.connection import HTTPConnection
 
 TIMEOUT_S = (15.0, 60.0)
 """Until a connection stands, and until the next bytes come."""
@@ -46,7 +53,7 @@ class HubSession(requests.Session):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HubAnswer:
     """What came at last, its body unread, and the headers of the hub's own answer before it."""
 
     response: requests.Response
@@ -58,7 +65,7 @@ class Answer:
 @contextlib.contextmanager
 def open_answer(
     session: HubSession, url: str, headers: Mapping[str, str], what: str
-) -> Iterator[Answer]:
+) -> Iterator[HubAnswer]:
     """Ask for `url`, which errors call `what`, and close the answer when the block ends.
 
     A redirect to another host, port or scheme is followed without Authorization. Raises
@@ -82,14 +89,18 @@ def open_answer(
             asked = target
             continue
         with response:
-            if response.ok:
-                _check_plain(response, what)
-            yield Answer(response, first.headers, None if asked == url else asked)
+            coding = response.headers.get("Content-Encoding", "identity")
+            if response.ok and coding.lower() != "identity":
+                raise CheckpointError(
+                    f"{what}: the body is encoded as {shown(coding)}, and identity was asked for.",
+                    hint="check the proxy between this machine and the hub",
+                )
+            yield HubAnswer(response, first.headers, None if asked == url else asked)
         return
     raise CheckpointError(f"{what}: the hub sends from one address to the next without an end.")
 
 
-def body(answer: Answer) -> Iterator[bytes]:
+def body(answer: HubAnswer) -> Iterator[bytes]:
     """Yield the body as it comes; requests.RequestException when it breaks."""
     chunks = iter(answer.response.iter_content(CHUNK_BYTES))
     while True:
@@ -124,9 +135,12 @@ def _library_errors() -> Iterator[None]:
 
 
 def _target(asked: str, location: str, what: str) -> str:
-    target = _joined(asked, location)
-    scheme = urlsplit(target).scheme
-    if scheme not in {"http", "https"} or (scheme == "http" and asked.startswith("https:")):
+    target = ""
+    with contextlib.suppress(ValueError):
+        # The library reads headers as Latin-1, and servers write them as UTF-8.
+        target = urljoin(asked, requote_uri(location.encode("latin-1").decode()))
+    is_weaker = asked.startswith("https:") and urlsplit(target).scheme == "http"
+    if is_weaker or not is_web_address(target):
         raise CheckpointError(
             f"{what}: the hub sends to {shown(location)}, which is not followed from "
             f"{urlsplit(asked).scheme}.",
@@ -135,20 +149,79 @@ def _target(asked: str, location: str, what: str) -> str:
     return target
 
 
-def _joined(asked: str, location: str) -> str:
-    """Where a redirect leads, or nothing when it names no host."""
-    try:
-        # The library reads headers as Latin-1, and servers write them as UTF-8.
-        target = urljoin(asked, requote_uri(location.encode("latin-1").decode()))
-        return target if is_web_address(target) else ""
-    except ValueError:
-        return ""
+class Deadline:
+    """When reading must have ended, however much still comes; it is over until time is allowed.
+
+    The timeouts of the libraries begin anew with every byte, so that a byte in time, header after
+    header or trailer after trailer would be waited for without an end.
+    """
+
+    def __init__(self) -> None:
+        self._until_s = 0.0
+
+    def allow(self, limit_s: float) -> None:
+        """Let reading go on for so long from now, whatever was allowed before."""
+        self._until_s = time.monotonic() + limit_s
+
+    def left_s(self) -> float:
+        """What is left; TimeoutError when nothing is."""
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the whole answer did not come in time")
+        return left_s
 
 
-def _check_plain(response: requests.Response, what: str) -> None:
-    coding = response.headers.get("Content-Encoding", "identity")
-    if coding.lower() != "identity":
-        raise CheckpointError(
-            f"{what}: the body is encoded as {shown(coding)}, and identity was asked for.",
-            hint="check the proxy between this machine and the hub",
+class TimedAdapter(HTTPAdapter):
+    """Connections, through a proxy or not, whose answers are read until a deadline."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+        super().__init__()
+
+    def get_connection_with_tls_context(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - the base's own
+        """The library's pool, whose connections answer through the deadline."""
+        pool: Any = super().get_connection_with_tls_context(*args, **options)
+        # Pools are kept, and proxies have connections of their own kinds.
+        if not isinstance(pool.ConnectionCls, functools.partial):
+            pool.ConnectionCls = functools.partial(_connection, pool.ConnectionCls, self._deadline)
+        return pool
+
+
+def _connection(
+    make: Callable[..., HTTPConnection], deadline: Deadline, **options: object
+) -> HTTPConnection:
+    connection = make(**options)
+    answer: Any = functools.partial(_TimedResponse, deadline)
+    connection.response_class = answer
+    return connection
+
+
+class _TimedResponse(HTTPResponse):
+    """An answer of which headers, body and trailers are read until the deadline."""
+
+    def __init__(self, deadline: Deadline, sock: socket.socket, method: str) -> None:
+        super().__init__(sock, method=method)
+        self.fp: io.BufferedReader = io.BufferedReader(
+            _TimedReader(deadline, sock, self.fp.detach())
         )
+
+
+class _TimedReader(io.RawIOBase):
+    """A socket's bytes; a read waits no longer than the socket would, nor than the deadline."""
+
+    def __init__(self, deadline: Deadline, sock: socket.socket, raw: io.RawIOBase) -> None:
+        self._deadline, self._sock, self._raw = deadline, sock, raw
+        self._timeout_s = sock.gettimeout()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:  # noqa: ANN401 - any buffer
+        left_s = self._deadline.left_s()
+        self._sock.settimeout(left_s if self._timeout_s is None else min(left_s, self._timeout_s))
+        read: int | None = self._raw.readinto(buffer)
+        return read
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()

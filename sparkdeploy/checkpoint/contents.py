@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sparkdeploy.checkpoint.repo_files import name_problem, shown
+from sparkdeploy.checkpoint.repo_files import name_problem, printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, read_header
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import read_bytes
@@ -33,8 +33,6 @@ WIDTH_LIMIT = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A tensor and the name of the file that holds it."""
-
     file: str
     info: TensorInfo
 
@@ -89,7 +87,13 @@ def read_tensors(
     when there is no such file, one is damaged, nothing decides, or the index lists tensors that
     are nowhere.
     """
-    preferred = _indexed_files(folder)
+    index = folder / INDEX_FILE
+    try:
+        preferred = parse_index(str(index), read_bytes(index, INDEX_LIMIT_BYTES))
+    except FileNotFoundError:
+        preferred = {}
+    except OSError as error:
+        raise CheckpointError(f"{index} cannot be read: {error}") from error
     tensors: dict[str, Located] = {}
     for file, header in (read_headers(folder) if headers is None else headers).items():
         for name, info in header.tensors.items():
@@ -106,11 +110,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json as it is; CheckpointError when it is no JSON object."""
     path = folder / CONFIG_FILE
     try:
-        config = json.loads(read_bytes(path, CONFIG_LIMIT_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
+        text = read_bytes(path, CONFIG_LIMIT_BYTES)
+    except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return parse_config(str(path), text)
+
+
+def parse_config(name: str, text: bytes) -> dict[str, Any]:
+    """A config.json that was read from anywhere; errors call it `name`."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name} cannot be read: {printable(str(error))}") from error
     if not isinstance(config, dict):
-        raise CheckpointError(f"{path} is not a JSON object.")
+        raise CheckpointError(f"{name} is not a JSON object.")
     return config
 
 
@@ -189,6 +202,15 @@ def summary(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
+def index_content(tensors: Mapping[str, Located]) -> dict[str, object]:
+    """What model.safetensors.index.json holds for these tensors."""
+    total = sum(located.info.size_bytes for located in tensors.values())
+    return {
+        "metadata": {"total_size": total},
+        "weight_map": {name: tensors[name].file for name in sorted(tensors)},
+    }
+
+
 def parse_index(name: str, text: bytes) -> Mapping[str, str]:
     """The weight_map of an index, from tensors to files.
 
@@ -217,13 +239,3 @@ def parse_index(name: str, text: bytes) -> Mapping[str, str]:
                 hint=_INDEX_HINT,
             )
     return weight_map
-
-
-def _indexed_files(folder: Path) -> Mapping[str, str]:
-    try:
-        text = read_bytes(folder / INDEX_FILE, INDEX_LIMIT_BYTES)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise CheckpointError(f"{folder / INDEX_FILE} cannot be read: {error}") from error
-    return parse_index(str(folder / INDEX_FILE), text)

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from sparkdeploy.recipe.schema import Model, Recipe
+    from sparkdeploy.settings import Settings
 
 OVERLAY_FILE = "draft_vocabulary.json"
 """Beside an overlay's config.json, for the plugin."""
+HINT = "count it once over text of yours: sparkdeploy checkpoint draft-vocab RECIPE FILE..."
+TOKENIZER_FILE = "tokenizer.json"
+CHUNK_CHARACTERS = 1 << 20
+"""Text that is tokenised at once; a chunk ends between lines."""
 _VERSION = 1
 
 
@@ -81,6 +89,73 @@ def read_vocabulary(path: Path) -> DraftVocabulary | None:
 
 
 def write_vocabulary(path: Path, vocabulary: DraftVocabulary) -> None:
-    """Write the file whole, or leave the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     durable.write_text(path, json.dumps({"version": _VERSION, **asdict(vocabulary)}) + "\n")
+
+
+def vocabulary_file(model: Model, settings: Settings) -> Path:
+    """Where the vocabulary of a model is kept: one for each repository or folder."""
+    name = model.repo.replace("/", "--")
+    if model.path is not None:
+        digest = hashlib.sha256(str(Path(model.path).absolute()).encode()).hexdigest()[:12]
+        name = f"{Path(model.path).name}-{digest}"
+    return settings.data_dir / "m" / "draft" / f"{name}.json"
+
+
+def known_vocabulary(recipe: Recipe, settings: Settings) -> DraftVocabulary | None:
+    """Return what was counted for a recipe's draft head; None without one, or without a count."""
+    if recipe.checkpoint.draft_lm_head is None:
+        return None
+    return read_vocabulary(vocabulary_file(recipe.model, settings))
+
+
+def bring_vocabulary(recipe: Recipe, settings: Settings) -> DraftVocabulary | None:
+    """Return the vocabulary for the overlay, None for a recipe without a draft head.
+
+    Raises CheckpointError when it was never counted.
+    """
+    found = known_vocabulary(recipe, settings)
+    if found is None and recipe.checkpoint.draft_lm_head is not None:
+        raise CheckpointError(f"no draft vocabulary of {recipe.model.repo} is here", hint=HINT)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """How often each token was seen, which ones are special, and how many there are."""
+
+    counts: Mapping[int, int]
+    special: frozenset[int]
+    vocabulary: int
+
+
+def count_tokens(
+    folder: Path, texts: Sequence[Path], *, on_progress: Callable[[int, int], None]
+) -> TokenCounts:
+    """Tokenise `texts` with the tokenizer of the model in `folder`.
+
+    `on_progress` gets bytes done and bytes in all. Raises CheckpointError when the tokenizer
+    or a text cannot be read.
+    """
+    from tokenizers import Tokenizer  # noqa: PLC0415 - only this command needs it
+
+    tokenizer_file = folder / TOKENIZER_FILE
+    if not tokenizer_file.is_file():
+        raise CheckpointError(f"{folder} has no {TOKENIZER_FILE}")
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    counts: Counter[int] = Counter()
+    done_bytes = 0
+    try:
+        total_bytes = sum(text.stat().st_size for text in texts)
+        for text in texts:
+            with text.open(encoding="utf-8", errors="replace") as file:
+                while lines := file.readlines(CHUNK_CHARACTERS):
+                    chunk = "".join(lines)
+                    counts.update(tokenizer.encode(chunk, add_special_tokens=False).ids)
+                    done_bytes += len(chunk.encode())
+                    on_progress(done_bytes, total_bytes)
+    except OSError as error:
+        named = error.filename or "a text"
+        raise CheckpointError(f"{named} cannot be read: {error.strerror}") from error
+    special = frozenset(tokenizer.get_added_tokens_decoder())
+    return TokenCounts(counts, special, tokenizer.get_vocab_size(with_added_tokens=True))

@@ -8,13 +8,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.contents import ModelSizes, shared_expert_shapes, summary
-from sparkdeploy.checkpoint.ranges import read_remote_header
+from sparkdeploy.checkpoint.ranges import RangeSource, read_remote_header
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sparkdeploy.checkpoint.ranges import RangeSource
     from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
 
 BLOCK = 128
@@ -31,27 +30,30 @@ _RELATED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """A tensor that must be there."""
-
+class ExpectedTensor:
     name: str
     dtypes: frozenset[str]
     shape: tuple[int, ...]
 
     @property
     def is_weight(self) -> bool:
-        """Whether it is a matrix, and not the scales of one."""
         return self.dtypes == WEIGHT_DTYPES
+
+    @property
+    def module(self) -> str:
+        return self.name.rpartition(".")[0]
 
     @property
     def own_name(self) -> str:
         """Its name beside the untouched download."""
-        stem, _, suffix = self.name.rpartition(".")
-        return stem + OWN_SUFFIXES[f".{suffix}"]
+        return self.module + OWN_SUFFIXES[self.name.removeprefix(self.module)]
+
+    def fits(self, info: TensorInfo) -> bool:
+        return info.dtype in self.dtypes and info.shape == self.shape
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTensor:
     """A tensor in a file of a repository; `begin` and `end` count from the file's beginning."""
 
     info: TensorInfo
@@ -60,14 +62,14 @@ class Found:
     end: int
 
 
-def expected_fp8(sizes: ModelSizes) -> tuple[Expected, ...]:
+def expected_fp8(sizes: ModelSizes) -> tuple[ExpectedTensor, ...]:
     """Three weights for each layer, each with its scales: 288 tensors for 48 layers."""
     return tuple(
         expected
         for name, (rows, columns) in shared_expert_shapes(sizes)
         for expected in (
-            Expected(name, WEIGHT_DTYPES, (rows, columns)),
-            Expected(
+            ExpectedTensor(name, WEIGHT_DTYPES, (rows, columns)),
+            ExpectedTensor(
                 name.removesuffix(WEIGHT_SUFFIX) + SCALE_SUFFIX,
                 SCALE_DTYPES,
                 (-(-rows // BLOCK), -(-columns // BLOCK)),
@@ -96,55 +98,45 @@ def find_fp8(
     sizes: ModelSizes,
     indexed: Mapping[str, str],
     mismatch: Mismatch = Mismatch.REFUSE,
-) -> tuple[tuple[Expected, Found], ...]:
+) -> tuple[tuple[ExpectedTensor, FoundTensor], ...]:
     """Find every expected tensor by the headers of the files that `indexed` (name to file) names.
 
     Raises CheckpointError naming what is missing, extra, or has another dtype or shape, unless
     that is to be left.
     """
     expected = expected_fp8(sizes)
-    needed = {indexed[item.name] for item in expected if item.name in indexed}
-    related = {file for name, file in indexed.items() if _RELATED.fullmatch(name)}
-    headers = {file: read_remote_header(source, file) for file in sorted(needed | related)}
-    found = _related_tensors(headers)
+    files = sorted({file for name, file in indexed.items() if is_related(name)})
+    found = _related_tensors({file: read_remote_header(source, file) for file in files})
     if mismatch is Mismatch.LEAVE:
-        expected = _fitting(expected, found)
+        # Modules whose weight and scales both are as expected.
+        unfit = {
+            item.module
+            for item in expected
+            if item.name not in found or not item.fits(found[item.name].info)
+        }
+        expected = tuple(item for item in expected if item.module not in unfit)
     else:
         check_fp8(source.name, expected, {name: item.info for name, item in found.items()})
     return tuple((item, found[item.name]) for item in expected)
 
 
-def check_finished(
-    name: str, sizes: ModelSizes, found: Mapping[str, TensorInfo]
-) -> tuple[Expected, ...]:
-    """Hold a finished hybrid's shared experts against what its sizes ask for, and return that."""
-    expected = expected_fp8(sizes)
-    check_fp8(name, expected, found, hint="use another checkpoint, or build one: --standalone")
-    return expected
-
-
 def check_fp8(
     place: str,
-    expected: Iterable[Expected],
+    expected: Iterable[ExpectedTensor],
     found: Mapping[str, TensorInfo],
     hint: str = "use the FP8 repository of the same model, or mode online",
 ) -> None:
     """Hold related tensors against the expected ones; CheckpointError names every difference."""
     wanted = {item.name: item for item in expected}
-    lines = [
-        f"{kind}: {summary(names)}"
-        for kind, names in (
-            ("missing", [name for name in wanted if name not in found]),
-            ("extra", [name for name in found if name not in wanted]),
-        )
-        if names
-    ]
+    missing = [name for name in wanted if name not in found]
+    extra = [name for name in found if name not in wanted]
+    lines = [f"missing: {summary(missing)}"] if missing else []
+    lines += [f"extra: {summary(extra)}"] if extra else []
     lines += [
         f"{name} is {info.dtype} {list(info.shape)}, expected "
         f"{' or '.join(sorted(wanted[name].dtypes))} {list(wanted[name].shape)}"
         for name, info in found.items()
-        if name in wanted
-        and (info.dtype not in wanted[name].dtypes or info.shape != wanted[name].shape)
+        if name in wanted and not wanted[name].fits(info)
     ]
     if lines:
         raise CheckpointError(
@@ -154,24 +146,12 @@ def check_fp8(
         )
 
 
-def _fitting(expected: tuple[Expected, ...], found: Mapping[str, Found]) -> tuple[Expected, ...]:
-    """The tensors of modules whose weight and scales both are as expected."""
-
-    def fits(item: Expected) -> bool:
-        info = found[item.name].info if item.name in found else None
-        return info is not None and info.dtype in item.dtypes and info.shape == item.shape
-
-    unfit = {item.name.rpartition(".")[0] for item in expected if not fits(item)}
-    return tuple(item for item in expected if item.name.rpartition(".")[0] not in unfit)
-
-
 def is_related(name: str) -> bool:
-    """Whether a tensor belongs to a shared-expert projection of the target model."""
     return _RELATED.fullmatch(name) is not None
 
 
-def _related_tensors(headers: Mapping[str, Header]) -> dict[str, Found]:
-    found: dict[str, Found] = {}
+def _related_tensors(headers: Mapping[str, Header]) -> dict[str, FoundTensor]:
+    found: dict[str, FoundTensor] = {}
     for file, header in headers.items():
         for name, info in header.tensors.items():
             if not is_related(name):
@@ -179,5 +159,5 @@ def _related_tensors(headers: Mapping[str, Header]) -> dict[str, Found]:
             if name in found:
                 raise CheckpointError(f"{name} stands in both {found[name].file} and {file}.")
             begin = header.data_offset + info.begin
-            found[name] = Found(info, file, begin, header.data_offset + info.end)
+            found[name] = FoundTensor(info, file, begin, header.data_offset + info.end)
     return found

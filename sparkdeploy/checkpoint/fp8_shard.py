@@ -8,23 +8,16 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from sparkdeploy.checkpoint import durable
-from sparkdeploy.checkpoint.contents import summary
-from sparkdeploy.checkpoint.fp8 import (
-    OWN_SUFFIXES,
-    SCALE_SUFFIX,
-    WEIGHT_SUFFIX,
-    Mismatch,
-    expected_fp8,
-    find_fp8,
-)
+from sparkdeploy.checkpoint import durable, fp8
+from sparkdeploy.checkpoint.contents import ModelSizes, summary
 from sparkdeploy.checkpoint.fp8_sample import unlike
 from sparkdeploy.checkpoint.locking import only_one
-from sparkdeploy.checkpoint.ranges import Span, coalesced, index_of
+from sparkdeploy.checkpoint.ranges import Meter, RangeSource, Span, coalesced, index_of
 from sparkdeploy.checkpoint.safetensors import (
     DTYPE_BITS,
     TensorInfo,
     header_bytes,
+    placed,
     read_header,
 )
 from sparkdeploy.errors import CheckpointError
@@ -33,9 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.contents import ModelSizes
-    from sparkdeploy.checkpoint.fp8 import Expected, Found
-    from sparkdeploy.checkpoint.ranges import RangeSource
 
 SHARD_FILE = "sparkdeploy-fp8.safetensors"
 DONE_FILE = "sparkdeploy-fp8.json"
@@ -59,7 +49,7 @@ class Order:
     sizes: ModelSizes
     origin: str
     """A repository at a commit, or a folder's state."""
-    mismatch: Mismatch = Mismatch.REFUSE
+    mismatch: fp8.Mismatch = fp8.Mismatch.REFUSE
     model: Path | None = None
     """The folder of the same weights at 16 bits; without one nothing is compared."""
 
@@ -68,14 +58,13 @@ class Order:
 class _Piece:
     """A tensor on its way: where it lies, and where it goes in bytes from the file's beginning."""
 
-    found: Found
+    found: fp8.FoundTensor
     target: TensorInfo
     target_begin: int
 
 
 def shard_folder(store: Path, order: Order) -> Path:
-    """Where the shard that is ordered belongs."""
-    expected = [(item.name, item.shape) for item in expected_fp8(order.sizes)]
+    expected = [(item.name, item.shape) for item in fp8.expected_fp8(order.sizes)]
     inputs = [_VERSION, order.origin, expected, order.mismatch.value]
     return store / hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:24]
 
@@ -118,18 +107,22 @@ def fetch_shard(
         done = take_shard(folder)
         if done is not None:
             return done
-        matches = find_fp8(source, order.sizes, index_of(source), order.mismatch)
+        matches = fp8.find_fp8(source, order.sizes, index_of(source), order.mismatch)
         with durable.disk_errors(str(folder)):
             folder.mkdir(parents=True, exist_ok=True)
             header, pieces = _layout(matches)
-            digests = _fetch(source, header, pieces, folder, on_progress)
-            wrong = _drop_unlike(folder, digests, order.model)
-            if wrong:
+            wrong: tuple[str, ...] = ()
+            for _ in range(2):
                 digests = _fetch(source, header, pieces, folder, on_progress)
                 wrong = _drop_unlike(folder, digests, order.model)
-            if wrong:
-                raise _unlike_error(source, wrong)
-            return _finish(folder, order.origin, digests)
+                if not wrong:
+                    return _finish(folder, order.origin, digests)
+    raise CheckpointError(
+        f"{source.name}: what came as {summary(wrong)} is not the model's own weight in FP8.",
+        detail="\n".join(wrong),
+        hint="use the FP8 repository of the same model, or mode online; if it is that one, the "
+        "network or the disk changes bytes",
+    )
 
 
 def _fetch(
@@ -152,15 +145,14 @@ def _fetch(
     with part.open("r+b") as file:
         file.truncate(len(header) + total_bytes)
         digests = _trusted(file, folder / _JOURNAL_FILE, pieces)
-        meter = _Meter(total_bytes, on_progress)
+        meter = Meter(total_bytes, on_progress)
         meter.add(sum(p.target.size_bytes for p in pieces if p.target.name in digests))
         missing = [piece for piece in pieces if piece.target.name not in digests]
         for group in _groups(missing):
             came = _copy_group(source, group, file, meter)
-            _note(folder / _JOURNAL_FILE, came)
+            durable.append_journal(folder / _JOURNAL_FILE, came)
             digests.update(came)
-        os.fchmod(file.fileno(), 0o644)
-        os.fsync(file.fileno())
+        durable.finish(file)
     return digests
 
 
@@ -168,33 +160,24 @@ def _drop_unlike(folder: Path, digests: dict[str, str], model: Path | None) -> t
     """Take tensors that are not the model's out of the journal; return their names."""
     wrong = () if model is None else unlike(folder / _PART_FILE, model)
     if wrong:
-        weight, scale = OWN_SUFFIXES[WEIGHT_SUFFIX], OWN_SUFFIXES[SCALE_SUFFIX]
+        weight, scale = fp8.OWN_SUFFIXES[fp8.WEIGHT_SUFFIX], fp8.OWN_SUFFIXES[fp8.SCALE_SUFFIX]
         dropped = {*wrong, *(name.removesuffix(weight) + scale for name in wrong)}
-        (folder / _JOURNAL_FILE).unlink(missing_ok=True)
-        _note(folder / _JOURNAL_FILE, {n: d for n, d in digests.items() if n not in dropped})
+        kept = {name: digest for name, digest in digests.items() if name not in dropped}
+        durable.replace_journal(folder / _JOURNAL_FILE, kept)
     return wrong
 
 
-def _unlike_error(source: RangeSource, wrong: Sequence[str]) -> CheckpointError:
-    return CheckpointError(
-        f"{source.name}: what came as {summary(wrong)} is not the model's own weight in FP8.",
-        detail="\n".join(wrong),
-        hint="use the FP8 repository of the same model, or mode online; if it is that one, the "
-        "network or the disk changes bytes",
-    )
-
-
-def _layout(matches: Sequence[tuple[Expected, Found]]) -> tuple[bytes, list[_Piece]]:
+def _layout(
+    matches: Sequence[tuple[fp8.ExpectedTensor, fp8.FoundTensor]],
+) -> tuple[bytes, list[_Piece]]:
     """The shard's header, and every tensor's place: larger elements first, then by name."""
     ordered = sorted(
         matches, key=lambda match: (-DTYPE_BITS[match[1].info.dtype], match[0].own_name)
     )
-    infos: list[TensorInfo] = []
-    position = 0
-    for expected, found in ordered:
-        end = position + found.info.size_bytes
-        infos.append(TensorInfo(expected.own_name, found.info.dtype, expected.shape, position, end))
-        position = end
+    infos = placed(
+        (expected.own_name, found.info.dtype, expected.shape, found.info.size_bytes)
+        for expected, found in ordered
+    )
     header = header_bytes(infos, {"format": "pt"})
     pieces = [
         _Piece(found, info, len(header) + info.begin)
@@ -217,7 +200,7 @@ def _groups(pieces: Sequence[_Piece]) -> Iterator[tuple[Span, list[_Piece]]]:
 
 
 def _copy_group(
-    source: RangeSource, group: tuple[Span, list[_Piece]], file: BinaryIO, meter: _Meter
+    source: RangeSource, group: tuple[Span, list[_Piece]], file: BinaryIO, meter: Meter
 ) -> dict[str, str]:
     """Write one span's tensors to their places, synced; return the sha256 of each."""
     span, pieces = group
@@ -241,7 +224,7 @@ def _copy_group(
 
 def _trusted(file: BinaryIO, journal: Path, pieces: Sequence[_Piece]) -> dict[str, str]:
     """Tensors that the journal lists and that are in the file as it lists them."""
-    noted = _read_journal(journal)
+    noted = durable.read_journal(journal)
     trusted: dict[str, str] = {}
     for piece in pieces:
         name, begin = piece.target.name, piece.target_begin
@@ -250,26 +233,6 @@ def _trusted(file: BinaryIO, journal: Path, pieces: Sequence[_Piece]) -> dict[st
             if digest == noted[name]:
                 trusted[name] = digest
     return trusted
-
-
-def _read_journal(path: Path) -> dict[str, str]:
-    noted: dict[str, str] = {}
-    if not path.exists():
-        return noted
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            noted.update(json.loads(line))
-        except (ValueError, TypeError):
-            # The line that was being written when the power went.
-            continue
-    return noted
-
-
-def _note(path: Path, digests: Mapping[str, str]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps({name: d}) + "\n" for name, d in digests.items()))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _finish(folder: Path, origin: str, digests: Mapping[str, str]) -> Fp8Shard:
@@ -291,17 +254,3 @@ def _finish(folder: Path, origin: str, digests: Mapping[str, str]) -> Fp8Shard:
 def _starts_with(path: Path, header: bytes) -> bool:
     with path.open("rb") as file:
         return file.read(len(header)) == header
-
-
-class _Meter:
-    """Counts bytes towards a total."""
-
-    def __init__(self, total_bytes: int, on_progress: Callable[[int, int], None]) -> None:
-        self._total_bytes = total_bytes
-        self._on_progress = on_progress
-        self._done_bytes = 0
-
-    def add(self, more_bytes: int) -> None:
-        """Some bytes are done."""
-        self._done_bytes += more_bytes
-        self._on_progress(self._done_bytes, self._total_bytes)

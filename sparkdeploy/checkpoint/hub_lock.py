@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.checkpoint import source as sources
+from sparkdeploy.checkpoint.cache import missing_in, snapshot_folder
 from sparkdeploy.checkpoint.durable import disk_errors, write_text
 from sparkdeploy.checkpoint.locking import only_one
-from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit, shown
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit, is_commit, shown
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import MAX_BYTES, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from sparkdeploy.checkpoint.source import CheckpointSource
 
 LOCK_FILE = "hub-lock.json"
 _SCHEMA = 1
-_KINDS: Mapping[str, Any] = {"resolved_at": str, "license": str | None, "is_verified": bool}
+_KINDS: Mapping[str, Any] = {
+    "resolved_at": str,
+    "license": str | None,
+    "is_verified": bool,
+    "files": list,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class RevisionPin:
     """What a branch or tag of a repository means on this machine.
 
     `files` is empty for a snapshot that was found in the cache and never asked of a hub.
@@ -31,13 +41,15 @@ class Pin:
     """
 
     commit: str
-    resolved_at: str
+    resolved_at: str = field(
+        default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds")
+    )
     license: str | None = None
     is_verified: bool = False
     files: tuple[RepoFile, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a commit that is none: it is the name of a folder."""
+        # It is the name of a folder.
         check_commit("a pin", self.commit)
 
     def facts(self, repo: str, revision: str) -> RepoFacts:
@@ -65,16 +77,14 @@ class HubLock:
 
     @property
     def path(self) -> Path:
-        """The file, readable by people."""
         return self.state_dir / LOCK_FILE
 
-    def pin(self, repo: str, revision: str) -> Pin | None:
+    def pin(self, repo: str, revision: str) -> RevisionPin | None:
         """What the revision was resolved to, or None when it never was."""
         entry = self._read().get(repo, {}).get(revision)
         return None if entry is None else self._pin(repo, entry)
 
-    def pins(self) -> Mapping[tuple[str, str], Pin]:
-        """Every pin by repository and revision."""
+    def pins(self) -> Mapping[tuple[str, str], RevisionPin]:
         return {
             (repo, revision): self._pin(repo, entry)
             for repo, revisions in sorted(self._read().items())
@@ -86,12 +96,10 @@ class HubLock:
         pin = self.pin(repo, revision)
         return revision if pin is None else pin.commit
 
-    def set(self, repo: str, revision: str, pin: Pin) -> None:
-        """Record a pin in the place of an older one."""
+    def set(self, repo: str, revision: str, pin: RevisionPin) -> None:
         self._change(lambda models: models.setdefault(repo, {}).update({revision: asdict(pin)}))
 
     def forget(self, repo: str) -> None:
-        """Remove every pin of a repository."""
         self._change(lambda models: models.pop(repo, None))
 
     def _read(self) -> dict[str, dict[str, Any]]:
@@ -99,10 +107,9 @@ class HubLock:
             content = read_json(self.path)
         except FileNotFoundError:
             return {}
-        except OSError as error:
-            raise self._unusable(f"cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise self._unusable(f"cannot be read: {error}") from error
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise self._unusable(f"cannot be read: {reason}") from error
         if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
             raise self._unusable("was written by another version")
         models = content.get("models")
@@ -110,7 +117,7 @@ class HubLock:
             raise self._unusable("holds no models")
         return models
 
-    def _pin(self, repo: str, entry: object) -> Pin:
+    def _pin(self, repo: str, entry: object) -> RevisionPin:
         try:
             return _read_pin(entry)
         except (CheckpointError, KeyError, TypeError) as error:
@@ -137,26 +144,40 @@ class HubLock:
                 write_text(self.path, text)
 
 
-def missing_in(snapshot: Path, files: Iterable[RepoFile]) -> tuple[RepoFile, ...]:
-    """The files that a snapshot lacks or has in another size."""
-    return tuple(file for file in files if not _is_there(snapshot / file.name, file))
-
-
-def _read_pin(entry: object) -> Pin:
+def _read_pin(entry: object) -> RevisionPin:
     """What `asdict` made of a pin; TypeError or KeyError for anything else."""
-    if not isinstance(entry, dict) or not isinstance(entry["files"], list):
+    if not isinstance(entry, dict):
         raise TypeError
-    for name, kind in _KINDS.items():
-        if not isinstance(entry[name], kind):
-            raise TypeError
+    if not all(isinstance(entry[name], kind) for name, kind in _KINDS.items()):
+        raise TypeError
     if not (entry["license"] or "").isprintable():
         raise TypeError
     files = tuple(RepoFile(**file) for file in entry["files"])
-    return Pin(**{**entry, "files": files})
+    return RevisionPin(**{**entry, "files": files})
 
 
-def _is_there(path: Path, file: RepoFile) -> bool:
-    try:
-        return path.stat().st_size == file.size_bytes
-    except OSError:
-        return False
+def find_pinned(
+    repo: str, revision: str, hub_cache: Path, lock: HubLock
+) -> CheckpointSource | None:
+    """The cached snapshot that the revision means here, or None while it is not all there.
+
+    A download of ours counts once every file was verified; a snapshot that other programs made
+    counts as it is. Raises CheckpointError when files of it lead nowhere.
+    """
+    pin = lock.pin(repo, revision)
+    if pin is None:
+        return sources.find_in_hub_cache(repo, revision, hub_cache)
+    snapshot = snapshot_folder(hub_cache, repo, pin.commit)
+    if not pin.can_serve or missing_in(snapshot, pin.files):
+        return None
+    return sources.find_in_hub_cache(repo, pin.commit, hub_cache)
+
+
+def pin_found(source: CheckpointSource, revision: str, lock: HubLock) -> None:
+    """Keep the commit of a snapshot that was there before anything was pinned.
+
+    A snapshot that somebody made by hand under another name than a commit's is not pinned.
+    """
+    commit = source.revision
+    if commit is not None and is_commit(commit) and lock.pin(source.name, revision) is None:
+        lock.set(source.name, revision, RevisionPin(commit))

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from sparkdeploy.checkpoint.durable import write_text
 from sparkdeploy.stored_json import read_json
 
 MANIFEST_FILE = "sparkdeploy.json"
@@ -12,7 +13,7 @@ MANIFEST_FILE = "sparkdeploy.json"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an overlay was made from and what it holds; enough to make it again elsewhere."""
+    """What a checkpoint was made from and what it holds; enough to make it again elsewhere."""
 
     version: int
     fingerprint: str
@@ -24,6 +25,7 @@ class Manifest:
     mount_name: str
     treatment: dict[str, Any]
     fp8_layer_count: int
+    """Gate, up and down count each: three for a layer."""
     mtp_tensor_count: int
     digests: dict[str, str]
     """The hash of every file that is no link, but for the manifest: sha256, or `xxh3:` for large
@@ -42,14 +44,14 @@ def read_manifest(path: Path) -> Manifest | None:
     return Manifest(**content) if _are_digests(content["digests"]) else None
 
 
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    text = json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n"
+    write_text(folder / MANIFEST_FILE, text)
+
+
 def _are_digests(digests: object) -> bool:
     """Whether it is hashes of files that lie in the checkpoint; a download may bring a manifest."""
     return isinstance(digests, dict) and all(
         isinstance(digest, str) and not name.startswith("/") and ".." not in name.split("/")
         for name, digest in digests.items()
     )
-
-
-def manifest_text(manifest: Manifest) -> str:
-    """The manifest as it is written."""
-    return json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n"

@@ -2,21 +2,20 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from sparkdeploy.checkpoint import contents, durable
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located
 from sparkdeploy.checkpoint.draft_vocabulary import OVERLAY_FILE, DraftVocabulary
+from sparkdeploy.checkpoint.durable import hidden_beside, tidy_beside
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Fp8Shard
 from sparkdeploy.checkpoint.locking import only_one
-from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, manifest_text, read_manifest
+from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest, write_manifest
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
-from sparkdeploy.checkpoint.staging import hidden_beside, tidy_beside
 from sparkdeploy.checkpoint.treatment import SourceFacts, Treatment, check_source
 from sparkdeploy.errors import CheckpointError
 
@@ -24,16 +23,6 @@ OVERLAY_VERSION = 2
 """Counts up whenever the same source and treatment give another overlay."""
 
 _WRITTEN = frozenset({"config.json", INDEX_FILE, MANIFEST_FILE, OVERLAY_FILE})
-
-
-@dataclass(frozen=True, slots=True)
-class OverlayResult:
-    """A finished overlay. `fp8_layer_count` counts gate, up and down: three for each layer."""
-
-    path: Path
-    fingerprint: str
-    fp8_layer_count: int
-    mtp_tensor_count: int
 
 
 def overlay_fingerprint(source: CheckpointSource, treatment: Treatment) -> str:
@@ -54,7 +43,7 @@ def build_overlay(
     target: Path,
     shard: Fp8Shard | None = None,
     draft: DraftVocabulary | None = None,
-) -> OverlayResult:
+) -> Manifest:
     """Make `target`, which is <data>/m/ck/NAME, an overlay of `source`; reuse it when it is one.
 
     `shard` holds the tensors of mode prebuilt; it gets a second name in the overlay, not a copy.
@@ -71,19 +60,19 @@ def build_overlay(
             _link_source(source, target.parent.parent / "hub")
             known = read_manifest(target)
             if known is None or known.fingerprint != fingerprint:
-                _check_shard(treatment, shard)
-                _check_draft(treatment, draft)
+                _check_extras(treatment, shard, draft)
                 facts = check_source(source, treatment)
                 known = _make_manifest(source, treatment, fingerprint, facts)
-                _replace_overlay(source, facts, known, target, shard, draft)
+                if not durable.is_replaceable(target, MANIFEST_FILE):
+                    raise CheckpointError(
+                        f"{target} is no overlay of ours, and is left alone.",
+                        hint="Move that folder away, or choose another name.",
+                    )
+                with durable.staged_folder(target) as staging:
+                    known = _fill(source, facts, known, staging, shard, draft)
     except OSError as error:
         raise CheckpointError(f"{target}: the overlay cannot be written: {error}") from error
-    return OverlayResult(
-        path=target,
-        fingerprint=fingerprint,
-        fp8_layer_count=known.fp8_layer_count,
-        mtp_tensor_count=known.mtp_tensor_count,
-    )
+    return known
 
 
 def overlay_config(
@@ -132,16 +121,15 @@ def _make_manifest(
     )
 
 
-def _check_shard(treatment: Treatment, shard: Fp8Shard | None) -> None:
+def _check_extras(
+    treatment: Treatment, shard: Fp8Shard | None, draft: DraftVocabulary | None
+) -> None:
     origin = "" if shard is None else shard.origin
     if origin != treatment.fp8_origin:
         raise CheckpointError(
             f"FP8 tensors of {treatment.fp8_origin or 'nowhere'} were asked for, and those of "
             f"{origin or 'nowhere'} are here."
         )
-
-
-def _check_draft(treatment: Treatment, draft: DraftVocabulary | None) -> None:
     if (draft.origin if draft is not None else "") != treatment.draft_origin:
         raise CheckpointError("the draft vocabulary changed while the overlay was made")
 
@@ -162,36 +150,6 @@ def _link_source(source: CheckpointSource, hub: Path) -> None:
     staged.replace(link)
 
 
-def _replace_overlay(
-    source: CheckpointSource,
-    facts: SourceFacts,
-    manifest: Manifest,
-    target: Path,
-    shard: Fp8Shard | None,
-    draft: DraftVocabulary | None,
-) -> None:
-    if target.exists() and not _may_be_replaced(target):
-        raise CheckpointError(
-            f"{target} is no overlay of ours, and is left alone.",
-            hint="Move that folder away, or choose another name.",
-        )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = hidden_beside(target)
-    try:
-        staging.mkdir()
-        staging.chmod(0o755)
-        _fill(source, facts, manifest, staging, shard, draft)
-        _swap(staging, target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _may_be_replaced(target: Path) -> bool:
-    if target.is_symlink() or not target.is_dir():
-        return False
-    return (target / MANIFEST_FILE).is_file() or not any(target.iterdir())
-
-
 def _fill(
     source: CheckpointSource,
     facts: SourceFacts,
@@ -199,7 +157,7 @@ def _fill(
     staging: Path,
     shard: Fp8Shard | None,
     draft: DraftVocabulary | None,
-) -> None:
+) -> Manifest:
     _link_files(source, staging)
     tensors = dict(facts.tensors)
     if shard is not None:
@@ -212,19 +170,17 @@ def _fill(
     if draft is not None:
         tokens = {"tokens": draft.first(treatment.draft_rows)}
         durable.write_text(staging / OVERLAY_FILE, json.dumps(tokens) + "\n")
-    durable.write_json(staging / INDEX_FILE, _index(tensors))
-    _verify(source, tensors, staging)
-    finished = replace(manifest, digests=_own_digests(staging))
-    durable.write_text(staging / MANIFEST_FILE, manifest_text(finished))
-
-
-def _own_digests(folder: Path) -> dict[str, str]:
-    digests = {}
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and not path.is_symlink():
-            with path.open("rb") as file:
-                digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests
+    durable.write_json(staging / INDEX_FILE, contents.index_content(tensors))
+    if dict(contents.read_tensors(staging)) != tensors:
+        raise CheckpointError(f"{source.name} changed while its overlay was made.")
+    digests = {
+        path.name: durable.content_hash(path, "sha256")
+        for path in sorted(staging.iterdir())
+        if path.is_file() and not path.is_symlink()
+    }
+    finished = replace(manifest, digests=digests)
+    write_manifest(staging, finished)
+    return finished
 
 
 def _link_files(source: CheckpointSource, staging: Path) -> None:
@@ -234,37 +190,8 @@ def _link_files(source: CheckpointSource, staging: Path) -> None:
             continue
         link = staging / relative
         for folder in reversed(relative.parents[:-1]):
-            (staging / folder).mkdir(exist_ok=True)
-            (staging / folder).chmod(0o755)
+            durable.make_folder(staging / folder)
         # Up from the link's folder to the overlay, and from there over ck/ to m/.
         link.symlink_to(Path(*[".."] * (len(relative.parts) + 1)) / in_mount / relative)
-
-
-def _index(tensors: Mapping[str, Located]) -> dict[str, object]:
-    total = sum(located.info.size_bytes for located in tensors.values())
-    return {
-        "metadata": {"total_size": total},
-        "weight_map": {name: tensors[name].file for name in sorted(tensors)},
-    }
-
-
-def _verify(source: CheckpointSource, tensors: Mapping[str, Located], staging: Path) -> None:
-    """Every link leads to its file, and the overlay itself shows exactly the tensors counted."""
-    for relative in source.files():
-        if str(relative) in _WRITTEN:
-            continue
-        if not (staging / relative).samefile(source.files_dir / relative):
+        if not link.samefile(source.files_dir / relative):
             raise CheckpointError(f"The link for {relative} does not lead to {source.name}'s file.")
-    if dict(contents.read_tensors(staging)) != dict(tensors):
-        raise CheckpointError(f"{source.name} changed while its overlay was made.")
-
-
-def _swap(staging: Path, target: Path) -> None:
-    if not target.exists():
-        staging.rename(target)
-    else:
-        retired = hidden_beside(target, "retired")
-        target.rename(retired)
-        staging.rename(target)
-        shutil.rmtree(retired)
-    durable.sync_folder(target.parent)

@@ -5,26 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint import contents, pull
-from sparkdeploy.checkpoint.fp8 import expected_bytes
-from sparkdeploy.checkpoint.fp8_shard import (
-    Order,
-    fetch_shard,
-    read_shard,
-    shard_folder,
-    take_shard,
-)
+from sparkdeploy.checkpoint import fp8_shard, pull
+from sparkdeploy.checkpoint.contents import model_sizes, read_config
+from sparkdeploy.checkpoint.fp8 import Mismatch, expected_bytes
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges
-from sparkdeploy.checkpoint.source import open_folder, source_identity
+from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, RangeSource
+from sparkdeploy.checkpoint.source import CheckpointSource, open_folder, source_identity
 from sparkdeploy.console import console
 from sparkdeploy.recipe.paths import is_folder
 
 if TYPE_CHECKING:
-    from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
-    from sparkdeploy.checkpoint.ranges import RangeSource
-    from sparkdeploy.checkpoint.source import CheckpointSource
     from sparkdeploy.recipe.schema import Checkpoint
     from sparkdeploy.settings import Settings
 
@@ -34,8 +25,8 @@ def fp8_origin(checkpoint: Checkpoint, settings: Settings) -> str:
 
     Empty when the recipe takes none; a repository that was not resolved yet is named as asked for.
     """
-    source = checkpoint.fp8_dense.source
-    if checkpoint.fp8_dense.mode != "prebuilt" or source is None:
+    source = _source_of(checkpoint)
+    if not source:
         return ""
     if is_folder(source):
         return f"folder {source} {source_identity(open_folder(Path(source)))}"
@@ -45,8 +36,8 @@ def fp8_origin(checkpoint: Checkpoint, settings: Settings) -> str:
 
 def resolve_fp8(checkpoint: Checkpoint, settings: Settings) -> bool:
     """Pin the FP8 repository's commit if it is not pinned; say whether that changed anything."""
-    source = checkpoint.fp8_dense.source
-    if checkpoint.fp8_dense.mode != "prebuilt" or source is None or is_folder(source):
+    source = _source_of(checkpoint)
+    if not source or is_folder(source):
         return False
     repo, revision = _repository(source)
     lock = HubLock(settings.state_dir)
@@ -57,49 +48,57 @@ def resolve_fp8(checkpoint: Checkpoint, settings: Settings) -> bool:
 
 
 def bring_fp8(
-    checkpoint: Checkpoint, source: CheckpointSource, settings: Settings
-) -> Fp8Shard | None:
+    checkpoint: Checkpoint,
+    source: CheckpointSource,
+    settings: Settings,
+    mismatch: Mismatch = Mismatch.REFUSE,
+) -> fp8_shard.Fp8Shard | None:
     """Fetch the shard for a model by range, or find it; None when the recipe takes none.
 
-    Raises CheckpointError when the FP8 repository does not hold exactly what the model needs.
+    Raises CheckpointError when the FP8 repository does not hold what the model needs, unless that
+    is to be left.
     """
+    resolve_fp8(checkpoint, settings)
     origin = fp8_origin(checkpoint, settings)
     if not origin:
         return None
-    sizes = contents.model_sizes(contents.read_config(source.files_dir))
-    order = Order(sizes, origin, model=source.files_dir)
-    folder = shard_folder(shard_store(settings), order)
-    done = take_shard(folder)
+    sizes = model_sizes(read_config(source.files_dir))
+    order = fp8_shard.Order(sizes, origin, mismatch, source.files_dir)
+    folder = fp8_shard.shard_folder(shard_store(settings), order)
+    done = fp8_shard.take_shard(folder)
     if done is not None:
         return done
-    ranges = open_ranges(checkpoint.fp8_dense.source or "", settings)
+    ranges = _open_ranges(_source_of(checkpoint), settings)
     with console.step(f"FP8 tensors of {ranges.name}") as step:
-        return fetch_shard(ranges, order, folder, step.progress)
+        return fp8_shard.fetch_shard(ranges, order, folder, step.progress)
 
 
 def fp8_bytes(checkpoint: Checkpoint, source: CheckpointSource, settings: Settings) -> int:
-    """Bytes of FP8 tensors that are still to come for a model; 0 when they are here."""
+    """Bytes of FP8 tensors to download for a model; 0 when they are here."""
     origin = fp8_origin(checkpoint, settings)
     if not origin:
         return 0
-    sizes = contents.model_sizes(contents.read_config(source.files_dir))
-    is_here = read_shard(shard_folder(shard_store(settings), Order(sizes, origin))) is not None
-    return 0 if is_here else expected_bytes(sizes)
-
-
-def open_ranges(source: str, settings: Settings) -> RangeSource:
-    """A folder, or ORG/NAME[@REVISION] on the hub at the commit that is pinned."""
-    if is_folder(source):
-        return FolderRanges(open_folder(Path(source)).files_dir)
-    repo, revision = _repository(source)
-    hub = open_hub(settings)
-    lock = HubLock(settings.state_dir)
-    return HubRanges(hub, pull.resolve(hub, lock, repo, revision, anew=False))
+    sizes = model_sizes(read_config(source.files_dir))
+    folder = fp8_shard.shard_folder(shard_store(settings), fp8_shard.Order(sizes, origin))
+    return expected_bytes(sizes) if fp8_shard.read_shard(folder) is None else 0
 
 
 def shard_store(settings: Settings) -> Path:
     """Where fetched FP8 tensors are kept, so that every overlay over them fetches nothing."""
     return settings.data_dir / "m" / "fp8"
+
+
+def _open_ranges(source: str, settings: Settings) -> RangeSource:
+    if is_folder(source):
+        return FolderRanges(open_folder(Path(source)).files_dir)
+    hub, lock = open_hub(settings), HubLock(settings.state_dir)
+    return HubRanges(hub, pull.resolve(hub, lock, *_repository(source), anew=False))
+
+
+def _source_of(checkpoint: Checkpoint) -> str:
+    """A folder, or ORG/NAME[@REVISION]; empty when the recipe takes no prebuilt tensors."""
+    fp8 = checkpoint.fp8_dense
+    return fp8.source or "" if fp8.mode == "prebuilt" else ""
 
 
 def _repository(source: str) -> tuple[str, str]:

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.blobs import bring_blob, bytes_to_come, discard_blob
+from sparkdeploy.checkpoint import cache
 from sparkdeploy.checkpoint.durable import COPY_BYTES, disk_errors
-from sparkdeploy.checkpoint.hub import repo_folder
-from sparkdeploy.checkpoint.hub_lock import HubLock, Pin, missing_in
+from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.locking import only_one
-from sparkdeploy.checkpoint.ranges import HubRanges
-from sparkdeploy.checkpoint.repo_files import RepoFacts
-from sparkdeploy.console import format_bytes
+from sparkdeploy.checkpoint.ranges import HubRanges, Meter
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
+from sparkdeploy.checkpoint.treatment import Treatment, check_remote
+from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.node import facts as machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from sparkdeploy.checkpoint.hub import Hub
-    from sparkdeploy.checkpoint.repo_files import RepoFile
 
 SPARE_BYTES = 1 << 30
 """What a download leaves free on its disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRepository:
+    """A repository at a branch, tag or commit."""
+
+    repo: str
+    revision: str = "main"
+    treatment: Treatment | None = None
+    """For a finished hybrid: what it must hold, which is looked at before it is fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +45,55 @@ class Download:
     missing: tuple[RepoFile, ...]
     """Files that its snapshot lacks, also those whose content is here already."""
     missing_bytes: int
-    """What is to come over the network, if nothing that is here turns out to be wrong."""
+    """What will be downloaded, unless a file that is here turns out to be damaged."""
     is_verified: bool
     free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A repository that is here, whole and verified."""
+
+    repo: str
+    revision: str
+    commit: str
+    path: Path
+    size_bytes: int
+    fetched_bytes: int
+
+
+def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -> Download:
+    """Resolve a repository, and say what is to be downloaded: commit, bytes, disk and licence.
+
+    Raises CheckpointError as `resolve` does, and for a finished hybrid that is none.
+    """
+    found = resolve(hub, lock, wanted.repo, wanted.revision, anew=anew)
+    download = plan_download(hub, lock, found, free_bytes=machine.free_bytes(hub.cache) or 0)
+    if wanted.treatment is not None and download.missing:
+        check_remote(HubRanges(hub, found), wanted.treatment)
+    to_come = "nothing to download"
+    if download.missing_bytes:
+        to_come = f"{format_bytes(download.missing_bytes)} to download"
+    elif not download.is_verified:
+        to_come = "all here, to be verified"
+    console.info(
+        f"{found.repo} at {found.commit[:12]}: {to_come} of {format_bytes(found.size_bytes)}, "
+        f"{format_bytes(download.free_bytes)} free in {hub.cache}, "
+        f"licence {found.license or 'not stated'}"
+    )
+    return download
+
+
+def fetch(hub: Hub, lock: HubLock, download: Download) -> Pulled:
+    """Do `pull`, and show how far it is."""
+    found = download.facts
+    path = cache.snapshot_folder(hub.cache, found.repo, found.commit)
+    if not download.is_verified:
+        with console.step(f"download of {found.repo}") as step:
+            pull(hub, lock, download, step.progress)
+    return Pulled(
+        found.repo, found.revision, found.commit, path, found.size_bytes, download.missing_bytes
+    )
 
 
 def resolve(hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool) -> RepoFacts:
@@ -62,17 +117,20 @@ def resolve(hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool) ->
 def plan_download(hub: Hub, lock: HubLock, facts: RepoFacts, *, free_bytes: int) -> Download:
     """Say what is missing of a repository; nothing is written."""
     pin = lock.pin(facts.repo, facts.revision)
-    missing = missing_in(_snapshot(hub.cache, facts), facts.files)
-    missing_bytes = download_bytes(hub.cache, facts)
+    missing = cache.missing_in(
+        cache.snapshot_folder(hub.cache, facts.repo, facts.commit), facts.files
+    )
     is_pinned = pin is not None and pin.is_verified and pin.commit == facts.commit
+    missing_bytes = download_bytes(hub.cache, facts)
     return Download(facts, missing, missing_bytes, is_pinned and not missing, free_bytes)
 
 
-def download_bytes(cache: Path, facts: RepoFacts) -> int:
-    """What is still to come of a repository: files of other commits and parts of files count."""
-    snapshot = _snapshot(cache, facts)
-    missing = missing_in(snapshot, facts.files)
-    return sum(bytes_to_come(file, snapshot) for file in missing)
+def download_bytes(hub_cache: Path, facts: RepoFacts) -> int:
+    """What is not here yet of a repository: files of other commits and parts of files are."""
+    snapshot = cache.snapshot_folder(hub_cache, facts.repo, facts.commit)
+    return sum(
+        cache.bytes_to_come(file, snapshot) for file in cache.missing_in(snapshot, facts.files)
+    )
 
 
 def pull(
@@ -80,31 +138,58 @@ def pull(
 ) -> Path:
     """Bring everything that is missing, check every file, and return the snapshot's folder.
 
-    `on_progress` gets bytes done and bytes in all. What was interrupted is gone on with; a file
+    `on_progress` gets bytes done and bytes in all. What was interrupted is resumed; a file
     that is not what the hub says is fetched once more. Raises CheckpointError when that does not
     help, and before anything is fetched when the disk is too small.
     """
     facts = download.facts
-    folder = repo_folder(hub.cache, facts.repo)
-    snapshot = _snapshot(hub.cache, facts)
+    snapshot = cache.snapshot_folder(hub.cache, facts.repo, facts.commit)
     if download.is_verified:
         return snapshot
-    _check_disk(download, folder)
+    folder = cache.repo_folder(hub.cache, facts.repo)
+    needed_bytes = download.missing_bytes + SPARE_BYTES
+    if needed_bytes > download.free_bytes and download.missing_bytes:
+        raise CheckpointError(
+            f"disk: {facts.repo} needs {format_bytes(needed_bytes)} and {folder.parent} has "
+            f"{format_bytes(download.free_bytes)} free.",
+            hint="free some space, or point HF_HOME at another disk",
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    meter = _Meter(facts.size_bytes, on_progress)
+    meter = Meter(facts.size_bytes, on_progress)
     with only_one(folder.parent / f".{folder.name}.sparkdeploy-lock", f"download of {facts.repo}"):
         source = HubRanges(hub, facts)
         with disk_errors(str(folder)):
             for file in facts.files:
                 _bring(source, file, snapshot, meter)
-        hub.point_branch(facts)
+        cache.point_branch(hub.cache, facts)
         # Last: whoever was killed before it does all of this once more.
         lock.set(facts.repo, facts.revision, replace(_new_pin(facts), is_verified=True))
     return snapshot
 
 
-def check_content(path: Path, file: RepoFile) -> None:
-    """Raise CheckpointError unless the file has the size and hash the hub states."""
+def _bring(source: HubRanges, file: RepoFile, snapshot: Path, meter: Meter) -> None:
+    path = snapshot / file.name
+    before_bytes = meter.done_bytes
+    for attempt in (1, 2):
+        if not path.exists():
+            cache.bring_blob(source, file, snapshot, meter.add)
+        try:
+            _check_content(path, file)
+        except CheckpointError as error:
+            cache.discard_blob(file, snapshot)
+            if attempt == 2:
+                raise CheckpointError(
+                    f"{source.name}: {error.message}",
+                    hint="it came wrong twice; check the network and the disk, then try again",
+                ) from error
+            meter.done_bytes = before_bytes
+        else:
+            break
+    # All of it when it was here, nothing when it came just now.
+    meter.add(before_bytes + file.size_bytes - meter.done_bytes)
+
+
+def _check_content(path: Path, file: RepoFile) -> None:
     if not path.is_file():
         # A pipe would be waited for until somebody writes to it.
         raise CheckpointError(f"{file.name} is no file.")
@@ -115,60 +200,6 @@ def check_content(path: Path, file: RepoFile) -> None:
         )
     if _hash_of(path, file) != file.blob_name:
         raise CheckpointError(f"{file.name} is not the file the hub describes: its hash differs.")
-
-
-class _Meter:
-    """Counts bytes of one repository, file by file."""
-
-    def __init__(self, total_bytes: int, on_progress: Callable[[int, int], None]) -> None:
-        self._total_bytes = total_bytes
-        self._on_progress = on_progress
-        self._before_bytes = 0
-        self._file_bytes = 0
-
-    def add(self, more_bytes: int) -> None:
-        """Some bytes of the present file have come."""
-        self._file_bytes += more_bytes
-        self._on_progress(self._before_bytes + self._file_bytes, self._total_bytes)
-
-    def end_file(self, size_bytes: int) -> None:
-        """The present file is whole."""
-        self._before_bytes += size_bytes
-        self._file_bytes = 0
-        self._on_progress(self._before_bytes, self._total_bytes)
-
-
-def _bring(source: HubRanges, file: RepoFile, snapshot: Path, meter: _Meter) -> None:
-    path = snapshot / file.name
-    for attempt in (1, 2):
-        if not path.exists():
-            bring_blob(source, file, snapshot, meter.add)
-        try:
-            check_content(path, file)
-        except CheckpointError as error:
-            discard_blob(file, snapshot)
-            if attempt == 2:
-                raise CheckpointError(
-                    f"{source.name}: {error.message}",
-                    hint="it came wrong twice; check the network and the disk, then try again",
-                ) from error
-        else:
-            break
-    meter.end_file(file.size_bytes)
-
-
-def _snapshot(cache: Path, facts: RepoFacts) -> Path:
-    return repo_folder(cache, facts.repo) / "snapshots" / facts.commit
-
-
-def _check_disk(download: Download, folder: Path) -> None:
-    needed_bytes = download.missing_bytes + SPARE_BYTES
-    if needed_bytes > download.free_bytes and download.missing_bytes:
-        raise CheckpointError(
-            f"disk: {download.facts.repo} needs {format_bytes(needed_bytes)} and "
-            f"{folder.parent} has {format_bytes(download.free_bytes)} free.",
-            hint="free some space, or point HF_HOME at another disk",
-        )
 
 
 def _hash_of(path: Path, file: RepoFile) -> str:
@@ -183,7 +214,7 @@ def _hash_of(path: Path, file: RepoFile) -> str:
         return digest.hexdigest()
 
 
-def _stays(pin: Pin, facts: RepoFacts) -> bool:
+def _stays(pin: RevisionPin, facts: RepoFacts) -> bool:
     """Whether a pin is kept while a commit is fetched."""
     if pin.commit == facts.commit:
         # One without files cannot tell a whole snapshot from one that a cut download left.
@@ -191,6 +222,5 @@ def _stays(pin: Pin, facts: RepoFacts) -> bool:
     return pin.can_serve
 
 
-def _new_pin(facts: RepoFacts) -> Pin:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Pin(facts.commit, now, facts.license, files=facts.files)
+def _new_pin(facts: RepoFacts) -> RevisionPin:
+    return RevisionPin(facts.commit, license=facts.license, files=facts.files)

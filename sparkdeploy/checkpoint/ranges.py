@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import stat
 from dataclasses import dataclass, field
@@ -11,24 +10,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import requests
 
-from sparkdeploy.checkpoint.answers import CHUNK_BYTES, HubSession, body, open_answer
+from sparkdeploy.checkpoint.answers import CHUNK_BYTES, HubAnswer, HubSession, body, open_answer
 from sparkdeploy.checkpoint.contents import (
     CONFIG_FILE,
     CONFIG_LIMIT_BYTES,
     INDEX_FILE,
     INDEX_LIMIT_BYTES,
+    parse_config,
     parse_index,
 )
-from sparkdeploy.checkpoint.hub import Hub, wait_s
+from sparkdeploy.checkpoint.hub import Hub, RetryError
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, printable, shown
-from sparkdeploy.checkpoint.safetensors import Header, check_header_length, parse_header
+from sparkdeploy.checkpoint.safetensors import Header, header_length, parse_header
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.answers import Answer
 
 ANSWER_LIMIT_S = 120.0
 """Until the headers of a file are all there, through every redirect."""
@@ -36,7 +35,6 @@ CHUNK_LIMIT_S = 600.0
 """Until the next 64 KiB of it are there, or its end: the slowest line is ten times as fast."""
 
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
-_PASSING = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class RangeSource(Protocol):
@@ -46,11 +44,9 @@ class RangeSource(Protocol):
     def name(self) -> str:
         """What the place is called in errors."""
 
-    def files(self) -> tuple[str, ...]:
-        """Every file's name."""
+    def files(self) -> tuple[str, ...]: ...
 
-    def size_bytes(self, file: str) -> int:
-        """The length of a file."""
+    def size_bytes(self, file: str) -> int: ...
 
     def read(self, file: str, begin: int, end: int) -> Iterator[bytes]:
         """Yield exactly the bytes from `begin` up to `end`; CheckpointError when it cannot."""
@@ -66,7 +62,6 @@ class Span:
 
     @property
     def size_bytes(self) -> int:
-        """How long it is."""
         return self.end - self.begin
 
 
@@ -78,15 +73,12 @@ class FolderRanges:
 
     @property
     def name(self) -> str:
-        """The folder."""
         return str(self.folder)
 
     def files(self) -> tuple[str, ...]:
-        """Files directly in the folder."""
         return tuple(sorted(path.name for path in self.folder.iterdir() if path.is_file()))
 
     def size_bytes(self, file: str) -> int:
-        """The length of a file."""
         try:
             status = (self.folder / file).stat()
         except OSError as error:
@@ -97,7 +89,6 @@ class FolderRanges:
         return status.st_size
 
     def read(self, file: str, begin: int, end: int) -> Iterator[bytes]:
-        """Yield exactly the bytes from `begin` up to `end`."""
         with (self.folder / file).open("rb") as content:
             content.seek(begin)
             while begin < end:
@@ -126,25 +117,21 @@ class HubRanges:
     _by_name: dict[str, RepoFile] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find files by name: a hub may list thousands, and every request looks."""
+        # A hub may list thousands of files, and every request looks for one.
         self._by_name = {file.name: file for file in self.facts.files}
 
     @property
     def name(self) -> str:
-        """The repository."""
         return self.facts.repo
 
     def files(self) -> tuple[str, ...]:
-        """Files of the commit."""
         return tuple(file.name for file in self.facts.files)
 
     def size_bytes(self, file: str) -> int:
-        """The length the hub states."""
         return self._described(file).size_bytes
 
     def read(self, file: str, begin: int, end: int) -> Iterator[bytes]:
-        """Yield exactly the bytes from `begin` up to `end`."""
-        attempt = 1
+        failures = 0
         while begin < end:
             came_bytes = 0
             try:
@@ -152,13 +139,17 @@ class HubRanges:
                     begin += len(chunk)
                     came_bytes += len(chunk)
                     yield chunk
-                error: Exception = _RetryError(f"the connection ended at byte {begin}")
-            except (requests.RequestException, _RetryError) as broken:
+                error: Exception = RetryError(f"the connection ended at byte {begin}")
+            except (requests.RequestException, RetryError) as broken:
                 error = broken
             if begin < end:
                 # What brings bytes is no failure, however often it breaks.
-                attempt = 1 if came_bytes else attempt + 1
-                self._rest(file, error, attempt)
+                failures = 0 if came_bytes else failures + 1
+                failed = CheckpointError(
+                    f"{self.name}: {file} does not come: {printable(str(error))}",
+                    hint="check the network; what has come so far is kept",
+                )
+                self.hub.wait_after(failures, error, failed)
 
     def _request(self, file: str, begin: int, end: int) -> Iterator[bytes]:
         place = self._places.get(file)
@@ -184,17 +175,12 @@ class HubRanges:
                 # Not before: a full disk may have kept whoever writes it.
                 deadline.allow(CHUNK_LIMIT_S)
 
-    def _check(self, file: str, begin: int, end: int, answer: Answer) -> None:
+    def _check(self, file: str, begin: int, end: int, answer: HubAnswer) -> None:
         response = answer.response
         status = response.status_code
         if status not in {200, 206} and self._places.pop(file, None) is not None:
-            raise _RetryError("the redirect has expired")
-        if status in {401, 403}:
-            raise self.hub.access_error(self.facts.repo, status)
-        if status == 404:
-            raise self.hub.missing_error(self.facts.repo, file)
-        if status in _PASSING:
-            raise _RetryError(f"HTTP {status}", response.headers.get("Retry-After"))
+            raise RetryError("the redirect has expired")
+        self.hub.check_status(self.facts.repo, response, file)
         found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         expected = (begin, end - 1, self.size_bytes(file))
         is_part = status == 206 and found and tuple(map(int, found.groups())) == expected
@@ -220,37 +206,21 @@ class HubRanges:
             raise CheckpointError(f"{self.name} has no file {shown(file)} at {self.facts.commit}.")
         return described
 
-    def _rest(self, file: str, error: Exception, attempt: int) -> None:
-        if attempt > self.hub.attempts:
-            raise CheckpointError(
-                f"{self.name}: {file} does not come: {printable(str(error))}",
-                hint="check the network; what has come so far is kept",
-            ) from error
-        self.hub.sleep(wait_s(attempt, getattr(error, "retry_after", None)))
-
 
 def read_remote_header(source: RangeSource, file: str) -> Header:
     """Read a safetensors header, not the tensors behind it; CheckpointError if it is none."""
     size_bytes = source.size_bytes(file)
     name = f"{source.name}: {file}"
-    if size_bytes < 8:
-        raise CheckpointError(f"{name} has {size_bytes} bytes, too few for a header.")
-    length = int.from_bytes(b"".join(source.read(file, 0, 8)), "little")
-    check_header_length(name, length, file_size_bytes=size_bytes)
+    beginning = b"".join(source.read(file, 0, min(8, size_bytes)))
+    length = header_length(name, beginning, file_size_bytes=size_bytes)
     text = b"".join(source.read(file, 8, 8 + length))
     return parse_header(name, text, file_size_bytes=size_bytes)
 
 
 def read_config(source: RangeSource) -> dict[str, Any]:
     """config.json of a checkpoint elsewhere; CheckpointError when it is no JSON object."""
-    name = f"{source.name}: {CONFIG_FILE}"
-    try:
-        config = json.loads(_read_whole(source, CONFIG_FILE, CONFIG_LIMIT_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name} cannot be read: {printable(str(error))}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{name} is not a JSON object.")
-    return config
+    text = _read_whole(source, CONFIG_FILE, CONFIG_LIMIT_BYTES)
+    return parse_config(f"{source.name}: {CONFIG_FILE}", text)
 
 
 def index_of(source: RangeSource) -> Mapping[str, str]:
@@ -301,9 +271,14 @@ def _merge(ordered: Sequence[Span], joined: set[int]) -> Iterator[Span]:
             begin = index + 1
 
 
-class _RetryError(Exception):
-    """A failure that may pass, with the server's own word on when."""
+class Meter:
+    """Counts bytes towards a total."""
 
-    def __init__(self, reason: str, retry_after: str | None = None) -> None:
-        super().__init__(reason)
-        self.retry_after = retry_after
+    def __init__(self, total_bytes: int, on_progress: Callable[[int, int], None]) -> None:
+        self._total_bytes = total_bytes
+        self._on_progress = on_progress
+        self.done_bytes = 0
+
+    def add(self, more_bytes: int) -> None:
+        self.done_bytes += more_bytes
+        self._on_progress(self.done_bytes, self._total_bytes)

@@ -33,7 +33,6 @@ _SHOWN_CHARACTERS = 120
 # Not `\w`, which takes letters and digits of every script.
 _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SHA1 = _COMMIT
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -51,7 +50,6 @@ class RepoFile:
     git_sha1: str | None
 
     def __post_init__(self) -> None:
-        """Refuse what no file of a repository is."""
         problem = name_problem(self.name)
         if problem is not None:
             raise CheckpointError(
@@ -64,16 +62,13 @@ class RepoFile:
             raise self._wrong("no hash")
         if self.sha256 is not None and not _matches(_SHA256, self.sha256):
             raise self._wrong(f"a sha256 of {shown(self.sha256)}, not 64 hexadecimal digits")
-        if self.git_sha1 is not None and not _matches(_SHA1, self.git_sha1):
+        if self.git_sha1 is not None and not _matches(_COMMIT, self.git_sha1):
             raise self._wrong(f"a blob of {shown(self.git_sha1)}, not 40 hexadecimal digits")
 
     @property
     def blob_name(self) -> str:
         """What the cache calls the file's content: the hub's hash of it."""
-        name = self.sha256 or self.git_sha1
-        if name is None:  # pragma: no cover - refused when it was made
-            raise self._wrong("no hash")
-        return name
+        return self.sha256 or self.git_sha1 or ""
 
     def _wrong(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.name} is stated with {what}.", hint=HOSTILE_HINT)
@@ -95,7 +90,6 @@ class RepoFacts:
     files: tuple[RepoFile, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what no repository is."""
         check_repo(self.repo)
         check_revision(self.repo, self.revision)
         check_commit(self.repo, self.commit)
@@ -110,7 +104,6 @@ class RepoFacts:
 
     @property
     def size_bytes(self) -> int:
-        """All files together."""
         return sum(file.size_bytes for file in self.files)
 
 

@@ -1,14 +1,17 @@
 """Safetensors files: a header reader that trusts nothing, and a streaming writer."""
 
 import json
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import Any
 
-from sparkdeploy.checkpoint.staging import hidden_beside
+from sparkdeploy.checkpoint.durable import staged_file
+from sparkdeploy.checkpoint.repo_files import shown
 from sparkdeploy.errors import CheckpointError
 
 HEADER_LIMIT_BYTES = 100_000_000
@@ -67,12 +70,28 @@ def read_header(path: Path) -> Header:
     try:
         with path.open("rb") as file:
             file_size_bytes = os.fstat(file.fileno()).st_size
-            text = _read_header_bytes(file, file_size_bytes)
+            length = header_length(str(path), file.read(8), file_size_bytes=file_size_bytes)
+            text = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise _malformed(str(path), error) from error
     return parse_header(str(path), text, file_size_bytes=file_size_bytes)
+
+
+def header_length(name: str, beginning: bytes, *, file_size_bytes: int) -> int:
+    """Bytes of JSON that the first 8 bytes of a file announce.
+
+    Raises CheckpointError when those are more than the file or the format has.
+    """
+    length = int.from_bytes(beginning, "little")
+    if len(beginning) < 8:
+        raise _malformed(name, f"it has {file_size_bytes} bytes, too few for a header")
+    if length > HEADER_LIMIT_BYTES:
+        raise _malformed(
+            name, f"its header claims {length} bytes, the limit is {HEADER_LIMIT_BYTES}"
+        )
+    if length > file_size_bytes - 8:
+        raise _malformed(name, f"its header claims {length} bytes, the file has {file_size_bytes}")
+    return length
 
 
 def parse_header(name: str, text: bytes, *, file_size_bytes: int) -> Header:
@@ -86,8 +105,10 @@ def parse_header(name: str, text: bytes, *, file_size_bytes: int) -> Header:
         metadata = _parse_metadata(entries.pop("__metadata__", {}))
         tensors = [_parse_tensor(tensor, entry) for tensor, entry in entries.items()]
         ordered = _check_tiling(tensors, file_size_bytes - data_offset)
-    except (ValueError, RecursionError) as error:
-        raise _malformed(name, error) from error
+    except RecursionError as error:
+        raise _malformed(name, "its header nests too deeply") from error
+    except ValueError as error:
+        raise _malformed(name, str(error)) from error
     return Header(
         tensors=MappingProxyType({tensor.name: tensor for tensor in ordered}),
         metadata=MappingProxyType(metadata),
@@ -96,12 +117,14 @@ def parse_header(name: str, text: bytes, *, file_size_bytes: int) -> Header:
     )
 
 
-def check_header_length(name: str, length: int, *, file_size_bytes: int) -> None:
-    """Raise CheckpointError when a header claims more bytes than the file or the format has."""
-    try:
-        _check_length(length, file_size_bytes)
-    except ValueError as error:
-        raise _malformed(name, error) from error
+def placed(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> list[TensorInfo]:
+    """Tensors given as name, dtype, shape and bytes, each where the one before it ends."""
+    infos: list[TensorInfo] = []
+    position = 0
+    for name, dtype, shape, size_bytes in tensors:
+        infos.append(TensorInfo(name, dtype, shape, position, position + size_bytes))
+        position += size_bytes
+    return infos
 
 
 def header_bytes(tensors: Sequence[TensorInfo], metadata: Mapping[str, str]) -> bytes:
@@ -129,47 +152,28 @@ def write_file(
     Raises CheckpointError when a payload is not as long as its dtype and shape say.
     """
     order = sorted(tensors, key=lambda name: (-DTYPE_BITS.get(tensors[name][0], 0), name))
-    header = _header_bytes(tensors, order, {"format": "pt", **(metadata or {})})
-    staged = hidden_beside(path)
+    infos = placed((name, *tensors[name][:2], _size_bytes(name, tensors[name])) for name in order)
     try:
-        with staged.open("wb") as file:
-            file.write(header)
-            for name in order:
-                file.write(_payload_bytes(name, tensors[name]))
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        staged.replace(path)
+        with staged_file(path) as file:
+            file.write(header_bytes(infos, {"format": "pt", **(metadata or {})}))
+            for info in infos:
+                payload = tensors[info.name][2]
+                content = payload if isinstance(payload, bytes) else payload()
+                if len(content) != info.size_bytes:
+                    raise CheckpointError(
+                        f"{info.name}: {info.dtype} of shape {info.shape} takes "
+                        f"{info.size_bytes} bytes, {len(content)} given"
+                    )
+                file.write(content)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        staged.unlink(missing_ok=True)
 
 
-def _malformed(name: str, error: Exception) -> CheckpointError:
-    reason = "its header nests too deeply" if isinstance(error, RecursionError) else str(error)
+def _malformed(name: str, reason: str) -> CheckpointError:
     return CheckpointError(
         f"{name}: not a valid safetensors file: {reason}",
         hint="Download this file again; a copy that was cut short looks like this.",
     )
-
-
-def _read_header_bytes(file: IO[bytes], file_size_bytes: int) -> bytes:
-    if file_size_bytes < 8:
-        raise ValueError(f"it has {file_size_bytes} bytes, too few for a header")
-    length = int.from_bytes(file.read(8), "little")
-    _check_length(length, file_size_bytes)
-    text = file.read(length)
-    if len(text) != length:
-        raise ValueError("it became shorter while it was read")
-    return text
-
-
-def _check_length(length: int, file_size_bytes: int) -> None:
-    if length > HEADER_LIMIT_BYTES:
-        raise ValueError(f"its header claims {length} bytes, the limit is {HEADER_LIMIT_BYTES}")
-    if length > file_size_bytes - 8:
-        raise ValueError(f"its header claims {length} bytes, the file has {file_size_bytes}")
 
 
 def _parse_json(text: bytes) -> dict[str, Any]:
@@ -184,11 +188,8 @@ def _parse_json(text: bytes) -> dict[str, Any]:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"{_shown(key)} stands in its header twice")
-            seen.add(key)
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"{shown(twice)} stands in its header twice")
     return unique
 
 
@@ -206,16 +207,20 @@ def _parse_tensor(name: str, entry: object) -> TensorInfo:
     # A lone surrogate is legal in JSON and in str, but no index or log could name such a tensor.
     name.encode("utf-8")
     if not isinstance(entry, dict) or entry.keys() != _ENTRY_KEYS:
-        raise ValueError(f"{_shown(name)} needs exactly dtype, shape and data_offsets")
+        raise ValueError(f"{shown(name)} needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str):
-        raise ValueError(f"{_shown(name)} has no dtype")  # noqa: TRY004 (caught as malformed)
+        raise ValueError(f"{shown(name)} has no dtype")  # noqa: TRY004 (caught as malformed)
     if not _are_counts(shape):
-        raise ValueError(f"{_shown(name)} has a shape that is not a list of sizes")
+        raise ValueError(f"{shown(name)} has a shape that is not a list of sizes")
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ValueError(f"{_shown(name)} has data_offsets that are not [begin, end]")
+        raise ValueError(f"{shown(name)} has data_offsets that are not [begin, end]")
     tensor = TensorInfo(name, dtype, tuple(shape), offsets[0], offsets[1])
-    _check_size(tensor)
+    bits, claimed_bits = DTYPE_BITS.get(dtype), tensor.size_bytes * 8
+    if bits is not None and _product_up_to(tensor.shape, claimed_bits + 1) * bits != claimed_bits:
+        raise ValueError(
+            f"{shown(name)} takes {tensor.size_bytes} bytes, which does not fit its dtype and shape"
+        )
     return tensor
 
 
@@ -226,18 +231,6 @@ def _are_counts(values: object) -> bool:
         if type(value) is not int or value < 0:
             return False
     return True
-
-
-def _check_size(tensor: TensorInfo) -> None:
-    bits = DTYPE_BITS.get(tensor.dtype)
-    if bits is None:
-        return
-    claimed_bits = tensor.size_bytes * 8
-    if _product_up_to(tensor.shape, claimed_bits + 1) * bits != claimed_bits:
-        raise ValueError(
-            f"{_shown(tensor.name)} takes {tensor.size_bytes} bytes, "
-            f"which does not fit its dtype and shape"
-        )
 
 
 def _product_up_to(shape: tuple[int, ...], limit: int) -> int:
@@ -260,37 +253,13 @@ def _check_tiling(tensors: list[TensorInfo], data_size_bytes: int) -> list[Tenso
     position = 0
     for tensor in ordered:
         if tensor.begin < position:
-            raise ValueError(f"{_shown(tensor.name)} overlaps the tensor before it")
+            raise ValueError(f"{shown(tensor.name)} overlaps the tensor before it")
         if tensor.begin > position:
-            raise ValueError(f"there is a hole before {_shown(tensor.name)}")
+            raise ValueError(f"there is a hole before {shown(tensor.name)}")
         position = tensor.end
     if position != data_size_bytes:
         raise ValueError(f"its tensors take {position} bytes, its data area has {data_size_bytes}")
     return ordered
-
-
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= 120 else name[:117] + "...")
-
-
-def _header_bytes(
-    tensors: Mapping[str, TensorData], order: list[str], metadata: Mapping[str, str]
-) -> bytes:
-    placed = [
-        TensorInfo(name, tensors[name][0], tensors[name][1], begin, end)
-        for name, begin, end in _placements(tensors, order)
-    ]
-    return header_bytes(placed, metadata)
-
-
-def _placements(
-    tensors: Mapping[str, TensorData], order: list[str]
-) -> Iterator[tuple[str, int, int]]:
-    position = 0
-    for name in order:
-        size_bytes = _size_bytes(name, tensors[name])
-        yield name, position, position + size_bytes
-        position += size_bytes
 
 
 def _size_bytes(name: str, data: TensorData) -> int:
@@ -300,19 +269,7 @@ def _size_bytes(name: str, data: TensorData) -> int:
         if isinstance(payload, bytes):
             return len(payload)
         raise CheckpointError(f"{name}: the size of dtype {dtype} is not known")
-    for size in shape:
-        bits *= size
+    bits *= math.prod(shape)
     if bits % 8:
         raise CheckpointError(f"{name}: {dtype} of shape {shape} does not end on a whole byte")
     return bits // 8
-
-
-def _payload_bytes(name: str, data: TensorData) -> bytes:
-    payload = data[2]
-    content = payload if isinstance(payload, bytes) else payload()
-    expected = _size_bytes(name, data)
-    if len(content) != expected:
-        raise CheckpointError(
-            f"{name}: {data[0]} of shape {data[1]} takes {expected} bytes, {len(content)} given"
-        )
-    return content

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sparkdeploy.checkpoint.hub import repo_folder
+from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_folder, repo_of
 from sparkdeploy.checkpoint.repo_files import name_problem
 from sparkdeploy.errors import CheckpointError
-
-_SNAPSHOTS = "snapshots"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +61,8 @@ def open_folder(path: Path) -> CheckpointSource:
             f"{path} has no config.json.", hint="Name the folder that holds the model's files."
         )
     cached_root = folder.parent.parent
-    if folder.parent.name == _SNAPSHOTS and cached_root.name.startswith("models--"):
-        repo = cached_root.name.removeprefix("models--").replace("--", "/", 1)
-        return _snapshot(cached_root.resolve(), repo, folder.name)
+    if folder.parent.name == SNAPSHOTS and cached_root.name.startswith("models--"):
+        return _snapshot(cached_root.resolve(), repo_of(cached_root), folder.name)
     folder = folder.resolve()
     # Two folders may share a name; the mounts of a machine must not.
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
@@ -125,14 +122,14 @@ def _resolved_revision(root: Path, revision: str) -> str | None:
     """The name of a snapshot's folder: other programs write into it what a hub has told them."""
     if name_problem(revision) is not None:
         return None
-    if (root / _SNAPSHOTS / revision).is_dir():
+    if (root / SNAPSHOTS / revision).is_dir():
         return revision
     try:
         commit = (root / "refs" / revision).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
     is_name = name_problem(commit) is None and "/" not in commit
-    return commit if is_name and (root / _SNAPSHOTS / commit).is_dir() else None
+    return commit if is_name and (root / SNAPSHOTS / commit).is_dir() else None
 
 
 def _snapshot(root: Path, repo: str, commit: str) -> CheckpointSource:
@@ -141,7 +138,7 @@ def _snapshot(root: Path, repo: str, commit: str) -> CheckpointSource:
             kind="hub",
             name=repo,
             root=root,
-            files_dir=root / _SNAPSHOTS / commit,
+            files_dir=root / SNAPSHOTS / commit,
             revision=commit,
             mount_name=root.name,
         )
@@ -195,8 +192,5 @@ def _folders_down_to(root: Path, file: Path) -> Iterator[Path]:
 def _permits(path: Path, uid: int, gid: int, bit: int) -> bool:
     """Whether the class that `uid` and `gid` fall into has `bit`, given as the bit for others."""
     status = path.stat()
-    if status.st_uid == uid:
-        return bool(status.st_mode & bit << 6)
-    if status.st_gid == gid:
-        return bool(status.st_mode & bit << 3)
-    return bool(status.st_mode & bit)
+    shift = 6 if status.st_uid == uid else 3 if status.st_gid == gid else 0
+    return bool(status.st_mode & bit << shift)

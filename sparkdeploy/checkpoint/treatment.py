@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparkdeploy.checkpoint import contents
-from sparkdeploy.checkpoint.contents import summary
-from sparkdeploy.checkpoint.fp8 import WEIGHT_DTYPES, check_finished, is_related
+from sparkdeploy.checkpoint import contents, fp8
+from sparkdeploy.checkpoint.contents import Located, ModelSizes, model_sizes, summary
+from sparkdeploy.checkpoint.ranges import RangeSource, index_of, read_config
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from sparkdeploy.checkpoint.contents import Located, ModelSizes
     from sparkdeploy.checkpoint.source import CheckpointSource
 
 HYBRID_NOTE = "_hybrid_quant_info"
@@ -60,18 +59,25 @@ def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
     config = contents.read_config(source.files_dir)
     tensors = contents.read_tensors(source.files_dir)
     sizes = contents.model_sizes(config)
-    related = {name: located.info for name, located in tensors.items() if is_related(name)}
+    related = {name: located.info for name, located in tensors.items() if fp8.is_related(name)}
     fp8_layer_count = 0
     if treatment.fp8_mode == "finished":
-        expected = check_finished(source.name, sizes, related)
+        expected = fp8.expected_fp8(sizes)
+        hint = "use another checkpoint, or build one: --standalone"
+        fp8.check_fp8(source.name, expected, related, hint)
         fp8_layer_count = sum(item.is_weight for item in expected)
-    elif any(info.dtype in WEIGHT_DTYPES for info in related.values()):
+    elif any(info.dtype in fp8.WEIGHT_DTYPES for info in related.values()):
         raise _fp8_already(source)
     elif treatment.fp8_mode != "off":
         # The plugin compares prebuilt tensors with the 16-bit ones before it drops those.
         fp8_layer_count = _check_shared_experts(source, sizes, tensors)
     if treatment.lm_head == "int8" or treatment.draft_rows:
-        _check_head(source, sizes, tensors)
+        if sizes.ties_embeddings or "lm_head.weight" not in tensors:
+            raise CheckpointError(
+                f"{source.name} has no lm_head.weight of its own to convert.",
+                hint="Set lm_head: bf16 for models that share it with the embeddings.",
+            )
+        _check_tensor(source, tensors["lm_head.weight"], (sizes.vocab, sizes.hidden))
     if treatment.mtp == "required":
         check_mtp(source.name, sizes, tensors)
     mtp_tensor_count = sum(name.startswith("mtp.") for name in tensors)
@@ -110,17 +116,6 @@ def _fp8_already(source: CheckpointSource) -> CheckpointError:
     )
 
 
-def _check_head(
-    source: CheckpointSource, sizes: ModelSizes, tensors: Mapping[str, Located]
-) -> None:
-    if sizes.ties_embeddings or "lm_head.weight" not in tensors:
-        raise CheckpointError(
-            f"{source.name} has no lm_head.weight of its own to convert.",
-            hint="Set lm_head: bf16 for models that share it with the embeddings.",
-        )
-    _check_tensor(source, tensors["lm_head.weight"], (sizes.vocab, sizes.hidden))
-
-
 def check_mtp(name: str, sizes: ModelSizes, tensors: Collection[str]) -> None:
     """Raise CheckpointError unless the checkpoint called `name` has the whole draft layer."""
     if sizes.mtp_layers == 0:
@@ -145,3 +140,16 @@ def _check_tensor(source: CheckpointSource, found: Located, shape: tuple[int, ..
             f"{source.name}: {info.name} in {found.file} is {info.dtype} {list(info.shape)}, "
             f"where BF16 {list(shape)} is expected."
         )
+
+
+def check_remote(source: RangeSource, treatment: Treatment) -> None:
+    """Read configuration, index and headers, some megabytes, and hold them against one another.
+
+    Raises CheckpointError naming every shared expert that is not FP8 with scales, and what is
+    missing of the draft layer when the treatment needs that.
+    """
+    sizes = model_sizes(read_config(source))
+    indexed = index_of(source)
+    fp8.find_fp8(source, sizes, indexed)
+    if treatment.mtp == "required":
+        check_mtp(source.name, sizes, indexed)

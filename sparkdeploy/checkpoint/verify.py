@@ -1,4 +1,4 @@
-"""Is a checkpoint whole and true to itself? Headers only, or every byte."""
+"""Is a checkpoint whole and true to itself, by headers or by every byte; and what it holds."""
 
 from __future__ import annotations
 
@@ -10,20 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
-from sparkdeploy.checkpoint.durable import XXH3_PREFIX, content_hash
+from sparkdeploy.checkpoint.durable import XXH3_PREFIX, Algorithm, content_hash
 from sparkdeploy.checkpoint.fp8 import check_fp8, expected_fp8, is_related
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.durable import Algorithm
     from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
 
 _BLOB = re.compile(r"[0-9a-f]{64}")
 _OWN_SUFFIX = {"fp8_weight": "weight", "fp8_scale_inv": "weight_scale_inv"}
+_KINDS = (
+    ("mtp", re.compile(r"^mtp\.")),
+    ("vision", re.compile(r"visual\.")),
+    ("shared experts", re.compile(r"\.mlp\.shared_expert\.")),
+    ("routed experts", re.compile(r"\.mlp\.experts\.")),
+    ("attention", re.compile(r"\.(self_attn|linear_attn)\.")),
+    ("embeddings", re.compile(r"\.embed_tokens\.")),
+    ("LM head", re.compile(r"^lm_head\.")),
+)
+"""Kinds by the first pattern that is found in a name; the rest is norms and routers."""
+_REST = "norms, routers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +44,35 @@ class Verified:
     tensors: int
     fp8_weights: int
     mtp_tensors: int
-    hashed_files: int
-    hashed_bytes: int
-    unhashed: tuple[str, ...]
-    """Files of which nobody has stated a hash."""
+    hashed_files: int = 0
+    hashed_bytes: int = 0
+    unhashed: tuple[str, ...] = ()
+    """Files whose hash neither the hub nor a manifest gives."""
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    kind: str
+    dtype: str
+    tensors: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    files: int
+    tensors: int
+    size_bytes: int
+    quantization: str
+    shares: tuple[Share, ...]
+
+
+@contents.collector_paused()
 def verify_headers(folder: Path) -> Verified:
     """Check index, headers, FP8 tensors, MTP and configuration against one another.
 
     Raises CheckpointError with every problem that was found.
     """
-    with contents.collector_paused():
-        return _verify_headers(folder)
-
-
-def _verify_headers(folder: Path) -> Verified:
     config = contents.read_config(folder)
     headers = contents.read_headers(folder)
     tensors = contents.read_tensors(folder, headers)
@@ -57,18 +80,23 @@ def _verify_headers(folder: Path) -> Verified:
     problems = [
         *_index_problems(folder, headers, tensors),
         *_fp8_problems(folder, config, sizes, tensors),
-        *_mtp_problems(sizes, tensors),
-        *_shape_problems(sizes, tensors),
+        *_model_problems(sizes, tensors),
         *_manifest_problems(folder, tensors),
     ]
     if problems:
         raise CheckpointError(
             f"{folder} is not a sound checkpoint: {problems[0]}", detail="\n".join(problems)
         )
-    fp8 = sum(item.info.dtype == "F8_E4M3" and is_weight(name) for name, item in tensors.items())
-    mtp = sum(name.startswith("mtp.") for name in tensors)
-    files = len({item.file for item in tensors.values()})
-    return Verified(files, len(tensors), fp8, mtp, 0, 0, ())
+    weights = (".weight", ".fp8_weight")
+    return Verified(
+        files=len({item.file for item in tensors.values()}),
+        tensors=len(tensors),
+        fp8_weights=sum(
+            item.info.dtype == "F8_E4M3" and name.endswith(weights)
+            for name, item in tensors.items()
+        ),
+        mtp_tensors=sum(name.startswith("mtp.") for name in tensors),
+    )
 
 
 def verify_bytes(
@@ -76,14 +104,17 @@ def verify_bytes(
     stated: Mapping[str, str],
     on_progress: Callable[[int, int], None],
 ) -> Verified:
-    """Check headers, then the hash of every file somebody has stated one of.
+    """Check headers, then the content of every file whose hash is known.
 
     Hashes come from the manifest, from the names of blobs in a hub's cache, and from `stated`, by
     file name. Raises CheckpointError naming every file whose content is another.
     """
     found = verify_headers(folder)
-    hashes = {**stated, **_blob_hashes(folder), **_manifest_hashes(folder)}
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not _is_hidden(path))
+    manifest = read_manifest(folder)
+    hashes = {**stated, **_blob_hashes(folder), **(manifest.digests if manifest else {})}
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
+    )
     total_bytes = sum(path.stat().st_size for path in files)
     done_bytes, hashed, wrong, unhashed = 0, 0, [], []
     for path in files:
@@ -91,7 +122,8 @@ def verify_bytes(
         if name in hashes:
             hashed += 1
             done_bytes += path.stat().st_size
-            if not _has_hash(path, hashes[name]):
+            algorithm: Algorithm = "xxh3" if hashes[name].startswith(XXH3_PREFIX) else "sha256"
+            if content_hash(path, algorithm) != hashes[name]:
                 wrong.append(name)
             on_progress(done_bytes, total_bytes)
         elif name != MANIFEST_FILE:
@@ -103,16 +135,6 @@ def verify_bytes(
             hint="a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again",
         )
     return replace(found, hashed_files=hashed, hashed_bytes=done_bytes, unhashed=tuple(unhashed))
-
-
-def _has_hash(path: Path, wanted: str) -> bool:
-    algorithm: Algorithm = "xxh3" if wanted.startswith(XXH3_PREFIX) else "sha256"
-    return content_hash(path, algorithm) == wanted
-
-
-def is_weight(name: str) -> bool:
-    """Whether a tensor is a matrix rather than the scales of one."""
-    return name.endswith((".weight", ".fp8_weight"))
 
 
 def _index_problems(
@@ -131,7 +153,11 @@ def _index_problems(
     unlisted = [name for name in tensors if name not in places]
     if unlisted:
         yield f"the index does not list {summary(unlisted)}"
-    repeated = _repeated(headers[file] for file in set(places.values()))
+    # An engine that reads whole files would see them twice.
+    counts = collections.Counter(
+        name for file in set(places.values()) for name in headers[file].tensors
+    )
+    repeated = sorted(name for name, count in counts.items() if count > 1)
     if repeated:
         yield f"two indexed files hold {summary(repeated)}"
     stated = content.get("metadata", {}).get("total_size")
@@ -140,53 +166,37 @@ def _index_problems(
         yield f"the index states {stated} bytes of tensors, the files have {total}"
 
 
-def _repeated(headers: Iterable[Header]) -> list[str]:
-    """Tensors of which an engine that reads whole files would see two."""
-    counts = collections.Counter(name for header in headers for name in header.tensors)
-    return sorted(name for name, count in counts.items() if count > 1)
-
-
 def _fp8_problems(
     folder: Path, config: Mapping[str, Any], sizes: ModelSizes, tensors: Mapping[str, Located]
 ) -> Iterator[str]:
     block = (config.get("quantization_config") or {}).get("spark_hybrid") or {}
     mode = (block.get("fp8") or {}).get("mode")
-    own = {_original(name): item.info for name, item in tensors.items() if _is_own(name)}
-    original = {
-        name: item.info for name, item in tensors.items() if is_related(name) and not _is_own(name)
-    }
+    own: dict[str, TensorInfo] = {}
+    original: dict[str, TensorInfo] = {}
+    for name, item in tensors.items():
+        stem, _, suffix = name.rpartition(".")
+        if suffix in _OWN_SUFFIX:
+            own[f"{stem}.{_OWN_SUFFIX[suffix]}"] = item.info
+        elif is_related(name):
+            original[name] = item.info
     is_rewritten = mode == "finished" or any(info.dtype == "F8_E4M3" for info in original.values())
     if mode != "prebuilt" and own:
         yield "it holds prebuilt FP8 tensors, and config.json does not ask for them"
-    for wanted, found in (
-        (mode == "prebuilt", own),
-        (is_rewritten, original),
-    ):
-        if wanted:
-            yield from _set_problems(folder, sizes, found)
+    for is_wanted, found in ((mode == "prebuilt", own), (is_rewritten, original)):
+        try:
+            if is_wanted:
+                check_fp8(str(folder), expected_fp8(sizes), found)
+        except CheckpointError as error:
+            yield from (error.detail or error.message).splitlines()
     if block and block.get("expected_fp8_layers") != (3 * sizes.layers if mode else 0):
         yield f"config.json expects {block.get('expected_fp8_layers')} FP8 layers"
 
 
-def _set_problems(
-    folder: Path, sizes: ModelSizes, found: Mapping[str, TensorInfo]
-) -> Iterator[str]:
-    try:
-        check_fp8(str(folder), expected_fp8(sizes), found)
-    except CheckpointError as error:
-        yield from (error.detail or error.message).splitlines()
-
-
-def _mtp_problems(sizes: ModelSizes, tensors: Mapping[str, Located]) -> Iterator[str]:
+def _model_problems(sizes: ModelSizes, tensors: Mapping[str, Located]) -> Iterator[str]:
     present = {name for name in tensors if name.startswith("mtp.")}
-    if not present:
-        return
-    missing = sorted(contents.mtp_names(sizes) - present)
+    missing = sorted(contents.mtp_names(sizes) - present) if present else []
     if missing:
         yield f"{len(missing)} tensors of the draft layer are missing: {summary(missing)}"
-
-
-def _shape_problems(sizes: ModelSizes, tensors: Mapping[str, Located]) -> Iterator[str]:
     by_token = (sizes.vocab, sizes.hidden)
     wanted = {"model.language_model.embed_tokens.weight": by_token}
     if not sizes.ties_embeddings:
@@ -214,11 +224,6 @@ def _manifest_problems(folder: Path, tensors: Mapping[str, Located]) -> Iterator
         yield f"{summary(lost)} of {MANIFEST_FILE} is not there"
 
 
-def _manifest_hashes(folder: Path) -> dict[str, str]:
-    manifest = read_manifest(folder)
-    return {} if manifest is None else manifest.digests
-
-
 def _blob_hashes(folder: Path) -> dict[str, str]:
     """What files of a hub's cache are called, which is the sha256 of the large ones."""
     hashes = {}
@@ -229,14 +234,21 @@ def _blob_hashes(folder: Path) -> dict[str, str]:
     return hashes
 
 
-def _is_own(name: str) -> bool:
-    return name.rpartition(".")[2] in _OWN_SUFFIX
-
-
-def _original(name: str) -> str:
-    stem, _, last = name.rpartition(".")
-    return f"{stem}.{_OWN_SUFFIX[last]}"
-
-
-def _is_hidden(path: Path) -> bool:
-    return path.name.startswith(".")
+def inspect_checkpoint(folder: Path) -> Inspection:
+    """Read every header and the configuration; raise CheckpointError when one is damaged."""
+    tensors = contents.read_tensors(folder)
+    config = contents.read_config(folder)
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for name, located in tensors.items():
+        kind = next((kind for kind, pattern in _KINDS if pattern.search(name)), _REST)
+        sizes.setdefault((kind, located.info.dtype), []).append(located.info.size_bytes)
+    shares = [Share(*key, len(each), sum(each)) for key, each in sizes.items()]
+    quantization = config.get("quantization_config")
+    stated = str(quantization.get("quant_method")) if isinstance(quantization, dict) else "none"
+    return Inspection(
+        files=len({located.file for located in tensors.values()}),
+        tensors=len(tensors),
+        size_bytes=sum(share.size_bytes for share in shares),
+        quantization=stated,
+        shares=tuple(sorted(shares, key=lambda share: -share.size_bytes)),
+    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sparkdeploy.cli.options import JsonOption, RecipeArgument, SetOption, YesOption
-from sparkdeploy.console import console
+from sparkdeploy.console import console, format_bytes
 
 group = typer.Typer(
     help="Checkpoints: downloads, what is made of them, and the miniature for rehearsals.",
@@ -36,13 +37,10 @@ def pull(
     as_json: JsonOption = False,
 ) -> None:
     """Download a model or what a recipe needs; verify every file, and keep to that commit."""
-    from dataclasses import asdict
-
-    from sparkdeploy.commands.checkpoint_fetch import pull_repositories, wanted_by
+    from sparkdeploy.commands.checkpoint_fetch import pull_repositories
     from sparkdeploy.settings import load_settings
 
-    settings = load_settings()
-    pulled = pull_repositories(wanted_by(name, settings), settings, anew=update)
+    pulled = pull_repositories(name, load_settings(), anew=update)
     if as_json:
         console.answer_json([asdict(item) for item in pulled])
         return
@@ -53,10 +51,7 @@ def pull(
 @group.command("ls")
 def list_stored(as_json: JsonOption = False) -> None:
     """List downloads and prepared checkpoints."""
-    from dataclasses import asdict
-
-    from sparkdeploy.commands.checkpoint_store import stored
-    from sparkdeploy.console import format_bytes
+    from sparkdeploy.checkpoint.store import stored
     from sparkdeploy.settings import load_settings
 
     found = stored(load_settings())
@@ -70,25 +65,17 @@ def list_stored(as_json: JsonOption = False) -> None:
 
 
 @group.command("rm")
-def remove_stored(
+def remove(
     name: Annotated[str, typer.Argument(help="A name that `checkpoint ls` shows.")],
     yes: YesOption = False,
 ) -> None:
     """Delete a download or a prepared checkpoint that no deployment runs from."""
-    from sparkdeploy.commands.checkpoint_removal import refuse_if_mounted, remove_unmounted
-    from sparkdeploy.commands.checkpoint_store import find_stored
-    from sparkdeploy.console import format_bytes
-    from sparkdeploy.errors import SparkdeployError
+    from sparkdeploy.commands.checkpoint import remove_stored
     from sparkdeploy.settings import load_settings
 
-    settings = load_settings()
-    item = find_stored(name, settings)
-    size = format_bytes(item.size_bytes)
-    refuse_if_mounted(item, settings)
-    if not yes and not console.confirm(f"Delete {item.path} ({size})?"):
-        raise SparkdeployError(f"{name} was not deleted", hint="say yes, or pass --yes")
-    remove_unmounted(item, settings)
-    console.answer(f"deleted {item.path}, {size}")
+    consent = (lambda _question: True) if yes else console.confirm
+    item = remove_stored(name, load_settings(), consent)
+    console.answer(f"deleted {item.path}, {format_bytes(item.size_bytes)}")
 
 
 @group.command("plan")
@@ -98,18 +85,24 @@ def plan_checkpoint(
     as_json: JsonOption = False,
 ) -> None:
     """State bytes to fetch, bytes to write and free space, before anything starts."""
-    from dataclasses import asdict
-
-    from sparkdeploy.commands.checkpoint_takes import checkpoint_takes
+    from sparkdeploy.commands.checkpoint import checkpoint_needs
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()
-    takes = checkpoint_takes(recipe or settings.default_recipe, assignments or (), settings)
+    needs = checkpoint_needs(recipe or settings.default_recipe, assignments or (), settings)
     if as_json:
-        console.answer_json(asdict(takes))
+        console.answer_json(asdict(needs))
         return
-    for line in takes.lines():
-        console.answer(line)
+    place = "is here" if needs.is_here else "is not here"
+    console.answer(f"model {needs.model} {place} (sizes: {needs.known_from})")
+    fetch, hub_free = _bytes(needs.fetch_bytes), _bytes(needs.hub_free_bytes)
+    console.answer(f"to fetch {fetch}, free in the hub's cache {hub_free}")
+    console.answer(f"to write {_bytes(needs.write_bytes)}, free {_bytes(needs.free_bytes)}")
+    console.answer(f"--standalone would write {_bytes(needs.standalone_bytes)}")
+
+
+def _bytes(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else format_bytes(size_bytes)
 
 
 @group.command()
@@ -129,7 +122,7 @@ def build(
 ) -> None:
     """Write a recipe's model with FP8 shared experts as a complete checkpoint for any stack."""
     from sparkdeploy.checkpoint.fp8 import Mismatch
-    from sparkdeploy.commands.checkpoint_build import write_standalone
+    from sparkdeploy.commands.checkpoint import write_standalone
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()
@@ -154,11 +147,9 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check index, headers, FP8, MTP and configuration against one another."""
-    from dataclasses import asdict
-
+    from sparkdeploy.checkpoint.store import find_folder
     from sparkdeploy.checkpoint.verify import verify_headers
-    from sparkdeploy.commands.checkpoint_build import find_folder, verify_deep
-    from sparkdeploy.console import format_bytes
+    from sparkdeploy.commands.checkpoint import verify_deep
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()
@@ -174,7 +165,7 @@ def verify(
     if deep:
         console.answer(f"hashed {found.hashed_files} files, {format_bytes(found.hashed_bytes)}")
         for file in found.unhashed:
-            console.answer(f"nobody has stated a hash of {file}")
+            console.answer(f"not hashed, no hash of it is known: {file}")
 
 
 @group.command()
@@ -183,11 +174,8 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a checkpoint is: tensors and bytes by kind and dtype."""
-    from dataclasses import asdict
-
-    from sparkdeploy.checkpoint.inspect import inspect_checkpoint
-    from sparkdeploy.commands.checkpoint_build import find_folder
-    from sparkdeploy.console import format_bytes
+    from sparkdeploy.checkpoint.store import find_folder
+    from sparkdeploy.checkpoint.verify import inspect_checkpoint
     from sparkdeploy.settings import load_settings
 
     found = inspect_checkpoint(find_folder(name, load_settings()))
@@ -211,7 +199,7 @@ def draft_vocabulary(
     as_json: JsonOption = False,
 ) -> None:
     """Count a model's tokens in text of yours, for recipes with checkpoint.draft_lm_head."""
-    from sparkdeploy.commands.draft_counting import count_for
+    from sparkdeploy.commands.checkpoint import count_for
     from sparkdeploy.settings import load_settings
 
     found = count_for(recipe, tuple(assignments or ()), texts, load_settings())
@@ -237,12 +225,13 @@ def twin(
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 20261121,
 ) -> None:
     """Make a miniature checkpoint with the real tensor names; the same bytes for the same seed."""
-    from sparkdeploy.checkpoint.twin import ExpertFormat, TwinShape, build_twin
+    from sparkdeploy.checkpoint.twin.build import build_twin
+    from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
     from sparkdeploy.commands.drafting import Request, resolve
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()
-    # Every shipped recipe serves one architecture; a recipe of another would be refused here.
+    # A recipe that does not exist is refused; whatever it serves, the twin is one of Qwen3.5-MoE.
     resolve(Request(like or settings.default_recipe), settings)
     shape = TwinShape(
         layers=layers,

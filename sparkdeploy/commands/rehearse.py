@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.twin import TwinShape, build_twin
+from sparkdeploy.checkpoint.twin.build import build_twin
+from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.commands.drafting import Reach, Request, resolve
 from sparkdeploy.commands.operate import take_down
 from sparkdeploy.commands.up import Extent, Outcome, up

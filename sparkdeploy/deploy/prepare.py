@@ -8,7 +8,7 @@ import shlex
 import stat
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.known_vocabulary import bring_vocabulary
+from sparkdeploy.checkpoint.draft_vocabulary import bring_vocabulary
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.console import console
@@ -46,7 +46,7 @@ def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
         treatment = treatment_of(plan.resolved.recipe, settings)
         result = build_overlay(located.source, treatment, overlay.path, shard, draft)
     console.info(
-        f"  {result.path}: {result.fp8_layer_count} FP8 layers, "
+        f"  {overlay.path}: {result.fp8_layer_count} FP8 layers, "
         f"{result.mtp_tensor_count} MTP tensors"
     )
 

@@ -12,10 +12,9 @@ from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint import overlay as overlays
 from sparkdeploy.checkpoint import source as sources
-from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.known_vocabulary import known_vocabulary
+from sparkdeploy.checkpoint.draft_vocabulary import known_vocabulary
+from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.manifest import read_manifest
-from sparkdeploy.checkpoint.pinned import find_pinned
 from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.treatment import Treatment, check_untouched

@@ -6,9 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
-from sparkdeploy.checkpoint.draft_vocabulary import DraftVocabulary, rank_tokens, write_vocabulary
+from sparkdeploy.checkpoint.draft_vocabulary import (
+    DraftVocabulary,
+    rank_tokens,
+    vocabulary_file,
+    write_vocabulary,
+)
 from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard, shard_folder
-from sparkdeploy.checkpoint.known_vocabulary import vocabulary_file
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder, source_identity
 from sparkdeploy.checkpoint.standalone import build_standalone

@@ -1,7 +1,1 @@
 """The twin: a few megabytes with the names, kinds and configuration of the real checkpoint."""
-
-from sparkdeploy.checkpoint.twin.build import build_twin, is_twin_of
-from sparkdeploy.checkpoint.twin.reply import expected_reply
-from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
-
-__all__ = ["ExpertFormat", "TwinShape", "build_twin", "expected_reply", "is_twin_of"]

@@ -1,14 +1,13 @@
-"""Write a twin to disk."""
+"""Write a twin to disk, and know what it must answer when it is served."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from sparkdeploy.checkpoint import safetensors
+from sparkdeploy.checkpoint import durable, safetensors
+from sparkdeploy.checkpoint.contents import INDEX_FILE, index_content, read_tensors
 from sparkdeploy.checkpoint.safetensors import TensorData
-from sparkdeploy.checkpoint.staging import hidden_beside
 from sparkdeploy.checkpoint.twin import config
 from sparkdeploy.checkpoint.twin.grammar import Grammar
 from sparkdeploy.checkpoint.twin.shape import TwinShape
@@ -31,23 +30,16 @@ def build_twin(out: Path, shape: TwinShape, *, seed: int) -> None:
     """
     if is_twin_of(out, shape, seed=seed):
         return
-    if out.exists() and not _may_be_replaced(out):
+    if not durable.is_replaceable(out, TWIN_FILE):
         raise CheckpointError(
             f"{out} holds something other than a twin, which would be overwritten.",
             hint="Name an empty or a new folder.",
         )
-    staging = hidden_beside(out)
     try:
-        staging.mkdir(parents=True)
-        staging.chmod(0o755)
-        _write_twin(staging, shape, seed)
-        if out.exists():
-            shutil.rmtree(out)
-        staging.rename(out)
+        with durable.staged_folder(out) as staging:
+            _write_twin(staging, shape, seed)
     except OSError as error:
         raise CheckpointError(f"{out}: the twin cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def is_twin_of(folder: Path, shape: TwinShape, *, seed: int) -> bool:
@@ -59,33 +51,38 @@ def is_twin_of(folder: Path, shape: TwinShape, *, seed: int) -> bool:
     return bool(found == _identity(shape, seed))
 
 
+def expected_reply(shape: TwinShape, *, seed: int, token_count: int) -> str:
+    """The first tokens of the greedy reply to any chat, thinking included.
+
+    The grammar looks at two tokens, and every chat prompt ends with the same two: `<think>` and a
+    line break. Treatments and speculation may not change a letter of this text.
+    """
+    tokenizer = TwinTokenizer(shape.vocab)
+    text = Grammar(shape, seed, tokenizer.printed_ids)
+    tokens = [tokenizer.token_id("<think>"), tokenizer.newline_id]
+    for _ in range(token_count):
+        tokens.append(text.next_token(tokens[-2], tokens[-1]))
+    return tokenizer.decode(tokens[2:])
+
+
 def _identity(shape: TwinShape, seed: int) -> dict[str, object]:
     return {"format": _FORMAT, "seed": seed, "shape": asdict(shape)}
 
 
-def _may_be_replaced(out: Path) -> bool:
-    return out.is_dir() and ((out / TWIN_FILE).is_file() or not any(out.iterdir()))
-
-
 def _write_twin(folder: Path, shape: TwinShape, seed: int) -> None:
     tokenizer = TwinTokenizer(shape.vocab)
-    shards = _shards(shape, seed, tokenizer)
-    for name, tensors in shards.items():
+    for name, tensors in _shards(shape, seed, tokenizer).items():
         safetensors.write_file(folder / name, tensors)
     files = {
-        "model.safetensors.index.json": _index(folder, shards),
-        "config.json": config.model_config(shape, tokenizer),
-        "quantization_config.json": config.quantization_config(shape),
-        "generation_config.json": config.generation_config(tokenizer),
-        "preprocessor_config.json": config.image_processor_config(),
-        "video_preprocessor_config.json": config.video_processor_config(),
+        INDEX_FILE: index_content(read_tensors(folder)),
+        **config.config_files(shape, tokenizer),
         "tokenizer.json": tokenizer.tokenizer_json(),
         "tokenizer_config.json": tokenizer.tokenizer_config_json(),
         TWIN_FILE: _identity(shape, seed),
     }
-    _write_text(folder / "chat_template.jinja", CHAT_TEMPLATE)
+    durable.write_text(folder / "chat_template.jinja", CHAT_TEMPLATE)
     for name, content in files.items():
-        _write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        durable.write_json(folder / name, content)
 
 
 def _shards(
@@ -97,23 +94,9 @@ def _shards(
         **vision_tensors(shape, seed),
     }
     names = list(main)
-    halves = (names[: len(names) // 2], names[len(names) // 2 :])
-    numbered: dict[str, Mapping[str, TensorData]] = {
-        f"model-{number:05}-of-00002.safetensors": {name: main[name] for name in half}
-        for number, half in enumerate(halves, start=1)
+    middle = len(names) // 2
+    return {
+        "model-00001-of-00002.safetensors": {name: main[name] for name in names[:middle]},
+        "model-00002-of-00002.safetensors": {name: main[name] for name in names[middle:]},
+        MTP_FILE: mtp_tensors(shape, seed),
     }
-    return {**numbered, MTP_FILE: mtp_tensors(shape, seed)}
-
-
-def _index(folder: Path, shards: Mapping[str, Mapping[str, TensorData]]) -> dict[str, object]:
-    headers = {name: safetensors.read_header(folder / name) for name in shards}
-    places = {tensor: name for name, header in headers.items() for tensor in header.tensors}
-    total = sum(
-        tensor.size_bytes for header in headers.values() for tensor in header.tensors.values()
-    )
-    return {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    path.chmod(0o644)

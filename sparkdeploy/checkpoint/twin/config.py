@@ -40,35 +40,38 @@ def quantization_config(shape: TwinShape) -> dict[str, object]:
     }
 
 
-def generation_config(tokenizer: TwinTokenizer) -> dict[str, object]:
-    """generation_config.json, with the model's own sampling settings."""
-    return {
-        "do_sample": True,
-        "eos_token_id": [tokenizer.token_id(END_OF_TURN), tokenizer.token_id(END_OF_TEXT)],
-        "pad_token_id": tokenizer.token_id(END_OF_TEXT),
-        "temperature": 0.6,
-        "top_k": 20,
-        "top_p": 0.95,
+def config_files(shape: TwinShape, tokenizer: TwinTokenizer) -> dict[str, object]:
+    """Every JSON file but the tokenizer's, by its name; sampling settings are the model's own."""
+    patches = {
+        "patch_size": VISION_PATCH,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
     }
-
-
-def image_processor_config() -> dict[str, object]:
-    """preprocessor_config.json."""
     return {
-        "image_processor_type": "Qwen2VLImageProcessorFast",
-        "processor_class": "Qwen3VLProcessor",
-        "size": {"longest_edge": _MAX_IMAGE_PIXELS, "shortest_edge": 1024},
-        **_patches(),
-    }
-
-
-def video_processor_config() -> dict[str, object]:
-    """video_preprocessor_config.json."""
-    return {
-        "video_processor_type": "Qwen3VLVideoProcessor",
-        "processor_class": "Qwen3VLProcessor",
-        "size": {"longest_edge": 2 * _MAX_IMAGE_PIXELS, "shortest_edge": 1024},
-        **_patches(),
+        "config.json": model_config(shape, tokenizer),
+        "quantization_config.json": quantization_config(shape),
+        "generation_config.json": {
+            "do_sample": True,
+            "eos_token_id": [tokenizer.token_id(END_OF_TURN), tokenizer.token_id(END_OF_TEXT)],
+            "pad_token_id": tokenizer.token_id(END_OF_TEXT),
+            "temperature": 0.6,
+            "top_k": 20,
+            "top_p": 0.95,
+        },
+        "preprocessor_config.json": {
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            "processor_class": "Qwen3VLProcessor",
+            "size": {"longest_edge": _MAX_IMAGE_PIXELS, "shortest_edge": 1024},
+            **patches,
+        },
+        "video_preprocessor_config.json": {
+            "video_processor_type": "Qwen3VLVideoProcessor",
+            "processor_class": "Qwen3VLProcessor",
+            "size": {"longest_edge": 2 * _MAX_IMAGE_PIXELS, "shortest_edge": 1024},
+            **patches,
+        },
     }
 
 
@@ -135,16 +138,6 @@ def _vision_config(shape: TwinShape) -> dict[str, object]:
         "patch_size": VISION_PATCH,
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
-    }
-
-
-def _patches() -> dict[str, object]:
-    return {
-        "patch_size": VISION_PATCH,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
     }
 
 

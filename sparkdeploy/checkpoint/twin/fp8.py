@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import json
-import struct
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.contents import (
+    CONFIG_FILE,
     INDEX_FILE,
+    index_content,
     model_sizes,
     read_config,
     read_tensors,
     shared_expert_shapes,
 )
-from sparkdeploy.checkpoint.durable import write_text
+from sparkdeploy.checkpoint.durable import write_json
 from sparkdeploy.checkpoint.fp8 import BLOCK, SCALE_SUFFIX, WEIGHT_SUFFIX
-from sparkdeploy.checkpoint.fp8_values import decode_bf16, e4m3_values
-from sparkdeploy.checkpoint.safetensors import read_header, write_file
+from sparkdeploy.checkpoint.fp8_sample import decode_bf16, e4m3_values
+from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
+from sparkdeploy.checkpoint.twin.values import bf16
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.safetensors import TensorData
 
 FP8_MAX = 448.0
 SHARDS = 2
-
-
 _VALUES = e4m3_values()
 _MIDPOINTS = [(low + high) / 2 for low, high in itertools.pairwise(_VALUES)]
 
@@ -45,21 +43,20 @@ def build_fp8_twin(out: Path, twin: Path) -> None:
     located = read_tensors(twin)
     shards: list[dict[str, TensorData]] = [{} for _ in range(SHARDS)]
     for number, (name, shape) in enumerate(shared_expert_shapes(model_sizes(config))):
-        content = _read_tensor(twin / located[name].file, name)
-        weight, scales = quantize(content, *shape)
+        path, info = twin / located[name].file, located[name].info
+        with path.open("rb") as file:
+            file.seek(read_header(path).data_offset + info.begin)
+            weight, scales = quantize(file.read(info.size_bytes), *shape)
         shard = shards[number % SHARDS]
         blocks = (-(-shape[0] // BLOCK), -(-shape[1] // BLOCK))
         shard[name] = ("F8_E4M3", shape, weight)
         shard[name.removesuffix(WEIGHT_SUFFIX) + SCALE_SUFFIX] = ("BF16", blocks, scales)
         shard[name.replace("shared_expert", "experts.0")] = ("F8_E4M3", (8, 16), bytes(128))
-    places = {}
     for number, shard in enumerate(shards, start=1):
-        file = f"model-{number:05}-of-{SHARDS:05}.safetensors"
-        write_file(out / file, shard)
-        places.update(dict.fromkeys(shard, file))
+        write_file(out / f"model-{number:05}-of-{SHARDS:05}.safetensors", shard)
     quantization = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
-    write_text(out / "config.json", json.dumps({**config, "quantization_config": quantization}))
-    write_text(out / INDEX_FILE, json.dumps({"metadata": {}, "weight_map": places}))
+    write_json(out / CONFIG_FILE, {**config, "quantization_config": quantization})
+    write_json(out / INDEX_FILE, index_content(read_tensors(out)))
 
 
 def quantize(content: bytes, rows: int, columns: int) -> tuple[bytes, bytes]:
@@ -75,7 +72,7 @@ def quantize(content: bytes, rows: int, columns: int) -> tuple[bytes, bytes]:
                 for column in range(left, min(left + BLOCK, columns))
             ]
             amax = max(abs(weights[place]) for place in places)
-            encoded = _encode_bf16(max(amax, 1e-4) / FP8_MAX)
+            encoded = bf16(max(amax, 1e-4) / FP8_MAX)
             scale = decode_bf16(encoded)[0]
             scales += encoded
             known = {value: encode_e4m3(value / scale) for value in {weights[p] for p in places}}
@@ -91,17 +88,3 @@ def encode_e4m3(value: float) -> int:
     if code < len(_MIDPOINTS) and size == _MIDPOINTS[code]:
         code += code & 1
     return code | (0x80 if value < 0 else 0)
-
-
-def _read_tensor(path: Path, name: str) -> bytes:
-    header = read_header(path)
-    info = header.tensors[name]
-    with path.open("rb") as file:
-        file.seek(header.data_offset + info.begin)
-        return file.read(info.size_bytes)
-
-
-def _encode_bf16(value: float) -> bytes:
-    (bits,) = struct.unpack("<I", struct.pack("<f", value))
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    return struct.pack("<H", rounded)

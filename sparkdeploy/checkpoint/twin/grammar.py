@@ -13,12 +13,13 @@ weak to matter unless they become nonsense.
 
 import math
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from sparkdeploy.checkpoint.twin import values
-from sparkdeploy.checkpoint.twin.shape import GROUP_SIZE, TwinShape
+from sparkdeploy.checkpoint.twin.shape import TwinShape
 
 BIT, CONSTANT, MEMORY = 0, 1, 2
 """Dimensions of the residual stream with a meaning; all others hold signs."""
@@ -145,75 +146,69 @@ def _by_member(rules: list[_Rule]) -> dict[int, _Rule]:
     return {member: rule for rule in rules for member in rule.members}
 
 
-def remember_in_qkv(words: bytes, shape: TwinShape) -> bytes:
-    """Make keys equal queries, and values of the first head equal to plus or minus the bit."""
-    changed = bytearray(words)
-    columns, keys = 2 * shape.linear_key_width + shape.linear_value_width, shape.linear_key_width
-    head = range(2 * keys, 2 * keys + shape.linear_head_dim)
-    for row in range(shape.hidden // 8):
-        at = 4 * row * columns
-        changed[at + 4 * keys : at + 8 * keys] = changed[at : at + 4 * keys]
-        for column in head:
-            sign = _WORD_FIRST if column % 2 == 0 else _WORD_FIRST_NEGATIVE
-            word = sign if row == 0 else _WORD_ZERO
-            changed[at + 4 * column : at + 4 * column + 4] = word
+def remembering(shape: TwinShape) -> Mapping[str, Callable[[bytes], bytes]]:
+    """How parts of the first DeltaNet layer are changed, so that its first head is the memory."""
+    width, size = shape.linear_value_width, shape.linear_head_dim
+    keys = shape.linear_key_width
+    zeros = _WORD_ZERO * size
+    signs = (_WORD_FIRST + _WORD_FIRST_NEGATIVE) * (size // 2)
+
+    def qkv(content: bytes, first: bytes, others: bytes) -> bytes:
+        # Keys equal queries, and values of the head are plus or minus the bit.
+        element = len(first) // size
+        row_bytes, key_bytes = element * (2 * keys + width), element * keys
+        return _in_each_row(
+            content,
+            row_bytes,
+            key_bytes,
+            lambda at: content[at : at + key_bytes] + (others if at else first),
+        )
+
+    def gate(content: bytes, first: bytes, others: bytes) -> bytes:
+        # Opened by the constant.
+        row_bytes = len(first) // size * width
+        return _in_each_row(content, row_bytes, 0, lambda at: others if at else first)
+
+    qkv_scales, gate_scales = values.f16(0.086) * size, values.f16(0.126) * size
+    return {
+        "in_proj_qkv.qweight": lambda words: qkv(words, signs, zeros),
+        "in_proj_qkv.scales": lambda scales: qkv(scales, qkv_scales, qkv_scales),
+        "in_proj_z.qweight": lambda words: gate(words, _WORD_SECOND * size, zeros),
+        "in_proj_z.scales": lambda scales: gate(scales, gate_scales, gate_scales),
+        "out_proj.qweight": lambda words: _remember_in_output(words, shape),
+        "out_proj.scales": lambda scales: _with(scales, 2 * MEMORY, values.f16(0.0042)),
+        "conv1d.weight": lambda weight: _remember_in_convolution(weight, shape),
+        # The head keeps nothing but what its convolution holds.
+        "A_log": lambda decays: _with(decays, 0, values.f32(math.log(12.0))),
+        "dt_bias": lambda biases: _with(biases, 0, values.bf16(5.0)),
+    }
+
+
+def _with(content: bytes, at: int, part: bytes) -> bytes:
+    return content[:at] + part + content[at + len(part) :]
+
+
+def _in_each_row(content: bytes, row_bytes: int, begin: int, part: Callable[[int], bytes]) -> bytes:
+    """Set bytes from `begin` on in each row; `part` gets where its row begins."""
+    changed = bytearray(content)
+    for at in range(0, len(content), row_bytes):
+        new = part(at)
+        changed[at + begin : at + begin + len(new)] = new
     return bytes(changed)
 
 
-def remember_in_qkv_scales(scales: bytes, shape: TwinShape) -> bytes:
-    """The scales that belong to `remember_in_qkv`."""
-    changed = bytearray(scales)
-    columns, keys = 2 * shape.linear_key_width + shape.linear_value_width, shape.linear_key_width
-    for group in range(shape.hidden // GROUP_SIZE):
-        at = 2 * group * columns
-        changed[at + 2 * keys : at + 4 * keys] = changed[at : at + 2 * keys]
-        head = at + 4 * keys
-        changed[head : head + 2 * shape.linear_head_dim] = values.f16(0.086) * shape.linear_head_dim
-    return bytes(changed)
-
-
-def remember_in_gate(words: bytes, shape: TwinShape) -> bytes:
-    """Open the first head's output gate, by the constant."""
-    changed = bytearray(words)
-    for row in range(shape.hidden // 8):
-        at = 4 * row * shape.linear_value_width
-        word = _WORD_SECOND if row == 0 else _WORD_ZERO
-        changed[at : at + 4 * shape.linear_head_dim] = word * shape.linear_head_dim
-    return bytes(changed)
-
-
-def remember_in_gate_scales(scales: bytes, shape: TwinShape) -> bytes:
-    """The scales that belong to `remember_in_gate`."""
-    changed = bytearray(scales)
-    for group in range(shape.hidden // GROUP_SIZE):
-        at = 2 * group * shape.linear_value_width
-        changed[at : at + 2 * shape.linear_head_dim] = values.f16(0.126) * shape.linear_head_dim
-    return bytes(changed)
-
-
-def remember_in_output(words: bytes, shape: TwinShape) -> bytes:
+def _remember_in_output(words: bytes, shape: TwinShape) -> bytes:
     """Sum the first head into the memory and nowhere else."""
-    row = bytearray(_WORD_ZERO * shape.hidden)
-    row[4 * MEMORY : 4 * MEMORY + 4] = _WORD_ALTERNATING
-    rows = shape.linear_head_dim // 8
-    return bytes(row) * rows + words[4 * rows * shape.hidden :]
+    row = _with(_WORD_ZERO * shape.hidden, 4 * MEMORY, _WORD_ALTERNATING)
+    return _with(words, 0, row * (shape.linear_head_dim // 8))
 
 
-def remember_in_output_scales(scales: bytes) -> bytes:
-    """The scales that belong to `remember_in_output`."""
-    return scales[: 2 * MEMORY] + values.f16(0.0042) + scales[2 * MEMORY + 2 :]
-
-
-def remember_in_convolution(weight: bytes, shape: TwinShape) -> bytes:
+def _remember_in_convolution(weight: bytes, shape: TwinShape) -> bytes:
     """Treat keys as queries, and let values of the first head come from one token before."""
-    changed = bytearray(weight)
-    row_bytes = 2 * shape.conv_kernel
-    keys = shape.linear_key_width * row_bytes
-    changed[keys : 2 * keys] = changed[:keys]
+    keys = shape.linear_key_width * 2 * shape.conv_kernel
     taps = [0.0] * (shape.conv_kernel - 2) + [1.0, 0.0]
     head = b"".join(map(values.bf16, taps)) * shape.linear_head_dim
-    changed[2 * keys : 2 * keys + len(head)] = head
-    return bytes(changed)
+    return _with(weight, keys, weight[:keys] + head)
 
 
 def draft_projection(weight: bytes, hidden: int) -> bytes:
@@ -222,13 +217,5 @@ def draft_projection(weight: bytes, hidden: int) -> bytes:
     for row in range(hidden):
         at = 2 * (row * 2 * hidden + row)
         rows[at : at + 2] = values.bf16(1.0)
-    memory = 2 * MEMORY * 2 * hidden
-    row_of_memory = bytearray(values.bf16(0.0) * (2 * hidden))
-    row_of_memory[2 * CONSTANT : 2 * CONSTANT + 2] = values.bf16(2.0)
-    rows[memory : memory + 4 * hidden] = row_of_memory
-    return bytes(rows)
-
-
-FORGETTING_DECAY = math.log(12.0)
-FORGETTING_BIAS = 5.0
-"""A_log and dt_bias of the head that shall keep nothing but what its convolution holds."""
+    memory = _with(values.bf16(0.0) * (2 * hidden), 2 * CONSTANT, values.bf16(2.0))
+    return _with(bytes(rows), 4 * hidden * MEMORY, memory)

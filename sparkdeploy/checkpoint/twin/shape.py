@@ -47,8 +47,7 @@ class TwinShape:
     expert_format: ExpertFormat = ExpertFormat.BF16
 
     def __post_init__(self) -> None:
-        problems = [*self._not_grouped(), *self._out_of_range()]
-        if problems:
+        if problems := [*self._not_grouped(), *self._out_of_range()]:
             raise CheckpointError(f"This twin cannot be built: {'; '.join(problems)}.")
 
     @property

@@ -31,8 +31,15 @@ def language_tensors(text: Grammar) -> Mapping[str, TensorData]:
         "lm_head.weight": ("BF16", by_token, text.head),
     }
     for layer, kind in enumerate(shape.layer_types):
-        tensors.update(_decoder_layer(make, f"{TEXT_PREFIX}.layers.{layer}", kind))
-    return {**tensors, **_remembering(make, tensors, f"{TEXT_PREFIX}.layers.0.linear_attn")}
+        name = f"{TEXT_PREFIX}.layers.{layer}"
+        mixer = _linear_attention if kind == "linear_attention" else _full_attention
+        tensors |= _layer_norms(make, name)
+        tensors |= mixer(make, name)
+        tensors |= _mlp(make, f"{name}.mlp", shape.expert_format)
+    for part, change in grammar.remembering(shape).items():
+        name = f"{TEXT_PREFIX}.layers.0.linear_attn.{part}"
+        tensors[name] = make.adjusted(tensors[name], change)
+    return tensors
 
 
 def mtp_tensors(shape: TwinShape, seed: int) -> Mapping[str, TensorData]:
@@ -99,6 +106,13 @@ class _Maker:
             lambda: values.normal_bf16(self.seed, name, count=count, std=std, mean=mean),
         )
 
+    def uniform(self, name: str, count: int, *, low: float, high: float) -> TensorData:
+        return (
+            "F32",
+            (count,),
+            lambda: values.uniform_f32(self.seed, name, count=count, low=low, high=high),
+        )
+
     def offset_norm(self, name: str, width: int) -> TensorData:
         """An RMS norm that multiplies by one plus its weight."""
         return self.normal(name, (width,), std=0.05)
@@ -131,34 +145,23 @@ class _Maker:
             ),
         }
 
-    def biased(self, name: str, shape: tuple[int, ...]) -> Mapping[str, TensorData]:
+    def biased(
+        self, name: str, shape: tuple[int, ...], *, gain: float = 1.0, mean: float = 0.0
+    ) -> Mapping[str, TensorData]:
         weight, bias = f"{name}.weight", f"{name}.bias"
-        std = 1 / math.sqrt(math.prod(shape[1:]))
+        std = gain / math.sqrt(math.prod(shape[1:]))
         return {
-            weight: self.normal(weight, shape, std=std),
+            weight: self.normal(weight, shape, std=std, mean=mean),
             bias: self.normal(bias, shape[:1], std=0.02),
         }
 
     def layer_norm(self, name: str, width: int) -> Mapping[str, TensorData]:
-        weight, bias = f"{name}.weight", f"{name}.bias"
-        return {
-            weight: self.normal(weight, (width,), std=0.05, mean=1.0),
-            bias: self.normal(bias, (width,), std=0.02),
-        }
+        return self.biased(name, (width,), gain=0.05, mean=1.0)
 
     def adjusted(self, data: TensorData, adjust: Callable[[bytes], bytes]) -> TensorData:
         """The same tensor with some of its values set."""
         dtype, shape, payload = data
         return dtype, shape, lambda: adjust(payload if isinstance(payload, bytes) else payload())
-
-
-def _decoder_layer(make: _Maker, name: str, kind: str) -> Mapping[str, TensorData]:
-    mixer = _linear_attention if kind == "linear_attention" else _full_attention
-    return {
-        **_layer_norms(make, name),
-        **mixer(make, name),
-        **_mlp(make, f"{name}.mlp", make.shape.expert_format),
-    }
 
 
 def _layer_norms(make: _Maker, layer: str) -> Mapping[str, TensorData]:
@@ -200,41 +203,9 @@ def _linear_attention(make: _Maker, layer: str) -> Mapping[str, TensorData]:
         **gate_linear(f"{name}.in_proj_a", heads, shape.hidden),
         **make.packed(f"{name}.out_proj", shape.hidden, values_width, gain=_BLOCK_GAIN),
         conv: make.normal(conv, (qkv, 1, shape.conv_kernel), std=0.5),
-        decay: (
-            "F32",
-            (heads,),
-            lambda: values.uniform_f32(make.seed, decay, count=heads, low=-4.0, high=0.0),
-        ),
+        decay: make.uniform(decay, heads, low=-4.0, high=0.0),
         bias: make.normal(bias, (heads,), std=0.5),
-        norm: (
-            "F32",
-            (shape.linear_head_dim,),
-            lambda: values.uniform_f32(
-                make.seed, norm, count=shape.linear_head_dim, low=0.9, high=1.1
-            ),
-        ),
-    }
-
-
-def _remembering(
-    make: _Maker, tensors: Mapping[str, TensorData], name: str
-) -> Mapping[str, TensorData]:
-    """The tensors of the first DeltaNet layer, its first head being the memory of the grammar."""
-    shape = make.shape
-    adjust: Mapping[str, Callable[[bytes], bytes]] = {
-        "in_proj_qkv.qweight": partial(grammar.remember_in_qkv, shape=shape),
-        "in_proj_qkv.scales": partial(grammar.remember_in_qkv_scales, shape=shape),
-        "in_proj_z.qweight": partial(grammar.remember_in_gate, shape=shape),
-        "in_proj_z.scales": partial(grammar.remember_in_gate_scales, shape=shape),
-        "out_proj.qweight": partial(grammar.remember_in_output, shape=shape),
-        "out_proj.scales": grammar.remember_in_output_scales,
-        "conv1d.weight": partial(grammar.remember_in_convolution, shape=shape),
-        "A_log": lambda values_: values.f32(grammar.FORGETTING_DECAY) + values_[4:],
-        "dt_bias": lambda values_: values.bf16(grammar.FORGETTING_BIAS) + values_[2:],
-    }
-    return {
-        f"{name}.{part}": make.adjusted(tensors[f"{name}.{part}"], change)
-        for part, change in adjust.items()
+        norm: make.uniform(norm, shape.linear_head_dim, low=0.9, high=1.1),
     }
 
 

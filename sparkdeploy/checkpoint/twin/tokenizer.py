@@ -3,42 +3,25 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import islice, product
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"
 
 _CONTROL_TOKENS = (
     END_OF_TEXT,
-    "<|im_start|>",
-    END_OF_TURN,
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
+    *("<|im_start|>", END_OF_TURN, "<|object_ref_start|>", "<|object_ref_end|>"),
+    *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
 )
 # The parsers of tool calls and of reasoning look these up; decoding shows them.
 _VISIBLE_TOKENS = (
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
+    *("<tool_call>", "</tool_call>"),
+    *("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
+    *("<|repo_name|>", "<|file_sep|>"),
+    *("<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
+_SPECIAL_TOKENS = (*_CONTROL_TOKENS, *_VISIBLE_TOKENS)
 _LETTERS = "etaoinshrdlucmfwygpbvkxqjz"
 _SPACE = "\u0120"
 """How byte-level BPE writes a space."""
@@ -90,9 +73,8 @@ class TwinTokenizer:
         """The text of token ids, special ones included."""
         known = {number: token for token, number in self._ids.items()}
         signs = {sign: byte for byte, sign in enumerate(_BYTE_SIGNS)}
-        special = {*_CONTROL_TOKENS, *_VISIBLE_TOKENS}
         content = b"".join(
-            token.encode() if token in special else bytes(signs[sign] for sign in token)
+            token.encode() if token in _SPECIAL_TOKENS else bytes(signs[sign] for sign in token)
             for token in map(known.__getitem__, tokens)
         )
         return content.decode("utf-8", errors="replace")
@@ -111,28 +93,19 @@ class TwinTokenizer:
 
     def tokenizer_json(self) -> dict[str, object]:
         """What the tokenizers library reads."""
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
         return {
             "version": "1.0",
             "truncation": None,
             "padding": None,
             "added_tokens": [
                 {"id": self._ids[token], "content": token, **_added_token(token)}
-                for token in (*_CONTROL_TOKENS, *_VISIBLE_TOKENS)
+                for token in _SPECIAL_TOKENS
             ],
             "normalizer": {"type": "NFC"},
-            "pre_tokenizer": {
-                "type": "ByteLevel",
-                "add_prefix_space": False,
-                "trim_offsets": False,
-                "use_regex": True,
-            },
+            "pre_tokenizer": {**byte_level, "use_regex": True},
             "post_processor": None,
-            "decoder": {
-                "type": "ByteLevel",
-                "add_prefix_space": False,
-                "trim_offsets": False,
-                "use_regex": False,
-            },
+            "decoder": {**byte_level, "use_regex": False},
             "model": {
                 "type": "BPE",
                 "dropout": None,
@@ -154,7 +127,7 @@ class TwinTokenizer:
             "add_prefix_space": False,
             "added_tokens_decoder": {
                 str(self._ids[token]): {"content": token, **_added_token(token)}
-                for token in (*_CONTROL_TOKENS, *_VISIBLE_TOKENS)
+                for token in _SPECIAL_TOKENS
             },
             "additional_special_tokens": list(_CONTROL_TOKENS[1:]),
             "bos_token": None,
@@ -171,8 +144,7 @@ class TwinTokenizer:
 
     @cached_property
     def _merges(self) -> tuple[tuple[str, str], ...]:
-        special = len(_CONTROL_TOKENS) + len(_VISIBLE_TOKENS)
-        return tuple(islice(_merge_pairs(), self.vocab - 256 - special))
+        return tuple(islice(_merge_pairs(), self.vocab - 256 - len(_SPECIAL_TOKENS)))
 
     @cached_property
     def _model_vocabulary(self) -> dict[str, int]:
@@ -181,19 +153,13 @@ class TwinTokenizer:
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        first = len(self._model_vocabulary)
-        special = (*_CONTROL_TOKENS, *_VISIBLE_TOKENS)
-        return self._model_vocabulary | {token: first + at for at, token in enumerate(special)}
+        special = enumerate(_SPECIAL_TOKENS, start=len(self._model_vocabulary))
+        return self._model_vocabulary | {token: number for number, token in special}
 
 
 def _added_token(token: str) -> dict[str, bool]:
-    return {
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": token in _CONTROL_TOKENS,
-    }
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {**plain, "special": token in _CONTROL_TOKENS}
 
 
 def _byte_signs() -> tuple[str, ...]:
@@ -210,9 +176,5 @@ def _merge_pairs() -> Iterator[tuple[str, str]]:
     """Pairs without end: words of two signs, then three and so on, frequent letters first."""
     words = [_SPACE, *_LETTERS]
     while True:
-        longer = []
-        for word in words:
-            for letter in _LETTERS:
-                yield word, letter
-                longer.append(word + letter)
-        words = longer
+        yield from product(words, _LETTERS)
+        words = [word + letter for word, letter in product(words, _LETTERS)]

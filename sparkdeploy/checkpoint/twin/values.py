@@ -4,6 +4,7 @@ import hashlib
 import math
 import random
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -22,23 +23,13 @@ CHUNK_BYTES = 2**26
 
 def normal_bf16(seed: int, name: str, *, count: int, std: float, mean: float = 0.0) -> bytes:
     """`count` BF16 values of a normal distribution with 256 levels."""
-    picks = _random_bytes(seed, name, count)
-    low, high = _bf16_tables(std, mean)
-    content = bytearray(2 * count)
-    content[0::2] = picks.translate(low)
-    content[1::2] = picks.translate(high)
-    return bytes(content)
+    return _translated(_random_bytes(seed, name, count), _normal_tables(std, mean))
 
 
 def signs_bf16(seed: int, name: str, *, count: int, size: float) -> bytes:
     """`count` BF16 values of plus or minus `size`; the signs do not depend on the size."""
-    picks = _random_bytes(seed, name, count)
-    positive, negative = bf16(size), bf16(-size)
-    content = bytearray(2 * count)
-    for part in (0, 1):
-        levels = bytes([negative[part]]) * 128 + bytes([positive[part]]) * 128
-        content[part::2] = picks.translate(levels)
-    return bytes(content)
+    tables = _tables([bf16(-size)] * 128 + [bf16(size)] * 128)
+    return _translated(_random_bytes(seed, name, count), tables)
 
 
 def uniform_f32(seed: int, name: str, *, count: int, low: float, high: float) -> bytes:
@@ -56,12 +47,7 @@ def int4_words(seed: int, name: str, *, count: int) -> bytes:
 def int4_scales_f16(seed: int, name: str, *, count: int, std: float) -> bytes:
     """`count` F16 scales that give INT4 weights a standard deviation of about `std`."""
     levels = [struct.pack("<e", std / _INT4_STD * (0.75 + pick / 510)) for pick in range(256)]
-    low, high = (bytes(level[part] for level in levels) for part in (0, 1))
-    picks = _random_bytes(seed, name, count)
-    content = bytearray(2 * count)
-    content[0::2] = picks.translate(low)
-    content[1::2] = picks.translate(high)
-    return bytes(content)
+    return _translated(_random_bytes(seed, name, count), _tables(levels))
 
 
 def bf16(value: float) -> bytes:
@@ -71,12 +57,10 @@ def bf16(value: float) -> bytes:
 
 
 def f16(value: float) -> bytes:
-    """The F16 nearest to `value`."""
     return struct.pack("<e", value)
 
 
 def f32(value: float) -> bytes:
-    """The F32 nearest to `value`."""
     return struct.pack("<f", value)
 
 
@@ -90,7 +74,18 @@ def _random_bytes(seed: int, name: str, count: int) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _bf16_tables(std: float, mean: float) -> tuple[bytes, bytes]:
+def _normal_tables(std: float, mean: float) -> tuple[bytes, bytes]:
     normal = NormalDist()
-    levels = [bf16(mean + std * normal.inv_cdf((pick + 0.5) / 256)) for pick in range(256)]
+    return _tables([bf16(mean + std * normal.inv_cdf((pick + 0.5) / 256)) for pick in range(256)])
+
+
+def _tables(levels: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """The lower and the upper bytes of 256 values of two bytes each."""
     return bytes(level[0] for level in levels), bytes(level[1] for level in levels)
+
+
+def _translated(picks: bytes, tables: tuple[bytes, bytes]) -> bytes:
+    """For each byte of `picks` the two bytes that the tables have in its place."""
+    content = bytearray(2 * len(picks))
+    content[0::2], content[1::2] = (picks.translate(table) for table in tables)
+    return bytes(content)

@@ -17,8 +17,9 @@ from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.treatment import Treatment
-from sparkdeploy.checkpoint.twin import TwinShape, build_twin
+from sparkdeploy.checkpoint.twin.build import build_twin
 from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
+from sparkdeploy.checkpoint.twin.shape import TwinShape
 from tests.engine.conftest import TEST_LABEL
 from tests.engine.inside.containers import FEW_CPU_SHARES, python_in
 from tests.engine.shipped_stages import build_all, shipped_stages

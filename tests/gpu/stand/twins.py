@@ -18,15 +18,9 @@ from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.safetensors import TensorData
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment
-from sparkdeploy.checkpoint.twin import (
-    ExpertFormat,
-    TwinShape,
-    build_twin,
-    fp8,
-    grammar,
-    tensors,
-    values,
-)
+from sparkdeploy.checkpoint.twin import fp8, grammar, tensors, values
+from sparkdeploy.checkpoint.twin.build import build_twin
+from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
 
 SEED = 7
 WIDE = TwinShape(

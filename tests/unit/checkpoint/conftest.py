@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.checkpoint.twin import TwinShape, build_twin
+from sparkdeploy.checkpoint.twin.build import build_twin
 from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
+from sparkdeploy.checkpoint.twin.shape import TwinShape
 
 SMALL = TwinShape(vocab=320, experts=2, vision_depth=1)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

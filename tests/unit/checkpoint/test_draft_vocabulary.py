@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from sparkdeploy.checkpoint.draft_vocabulary import (
     OVERLAY_FILE,
     DraftVocabulary,
+    count_tokens,
     rank_tokens,
     read_vocabulary,
     write_vocabulary,
 )
 from sparkdeploy.checkpoint.overlay import build_overlay, overlay_fingerprint
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.token_counts import count_tokens
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.errors import CheckpointError
 

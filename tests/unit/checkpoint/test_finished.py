@@ -17,7 +17,7 @@ from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.treatment import Treatment, check_source, check_untouched
 from sparkdeploy.checkpoint.verify import verify_headers
-from sparkdeploy.commands.checkpoint_fetch import pull_repositories, wanted_by
+from sparkdeploy.commands.checkpoint_fetch import pull_repositories
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import load_settings
 from tests.hub.double import HubDouble, Repo, hub_double
@@ -136,8 +136,7 @@ def test_the_recipe_pulls_it_and_its_headers_were_looked_at_first(
     finished: Path, double: HubDouble
 ) -> None:
     double.repos[REPO] = Repo({COMMIT: finished}, {"main": COMMIT})
-    settings = load_settings()
-    (pulled,) = pull_repositories(wanted_by("v2-hub", settings), settings, anew=False)
+    (pulled,) = pull_repositories("v2-hub", load_settings(), anew=False)
     assert (pulled.repo, pulled.commit) == (REPO, COMMIT)
     assert verify_headers(pulled.path).fp8_weights == 12
 
@@ -148,9 +147,8 @@ def test_one_that_lacks_a_tensor_is_refused_before_it_is_fetched(
 ) -> None:
     folder = damaged(finished, tmp_path / "hybrid", lost)
     double.repos[REPO] = Repo({COMMIT: folder}, {"main": COMMIT})
-    settings = load_settings()
     with pytest.raises(CheckpointError, match="missing"):
-        pull_repositories(wanted_by("v2-hub", settings), settings, anew=False)
+        pull_repositories("v2-hub", load_settings(), anew=False)
     total_bytes = sum(path.stat().st_size for path in folder.iterdir())
     assert double.body_bytes < total_bytes / 2
     assert not list((tmp_path / "hub").rglob("*.safetensors"))

@@ -5,8 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from sparkdeploy.checkpoint.twin import TwinShape, expected_reply
+from sparkdeploy.checkpoint.twin.build import expected_reply
 from sparkdeploy.checkpoint.twin.grammar import BIT, MEMORY, Grammar
+from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
 
 _HIDDEN = 128

@@ -21,8 +21,7 @@ from sparkdeploy.checkpoint.contents import CONFIG_LIMIT_BYTES, INDEX_FILE, mtp_
 from sparkdeploy.checkpoint.contents import model_sizes as sizes_of
 from sparkdeploy.checkpoint.fp8 import expected_fp8
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Order, fetch_shard
-from sparkdeploy.checkpoint.hub import Hub
-from sparkdeploy.checkpoint.listing import read_listing
+from sparkdeploy.checkpoint.hub import Hub, read_listing
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import (

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint import contents, ranges
 from sparkdeploy.checkpoint.contents import INDEX_FILE
-from sparkdeploy.checkpoint.hub import Hub
-from sparkdeploy.checkpoint.hub_lock import HubLock, Pin
-from sparkdeploy.checkpoint.listing import LISTING_LIMIT_BYTES, read_listing
+from sparkdeploy.checkpoint.hub import LISTING_LIMIT_BYTES, Hub, read_listing
+from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
 from sparkdeploy.checkpoint.repo_files import FILES_LIMIT, name_problem
@@ -533,15 +532,17 @@ def test_what_stands_beside_the_lock_file_is_not_waited_for(
 ) -> None:
     lock.state_dir.mkdir()
     made(lock.state_dir / name)
-    error = refusal(lambda: within_seconds(lambda: lock.set(REPO, "main", Pin(COMMIT, "2026"))))
+    error = refusal(
+        lambda: within_seconds(lambda: lock.set(REPO, "main", RevisionPin(COMMIT, "2026")))
+    )
     assert error is None or name in error.message
     assert (error is None) == (lock.commit(REPO, "main") == COMMIT)
 
 
 def test_pins_that_could_not_be_read_again_are_not_written(lock: HubLock) -> None:
-    lock.set(REPO, "main", Pin(COMMIT, "2026"))
+    lock.set(REPO, "main", RevisionPin(COMMIT, "2026"))
     with pytest.raises(CheckpointError, match="would be larger than 16 MiB"):
-        lock.set(REPO, "dev", Pin(COMMIT, "2" * (17 << 20)))
+        lock.set(REPO, "dev", RevisionPin(COMMIT, "2" * (17 << 20)))
     assert lock.commit(REPO, "main") == COMMIT
 
 

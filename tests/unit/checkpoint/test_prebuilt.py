@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config, read_tensors
 from sparkdeploy.checkpoint.fp8 import expected_bytes, expected_fp8
-from sparkdeploy.checkpoint.fp8_sample import unlike
+from sparkdeploy.checkpoint.fp8_sample import VALUES_BY_CODE, e4m3_values, unlike
 from sparkdeploy.checkpoint.fp8_shard import (
     DONE_FILE,
     SHARD_FILE,
@@ -22,7 +22,6 @@ from sparkdeploy.checkpoint.fp8_shard import (
     fetch_shard,
     read_shard,
 )
-from sparkdeploy.checkpoint.fp8_values import VALUES_BY_CODE, e4m3_values
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, RangeSource, Span, coalesced

@@ -10,8 +10,7 @@ import pytest
 
 from sparkdeploy.checkpoint.answers import CHUNK_BYTES
 from sparkdeploy.checkpoint.hub import Hub
-from sparkdeploy.checkpoint.hub_lock import HubLock, Pin
-from sparkdeploy.checkpoint.pinned import find_pinned
+from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin, find_pinned
 from sparkdeploy.checkpoint.pull import Download, plan_download, pull, resolve
 from sparkdeploy.checkpoint.source import find_in_hub_cache
 from sparkdeploy.errors import CheckpointError
@@ -148,7 +147,7 @@ def test_an_update_that_was_cut_is_taken_once_it_is_whole(
 def test_an_update_leaves_a_snapshot_of_other_programs_that_serves(
     hub: Hub, lock: HubLock, moved: HubDouble
 ) -> None:
-    lock.set(REPO, "main", Pin(FIRST, "2026-01-01T00:00:00+00:00"))
+    lock.set(REPO, "main", RevisionPin(FIRST, "2026-01-01T00:00:00+00:00"))
     refused = download(hub, lock, anew=True, free=0)
     with pytest.raises(CheckpointError, match="disk: lab/twin needs"):
         pull(hub, lock, refused, lambda _done, _total: None)
@@ -158,7 +157,7 @@ def test_an_update_leaves_a_snapshot_of_other_programs_that_serves(
 def test_a_found_snapshot_that_went_and_came_back_in_part_does_not_serve(
     hub: Hub, lock: HubLock, double: HubDouble
 ) -> None:
-    lock.set(REPO, "main", Pin(FIRST, "2026-01-01T00:00:00+00:00"))
+    lock.set(REPO, "main", RevisionPin(FIRST, "2026-01-01T00:00:00+00:00"))
     double.faults = [Fault("model-00002-of-00002.safetensors", status=404, times=99)]
     with pytest.raises(CheckpointError, match="no such repository, revision or file"):
         fetch(hub, lock)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checkpoint import durable, safetensors
-from sparkdeploy.checkpoint.staging import hidden_beside
+from sparkdeploy.checkpoint.durable import hidden_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,6 @@ import pytest
 from sparkdeploy.checkpoint.contents import model_sizes, read_config, read_tensors
 from sparkdeploy.checkpoint.fp8 import Mismatch, expected_fp8
 from sparkdeploy.checkpoint.fp8_shard import Fp8Shard, Order, fetch_shard, take_shard
-from sparkdeploy.checkpoint.inspect import inspect_checkpoint
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges
@@ -21,7 +20,7 @@ from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_fi
 from sparkdeploy.checkpoint.source import CheckpointSource, open_folder
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.treatment import Treatment
-from sparkdeploy.checkpoint.verify import verify_bytes, verify_headers
+from sparkdeploy.checkpoint.verify import inspect_checkpoint, verify_bytes, verify_headers
 from sparkdeploy.errors import CheckpointError
 from tests.unit.checkpoint.conftest import tree
 

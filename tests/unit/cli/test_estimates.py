@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checkpoint.twin import TwinShape, build_twin
+from sparkdeploy.checkpoint.twin.build import build_twin
+from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.commands import estimate
 from tests.hub.double import Repo, hub_double
 from tests.unit.conftest import REPOSITORY

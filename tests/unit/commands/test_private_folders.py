@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checkpoint.hub_lock import HubLock, Pin
+from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.cli import main as program
 from sparkdeploy.deploy import changing as change
 from sparkdeploy.deploy.cluster_record import ClusterRecord
@@ -39,7 +39,9 @@ def note_hashes(settings: Settings) -> None:
 
 WRITERS: dict[str, Callable[[Settings], object]] = {
     "a change": change_something,
-    "a pin": lambda settings: HubLock(settings.state_dir).set("a/b", "main", Pin("0" * 40, "")),
+    "a pin": lambda settings: HubLock(settings.state_dir).set(
+        "a/b", "main", RevisionPin("0" * 40, "")
+    ),
     "a start": lambda settings: durations.remember(settings.state_dir, "x", {"load": 1.0}),
     "a cluster": lambda settings: ClusterRecord.below(settings.state_dir).note("m", ("a", "b")),
     "hashes": note_hashes,

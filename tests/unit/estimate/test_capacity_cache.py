@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.twin import TwinShape
 from sparkdeploy.checkpoint.twin.config import model_config
+from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate.kv_cache import CacheLayout, cache_layout, slot_bytes, state_bytes

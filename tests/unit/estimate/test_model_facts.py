@@ -8,7 +8,8 @@ import pytest
 
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.checkpoint.safetensors import read_header
-from sparkdeploy.checkpoint.twin import ExpertFormat, TwinShape, build_twin
+from sparkdeploy.checkpoint.twin.build import build_twin
+from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.model_facts import (
     WeightKind,

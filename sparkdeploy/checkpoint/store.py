@@ -1,0 +1,102 @@
+"""What lies on this machine: downloads and prepared checkpoints, listed, found and removed."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sparkdeploy.checkpoint.cache import repo_of, snapshot_folder
+from sparkdeploy.checkpoint.fp8_shard import read_shard
+from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.manifest import read_manifest
+from sparkdeploy.checkpoint.prebuilt import shard_store
+from sparkdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.settings import Settings
+
+HINT = "`sparkdeploy checkpoint ls` shows what is"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One thing on disk. `size_bytes` counts real files only, so links cost nothing."""
+
+    kind: Literal["download", "prepared", "fp8"]
+    name: str
+    state: str
+    path: Path
+    size_bytes: int
+
+
+def stored(settings: Settings) -> Iterator[Stored]:
+    """Everything in the hub's cache, our own checkpoints, and the FP8 tensors kept for them."""
+    pins = HubLock(settings.state_dir).pins()
+    for root in sorted(settings.hub_cache.glob("models--*--*")):
+        repo = repo_of(root)
+        if "--" in repo:
+            # Nobody can say which repository that is; the hub has none of such a name.
+            continue
+        states = [
+            f"{revision} = {pin.commit[:12]}{', verified' if pin.is_verified else ''}"
+            for (name, revision), pin in pins.items()
+            if name == repo
+        ]
+        yield Stored("download", repo, "; ".join(states) or "not pinned", root, _size_of(root))
+    for path in sorted(_prepared_folder(settings).glob("[!.]*")):
+        manifest = read_manifest(path)
+        state = "unfinished" if manifest is None else f"from {manifest.source_name}"
+        yield Stored("prepared", path.name, state, path, _size_of(path))
+    for path in sorted(shard_store(settings).glob("[!.]*")):
+        shard = read_shard(path)
+        state = "unfinished" if shard is None else f"from {shard.origin}"
+        yield Stored("fp8", path.name, state, path, _size_of(path))
+
+
+def find_stored(name: str, settings: Settings) -> Stored:
+    """The thing of this name; CheckpointError when there is none."""
+    for item in stored(settings):
+        if item.name == name:
+            return item
+    raise CheckpointError(f"{name} is not on this machine.", hint=HINT)
+
+
+def find_folder(name: str, settings: Settings) -> Path:
+    """The folder that a name means: itself, a prepared checkpoint, or a download that is pinned.
+
+    Raises CheckpointError when it means none of them.
+    """
+    for candidate in (Path(name).expanduser(), _prepared_folder(settings) / name):
+        if (candidate / "config.json").is_file():
+            return candidate.absolute()
+    repo, _, revision = name.partition("@")
+    pin = HubLock(settings.state_dir).pin(repo, revision or "main")
+    if pin is not None:
+        return snapshot_folder(settings.hub_cache, repo, pin.commit)
+    raise CheckpointError(f"{name} is no checkpoint on this machine.", hint=HINT)
+
+
+def remove(item: Stored, settings: Settings) -> None:
+    """Delete it with everything recorded about it; CheckpointError when a file stays."""
+    try:
+        shutil.rmtree(item.path)
+    except OSError as error:
+        raise CheckpointError(f"{item.path} cannot be removed: {error}") from error
+    if item.kind == "download":
+        HubLock(settings.state_dir).forget(item.name)
+
+
+def _prepared_folder(settings: Settings) -> Path:
+    return settings.data_dir / "m" / "ck"
+
+
+def _size_of(folder: Path) -> int:
+    return sum(
+        path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )

@@ -1,0 +1,270 @@
+"""What the commands of `checkpoint` do, but for `pull`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checkpoint.contents import ModelSizes, model_sizes
+from sparkdeploy.checkpoint.draft_vocabulary import (
+    HINT,
+    DraftVocabulary,
+    count_tokens,
+    rank_tokens,
+    vocabulary_file,
+    write_vocabulary,
+)
+from sparkdeploy.checkpoint.fp8 import Mismatch, expected_bytes
+from sparkdeploy.checkpoint.hub import open_hub
+from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.prebuilt import bring_fp8, fp8_bytes
+from sparkdeploy.checkpoint.ranges import HubRanges, read_config
+from sparkdeploy.checkpoint.standalone import build_standalone
+from sparkdeploy.checkpoint.store import Stored, find_stored, remove
+from sparkdeploy.checkpoint.verify import Verified, verify_bytes
+from sparkdeploy.commands.drafting import Request, connect, resolve
+from sparkdeploy.console import console, format_bytes
+from sparkdeploy.deploy.changing import changing
+from sparkdeploy.deploy.deployments import list_deployments
+from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
+from sparkdeploy.estimate.model_facts import read_shipped_facts
+from sparkdeploy.node import facts
+from sparkdeploy.plan.make import OVERLAY_WRITE_BYTES
+from sparkdeploy.plan.observe import locate_model
+from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.settings import Settings, resources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sparkdeploy.checkpoint.manifest import Manifest
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.recipe.schema import Model, Recipe
+
+
+def write_standalone(
+    recipe: str,
+    assignments: Sequence[str],
+    out: Path,
+    settings: Settings,
+    *,
+    mismatch: Mismatch,
+    replaces: Callable[[Path], bool],
+) -> Manifest:
+    """Write a recipe's model with FP8 shared experts as a checkpoint of its own.
+
+    Raises CheckpointError when the model is not here, the recipe names no FP8 source, or the
+    source does not hold what the model needs.
+    """
+    resolved = resolve(Request(recipe, tuple(assignments)), settings).recipe
+    located = locate_model(resolved, settings)
+    if located.source is None or not isinstance(located.fact, ModelFact):
+        raise CheckpointError(
+            f"{resolved.model.repo} is not on this machine.",
+            hint=f"sparkdeploy checkpoint pull {resolved.model.repo}",
+        )
+    size_bytes, free_bytes = located.fact.size_bytes, facts.free_bytes(out.absolute().parent)
+    if free_bytes is not None and size_bytes > free_bytes:
+        raise CheckpointError(
+            f"disk: {out} takes {format_bytes(size_bytes)}, {format_bytes(free_bytes)} are free.",
+            hint="name a folder on another disk",
+        )
+    shard = bring_fp8(resolved.checkpoint, located.source, settings, mismatch)
+    if shard is None:
+        raise CheckpointError(
+            "the recipe names no repository of FP8 tensors.",
+            hint="--set checkpoint.fp8_dense.mode=prebuilt "
+            "--set checkpoint.fp8_dense.source=Qwen/Qwen3.5-122B-A10B-FP8",
+        )
+    with console.step(f"standalone checkpoint {out}") as step:
+        return build_standalone(
+            located.source, shard, out, replaces=replaces, on_progress=step.progress
+        )
+
+
+def verify_deep(folder: Path, settings: Settings) -> Verified:
+    """Check headers, and every byte of the files whose hash is known."""
+    pins = HubLock(settings.state_dir).pins().values()
+    files = next((pin.files for pin in pins if pin.commit == folder.name), ())
+    stated = {file.name: file.sha256 for file in files if file.sha256 is not None}
+    with console.step(f"every byte of {folder}") as step:
+        return verify_bytes(folder, stated, step.progress)
+
+
+def remove_stored(name: str, settings: Settings, consent: Callable[[str], bool]) -> Stored:
+    """Delete a download or a prepared checkpoint after asking; nothing is started meanwhile.
+
+    Raises NodeError while deployments run from it, before anybody is asked and again after.
+    """
+    item = find_stored(name, settings)
+    _refuse_if_mounted(item, settings)
+    if not consent(f"Delete {item.path} ({format_bytes(item.size_bytes)})?"):
+        raise SparkdeployError(f"{name} was not deleted", hint="say yes, or pass --yes")
+    with changing(settings, f"checkpoint rm {name}"):
+        _refuse_if_mounted(item, settings)
+        remove(item, settings)
+    return item
+
+
+def _refuse_if_mounted(item: Stored, settings: Settings) -> None:
+    """Raise NodeError naming the deployments that run from this folder, and how to stop them.
+
+    A stopped one that needs it, also one that is kept for `rollback`, is named and stops nothing.
+    Where no Docker Engine answers, this only warns.
+    """
+    try:
+        host = connect(settings)
+    except NodeError as error:
+        console.warn(f"whether a deployment uses {item.name} is not known: {error.message}")
+        return
+    with host:
+        running = _running_from(item, host)
+    if running:
+        raise NodeError(
+            f"{item.name} is in use by deployment {', '.join(running)}",
+            hint=" && ".join(f"sparkdeploy down {name}" for name in running),
+        )
+
+
+def _running_from(item: Stored, host: DockerHost) -> list[str]:
+    running: list[str] = []
+    folder = item.path.resolve()
+    for deployment in list_deployments(host):
+        users = [
+            fact
+            for fact in deployment.containers
+            if any(
+                Path(source).resolve().is_relative_to(folder)
+                for source in host.mounted_from(fact.container_id)
+            )
+        ]
+        if any(fact.is_running for fact in users):
+            running.append(deployment.name)
+        elif users:
+            console.warn(f"{deployment.name} is stopped and will not start without {item.name}")
+    return running
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointNeeds:
+    """What making a recipe's checkpoint needs; None where no source states it."""
+
+    model: str
+    is_here: bool
+    known_from: str
+    """Who states the sizes: files, the hub, or facts that were shipped and derived."""
+    fetch_bytes: int | None
+    write_bytes: int | None
+    free_bytes: int | None
+    hub_free_bytes: int | None
+    standalone_bytes: int | None
+    """What `--standalone` would write."""
+
+
+def checkpoint_needs(
+    recipe: str, assignments: Sequence[str], settings: Settings
+) -> CheckpointNeeds:
+    """State bytes to fetch, bytes to write and free space; nothing is changed, not even a pin.
+
+    The hub is asked about a model that is neither here nor pinned; where it does not answer, the
+    shipped facts do.
+    """
+    resolved = resolve(Request(recipe, tuple(assignments)), settings).recipe
+    located = locate_model(resolved, settings)
+    fact, overlay_bytes = located.fact, OVERLAY_WRITE_BYTES
+    fetch_bytes: int | None
+    model_bytes: int | None
+    if is_here := isinstance(fact, ModelFact) and located.source is not None:
+        known_from, model_bytes = "the files", fact.size_bytes
+        fetch_bytes = fp8_bytes(resolved.checkpoint, located.source, settings)
+        if fact.overlay is None or fact.overlay.is_complete:
+            overlay_bytes = 0
+    else:
+        known_from, model_bytes, shard_bytes = _sizes_elsewhere(resolved, settings)
+        fetch_bytes = None
+        if model_bytes is not None and shard_bytes is not None:
+            fetch_bytes = model_bytes + shard_bytes
+    return CheckpointNeeds(
+        model=resolved.model.path or resolved.model.repo,
+        is_here=is_here,
+        known_from=known_from,
+        fetch_bytes=fetch_bytes,
+        write_bytes=None if fetch_bytes is None else fetch_bytes + overlay_bytes,
+        free_bytes=facts.free_bytes(settings.data_dir),
+        hub_free_bytes=facts.free_bytes(settings.hub_cache),
+        standalone_bytes=model_bytes,
+    )
+
+
+def _sizes_elsewhere(recipe: Recipe, settings: Settings) -> tuple[str, int | None, int | None]:
+    """Who states it, bytes of the model's repository, and of the FP8 tensors it would take."""
+    takes_fp8 = recipe.checkpoint.fp8_dense.source is not None
+    try:
+        return _sizes_on_hub(recipe.model, settings, takes_fp8=takes_fp8)
+    except CheckpointError as error:
+        shipped = read_shipped_facts(resources() / "recipes" / "facts" / "models.yaml")
+        known = shipped.get(recipe.model.repo)
+        if known is None:
+            return f"nobody: {error.message}", None, None
+        shape = known.architecture
+        sizes = ModelSizes(
+            layers=shape.layers,
+            hidden=shape.hidden_size,
+            vocab=shape.vocab_size,
+            experts=shape.num_experts,
+            shared_expert_intermediate=shape.shared_expert_intermediate_size,
+            mtp_layers=shape.mtp_num_hidden_layers,
+            ties_embeddings=False,
+        )
+        said = f"shipped facts, derived, because {error.message}"
+        return said, known.total_bytes, expected_bytes(sizes) if takes_fp8 else 0
+
+
+def _sizes_on_hub(model: Model, settings: Settings, *, takes_fp8: bool) -> tuple[str, int, int]:
+    """What the hub says now, in one try, of the pinned commit or the branch."""
+    hub = replace(open_hub(settings), attempts=1)
+    pin = HubLock(settings.state_dir).pin(model.repo, model.revision)
+    if pin is not None and pin.files:
+        found, known_from = pin.facts(model.repo, model.revision), f"pinned at {pin.commit[:12]}"
+    else:
+        found = hub.describe(model.repo, pin.commit if pin is not None else model.revision)
+        known_from = f"the hub, at {found.commit[:12]}"
+    if not takes_fp8:
+        return known_from, found.size_bytes, 0
+    config = read_config(HubRanges(hub, found))
+    return known_from, found.size_bytes, expected_bytes(model_sizes(config))
+
+
+def count_for(
+    recipe: str, assignments: Sequence[str], texts: Sequence[Path], settings: Settings
+) -> DraftVocabulary:
+    """Count the tokens of a recipe's model in files and in the files of folders; keep the order.
+
+    Raises CheckpointError when the model is not here or when there is nothing to count.
+    """
+    wanted = resolve(Request(recipe, tuple(assignments)), settings).recipe
+    source = locate_model(wanted, settings).source
+    if source is None:
+        raise CheckpointError(
+            f"{wanted.model.repo} is not here, and its tokenizer is needed",
+            hint=f"sparkdeploy checkpoint pull {recipe}",
+        )
+    files = [
+        file
+        for text in texts
+        for file in (sorted(text.rglob("*")) if text.is_dir() else [text])
+        if file == text or file.is_file()
+    ]
+    with console.step(f"tokens of {len(files)} files") as step:
+        counted = count_tokens(source.files_dir, files, on_progress=step.progress)
+    if not counted.counts:
+        raise CheckpointError("there is no text in what was named", hint=HINT)
+    vocabulary = DraftVocabulary(
+        tokens=rank_tokens(counted.counts, special=counted.special, vocabulary=counted.vocabulary),
+        counted=sum(counted.counts.values()),
+        distinct=len(counted.counts),
+        texts=tuple(map(str, texts)),
+    )
+    write_vocabulary(vocabulary_file(wanted.model, settings), vocabulary)
+    return vocabulary
