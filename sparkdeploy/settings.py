@@ -26,6 +26,11 @@ LOGIN = re.compile(r"//[^/@\s]+@")
 SHARED_LOCK_DIR = "/run/lock/sparkdeploy"
 CA_BUNDLE_VARIABLES = ("SPARKDEPLOY_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
 
+# `--on NODE` sets these for the program on that node.
+ON_VARIABLE = "SPARKDEPLOY_ON"
+RECIPES_VARIABLE = "SPARKDEPLOY_RECIPES_DIR"
+CLUSTER_VARIABLE = "SPARKDEPLOY_CLUSTER_FILE"
+
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
@@ -135,7 +140,7 @@ def load_settings(env: Mapping[str, str] = os.environ) -> Settings:
         hosts=Hosts(**{name: values[name] for name in _default_hosts()}),
         build=_build_network(values, env),
         node_name=socket.gethostname(),
-        cluster=file.get("cluster"),
+        cluster=file.get("cluster") or _sent_cluster(env),
         sources=sources,
     )
 
@@ -225,6 +230,11 @@ def _read_config(path: Path) -> dict[str, Any]:
             detail="\n".join(lines),
             hint="keys: " + ", ".join(_ConfigFile.model_fields),
         ) from error
+
+
+def _sent_cluster(env: Mapping[str, str]) -> dict[str, Any] | None:
+    file = env.get(CLUSTER_VARIABLE)
+    return yaml_text.load(yaml_text.read_text(Path(file)), file) if file else None
 
 
 def _hub_cache(env: Mapping[str, str]) -> Path:

@@ -8,6 +8,7 @@ import selectors
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -81,6 +82,36 @@ def follow(argv: Sequence[str], on_text: Callable[[str], None]) -> Completed:
             on_text(text)
         code = program.wait()
         return Completed(tuple(argv), code, "".join(said), program.errors())
+
+
+def is_at_terminal() -> bool:
+    """Say whether a person sits before all three standard streams."""
+    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
+def attached(
+    argv: Sequence[str], *, on_interrupt: Callable[[], None], patience_s: float
+) -> int | None:
+    """Run a program on our own standard streams; return its exit code.
+
+    At a terminal it hears Ctrl-C itself. Else it is spared, and `on_interrupt` says it to whom it
+    concerns; None when the program has not ended `patience_s` after the last one.
+    """
+    console.detail(shlex.join(argv))
+    timeout_s = None
+    process = subprocess.Popen(list(argv), start_new_session=not is_at_terminal())
+    try:
+        while True:
+            try:
+                return process.wait(timeout_s)
+            except KeyboardInterrupt:
+                on_interrupt()
+                timeout_s = patience_s
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from sparkdeploy.cli.bench_quality import (
     answer,
     one_side,
 )
-from sparkdeploy.cli.options import JsonOption
+from sparkdeploy.cli.options import JsonOption, OnOption
 from sparkdeploy.console import console
 from sparkdeploy.errors import UsageError
 
@@ -85,6 +85,7 @@ def measure(
         float | None, typer.Option(min=0, help="Like --gate, against this many tok/s.")
     ] = None,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Measure a deployment (or --url) and keep the record."""
     from sparkdeploy.bench import compare as gates
@@ -110,7 +111,10 @@ def measure(
         gates.require_gate(gates.gate_of(finished.run, *held))
 
 
-def list_runs(as_json: JsonOption = False) -> None:
+def list_runs(
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
     """List the runs that were kept."""
     from sparkdeploy.bench.tables import list_lines
     from sparkdeploy.commands.bench.run import shelf_of
@@ -135,6 +139,7 @@ def list_runs(as_json: JsonOption = False) -> None:
 def show_run(
     run: Annotated[str, typer.Argument(help="An id, a label (its newest run) or a file.")],
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Show one run: what made it and what it measured."""
     from sparkdeploy.commands.bench.run import shelf_of
@@ -143,7 +148,11 @@ def show_run(
     _print_run(shelf_of(load_settings()).find(run).run, as_json=as_json)
 
 
-def compare_runs(runs: RunsArgument, as_json: JsonOption = False) -> None:
+def compare_runs(
+    runs: RunsArgument,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
     """Compare runs with the first one.
 
     Rounds are paired; each difference comes with its 95 % interval.

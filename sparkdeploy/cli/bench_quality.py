@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption
+from sparkdeploy.cli.options import JsonOption, OnOption
 from sparkdeploy.console import console
 from sparkdeploy.errors import BenchError, UsageError
 
@@ -85,6 +85,7 @@ def quality(
         typer.Option(min=0, help="Mean |change of ln p| in nats; not judged if unset."),
     ] = None,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Compare what two models think of every token of the same texts.
 
@@ -125,6 +126,7 @@ def needle(
         bool, typer.Option("--gate", help="Exit 8 when a needle was not found.")
     ] = False,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Hide a sentence in long texts and see whether the model finds it."""
     from sparkdeploy.bench.quality.needle import needle_lines
@@ -148,6 +150,7 @@ def tools(
     key_file: KeyFileOption = None,
     gate: Annotated[bool, typer.Option("--gate", help="Exit 8 when a call went wrong.")] = False,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """See whether tool calls come out of the parser as calls."""
     from sparkdeploy.bench.quality.tool_calls import tool_lines

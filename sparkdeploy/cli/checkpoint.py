@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, RecipeArgument, SetOption, YesOption
+from sparkdeploy.cli.options import JsonOption, OnOption, RecipeArgument, SetOption, YesOption
 from sparkdeploy.console import console, format_bytes
 
 group = typer.Typer(
@@ -35,6 +35,7 @@ def pull(
         bool, typer.Option("--update", help="Take what the branch holds now.")
     ] = False,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Download a model or what a recipe needs; verify every file, and keep to that commit."""
     from sparkdeploy.commands.checkpoint_fetch import pull_repositories
@@ -49,7 +50,10 @@ def pull(
 
 
 @group.command("ls")
-def list_stored(as_json: JsonOption = False) -> None:
+def list_stored(
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
     """List downloads and prepared checkpoints."""
     from sparkdeploy.checkpoint.store import stored
     from sparkdeploy.settings import load_settings
@@ -68,6 +72,7 @@ def list_stored(as_json: JsonOption = False) -> None:
 def remove(
     name: Annotated[str, typer.Argument(help="A name that `checkpoint ls` shows.")],
     yes: YesOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Delete a download or a prepared checkpoint that no deployment runs from."""
     from sparkdeploy.commands.checkpoint import remove_stored
@@ -83,6 +88,7 @@ def plan_checkpoint(
     recipe: RecipeArgument = None,
     assignments: SetOption = None,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """State bytes to fetch, bytes to write and free space, before anything starts."""
     from sparkdeploy.commands.checkpoint import checkpoint_needs
@@ -119,6 +125,7 @@ def build(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace another checkpoint in that folder.")
     ] = False,
+    _on: OnOption = None,
 ) -> None:
     """Write a recipe's model with FP8 shared experts as a complete checkpoint for any stack."""
     from sparkdeploy.checkpoint.fp8 import Mismatch

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, PageCacheOption
+from sparkdeploy.cli.options import JsonOption, OnOption, PageCacheOption
 from sparkdeploy.console import console, format_bytes
 
 NameArgument = Annotated[str, typer.Argument(help="The deployment's name.")]
@@ -22,7 +22,10 @@ def register(app: typer.Typer) -> None:
     app.command("diagnose")(diagnose)
 
 
-def status(as_json: JsonOption = False) -> None:
+def status(
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
     """Show every deployment on this machine."""
     from sparkdeploy.commands.operate import current_rows, status_lines
 
@@ -41,6 +44,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on reading.")] = False,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines.")] = None,
     node: Annotated[str | None, typer.Option(help="On a cluster: this node's log.")] = None,
+    _on: OnOption = None,
 ) -> None:
     """Show a deployment's log."""
     from sparkdeploy.commands.operate import read_log
@@ -51,6 +55,7 @@ def logs(
 def down(
     name: NameArgument = "main",
     everything: Annotated[bool, typer.Option("--all", help="Every deployment.")] = False,
+    _on: OnOption = None,
 ) -> None:
     """Stop and remove a deployment; images, checkpoints and caches stay."""
     from sparkdeploy.commands.operate import take_down, take_everything_down
@@ -66,6 +71,7 @@ def rollback(
     name: NameArgument = "main",
     drop_page_cache: PageCacheOption = False,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """End a replacement under way or interrupted, or bring the deployment before this one back."""
     from sparkdeploy.commands.rollback import roll_back

@@ -6,6 +6,7 @@ import typer
 
 from sparkdeploy.cli.options import (
     JsonOption,
+    OnOption,
     RecipeArgument,
     SetOption,
     UnsafeOption,
@@ -24,6 +25,7 @@ def doctor(
     assignments: SetOption = None,
     allow_unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Check this machine for a recipe: GPU, memory, Docker, folders, ports, network."""
     from sparkdeploy.checks import report

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption
+from sparkdeploy.cli.options import JsonOption, OnOption
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import ChangesPendingError, UsageError
 
@@ -80,7 +80,10 @@ def wheelhouse(
 
 
 @group.command("ls")
-def list_images(as_json: JsonOption = False) -> None:
+def list_images(
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
     """List sparkdeploy's images on this machine."""
     from sparkdeploy.commands.image import list_images
     from sparkdeploy.settings import load_settings
@@ -96,7 +99,11 @@ def list_images(as_json: JsonOption = False) -> None:
 
 
 @group.command("show")
-def show_image(image: ImageArgument, as_json: JsonOption = False) -> None:
+def show_image(
+    image: ImageArgument,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
     """Show what an image holds: versions, kernels, the plugin's self-check, its inputs."""
     from sparkdeploy.commands.image import show_image
     from sparkdeploy.settings import load_settings
@@ -117,6 +124,7 @@ def show_image(image: ImageArgument, as_json: JsonOption = False) -> None:
 @group.command("rm")
 def remove_images(
     images: Annotated[list[str], typer.Argument(help="Tags, ids, fingerprints or engines.")],
+    _on: OnOption = None,
 ) -> None:
     """Remove images that sparkdeploy made, and no others."""
     from sparkdeploy.commands.image import remove_images

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +12,34 @@ if TYPE_CHECKING:
     from sparkdeploy.commands.drafting import Request
     from sparkdeploy.settings import Settings
 
+
+def _run_there(context: typer.Context, node: str | None) -> None:
+    """Run the same command on the machine that was named, or that an ssh `docker_host` names."""
+    from sparkdeploy.settings import ON_VARIABLE, load_settings
+
+    if context.resilient_parsing:
+        return
+    settings = load_settings()
+    # What was brought somewhere stays there, also where both machines share their configuration.
+    is_there = ON_VARIABLE in os.environ
+    if node is None and not is_there and (settings.docker_host or "").startswith("ssh://"):
+        node = settings.docker_host
+    if node is not None:
+        from sparkdeploy.commands.elsewhere.run import run_on
+
+        raise typer.Exit(run_on(node, sys.argv[1:], settings))
+
+
+OnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="NODE",
+        callback=_run_there,
+        is_eager=True,
+        help="Run on this node of config.yaml, or ssh destination, instead of here.",
+    ),
+]
 RecipeArgument = Annotated[
     str | None,
     typer.Argument(help="A recipe's name or file; the configured default when left out."),

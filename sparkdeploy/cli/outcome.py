@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from sparkdeploy.console import console
 from sparkdeploy.plan.backends import planned_backends
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.truth import findings
+from sparkdeploy.settings import ON_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +33,8 @@ def deploy_and_print(
     """Run `up`, and print where the model answers."""
     resolved = resolve(request, settings)
     outcome = up(resolved, request, settings, extent=extent, consent=consent, handover=handover)
+    if extent is Extent.ANSWER:
+        _say_way_in(outcome)
     if as_json:
         console.answer_json(_as_dict(outcome, extent))
         return
@@ -57,6 +61,15 @@ def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
     yield f"try: {_example(outcome)}"
     if outcome.plan.deployment.exposure is Exposure.PUBLIC:
         yield f"key: {outcome.plan.folders.key_file}"
+
+
+def _say_way_in(outcome: Outcome) -> None:
+    """Say how the machine that this was typed on reaches a loopback server here."""
+    typed_as = os.environ.get(ON_VARIABLE)
+    if typed_as and outcome.plan.deployment.exposure is Exposure.LOOPBACK:
+        port = outcome.base_url.rpartition(":")[2]
+        command = shlex.join(["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", typed_as])
+        console.info(f"to reach it from where you are: {command}")
 
 
 def _example(outcome: Outcome) -> str:

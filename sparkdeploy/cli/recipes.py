@@ -13,6 +13,7 @@ from sparkdeploy.cli.options import (
     JsonOption,
     KnownBadOption,
     NameOption,
+    OnOption,
     PublicOption,
     RecipeArgument,
     SetOption,
@@ -109,6 +110,7 @@ def plan_recipe(
     allow_known_bad: KnownBadOption = False,
     allow_unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Say what `up` would do, and do nothing; with --hardware, what would fit and how fast."""
     from sparkdeploy.settings import load_settings

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.options import ClusterOption, JsonOption, RecipeArgument, SetOption
+from sparkdeploy.cli.options import ClusterOption, JsonOption, OnOption, RecipeArgument, SetOption
 from sparkdeploy.console import console
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def rehearse(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the server running.")] = False,
     cluster: ClusterOption = False,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Serve a recipe's miniature on this machine's CPU and check its text."""
     from sparkdeploy.commands import rehearse as stage

@@ -11,6 +11,7 @@ from sparkdeploy.cli.options import (
     JsonOption,
     KnownBadOption,
     NameOption,
+    OnOption,
     PageCacheOption,
     PublicOption,
     RecipeArgument,
@@ -46,6 +47,7 @@ def up(
     drop_page_cache: PageCacheOption = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Deploy a recipe: images, checkpoint, container, and the model's first answer."""
     from sparkdeploy.cli.outcome import deploy_and_print

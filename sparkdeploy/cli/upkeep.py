@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, YesOption
+from sparkdeploy.cli.options import JsonOption, OnOption, YesOption
 from sparkdeploy.console import console, format_bytes
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, remove nothing.")] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Remove our own old images, crash folders and caches, after showing them and their size."""
     import time

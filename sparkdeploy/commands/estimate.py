@@ -14,6 +14,7 @@ from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate import capacity, model_facts, picture, speed, speed_report
 from sparkdeploy.estimate.hardware import Hardware, hardware_named, hardware_seen, read_hardware
 from sparkdeploy.node import facts as node_facts
+from sparkdeploy.recipe.library import recipe_folders
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings, resources
 
@@ -106,7 +107,7 @@ def outlook_for(
     """
     settings = load_settings()
     # Not from drafting, which imports all that deploys and would double the time of the answer.
-    shelf = Library((settings.config_dir / "recipes", resources() / "recipes"))
+    shelf = Library(recipe_folders(settings))
     resolved = load_recipe(shelf, recipe or settings.default_recipe, tuple(assignments or ()))
     folder = resources() / "recipes" / "facts"
     machine = _machine(hardware, read_hardware(folder / "hardware.yaml"))

@@ -56,12 +56,12 @@ def _addressable(address: str) -> Iterator[None]:
     except ValueError as error:
         raise NodeError(
             f"{address} is no address of a Docker Engine: {error}",
-            hint="DOCKER_HOST or docker_host is like unix:///var/run/docker.sock or ssh://user@host",
+            hint="DOCKER_HOST or docker_host is like unix:///var/run/docker.sock",
         ) from error
 
 
 class DockerConnection:
-    """A connection to one Docker Engine, local or `ssh://`; a context manager."""
+    """A connection to one Docker Engine; a context manager."""
 
     def __init__(self, docker_host: str | None = None) -> None:
         """Connect and ask for the version; raise NodeError when nobody answers."""

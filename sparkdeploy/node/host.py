@@ -7,7 +7,7 @@ from sparkdeploy.node.images import Images
 
 
 class DockerHost(Images, Containers):
-    """One Docker Engine, local or `ssh://`, with its images and containers; a context manager.
+    """One Docker Engine with its images and containers; a context manager.
 
     Opening raises NodeError when nobody answers, and so does every call that the engine refuses.
     """

@@ -13,8 +13,14 @@ START_HINT = "start it: `sudo systemctl start docker`, or `sudo dockerd &` witho
 def require_listener(address: str) -> None:
     """Knock on a local socket first: the SDK leaks its own when nobody answers.
 
-    Raises NodeError that tells a dead engine from a missing right.
+    Raises NodeError that tells a dead engine from a missing right, and for an engine behind ssh:
+    its machine's memory, disks and models are not this one's.
     """
+    if address.startswith("ssh://"):
+        raise NodeError(
+            f"docker at {address} is another machine's, and this command is about its own",
+            hint=f"pass `--on {address}` where a command has it, or run it on that machine",
+        )
     if not address.startswith("unix://"):
         return
     path = address.removeprefix("unix://")

@@ -114,6 +114,11 @@ class SshLink:
         self._folder.cleanup()
 
     @property
+    def name(self) -> str:
+        """Return what messages call the node."""
+        return self._target.name
+
+    @property
     def is_open(self) -> bool:
         """Say whether it still stands."""
         return self._program.is_alive
@@ -124,15 +129,19 @@ class SshLink:
         """Run a POSIX shell script there; NodeError when the connection does not carry it."""
         if not self.is_open:
             raise self._fault(self._program.errors())
-        argv = (*self._control, self._target.address, f"sh -c {shlex.quote(script)}")
-        done = shell.run(argv, stdin=stdin, timeout_s=timeout_s)
+        done = shell.run(self.command(script), stdin=stdin, timeout_s=timeout_s)
         if done.exit_code == SSH_FAILED:
             raise self._fault(done.stderr)
         return done
 
     def start(self, script: str) -> shell.Running:
         """Start a script there that goes on until its input ends."""
-        return shell.Running((*self._control, self._target.address, f"sh -c {shlex.quote(script)}"))
+        return shell.Running(self.command(script))
+
+    def command(self, script: str, *options: str) -> tuple[str, ...]:
+        """Return the command line of an ssh that runs a script there over this connection."""
+        remote = f"sh -c {shlex.quote(script)}"
+        return (*self._control, *options, self._target.address, remote)
 
     def rsync_shell(self, address: str) -> str:
         """Return rsync's `--rsh`: straight to `address` on the fabric where that logs in.

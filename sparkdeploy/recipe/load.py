@@ -155,9 +155,15 @@ def _resolve_inheritance(library: Library, path: Path, chain: Sequence[Path]) ->
     return merge(kept, document)
 
 
-def _locate_parent(library: Library, parent: str, child: Path) -> Path:
+def parent_beside(child: Path, parent: str) -> Path | None:
+    """Return the file that `extends` means where it is named by its place, not from a library."""
     beside = child.parent / (parent if parent.endswith((".yaml", ".yml")) else f"{parent}.yaml")
-    if os.path.isfile(beside) and beside.resolve() != child.resolve():  # noqa: PTH113 - as above
+    is_another = os.path.isfile(beside) and beside.resolve() != child.resolve()  # noqa: PTH113 - as above
+    return beside if is_another else None
+
+
+def _locate_parent(library: Library, parent: str, child: Path) -> Path:
+    if beside := parent_beside(child, parent):
         return beside
     # A user's `v2.yaml` that extends `v2` means the shipped one, not itself.
     others = [folder for folder in library.folders if folder.resolve() != child.parent.resolve()]

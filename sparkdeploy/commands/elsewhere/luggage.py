@@ -1,0 +1,151 @@
+"""What a command takes along: recipes by path, the user's own recipes, the cluster's nodes.
+
+Files keep their place below one folder there, so that what they name relative to one another is
+found. Absolute paths and `~` are the other machine's. No key, token or environment is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy import yaml_text
+from sparkdeploy.commands.elsewhere.bundle import digest_of
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.image.context import ContextFile
+from sparkdeploy.recipe.document import read_document
+from sparkdeploy.recipe.library import recipe_folders
+from sparkdeploy.recipe.load import Library, parent_beside
+from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES, template_question
+from sparkdeploy.recipe.unsafe import consent_hint
+from sparkdeploy.settings import CLUSTER_VARIABLE, RECIPES_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdeploy.settings import Settings
+
+CLUSTER_FILE = "cluster.yaml"
+CONSENT = "--allow-unsafe"
+
+
+@dataclass(frozen=True, slots=True)
+class Luggage:
+    """The command's arguments with the files they need, and which of these are the user's own."""
+
+    argv: tuple[str, ...]
+    paths: frozenset[str]
+    """Those of the arguments that name files in the luggage."""
+    files: tuple[ContextFile, ...]
+    own_recipes: Path
+
+    @property
+    def digest(self) -> str:
+        """Name the folder of these files; empty where there are none."""
+        return digest_of(self.files) if self.files else ""
+
+    def argv_in(self, folder: str) -> tuple[str, ...]:
+        """Return the arguments once the files are in `folder`."""
+        return tuple(
+            f"{folder}/{_place(Path(word))}" if word in self.paths else word for word in self.argv
+        )
+
+    def variables_in(self, folder: str) -> dict[str, str]:
+        """Return how the program there learns of them."""
+        own, found = _place(self.own_recipes), {file.path for file in self.files}
+        variables = {}
+        if any(path.startswith(f"{own}/") for path in found):
+            variables[RECIPES_VARIABLE] = f"{folder}/{own}"
+        if CLUSTER_FILE in found:
+            variables[CLUSTER_VARIABLE] = f"{folder}/{CLUSTER_FILE}"
+        return variables
+
+
+def pack(argv: Sequence[str], settings: Settings) -> Luggage:
+    """Look at the arguments; RecipeError for a recipe that cannot be read or may not be sent."""
+    packer = _Packer(Library(recipe_folders(settings)), settings.config_dir / "recipes")
+    words = [packer.named(word) if _is_recipe_file(word) else word for word in argv]
+    paths = frozenset(word for word in words if _is_recipe_file(word))
+    for path in paths:
+        packer.take(Path(path), is_consented=CONSENT in argv)
+    packer.take_own()
+    files = list(packer.files.values())
+    if settings.cluster is not None:
+        text = yaml_text.dump(dict(settings.cluster))
+        files.append(ContextFile(CLUSTER_FILE, text.encode()))
+    return Luggage(tuple(words), paths, tuple(files), packer.own)
+
+
+def _is_recipe_file(word: str) -> bool:
+    return word.endswith((".yaml", ".yml")) and not word.startswith("-") and Path(word).is_file()
+
+
+def _place(path: Path) -> str:
+    return f"files{os.path.abspath(path)}"  # noqa: PTH100 - links are kept as they are named
+
+
+class _Packer:
+    def __init__(self, library: Library, own: Path) -> None:
+        self._library = library
+        self.own = own
+        self.files: dict[str, ContextFile] = {}
+
+    def named(self, word: str) -> str:
+        """Return a recipe's name where its path is that of a shipped one or of one's own."""
+        path = Path(word)
+        known = self._library.recipe_files().get(path.stem)
+        is_known = known is not None and known.samefile(path) and self._is_own(path)
+        return path.stem if is_known else word
+
+    def take_own(self) -> None:
+        """Take the user's own recipes; what is wrong with one that is not asked for is not said."""
+        for path in sorted(self.own.rglob("*.yaml")):
+            with contextlib.suppress(RecipeError):
+                self.take(path, is_consented=False)
+
+    def take(self, path: Path, *, is_consented: bool) -> None:
+        """Take a recipe with what it extends and its chat template, where they lie beside it."""
+        if _place(path) in self.files:
+            return
+        content = read_document(path).content
+        is_own = self._is_own(path)
+        self._add(path, is_own=is_own)
+        parent, serve = content.get("extends"), content.get("serve")
+        if isinstance(parent, str) and (beside := parent_beside(path, parent)):
+            self.take(beside, is_consented=is_consented)
+        template = serve.get("chat_template") if isinstance(serve, dict) else None
+        if isinstance(template, str) and template and not template.startswith(("/", "~")):
+            if not is_own and not is_consented:
+                _refuse_template(path, template)
+            self._add(path.parent / template, is_own=is_own)
+
+    def _is_own(self, path: Path) -> bool:
+        real = path.resolve()
+        return any(real.is_relative_to(folder.resolve()) for folder in self._library.folders)
+
+    def _add(self, path: Path, *, is_own: bool) -> None:
+        place = _place(path)
+        # There it would count as the user's own words.
+        if not is_own and place.startswith(f"{_place(self.own)}/"):
+            raise RecipeError(
+                f"{path} leads out of the folder of your own recipes",
+                hint="with --on name the file itself",
+            )
+        if not path.is_file():
+            return
+        if path.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise RecipeError(
+                f"{path} is larger than {MAX_TEMPLATE_BYTES} bytes, and is not sent",
+                hint="copy it there, and name it by its absolute path",
+            )
+        self.files[place] = ContextFile(place, path.read_bytes())
+
+
+def _refuse_template(path: Path, template: str) -> None:
+    """A stranger's recipe has no file of this machine sent that it could not have mounted here."""
+    meant = Path(os.path.realpath(path.parent / template))
+    if question := template_question(meant, path.parent):
+        raise RecipeError(f"{path}: serve.chat_template: {question}", hint=consent_hint(str(path)))
