@@ -92,6 +92,7 @@ def diagnose(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")
     ] = None,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Pack all that is known of a failure into one file for a bug report, secrets removed."""
     from sparkdeploy.commands.diagnose import diagnose as pack

@@ -74,6 +74,7 @@ def show_recipe(
     ] = False,
     allow_unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Show a recipe with everything it inherits, and where each value was written."""
     assignments = with_consent(assignments, known_bad=False, unsafe=allow_unsafe)

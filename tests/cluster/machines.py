@@ -54,6 +54,7 @@ PasswordAuthentication no
 StrictModes no
 UsePAM no
 PidFile /run/sshd.pid
+SetEnv {folders}
 """
 
 
@@ -107,7 +108,13 @@ class Machine:
     def start_sshd(self) -> None:
         """Start its sshd and wait until it listens."""
         config = self.own / "sshd_config"
-        config.write_text(SSHD_CONFIG.format(own=self.own))
+        kinds = ("config", "state", "data", "cache")
+        folders = [f"SPARKDEPLOY_{kind.upper()}_DIR={HOME}/{kind}" for kind in kinds]
+        # /root is the real machine's; with --on the program logs in like anybody else.
+        text = SSHD_CONFIG.format(
+            own=self.own, folders=" ".join([*folders, f"HF_HUB_CACHE={HOME}/hub"])
+        )
+        config.write_text(text)
         self._serve("sshd", "/usr/sbin/sshd", "-D", "-e", "-f", str(config))
         self._until("ss -Hltn | grep -q ':22 '")
 

@@ -152,6 +152,17 @@ def test_the_same_interpreter_is_taken_where_it_has_the_same_program(
     assert node.programs == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_an_interpreter_of_another_user_there_is_not_run(
+    node: Node, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = node.has_program("python/bin/python3", body="echo stranger")
+    monkeypatch.setattr(sys, "executable", str(stranger))
+    os.chown(stranger.parents[1], 65534, 65534)
+    node.has_program()
+    assert "stranger" not in said("status", "--on", "spark")[1]
+
+
 def test_so_is_a_real_one(node: Node, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", PYTHON_HERE)
     code, out, err = said("checkpoint", "ls", "--json", "--on", "spark")
@@ -322,7 +333,7 @@ def test_an_ssh_docker_host_means_that_machine(
     assert "there: status\n" in out
     assert "DOCKER_HOST" not in out
     assert "ssh://ada@spark:2222" in node.calls.read_text()
-    code, _, err = said("diagnose")
+    code, _, err = said("image", "export", "main", "x.tar")
     assert code == 4
     assert "--on ssh://ada@spark:2222" in err
     # On that machine nothing is handed on again.

@@ -1,0 +1,116 @@
+"""`--on NODE` for real: a machine without Docker deploys to another one over its sshd."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.conftest import MODEL, Program, docker_of, give_only, ours
+from tests.cluster.stand_in.image import build_stand_in_engine
+from tests.engine.conftest import until
+from tests.engine.shipped_stages import shipped_stages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.machines import Machine
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("recipe", "spark"),
+    pytest.mark.runs("checkpoint", "down", "logs", "plan", "status", "up"),
+]
+SPARK = "spark-b"
+PORT = 18700
+
+
+@pytest.fixture(scope="module")
+def laptop(head: Machine) -> Iterator[Machine]:
+    """A machine whose Docker Engine does not run."""
+    head.stop("dockerd")
+    yield head
+    head.start_dockerd()
+
+
+@pytest.fixture(scope="module")
+def spark(laptop: Machine, worker: Machine) -> None:
+    """The other one has the stand-in and a model, and no recipe."""
+    give_only(worker, shipped_stages()[:1])
+    with docker_of(worker) as host:
+        build_stand_in_engine(host)
+    done = Program(worker).run("checkpoint", "twin", MODEL)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(program: Program, worker: Machine) -> Iterator[None]:
+    yield
+    done = program.run("down", "--on", SPARK)
+    assert done.returncode == 0, done.stderr
+    assert ours(worker) == []
+
+
+def test_every_fact_is_the_nodes_own(program: Program, worker: Machine) -> None:
+    here = program.run("plan", "tiny")
+    assert "docker: images and containers are unknown" in here.stdout
+    planned = program.answer("plan", "tiny", "--on", SPARK)
+    assert "docker" not in json.dumps(planned["warnings"]).lower()
+    assert ours(worker) == []
+
+
+def test_a_deployment_is_started_asked_and_ended_there(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    done = program.run("up", "tiny", "--yes", "--on", SPARK)
+    assert done.returncode == 0, done.stderr
+    assert f"main answers at http://127.0.0.1:{PORT}/v1" in done.stdout
+    tunnel = f"ssh -N -L {PORT}:127.0.0.1:{PORT} root@{worker.address}"
+    assert f"to reach it from where you are: {tunnel}\n" in done.stderr
+    assert len(ours(worker)) == 1
+    (row,) = program.answer("status", "--on", f"root@{worker.address}")
+    assert (row["name"], row["recipe"], row["port"]) == ("main", "tiny", PORT)
+    assert "startup complete" in program.run("logs", "--on", SPARK).stdout
+    served = head.run(
+        f"{tunnel} & trap 'kill $!' EXIT; for _ in $(seq 50); do sleep 0.1; "
+        f"curl -sf http://127.0.0.1:{PORT}/v1/models && exit; done; exit 1"
+    )
+    assert json.loads(served)["data"]
+    again = program.run("up", "tiny", "--yes", "--on", SPARK)
+    assert "main was up already" in again.stdout, again.stderr
+
+
+def test_a_detached_start_goes_on_there(program: Program, worker: Machine) -> None:
+    done = program.run("up", "tiny", "--yes", "--detach", "--on", SPARK)
+    assert done.returncode == 0, done.stderr
+    until(lambda: program.answer("status", "--on", SPARK)[0]["state"] == "healthy", timeout_s=60)
+
+
+def test_ctrl_c_here_is_ctrl_c_there(program: Program, head: Machine, worker: Machine) -> None:
+    slow = "serve.env={STAND_IN_LOAD_S: '200'}"
+    process = program.start("up", "tiny", "--yes", "--set", slow, "--on", SPARK)
+    until(lambda: ours(worker) != [], timeout_s=120)
+    worker.run("pgrep -f 'sparkdeploy up [t]iny'")
+    # Not the ssh of ours: its arguments lack the option.
+    head.run("pkill -INT -f 'sparkdeploy up [t]iny .*--on'")
+    done = program.finish(process)
+    assert done.returncode == 130, done.stderr
+    assert worker.run("pgrep -f 'sparkdeploy up [t]iny'", check=False) == ""
+
+
+def test_a_connection_that_breaks_names_the_node(program: Program, worker: Machine) -> None:
+    slow = "serve.env={STAND_IN_LOAD_S: '200'}"
+    process = program.start("up", "tiny", "--yes", "--set", slow, "--on", SPARK)
+    until(lambda: ours(worker) != [], timeout_s=120)
+    worker.stop("sshd")
+    with contextlib.ExitStack() as stack:
+        stack.callback(worker.start_sshd)
+        done = program.finish(process)
+    assert done.returncode == 4, done.stdout
+    assert f"error: {SPARK}: " in done.stderr
+    assert f"`sparkdeploy status --on {SPARK}` says what goes on there" in done.stderr
+    worker.run("pkill -INT -f 'sparkdeploy up [t]iny'", check=False)
+    until(lambda: worker.run("pgrep -f 'sparkdeploy up [t]iny'", check=False) == "", timeout_s=60)
