@@ -407,7 +407,7 @@ def test_a_recipe_travels_with_what_it_names_and_nothing_else(
 ) -> None:
     node.has_uv()
     monkeypatch.chdir(recipes)
-    code, out, err = said("plan", "./mine.yaml", "--json", "--on", "spark")
+    code, out, err = said("show", "./mine.yaml", "--json", "--on", "spark")
     assert code == 0, err
     assert '"mine"' in out
     inside = f"files{recipes}"
@@ -415,7 +415,7 @@ def test_a_recipe_travels_with_what_it_names_and_nothing_else(
         f"{inside}/mine.yaml", f"{inside}/t.jinja", f"{inside}/base/theirs.yaml"
     }  # fmt: skip
     (again,) = (node.cache / "from").glob("*")
-    assert said("plan", str(recipes / "mine.yaml"), "--on", "spark")[0] == 0
+    assert said("show", str(recipes / "mine.yaml"), "--on", "spark")[0] == 0
     assert list((node.cache / "from").glob("*")) == [again]
 
 
@@ -431,8 +431,8 @@ def test_a_strangers_recipe_is_a_stranger_there_too(node: Node, said: Said, reci
     own.parent.mkdir(exist_ok=True)
     recipes.rename(own)
     (own / "secret").unlink()
-    assert said("plan", "mine", "--on", "spark")[0] == 0
-    assert said("plan", str(own / "mine.yaml"), "--on", "spark")[0] == 0
+    assert said("show", "mine", "--on", "spark")[0] == 0
+    assert said("show", str(own / "mine.yaml"), "--on", "spark")[0] == 0
 
 
 @pytest.mark.parametrize("template", ["../../outside.jinja", "secret", ".hidden.jinja"])
