@@ -165,7 +165,9 @@ class _Up:
             plan = self._draft()
             refuse(plan)
         if self.extent is not Extent.PREPARE and not plan.has_work:
-            console.info(f"nothing to do: {self.name} runs as {plan.resolved.recipe.name} says")
+            where = "" if plan.formation.is_alone else " on every node"
+            recipe = plan.resolved.recipe.name
+            console.info(f"nothing to do: {self.name} runs{where} as {recipe} says")
             return plan, self._is_starting()
         for line in plan_lines(plan):
             console.info(line)

@@ -107,6 +107,8 @@ def files(stage: Stage, settings: Settings) -> tuple[ContextFile, ...]:
 
 def find_wheels(stage: Stage, folders: Iterable[Path]) -> dict[Path, PackagePin]:
     """Return the wheels of these folders that the stage's lock pins, each file name once."""
+    if not stage.pins:
+        return {}
     platform = WheelPlatform(stage.architecture, stage.python)
     found: dict[str, tuple[Path, PackagePin]] = {}
     for folder in folders:

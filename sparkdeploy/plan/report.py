@@ -81,37 +81,38 @@ def _steps(plan: Plan) -> Iterator[str]:
 
 
 def _place(plan: Plan, part: Part) -> str:
-    name = f"sparkdeploy-{plan.deployment.name}"
-    port = f"port {plan.resolved.recipe.serve.port}"
     if plan.formation.is_alone:
-        return f"{name} on {port}"
-    return f"{part.node}: rank {part.seat.rank}" + (f", head, {port}" if part.seat.is_head else "")
+        return f"sparkdeploy-{plan.deployment.name} on port {plan.resolved.recipe.serve.port}"
+    seat = part.seat
+    role = f"head, port {plan.resolved.recipe.serve.port}" if seat.is_head else "worker"
+    rdma = f"RDMA {' '.join(seat.rdma)}" if seat.rdma else "no RDMA"
+    return f"{seat.node}: rank {seat.rank}, {role}, {seat.address} on {seat.interface}, {rdma}:"
 
 
 def _division(plan: Plan) -> Iterator[str]:
     for part in plan.parts:
-        seat, needs = part.seat, part.needs
-        rdma = f"RDMA {' '.join(seat.rdma)}" if seat.rdma else "no RDMA"
-        takes = [f"{seat.address} on {seat.interface}", rdma]
-        if needs.weights_bytes is not None:
-            takes.append(f"{format_gib(needs.weights_bytes)} of weights")
-        if needs.memory_bytes is not None:
-            takes.append(f"memory {format_gib(needs.memory_bytes)}")
-        if not seat.is_head:
-            sent = "unknown" if needs.sent_bytes is None else format_bytes(needs.sent_bytes)
-            takes.append(f"to send {sent}")
-        yield f"      {seat.node}: {', '.join(takes)}"
+        yield f"      {part.node} takes {', '.join(_takes(part))}"
     formation = plan.formation
     sizes = {
         "tensor": formation.tensor_parallel,
         "pipeline": formation.pipeline_parallel,
         "data": formation.data_parallel,
     }
-    divided = ", ".join(f"{how} parallel {n}" for how, n in sizes.items() if n > 1)
+    divided = ", ".join(f"{how} parallel {size}" for how, size in sizes.items() if size > 1)
     count = len(plan.parts)
     yield f"  {divided} over {count} nodes, back end {formation.backend}"
     for name in formation.left_alone:
         yield f"  {name} is left alone: {count} nodes are enough"
+
+
+def _takes(part: Part) -> Iterator[str]:
+    needs = part.needs
+    weights, memory = needs.weights_bytes, needs.memory_bytes
+    yield f"{'unknown' if weights is None else format_gib(weights)} of weights"
+    yield f"memory {'unknown' if memory is None else format_gib(memory)}"
+    if not part.seat.is_head:
+        sent = "unknown" if needs.sent_bytes is None else format_bytes(needs.sent_bytes)
+        yield f"{sent} to be sent"
 
 
 def _needs(plan: Plan) -> Iterator[str]:

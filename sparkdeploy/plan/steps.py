@@ -175,6 +175,7 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         "container": {**_done_and_why(plan.head), "spec": _spec_as_dict(plan.head)},
         "formation": asdict(plan.formation),
         "parts": [_part_as_dict(part) for part in plan.parts],
+        "nodes": {part.node: _spec_as_dict(part) for part in plan.parts},
         "needs": asdict(plan.needs),
         "checks": [check.as_dict() for check in plan.observed.checks],
         "problems": [asdict(item) for item in plan.problems],
@@ -201,7 +202,6 @@ def _part_as_dict(part: Part) -> dict[str, Any]:
         "rank": part.seat.rank,
         **_done_and_why(part),
         "needs": asdict(part.needs),
-        "spec": _spec_as_dict(part),
     }
 
 

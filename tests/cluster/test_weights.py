@@ -25,17 +25,18 @@ FOLDER = f"{HOME}/weights"
 SLOWLY = 'exec /usr/bin/rsync --bwlimit=4M "$@"'
 SEND = f"""\
 from pathlib import Path
-from sparkdeploy.commands.cluster_look import connected
-from sparkdeploy.deploy.cluster_weights import Tree, same_weights
+from sparkdeploy.deploy.weights import same_tree
 from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.node.cluster import open_nodes
+from sparkdeploy.plan.trees import Tree
 from sparkdeploy.settings import load_settings
 
 settings = load_settings()
-with connected(settings) as cluster:
-    worker = next(machine for machine in cluster.machines if not machine.is_here)
+with open_nodes(settings, frozenset({{"spark-b"}})) as nodes:
+    (worker,) = nodes.others
     tree = Tree(Path("{FOLDER}"), Path("{FOLDER}"), ("blob",))
     try:
-        print("sent", same_weights(tree, cluster.here, worker, settings))
+        print("sent", same_tree(tree, nodes.here, worker, settings))
     except SparkdeployError as error:
         print("failed", error.message, error.hint)
 """

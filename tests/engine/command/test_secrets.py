@@ -122,12 +122,14 @@ def test_what_others_can_read_holds_no_secret(
     ):
         done = program.run(*command)
         places[" ".join(command)] = done.stdout + done.stderr
+        if command[0] == "plan":
+            plan = json.loads(done.stdout)
     folder = save_evidence(
         host,
         deployed,
         tmp_path / "state" / "crashes",
         deployment=deployment,
-        details={"plan": json.loads(places["plan v2 --public --json"])},
+        details={"plan": plan},
     )
     assert (folder / "plan.json").is_file()
     for subject in (deployment, str(folder)):
