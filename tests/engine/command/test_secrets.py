@@ -122,8 +122,7 @@ def test_what_others_can_read_holds_no_secret(
     ):
         done = program.run(*command)
         places[" ".join(command)] = done.stdout + done.stderr
-        if command[0] == "plan":
-            plan = json.loads(done.stdout)
+    plan = json.loads(program.run("plan", "v2", "--public", "--json").stdout)
     folder = save_evidence(
         host,
         deployed,
