@@ -176,6 +176,9 @@ def status_lines(rows: tuple[StatusRow, ...]) -> Iterator[str]:
             yield f"  deployed by {row.user}"
         if row.head:
             yield f"  worker of {row.head}; `sparkdeploy status` there shows the whole"
+        if row.restarts:
+            times = "once" if row.restarts == 1 else f"{row.restarts} times"
+            yield f"  restarted {times}, last because: {row.last_cause}"
         for member in row.members:
             yield f"  {member.node}: {member.state}"
         if row.half_done:

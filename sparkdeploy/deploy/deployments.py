@@ -10,6 +10,9 @@ from sparkdeploy.errors import NodeError
 from sparkdeploy.node.ownership import KEPT_MARK, REPLACED_SUFFIX, is_name
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
+from sparkdeploy.server.forensics import Restarts
+from sparkdeploy.server.health import restarts_of
+from sparkdeploy.terminal import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +26,7 @@ BROKEN = "broken"
 """A cluster that lost a node: its head may look healthy and will hang."""
 HALF_REPLACED = "half replaced"
 OTHER_LAUNCH = "of another start than the head"
+CAUSE_CHARACTERS = 200
 WORKER = "worker"
 """A part of what another machine heads."""
 
@@ -103,6 +107,10 @@ class StatusRow:
     nodes: tuple[str, ...] = ()
     """The nodes that serve it together; none for one machine's."""
     launch: str = ""
+    restarts: int = 0
+    """How often the guard started vLLM again in the running container."""
+    last_cause: str = ""
+    """Why it did so the last time."""
 
 
 def replaced_name(deployment: str) -> str:
@@ -232,6 +240,7 @@ def _row(
     now: datetime,
 ) -> StatusRow:
     fact = deployment.current
+    restarts = restarts_of(host, fact.container_id) if fact.is_running else Restarts()
     return StatusRow(
         name=deployment.name,
         recipe=_recipe(fact),
@@ -247,7 +256,15 @@ def _row(
         head=fact.nodes[0] if deployment.is_of_another_head else "",
         nodes=fact.nodes,
         launch=fact.launch,
+        restarts=restarts.count,
+        last_cause=_last_cause(restarts),
     )
+
+
+def _last_cause(restarts: Restarts) -> str:
+    """A line of the log may be of any length, and hold what a terminal obeys."""
+    said = visible_line(restarts.cause.describe()) if restarts.cause is not None else ""
+    return said if len(said) <= CAUSE_CHARACTERS else said[: CAUSE_CHARACTERS - 3] + "..."
 
 
 def _recipe(fact: ContainerFact) -> str:

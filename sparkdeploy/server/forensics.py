@@ -20,6 +20,8 @@ EXIT_MEMORY_FLOOR = 86
 with 86 becomes 1. No line that vLLM writes counts as a trip.
 """
 MEMORY_FLOOR = "memory_floor"
+MOST_RESTARTS = 1000
+"""A count beyond this is not the guard's, whose orders allow three."""
 _GUARD_FAILURE = re.compile(r'"event": "(?:cannot_run|refused)"')
 _SERVES = "Application startup complete"
 _QUIET_LEVELS = {"DEBUG", "INFO", "WARNING"}
@@ -57,6 +59,24 @@ class Cause:
 
     def describe(self) -> str:
         return f"{self.meaning}: {self.line}" if self.line else self.meaning
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfRun:
+    """How vLLM ended inside a container that runs on."""
+
+    log: str
+    """Up to its end."""
+    exit_code: int | None
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """How often the guard started vLLM again in its container, and why the last time."""
+
+    count: int = 0
+    cause: Cause | None = None
 
 
 _GUARD_STOPPED = Cause(
@@ -116,11 +136,32 @@ def until_last_restart(log: str) -> tuple[str, int | None]:
     """Return a log up to the guard's last restart, and the exit code that came before it."""
     lines = lines_of(log)
     for index, text in reversed(list(enumerate(lines))):
+        if guard_payload(text) is None:
+            continue
         reports = guard_reports(text)
         if reports and reports[0].get("event") == "restart":
             code = reports[0].get("exit_code")
             return "\n".join(lines[:index]), code if isinstance(code, int) else None
     return log, None
+
+
+def restarts_in(log: str) -> Restarts:
+    """Say how often the guard started vLLM again, and why the last time, from a log's end."""
+    told = [report for report in guard_reports(log) if report.get("event") == "restart"]
+    if not told:
+        return Restarts()
+    # The guard counts them itself: earlier ones may stand above the part of the log that is read.
+    number = told[-1].get("restart")
+    count = number if isinstance(number, int) and number <= MOST_RESTARTS else 0
+    return Restarts(max(count, len(told)), end_before_restart(log).cause)
+
+
+def end_before_restart(log: str) -> EndOfRun:
+    """Say how vLLM ended before the guard's last restart."""
+    before, exit_code = until_last_restart(log)
+    # After a memory trip the guard starts nothing again: this code is vLLM's own.
+    own = None if exit_code == EXIT_MEMORY_FLOOR else exit_code
+    return EndOfRun(before, exit_code, root_cause(before, own, oom_killed=False))
 
 
 def log_tail(log: str, line_count: int) -> str:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from sparkdeploy.console import format_seconds
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.server.forensics import (
-    EXIT_MEMORY_FLOOR,
     Cause,
+    Restarts,
+    end_before_restart,
     guard_events,
     log_tail,
+    restarts_in,
     root_cause,
-    until_last_restart,
 )
+from sparkdeploy.server.log_lines import LineSplitter
 from sparkdeploy.server.phases import PhaseTracker, read_whole
 
 if TYPE_CHECKING:
@@ -196,12 +199,26 @@ def _death_by_answering(
     host: DockerHost, container_id: str, fact: ContainerFact
 ) -> ContainerDiedError:
     """Return the error that tells why the server died before the guard's last restart."""
-    log, exit_code = until_last_restart(recent_log(host, container_id, EXAMINED_LINES))
-    # After a memory trip the guard starts nothing again: this code is vLLM's own.
-    own = None if exit_code == EXIT_MEMORY_FLOOR else exit_code
-    cause = root_cause(log, own, oom_killed=False)
-    message = f"{fact.name} died of its first request (exit code {exit_code}): {cause.describe()}"
-    return ContainerDiedError(message, cause, log)
+    end = end_before_restart(recent_log(host, container_id, EXAMINED_LINES))
+    code, cause = end.exit_code, end.cause
+    message = f"{fact.name} died of its first request (exit code {code}): {cause.describe()}"
+    return ContainerDiedError(message, cause, end.log)
+
+
+def restarts_of(host: DockerHost, container_id: str) -> Restarts:
+    """Say how often vLLM was started again in a running container, from its log's last lines.
+
+    A log that cannot be read tells of none.
+    """
+    lines: deque[str] = deque(maxlen=EXAMINED_LINES)
+    splitter = LineSplitter()
+    try:
+        # Split as it comes: Docker's last lines may be of any length, these are cut.
+        for chunk in host.logs(container_id, tail=EXAMINED_LINES, this_run=True):
+            lines.extend(splitter.feed(chunk))
+    except NodeError:
+        return Restarts()
+    return restarts_in("\n".join(lines))
 
 
 def recent_log(host: DockerHost, container_id: str, line_count: int) -> str:

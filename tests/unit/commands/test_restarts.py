@@ -1,0 +1,122 @@
+"""What `status` says of a vLLM that the guard has started again in its container."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.commands import operate
+from sparkdeploy.deploy.deployments import CAUSE_CHARACTERS
+from sparkdeploy.errors import NodeError
+from sparkdeploy.server.health import EXAMINED_LINES
+from tests.unit.commands.lab import reached_alone
+from tests.unit.fake_containers import FakeContainers, container
+from tests.unit.server.log_files import recorded
+
+if TYPE_CHECKING:
+    from sparkdeploy.deploy.deployments import StatusRow
+
+SERVES = "(APIServer pid=8) INFO 06-03 10:20:11 [launcher.py:46] Application startup complete.\n"
+FAULT = recorded("crashes/gpu_fault").decode()
+MEMORY = recorded("crashes/cuda_oom").decode()
+
+
+def restart(number: int, code: int = 1) -> str:
+    said = f'{{"event": "restart", "exit_code": {code}, "restart": {number}, "max_restarts": 3}}'
+    return f"sparkdeploy-guard: {said}\n"
+
+
+@dataclass
+class Logging(FakeContainers):
+    """One container, and what was asked of its log."""
+
+    log: str = ""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def memory_bytes(self, _key: str) -> int:
+        return 0
+
+    def logs(self, *_: object, **options: Any) -> tuple[bytes, ...]:
+        self.asked.append(options)
+        raw = self.log.encode()
+        return tuple(raw[at : at + 1000] for at in range(0, len(raw), 1000))
+
+
+def engine_with(log: str, state: str = "running") -> Logging:
+    fact = container("sparkdeploy-main", state)
+    return Logging({fact.container_id: fact}, log=log)
+
+
+def row_of(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> StatusRow:
+    reached_alone(monkeypatch, engine)
+    monkeypatch.setattr(operate, "answers", lambda _fact: True)
+    (row,) = operate.current_rows()
+    return row
+
+
+def test_a_restart_is_shown_with_its_last_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = f"{SERVES}{MEMORY}{restart(1)}{SERVES}{FAULT}{restart(2)}{SERVES}"
+    row = row_of(monkeypatch, engine_with(log))
+
+    assert (row.state, row.restarts) == ("healthy", 2)
+    assert "CUDA error" in row.last_cause
+    assert f"  restarted 2 times, last because: {row.last_cause}" in operate.status_lines((row,))
+    assert {"restarts", "last_cause"} <= asdict(row).keys()
+
+
+def test_the_guard_knows_of_restarts_that_the_end_of_the_log_does_not_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = row_of(monkeypatch, engine_with(f"{FAULT}{restart(3)}"))
+
+    assert row.restarts == 3
+
+
+def test_once_is_said_as_a_person_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = row_of(monkeypatch, engine_with(f"{SERVES}{restart(1, 139)}{SERVES}"))
+
+    assert list(operate.status_lines((row,)))[-1] == (
+        "  restarted once, last because: it crashed in native code (SIGSEGV)"
+    )
+
+
+@pytest.mark.parametrize(
+    "log",
+    ["", SERVES, f"{FAULT}{SERVES}", f"prompt: {restart(1)}", f"(x pid=1) {restart(2)}"],
+)
+def test_without_a_restart_nothing_is_said(monkeypatch: pytest.MonkeyPatch, log: str) -> None:
+    row = row_of(monkeypatch, engine_with(log))
+
+    assert (row.restarts, row.last_cause) == (0, "")
+    assert not any("restarted" in line for line in operate.status_lines((row,)))
+
+
+def test_only_the_end_of_this_runs_log_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_with(restart(1))
+    row_of(monkeypatch, engine)
+    ended = engine_with(restart(1), "exited")
+
+    assert engine.asked == [{"tail": EXAMINED_LINES, "this_run": True}]
+    assert (row_of(monkeypatch, ended).restarts, ended.asked) == (0, [])
+
+
+@pytest.mark.parametrize("number", ["-1", "9" * 5000, "1e999", '"2"', "true", "5000"])
+def test_a_count_that_is_none_is_not_believed(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    said = f'sparkdeploy-guard: {{"event": "restart", "exit_code": "x", "restart": {number}}}\n'
+    row = row_of(monkeypatch, engine_with(f"RuntimeError: \x1b]0;x\x07{'y' * 5000}\n{said}"))
+
+    assert row.restarts <= 1
+    assert len(row.last_cause) <= CAUSE_CHARACTERS
+    assert "\x1b" not in row.last_cause
+
+
+def test_a_log_that_cannot_be_read_tells_of_no_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_with("")
+
+    def refuse(*_: object, **_options: object) -> tuple[bytes, ...]:
+        raise NodeError("configured logging driver does not support reading")
+
+    monkeypatch.setattr(engine, "logs", refuse)
+    assert row_of(monkeypatch, engine).restarts == 0
