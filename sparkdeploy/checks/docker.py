@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import fail, ok, warn
 from sparkdeploy.console import format_bytes, format_gib
-from sparkdeploy.node.ownership import REPLACED_SUFFIX
+from sparkdeploy.node.ownership import KEPT_MARK, REPLACED_SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.node.container import ContainerFact
@@ -63,31 +63,46 @@ def check_endless_restarts(names: Sequence[str]) -> Finding:
 
 
 def deployment_findings(
-    containers: Sequence[ContainerFact], *, memory_total_bytes: int | None, booting: frozenset[str]
+    containers: Sequence[ContainerFact],
+    *,
+    memory_total_bytes: int | None,
+    booting: frozenset[str],
+    attended: Mapping[str, str],
 ) -> Iterator[Finding]:
-    """Yield what our own containers say of themselves; `booting` have a systemd unit."""
+    """Yield what our own containers say of themselves.
+
+    `booting` have a systemd unit; `attended` are deployments with the command that waits for them.
+    """
     serving = [item for item in containers if item.deployment]
-    yield _check_state(serving)
+    yield _check_state(serving, attended)
     if memory_total_bytes is not None:
         yield _check_promises(serving, memory_total_bytes)
     yield _check_boot(serving, booting)
 
 
-def _check_state(containers: Sequence[ContainerFact]) -> Finding:
+def _check_state(containers: Sequence[ContainerFact], attended: Mapping[str, str]) -> Finding:
     check = "deployments.state"
-    halves = [item.deployment for item in containers if item.name.endswith(REPLACED_SUFFIX)]
+    # A kept one is stopped because it is kept.
+    current = [item for item in containers if KEPT_MARK not in item.name]
+    replaced = {item.deployment for item in current if item.name.endswith(REPLACED_SUFFIX)}
+    halves = sorted(replaced - attended.keys())
     if halves:
         return warn(
             check,
-            f"{', '.join(halves)}: half replaced by an `up` that was interrupted",
+            f"{', '.join(halves)}: half replaced, and no command waits for it (an `up` was "
+            "interrupted or detached; the same `up` waits again)",
             f"sparkdeploy rollback {halves[0]}",
         )
-    dead = [item for item in containers if not item.is_running]
+    settled = [item for item in current if item.deployment not in replaced]
+    dead = [item for item in settled if not item.is_running]
     if dead:
         named = ", ".join(f"{item.deployment} ({item.state} {item.exit_code})" for item in dead)
         return warn(check, f"not running: {named}", f"sparkdeploy logs {dead[0].deployment}")
-    running = ", ".join(f"{item.deployment} runs" for item in containers)
-    return ok(check, running or "nothing is deployed")
+    told = [f"{item.deployment} runs" for item in settled]
+    told += [
+        f"{name} is being replaced: {attended[name]} waits for it" for name in sorted(replaced)
+    ]
+    return ok(check, ", ".join(told) or "nothing is deployed")
 
 
 def _check_promises(containers: Sequence[ContainerFact], total_bytes: int) -> Finding:

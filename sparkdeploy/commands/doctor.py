@@ -17,17 +17,20 @@ from sparkdeploy.checks.surroundings import HurriedMachine, NeededHost, Places, 
 from sparkdeploy.commands.drafting import connect
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.facts import THIS_MACHINE, current_uid
+from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Nodes, node_behind
+from sparkdeploy.node.ownership import REPLACED_SUFFIX
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import decide
 from sparkdeploy.plan.findings import plan_findings
 from sparkdeploy.plan.observe import Registry, observe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.checks.surroundings import Surroundings, TargetName
+    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.machine import Machine
     from sparkdeploy.plan.steps import Plan
@@ -88,7 +91,7 @@ def examine(
         *_machine_findings(seen),
         _engine_finding(connection, plan),
         *([] if host is None or endless is None else [docker.check_endless_restarts(endless)]),
-        *_plan_findings(draft, plan, seen),
+        *_plan_findings(draft, plan, seen, settings),
         *_surroundings_findings(seen),
         *recipe_findings(resolved.recipe, resolved.engine),
     )
@@ -126,18 +129,28 @@ def _engine_finding(connection: _Task[DockerHost], plan: Plan | None) -> Finding
     return docker.check_engine(None, connection.error.message, connection.error.hint)
 
 
-def _plan_findings(draft: _Task[Plan], plan: Plan | None, seen: Surroundings) -> Iterator[Finding]:
+def _plan_findings(
+    draft: _Task[Plan], plan: Plan | None, seen: Surroundings, settings: Settings
+) -> Iterator[Finding]:
     if plan is not None:
         yield from plan_findings(plan)
         yield from docker.deployment_findings(
             plan.observed.head.containers,
             memory_total_bytes=plan.observed.head.facts.memory_total_bytes,
             booting=seen.booting,
+            attended=_attended(plan.observed.head.containers, settings),
         )
     elif draft.error is not None:
         yield fail("folders.model", draft.error.message, draft.error.hint or "")
     else:
         yield not_seen("machine.gpu", f"GPU and Docker did not answer within {DEADLINE_S:g} s")
+
+
+def _attended(containers: Sequence[ContainerFact], settings: Settings) -> dict[str, str]:
+    """Return the deployments that a command waits for or changes, each with that command."""
+    names = {item.deployment for item in containers if item.name.endswith(REPLACED_SUFFIX)}
+    found = ((name, attendant_of(settings.lock_dir, settings.node_name, name)) for name in names)
+    return {name: attendant.describe() for name, attendant in found if attendant is not None}
 
 
 def _surroundings_findings(seen: Surroundings) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from sparkdeploy.deploy.deployments import MemberRow, nodes_of
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import open_nodes, this_node
-from sparkdeploy.node.lock import lock_holder, watch_name
+from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.node.users import is_another
 from sparkdeploy.plan.container import container_name
@@ -154,10 +154,10 @@ def _watched(row: StatusRow, settings: Settings) -> StatusRow:
     """Tell a replacement that somebody waits for from one that was left half done."""
     if not row.half_done:
         return row
-    watcher = lock_holder(settings.lock_dir, watch_name(settings.node_name, row.name))
-    if watcher is None:
+    attendant = attendant_of(settings.lock_dir, settings.node_name, row.name)
+    if attendant is None:
         return replace(row, half_done=_finish(row.name, row.half_done))
-    told = f"{row.half_done}; {watcher.describe()} waits for it"
+    told = f"{row.half_done}; {attendant.describe()} waits for it"
     return replace(row, state=BEING_REPLACED, half_done=told)
 
 

@@ -132,6 +132,17 @@ def lock_holder(folder: Path, node_name: str) -> Holder | None:
     return None
 
 
+def attendant_of(folder: Path, node_name: str, deployment: str) -> Holder | None:
+    """Return who waits for a deployment's start, or changes its containers now; None for nobody."""
+    waiting = lock_holder(folder, watch_name(node_name, deployment))
+    if waiting is not None:
+        return waiting
+    changing = lock_holder(folder, node_name)
+    # One command at a time changes a node: whether this deployment, its words tell.
+    is_meant = changing is not None and deployment in changing.command.split()
+    return changing if is_meant else None
+
+
 def lock_path(folder: Path, node_name: str) -> Path:
     """Return the lock's file; it stays when the lock is free."""
     return folder / (re.sub(r"[^\w.-]", "_", node_name) + ".lock")

@@ -12,17 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checks import machine, network, report, surroundings
+from sparkdeploy.checks import docker, machine, network, report, surroundings
 from sparkdeploy.checks.finding import Finding, Verdict, fail, ok, warn
 from sparkdeploy.checks.recipe import recipe_findings
 from sparkdeploy.checks.surroundings import READ_TIMEOUT_S, HurriedMachine, read_surroundings
 from sparkdeploy.commands import doctor as room
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.gpu import parse_gpu_processes, parse_gpus
+from sparkdeploy.node.lock import node_lock, watching
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import SHARED_LOCK_DIR, load_settings
 from tests.unit.checks.recorded import NAMES, RecordedEngine, Recording, load
 from tests.unit.conftest import REPOSITORY
+from tests.unit.fake_containers import container
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +62,11 @@ def no_engine(_settings: Settings) -> RecordedEngine:
 
 
 def examined(
-    name: str, shipped: Library, monkeypatch: pytest.MonkeyPatch, recipe: str = "v2"
+    name: str,
+    shipped: Library,
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: str = "v2",
+    **changes: Any,
 ) -> dict[str, Finding]:
     recording = load(name)
 
@@ -72,7 +78,8 @@ def examined(
     monkeypatch.setattr(room, "connect", connect)
     monkeypatch.setattr("sparkdeploy.node.facts.free_bytes", lambda _path: 900 * 10**9)
     monkeypatch.setattr("sparkdeploy.node.ports.is_port_free", lambda *_: True)
-    found = room.examine(load_recipe(shipped, recipe), settings_of_ada(), recording)
+    settings = replace(settings_of_ada(), **changes)
+    found = room.examine(load_recipe(shipped, recipe), settings, recording)
     by_check = {item.check: item for item in found}
     assert len(by_check) == len(found), "a check speaks once"
     return by_check
@@ -121,6 +128,41 @@ def test_words_name_the_thing_and_its_value(
     assert "11434 (Ollama)" in found["ports.open"].seen
     assert found["deployments.state"].fix == "sparkdeploy rollback main"
     assert "same network 192.168.177.0/24" in found["network.fabric"].seen
+
+
+@pytest.mark.parametrize("moment", ["it waits", "it changes containers"])
+def test_a_replacement_that_somebody_waits_for_is_no_trouble(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
+) -> None:
+    lock_dir, node = tmp_path / "locks", settings_of_ada().node_name
+    command = "sparkdeploy up v2 --name main"
+    held = {
+        "it waits": watching(lock_dir, node, "main", command=command),
+        "it changes containers": node_lock(lock_dir, node, command=command),
+    }
+    with held[moment]:
+        found = examined("spark-in-trouble", shipped, monkeypatch, lock_dir=lock_dir)
+    state = found["deployments.state"]
+    assert (state.verdict, state.fix) == (Verdict.OK, None)
+    assert state.seen.startswith("small runs, main is being replaced: `sparkdeploy up v2 --name")
+    assert state.seen.endswith("waits for it")
+
+
+def test_a_command_that_changes_something_else_waits_for_nothing(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lock_dir, node = tmp_path / "locks", settings_of_ada().node_name
+    with node_lock(lock_dir, node, command="sparkdeploy down small"):
+        found = examined("spark-in-trouble", shipped, monkeypatch, lock_dir=lock_dir)
+    assert found["deployments.state"].fix == "sparkdeploy rollback main"
+
+
+def test_a_kept_container_is_no_dead_one() -> None:
+    facts = [container("sparkdeploy-main"), container("sparkdeploy-main-kept-1", "exited")]
+    state = next(
+        docker.deployment_findings(facts, memory_total_bytes=1, booting=frozenset(), attended={})
+    )
+    assert state.seen == "main runs"
 
 
 def test_the_drivers_own_words_are_passed_on(

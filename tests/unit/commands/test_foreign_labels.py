@@ -213,7 +213,7 @@ def test_whatever_the_labels_say_a_command_touches_its_own_containers_only(
 @given(facts=ENGINES)
 def test_what_is_reckoned_from_labels_is_never_a_crash(facts: list[ContainerFact]) -> None:
     promised = promised_bytes(facts, "main")
-    found = list(deployment_findings(facts, memory_total_bytes=1, booting=frozenset()))
+    found = list(deployment_findings(facts, memory_total_bytes=1, booting=frozenset(), attended={}))
     port_owner(8000, facts)
     for fact in facts:
         expected = expectation_on(fact)
