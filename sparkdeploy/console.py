@@ -169,6 +169,9 @@ class Console:
         try:
             yield step
             outcome = "done"
+        except KeyboardInterrupt:
+            outcome = "interrupted"
+            raise
         finally:
             step.status.close()
             self.info(f"{title}: {outcome} ({format_seconds(self.clock() - started_s)})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from sparkdeploy.commands.operate import take_down
 from sparkdeploy.commands.up import Extent, Outcome, up
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import LOCK_WAIT_S
+from sparkdeploy.deploy.interruptions import held_back
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.node.lock import node_lock
@@ -29,7 +31,7 @@ from sparkdeploy.rehearsal.twin import count_twin, twin_to_serve, with_fp8_twin
 from sparkdeploy.server.client import ServedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -144,7 +146,7 @@ def _rehearse(
     afterwards: Afterwards,
     reach: Reach,
 ) -> Report:
-    try:
+    with _tidied(afterwards):
         file = _reference_file(small.resolved, settings)
         texts, source = _texts_without_speculation(small.resolved, settings, policy, file)
         run = _serve(small.resolved, settings, reach)
@@ -153,10 +155,25 @@ def _rehearse(
         else:
             reference.compare_with_reference(run.answers, texts)
         _check_drafting(small.resolved, run.speculation)
-    finally:
-        if afterwards is Afterwards.TAKE_DOWN:
-            take_down(DEPLOYMENT.name)
     return _report(small, run, source, is_kept=afterwards is Afterwards.KEEP)
+
+
+@contextlib.contextmanager
+def _tidied(afterwards: Afterwards) -> Iterator[None]:
+    """Take the rehearsal down after the block; an interrupted one is never kept."""
+    is_interrupted = False
+    try:
+        yield
+    except KeyboardInterrupt:
+        is_interrupted = True
+        raise
+    finally:
+        if is_interrupted or afterwards is Afterwards.TAKE_DOWN:
+            # A second Ctrl-C is heard when nothing of it is left.
+            with held_back():
+                take_down(DEPLOYMENT.name)
+                if is_interrupted:
+                    console.info(f"{DEPLOYMENT.name} is taken down: it was interrupted")
 
 
 def _miniature(request: Request, settings: Settings) -> Miniature:
