@@ -146,8 +146,11 @@ class Launch:
         self.is_settled = True
         keep = self.head.keep_count
         noted = [name for name in self.noted_before if name not in {n.name for n, _ in self.begun}]
+        is_old_whole = self._is_old_whole()
         for node, replacement in self._by_rank():
             with _told(node, "what it replaced may remain there"), named(node):
+                if not is_old_whole:
+                    replacement.remove_old()
                 replacement.commit(keep)
                 if find_deployment(node.docker, self.deployment) is None:
                     continue
@@ -198,6 +201,15 @@ class Launch:
 
     def _by_rank(self) -> list[tuple[Node, Replacement]]:
         return sorted(self.begun, key=lambda item: not item[0].is_here)
+
+    def _is_old_whole(self) -> bool:
+        """Say whether a rollback could bring back what was replaced: it takes all of its parts."""
+        old_id = self.head.old_id
+        old = self.head.host.find_container(old_id) if old_id is not None else None
+        set_aside = {
+            node.name for node, replacement in self.begun if replacement.old_id is not None
+        }
+        return old is None or set_aside.issuperset(old.nodes)
 
     def _is_in_place(self) -> bool:
         return self.head.is_in_place()

@@ -93,6 +93,13 @@ class Replacement:
             _keep(self.host, self.old_id, self.deployment)
         drop_kept(self.host, self.deployment, beyond=count)
 
+    def remove_old(self) -> None:
+        """Remove what was replaced instead of keeping it."""
+        if self.old_id is not None and self.host.find_container(self.old_id) is not None:
+            self.host.stop(self.old_id)
+            self.host.remove(self.old_id)
+        self.old_id = None
+
     def revert(self, details: Mapping[str, Any] | None = None) -> Path | None:
         """Save the new container's evidence, put it away, bring the old one back.
 

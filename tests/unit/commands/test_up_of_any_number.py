@@ -293,6 +293,20 @@ def test_a_smaller_start_that_fails_brings_the_larger_one_back(lab: Lab) -> None
     check_whole(lab, "1")
 
 
+def test_a_broken_launch_is_not_kept_and_an_earlier_whole_one_stays(lab: Lab) -> None:
+    if lab.count == 1:
+        pytest.skip("there is no worker")
+    deployed(lab).up(LATER)
+    gone = lab.engines[1].find_container(NEW)
+    assert gone is not None
+    lab.engines[1].remove(gone.container_id)
+    assert lab.status().state == "broken"
+    lab.up("serve.max_num_seqs=3")
+    check_whole(lab, "3")
+    assert lab.roll_back() == "returned"
+    check_whole(lab, "1")
+
+
 def test_a_worker_does_not_end_what_another_head_started(lab: Lab) -> None:
     if lab.count == 1:
         pytest.skip("there is no worker")

@@ -1,4 +1,4 @@
-"""What the code before 0.2 left behind is seen, ended, brought back and replaced."""
+"""What an earlier version left behind is seen, ended, brought back and replaced."""
 
 from __future__ import annotations
 
@@ -158,6 +158,15 @@ def test_what_an_up_replaced_is_brought_back(brings: Brings, scene: str) -> None
     lab.up(SECOND)
     assert (lab.roll_back(), lab.running()) == ("returned", COMES_BACK[scene])
     assert (lab.roll_back(), lab.running()) == ("returned", ["2"] * lab.count)
+
+
+@pytest.mark.parametrize("scene", ["cluster_broken", "cluster_half_settled"])
+def test_a_part_that_cannot_come_back_is_not_kept(brings: Brings, scene: str) -> None:
+    lab = brings(scene)
+    lab.up(SECOND)
+    assert lab.names() == [[NEW], [NEW]]
+    assert lab.status().kept == 0
+    assert lab.roll_back() == "nothing"
 
 
 def test_a_failed_up_brings_it_back(brings: Brings) -> None:

@@ -1,4 +1,4 @@
-"""What the code before 0.2 left on one to three machines, put into the lab."""
+"""What an earlier version left on one to three machines, put into the lab."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def upgraded(monkeypatch: pytest.MonkeyPatch, shipped: Library, scene: str) -> L
         engine.facts = {item["id"]: _fact(item) for item in containers}
     lab.record.note("main", tuple(recorded["note"]))
     # What these containers log was not recorded.
-    monkeypatch.setattr("sparkdeploy.deploy.recovery.hold", lambda *_: None)
+    for module in ("recovery", "watch"):
+        monkeypatch.setattr(f"sparkdeploy.deploy.{module}.hold", lambda *_: None)
     return lab
 
 
