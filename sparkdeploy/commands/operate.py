@@ -50,9 +50,9 @@ def current_rows() -> tuple[StatusRow, ...]:
     members = _members(asked, rows, settings)
     here = {row.name for row in rows}
     left = (_left_over(name, members.get(name, ())) for name in asked if name not in here)
-    watched = (_watched(row, settings) for row in rows)
+    whole = (_with_members(row, members.get(row.name, ())) for row in rows)
     return (
-        *(_with_members(row, members.get(row.name, ())) for row in watched),
+        *(_watched(row, settings) for row in whole),
         *(row for row in left if row.members),
     )
 
@@ -122,7 +122,7 @@ def _with_members(row: StatusRow, members: tuple[MemberRow, ...]) -> StatusRow:
     """Say what a head alone cannot know: it may look healthy and will hang without a worker."""
     half_done = {deployments.HALF_REPLACED, deployments.OTHER_LAUNCH}
     if any(member.state in half_done for member in members) and not row.half_done:
-        told = _finish(row.name, "the nodes have parts of different starts")
+        told = "the nodes have parts of different starts"
         return replace(row, members=members, state=deployments.HALF_REPLACED, half_done=told)
     needed = [member for member in members if member.node in (*row.nodes, "cluster")]
     if row.half_done or all(member.state == deployments.RUNNING for member in needed):
@@ -146,17 +146,14 @@ def _left_over(name: str, members: tuple[MemberRow, ...]) -> StatusRow:
     )
 
 
-def _finish(name: str, told: str) -> str:
-    return f"{told}; `sparkdeploy rollback {name}` finishes or reverts it"
-
-
 def _watched(row: StatusRow, settings: Settings) -> StatusRow:
     """Tell a replacement that somebody waits for from one that was left half done."""
     if not row.half_done:
         return row
     attendant = attendant_of(settings.lock_dir, settings.node_name, row.name)
     if attendant is None:
-        return replace(row, half_done=_finish(row.name, row.half_done))
+        finish = f"`sparkdeploy rollback {row.name}` finishes or reverts it"
+        return replace(row, half_done=f"{row.half_done}; {finish}")
     told = f"{row.half_done}; {attendant.describe()} waits for it"
     return replace(row, state=BEING_REPLACED, half_done=told)
 

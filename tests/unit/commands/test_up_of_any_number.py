@@ -8,6 +8,8 @@ import pytest
 
 from sparkdeploy.commands.up import Extent
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
+from sparkdeploy.node.lock import node_lock
+from sparkdeploy.settings import load_settings
 from tests.unit.commands.lab import NEW, Killed, Lab, build, dies, interrupts, launches
 
 if TYPE_CHECKING:
@@ -268,6 +270,13 @@ def test_a_head_that_was_not_replaced_yet_is_half_replaced(lab: Lab) -> None:
     lab.kill_at = 0
     assert lab.running() == ["1"] + ["2"] * (lab.count - 1)
     assert lab.status().state == "half replaced"
+    settings = load_settings()
+    command = "sparkdeploy up v2 --cluster --name main"
+    with node_lock(settings.lock_dir, settings.node_name, command=command):
+        row = lab.status()
+    assert row.state == "being replaced"
+    assert row.half_done.endswith("waits for it")
+    assert "rollback" not in row.half_done
 
 
 def test_a_node_that_is_needed_no_more_is_left(lab: Lab) -> None:
