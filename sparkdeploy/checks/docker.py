@@ -91,7 +91,7 @@ def _check_state(containers: Sequence[ContainerFact], attended: Mapping[str, str
             check,
             f"{', '.join(halves)}: half replaced, and no command waits for it (an `up` was "
             "interrupted or detached; the same `up` waits again)",
-            f"sparkdeploy rollback {halves[0]}",
+            f"{_on_its_head(halves[0], current)}sparkdeploy rollback {halves[0]}",
         )
     settled = [item for item in current if item.deployment not in replaced]
     dead = [item for item in settled if not item.is_running]
@@ -103,6 +103,12 @@ def _check_state(containers: Sequence[ContainerFact], attended: Mapping[str, str
         f"{name} is being replaced: {attended[name]} waits for it" for name in sorted(replaced)
     ]
     return ok(check, ", ".join(told) or "nothing is deployed")
+
+
+def _on_its_head(deployment: str, containers: Sequence[ContainerFact]) -> str:
+    """Only the machine that heads a deployment may finish or revert it."""
+    parts = (item for item in containers if item.deployment == deployment and item.rank > 0)
+    return next((f"on {item.nodes[0]}: " for item in parts if item.nodes), "")
 
 
 def _check_promises(containers: Sequence[ContainerFact], total_bytes: int) -> Finding:

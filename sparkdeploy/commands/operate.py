@@ -152,7 +152,8 @@ def _watched(row: StatusRow, settings: Settings) -> StatusRow:
         return row
     attendant = attendant_of(settings.lock_dir, settings.node_name, row.name)
     if attendant is None:
-        finish = f"`sparkdeploy rollback {row.name}` finishes or reverts it"
+        where = f" on {row.head}" if row.head else ""
+        finish = f"`sparkdeploy rollback {row.name}`{where} finishes or reverts it"
         return replace(row, half_done=f"{row.half_done}; {finish}")
     told = f"{row.half_done}; {attendant.describe()} waits for it"
     return replace(row, state=BEING_REPLACED, half_done=told)

@@ -157,6 +157,18 @@ def test_a_command_that_changes_something_else_waits_for_nothing(
     assert found["deployments.state"].fix == "sparkdeploy rollback main"
 
 
+def test_a_part_that_is_half_replaced_is_put_right_on_its_head() -> None:
+    marks = {"rank": "1", "nodes": "spark-1,spark-2"}
+    facts = [
+        container("sparkdeploy-main", **marks),
+        container("sparkdeploy-main-replaced", "exited", **marks),
+    ]
+    state = next(
+        docker.deployment_findings(facts, memory_total_bytes=1, booting=frozenset(), attended={})
+    )
+    assert state.fix == "on spark-1: sparkdeploy rollback main"
+
+
 def test_a_kept_container_is_no_dead_one() -> None:
     facts = [container("sparkdeploy-main"), container("sparkdeploy-main-kept-1", "exited")]
     state = next(

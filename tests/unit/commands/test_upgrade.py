@@ -229,6 +229,15 @@ def test_a_worker_names_the_head(brings: Brings) -> None:
     assert lab.names() == [[NEW], [NEW]]
 
 
+def test_a_worker_that_is_half_replaced_names_the_head(brings: Brings) -> None:
+    lab = brings("cluster_half_replaced")
+    lab.engines = lab.engines[::-1]
+    lab.record.note("main", ())
+    assert lab.status().half_done.endswith(
+        "`sparkdeploy rollback main` on spark-1 finishes or reverts it"
+    )
+
+
 @pytest.mark.parametrize("scene", ["solo_kept", "cluster_whole"])
 def test_what_runs_as_planned_is_not_touched(
     monkeypatch: pytest.MonkeyPatch, shipped: Library, brings: Brings, scene: str
