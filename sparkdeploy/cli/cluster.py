@@ -12,7 +12,7 @@ from sparkdeploy.console import console, format_gib
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.commands.cluster import Found
+    from sparkdeploy.commands.cluster import SurveyOfNodes
 
 SIGNS = {"ok": "=", "warning": "!", "failed": "x"}
 
@@ -88,7 +88,7 @@ def discover(
     console.answer(cluster.section(found, user).rstrip())
 
 
-def _node_lines(found: Found) -> Iterator[str]:
+def _node_lines(found: SurveyOfNodes) -> Iterator[str]:
     for entry in found.config.nodes:
         role = "head (this machine)" if entry.name == found.here else f"ssh {entry.ssh}"
         yield f"{entry.name}: {role}"

@@ -34,7 +34,7 @@ MAX_ADDRESSES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SurveyOfNodes:
     """The nodes of config.yaml and what was seen of those that answer."""
 
     config: ClusterConfig
@@ -42,12 +42,12 @@ class Found:
     seen: Mapping[str, NodeFact]
 
 
-def survey_of_all() -> Found:
+def survey_of_all() -> SurveyOfNodes:
     """Look at every node of config.yaml."""
     settings = load_settings()
     with open_nodes(settings, frozenset(configured(settings).names)) as nodes:
         seen = survey(nodes, settings.hub_cache).seen
-        return Found(configured(settings), nodes.here.name, seen)
+        return SurveyOfNodes(configured(settings), nodes.here.name, seen)
 
 
 def check_all() -> tuple[Check, ...]:

@@ -27,7 +27,7 @@ from sparkdeploy.settings import load_settings
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.deploy.deployments import Deployment, StatusRow
+    from sparkdeploy.deploy.deployments import DeploymentContainers, StatusRow
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Nodes
     from sparkdeploy.settings import Settings
@@ -277,5 +277,5 @@ def _name_strangers(host: DockerHost) -> None:
         )
 
 
-def _is_healthy(deployment: Deployment) -> bool:
+def _is_healthy(deployment: DeploymentContainers) -> bool:
     return answers(deployment.current)

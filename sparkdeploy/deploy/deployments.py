@@ -32,7 +32,7 @@ WORKER = "worker"
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class DeploymentContainers:
     """One name: the container that serves it and, mid-replacement, the one it replaces."""
 
     name: str
@@ -123,7 +123,7 @@ def kept_name(deployment: str, number: int) -> str:
     return f"{container_name(deployment)}{KEPT_MARK}{number}"
 
 
-def list_deployments(host: DockerHost) -> tuple[Deployment, ...]:
+def list_deployments(host: DockerHost) -> tuple[DeploymentContainers, ...]:
     """Return every deployment, by name; containers that are not ours are not looked at."""
     by_name: dict[str, list[ContainerFact]] = {}
     for fact in host.own_containers():
@@ -131,7 +131,7 @@ def list_deployments(host: DockerHost) -> tuple[Deployment, ...]:
     return tuple(_deployment(name, facts) for name, facts in sorted(by_name.items()))
 
 
-def find_deployment(host: DockerHost, name: str) -> Deployment | None:
+def find_deployment(host: DockerHost, name: str) -> DeploymentContainers | None:
     """Return the deployment of that name, or None."""
     return next((found for found in list_deployments(host) if found.name == name), None)
 
@@ -146,7 +146,7 @@ def nodes_of(host: DockerHost, name: str, noted: tuple[str, ...]) -> tuple[str, 
     return tuple(dict.fromkeys((*noted, *named_here)))
 
 
-def require_deployment(host: DockerHost, name: str) -> Deployment:
+def require_deployment(host: DockerHost, name: str) -> DeploymentContainers:
     """Return the deployment of that name; NodeError naming those that exist when there is none."""
     deployments = list_deployments(host)
     for found in deployments:
@@ -174,7 +174,7 @@ def refuse_as_worker(host: DockerHost, name: str) -> None:
 
 
 def status_rows(
-    host: DockerHost, is_healthy: Callable[[Deployment], bool], *, now: datetime
+    host: DockerHost, is_healthy: Callable[[DeploymentContainers], bool], *, now: datetime
 ) -> tuple[StatusRow, ...]:
     """Return one row a deployment; `is_healthy` asks its server, `now` is an aware time."""
     return tuple(
@@ -217,7 +217,7 @@ def uptime_s(fact: ContainerFact, now: datetime) -> float | None:
     return max((now - started).total_seconds(), 0.0) if started else None
 
 
-def _deployment(name: str, facts: list[ContainerFact]) -> Deployment:
+def _deployment(name: str, facts: list[ContainerFact]) -> DeploymentContainers:
     """Sort a deployment's containers by what their names say."""
     serving = replaced = None
     kept: dict[int, ContainerFact] = {}
@@ -229,13 +229,15 @@ def _deployment(name: str, facts: list[ContainerFact]) -> Deployment:
             replaced = fact
         else:
             serving = fact
-    return Deployment(name, serving, replaced, tuple(kept[key] for key in sorted(kept)[::-1]))
+    return DeploymentContainers(
+        name, serving, replaced, tuple(kept[key] for key in sorted(kept)[::-1])
+    )
 
 
 def _row(
     host: DockerHost,
-    deployment: Deployment,
-    is_healthy: Callable[[Deployment], bool],
+    deployment: DeploymentContainers,
+    is_healthy: Callable[[DeploymentContainers], bool],
     *,
     now: datetime,
 ) -> StatusRow:
@@ -273,7 +275,9 @@ def _recipe(fact: ContainerFact) -> str:
     return said if is_name(said) else ""
 
 
-def _state(deployment: Deployment, is_healthy: Callable[[Deployment], bool]) -> str:
+def _state(
+    deployment: DeploymentContainers, is_healthy: Callable[[DeploymentContainers], bool]
+) -> str:
     fact = deployment.current
     if deployment.is_half_replaced:
         return HALF_REPLACED
@@ -286,7 +290,7 @@ def _state(deployment: Deployment, is_healthy: Callable[[Deployment], bool]) -> 
     return f"exited ({fact.exit_code})" if fact.state == "exited" else fact.state
 
 
-def _half_done(deployment: Deployment) -> str:
+def _half_done(deployment: DeploymentContainers) -> str:
     old, new = deployment.replaced, deployment.serving
     if old is None:
         return ""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Treatment:
+class ExpectedTreatment:
     """What the plugin has to say that it converted."""
 
     fp8_layers: int
@@ -43,7 +43,7 @@ class Expectation:
 
     memory: MemoryClaim | None
     backends: tuple[PlannedBackend, ...]
-    treatment: Treatment | None
+    treatment: ExpectedTreatment | None
     """None where the untouched download is served."""
 
     def as_label(self) -> str:
@@ -101,7 +101,7 @@ def expectation_on(fact: ContainerFact) -> Expectation | None:
         return None
 
 
-def _treatment(plan: Plan) -> Treatment | None:
+def _treatment(plan: Plan) -> ExpectedTreatment | None:
     model, recipe = plan.observed.model, plan.resolved.recipe
     if not isinstance(model, ModelFact) or model.overlay is None:
         return None
@@ -111,7 +111,7 @@ def _treatment(plan: Plan) -> Treatment | None:
             f"{model.overlay.path} has lost its manifest", hint=f"rm -r {model.overlay.path}"
         )
     head = recipe.checkpoint.draft_lm_head if recipe.serve.speculative is not None else None
-    return Treatment(
+    return ExpectedTreatment(
         fp8_layers=manifest.fp8_layer_count,
         lm_head=manifest.treatment["lm_head"],
         draft_head_rows=head.rows if head is not None else None,
@@ -141,7 +141,7 @@ def check_truth(expected: Expectation, facts: EngineFacts) -> tuple[BackendFindi
     return found
 
 
-def _check_treatment(expected: Treatment, facts: EngineFacts) -> None:
+def _check_treatment(expected: ExpectedTreatment, facts: EngineFacts) -> None:
     """Hold what the plugin says it converted against the overlay's manifest.
 
     Raises UnhealthyError when they differ: the model would run, but not as the recipe says.

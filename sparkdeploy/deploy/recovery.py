@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import crashes_dir
 from sparkdeploy.deploy.cluster_record import ClusterRecord
-from sparkdeploy.deploy.deployments import Deployment, find_deployment, nodes_of, uptime_s
+from sparkdeploy.deploy.deployments import DeploymentContainers, find_deployment, nodes_of, uptime_s
 from sparkdeploy.deploy.expectation import hold
 from sparkdeploy.deploy.replace import Replacement, drop_kept, returning_or_made
 from sparkdeploy.deploy.serving import answers
@@ -175,7 +175,7 @@ def recover_here(
     return _reverted(host, found, crashes_dir, reason=reason)
 
 
-def _drop_forgotten(host: DockerHost, found: Deployment) -> None:
+def _drop_forgotten(host: DockerHost, found: DeploymentContainers) -> None:
     """Finish what a command that died after its last rename did not come to."""
     if found.serving is not None:
         drop_kept(host, found.name, beyond=max(found.serving.keep_count, 1))
@@ -214,7 +214,7 @@ def follow(
 
 
 def _end_replacement(
-    host: DockerHost, found: Deployment, head: str, launch: str, crashes_dir: Path
+    host: DockerHost, found: DeploymentContainers, head: str, launch: str, crashes_dir: Path
 ) -> Recovery:
     new, old = found.serving, found.replaced
     if new is not None and new.launch == launch:
@@ -235,13 +235,15 @@ def _orphan_gone(host: DockerHost, orphan: ContainerFact, crashes_dir: Path) -> 
     return Recovery("reverted", f"{orphan.deployment}: the new container is gone ({reason})")
 
 
-def _reverted(host: DockerHost, found: Deployment, crashes_dir: Path, *, reason: str) -> Recovery:
+def _reverted(
+    host: DockerHost, found: DeploymentContainers, crashes_dir: Path, *, reason: str
+) -> Recovery:
     _half_done(host, found, crashes_dir).revert({"cause": {"meaning": reason}})
     text = f"{found.name}: the old container is back; the new one is gone ({reason})"
     return Recovery("reverted", text)
 
 
-def _half_done(host: DockerHost, found: Deployment, crashes_dir: Path) -> Replacement:
+def _half_done(host: DockerHost, found: DeploymentContainers, crashes_dir: Path) -> Replacement:
     assert found.replaced is not None  # noqa: S101 - both callers have looked
     return Replacement(
         host,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from sparkdeploy.estimate.speed import Part
+from sparkdeploy.estimate.speed import StepPart
 from sparkdeploy.terminal import visible
 
 if TYPE_CHECKING:
@@ -29,17 +29,17 @@ PAGE_STYLE = (
     "pre{background:#1e2227}}"
 )
 
-COLOURS: dict[Part, tuple[str, str]] = {
-    Part.EXPERTS: ("#3b6fb6", "#6c9fe0"),
-    Part.GDN: ("#2f8f83", "#56bfb1"),
-    Part.STATE: ("#8cc7bf", "#2c6e66"),
-    Part.SHARED: ("#d9822b", "#f0a458"),
-    Part.ATTENTION: ("#7a5aa6", "#a98ad6"),
-    Part.CACHE: ("#c3aee0", "#5c4483"),
-    Part.SMALL: ("#8a8f98", "#9aa0aa"),
-    Part.HEAD: ("#b8433f", "#e27a76"),
-    Part.DRAFT_LAYER: ("#c9a227", "#e3c659"),
-    Part.DRAFT_HEAD: ("#e39c99", "#8c3431"),
+COLOURS: dict[StepPart, tuple[str, str]] = {
+    StepPart.EXPERTS: ("#3b6fb6", "#6c9fe0"),
+    StepPart.GDN: ("#2f8f83", "#56bfb1"),
+    StepPart.STATE: ("#8cc7bf", "#2c6e66"),
+    StepPart.SHARED: ("#d9822b", "#f0a458"),
+    StepPart.ATTENTION: ("#7a5aa6", "#a98ad6"),
+    StepPart.CACHE: ("#c3aee0", "#5c4483"),
+    StepPart.SMALL: ("#8a8f98", "#9aa0aa"),
+    StepPart.HEAD: ("#b8433f", "#e27a76"),
+    StepPart.DRAFT_LAYER: ("#c9a227", "#e3c659"),
+    StepPart.DRAFT_HEAD: ("#e39c99", "#8c3431"),
 }
 """Of each part on a light and on a dark ground; a part's lighter brother is of the same family."""
 
@@ -48,7 +48,7 @@ def bytes_per_step(estimates: Sequence[SpeedEstimate]) -> str:
     """Return the SVG; recipes without an estimate are left out. It follows light and dark."""
     drawn = [(made, made.step) for made in estimates if made.step is not None]
     longest = max((step.total_bytes for _, step in drawn), default=1.0)
-    rows = -(-len(Part) // LEGEND_COLUMNS)
+    rows = -(-len(StepPart) // LEGEND_COLUMNS)
     height = TOP + ROW * len(drawn) + 14 + LEGEND_ROW * rows + 8
     title = "Bytes moved in a decode step of one request, by recipe"
     lines = [
@@ -91,7 +91,7 @@ def _figure(right: int, y: int, text: str, style: str) -> str:
 
 
 def _legend(top: int) -> Iterator[str]:
-    for index, part in enumerate(Part):
+    for index, part in enumerate(StepPart):
         row, column = divmod(index, LEGEND_COLUMNS)
         left = 16 + column * (WIDTH - 32) // LEGEND_COLUMNS
         y = top + LEGEND_ROW * row
@@ -99,7 +99,7 @@ def _legend(top: int) -> Iterator[str]:
         yield f'<text x="{left + 20}" y="{y + 12}">{part.value}</text>'
 
 
-def _class(part: Part) -> str:
+def _class(part: StepPart) -> str:
     return "part-" + part.name.lower().replace("_", "-")
 
 

@@ -30,7 +30,7 @@ KERNEL_SHARE = 0.84
 CLOSE_SHARE = 0.03
 
 
-class Part(StrEnum):
+class StepPart(StrEnum):
     """What bytes are read for in a step; the order is that of the picture."""
 
     EXPERTS = "routed experts"
@@ -64,7 +64,7 @@ class DecodeStep:
     """One decode step of a number of requests: bytes moved by part, and tokens it yields each."""
 
     requests: int
-    parts: Mapping[Part, float]
+    parts: Mapping[StepPart, float]
     tokens_per_request: float
 
     @property
@@ -241,7 +241,7 @@ def decode_step(
     parts |= _remembering(resolved, facts, requests=requests, context_tokens=context_tokens)
     if drafted:
         parts |= _drafting(resolved, facts, weights, requests=requests, drafted=drafted)
-    return DecodeStep(requests, {part: parts[part] for part in Part if parts.get(part)}, tokens)
+    return DecodeStep(requests, {part: parts[part] for part in StepPart if parts.get(part)}, tokens)
 
 
 def _tokens_per_step(
@@ -256,24 +256,24 @@ def _tokens_per_step(
 
 def _verifying(
     facts: ModelFacts, weights: Mapping[WeightKind, int], *, rows: int
-) -> dict[Part, float]:
+) -> dict[StepPart, float]:
     """The model itself: every dense weight once, and of the experts those that rows reach."""
     a = facts.architecture
     reached = distinct_experts(a.num_experts, a.num_experts_per_tok, rows) / a.num_experts
     small = weights.get(WeightKind.ROUTER, 0) + weights.get(WeightKind.NORMS, 0)
     return {
-        Part.EXPERTS: weights.get(WeightKind.EXPERTS, 0) * reached,
-        Part.GDN: weights.get(WeightKind.GDN, 0),
-        Part.SHARED: weights.get(WeightKind.SHARED_EXPERTS, 0),
-        Part.ATTENTION: weights.get(WeightKind.ATTENTION, 0),
-        Part.SMALL: small,
-        Part.HEAD: _head_bytes(weights),
+        StepPart.EXPERTS: weights.get(WeightKind.EXPERTS, 0) * reached,
+        StepPart.GDN: weights.get(WeightKind.GDN, 0),
+        StepPart.SHARED: weights.get(WeightKind.SHARED_EXPERTS, 0),
+        StepPart.ATTENTION: weights.get(WeightKind.ATTENTION, 0),
+        StepPart.SMALL: small,
+        StepPart.HEAD: _head_bytes(weights),
     }
 
 
 def _remembering(
     resolved: Resolved, facts: ModelFacts, *, requests: int, context_tokens: int
-) -> dict[Part, float]:
+) -> dict[StepPart, float]:
     """What each request keeps: KV cache is read, a DeltaNet state read and written for each row.
 
     With drafts vLLM stores the state after every row, to go back to the last accepted one.
@@ -285,8 +285,8 @@ def _remembering(
     passes = facts.architecture.full_attention_layers + draft_layers * (rows - 1)
     states = facts.architecture.linear_attention_layers * (1 + rows)
     return {
-        Part.CACHE: requests * passes * context_tokens * layout.token_bytes,
-        Part.STATE: requests * states * layout.state_bytes,
+        StepPart.CACHE: requests * passes * context_tokens * layout.token_bytes,
+        StepPart.STATE: requests * states * layout.state_bytes,
     }
 
 
@@ -297,7 +297,7 @@ def _drafting(
     *,
     requests: int,
     drafted: int,
-) -> dict[Part, float]:
+) -> dict[StepPart, float]:
     """The draft layer once for each drafted token, the first time over all verified rows."""
     a = facts.architecture
     rows = [requests * (1 + drafted), *[requests] * (drafted - 1)]
@@ -307,8 +307,8 @@ def _drafting(
     # The rows of a draft head have FP32 scales.
     head = _head_bytes(weights) if draft is None else draft.rows * (a.hidden_size + 4)
     return {
-        Part.DRAFT_LAYER: drafted * weights.get(WeightKind.MTP_DENSE, 0) + experts,
-        Part.DRAFT_HEAD: drafted * head,
+        StepPart.DRAFT_LAYER: drafted * weights.get(WeightKind.MTP_DENSE, 0) + experts,
+        StepPart.DRAFT_HEAD: drafted * head,
     }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.estimate.speed import (
     CONTEXT_TOKENS,
     DecodeStep,
-    Part,
+    StepPart,
     decode_step,
     miss_reasons,
 )
@@ -68,7 +68,7 @@ def context_lines(steps: Mapping[int, DecodeStep], speed: Speed) -> Iterator[str
     yield f"  {'context':>10}{'KV cache GB':>13}{'ms':>8}{'tok/s':>9}"
     for context_tokens, step in steps.items():
         yield (
-            f"  {context_tokens:>10,}{step.parts.get(Part.CACHE, 0.0) / 1e9:>13.2f}"
+            f"  {context_tokens:>10,}{step.parts.get(StepPart.CACHE, 0.0) / 1e9:>13.2f}"
             f"{1000 * speed.duration_s(step):>8.1f}{speed.tokens_per_second(step):>9.1f}"
         )
 
@@ -120,7 +120,7 @@ def next_lines(
 def _differences(before: DecodeStep, after: DecodeStep) -> Iterator[str]:
     if before.tokens_per_request != after.tokens_per_request:
         yield f"{before.tokens_per_request:g} -> {after.tokens_per_request:g} tokens a step"
-    for part in Part:
+    for part in StepPart:
         old, new = before.parts.get(part, 0.0), after.parts.get(part, 0.0)
         if abs(new - old) >= NOTABLE_BYTES:
             yield f"{part.value} {old / 1e9:.2f} -> {new / 1e9:.2f} GB"

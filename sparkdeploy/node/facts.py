@@ -57,7 +57,7 @@ class NodeFact:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class DiskPlaces:
     """The folders whose disks are asked: Docker's own, and that of the models."""
 
     docker: str | None
@@ -73,7 +73,7 @@ def look_at(
     machine: Machine,
     name: str,
     docker: EngineInfo | None,
-    places: Places,
+    places: DiskPlaces,
     fabric: FabricFact | None = None,
 ) -> NodeFact:
     """Return what a machine is and what is free on it; NodeError for an unknown processor."""

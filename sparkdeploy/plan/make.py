@@ -34,7 +34,7 @@ OVERLAY_WRITE_BYTES = 16 * 10**6
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedDeployment:
     """What a plan is made for: a recipe, under a name, by the nodes of a formation."""
 
     resolved: Resolved
@@ -59,7 +59,7 @@ def make_plan(
     Without a formation the one node that was seen serves alone.
     """
     formation = formation or alone(observed.head.facts.name)
-    wanted = Wanted(resolved, deployment, formation, tuple(stages), folders)
+    wanted = WantedDeployment(resolved, deployment, formation, tuple(stages), folders)
     images = image_steps(wanted.stages, observed.head.images)
     checkpoint = _checkpoint_step(observed)
     parts = tuple(
@@ -106,7 +106,7 @@ def _checkpoint_step(observed: Observed) -> CheckpointStep:
 
 
 def _part(
-    wanted: Wanted,
+    wanted: WantedDeployment,
     observed: Observed,
     seat: Seat,
     *,
@@ -160,7 +160,7 @@ def _done_about(
 
 
 def _head_needs(
-    wanted: Wanted,
+    wanted: WantedDeployment,
     observed: Observed,
     images: Sequence[ImageStep],
     checkpoint: CheckpointStep,
@@ -183,7 +183,7 @@ def _head_needs(
 
 
 def _worker_needs(
-    wanted: Wanted, observed: Observed, seen: ObservedNode, claim: MemoryClaim | None
+    wanted: WantedDeployment, observed: Observed, seen: ObservedNode, claim: MemoryClaim | None
 ) -> Needs:
     image_bytes = _engine_bytes(wanted, observed, seen)
     missing_bytes = seen.missing_bytes
@@ -199,7 +199,7 @@ def _worker_needs(
     )
 
 
-def _engine_bytes(wanted: Wanted, observed: Observed, seen: ObservedNode) -> int | None:
+def _engine_bytes(wanted: WantedDeployment, observed: Observed, seen: ObservedNode) -> int | None:
     """Return the size of the engine image that a worker lacks; None before the head has built it.
 
     The plugin's context, some 200 kB, is not counted.
@@ -212,7 +212,7 @@ def _engine_bytes(wanted: Wanted, observed: Observed, seen: ObservedNode) -> int
     return built.size_bytes if built is not None else wanted.resolved.engine.build_bytes
 
 
-def _weights_bytes(wanted: Wanted, observed: Observed) -> int | None:
+def _weights_bytes(wanted: WantedDeployment, observed: Observed) -> int | None:
     """Return one node's share of the weights: its ranks hold a part of each layer."""
     if observed.model is None or observed.model.size_bytes is None:
         return None

@@ -119,6 +119,16 @@ def test_a_module_stays_small() -> None:
     assert large == [], "split along a noun"
 
 
+def test_a_name_means_one_class() -> None:
+    names = [
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_the_plugin_imports_nothing_of_the_rest() -> None:
     for path in sorted((PACKAGE / "vllm_plugin").rglob("*.py")):
         names = [name for name in imports(path) if name.split(".")[0] == "sparkdeploy"]

@@ -38,7 +38,7 @@ ls -1td "$into"/*/ | tail -n "+$((keep + 1))" | while read -r old; do rm -rf "$o
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BundleFolder:
     """A folder `name` below `into` on the other machine, of which the newest are kept."""
 
     into: str

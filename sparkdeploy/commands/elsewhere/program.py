@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import __version__, shell
-from sparkdeploy.commands.elsewhere.bundle import PUT, UNPACK, Place, assigned, digest_of, unpack
+from sparkdeploy.commands.elsewhere.bundle import (
+    PUT,
+    UNPACK,
+    BundleFolder,
+    assigned,
+    digest_of,
+    unpack,
+)
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.context import ContextFile
@@ -78,7 +85,7 @@ printf '%s\\n' "$into/$name" >"$site/sparkdeploy.pth"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MachineReport:
     """What a machine says of itself: its cache folder, the program there, what was sent before."""
 
     cache: str
@@ -103,7 +110,7 @@ def program_files() -> Iterator[ContextFile]:
                 yield ContextFile(f"{folder.name}/{place.as_posix()}", path)
 
 
-def ask(link: SshLink, digest: str) -> Answer:
+def ask(link: SshLink, digest: str) -> MachineReport:
     """Ask in one go; a file in the user's shell start-up may print before."""
     values = {"identity": identity(), "interpreter": sys.executable, "digest": digest}
     said = link.run(assigned(ASK, **values)).stdout.splitlines()
@@ -115,12 +122,12 @@ def ask(link: SshLink, digest: str) -> Answer:
         )
     program = (told["python"], *AS_MODULE) if "python" in told else None
     installed = (told["command"],) if "command" in told else None
-    return Answer(told["cache"], program or installed, "sent" in told)
+    return MachineReport(told["cache"], program or installed, "sent" in told)
 
 
-def bring(link: SshLink, answer: Answer) -> tuple[str, ...]:
+def bring(link: SshLink, answer: MachineReport) -> tuple[str, ...]:
     """Send this program, make it a virtual environment there, and return how it is called."""
-    place = Place(f"{answer.cache}/program", identity(), KEPT_PROGRAMS)
+    place = BundleFolder(f"{answer.cache}/program", identity(), KEPT_PROGRAMS)
     staged = place.staged()
     requirements = metadata.requires("sparkdeploy") or []
     files = (

@@ -45,7 +45,7 @@ def run_on(node: str, argv: Sequence[str], settings: Settings) -> int:
     with SshLink(target) as link:
         answer = program.ask(link, luggage.digest)
         there = answer.program or program.bring(link, answer)
-        place = bundle.Place(f"{answer.cache}/from", luggage.digest, KEPT_LUGGAGE)
+        place = bundle.BundleFolder(f"{answer.cache}/from", luggage.digest, KEPT_LUGGAGE)
         if luggage.files and not answer.has_files:
             staged = place.staged()
             script = place.script(bundle.UNPACK + bundle.PUT, staged)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sparkdeploy.deploy.deployments import (
-    Deployment,
+    DeploymentContainers,
     StatusRow,
     deployment_log,
     down,
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.docker
 
 
 def row_of(host: DockerHost, name: str) -> StatusRow:
-    def is_healthy(deployment: Deployment) -> bool:
+    def is_healthy(deployment: DeploymentContainers) -> bool:
         if deployment.name != name or deployment.port is None:
             return False  # another worker's
         with model_at(deployment.port) as model:

@@ -10,7 +10,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.deploy.expectation import (
     Expectation,
-    Treatment,
+    ExpectedTreatment,
     check_truth,
     expectation_of,
     expectation_on,
@@ -45,7 +45,7 @@ def carried(expected: Expectation) -> ContainerFact:
 
 def test_what_a_plan_promises_is_read_back_from_its_container(plan: Plan) -> None:
     expected = expectation_of(plan, plan.head)
-    treated = replace(expected, treatment=Treatment(84, "int8", 32768))
+    treated = replace(expected, treatment=ExpectedTreatment(84, "int8", 32768))
 
     assert expected.memory is not None
     assert expected.memory.needed_bytes > 100 * facts.GIB
@@ -69,7 +69,7 @@ def test_what_was_read_back_judges_like_the_plan(plan: Plan) -> None:
     check_truth(expected, AS_PLANNED)
     with pytest.raises(UnhealthyError, match="planned FLASHINFER, runs TRITON_ATTN"):
         check_truth(expected, replace(AS_PLANNED, attention_backend="TRITON_ATTN"))
-    treated = replace(expected, treatment=Treatment(84, "int8", 32768))
+    treated = replace(expected, treatment=ExpectedTreatment(84, "int8", 32768))
     done = replace(AS_PLANNED, fp8_layers=84, lm_head="int8", draft_head_rows=32768)
     check_truth(treated, done)
     with pytest.raises(UnhealthyError, match="said nothing"):

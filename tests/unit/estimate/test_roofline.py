@@ -15,8 +15,8 @@ from sparkdeploy.estimate.model_facts import WeightKind, read_shipped_facts
 from sparkdeploy.estimate.picture import bytes_per_step, page
 from sparkdeploy.estimate.speed import (
     DecodeStep,
-    Part,
     SpeedEstimate,
+    StepPart,
     decode_step,
     distinct_experts,
     estimate,
@@ -202,7 +202,7 @@ def test_a_bar_is_as_long_as_its_bytes() -> None:
 def test_every_part_has_a_colour_for_light_and_dark() -> None:
     drawn = bytes_per_step([made_for("v2")])
     assert "prefers-color-scheme:dark" in drawn
-    assert len({*Part}) == drawn.count('width="14"')
+    assert len({*StepPart}) == drawn.count('width="14"')
 
 
 def test_a_page_escapes_text_and_loads_nothing() -> None:
