@@ -234,7 +234,7 @@ def twin(
     """Make a miniature checkpoint with the real tensor names; the same bytes for the same seed."""
     from sparkdeploy.checkpoint.twin.build import build_twin
     from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
-    from sparkdeploy.commands.drafting import Request, resolve
+    from sparkdeploy.commands.request import Request, resolve
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()

@@ -30,7 +30,7 @@ def doctor(
     """Check this machine for a recipe: GPU, memory, Docker, folders, ports, network."""
     from sparkdeploy.checks import report
     from sparkdeploy.commands.doctor import examine
-    from sparkdeploy.commands.drafting import Request, resolve
+    from sparkdeploy.commands.request import Request, resolve
     from sparkdeploy.errors import NodeError
     from sparkdeploy.settings import load_settings
 

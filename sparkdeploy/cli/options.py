@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from sparkdeploy.commands.drafting import Request
+    from sparkdeploy.commands.request import Request
     from sparkdeploy.settings import Settings
 
 
@@ -88,7 +88,8 @@ def requested(
     cluster: bool = False,
 ) -> Request:
     """Return what the options ask for; raise UsageError for a name Docker would not take."""
-    from sparkdeploy.commands.drafting import Reach, make_request
+    from sparkdeploy.commands.reach import Reach
+    from sparkdeploy.commands.request import make_request
     from sparkdeploy.plan.launch import Exposure
 
     return make_request(

@@ -6,7 +6,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.commands.drafting import resolve, up_words
+from sparkdeploy.commands.request import resolve, up_words
 from sparkdeploy.commands.up import Extent, Handover, Outcome, up
 from sparkdeploy.console import console
 from sparkdeploy.plan.backends import planned_backends
@@ -17,7 +17,7 @@ from sparkdeploy.settings import ON_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkdeploy.commands.drafting import Request
+    from sparkdeploy.commands.request import Request
     from sparkdeploy.settings import Settings
 
 

@@ -83,7 +83,7 @@ def show_recipe(
 
         print_capacity(recipe, assignments, as_json=as_json)
         return
-    from sparkdeploy.commands.drafting import Request, resolve
+    from sparkdeploy.commands.request import Request, resolve
     from sparkdeploy.recipe import report
     from sparkdeploy.settings import load_settings
 
@@ -131,7 +131,7 @@ def plan_recipe(
         )
         return
     from sparkdeploy.cli.printing import print_plan, require_no_problems
-    from sparkdeploy.commands.drafting import plan_for
+    from sparkdeploy.commands.request import plan_for
     from sparkdeploy.errors import ChangesPendingError
 
     settings = load_settings()

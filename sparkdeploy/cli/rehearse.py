@@ -33,7 +33,7 @@ def rehearse(
 ) -> None:
     """Serve a recipe's miniature on this machine's CPU and check its text."""
     from sparkdeploy.commands import rehearse as stage
-    from sparkdeploy.commands.drafting import Reach
+    from sparkdeploy.commands.reach import Reach
     from sparkdeploy.settings import load_settings
 
     settings = load_settings()

@@ -67,7 +67,7 @@ def up(
     )
     if dry_run:
         from sparkdeploy.cli.printing import print_plan, require_no_problems
-        from sparkdeploy.commands.drafting import plan_for
+        from sparkdeploy.commands.request import plan_for
 
         plan = plan_for(request, settings)
         print_plan(plan, None, as_json=as_json)

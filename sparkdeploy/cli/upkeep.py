@@ -43,7 +43,7 @@ def clean(
     import time
 
     from sparkdeploy.commands import clean as cleaning
-    from sparkdeploy.commands.drafting import connect
+    from sparkdeploy.commands.reach import connect
     from sparkdeploy.settings import load_settings
 
     def agrees(found: Sequence[Leftover]) -> bool:

@@ -23,7 +23,8 @@ from sparkdeploy.checkpoint.ranges import HubRanges, read_config
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
 from sparkdeploy.checkpoint.verify import Verified, verify_bytes
-from sparkdeploy.commands.drafting import Request, connect, resolve
+from sparkdeploy.commands.reach import connect
+from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.deploy.changing import changing
 from sparkdeploy.deploy.deployments import list_deployments

@@ -8,7 +8,7 @@ from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned, pin_found
 from sparkdeploy.checkpoint.prebuilt import resolve_fp8
 from sparkdeploy.checkpoint.pull import Pulled, WantedRepository, announce, fetch
-from sparkdeploy.commands.drafting import Request, resolve
+from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.console import format_bytes
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.plan.observe import treatment_of

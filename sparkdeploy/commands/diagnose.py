@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.doctor import doctor_report
-from sparkdeploy.commands.drafting import connect
 from sparkdeploy.commands.operate import current_rows
+from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import crashes_dir
 from sparkdeploy.deploy.deployments import find_deployment

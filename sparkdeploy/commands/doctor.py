@@ -14,7 +14,7 @@ from sparkdeploy.checks import machine as machine_checks
 from sparkdeploy.checks.finding import fail, not_seen
 from sparkdeploy.checks.recipe import recipe_findings
 from sparkdeploy.checks.surroundings import HurriedMachine, NeededHost, Places, read_surroundings
-from sparkdeploy.commands.drafting import connect
+from sparkdeploy.commands.reach import connect
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.facts import THIS_MACHINE, current_uid
 from sparkdeploy.node.lock import attendant_of

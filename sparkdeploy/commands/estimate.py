@@ -106,7 +106,7 @@ def outlook_for(
     Raises UsageError for unknown hardware, CheckpointError when nothing is known of the model.
     """
     settings = load_settings()
-    # Not from drafting, which imports all that deploys and would double the time of the answer.
+    # Not from request, which imports all that deploys and would double the time of the answer.
     shelf = Library(recipe_folders(settings))
     resolved = load_recipe(shelf, recipe or settings.default_recipe, tuple(assignments or ()))
     folder = resources() / "recipes" / "facts"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.drafting import plan_for, resolve, up_words
+from sparkdeploy.commands.request import plan_for, resolve, up_words
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.systemd_unit import Unit, unit_text
@@ -17,7 +17,7 @@ from sparkdeploy.export.systemd_unit import Unit, unit_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkdeploy.commands.drafting import Request
+    from sparkdeploy.commands.request import Request
     from sparkdeploy.settings import Settings
 
 FOLDER_VARIABLES = (

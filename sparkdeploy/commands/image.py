@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.checkpoint import durable
-from sparkdeploy.commands.drafting import connect
+from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import BuildError, NodeError, UsageError
 from sparkdeploy.image import lock, network

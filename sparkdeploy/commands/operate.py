@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.drafting import connect, everyone
+from sparkdeploy.commands.reach import connect, everyone
 from sparkdeploy.console import console, format_gib, format_seconds
 from sparkdeploy.deploy import deployments
 from sparkdeploy.deploy.changing import changing

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.twin.build import build_twin
 from sparkdeploy.checkpoint.twin.shape import TwinShape
-from sparkdeploy.commands.drafting import Reach, Request, resolve
 from sparkdeploy.commands.operate import take_down
+from sparkdeploy.commands.reach import Reach
+from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.commands.up import Extent, Outcome, up
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import LOCK_WAIT_S

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.commands.drafting import everyone
+from sparkdeploy.commands.reach import everyone
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import SETTLE_WAIT_S, changing, crashes_dir
 from sparkdeploy.deploy.cluster_record import ClusterRecord

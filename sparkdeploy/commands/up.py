@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import labels
 from sparkdeploy.commands.checkpoint_fetch import bring_models
 from sparkdeploy.commands.doctor import doctor_report
-from sparkdeploy.commands.drafting import Reach, everyone, needed
+from sparkdeploy.commands.reach import Reach, everyone, needed
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.deploy.changing import SETTLE_WAIT_S, changing, crashes_dir, starting_together
 from sparkdeploy.deploy.cluster_record import ClusterRecord
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from sparkdeploy.commands.drafting import Request
+    from sparkdeploy.commands.request import Request
     from sparkdeploy.node.container import ContainerFact, ContainerSpec
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.plan.steps import Part, Plan

@@ -11,7 +11,7 @@ from sparkdeploy import labels
 from sparkdeploy.bench.quality import needle, tool_calls
 from sparkdeploy.bench.quality.capture import read_capture, take_capture
 from sparkdeploy.commands.bench.run import server_at
-from sparkdeploy.commands.drafting import connect
+from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.serving import model_of

@@ -23,7 +23,7 @@ from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.bench.wire import Streams
 from sparkdeploy.commands.bench.origin import deployment_origin, endpoint_origin
-from sparkdeploy.commands.drafting import connect
+from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console, format_seconds
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.serving import model_of, read_key_file

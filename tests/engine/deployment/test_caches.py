@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands.drafting import Request, resolve
+from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.deploy.prepare import prepare_folders
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment

@@ -19,7 +19,7 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.commands import up as deploy
-from sparkdeploy.commands.drafting import make_request, resolve
+from sparkdeploy.commands.request import make_request, resolve
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.launch import Exposure

@@ -12,8 +12,8 @@ import sys
 import threading
 from pathlib import Path
 
-from sparkdeploy.commands.drafting import make_request, resolve
 from sparkdeploy.commands.operate import take_down
+from sparkdeploy.commands.request import make_request, resolve
 from sparkdeploy.commands.up import Extent, up
 from sparkdeploy.console import console
 from sparkdeploy.plan.launch import Exposure

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from sparkdeploy import labels
-from sparkdeploy.commands.drafting import Request, resolve
+from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.commands.up import Extent, up
 from sparkdeploy.deploy.prepare import prepare_folders
 from sparkdeploy.node.container import Mount

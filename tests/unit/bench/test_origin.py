@@ -12,7 +12,7 @@ from sparkdeploy import labels
 from sparkdeploy.bench.compare import floor_of
 from sparkdeploy.bench.record import ClientOrigin, RecipeOrigin, RunOrigin
 from sparkdeploy.commands.bench.origin import recipe_origin
-from sparkdeploy.commands.drafting import Request, resolve
+from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.settings import load_settings
 from tests.unit.conftest import REPOSITORY
 from tests.unit.fake_containers import container

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkdeploy import labels
-from sparkdeploy.commands import drafting, operate, rollback
+from sparkdeploy.commands import operate, reach, rollback
 from sparkdeploy.commands import up as commands_up
-from sparkdeploy.commands.drafting import Reach, Request
+from sparkdeploy.commands.reach import Reach
+from sparkdeploy.commands.request import Request
 from sparkdeploy.commands.up import Extent, Handover, Outcome
 from sparkdeploy.deploy import launch as deploy_launch
 from sparkdeploy.deploy import recovery
@@ -275,12 +276,12 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
         done: Readiness = lab.wait(watch.parts)
         return done
 
-    for module in (drafting, operate):
+    for module in (reach, operate):
         monkeypatch.setattr(module, "this_node", this_node)
         monkeypatch.setattr(module, "open_nodes", open_nodes)
     monkeypatch.setattr(operate, "connect", lambda _settings: lab.engines[0])
-    monkeypatch.setattr(drafting, "configured", lambda _settings: sparks(max(count, 2)))
-    monkeypatch.setattr(drafting, "name_here", lambda _config: "spark-1")
+    monkeypatch.setattr(reach, "configured", lambda _settings: sparks(max(count, 2)))
+    monkeypatch.setattr(reach, "name_here", lambda _config: "spark-1")
     monkeypatch.setattr(commands_up, "draft_plan", lab.draft)
     monkeypatch.setattr(commands_up, "bring_models", lambda *_: False)
     monkeypatch.setattr(commands_up, "same_images", lambda *_: ())
@@ -320,7 +321,7 @@ def reached_alone(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> No
         raise RecipeError("config.yaml names no nodes")
         yield
 
-    for module in (drafting, operate):
+    for module in (reach, operate):
         monkeypatch.setattr(module, "this_node", this_node)
         monkeypatch.setattr(module, "open_nodes", open_nodes)
     monkeypatch.setattr(operate, "connect", lambda _settings: engine)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.commands import rehearse
-from sparkdeploy.commands.drafting import Reach
+from sparkdeploy.commands.reach import Reach
 from sparkdeploy.commands.rehearse import Afterwards, ReferencePolicy
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.recipe.load import load_recipe

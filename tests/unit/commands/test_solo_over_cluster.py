@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands import drafting, rollback
+from sparkdeploy.commands import reach, rollback
 from sparkdeploy.errors import NodeError
 from tests.unit.commands.two_nodes import BOTH, NEW, part
 from tests.unit.fake_containers import container
@@ -39,7 +39,7 @@ def test_one_machine_alone_asks_for_no_cluster(
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(drafting, "open_nodes", refuse)
+    monkeypatch.setattr(reach, "open_nodes", refuse)
     pair.head.facts[NEW] = container(NEW)
     assert rollback.roll_back("main").action == "nothing"
     assert capsys.readouterr().err == ""

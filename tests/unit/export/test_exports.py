@@ -14,7 +14,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.commands.drafting import make_request
+from sparkdeploy.commands.request import make_request
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.systemd_unit import MAX_STARTS, Unit, unit_text

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sparkdeploy.commands.drafting import Request, resolve
+from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.plan.container import Deployment, Weights

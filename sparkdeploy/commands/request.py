@@ -1,44 +1,30 @@
-"""What a user typed: a recipe, values to override, the deployment's name, and which nodes serve."""
+"""What a user typed: a recipe, values to override, the deployment's name, and who serves."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
-from sparkdeploy.deploy.cluster_record import ClusterRecord
-from sparkdeploy.deploy.deployments import nodes_of
-from sparkdeploy.errors import NodeError, RecipeError, UsageError
-from sparkdeploy.node.cluster import configured, name_here, open_nodes, this_node
+from sparkdeploy.commands.reach import Reach, serving
+from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.ownership import KEPT_MARK, REPLACED_SUFFIX
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import draft_plan
-from sparkdeploy.plan.formation import for_cluster, form_up
+from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.recipe.schema import NAME_PATTERN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.node import Nodes
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
-
-
-class Reach(Enum):
-    """Who serves."""
-
-    HERE = "this machine alone"
-    CLUSTER = "as many nodes of config.yaml as the recipe needs, this machine as their head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +83,6 @@ def up_words(request: Request) -> list[str]:
     return words
 
 
-def connect(settings: Settings) -> DockerHost:
-    """Connect to this machine's Docker Engine; raise NodeError when nobody answers."""
-    from sparkdeploy.node.host import DockerHost  # noqa: PLC0415 - the SDK takes 0.2 s to import
-
-    return DockerHost(settings.docker_host)
-
-
 def plan_for(request: Request, settings: Settings) -> Plan:
     """Observe and decide; Docker, a GPU and a network may all be absent."""
     resolved = resolve(request, settings)
@@ -115,50 +94,6 @@ def plan_for(request: Request, settings: Settings) -> Plan:
             unobserved = (error.message, *plan.observed.unobserved)
             return replace(plan, observed=replace(plan.observed, unobserved=unobserved))
         return plan
-
-
-@contextlib.contextmanager
-def serving(resolved: Resolved, reach: Reach, settings: Settings) -> Iterator[Nodes]:
-    """Connect to the nodes that are to serve a recipe."""
-    with contextlib.ExitStack() as opened:
-        if reach is Reach.HERE:
-            yield opened.enter_context(this_node(settings))
-        else:
-            yield opened.enter_context(open_nodes(settings, needed(resolved, reach, settings)))
-
-
-def needed(resolved: Resolved, reach: Reach, settings: Settings) -> frozenset[str]:
-    """Return the names of the nodes that serve a recipe together; none for a machine alone."""
-    if reach is Reach.HERE:
-        return frozenset()
-    config = configured(settings)
-    return frozenset(form_up(resolved, config, name_here(config)).nodes)
-
-
-@contextlib.contextmanager
-def everyone(
-    settings: Settings, deployment: str, also: frozenset[str] = frozenset()
-) -> Iterator[Nodes]:
-    """Connect to this machine, to all that may have something of a deployment, and to `also`.
-
-    Raises NodeError when the Docker Engine here does not answer. What cannot be known of nodes
-    that only may have something is told, and costs nothing else.
-    """
-    noted = ClusterRecord.below(settings.state_dir).nodes(deployment)
-    with contextlib.ExitStack() as opened:
-        here = opened.enter_context(this_node(settings))
-        names = {*also, *nodes_of(here.here.docker, deployment, noted)}
-        if not names:
-            yield here
-            return
-        try:
-            nodes = opened.enter_context(open_nodes(settings, frozenset(names)))
-        except (NodeError, RecipeError) as error:
-            if also:
-                raise
-            console.warn(f"{error.message}; something of {deployment} may be on other nodes")
-            nodes = here
-        yield nodes
 
 
 def _absolute(recipe: str) -> str:
