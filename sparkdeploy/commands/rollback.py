@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import labels
 from sparkdeploy.commands.reach import everyone
 from sparkdeploy.console import console
-from sparkdeploy.deploy.changing import SETTLE_WAIT_S, changing, crashes_dir
+from sparkdeploy.deploy.changing import SETTLE_WAIT_S, changing, crashes_dir, starting_together
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import find_deployment, refuse_as_worker
 from sparkdeploy.deploy.expectation import expectation_on
@@ -19,6 +19,7 @@ from sparkdeploy.deploy.recovery import end_start
 from sparkdeploy.deploy.watch import Start, Watch
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.node import named
+from sparkdeploy.plan.problems import owner_of
 from sparkdeploy.recipe.schema import Limits
 from sparkdeploy.settings import load_settings
 
@@ -70,7 +71,7 @@ def _begin(
     """End what is half done, or start what was kept; None when that is to be waited for."""
     name = launch.deployment
     done = end_start(nodes, name, settings, reason="`rollback` gave it up")
-    if done.action != "nothing":
+    if done.action not in {"nothing", "held"}:
         return RolledBack(done.action, done.text)
     found = find_deployment(nodes.here.docker, name)
     if found is None or not found.kept:
@@ -89,9 +90,27 @@ def _begin(
         claim = wanted.memory if wanted is not None else None
         make_room_for(node, name, claim, page_cache)
 
-    leaving = parts_elsewhere(nodes, name, [node.name for node, _ in kept])
-    launch.return_to(kept, make_room, leaving)
+    command = f"rollback {name}"
+    with starting_together([node for node, _ in kept], settings, command):
+        for node, _ in kept:
+            _refuse_others(node, nodes.here.name)
+        leaving = parts_elsewhere(nodes, name, [node.name for node, _ in kept])
+        launch.return_to(kept, make_room, leaving)
     return None
+
+
+def _refuse_others(node: Node, head: str) -> None:
+    """As `up` does: two launches of several nodes never mix."""
+    if node.is_here:
+        return
+    with named(node):
+        facts = node.docker.own_containers()
+    for fact in facts:
+        if fact.is_running and fact.nodes and (owner := owner_of(fact, node.name)) != head:
+            raise NodeError(
+                f"{node.name}: in use: {owner}'s cluster deployment {fact.deployment} runs there",
+                hint=f"on {owner}: sparkdeploy down {fact.deployment}",
+            )
 
 
 def _kept_parts(nodes: Nodes, head: ContainerFact) -> list[tuple[Node, ContainerFact]]:

@@ -1,4 +1,4 @@
-"""Which nodes a deployment may have containers on, so that `down` finds them all.
+"""Which nodes a deployment may have containers on, and whether its start was held to its plan.
 
 Labels tell the same, but not of a node that does not answer: what is left there is kept here
 until the node is back and has been cleaned.
@@ -60,6 +60,27 @@ class ClusterRecord:
         staged = self._file(deployment).with_suffix(".new")
         staged.write_text(json.dumps(nodes), encoding="utf-8")
         staged.replace(self._file(deployment))
+
+    def unsettle(self, deployment: str, container_id: str) -> None:
+        """Keep that a container was started and has not been held against its plan yet."""
+        if is_name(deployment):
+            make_private(self._unsettled(deployment).parent)
+            self._unsettled(deployment).write_text(container_id, encoding="utf-8")
+
+    def settle(self, deployment: str) -> None:
+        if is_name(deployment):
+            self._unsettled(deployment).unlink(missing_ok=True)
+
+    def is_unsettled(self, deployment: str, container_id: str) -> bool:
+        """Say whether nobody has held a container against its plan yet, as after `--detach`."""
+        try:
+            known = self._unsettled(deployment).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        return is_name(deployment) and known == container_id
+
+    def _unsettled(self, deployment: str) -> Path:
+        return self.folder.parent / "unsettled" / deployment
 
     def _file(self, deployment: str) -> Path:
         return self.folder / f"{deployment}.json"

@@ -55,7 +55,13 @@ class Launch:
     @property
     def head(self) -> Replacement:
         """Return the container with the API: that of this machine."""
-        return next(replacement for node, replacement in self.begun if node.is_here)
+        found = self._head()
+        if found is None:
+            raise NodeError(f"deployment {self.deployment} was not started here")
+        return found
+
+    def _head(self) -> Replacement | None:
+        return next((replacement for node, replacement in self.begun if node.is_here), None)
 
     @property
     def replaces(self) -> bool:
@@ -157,6 +163,7 @@ class Launch:
             noted.append(node.name)
         here = {node.name for node, _ in self.begun if node.is_here}
         self.record.note(self.deployment, () if set(noted) <= here else tuple(noted))
+        self.record.settle(self.deployment)
 
     def revert(self, details: Mapping[str, Any] | None = None) -> list[Path]:
         """Save evidence of the new containers, put them away, bring the old ones back.
@@ -166,7 +173,8 @@ class Launch:
         self.is_settled = True
         folders: list[Path] = []
         left: list[str] = []
-        for node, replacement in self.begun:
+        # The head first: from then on whoever goes on after a kill lets the others follow it.
+        for node, replacement in self._by_rank():
             try:
                 with named(node):
                     folder = replacement.revert(details)
@@ -178,6 +186,7 @@ class Launch:
                 folders.append(folder)
         if len(self.begun) > 1 or self.noted_before:
             self.record.note(self.deployment, tuple(dict.fromkeys((*self.noted_before, *left))))
+        self.record.settle(self.deployment)
         return folders
 
     def _begin(self, node: Node, bring: Callable[[Replacement], None]) -> None:
@@ -188,6 +197,8 @@ class Launch:
         try:
             with named(node):
                 bring(replacement)
+            if node.is_here and replacement.new_id is not None:
+                self.record.unsettle(self.deployment, replacement.new_id)
         except BaseException:
             with held_back():
                 self.revert()
@@ -212,7 +223,8 @@ class Launch:
         return old is None or set_aside.issuperset(old.nodes)
 
     def _is_in_place(self) -> bool:
-        return self.head.is_in_place()
+        head = self._head()
+        return head is None or head.is_in_place()
 
     def _require_in_place(self, cause: SparkdeployError | None) -> None:
         if not self._is_in_place():

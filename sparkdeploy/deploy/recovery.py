@@ -11,7 +11,8 @@ from sparkdeploy.deploy.changing import crashes_dir
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import DeploymentContainers, find_deployment, nodes_of, uptime_s
 from sparkdeploy.deploy.expectation import hold
-from sparkdeploy.deploy.replace import Replacement, drop_kept, returning_or_made
+from sparkdeploy.deploy.interruptions import held_back
+from sparkdeploy.deploy.replace import Origin, Replacement, drop_kept, returning_or_made
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.node import named
@@ -36,51 +37,90 @@ ALONE = "alone"
 class Recovery:
     """What was found half done, and what became of it."""
 
-    action: Literal["nothing", "waiting", "finished", "reverted"]
+    action: Literal["nothing", "held", "waiting", "finished", "reverted"]
+    """held: a start that nobody had looked at is what was planned."""
     text: str = ""
 
 
 def recover(nodes: Nodes, deployment: str, settings: Settings) -> Recovery:
     """Finish or revert, on every node, what an interrupted command left: as this one goes.
 
-    Under the node's lock. Returns what became of this node's part, or of another's when there was
-    nothing to do here. A node that does not answer is said, and keeps its note.
+    Under the node's lock, and not interrupted. Returns what became of this node's part, or of
+    another's when there was nothing to do here. A node that does not answer is said, and keeps its
+    note; NodeError where its part would decide.
     """
-    crashes = crashes_dir(settings)
-    done = recover_here(
-        nodes.here.docker,
-        deployment,
-        crashes_dir=crashes,
-        is_answering=answers,
-        now=datetime.now(UTC),
-        check=lambda fact: _hold_all(nodes, deployment, fact),
-    )
-    if done.text:
-        console.warn(done.text)
-    if done.action == "waiting":
-        return done
-    return _let_others_follow(nodes, deployment, settings, done)
+    record = ClusterRecord.below(settings.state_dir)
+    with held_back():
+        done = recover_here(
+            nodes.here.docker,
+            deployment,
+            crashes_dir=crashes_dir(settings),
+            is_answering=answers,
+            now=datetime.now(UTC),
+            check=lambda fact: _hold_all(nodes, deployment, fact),
+        )
+        if done.action == "nothing":
+            done = _hold_first_start(nodes, deployment, settings)
+        if done.action in {"finished", "reverted", "held"}:
+            record.settle(deployment)
+        if done.text:
+            console.warn(done.text)
+        if done.action == "waiting":
+            return done
+        return _let_others_follow(nodes, deployment, settings, done)
 
 
 def end_start(nodes: Nodes, deployment: str, settings: Settings, *, reason: str) -> Recovery:
     """Finish or revert everywhere; what is still starting is given up, `reason` says why."""
-    done = recover(nodes, deployment, settings)
-    if done.action != "waiting":
-        return done
-    done = abandon(nodes.here.docker, deployment, crashes_dir=crashes_dir(settings), reason=reason)
-    console.info(done.text)
-    return _let_others_follow(nodes, deployment, settings, done)
+    with held_back():
+        done = recover(nodes, deployment, settings)
+        if done.action != "waiting":
+            return done
+        crashes = crashes_dir(settings)
+        done = abandon(nodes.here.docker, deployment, crashes_dir=crashes, reason=reason)
+        console.info(done.text)
+        return _let_others_follow(nodes, deployment, settings, done)
 
 
 def _hold_all(nodes: Nodes, deployment: str, head: ContainerFact) -> None:
-    """Hold what answers against what was planned for it, as the command that died would have."""
+    """Hold what answers against what was planned for it, as the command that died would have.
+
+    The head may answer while a rank is gone: it would hang at the first request.
+    """
     hold(nodes.here, head)
-    launch = head.launch
-    for node in nodes.others:
+    for name in head.nodes[1:]:
+        node = nodes.node(name)
         with named(node):
             fact = node.docker.find_container(container_name(deployment))
-        if fact is not None and launch and fact.launch == launch:
-            hold(node, fact)
+        if fact is None or not fact.is_running or fact.launch != head.launch:
+            raise UnhealthyError(f"{name}: its part of {deployment} does not run")
+        hold(node, fact)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the head of a deployment has now: the others follow it."""
+
+    name: str
+    launch: str
+    """That of its container; ALONE where it serves by itself, empty where it serves nothing."""
+    keep: int = 0
+    """How many predecessors stay."""
+    launches: frozenset[str] = frozenset()
+    """All that it has a container of, kept ones among them."""
+
+
+def _head_now(node: Node, deployment: str) -> Head:
+    found = find_deployment(node.docker, deployment)
+    if found is None:
+        return Head(node.name, "")
+    serving = found.serving
+    return Head(
+        node.name,
+        (serving.launch or ALONE) if serving is not None else "",
+        serving.keep_count if serving is not None else 0,
+        frozenset(fact.launch for fact in found.containers if fact.launch),
+    )
 
 
 def _let_others_follow(
@@ -88,10 +128,11 @@ def _let_others_follow(
 ) -> Recovery:
     """Settle the other nodes by what this one has now, and note who still has something."""
     here, record = nodes.here, ClusterRecord.below(settings.state_dir)
-    head = here.docker.find_container(container_name(deployment))
-    if head is not None and owner_of(head, here.name) != here.name:
+    fact = here.docker.find_container(container_name(deployment))
+    if fact is not None and owner_of(fact, here.name) != here.name:
         return done
-    noted = list(head.nodes) if head is not None else []
+    head = _head_now(here, deployment)
+    noted = list(fact.nodes) if fact is not None else []
     for name in nodes_of(here.docker, deployment, record.nodes(deployment)):
         if name == here.name:
             continue
@@ -99,7 +140,7 @@ def _let_others_follow(
             noted.append(name)
             continue
         try:
-            settled = _settle(nodes.node(name), here.name, head, deployment, settings)
+            settled, has_something = _settle(nodes.node(name), head, deployment, settings)
         except NodeError as error:
             noted.append(name)
             console.warn(
@@ -107,38 +148,22 @@ def _let_others_follow(
                 f"`sparkdeploy rollback {deployment}` again when {name} is back"
             )
             continue
-        noted += settled.noted
-        if settled.done.text:
-            console.warn(f"{name}: {settled.done.text}")
-        if done.action == "nothing":
-            done = settled.done
+        noted += [name] if has_something else []
+        if settled.text:
+            console.warn(f"{name}: {settled.text}")
+        if done.action in {"nothing", "held"}:
+            done = settled
     record.note(deployment, tuple(dict.fromkeys(noted)))
     return done
 
 
-@dataclass(frozen=True, slots=True)
-class _Settled:
-    """What became of one other node."""
-
-    done: Recovery
-    noted: tuple[str, ...]
-    """The node itself when it still has a container of this head."""
-
-
-def _settle(
-    node: Node, head_name: str, head: ContainerFact | None, deployment: str, settings: Settings
-) -> _Settled:
+def _settle(node: Node, head: Head, deployment: str, settings: Settings) -> tuple[Recovery, bool]:
+    """Return what became of another node, and whether it still has a container of this head."""
     with named(node):
-        done = follow(
-            node.docker,
-            deployment,
-            head=head_name,
-            launch=(head.launch or ALONE) if head is not None else "",
-            crashes_dir=crashes_dir(settings),
-        )
+        done = follow(node.docker, deployment, head=head, crashes_dir=crashes_dir(settings))
         left = find_deployment(node.docker, deployment)
     facts = left.containers if left is not None else ()
-    return _Settled(done, (node.name,) if any(f.nodes[:1] == (head_name,) for f in facts) else ())
+    return done, any(fact.nodes[:1] == (head.name,) for fact in facts)
 
 
 def recover_here(
@@ -158,10 +183,10 @@ def recover_here(
     found = find_deployment(host, deployment)
     if found is None or found.is_of_another_head:
         return Recovery("nothing")
+    new = found.serving
     if found.replaced is None:
         _drop_forgotten(host, found)
         return Recovery("nothing")
-    new = found.serving
     if new is not None and new.is_running and is_answering(new):
         try:
             check(new)
@@ -173,6 +198,24 @@ def recover_here(
         return Recovery("waiting", f"{deployment}: the new container is still starting")
     reason = "the command that started it was gone before it answered"
     return _reverted(host, found, crashes_dir, reason=reason)
+
+
+def _hold_first_start(nodes: Nodes, deployment: str, settings: Settings) -> Recovery:
+    """Hold what took nobody's place against its plan, once, when it answers.
+
+    Nobody has where an `up` was detached, or died. What is not as planned is put away.
+    """
+    host, record = nodes.here.docker, ClusterRecord.below(settings.state_dir)
+    fact = host.find_container(container_name(deployment))
+    if fact is None or not record.is_unsettled(deployment, fact.container_id):
+        return Recovery("nothing")
+    if not answers(fact):
+        return Recovery("nothing")
+    try:
+        _hold_all(nodes, deployment, fact)
+    except UnhealthyError as error:
+        return _gone(host, fact, crashes_dir(settings), reason=error.message)
+    return Recovery("held")
 
 
 def _drop_forgotten(host: DockerHost, found: DeploymentContainers) -> None:
@@ -192,47 +235,56 @@ def abandon(host: DockerHost, deployment: str, *, crashes_dir: Path, reason: str
     return _reverted(host, found, crashes_dir, reason=reason)
 
 
-def follow(
-    host: DockerHost, deployment: str, *, head: str, launch: str, crashes_dir: Path
-) -> Recovery:
-    """Let another node of a cluster go the way its head has gone.
+def follow(host: DockerHost, deployment: str, *, head: Head, crashes_dir: Path) -> Recovery:
+    """Let another node of a deployment go the way its head has gone.
 
-    What `launch`, that of the head's container, started here stays; what another launch of this
-    head started is put away, and what it replaced comes back. Containers of another head, or of
-    that machine alone, are not touched.
+    What the head's launch started here stays; what another launch of this head started is put
+    away, and what it replaced comes back. Containers of another head, or of that machine alone,
+    are not touched.
     """
     found = find_deployment(host, deployment)
-    if found is None:
-        return Recovery("nothing")
-    if found.current.nodes[:1] != (head,):
+    if found is None or found.current.nodes[:1] != (head.name,):
         return Recovery("nothing")
     if found.replaced is not None:
-        return _end_replacement(host, found, head, launch, crashes_dir)
-    if found.serving is None or found.serving.launch == launch:
+        return _end_replacement(host, found, head, crashes_dir)
+    for fact in found.kept:
+        if fact.launch not in head.launches:
+            host.remove(fact.container_id)
+    if found.serving is None or found.serving.launch == head.launch:
         return Recovery("nothing")
-    return _orphan_gone(host, found.serving, crashes_dir)
+    origin = Origin.KEPT if found.serving.launch in head.launches else Origin.MADE
+    reason = "its head does not have its part of it"
+    return _gone(host, found.serving, crashes_dir, reason=reason, origin=origin)
 
 
 def _end_replacement(
-    host: DockerHost, found: DeploymentContainers, head: str, launch: str, crashes_dir: Path
+    host: DockerHost, found: DeploymentContainers, head: Head, crashes_dir: Path
 ) -> Recovery:
     new, old = found.serving, found.replaced
-    if new is not None and new.launch == launch:
+    if new is not None and new.launch == head.launch:
         _half_done(host, found, crashes_dir).commit()
-        return Recovery("finished", f"{found.name}: the new container stays, as on {head}")
-    if new is None and old is not None and launch and old.launch != launch:
+        return Recovery("finished", f"{found.name}: the new container stays, as on {head.name}")
+    if new is None and old is not None and head.launch and old.launch != head.launch:
         # The head goes on with a launch that does not need this node.
-        _half_done(host, found, crashes_dir).commit(keep=old.keep_count)
-        return Recovery("finished", f"{found.name}: {head} needs this node no more")
-    return _reverted(host, found, crashes_dir, reason=f"{head} does not have its part of it")
+        _half_done(host, found, crashes_dir).commit(head.keep)
+        return Recovery("finished", f"{found.name}: {head.name} needs this node no more")
+    return _reverted(host, found, crashes_dir, reason=f"{head.name} does not have its part of it")
 
 
-def _orphan_gone(host: DockerHost, orphan: ContainerFact, crashes_dir: Path) -> Recovery:
-    """Put away one that took nobody's place: its node had no such deployment before."""
-    reason = "its head does not have its part of it"
-    started = Replacement(host, orphan.deployment, crashes_dir, new_id=orphan.container_id)
+def _gone(
+    host: DockerHost,
+    fact: ContainerFact,
+    crashes_dir: Path,
+    *,
+    reason: str,
+    origin: Origin = Origin.MADE,
+) -> Recovery:
+    """Put away one that took nobody's place; one that the head keeps is kept here too."""
+    started = Replacement(
+        host, fact.deployment, crashes_dir, new_id=fact.container_id, origin=origin
+    )
     started.revert({"cause": {"meaning": reason}})
-    return Recovery("reverted", f"{orphan.deployment}: the new container is gone ({reason})")
+    return Recovery("reverted", f"{fact.deployment}: the new container is gone ({reason})")
 
 
 def _reverted(

@@ -66,6 +66,7 @@ def make_plan(
         _part(wanted, observed, seat, images=images, checkpoint=checkpoint)
         for seat in formation.seats
     )
+    parts = _together(parts)
     findings = tuple(
         finding
         for part in parts
@@ -144,6 +145,18 @@ def _part(
         _head_needs(wanted, observed, images, checkpoint, claim)
         if seat.is_head
         else _worker_needs(wanted, observed, seen, claim),
+    )
+
+
+def _together(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """A rank that still runs cannot join those that start anew: all start, or none."""
+    if not any(part.action.is_work for part in parts):
+        return parts
+    return tuple(
+        part
+        if part.action.is_work
+        else replace(part, action=Action.REPLACE, reason="starts together with the others")
+        for part in parts
     )
 
 

@@ -291,6 +291,7 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr(commands_up, "make_room_for", lambda *_: None)
     monkeypatch.setattr(commands_up, "starting_together", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(rollback, "make_room_for", lambda *_: None)
+    monkeypatch.setattr(rollback, "starting_together", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(Watch, "_wait_for_head", wait_for_head)
     monkeypatch.setattr(
         "sparkdeploy.deploy.watch.durations",

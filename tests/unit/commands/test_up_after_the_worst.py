@@ -1,0 +1,207 @@
+"""Moments in which a launch is undone, held or left, met by kills, Ctrl-C and lost parts."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.commands.up import Extent
+from sparkdeploy.deploy import launch as deploy_launch
+from sparkdeploy.deploy.replace import Replacement
+from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.plan.steps import Action
+from tests.unit.commands.lab import NEW, Killed, Lab, build, interrupts
+from tests.unit.commands.test_up_of_any_number import LATER, OLD, check_whole, deployed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkdeploy.recipe.load import Library
+
+THIRD = "serve.max_num_seqs=3"
+
+
+@pytest.fixture
+def lab_of(monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Callable[[int], Lab]:
+    return lambda count: build(monkeypatch, shipped, count)
+
+
+def fell_back(*_: object) -> None:
+    raise UnhealthyError("spark-2: planned off, runs mtp 2")
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (3, 3), (3, 2), (2, 3), (2, 1)])
+def test_a_kill_while_a_launch_is_undone_is_recovered_from(
+    lab_of: Callable[[int], Lab], keep: int, before: int, after: int
+) -> None:
+    for at in range(1, 40):
+        lab = lab_of(max(before, after))
+        lab.up(OLD, size=before, keep=keep)
+        lab.is_answering = True
+        lab.wait, lab.kill_at = interrupts, at
+        try:
+            lab.up(LATER, size=after, keep=keep)
+        except Killed:
+            pass
+        except KeyboardInterrupt:
+            return  # whole before the kill would have come
+        lab.kill_at = 0
+        lab.roll_back()
+        running = [text for text in lab.running() if text is not None]
+        assert len(set(running)) == 1, (at, lab.running(), lab.names())
+        assert len(running) == (before if running[0] == "1" else after), (at, lab.running())
+    pytest.fail("it never ended")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("command", ["up", "rollback"])
+def test_ctrl_c_while_a_start_is_given_up_leaves_one_of_both_whole(
+    lab_of: Callable[[int], Lab], count: int, command: str
+) -> None:
+    for at in range(1, 12):
+        lab = deployed(lab_of(count))
+        lab.up(LATER, extent=Extent.DETACH)
+        lab.is_answering, lab.interrupt_at = False, (at,)
+        # With a later moment it comes to its end before.
+        with contextlib.suppress(KeyboardInterrupt):
+            lab.up(THIRD) if command == "up" else lab.roll_back()
+        lab.interrupt_at = ()
+        check_whole(lab, lab.running()[0] or f"nothing runs after {at}")
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("end", ["stop", "remove", "cut off"])
+def test_a_detached_start_that_lost_a_worker_is_not_finished(
+    lab_of: Callable[[int], Lab], keep: int, end: str
+) -> None:
+    lab = deployed(lab_of(2))
+    lab.up(LATER, extent=Extent.DETACH, keep=keep)
+    worker = lab.engines[1]
+    fact = worker.find_container(NEW)
+    assert fact is not None
+    if end == "cut off":
+        lab.gone = {"spark-2"}
+        with pytest.raises(NodeError, match="spark-2"):
+            lab.roll_back()
+        assert lab.names()[0] == [NEW, f"{NEW}-replaced"]
+        lab.gone = set()
+        assert lab.roll_back() == "finished"
+        check_whole(lab, "2")
+        return
+    getattr(worker, end)(fact.container_id)
+    assert lab.roll_back() == "reverted"
+    check_whole(lab, "1")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_detached_first_start_is_held_to_the_recipe(
+    lab_of: Callable[[int], Lab], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    lab = lab_of(count)
+    lab.up(OLD, extent=Extent.DETACH)
+    lab.is_answering = True
+    monkeypatch.setattr("sparkdeploy.deploy.recovery.hold", fell_back)
+    monkeypatch.setattr("sparkdeploy.deploy.watch.hold", fell_back)
+    with pytest.raises(UnhealthyError, match="planned off, runs mtp 2"):
+        lab.up(OLD)
+    assert lab.running() == [None] * count
+
+
+def test_a_detached_first_start_that_is_as_planned_is_looked_at_once(
+    lab_of: Callable[[int], Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = lab_of(2)
+    lab.up(OLD, extent=Extent.DETACH)
+    lab.is_answering = True
+    seen: list[object] = []
+    monkeypatch.setattr("sparkdeploy.deploy.recovery.hold", lambda *part: seen.append(part))
+    lab.up(OLD)
+    lab.up(OLD)
+    assert len(seen) == 2
+    check_whole(lab, "1")
+
+
+def test_ctrl_c_between_two_parts_puts_the_first_back(
+    lab_of: Callable[[int], Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = deployed(lab_of(2))
+    made: list[object] = []
+
+    def make(*arguments: object) -> object:
+        made.append(arguments)
+        if len(made) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return Replacement(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(deploy_launch, "Replacement", make)
+    with pytest.raises(KeyboardInterrupt):
+        lab.up(LATER)
+    check_whole(lab, "1")
+
+
+def test_a_rank_that_died_starts_all_of_them_anew_with_consent(
+    lab_of: Callable[[int], Lab],
+) -> None:
+    lab = deployed(lab_of(2))
+    worker = lab.engines[1]
+    fact = worker.find_container(NEW)
+    assert fact is not None
+    worker.stop(fact.container_id)
+    asked: list[str] = []
+    lab.consent = lambda question: not asked.append(question)  # type: ignore[func-returns-value]
+    outcome = lab.up(OLD)
+    assert [part.action for part in outcome.plan.parts] == [Action.REPLACE, Action.REPLACE]
+    assert len(asked) == 1
+    check_whole(lab, "1")
+
+
+@pytest.mark.parametrize(("old", "new"), [(0, 1), (2, 0)])
+def test_a_node_that_is_left_keeps_what_the_head_keeps(
+    lab_of: Callable[[int], Lab], old: int, new: int
+) -> None:
+    lab = lab_of(3)
+    lab.up(OLD, keep=old)
+    lab.is_answering = True
+    lab.up(LATER, size=2, keep=new, extent=Extent.DETACH)
+    assert lab.roll_back() == "finished"
+    kept = [f"{NEW}-kept-1"] * new
+    assert lab.names() == [[NEW, *kept], [NEW, *kept], kept]
+
+
+def test_what_no_rollback_can_use_is_not_kept_on_other_nodes(
+    lab_of: Callable[[int], Lab],
+) -> None:
+    lab = deployed(lab_of(2))
+    lab.up(LATER, size=1)
+    lab.up(THIRD, size=1)
+    lab.up(THIRD, size=1)
+    assert lab.names()[1] == []
+    assert lab.record.nodes("main") == ()
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (3, 2)])
+def test_a_killed_rollback_keeps_the_way_back(
+    lab_of: Callable[[int], Lab], before: int, after: int
+) -> None:
+    for at in range(1, 30):
+        lab = lab_of(before)
+        lab.up(OLD, size=before)
+        lab.is_answering = True
+        lab.up(LATER, size=after)
+        lab.kill_at = at
+        try:
+            lab.roll_back()
+        except Killed:
+            lab.kill_at, lab.is_answering = 0, False
+            lab.roll_back()
+            lab.is_answering = True
+            if lab.running()[0] == "2":
+                assert lab.roll_back() == "returned", at
+            assert lab.running() == ["1"] * before, at
+            continue
+        return
+    pytest.fail("it never ended")
