@@ -64,7 +64,7 @@ def begin_return(host: DockerHost, kept: ContainerFact, *, crashes_dir: Path) ->
     return launch
 
 
-def see_through(
+def wait_and_settle(
     launch: Launch,
     *,
     wait: Callable[[str], Outcome],
@@ -72,4 +72,4 @@ def see_through(
     details: Callable[[], Mapping[str, Any]] = dict,
 ) -> Outcome:
     """Wait, and settle."""
-    return launch.see_through(lambda: wait(launch.head.container_id), changing, details)
+    return launch.wait_and_settle(lambda: wait(launch.head.container_id), changing, details)

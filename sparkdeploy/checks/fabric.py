@@ -35,12 +35,10 @@ class Check:
     fix: str = ""
 
     def describe(self) -> str:
-        """Return the check in one line."""
         wanted = f", expected {self.expected}" if self.expected and self.verdict != "ok" else ""
         return f"{self.node}: {self.subject}: {self.value}{wanted}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         return asdict(self)
 
 

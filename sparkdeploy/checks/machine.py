@@ -129,7 +129,7 @@ def check_other_users(processes: tuple[GpuProcess, ...], own_containers: frozens
     check = "gpu.other_users"
     foreign = [item for item in processes if item.container_id not in own_containers]
     if not foreign:
-        return ok(check, "nobody else computes on the GPU")
+        return ok(check, "no other program computes on the GPU")
     return warn(
         check,
         f"also on the GPU: {', '.join(map(_describe, foreign))}; memory is shared with them",

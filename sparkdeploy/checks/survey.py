@@ -30,7 +30,7 @@ TALKS_TO_ALL = 0
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was seen of the nodes, by name, and why some told nothing."""
+    """What was seen of the nodes, by name, and why others did not answer."""
 
     seen: Mapping[str, NodeFact]
     failures: Mapping[str, NodeError] = field(default_factory=dict)
@@ -129,7 +129,7 @@ def connections(nodes: Nodes, workers: Sequence[Node]) -> list[Connection]:
 
 
 def _ways(ready: Sequence[Node], found: Survey) -> Iterator[tuple[Node, Node, int, int]]:
-    """Yield source, target, port and MTU; what is down or has no address is said elsewhere."""
+    """Yield source, target, port and MTU; `node_checks` names what is down or has no address."""
     for source, target in itertools.permutations(ready, 2):
         for port in range(min(len(source.entry.fabric), len(target.entry.fabric))):
             mtu = _ready_mtu(source, port, found)

@@ -19,7 +19,6 @@ group = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
     app.add_typer(group, name="checkpoint")
 
 

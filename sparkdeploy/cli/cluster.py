@@ -18,7 +18,6 @@ SIGNS = {"ok": "=", "warning": "!", "failed": "x"}
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
     group = typer.Typer(help="Two or more nodes: who they are, and whether they fit together.")
     group.command("show")(show)
     group.command("check")(check)

@@ -14,7 +14,6 @@ NameArgument = Annotated[str, typer.Argument(help="The deployment's name.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
     app.command("status")(status)
     app.command("logs")(logs)
     app.command("down")(down)

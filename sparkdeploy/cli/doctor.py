@@ -16,7 +16,6 @@ from sparkdeploy.console import console
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
     app.command("doctor")(doctor)
 
 

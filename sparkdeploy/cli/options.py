@@ -50,11 +50,13 @@ SetOption = Annotated[
 ]
 KnownBadOption = Annotated[
     bool,
-    typer.Option("--allow-known-bad", help="Take a vLLM release that is known to fail here."),
+    typer.Option(
+        "--allow-known-bad", help="Allow a vLLM release that is known to fail on a Spark."
+    ),
 ]
 UnsafeOption = Annotated[
     bool,
-    typer.Option("--allow-unsafe", help="Take all that a recipe from elsewhere asks for."),
+    typer.Option("--allow-unsafe", help="Allow all that a recipe from elsewhere asks for."),
 ]
 NameOption = Annotated[str, typer.Option("--name", help="The deployment's name.")]
 PublicOption = Annotated[
@@ -64,7 +66,10 @@ PublicOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ClusterOption = Annotated[bool, typer.Option("--cluster", help="Over the nodes of config.yaml.")]
 PageCacheOption = Annotated[
-    bool, typer.Option("--drop-page-cache", help="Drop it (root) when CUDA needs the room.")
+    bool,
+    typer.Option(
+        "--drop-page-cache", help="Drop the page cache (as root) when CUDA needs its memory."
+    ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 

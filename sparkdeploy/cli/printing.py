@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
     from sparkdeploy.plan.steps import Plan
 
-PARTS = {
+SHOWN = {
     "dockerfile": report.dockerfile_text,
     "args": report.arguments_text,
     "container": report.container_text,
 }
 
 
-def print_plan(plan: Plan, part: str | None, *, as_json: bool) -> None:
-    """Print one part of the plan in full, the plan as JSON, or the plan in words."""
-    if part is not None:
-        console.answer(PARTS[part](plan))
+def print_plan(plan: Plan, shown: str | None, *, as_json: bool) -> None:
+    """Print what `--show` names, the plan as JSON, or the plan in words."""
+    if shown is not None:
+        console.answer(SHOWN[shown](plan))
     elif as_json:
         console.answer_json(plan_as_dict(plan))
     else:
@@ -48,16 +48,18 @@ def print_outlook(
     hardware: str | None,
     html: Path | None,
     headers: bool,
+    cluster: bool,
     as_json: bool,
 ) -> None:
     """Print what fits and how fast it would be, and write the page when one is wanted."""
-    from sparkdeploy.commands.estimate import WhenMissing, outlook_for
+    from sparkdeploy.commands.estimate import Among, WhenMissing, outlook_for
 
     outlook = outlook_for(
         recipe,
         assignments,
         hardware=hardware or "spark",
         when_missing=WhenMissing.HUB if headers else WhenMissing.SHIPPED,
+        among=Among.CLUSTER if cluster else Among.ONE,
     )
     if html is not None:
         _write_page(html, outlook.page())
@@ -68,11 +70,14 @@ def print_outlook(
         console.answer(line)
 
 
-def print_capacity(recipe: str | None, assignments: Iterable[str] | None, *, as_json: bool) -> None:
+def print_capacity(
+    recipe: str | None, assignments: Iterable[str] | None, *, cluster: bool, as_json: bool
+) -> None:
     """Print the memory and the KV cache on this machine."""
-    from sparkdeploy.commands.estimate import HERE, outlook_for
+    from sparkdeploy.commands.estimate import HERE, Among, outlook_for
 
-    outlook = outlook_for(recipe, assignments, hardware=HERE)
+    among = Among.CLUSTER if cluster else Among.ONE
+    outlook = outlook_for(recipe, assignments, hardware=HERE, among=among)
     if as_json:
         console.answer_json(outlook.as_dict())
         return

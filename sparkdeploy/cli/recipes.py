@@ -37,7 +37,7 @@ HeadersOption = Annotated[
 
 
 class Shown(StrEnum):
-    """What `plan --show` prints in full."""
+    """What `plan --show` prints alone, in full."""
 
     DOCKERFILE = "dockerfile"
     ARGS = "args"
@@ -45,7 +45,6 @@ class Shown(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
     app.command("list")(list_recipes)
     app.command("show")(show_recipe)
     app.command("plan")(plan_recipe)
@@ -72,16 +71,26 @@ def show_recipe(
     capacity: Annotated[
         bool, typer.Option("--capacity", help="Memory and KV cache on this machine instead.")
     ] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="With --capacity: of one of the recipe's nodes.")
+    ] = False,
     allow_unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
     """Show a recipe with everything it inherits, and where each value was written."""
+    if cluster and not capacity:
+        from sparkdeploy.errors import UsageError
+
+        raise UsageError(
+            "`show --cluster` is about --capacity",
+            hint="a recipe is the same on one node and on several: `sparkdeploy show`",
+        )
     assignments = with_consent(assignments, known_bad=False, unsafe=allow_unsafe)
     if capacity:
         from sparkdeploy.cli.printing import print_capacity
 
-        print_capacity(recipe, assignments, as_json=as_json)
+        print_capacity(recipe, assignments, cluster=cluster, as_json=as_json)
         return
     from sparkdeploy.commands.request import Request, resolve
     from sparkdeploy.recipe import report
@@ -103,7 +112,10 @@ def plan_recipe(
     name: NameOption = "main",
     public: PublicOption = False,
     cluster: ClusterOption = False,
-    show: Annotated[Shown | None, typer.Option(help="Print one part in full.")] = None,
+    show: Annotated[
+        Shown | None,
+        typer.Option(help="Print Dockerfiles, vLLM's arguments or the container in full."),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit 9 when there is work.")] = False,
     hardware: HardwareOption = None,
     html: HtmlOption = None,
@@ -127,6 +139,7 @@ def plan_recipe(
             hardware=hardware,
             html=html,
             headers=headers,
+            cluster=cluster,
             as_json=as_json,
         )
         return

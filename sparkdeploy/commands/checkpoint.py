@@ -260,7 +260,7 @@ def count_for(
     with console.step(f"tokens of {len(files)} files") as step:
         counted = count_tokens(source.files_dir, files, on_progress=step.progress)
     if not counted.counts:
-        raise CheckpointError("there is no text in what was named", hint=HINT)
+        raise CheckpointError("the named files hold no text", hint=HINT)
     vocabulary = DraftVocabulary(
         tokens=rank_tokens(counted.counts, special=counted.special, vocabulary=counted.vocabulary),
         counted=sum(counted.counts.values()),

@@ -49,7 +49,7 @@ class WantedImages:
     tags: frozenset[str]
     engine_fingerprints: frozenset[str]
     opaque_engines: frozenset[str]
-    """Their images cannot be told old from new, so they all stay."""
+    """Nothing says which of their images are old, so they all stay."""
 
 
 def clean(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +13,11 @@ from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate import capacity, model_facts, picture, speed, speed_report
 from sparkdeploy.estimate.hardware import Hardware, hardware_named, hardware_seen, read_hardware
+from sparkdeploy.estimate.share import facts_of_rank, facts_of_step
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.library import recipe_folders
 from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.parallel import nodes_needed
 from sparkdeploy.settings import load_settings, resources
 
 if TYPE_CHECKING:
@@ -38,26 +40,41 @@ class WhenMissing(Enum):
     HUB = "hub"
 
 
+class Among(Enum):
+    """Which machines an estimate is for."""
+
+    ONE = "one machine that holds the whole model"
+    CLUSTER = "as many nodes of one GPU as the recipe's cluster section takes"
+
+
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What can be said about a recipe on a machine before anything is downloaded or started."""
 
     resolved: Resolved
     facts: model_facts.ModelFacts
+    """Of several nodes: what one of them holds, the one that holds most."""
+    step_facts: model_facts.ModelFacts
+    """Of several nodes: what is read one byte after the other in a decode step."""
     budget: capacity.Budget
     recipes: Mapping[str, Resolved]
     acceptance: Mapping[str, speed.Acceptance]
     speed: Speed
     estimates: tuple[SpeedEstimate, ...]
+    nodes: int = 1
 
     def capacity_lines(self) -> Iterator[str]:
         yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
+        if self.nodes > 1:
+            yield from speed_report.node_lines(self.resolved.recipe.cluster, self.nodes)
         yield from capacity.capacity_lines(self.resolved, self.facts, self.budget)
 
     def speed_lines(self) -> Iterator[str]:
         """Yield the roofline: this recipe's step, more requests, every recipe, what is next."""
-        known = (self.facts, self.acceptance)
+        known = (self.step_facts, self.acceptance)
         yield from speed_report.speed_lines(self.speed, self.acceptance)
+        if self.nodes > 1:
+            yield from speed_report.unknown_lines(self.resolved.recipe.cluster)
         steps = speed_report.batch_steps(self.resolved, *known)
         if steps:
             yield from speed_report.step_lines(steps[0], self.speed)
@@ -65,6 +82,9 @@ class Outlook:
             contexts = [row.context_tokens for row in self.budget.rows()]
             longer = speed_report.context_steps(self.resolved, *known, contexts)
             yield from speed_report.context_lines(longer, self.speed)
+        # Published figures, and what another recipe would save, are of one machine.
+        if self.nodes > 1:
+            return
         yield from speed_report.estimate_lines(self.estimates, self.speed)
         name = self.resolved.recipe.name
         if name in self.recipes:
@@ -73,8 +93,10 @@ class Outlook:
 
     def page(self) -> str:
         """Return a self-contained HTML page: the picture and the same tables."""
+        where = f"{self.speed.hardware.title}, one of {self.nodes} nodes"
         return picture.page(
-            title=f"{self.resolved.recipe.name} on {self.speed.hardware.title}",
+            title=f"{self.resolved.recipe.name} on "
+            + (where if self.nodes > 1 else self.speed.hardware.title),
             picture=picture.bytes_per_step(self.estimates),
             sections={
                 "Memory": tuple(self.capacity_lines()),
@@ -83,10 +105,11 @@ class Outlook:
         )
 
     def as_dict(self) -> dict[str, object]:
-        steps = speed_report.batch_steps(self.resolved, self.facts, self.acceptance)
+        steps = speed_report.batch_steps(self.resolved, self.step_facts, self.acceptance)
         return {
             "schema": 1,
             "recipe": self.resolved.recipe.name,
+            **({"nodes": self.nodes} if self.nodes > 1 else {}),
             "capacity": capacity.capacity_as_dict(self.resolved, self.facts, self.budget),
             "speed": speed_report.estimates_as_dict(self.estimates, self.speed, steps),
         }
@@ -98,12 +121,14 @@ def outlook_for(
     *,
     hardware: str,
     when_missing: WhenMissing = WhenMissing.SHIPPED,
+    among: Among = Among.ONE,
 ) -> Outlook:
     """Return the outlook of what a user typed; no Docker or GPU is needed.
 
     Only `WhenMissing.HUB` uses the network, and only for a model that is not here.
 
-    Raises UsageError for unknown hardware, CheckpointError when nothing is known of the model.
+    Raises UsageError for unknown hardware, CheckpointError when nothing is known of the model,
+    RecipeError for parallel sizes that no nodes of one GPU serve.
     """
     settings = load_settings()
     # Not from request, which imports all that deploys and would double the time of the answer.
@@ -118,9 +143,10 @@ def outlook_for(
     # The same model in every row: the files at hand describe it better than the shipped facts.
     known = {**shipped, resolved.recipe.model.repo: facts}
     reached = speed.fit_speed(machine, recipes, shipped, acceptance)
-    return Outlook(
+    whole = Outlook(
         resolved=resolved,
         facts=facts,
+        step_facts=facts,
         budget=capacity.make_budget(resolved, facts, machine),
         recipes=recipes,
         acceptance=acceptance,
@@ -129,6 +155,34 @@ def outlook_for(
             speed.estimate(item, known, acceptance, reached)
             for item in speed.in_order({**recipes, resolved.recipe.name: resolved})
         ),
+    )
+    return whole if among is Among.ONE else _of_one_node(whole)
+
+
+def _of_one_node(whole: Outlook) -> Outlook:
+    """Return what the node that holds most has of a model that several nodes serve."""
+    # It imports all that describes nodes, which no other estimate needs.
+    from sparkdeploy.plan.formation import for_cluster  # noqa: PLC0415
+
+    resolved = for_cluster(whole.resolved)
+    cluster = resolved.recipe.cluster
+    held = facts_of_rank(
+        whole.facts,
+        tensor_parallel=cluster.tensor_parallel,
+        pipeline_parallel=cluster.pipeline_parallel,
+    )
+    read = facts_of_step(whole.facts, tensor_parallel=cluster.tensor_parallel)
+    made = speed.estimate(resolved, {read.repo: read}, whole.acceptance, whole.speed)
+    nodes = nodes_needed(cluster, gpus_per_node=1)
+    return replace(
+        whole,
+        resolved=resolved,
+        facts=held,
+        step_facts=read,
+        budget=capacity.make_budget(resolved, held, whole.speed.hardware),
+        # Published figures are of one machine.
+        estimates=(replace(made, published_tok_s=None),) if nodes > 1 else whole.estimates,
+        nodes=nodes,
     )
 
 

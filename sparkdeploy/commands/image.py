@@ -230,14 +230,14 @@ def _refuse_needed(going: list[ImageFact], staying: list[ImageFact], host: Docke
     for container in host.own_containers():
         if container.image_id in ids:
             raise NodeError(
-                f"deployment {container.deployment} was made from an image that would go",
+                f"an image to be removed has a container of deployment {container.deployment}",
                 hint=f"sparkdeploy down {container.deployment}",
             )
     for image in staying:
         below = image.labels.get(labels.BELOW)
         if below in tags:
             raise NodeError(
-                f"{image.tags[0]} stands on {below}",
+                f"{image.tags[0]} is built on {below}",
                 hint=f"remove both: sparkdeploy image rm {image.tags[0]} {below}",
             )
 

@@ -69,7 +69,7 @@ def _names(rows: tuple[StatusRow, ...], record: ClusterRecord) -> tuple[str, ...
 def _members(
     nodes: Mapping[str, tuple[str, ...]], rows: tuple[StatusRow, ...], settings: Settings
 ) -> dict[str, tuple[MemberRow, ...]]:
-    """Return what the other nodes of each deployment say; nobody is asked when there are none."""
+    """Return what the other nodes of each deployment say; without any, no node is asked."""
     asked = frozenset(name for names in nodes.values() for name in names)
     heads = {row.name: row for row in rows}
     if not asked:

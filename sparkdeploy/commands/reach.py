@@ -61,7 +61,7 @@ def everyone(
     """Connect to this machine, to all that may have something of a deployment, and to `also`.
 
     Raises NodeError when the Docker Engine here does not answer. What cannot be known of nodes
-    that only may have something is told, and costs nothing else.
+    that only may have something is a warning and stops nothing.
     """
     noted = ClusterRecord.below(settings.state_dir).nodes(deployment)
     with contextlib.ExitStack() as opened:
@@ -75,6 +75,6 @@ def everyone(
         except (NodeError, RecipeError) as error:
             if also:
                 raise
-            console.warn(f"{error.message}; something of {deployment} may be on other nodes")
+            console.warn(f"{error.message}; containers of {deployment} may be on other nodes")
             nodes = here
         yield nodes

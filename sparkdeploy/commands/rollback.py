@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """What `rollback` did."""
-
     action: str
     """nothing, finished, reverted or returned."""
     text: str
@@ -58,7 +56,7 @@ def roll_back(name: str, page_cache: PageCache = PageCache.ASK) -> RolledBack:
             if done is not None:
                 return done
             watch = _watch(launch, settings)
-            launch.see_through(watch.wait, settling, watch.details)
+            launch.wait_and_settle(watch.wait, settling, watch.details)
         except KeyboardInterrupt:
             launch.undo(settling)
             raise
@@ -124,7 +122,8 @@ def _kept_parts(nodes: Nodes, head: ContainerFact) -> list[tuple[Node, Container
         fact = next((fact for fact in kept if fact.launch == head.launch), None)
         if fact is None:
             raise SparkdeployError(
-                f"{head.name} was one of {len(head.nodes)} nodes' parts, and {name} keeps none",
+                f"{head.name} is one of {len(head.nodes)} parts that started together, and {name} "
+                "keeps none of them",
                 hint="the earlier recipe brings it back: `sparkdeploy up RECIPE --cluster "
                 f"--name {head.deployment}`",
             )
@@ -135,7 +134,7 @@ def _kept_parts(nodes: Nodes, head: ContainerFact) -> list[tuple[Node, Container
 def _node_of(nodes: Nodes, name: str) -> Node:
     node = nodes.node(name)
     if node.is_here:
-        raise NodeError(f"{name} is this machine, and a kept container has it as a worker")
+        raise NodeError(f"{name} is this machine, and a kept container names it as a worker")
     return node
 
 

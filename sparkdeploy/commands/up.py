@@ -263,7 +263,7 @@ class _Up:
         if self.extent is not Extent.ANSWER or not self.launch.begun:
             return Outcome(plan, changed=changed)
         watch = self._watch(plan, self.launch.started)
-        readiness = self.launch.see_through(
+        readiness = self.launch.wait_and_settle(
             watch.wait, self._settling, partial(self._details, plan, watch)
         )
         return Outcome(plan, changed=True, readiness=readiness)

@@ -31,7 +31,7 @@ def changing(
 ) -> AbstractContextManager[None]:
     """Hold the node's lock; NodeError names the holder when it stays held for `wait_s`.
 
-    `command` is what is held up to others, without the program's name: `up v2 --name main`.
+    `command` is what others see in the message, without the program's name: `up v2 --name main`.
     """
     # A full disk, or a file in a folder's place, is for whoever writes there to tell.
     with contextlib.suppress(OSError):

@@ -46,11 +46,13 @@ class ClusterRecord:
         return tuple(names)
 
     def deployments(self) -> tuple[str, ...]:
-        """Return every deployment that is noted."""
         return tuple(sorted(path.stem for path in self.folder.glob("*.json")))
 
     def note(self, deployment: str, nodes: tuple[str, ...]) -> None:
-        """Keep the nodes; without any the note goes. A name that is none leads to another file."""
+        """Write a deployment's nodes down; without any, remove the note.
+
+        A name that could lead to another file is ignored.
+        """
         if not is_name(deployment):
             return
         if not nodes:

@@ -62,12 +62,10 @@ class DeploymentContainers:
 
     @property
     def port(self) -> int | None:
-        """Return the port it serves on."""
         return self.current.port
 
     @property
     def containers(self) -> tuple[ContainerFact, ...]:
-        """Return all of its containers."""
         current = tuple(fact for fact in (self.serving, self.replaced) if fact is not None)
         return (*current, *self.kept)
 
@@ -167,7 +165,7 @@ def refuse_as_worker(host: DockerHost, name: str) -> None:
     if found is not None and found.is_of_another_head:
         head = found.current.nodes[0]
         raise NodeError(
-            f"this machine has only a part of {name}, which {head} heads",
+            f"this machine is only a worker of {name}, which {head} heads",
             hint=f"on {head}, run the same command; if {head} is gone for good: "
             f"docker rm -f {found.current.name}",
         )

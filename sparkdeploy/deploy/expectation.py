@@ -47,7 +47,6 @@ class Expectation:
     """None where the untouched download is served."""
 
     def as_label(self) -> str:
-        """Return it as a label's value."""
         return json.dumps(asdict(self), sort_keys=True)
 
 

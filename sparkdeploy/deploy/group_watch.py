@@ -78,7 +78,6 @@ class GroupWatch:
     _threads: list[threading.Thread] = field(default_factory=list, init=False)
 
     def __enter__(self) -> Self:
-        """Start to look."""
         for member in self.members:
             thread = threading.Thread(target=self._follow, args=(member,), daemon=True)
             thread.start()
@@ -86,7 +85,6 @@ class GroupWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Look no more."""
         self._over.set()
         for thread in self._threads:
             thread.join(LOST_AFTER_S)

@@ -102,7 +102,7 @@ class Launch:
                 node, partial(begin_return, kept=fact, before_start=partial(before_start, node))
             )
 
-    def see_through(
+    def wait_and_settle(
         self,
         wait: Callable[[], Result],
         changing: Callable[[], AbstractContextManager[None]],
@@ -168,7 +168,7 @@ class Launch:
     def revert(self, details: Mapping[str, Any] | None = None) -> list[Path]:
         """Save evidence of the new containers, put them away, bring the old ones back.
 
-        Returns the folders of the evidence. A node that does not answer is said, and stays noted.
+        Returns the folders of the evidence. A node that does not answer is named, and stays noted.
         """
         self.is_settled = True
         folders: list[Path] = []
@@ -238,7 +238,10 @@ def parts_elsewhere(nodes: Nodes, deployment: str, needed: Container[str]) -> li
     for node in nodes.others:
         if node.name in needed:
             continue
-        with _told(node, "its part of the old deployment remains there"), named(node):
+        with (
+            _told(node, "its container of the old deployment remains there"),
+            named(node),
+        ):
             known = find_deployment(node.docker, deployment)
             fact = known.serving if known is not None else None
             if fact is not None and fact.nodes[:1] == (nodes.here.name,):

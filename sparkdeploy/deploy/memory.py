@@ -82,7 +82,8 @@ def make_room(
 
     `others_bytes` is what the other deployments were planned to take. Waits for memory that a
     stopped container still gives back. Where CUDA counts only what is really free, a page cache in
-    the way is dropped with consent, else it is told. Raises NodeError when the memory is not there.
+    the way is dropped with consent, else there is a warning. Raises NodeError when the memory is
+    not there.
     """
     if claim is None:
         return

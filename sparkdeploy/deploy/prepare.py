@@ -35,7 +35,7 @@ def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
         return
     located = locate_model(plan.resolved.recipe, settings)
     if located.source is None or not isinstance(located.fact, ModelFact):
-        raise CheckpointError("the model has gone since the plan was made", hint="run it again")
+        raise CheckpointError("the model was removed after the plan was made", hint="run it again")
     overlay = located.fact.overlay
     if overlay is None:
         return
@@ -74,7 +74,7 @@ def _make_cache(node: Node, cache: Path, user: str) -> None:
 
 
 def _write_key(path: Path, uid: int, gid: int) -> None:
-    """Keep a key that is there; otherwise make one nobody has chosen."""
+    """Keep a key that is there; otherwise make a random one."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not path.exists():
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -43,10 +43,10 @@ class Recovery:
 
 
 def recover(nodes: Nodes, deployment: str, settings: Settings) -> Recovery:
-    """Finish or revert, on every node, what an interrupted command left: as this one goes.
+    """Finish or revert, on every node, what an interrupted command left; the others follow ours.
 
     Under the node's lock, and not interrupted. Returns what became of this node's part, or of
-    another's when there was nothing to do here. A node that does not answer is said, and keeps its
+    another's when there was nothing to do here. A node that does not answer is named, and keeps its
     note; NodeError where its part would decide.
     """
     record = ClusterRecord.below(settings.state_dir)
@@ -193,10 +193,10 @@ def recover_here(
         except UnhealthyError as error:
             return _reverted(host, found, crashes_dir, reason=error.message)
         _half_done(host, found, crashes_dir).commit()
-        return Recovery("finished", f"{deployment}: the new container answers; the old one is gone")
+        return Recovery("finished", f"{deployment}: the new container answers and stays")
     if new is not None and _may_still_start(new, now):
         return Recovery("waiting", f"{deployment}: the new container is still starting")
-    reason = "the command that started it was gone before it answered"
+    reason = "the command that started it ended before it answered"
     return _reverted(host, found, crashes_dir, reason=reason)
 
 
@@ -253,7 +253,7 @@ def follow(host: DockerHost, deployment: str, *, head: Head, crashes_dir: Path) 
     if found.serving is None or found.serving.launch == head.launch:
         return Recovery("nothing")
     origin = Origin.KEPT if found.serving.launch in head.launches else Origin.MADE
-    reason = "its head does not have its part of it"
+    reason = "its head has no container of the same start"
     return _gone(host, found.serving, crashes_dir, reason=reason, origin=origin)
 
 
@@ -267,8 +267,10 @@ def _end_replacement(
     if new is None and old is not None and head.launch and old.launch != head.launch:
         # The head goes on with a launch that does not need this node.
         _half_done(host, found, crashes_dir).commit(head.keep)
-        return Recovery("finished", f"{found.name}: {head.name} needs this node no more")
-    return _reverted(host, found, crashes_dir, reason=f"{head.name} does not have its part of it")
+        return Recovery("finished", f"{found.name}: {head.name} no longer needs this node")
+    return _reverted(
+        host, found, crashes_dir, reason=f"{head.name} has no container of the same start"
+    )
 
 
 def _gone(

@@ -45,7 +45,6 @@ class TakenAwayError(UnhealthyError):
     """Another command stopped or replaced the container that was waited for."""
 
     def __init__(self, deployment: str) -> None:
-        """Name the deployment."""
         super().__init__(
             f"{deployment} was stopped or replaced by another command while it was starting",
             hint="`sparkdeploy status` shows what is there now",
@@ -67,7 +66,6 @@ class Replacement:
 
     @property
     def container_id(self) -> str:
-        """Return the new container's id."""
         if self.new_id is None:
             raise NodeError(f"deployment {self.deployment} has no new container")
         return self.new_id

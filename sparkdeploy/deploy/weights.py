@@ -47,7 +47,7 @@ def same_weights(plan: Plan, nodes: Nodes, worker: Node, settings: Settings) -> 
     """Make a node's folders hold what ours hold; return the bytes that were sent."""
     move = move_to(plan.observed, worker.name)
     if move is None:
-        raise NodeError(f"{worker.name} did not tell where its user is at home")
+        raise NodeError(f"{worker.name} did not name its user's home folder")
     models = (plan.observed.model, plan.observed.drafter)
     trees = trees_of(models, plan.folders.chat_template, move)
     return sum(same_tree(tree, nodes.here, worker, settings) for tree in trees)

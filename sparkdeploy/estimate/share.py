@@ -84,6 +84,21 @@ def facts_of_rank(facts: ModelFacts, *, tensor_parallel: int, pipeline_parallel:
     )
 
 
+def facts_of_step(facts: ModelFacts, *, tensor_parallel: int) -> ModelFacts:
+    """Return what is read one after the other in a decode step: one tensor parallel rank's share.
+
+    The stages of a pipeline wait for each other, so their layers count together. The rows of the
+    LM head (of tied embeddings) are divided as well.
+    """
+    held = facts_of_rank(facts, tensor_parallel=tensor_parallel, pipeline_parallel=1)
+    head = {WeightKind.LM_HEAD, WeightKind.EMBEDDINGS}
+    weights = {
+        kind: -(-size // tensor_parallel) if kind in head else size
+        for kind, size in held.weight_bytes.items()
+    }
+    return replace(held, weight_bytes=weights)
+
+
 def embedding_bytes(config: Mapping[str, Any]) -> int:
     """Return the bytes of embeddings and LM head by a config.json; 0 where it does not say."""
     text = config.get("text_config", config)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.estimate.speed import Acceptance, Speed, SpeedEstimate
     from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.schema import Cluster
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 NOTABLE_BYTES = 10_000_000
@@ -40,6 +41,28 @@ def speed_lines(speed: Speed, acceptance: Mapping[str, Acceptance]) -> Iterator[
         rates = ", ".join(f"{rate:.0%}" for rate in item.positions)
         yield f"  drafts accepted by position, {method}: {rates} ({item.source})"
     yield f"  {CONTEXT_TOKENS:,} tokens of context; experts are chosen independently"
+
+
+def node_lines(cluster: Cluster, nodes: int) -> Iterator[str]:
+    """Yield how a model is divided, before figures that are one node's."""
+    yield (
+        f"  on {nodes} nodes with one GPU each: tensor {cluster.tensor_parallel} x pipeline "
+        f"{cluster.pipeline_parallel} x data {cluster.data_parallel}"
+    )
+    yield "  weights, KV cache and room are those of the node that holds most"
+    if cluster.data_parallel > 1:
+        yield f"  each of the {cluster.data_parallel} copies of the model serves as many requests"
+
+
+def unknown_lines(cluster: Cluster) -> Iterator[str]:
+    """Yield how the bytes of several nodes are counted, and what the speed leaves out."""
+    yield "  upper bounds: how long the nodes take to exchange results is not known, and left out"
+    if cluster.tensor_parallel > 1:
+        yield "  tensor parallel nodes read their shares of a layer at the same time"
+    if cluster.pipeline_parallel > 1:
+        yield "  pipeline stages read one after another: the bytes are those of all stages"
+    if cluster.data_parallel > 1:
+        yield f"  each of the {cluster.data_parallel} copies of the model reaches this speed"
 
 
 def step_lines(step: DecodeStep, speed: Speed) -> Iterator[str]:

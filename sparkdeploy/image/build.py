@@ -49,7 +49,7 @@ def find_built(host: DockerHost, stage: Stage) -> ImageFact | None:
         return None
     if image.labels.get(labels.KIND) != "image":
         raise NodeError(
-            f"image {stage.tag} exists and is not ours",
+            f"image {stage.tag} exists and was not made by sparkdeploy",
             hint=f"give it another name: docker tag {stage.tag} OTHER && docker rmi {stage.tag}",
         )
     return image if image.labels.get(labels.FINGERPRINT) == stage.fingerprint else None

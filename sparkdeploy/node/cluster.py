@@ -70,7 +70,6 @@ class FabricPort(Strict):
 
     @property
     def subnet(self) -> str:
-        """The subnet: 192.168.177.0/24."""
         return str(ipaddress.IPv4Interface(self.address).network)
 
 
@@ -93,7 +92,6 @@ class ClusterNode(Strict):
 
     @property
     def target(self) -> SshTarget:
-        """How ssh gets there."""
         return SshTarget(self.name, self.ssh, self.user, self.docker_socket)
 
 

@@ -27,13 +27,17 @@ SDK_ERRORS = (
 )
 
 
+class NotInDockerError(NodeError):
+    """The Docker Engine has no container or image of that name."""
+
+
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
     """Turn what the SDK raises into NodeError, chained; `doing` begins the message."""
     try:
         yield
     except docker.errors.NotFound as error:
-        raise NodeError(f"{doing}: not found", detail=error.explanation) from error
+        raise NotInDockerError(f"{doing}: not found", detail=error.explanation) from error
     except docker.errors.APIError as error:
         raise NodeError(f"{doing}: {error.explanation or error}") from error
     except SDK_ERRORS as error:
@@ -42,11 +46,6 @@ def translated(doing: str) -> Iterator[None]:
             detail=str(error),
             hint=START_HINT,
         ) from error
-
-
-def means_missing(error: NodeError) -> bool:
-    """Return whether the engine answered that it has no such thing."""
-    return isinstance(error.__cause__, docker.errors.NotFound)
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ class Ulimit:
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """Everything Docker is told about one container."""
+    """What Docker gets for one container."""
 
     name: str
     image: str
@@ -99,7 +99,6 @@ class ContainerFact:
 
     @property
     def is_running(self) -> bool:
-        """Say whether its process lives."""
         return self.state in {"running", "paused"}
 
     @property

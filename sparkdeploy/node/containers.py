@@ -15,7 +15,7 @@ from requests.exceptions import RequestException
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
-from sparkdeploy.node.connection import DockerConnection, means_missing, translated
+from sparkdeploy.node.connection import DockerConnection, NotInDockerError, translated
 from sparkdeploy.node.listener import CALL_TIMEOUT_S
 from sparkdeploy.node.log_stream import LogStream
 from sparkdeploy.node.ownership import is_ours
@@ -59,10 +59,8 @@ class Containers(DockerConnection):
         try:
             with translated(f"inspect container {reference}"):
                 item = self._api.inspect_container(reference)
-        except NodeError as error:
-            if means_missing(error):
-                return None
-            raise
+        except NotInDockerError:
+            return None
         return reports.read_container(item)
 
     def inspect(self, container_id: str) -> dict[str, Any]:
@@ -74,10 +72,8 @@ class Containers(DockerConnection):
         """Return the host's paths that a container mounts; none when it has gone meanwhile."""
         try:
             record = self.inspect(container_id)
-        except NodeError as error:
-            if means_missing(error):
-                return ()
-            raise
+        except NotInDockerError:
+            return ()
         return tuple(str(mount["Source"]) for mount in record["Mounts"] if mount.get("Source"))
 
     def images_in_use(self) -> set[str]:
@@ -137,7 +133,7 @@ class Containers(DockerConnection):
         if fact is None:
             return
         if fact.labels.get(labels.KIND) != "container":
-            raise NodeError(f"container {fact.name} is not ours; it stays")
+            raise NodeError(f"container {fact.name} was not made by sparkdeploy; it stays")
         try:
             with translated(f"remove container {fact.name}"):
                 self._api.remove_container(fact.container_id, force=True, v=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
-from sparkdeploy.node.connection import DockerConnection, means_missing, translated
+from sparkdeploy.node.connection import DockerConnection, NotInDockerError, translated
 from sparkdeploy.node.ownership import own_tags
 
 if TYPE_CHECKING:
@@ -38,10 +38,8 @@ class Images(DockerConnection):
         try:
             with translated(f"inspect image {reference}"):
                 item = self._api.inspect_image(reference)  # type: ignore[no-untyped-call]
-        except NodeError as error:
-            if means_missing(error):
-                return None
-            raise
+        except NotInDockerError:
+            return None
         return reports.read_inspected_image(item)
 
     def build(
@@ -93,7 +91,7 @@ class Images(DockerConnection):
         if image is None:
             return
         if image.labels.get(labels.KIND) != "image":
-            raise NodeError(f"image {reference} is not ours; it stays")
+            raise NodeError(f"image {reference} was not made by sparkdeploy; it stays")
         with translated(f"remove image {reference}"):
             self._api.remove_image(reference)
 

@@ -1,4 +1,4 @@
-"""A container's log that ends when it is told to."""
+"""A container's log that can be closed while it is followed."""
 
 from __future__ import annotations
 

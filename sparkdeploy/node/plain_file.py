@@ -40,7 +40,7 @@ def open_plain(name: str | Path, *, folder: int | None = None) -> int:
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 return os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, NEW_MODE, dir_fd=folder)
-    raise OSError(errno.EAGAIN, "another process makes and removes it again and again")
+    raise OSError(errno.EAGAIN, "another process keeps making and removing it")
 
 
 def open_existing(name: str | Path, *, folder: int | None = None) -> int:

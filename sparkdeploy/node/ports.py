@@ -29,7 +29,6 @@ class PortOwner:
     pid: int | None = None
 
     def describe(self) -> str:
-        """Return the owner in words."""
         if self.deployment:
             return f"deployment {self.deployment}"
         if self.process:

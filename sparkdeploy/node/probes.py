@@ -88,7 +88,7 @@ def connect_to_worker(here: Node, worker: Node) -> Connection:
     address = worker.entry.ip
     with _listening(worker, address) as port:
         if port is None:
-            return Connection(here.name, worker.name, address, 0, "python3 did not listen there")
+            return Connection(here.name, worker.name, address, 0, "python3 there could not listen")
         try:
             socket.create_connection((address, port), CONNECT_TIMEOUT_S).close()
         except OSError as error:

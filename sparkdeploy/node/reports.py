@@ -61,7 +61,6 @@ def read_engine_info(item: Mapping[str, Any]) -> EngineInfo:
 
 
 def read_build_event(message: Mapping[str, Any]) -> BuildEvent:
-    """Read one message of a build."""
     if "error" in message:
         return BuildEvent(text=str(message["error"]), error=str(message["error"]).strip())
     progress = message.get("progressDetail") or {}
@@ -77,13 +76,11 @@ def read_build_event(message: Mapping[str, Any]) -> BuildEvent:
 
 
 def read_listed_image(item: Mapping[str, Any]) -> ImageFact:
-    """Read one entry of the list of images."""
     tags = tuple(tag for tag in item.get("RepoTags") or () if tag != "<none>:<none>")
     return ImageFact(item["Id"], tags, item.get("Labels") or {}, int(item["Size"]))
 
 
 def read_inspected_image(item: Mapping[str, Any]) -> ImageFact:
-    """Read the inspection of an image."""
     return ImageFact(
         image_id=item["Id"],
         tags=tuple(item.get("RepoTags") or ()),
@@ -93,7 +90,6 @@ def read_inspected_image(item: Mapping[str, Any]) -> ImageFact:
 
 
 def read_container(item: Mapping[str, Any]) -> ContainerFact:
-    """Read the inspection of a container."""
     state = item["State"]
     return ContainerFact(
         container_id=item["Id"],

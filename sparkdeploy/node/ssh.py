@@ -52,7 +52,7 @@ def explain(said: str, address: str, user: str | None) -> SshFault:
     for words, cause, fix in (
         (
             "REMOTE HOST IDENTIFICATION HAS CHANGED",
-            "its host key is another one than before",
+            "its host key has changed",
             f"if it was reinstalled: ssh-keygen -R {address}, then ssh {target} true",
         ),
         (
@@ -109,7 +109,6 @@ class SshLink:
         self.close()
 
     def close(self) -> None:
-        """End the connection."""
         self._program.end()
         self._folder.cleanup()
 
@@ -120,7 +119,6 @@ class SshLink:
 
     @property
     def is_open(self) -> bool:
-        """Say whether it still stands."""
         return self._program.is_alive
 
     def run(
@@ -155,7 +153,7 @@ class SshLink:
         return shlex.join(direct if done.exit_code == 0 else self._control)
 
     def remote_path(self, path: str) -> str:
-        """Return a path there as rsync is told of it."""
+        """Return a path there in rsync's own form."""
         host = self._target.address
         return f"[{host}]:{path}" if ":" in host else f"{host}:{path}"
 

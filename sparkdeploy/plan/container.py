@@ -1,4 +1,4 @@
-"""The one container shape: decided here, done by the runtime room."""
+"""The one container shape: decided here, made by the node room."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ class Deployment:
 
 
 def container_name(deployment: str) -> str:
-    """Return the container's name for a deployment."""
     return f"sparkdeploy-{deployment}"
 
 

@@ -80,10 +80,10 @@ def plan_findings(plan: Plan) -> Iterator[Finding]:
         if problem.check not in told:
             told.add(problem.check)
             yield Finding(problem.check, Verdict.FAIL, problem.message, problem.fix)
-    yield from (item for item in _good_words(plan) if item.check not in told)
+    yield from (item for item in _passed(plan) if item.check not in told)
 
 
-def _good_words(plan: Plan) -> Iterator[Finding]:
+def _passed(plan: Plan) -> Iterator[Finding]:
     node, recipe = plan.observed.head.facts, plan.resolved.recipe
     yield _memory(plan)
     if node.docker is not None and node.docker_free_bytes is not None:
@@ -134,7 +134,7 @@ def _image(plan: Plan) -> Finding:
     except (ValueError, RecursionError):
         proof = None
     if not isinstance(proof, dict):
-        return warn(check, f"{step.stage.tag} was never looked into", rebuild)
+        return warn(check, f"{step.stage.tag} has no record of what it holds", rebuild)
     if proof.get("selfcheck") != "fits":
         return fail(check, f"{step.stage.tag}: the plugin does not fit its vLLM", rebuild)
     return ok(check, f"{step.stage.tag}: vLLM {proof.get('vllm')}, the plugin fits")

@@ -20,7 +20,7 @@ Backend = Literal["native", "ray"]
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One node's place: its rank, and the fabric as its container is told of it."""
+    """One node's place: its rank, and the addresses and devices by which others reach it."""
 
     node: str
     rank: int = 0

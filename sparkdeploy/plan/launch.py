@@ -80,7 +80,7 @@ def serve_env(recipe: Recipe, engine: Engine) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         # vLLM looks at the first address only: a domain that is allowed could send it anywhere.
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
-        # Without these a solo run may wait for a socket of a second node (field.md section 3).
+        # On machines with two networks a solo run otherwise waits for a second node's socket.
         "VLLM_HOST_IP": "127.0.0.1",
         "NCCL_IB_DISABLE": "1",
     }

@@ -91,7 +91,7 @@ def make_plan(
 def _checkpoint_step(observed: Observed) -> CheckpointStep:
     for model in (observed.model, observed.drafter):
         if isinstance(model, MissingModel):
-            reason = f"{model.describe()}; `up` asks and fetches it"
+            reason = f"{model.describe()}; `up` asks, then downloads it"
             return CheckpointStep(Action.FETCH, reason, model)
     model = observed.model
     if not isinstance(model, ModelFact):

@@ -1,4 +1,4 @@
-"""Look at a node and its folders; change nothing, and say what could not be seen."""
+"""Look at nodes and models; change nothing, and name what could not be seen."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def observe(
     machine: Machine | None = None,
     registry: Registry = Registry.ASKED,
 ) -> Observed:
-    """Collect every fact that a plan needs; what could not be seen is said in `unobserved`.
+    """Collect every fact that a plan needs; `unobserved` names what could not be seen.
 
     `machine` answers in the place of the one this command runs on, for a doctor in a hurry.
     """
@@ -126,9 +126,9 @@ def _with_weights(
 
 def _unobserved(head: ObservedNode) -> Iterator[str]:
     if head.facts.docker is None:
-        yield "docker: images and containers are unknown, nobody could be asked"
+        yield "docker: images and containers are unknown, for it does not answer"
     if head.facts.gpu is None:
-        yield "GPU: nvidia-smi is not there or found none"
+        yield "GPU: nvidia-smi is missing or finds none"
 
 
 def treatment_of(recipe: Recipe, settings: Settings) -> Treatment:
@@ -234,7 +234,7 @@ def _model_fact(
 
 
 def _embedding_bytes(source: CheckpointSource) -> int:
-    """Return what each rank has whole; a config.json that cannot be read is told elsewhere."""
+    """Return what each rank has whole; 0 for a config.json that other checks report as damaged."""
     try:
         return embedding_bytes(contents.read_config(source.files_dir))
     except CheckpointError:

@@ -1,4 +1,4 @@
-"""What was seen on a node before anything is decided. Plain facts, no verdicts."""
+"""What was seen of the nodes before anything is decided. Plain facts, no verdicts."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class MissingModel:
         return None if self.size_bytes is None else self.size_bytes - self.here_bytes
 
     def describe(self) -> str:
-        """Say that it is not here and what is to come; nothing when all waits to be verified."""
+        """Say that it is not here, or incomplete, and what is still to be downloaded."""
         if self.size_bytes is None or self.missing_bytes is None:
             return f"{self.repo} is not here"
         if not self.here_bytes:
             return f"{self.repo} is not here, {format_bytes(self.size_bytes)}"
         to_come = f"{format_bytes(self.missing_bytes)} of {format_bytes(self.size_bytes)}"
-        return f"{self.repo} is not ready, {to_come} to come"
+        return f"{self.repo} is incomplete: {to_come} to download"
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def _too_few_nodes(plan: Plan) -> Iterator[Problem]:
         yield Problem(
             "recipe.nodes",
             "node",
-            f"{name} needs {least} nodes, and {'one machine' if count == 1 else count} would serve",
+            f"{name} needs {least} nodes (cluster.min_nodes), and this plan has {count}",
             f"sparkdeploy up {name} --cluster",
             blocks="prepare",
         )
@@ -162,7 +162,7 @@ def _worker_disk(part: Part, seen: ObservedNode) -> Iterator[Problem]:
         yield Problem(
             "folders.disk",
             "node",
-            f"disk: {format_bytes(missing_bytes)} of weights are missing there, and their disk has "
+            f"disk: {format_bytes(missing_bytes)} of weights are missing, and their disk has "
             f"{format_bytes(free)} free",
             f"free some space on {part.node}",
             blocks="prepare",
@@ -201,9 +201,9 @@ def _draft_problems(resolved: Resolved, observed: Observed) -> Iterator[Problem]
         yield Problem(
             "model.draft_vocabulary",
             "node",
-            f"draft head: nobody has counted which tokens of {model.name} are frequent",
-            f"sparkdeploy checkpoint draft-vocab {resolved.recipe.name} FILE..., over text like "
-            "what you will ask for",
+            f"draft head: the frequent tokens of {model.name} have not been counted",
+            f"sparkdeploy checkpoint draft-vocab {resolved.recipe.name} FILE..., with text like "
+            "your prompts",
             blocks="prepare",
         )
 
@@ -218,8 +218,8 @@ def _owner_problems(observed: Observed) -> Iterator[Problem]:
         yield Problem(
             "folders.owner",
             "node",
-            f"{model.root} belongs to uid {model.owner_uid}, so the container would run as {uid}, "
-            f"whose cache and key uid {observed.caller_uid} cannot make",
+            f"{model.root} belongs to uid {model.owner_uid}, so the container would run as uid "
+            f"{uid}; uid {observed.caller_uid} cannot make that user's cache and key",
             f"sudo chown -R {observed.caller_uid} {model.root}, or run sparkdeploy as root",
             blocks="prepare",
         )
@@ -254,8 +254,8 @@ def memory_problems(
 
 
 def _too_large(plan: Plan, weights_bytes: int, share: float, claim: MemoryClaim) -> tuple[str, str]:
-    """Return what is wrong and the ways out."""
-    has = f"{share:g} of this machine is {format_gib(claim.needed_bytes)}"
+    """Return the message and the fix."""
+    has = f"vLLM may use {format_gib(claim.needed_bytes)} ({share:g} of the machine's memory)"
     if plan.formation.is_alone:
         return (
             f"memory: the weights alone take {format_gib(weights_bytes)}, and {has}",

@@ -1,4 +1,4 @@
-"""What vLLM is told so that the containers of several nodes find each other. Pure.
+"""Flags and environment by which the containers of several nodes find each other. Pure.
 
 The NCCL environment is that of NVIDIA's playbook for two Sparks and of the recipes that Spark
 owners publish; docs/cluster.md names them.
@@ -105,7 +105,7 @@ def _sizes(formation: Formation) -> tuple[str, ...]:
 
 
 def _sizes_on_one_machine(formation: Formation) -> tuple[str, ...]:
-    """One machine with several GPUs divides a model too; with one GPU nothing is said."""
+    """One machine with several GPUs divides a model too; with one GPU vLLM needs no flag."""
     divided = formation.tensor_parallel * formation.pipeline_parallel > 1
     copies = ("--data-parallel-size", str(formation.data_parallel))
     return (

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """The last word of the log on each matter; None where it has not spoken.
+    """What the log says last of each subject; None where it says nothing.
 
     `kv_cache_tokens` is not comparable across vLLM 0.19 and 0.20, which redefined it.
     """

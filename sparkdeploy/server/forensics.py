@@ -111,9 +111,9 @@ def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
 
 
 def guard_reports(log: str) -> list[dict[str, Any]]:
-    """Return what the guard said, oldest first; broken lines are left out.
+    """Return the guard's lines, oldest first, without broken ones.
 
-    Or what something else in its container said in its name: they are for explaining.
+    Any process of its container can write such a line: they explain, and decide nothing.
     """
     found = []
     for payload in filter(None, map(guard_payload, lines_of(log))):

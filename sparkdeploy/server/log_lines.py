@@ -1,4 +1,4 @@
-"""A container's output, cut into lines as it comes and told apart by the process that wrote it."""
+"""A container's output, cut into lines as it comes, each with the process that wrote it."""
 
 from __future__ import annotations
 

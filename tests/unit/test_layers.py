@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 PACKAGE = REPOSITORY / "sparkdeploy"
 MAX_LINES = 400
+MAX_FUNCTION_LINES = 60
+NOTES = ("field", "vllm", "rehearsal", "reference-system", "style")
+"""Files of notes that were never part of the repository: what they say stands where it is used."""
 
 LAYERS = (
     ("errors", "labels", "stored_json", "terminal"),
@@ -139,11 +143,38 @@ def test_hosts_of_the_outside_world_stand_in_one_file() -> None:
     text = (PACKAGE / "registries.yaml").read_text()
     hosts = {line.split("://")[-1].split("/")[0] for line in text.splitlines() if "://" in line}
     roots = ("sparkdeploy", "recipes", "dockerfiles", "tests", "install.sh", "docs", "README.md")
-    for root in roots:
-        base = REPOSITORY / root
-        files = [base] if base.is_file() else sorted(base.rglob("*"))
-        for path in files:
-            if not path.is_file() or path.name == "registries.yaml" or path.suffix == ".pyc":
-                continue
+    for path in texts(*roots):
+        if path.name != "registries.yaml":
             content = path.read_text(errors="ignore")
             assert not [host for host in hosts if host in content], path
+
+
+def test_a_function_stays_small() -> None:
+    long = [
+        f"{path.relative_to(REPOSITORY)}:{node.lineno} {node.name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_nothing_refers_to_notes_that_are_not_here() -> None:
+    gone = [name for name in NOTES if not (REPOSITORY / "docs" / f"{name}.md").exists()]
+    reference = re.compile(rf"(?<![\w-])({'|'.join(gone)})\.md\b")
+    found = [
+        f"{path.relative_to(REPOSITORY)}: {match[0]}"
+        for path in texts("sparkdeploy", "docs", "recipes", "dockerfiles", "tests")
+        if (match := reference.search(path.read_text(errors="ignore"))) is not None
+    ]
+    assert found == []
+
+
+def texts(*roots: str) -> Iterator[Path]:
+    """Every file below these folders, and these files; nothing that Python compiled."""
+    for root in roots:
+        base = REPOSITORY / root
+        for path in [base] if base.is_file() else sorted(base.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                yield path

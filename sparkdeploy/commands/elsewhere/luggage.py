@@ -102,7 +102,7 @@ class _Packer:
         return path.stem if is_known else word
 
     def take_own(self) -> None:
-        """Take the user's own recipes; what is wrong with one that is not asked for is not said."""
+        """Take the user's own recipes; a mistake in one that is not asked for raises nothing."""
         for path in sorted(self.own.rglob("*.yaml")):
             with contextlib.suppress(RecipeError):
                 self.take(path, is_consented=False)

@@ -110,7 +110,7 @@ def test_a_foreign_container_is_neither_listed_nor_removed(
     listed = [fact.container_id for item in list_deployments(host) for fact in item.containers]
     assert foreign_container not in listed
     down(host, deployment)
-    with pytest.raises(NodeError, match="not ours"):
+    with pytest.raises(NodeError, match="was not made by sparkdeploy"):
         host.remove(foreign_container)
     fact = host.find_container(foreign_container)
     assert fact is not None

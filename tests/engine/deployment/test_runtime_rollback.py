@@ -17,7 +17,7 @@ from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
 from tests.engine.conftest import DEADLINE_S, SpecMaker, free_port, model_at, start_serving, until
 from tests.engine.stand_in.replacing import put_in_place
-from tests.launching import begin, begin_return, see_through
+from tests.launching import begin, begin_return, wait_and_settle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ class Place:
 
     def back(self) -> None:
         begun = begin_return(self.host, self.kept()[0], crashes_dir=self.crashes_dir)
-        see_through(begun, wait=self.wait, changing=nullcontext)
+        wait_and_settle(begun, wait=self.wait, changing=nullcontext)
 
     def kept(self) -> tuple[ContainerFact, ...]:
         found = find_deployment(self.host, self.name)
@@ -107,7 +107,7 @@ def test_a_return_that_fails_keeps_both(place: Place) -> None:
 
     begun = begin_return(place.host, place.kept()[0], crashes_dir=place.crashes_dir)
     with pytest.raises(UnhealthyError, match="the previous deployment is starting again"):
-        see_through(begun, wait=refuse, changing=nullcontext)
+        wait_and_settle(begun, wait=refuse, changing=nullcontext)
 
     assert (place.text(), place.running(), len(place.kept())) == ("new", 1, 1)
 
@@ -167,7 +167,7 @@ def test_a_start_that_is_taken_down_ends_its_wait_with_a_clear_word(place: Place
         place.wait(container_id)
 
     with pytest.raises(TakenAwayError, match="stopped or replaced by another command"):
-        see_through(begun, wait=taken_down, changing=nullcontext)
+        wait_and_settle(begun, wait=taken_down, changing=nullcontext)
 
     assert place.running() == 0
     assert not list(place.crashes_dir.iterdir())
@@ -185,7 +185,7 @@ def test_an_answer_of_a_container_that_was_replaced_meanwhile_does_not_count(
         start_serving(place.host, place.spec("second", keep=0))
 
     with pytest.raises(TakenAwayError):
-        see_through(begun, wait=replaced, changing=nullcontext)
+        wait_and_settle(begun, wait=replaced, changing=nullcontext)
 
     assert (place.text(), place.running()) == ("second", 1)
 

@@ -143,9 +143,9 @@ def test_foreign_images_stay(host: DockerHost, make_stage: MakeStage, settings: 
     try:
         build(host, make_stage(IN_HALVES.replace("COPY network/ /network/\n", "")), settings)
         host.remove_leftovers((foreign,))
-        with pytest.raises(NodeError, match="not ours"):
+        with pytest.raises(NodeError, match="was not made by sparkdeploy"):
             host.remove_image(reference)
-        with pytest.raises(NodeError, match="not ours"):
+        with pytest.raises(NodeError, match="was not made by sparkdeploy"):
             find_built(host, replace(make_stage(ONE_FILE), tag=reference))
         assert host.find_image(reference) is not None
     finally:

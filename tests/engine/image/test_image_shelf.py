@@ -54,7 +54,7 @@ def test_an_image_that_another_stands_on_stays_until_both_go(
     host: DockerHost, pair: tuple[Stage, Stage], settings: Settings
 ) -> None:
     lower, upper = pair
-    with pytest.raises(NodeError, match="stands on"):
+    with pytest.raises(NodeError, match="is built on"):
         image_shelf.remove_images([lower.tag], settings)
     assert host.find_image(lower.tag) is not None
     assert image_shelf.remove_images([lower.tag, upper.tag], settings) == (upper.tag, lower.tag)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from sparkdeploy import labels
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.host import DockerHost
-from tests.launching import begin, see_through
+from tests.launching import begin, wait_and_settle
 
 Outcome = TypeVar("Outcome")
 
@@ -23,4 +23,4 @@ def put_in_place(
 ) -> Outcome:
     """Replace (or start) the deployment of a spec and wait for it."""
     begun = begin(host, spec, spec.labels[labels.DEPLOYMENT], crashes_dir=crashes_dir)
-    return see_through(begun, wait=wait, changing=nullcontext, details=lambda: details or {})
+    return wait_and_settle(begun, wait=wait, changing=nullcontext, details=lambda: details or {})

@@ -126,6 +126,75 @@ def test_headers_are_read_from_the_hub_and_nothing_else(
     assert not (tmp_path / "state").exists()
 
 
+def test_a_cluster_holds_a_nodes_share_of_weights_and_cache(run: Run) -> None:
+    arguments = ("plan", "v2", "--hardware", "spark", "--json")
+    alone, one_of_two = run.answer(*arguments), run.answer(*arguments, "--cluster")
+    assert "nodes" not in alone
+    assert one_of_two["nodes"] == 2
+    whole, share = (made["capacity"]["loaded_bytes"] for made in (alone, one_of_two))
+    assert share["routed experts"] * 2 == whole["routed experts"]
+    assert share["LM head"] == whole["LM head"]
+    bytes_a_token = one_of_two["capacity"]["kv_bytes_per_token"]
+    assert bytes_a_token * 2 == alone["capacity"]["kv_bytes_per_token"]
+    assert one_of_two["capacity"]["available_kv_bytes"] > alone["capacity"]["available_kv_bytes"]
+
+
+def test_the_speed_of_a_cluster_is_a_bound_beside_no_published_figure(run: Run) -> None:
+    arguments = ("plan", "v2", "--hardware", "spark")
+    content = run.answer(*arguments, "--cluster", "--json")["speed"]
+    (row,) = content["recipes"]
+    assert row["recipe"] == "v2"
+    assert row["published_tok_s"] is None
+    alone = run.answer(*arguments, "--json")["speed"]
+    half = content["batches"][0]["step_bytes"] / alone["batches"][0]["step_bytes"]
+    assert 0.5 < half < 0.52
+    said = run(*arguments, "--cluster").stdout
+    assert "upper bounds: how long the nodes take to exchange results is not known" in said
+    assert "every recipe, one request" not in said
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"pipeline_parallel": 2}, "tensor 2 x pipeline 2 x data 1"),
+        ({"tensor_parallel": 1, "data_parallel": 3}, "each of the 3 copies of the model serves"),
+    ],
+)
+def test_an_estimate_follows_the_parallel_sizes(run: Run, sizes: dict[str, int], said: str) -> None:
+    changes = [word for key, n in sizes.items() for word in ("--set", f"cluster.{key}={n}")]
+    done = run("plan", "v2", "--hardware", "spark", "--cluster", *changes)
+    assert said in done.stdout
+
+
+def test_a_cluster_of_one_node_has_the_estimate_of_one_machine(run: Run) -> None:
+    arguments = ("plan", "v2", "--hardware", "spark")
+    one = run(*arguments, "--cluster", "--set", "cluster.tensor_parallel=1")
+    assert one.stdout == run(*arguments).stdout
+
+
+def test_a_clusters_page_and_capacity_say_that_they_are_one_nodes(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    assert run("plan", "v2", "--cluster", "--html", str(path)).returncode == 0
+    assert "one of 2 nodes" in path.read_text()
+    said = run("show", "v2", "--capacity", "--cluster").stdout
+    assert "on 2 nodes with one GPU each" in said
+    assert run("show", "v2", "--cluster").returncode == 2
+
+
+def test_speculation_of_a_cluster_is_what_its_estimate_is_for(run: Run) -> None:
+    off = ("--set", "cluster.speculative=off")
+    content = run.answer("plan", "v2", "--hardware", "spark", "--cluster", "--json", *off)
+    assert "MTP experts" not in content["capacity"]["loaded_bytes"]
+    assert content["speed"]["recipes"][0]["tokens_per_step"] == 1
+
+
+def test_sizes_that_no_nodes_serve_are_refused_as_up_refuses_them(run: Run) -> None:
+    sizes = ("--set", "cluster.data_parallel=2")
+    done = run("plan", "v2", "--hardware", "spark", "--cluster", *sizes)
+    assert done.returncode == 3
+    assert "one copy of the model takes 2 GPUs" in done.stderr
+
+
 def test_memory_is_measured_by_the_best_of_its_copies() -> None:
     times = iter([0.0, 4.0, 10.0, 11.0, 20.0, 22.0])
     assert estimate.copy_bandwidth(lambda: next(times)) == 2 * estimate.COPIED_BYTES

@@ -85,7 +85,7 @@ def test_a_head_that_was_kept_is_not_started_alone(pair: Pair) -> None:
         NEW: container(NEW),
         "kept": replace(part("sparkdeploy-main-kept-1", "one", "exited"), container_id="kept"),
     }
-    with pytest.raises(SparkdeployError, match="spark-2 keeps none") as error:
+    with pytest.raises(SparkdeployError, match="spark-2 keeps none of them") as error:
         rollback.roll_back("main")
     assert "up RECIPE --cluster" in (error.value.hint or "")
     assert pair.head.stopped == []

@@ -12,7 +12,12 @@ from sparkdeploy.estimate.capacity import budget_warnings, make_budget
 from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.kv_cache import cache_layout
 from sparkdeploy.estimate.model_facts import ModelFacts, WeightKind, read_shipped_facts
-from sparkdeploy.estimate.share import embedding_bytes, facts_of_rank, share_of_weights
+from sparkdeploy.estimate.share import (
+    embedding_bytes,
+    facts_of_rank,
+    facts_of_step,
+    share_of_weights,
+)
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.conftest import REPOSITORY
 
@@ -127,3 +132,13 @@ def test_two_ranks_have_the_budget_of_a_model_that_one_spark_cannot_hold() -> No
     half = facts_of_rank(twice, tensor_parallel=2, pipeline_parallel=1)
     assert make_budget(v2, twice, spark).available_bytes == 0
     assert list(budget_warnings(make_budget(v2, half, spark))) == []
+
+
+@given(st.sampled_from([*FACTS.values()]), SIZES)
+def test_a_step_divides_the_head_as_well_and_no_stage(facts: ModelFacts, tensor: int) -> None:
+    held = facts_of_rank(facts, tensor_parallel=tensor, pipeline_parallel=1)
+    read = facts_of_step(facts, tensor_parallel=tensor)
+    for kind, size in held.weight_bytes.items():
+        divided = kind in {WeightKind.LM_HEAD, WeightKind.EMBEDDINGS}
+        assert read.weight_bytes[kind] == (-(-size // tensor) if divided else size)
+    assert read.architecture == held.architecture

@@ -165,7 +165,7 @@ def test_a_stage_that_is_there_is_not_built(
 def test_a_foreign_image_under_our_tag_is_refused(stages: tuple[Stage, ...]) -> None:
     foreign = ImageFact("sha256:other", (stages[0].tag,), {}, 1)
     host = ScriptedHost([], {stages[0].tag: foreign})
-    with pytest.raises(NodeError, match="not ours"):
+    with pytest.raises(NodeError, match="was not made by sparkdeploy"):
         find_built(cast(DockerHost, host), stages[0])
 
 

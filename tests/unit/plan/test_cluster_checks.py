@@ -249,7 +249,11 @@ def test_twins_are_known_by_name(name: str, key: str | None) -> None:
     ("said", "cause", "fix"),
     [
         ("Host key verification failed.", "not known here", "ssh ada@b true"),
-        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @", "another one", "ssh-keygen -R b"),
+        (
+            "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @",
+            "host key has changed",
+            "ssh-keygen -R b",
+        ),
         ("ada@b: Permission denied (publickey).", "password or a key", "ssh-copy-id ada@b"),
         ("ssh: connect to host b port 22: Connection refused", "nothing listens", "systemctl"),
         ("ssh: Could not resolve hostname b: Name or service not known", "not known", "config"),

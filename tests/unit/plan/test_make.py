@@ -127,7 +127,7 @@ def test_a_download_that_was_cut_needs_room_for_the_rest_only(shipped: Library) 
     made = plan(shipped, observed(node=node, model=cut))
     assert made.problems == ()
     assert made.needs.download_bytes == 12 * 10**9
-    assert "a/b is not ready, 12.0 GB of 72.0 GB to come" in made.checkpoint.reason
+    assert "a/b is incomplete: 12.0 GB of 72.0 GB to download" in made.checkpoint.reason
     full = replace(SPARK, data_free_bytes=10**9)
     told = messages(plan(shipped, observed(node=full, model=cut)))
     assert "disk: a/b takes 12.0 GB more" in told
