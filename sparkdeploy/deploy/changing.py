@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
 from sparkdeploy.node.lock import lock_path, node_lock
-from sparkdeploy.node.node import locked_there
+from sparkdeploy.node.lock_there import locked_there
 from sparkdeploy.node.private_folder import keep_private, make_private
+from sparkdeploy.settings import SHARED_LOCK_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.node import Node
     from sparkdeploy.settings import Settings
-
-SHARED_LOCK_DIR = Path("/run/lock/sparkdeploy")
-"""Where another machine's users have their locks; what SPARKDEPLOY_LOCK_DIR is there is unknown."""
 
 LOCK_WAIT_S = 5.0
 SETTLE_WAIT_S = 120.0
@@ -66,7 +64,9 @@ def starting_together(nodes: Iterable[Node], settings: Settings, command: str) -
                     on_wait=console.info,
                 )
             else:
-                lock = locked_there(node, lock_path(SHARED_LOCK_DIR, name), SETTLE_WAIT_S)
+                # What SPARKDEPLOY_LOCK_DIR is there is unknown.
+                path = lock_path(Path(SHARED_LOCK_DIR), name)
+                lock = locked_there(node, path, SETTLE_WAIT_S)
             held.enter_context(lock)
         yield
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 RUN_TIMEOUT_S = 60.0
-LOCKED = "sparkdeploy-locked"
 
 
 @dataclass(slots=True, eq=False)
@@ -120,31 +119,6 @@ def node_behind(name: str, docker: DockerHost | None) -> Node:
     node = Node(name)
     node._docker, node._is_silent = docker, docker is None
     return node
-
-
-@contextlib.contextmanager
-def locked_there(node: Node, path: Path, wait_s: float) -> Iterator[None]:
-    """Hold a lock on another node inside the block; it is free again when the connection ends.
-
-    NodeError when another process holds it for `wait_s`. It is the lock that `node_lock` takes
-    there for the same path.
-    """
-    file, folder = shlex.quote(str(path)), shlex.quote(str(path.parent))
-    program = node.start(
-        f"umask 0; [ -d {folder} ] || mkdir -m 1777 -p {folder}; exec 9>>{file} && "
-        f"flock -w {wait_s:g} 9 && echo {LOCKED} && exec cat"
-    )
-    try:
-        if program.read_until(LOCKED, timeout_s=wait_s + RUN_TIMEOUT_S) is None:
-            said = program.errors().strip()
-            raise NodeError(
-                f"{node.name}: another command starts containers there"
-                + (f" ({said.splitlines()[-1]})" if said else ""),
-                hint=f"on {node.name}: sparkdeploy status",
-            )
-        yield
-    finally:
-        program.end()
 
 
 @contextlib.contextmanager

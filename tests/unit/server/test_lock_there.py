@@ -1,0 +1,216 @@
+"""The lock of another node: the program runs here, as the user that ssh would log in as."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from sparkdeploy import shell
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node import lock_there
+from sparkdeploy.node.lock import lock_path, node_lock
+from sparkdeploy.node.lock_there import locked_there
+from sparkdeploy.node.node import Node
+from tests.unit.server.test_lock_hostile import (
+    BOB,
+    ENTRIES,
+    MALLORY,
+    SPOILT,
+    as_root,
+    impatient,
+    make,
+    make_outside,
+    shared,
+    tree,
+    write,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.node.ssh import SshLink
+    from tests.unit.server.neighbours import Neighbours
+
+pytestmark = pytest.mark.outside
+__all__ = ["shared"]
+
+NAME = "spark-2-parts"
+
+
+def another_node(*program: str) -> Node:
+    """Return a node whose scripts run here, as what the program makes of itself."""
+    link = SimpleNamespace(
+        start=lambda script: shell.Running((*program, "sh", "-c", script)), is_open=True
+    )
+    return Node("spark-2", link=cast("SshLink", link))
+
+
+def node_of(uid: int) -> Node:
+    return another_node("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+
+
+def refusal_of(node: Node, path: Path, wait_s: float = 0.0) -> NodeError | None:
+    try:
+        with locked_there(node, path, wait_s):
+            return None
+    except NodeError as error:
+        return error
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
+        Path(scratch).chmod(0o755)
+        yield Path(scratch) / "locks"
+
+
+def test_a_missing_folder_is_made_for_every_user(folder: Path) -> None:
+    path = lock_path(folder, NAME)
+    before = os.umask(0o077)
+    try:
+        assert refusal_of(another_node(), path) is None
+    finally:
+        os.umask(before)
+
+    assert folder.stat().st_mode & 0o7777 == 0o1777
+    assert path.stat().st_mode & 0o7777 == 0o666
+    assert path.read_bytes() == b""
+
+
+def test_it_is_the_lock_that_the_node_takes_itself(folder: Path) -> None:
+    path = lock_path(folder, NAME)
+    with node_lock(folder, NAME, command="sparkdeploy up v2"):
+        refusal = refusal_of(another_node(), path)
+    with (
+        locked_there(another_node(), path, 0.0),
+        pytest.raises(NodeError, match="is being changed"),
+        node_lock(folder, NAME, command="sparkdeploy up v2"),
+    ):
+        pass
+
+    assert refusal is not None
+    assert refusal.message == "spark-2: another command starts containers there"
+    assert refusal_of(another_node(), path) is None
+
+
+def test_a_waiting_program_ends_with_its_connection(folder: Path) -> None:
+    path = lock_path(folder, NAME)
+    with node_lock(folder, NAME, command="x"):
+        program = None
+
+        def start(script: str) -> shell.Running:
+            nonlocal program
+            program = shell.Running(("sh", "-c", script))
+            assert program._process.stdin is not None
+            program._process.stdin.close()
+            return program
+
+        link = SimpleNamespace(start=start, is_open=True)
+        with impatient():
+            assert refusal_of(Node("spark-2", link=cast("SshLink", link)), path, 600) is not None
+
+
+@pytest.mark.parametrize("entry", sorted(SPOILT))
+def test_a_spoilt_lock_leads_nowhere_and_is_named(folder: Path, entry: str) -> None:
+    outside, path = make_outside(folder.parent), lock_path(folder, NAME)
+    make(folder, 0o1777)
+    ENTRIES[entry](path, outside, b"")
+    before = tree(outside)
+    with impatient():
+        refusal = refusal_of(another_node(), path)
+
+    assert tree(outside) == before
+    assert refusal is not None
+    assert refusal.message.startswith(f"spark-2: the lock {path} cannot be used: it is ")
+    verb = "mv -T" if entry == "a folder" else "rm"
+    assert (refusal.hint or "").startswith(f"on spark-2: as root: {verb} {path}")
+
+
+def test_a_lock_folder_that_is_a_link_is_not_entered(folder: Path) -> None:
+    outside = make_outside(folder.parent)
+    folder.symlink_to(outside / "folder")
+    refusal = refusal_of(another_node(), lock_path(folder, NAME))
+
+    assert refusal is not None
+    assert "it is a symbolic link" in refusal.message
+    assert not [*(outside / "folder").iterdir()]
+
+
+def test_a_folder_whose_files_anybody_removes_is_refused(folder: Path) -> None:
+    make(folder, 0o777)
+    refusal = refusal_of(another_node(), lock_path(folder, NAME))
+
+    assert refusal is not None
+    assert refusal.hint == f"on spark-2: chmod +t {folder}"
+
+
+def test_a_node_without_python_is_no_held_lock(folder: Path) -> None:
+    refusal = refusal_of(another_node("env", "PATH=/nowhere"), lock_path(folder, NAME))
+
+    assert refusal is not None
+    assert "starts containers" not in refusal.message
+
+
+def test_a_node_that_says_nothing_is_no_held_lock(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_there, "RUN_TIMEOUT_S", 0.1)
+    refusal = refusal_of(another_node("sh", "-c", "cat"), lock_path(folder, NAME))
+
+    assert refusal is not None
+    assert "starts containers" not in refusal.message
+
+
+@as_root
+@pytest.mark.parametrize("is_there", [True, False])
+def test_root_there_does_not_follow_another_users_link(
+    shared: Path, others: Neighbours, is_there: bool
+) -> None:
+    target = shared.parent / "shadow"
+    if is_there:
+        write(target, b"root's own", mode=0o600)
+    folder = shared / "sparkdeploy"
+    others.plant_link(MALLORY, folder, target)
+    path = folder / "spark-1.lock"
+    of_folder = refusal_of(another_node(), path)
+    os.chown(folder, 0, 0)
+    of_link = refusal_of(another_node(), path)
+
+    assert of_folder is not None
+    assert f"belongs to uid {MALLORY}" in of_folder.message
+    assert of_link is not None
+    assert f"it is a symbolic link, made by uid {MALLORY}" in of_link.message
+    assert target.exists() == is_there
+    assert not is_there or target.stat().st_mode & 0o777 == 0o600
+
+
+@as_root
+def test_users_of_one_node_take_each_others_lock_file(shared: Path) -> None:
+    """fs.protected_regular=2 refuses O_CREAT for another user's file in a sticky folder."""
+    make(folder := shared / "sparkdeploy", 0o1777)
+    path = lock_path(folder, NAME)
+
+    assert [refusal_of(node_of(user), path) for user in (MALLORY, BOB)] == [None, None]
+    assert refusal_of(another_node(), path) is None
+    with locked_there(node_of(MALLORY), path, 0.0):
+        held = refusal_of(node_of(BOB), path)
+    assert held is not None
+    assert "starts containers" in held.message
+
+
+@as_root
+def test_a_lock_that_another_user_has_closed_is_named(shared: Path) -> None:
+    make(folder := shared / "sparkdeploy", 0o1777)
+    path = lock_path(folder, NAME)
+    write(path, b"", mode=0o600)
+    os.chown(path, MALLORY, MALLORY)
+    refusal = refusal_of(node_of(BOB), path)
+
+    assert refusal is not None
+    assert "Permission denied" in refusal.message
+    assert refusal.hint == f"on spark-2: as root: rm {path}"
