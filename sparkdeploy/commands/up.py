@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -38,6 +39,7 @@ from sparkdeploy.plan.problems import (
 )
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, plan_as_dict
+from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.server.health import ContainerDiedError
 from sparkdeploy.server.phases import SPARK_COLD_START_S, TWIN_START_S
 
@@ -346,6 +348,6 @@ def _labelled(plan: Plan, part: Part, handover: Handover) -> ContainerSpec:
         labels.KEEP: str(handover.keep),
         labels.EXPECTATION: expectation_of(plan, part).as_label(),
         labels.USER: own_name(),
-        labels.RECIPE_VALUES: plan.resolved.recipe.model_dump_json(by_alias=True),
+        labels.RECIPE_VALUES: json.dumps(values_to_show(plan.resolved.recipe)),
     }
     return replace(part.spec, labels={**part.spec.labels, **own})

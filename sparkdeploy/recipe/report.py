@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.load import Library, Resolved
+    from sparkdeploy.recipe.schema import Recipe
+
+LEFT_OUT = "(left out)"
 
 
 def recipe_rows(library: Library) -> list[dict[str, Any]]:
@@ -71,6 +74,16 @@ def origin_lines(resolved: Resolved) -> Iterator[str]:
     for path, value in _leaves(content, ()):
         text = f"{'.'.join(map(str, path))}: {json.dumps(value)}"
         yield f"{text:<64} # {resolved.origins.get(path, 'default')}"
+
+
+def values_to_show(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe's values as JSON has them, for what others can read.
+
+    Any variable of `serve.env` may be a secret, whatever it is called: their names stay alone.
+    """
+    values = recipe.model_dump(by_alias=True, mode="json")
+    values["serve"]["env"] = dict.fromkeys(recipe.serve.env, LEFT_OUT)
+    return values
 
 
 def _leaves(value: Any, prefix: KeyPath) -> Iterator[tuple[KeyPath, Any]]:  # noqa: ANN401 - any

@@ -32,6 +32,7 @@ from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.server.log_lines import LineSplitter, read_line
 from sparkdeploy.server.phases import PhaseTracker
@@ -108,7 +109,7 @@ def recipe_origin(host: DockerHost, fact: ContainerFact, settings: Settings) -> 
 
 
 def _origin_of(recipe: Recipe) -> RecipeOrigin:
-    values = recipe.model_dump(by_alias=True, mode="json")
+    values = values_to_show(recipe)
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     expect = recipe.expect
     floor = expect.end_to_end_tok_s if expect else None

@@ -13,6 +13,7 @@ from sparkdeploy.bench.compare import floor_of
 from sparkdeploy.bench.record import ClientOrigin, RecipeOrigin, RunOrigin
 from sparkdeploy.commands.bench.origin import recipe_origin
 from sparkdeploy.commands.request import Request, resolve
+from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.settings import load_settings
 from tests.unit.conftest import REPOSITORY
 from tests.unit.fake_containers import container
@@ -34,7 +35,7 @@ def told(recipe: str, written: str | None) -> RecipeOrigin:
 def written(recipe: str, *assignments: str) -> str:
     """What `up RECIPE --set ...` writes on the container."""
     resolved = resolve(Request(recipe, assignments), load_settings())
-    return resolved.recipe.model_dump_json(by_alias=True)
+    return json.dumps(values_to_show(resolved.recipe))
 
 
 def test_a_deployment_made_with_set_keeps_its_values_and_its_floor() -> None:
@@ -64,6 +65,21 @@ def test_what_is_written_of_any_recipe_is_read_again(recipe: str) -> None:
     found = told(recipe, text)
 
     assert found.values == json.loads(text)
+
+
+def test_a_variable_is_told_by_its_name_alone() -> None:
+    text = written("v2", "serve.env.MY_AUTH=planted", "serve.env.PLAIN=planted")
+
+    found = told("v2", text)
+
+    assert "planted" not in text + repr(found)
+    assert cast("dict[str, Any]", found.values["serve"])["env"] == {
+        "MY_AUTH": "(left out)",
+        "PLAIN": "(left out)",
+    }
+    origin = json.loads(written("v2"))
+    older = {**origin, "serve": {**origin["serve"], "env": {"MY_AUTH": "planted"}}}
+    assert "planted" not in repr(told("v2", json.dumps(older)))
 
 
 @pytest.mark.parametrize("damaged", [None, "", "{}", "[" * 20_000, '{"name": "v2"}', "\ud800"])

@@ -326,3 +326,12 @@ def test_a_worker_does_not_end_what_another_head_started(lab: Lab) -> None:
     with pytest.raises(SparkdeployError, match="which spark-1 heads"):
         lab.roll_back()
     assert lab.status().state == "worker"
+
+
+def test_no_label_carries_what_a_variable_holds(lab: Lab) -> None:
+    names = ("AWS_SECRET_ACCESS_KEY", "MY_AUTH", "LMCACHE_REMOTE_KEY")
+    lab.up(*(f"serve.env.{name}=Pl4nted-s3cret" for name in names))
+    found = [dict(fact.labels) for engine in lab.engines for fact in engine.facts.values()]
+    assert len(found) == lab.count
+    assert "Pl4nted-s3cret" not in repr(found)
+    assert all(name in repr(found) for name in names)
