@@ -228,14 +228,15 @@ def take_everything_down() -> tuple[str, ...]:
     with connect(settings) as host:
         found = deployments.list_deployments(host)
         _name_strangers(host)
-    own = (item.name for item in found if not item.is_of_another_head)
+    foreign = {item.name: item.current.nodes[0] for item in found if item.is_of_another_head}
     removed: list[str] = []
-    for name in dict.fromkeys((*own, *record.deployments())):
+    for name in dict.fromkeys((*(item.name for item in found), *record.deployments())):
+        if name in foreign:
+            # What is noted of it is older than what that head has put here.
+            console.warn(f"{name} stays: it is a part of what {foreign[name]} heads")
+            continue
         with everyone(settings, name) as nodes, changing(settings, "down --all"):
             removed += _end(nodes, name, settings)
-    for item in found:
-        if item.is_of_another_head:
-            console.warn(f"{item.name} stays: it is a part of what {item.current.nodes[0]} heads")
     return tuple(removed)
 
 
