@@ -36,6 +36,7 @@ BEING_REPLACED = "being replaced"
 NAMED_STRANGERS = 3
 SHOWN_CHARACTERS = 80
 NO_CONTAINER = "no container"
+NOT_CONFIGURED = "not in config.yaml"
 
 
 def current_rows() -> tuple[StatusRow, ...]:
@@ -86,7 +87,9 @@ def _ask(
     opened: Nodes, name: str, nodes: tuple[str, ...], heads: Mapping[str, StatusRow]
 ) -> tuple[MemberRow, ...]:
     head = heads.get(name)
-    others = [node for node in nodes if node != opened.here.name]
+    # The head is this machine also where config.yaml calls it otherwise by now.
+    own = {opened.here.name, *_needed(head)[:1]}
+    others = [node for node in nodes if node not in own]
     states = at_once(partial(_state_on, opened, name, head), others)
     return tuple(
         MemberRow(other, state)
@@ -101,6 +104,8 @@ def _needed(head: StatusRow | None) -> tuple[str, ...]:
 
 def _state_on(nodes: Nodes, deployment: str, head: StatusRow | None, name: str) -> str:
     """Return how another node's part is, as the head of the deployment sees it."""
+    if not _is_configured(nodes, name):
+        return NOT_CONFIGURED
     try:
         node = nodes.node(name)
         with named(node):
@@ -118,13 +123,19 @@ def _state_on(nodes: Nodes, deployment: str, head: StatusRow | None, name: str) 
     return deployments.RUNNING if is_of_this_start else deployments.OTHER_LAUNCH
 
 
+def _is_configured(nodes: Nodes, name: str) -> bool:
+    return nodes.config is not None and name in nodes.config.names
+
+
 def _with_members(row: StatusRow, members: tuple[MemberRow, ...]) -> StatusRow:
     """Say what a head alone cannot know: it may look healthy and will hang without a worker."""
     half_done = {deployments.HALF_REPLACED, deployments.OTHER_LAUNCH}
     if any(member.state in half_done for member in members) and not row.half_done:
         told = "the nodes have parts of different starts"
         return replace(row, members=members, state=deployments.HALF_REPLACED, half_done=told)
-    needed = [member for member in members if member.node in (*row.nodes, "cluster")]
+    # What an earlier one has left on other nodes is no part of what serves now.
+    asked = (*row.nodes, "cluster") if row.nodes else ()
+    needed = [member for member in members if member.node in asked]
     if row.half_done or all(member.state == deployments.RUNNING for member in needed):
         return replace(row, members=members)
     return replace(row, members=members, state=deployments.BROKEN)
@@ -132,6 +143,8 @@ def _with_members(row: StatusRow, members: tuple[MemberRow, ...]) -> StatusRow:
 
 def _left_over(name: str, members: tuple[MemberRow, ...]) -> StatusRow:
     """Return the row of what `down` could not reach: nothing is here, something may be there."""
+    is_gone = all(member.state == NOT_CONFIGURED for member in members)
+    does = "forgets it" if is_gone else "removes what is left when the node is back"
     return deployments.StatusRow(
         name=name,
         recipe="",
@@ -141,7 +154,7 @@ def _left_over(name: str, members: tuple[MemberRow, ...]) -> StatusRow:
         memory_bytes=None,
         exit_code=None,
         container="",
-        half_done=f"`sparkdeploy down {name}` removes what is left when the node is back",
+        half_done=f"`sparkdeploy down {name}` {does}",
         members=members,
     )
 
@@ -243,11 +256,19 @@ def take_everything_down() -> tuple[str, ...]:
 def _end(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
     """Remove a deployment everywhere; what a node still has that does not answer stays noted."""
     record = ClusterRecord.below(settings.state_dir)
+    found = deployments.find_deployment(nodes.here.docker, name)
     over = nodes_of(nodes.here.docker, name, record.nodes(name))
+    own = {fact.nodes[0] for fact in (found.containers if found else ()) if fact.nodes}
     removed = [*deployments.down(nodes.here.docker, name)]
     left: list[str] = []
     for other in over:
-        if other == nodes.here.name:
+        if other in {nodes.here.name, *own}:
+            continue
+        if not _is_configured(nodes, other) and (nodes.config or settings.cluster is None):
+            console.warn(
+                f"{other} is not in config.yaml, and what it may have of {name} is forgotten; on "
+                f"that machine: docker rm -f {container_name(name)}"
+            )
             continue
         try:
             node = nodes.node(other)

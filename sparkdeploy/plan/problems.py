@@ -80,17 +80,25 @@ def ownership_problems(plan: Plan) -> Iterator[Problem]:
             has_the_name = fact.deployment == plan.deployment.name
             of_several = not plan.formation.is_alone and fact.is_running and bool(fact.nodes)
             if owner != head and (has_the_name or of_several):
-                yield _in_use(seen.facts.name, fact, owner, head)
+                yield _in_use(plan, seen.facts.name, fact, owner)
 
 
-def _in_use(node: str, fact: ContainerFact, owner: str, head: str) -> Problem:
+def _in_use(plan: Plan, node: str, fact: ContainerFact, owner: str) -> Problem:
+    formation = plan.formation
     kind = "cluster deployment" if fact.nodes else "own deployment"
+    does = "runs" if fact.is_running else "is stopped"
+    # One machine alone has not looked into config.yaml.
+    is_known = formation.is_alone or owner in {*formation.nodes, *formation.left_alone}
+    fix = f"on {owner}: sparkdeploy down {fact.deployment}; or choose another --name"
+    if not is_known:
+        fix += f"; {owner} is not in config.yaml, and if it has gone for good, on {node}: "
+        fix += f"docker rm -f {fact.name}"
     return Problem(
         "deployments.owner",
         "node",
-        f"{node}: in use: {owner}'s {kind} {fact.deployment} runs there, expected nothing of "
-        f"another head than {head}",
-        f"on {owner}: sparkdeploy down {fact.deployment}; or choose another --name",
+        f"{node}: in use: {owner}'s {kind} {fact.deployment} {does} there, expected nothing of "
+        f"another head than {formation.head.node}",
+        fix,
         blocks="prepare",
     )
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.commands import operate
+from sparkdeploy import labels
+from sparkdeploy.commands import operate, reach
+from sparkdeploy.errors import NodeError, RecipeError
+from sparkdeploy.settings import load_settings
 from tests.unit.commands.lab import NEW, Lab, build
 from tests.unit.commands.two_nodes import part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sparkdeploy.recipe.load import Library
 
@@ -46,3 +50,93 @@ def test_everything_down_leaves_what_another_head_has_taken_over(
     assert lab.engines[0].facts == {"x": taken}
     assert lab.record.nodes("main") == ("spark-3",)
     assert "main stays: it is a part of what spark-2 heads" in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def no_cluster(_settings: Any, _names: Any) -> Iterator[Any]:
+    raise RecipeError("config.yaml names no nodes")
+    yield
+
+
+@pytest.mark.parametrize("leaves", ["a kept part", "a note"])
+def test_one_machine_alone_stays_healthy_when_the_cluster_has_gone_from_the_file(
+    labs: Labs, monkeypatch: pytest.MonkeyPatch, leaves: str
+) -> None:
+    lab = deployed(labs(2))
+    lab.up(LATER, size=1, keep=1 if leaves == "a kept part" else 0)
+    if leaves == "a note":
+        lab.record.note("main", ("spark-2",))
+    monkeypatch.setattr(operate, "open_nodes", no_cluster)
+    row = lab.status()
+    assert (row.state, row.nodes) == ("healthy", ())
+    assert [member.node for member in row.members] == ["cluster"]
+
+
+def test_a_cluster_whose_nodes_cannot_be_asked_is_not_called_healthy(
+    labs: Labs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = deployed(labs(2))
+    monkeypatch.setattr(operate, "open_nodes", no_cluster)
+    assert lab.status().state == "broken"
+
+
+def test_names_that_have_gone_from_the_file_are_told_and_forgotten(
+    labs: Labs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = deployed(labs(2))
+    for engine in lab.engines:
+        for key, fact in engine.facts.items():
+            marks = {**fact.labels, labels.NODES: "old-1,old-2"}
+            engine.facts[key] = replace(fact, labels=marks)
+    lab.record.note("main", ("old-1", "old-2"))
+    members = {member.node: member.state for member in lab.status().members}
+    assert members == {"old-2": operate.NOT_CONFIGURED}
+    assert lab.down() == (NEW,)
+    told = capsys.readouterr().err
+    assert "old-2 is not in config.yaml" in told
+    assert f"docker rm -f {NEW}" in told
+    assert "old-1" not in told
+    assert operate.current_rows() == ()
+
+
+def test_what_is_left_over_on_a_name_that_has_gone_is_forgotten_by_down(labs: Labs) -> None:
+    lab = labs(2)
+    lab.record.note("main", ("old-2",))
+    row = lab.status()
+    assert (row.state, row.half_done) == ("left over", "`sparkdeploy down main` forgets it")
+    assert lab.down() == ()
+    assert operate.current_rows() == ()
+
+
+def test_without_a_cluster_in_the_file_what_is_noted_is_forgotten_by_down(
+    labs: Labs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = labs(2)
+    lab.record.note("main", ("spark-2",))
+    for module in (reach, operate):
+        monkeypatch.setattr(module, "open_nodes", no_cluster)
+    assert lab.down() == ()
+    assert "spark-2 is not in config.yaml" in capsys.readouterr().err
+    assert lab.record.deployments() == ()
+
+
+def test_a_mistake_in_the_file_forgets_nothing(labs: Labs, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = labs(2)
+    lab.record.note("main", ("spark-2",))
+    broken = replace(load_settings(), cluster={"nodes": []})
+    monkeypatch.setattr(operate, "load_settings", lambda: broken)
+    for module in (reach, operate):
+        monkeypatch.setattr(module, "open_nodes", no_cluster)
+    lab.down()
+    assert lab.record.nodes("main") == ("spark-2",)
+
+
+def test_up_does_not_send_to_a_node_that_is_not_there(labs: Labs) -> None:
+    lab = labs(2)
+    stale = replace(part(NEW, "x", nodes="old-2,spark-2", rank="1"), container_id="x")
+    lab.engines[1].facts = {"x": stale}
+    with pytest.raises(NodeError) as caught:
+        lab.up(OLD)
+    detail = caught.value.detail or ""
+    assert "old-2 is not in config.yaml" in detail
+    assert f"on spark-2: docker rm -f {NEW}" in detail

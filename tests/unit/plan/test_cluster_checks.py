@@ -203,7 +203,8 @@ def test_what_another_machine_deployed_is_not_taken(
     assert len(found) == bool(owner)
     for item in found:
         kind = "cluster" if nodes else "own"
-        assert f"spark-2: in use: {owner}'s {kind} deployment main runs there" in item.message
+        does = "runs" if state == "running" else "is stopped"
+        assert f"spark-2: in use: {owner}'s {kind} deployment main {does} there" in item.message
         assert item.fix.startswith(f"on {owner}: sparkdeploy down main")
 
 
