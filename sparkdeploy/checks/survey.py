@@ -60,8 +60,6 @@ def survey(nodes: Nodes, models: Path, machine: Machine | None = None) -> Survey
                 return _look(node, models, machine if node.is_here else None, is_alone=is_alone)
         except NodeError as error:
             return error
-        except ValueError as error:
-            return NodeError(f"{node.name}: {error}")
 
     answers = dict(zip((node.name for node in nodes), at_once(look, nodes), strict=True))
     return Survey(

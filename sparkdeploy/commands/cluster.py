@@ -131,8 +131,8 @@ def _ask(address: str, user: str | None) -> Host:
     try:
         with Node(address, link=SshLink(SshTarget(address, address, user))) as node:
             return _judge(address, node, look_at_fabric(node))
-    except (NodeError, ValueError) as error:
-        fix = f" ({error.hint})" if isinstance(error, NodeError) and error.hint else ""
+    except NodeError as error:
+        fix = f" ({error.hint})" if error.hint else ""
         return Host(address, None, f"{str(error).removeprefix(f'{address}: ')}{fix}")
 
 

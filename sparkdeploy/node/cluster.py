@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from sparkdeploy import shell
 from sparkdeploy.errors import NodeError, RecipeError
-from sparkdeploy.node.fabric import SCRIPT, read_fabric
+from sparkdeploy.node.fabric import SCRIPT, fabric_told
 from sparkdeploy.node.node import Node, Nodes, at_once
 from sparkdeploy.node.ownership import is_name
 from sparkdeploy.node.ssh import SshLink, SshTarget
@@ -164,7 +164,7 @@ def name_here(config: ClusterConfig) -> str:
 
 
 def fabric_here() -> FabricFact:
-    return read_fabric(shell.run(("sh", "-c", SCRIPT)).stdout)
+    return fabric_told("this machine", shell.run(("sh", "-c", SCRIPT)))
 
 
 @contextlib.contextmanager

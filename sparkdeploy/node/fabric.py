@@ -9,13 +9,17 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sparkdeploy.errors import NodeError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sparkdeploy.node.node import Node
+    from sparkdeploy.shell import Completed
 
 SCRIPT = r"""
-echo "== who"; uname -n; id -u; id -g; echo "$HOME"
+echo "== who"; uname -n; id -u; id -g
+echo "${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}"
 echo "== clock"; date +%s.%N
 echo "== addresses"; ip -j address show
 echo "== rdma"
@@ -83,20 +87,34 @@ class FabricFact:
 
 
 def look_at_fabric(node: Node) -> FabricFact:
-    """Ask a node with one script; ValueError when it does not tell all of it."""
+    """Ask a node with one script; NodeError when it does not tell all of it."""
     before_s = time.time()
     done = node.script(SCRIPT)
     after_s = time.time()
-    fact = read_fabric(done.stdout)
+    fact = fabric_told(node.name, done)
     # Its clock was read between our two looks at ours.
     late_s, early_s = fact.clock_s - before_s, fact.clock_s - after_s
     skew_s = 0.0 if early_s <= 0 <= late_s else min(late_s, early_s, key=abs)
     return replace(fact, clock_skew_s=skew_s)
 
 
+def fabric_told(name: str, done: Completed) -> FabricFact:
+    """Return what SCRIPT told; NodeError names the machine when it cannot be read."""
+    try:
+        return read_fabric(done.stdout)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise NodeError(
+            f"{name}: what it says of its network cannot be read: {error}",
+            hint=f"on {name}: id; ip -j address show",
+            detail=done.stderr.strip() or None,
+        ) from error
+
+
 def read_fabric(text: str) -> FabricFact:
     """Read what SCRIPT printed; ValueError when a part of it is missing."""
     parts = _sections(text)
+    if len(parts["who"]) < 4:
+        raise ValueError("the node did not tell its name, user, group and home")
     host_name, uid, gid, home = parts["who"][:4]
     return FabricFact(
         host_name=host_name,

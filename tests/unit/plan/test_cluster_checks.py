@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy import labels
+from sparkdeploy import labels, shell
 from sparkdeploy.checks import fabric as checks
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ContainerFact
-from sparkdeploy.node.fabric import FabricFact, Interface, RdmaDevice, read_fabric, twin_key
+from sparkdeploy.node.fabric import (
+    SCRIPT,
+    FabricFact,
+    Interface,
+    RdmaDevice,
+    fabric_told,
+    read_fabric,
+    twin_key,
+)
 from sparkdeploy.node.gpu import GpuFact
 from sparkdeploy.node.probes import Connection, Packet
 from sparkdeploy.node.ssh import explain
@@ -228,6 +238,24 @@ def test_facts_of_a_spark_tell_rdma_devices_and_where_roce_v2_is() -> None:
 def test_facts_that_broke_off_are_refused() -> None:
     with pytest.raises(ValueError, match="did not tell its"):
         read_fabric("== who\nspark\n")
+
+
+def test_a_machine_without_a_home_in_its_environment_tells_the_one_of_its_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    done = shell.run(("sh", "-c", SCRIPT))
+    assert fabric_told("spark-2", done).home == pwd.getpwuid(os.getuid()).pw_dir
+
+
+@pytest.mark.parametrize(
+    ("who", "addresses"),
+    [("spark\n0\n0", "[]"), ("a\n0\n0\n/root", "{"), ("a\n0\n0\n/root", "[1]")],
+)
+def test_what_a_machine_does_not_tell_is_its_fault_and_not_ours(who: str, addresses: str) -> None:
+    text = f"== who\n{who}\n== clock\n1\n== addresses\n{addresses}\n== tools\n"
+    with pytest.raises(NodeError, match="spark-2: what it says of its network"):
+        fabric_told("spark-2", shell.Completed((), 0, text, ""))
 
 
 @pytest.mark.parametrize(
