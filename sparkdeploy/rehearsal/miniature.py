@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Checkpoint, Engine, Serve
+    from sparkdeploy.recipe.schema import Checkpoint, Cluster, Engine, Serve
 
 MAX_MODEL_LEN = 2048
 DRAFT_ROWS = 256
@@ -39,6 +39,7 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
         )
     serve, dropped = _serve_on_cpu(recipe.serve, port)
     checkpoint, fewer = _treatment_of_twin(recipe.checkpoint)
+    cluster, free = _without_node_limits(recipe.cluster)
     limits = {
         "memory_floor_gib": min(recipe.limits.memory_floor_gib, MEMORY_FLOOR_GIB),
         "startup_timeout_s": STARTUP_TIMEOUT_S,
@@ -49,10 +50,11 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
             "model": recipe.model.model_copy(update={"path": str(twin)}),
             "checkpoint": checkpoint,
             "serve": serve,
+            "cluster": cluster,
             "limits": recipe.limits.model_copy(update=limits),
         }
     )
-    notes = (f"engine {resolved.engine.name} -> {engine.name}", *dropped, *fewer)
+    notes = (f"engine {resolved.engine.name} -> {engine.name}", *dropped, *fewer, *free)
     return Miniature(replace(resolved, recipe=small, engine=engine), notes)
 
 
@@ -69,6 +71,17 @@ def _treatment_of_twin(checkpoint: Checkpoint) -> tuple[Checkpoint, list[str]]:
     fewer = draft.model_copy(update={"rows": DRAFT_ROWS})
     dropped = f"checkpoint.draft_lm_head.rows={draft.rows} -> {DRAFT_ROWS}: a twin"
     return checkpoint.model_copy(update={"draft_lm_head": fewer}), [dropped]
+
+
+def _without_node_limits(cluster: Cluster) -> tuple[Cluster, list[str]]:
+    """A twin needs none of the memory that a number of nodes stands for."""
+    limits = {"min_nodes": cluster.min_nodes, "max_nodes": cluster.max_nodes}
+    dropped = [
+        f"cluster.{name}={count}: this machine rehearses it alone"
+        for name, count in limits.items()
+        if count is not None
+    ]
+    return cluster.model_copy(update=dict.fromkeys(limits)), dropped
 
 
 def _serve_on_cpu(serve: Serve, port: int) -> tuple[Serve, list[str]]:

@@ -72,3 +72,12 @@ def test_the_text_to_compare_with_differs_in_speculation_alone(shipped: Library)
     speculative = small.recipe.serve.speculative
     serve = plain.serve.model_copy(update={"speculative": speculative})
     assert plain.model_copy(update={"serve": serve}) == small.recipe
+
+
+def test_a_number_of_nodes_is_no_limit_for_a_twin(shipped: Library) -> None:
+    made = rehearsed(shipped, "v2", "cluster.min_nodes=2", "cluster.max_nodes=4")
+    cluster = made.resolved.recipe.cluster
+    assert (cluster.min_nodes, cluster.max_nodes) == (None, None)
+    for limit in ("cluster.min_nodes=2", "cluster.max_nodes=4"):
+        assert [note for note in made.dropped if note.startswith(f"{limit}: ")]
+    assert not [note for note in rehearsed(shipped, "v2").dropped if "nodes" in note]
