@@ -55,7 +55,8 @@ def port_owner(
 ) -> PortOwner:
     """Name who listens: one of our running deployments, or a process."""
     for fact in containers:
-        if fact.is_running and fact.labels.get(labels.PORT) == str(port):
+        # The parts of the other nodes carry the port of their head, who alone listens.
+        if fact.is_running and not fact.rank and fact.labels.get(labels.PORT) == str(port):
             return PortOwner(deployment=fact.deployment)
     inodes = set(_listening_inodes(port, proc))
     for pid, process in _socket_holders(inodes, proc):

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,16 @@ def test_a_process_that_listens_is_named(taken_port: int) -> None:
 
 def test_our_own_deployment_is_named_before_its_process(taken_port: int) -> None:
     assert port_owner(taken_port, [container(taken_port)]) == PortOwner(deployment="main")
+
+
+def test_a_worker_does_not_listen_on_the_port_of_its_head() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = int(server.getsockname()[1])
+    worker = container(port)
+    marks = {**worker.labels, labels.NODES: "a,b", labels.RANK: "1"}
+
+    assert port_owner(port, [replace(worker, labels=marks)]) == PortOwner()
 
 
 def test_a_stopped_deployment_owns_no_port(taken_port: int) -> None:
