@@ -109,7 +109,8 @@ def part_spec(
     uid, gid = container_user(weights.model)
     serve = launch.serve_argv(recipe, weights.paths(), exposure)
     env = launch.serve_env(recipe, engine) | fabric_env(resolved, formation, seat)
-    with_rdma = bool(seat.rdma) and engine.runs_on == "cuda"
+    # One node of several that are configured may serve alone: it has nobody to reach.
+    with_rdma = bool(seat.rdma) and engine.runs_on == "cuda" and not formation.is_alone
     return ContainerSpec(
         name=container_name(deployment.name),
         image=image,
@@ -126,18 +127,18 @@ def part_spec(
         # Docker's own default for /tmp is noexec, where compiled kernels cannot be loaded from.
         tmpfs={"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # noqa: S108 - inside the container
         shm_size_bytes=SHM_SIZE_BYTES,
-        ulimits=_ulimits(resolved, seat),
+        ulimits=_ulimits(resolved, UNLIMITED if with_rdma else GUARD_MEMLOCK_BYTES),
         devices=(INFINIBAND,) if with_rdma else (),
         cap_add=("IPC_LOCK",) if with_rdma else (),
         labels={**_labels(recipe, deployment, exposure), **_rank_labels(formation, seat)},
     )
 
 
-def _ulimits(resolved: Resolved, seat: Seat) -> tuple[Ulimit, ...]:
+def _ulimits(resolved: Resolved, memlock_bytes: int) -> tuple[Ulimit, ...]:
     # A rehearsal may run where even root may not raise limits, and it guards no GPU memory.
     if resolved.engine.runs_on == "cpu":
         return ()
-    return (Ulimit("memlock", UNLIMITED if seat.rdma else GUARD_MEMLOCK_BYTES),)
+    return (Ulimit("memlock", memlock_bytes),)
 
 
 def _guard_options(recipe: Recipe, exposure: Exposure, formation: Formation) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort, read_cluster
-from sparkdeploy.plan.container import Deployment, Place, Weights, part_spec
+from sparkdeploy.plan.container import GUARD_MEMLOCK_BYTES, Deployment, Place, Weights, part_spec
 from sparkdeploy.plan.formation import Formation, for_cluster, form_up
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe import flags
@@ -99,6 +99,14 @@ def test_every_flag_stands_once_and_ranks_differ(shipped: Library) -> None:
         assert spec.command[spec.command.index("--node-rank") + 1] == str(rank)
         assert ("--headless" in spec.command) == (rank > 0)
         assert spec.labels[labels.NODES] == "spark-1,spark-2,spark-3,spark-4"
+
+
+def test_one_node_of_several_that_serves_alone_gets_no_more_than_one_machine(
+    shipped: Library,
+) -> None:
+    (spec,) = specs_of(load_recipe(shipped, "v2", ["cluster.tensor_parallel=1"]), 2).values()
+    assert (spec.devices, spec.cap_add) == ((), ())
+    assert [limit.value for limit in spec.ulimits] == [GUARD_MEMLOCK_BYTES]
 
 
 def test_workers_start_first_but_a_ray_worker_must_find_its_head(shipped: Library) -> None:
