@@ -69,41 +69,60 @@ class _Task(Generic[T]):
         return self.result
 
 
-def doctor_report(resolved: Resolved, settings: Settings) -> dict[str, Any]:
+def doctor_report(
+    resolved: Resolved, settings: Settings, plan: Plan | None = None
+) -> dict[str, Any]:
     """Return the report for a crash folder; never raises for what the machine is like."""
-    return report.as_dict(examine(resolved, settings))
+    return report.as_dict(examine(resolved, settings, plan=plan))
 
 
 def examine(
-    resolved: Resolved, settings: Settings, machine: Machine = THIS_MACHINE
+    resolved: Resolved,
+    settings: Settings,
+    machine: Machine = THIS_MACHINE,
+    plan: Plan | None = None,
 ) -> tuple[Finding, ...]:
-    """Return what every check found; no Docker, no GPU and no network are findings, not errors."""
+    """Return what every check found; no Docker, no GPU and no network are findings, not errors.
+
+    Of a plan over several nodes these are reported as they were when it was made; for one machine
+    a plan is drafted anew, under the same name.
+    """
+    deployment = plan.deployment if plan is not None else Deployment("main")
+
+    def make() -> Plan:
+        if plan is not None and not plan.formation.is_alone:
+            return plan
+        return _draft(resolved, settings, deployment, host, hurried)
+
     hurried = HurriedMachine(machine)
     started_s = time.monotonic()
     connection = _Task(lambda: connect(settings))
     host = connection.wait(started_s + CONNECTION_DEADLINE_S)
-    draft = _Task(lambda: _draft(resolved, settings, host, hurried))
+    draft = _Task(make)
     restarts = _Task(host.endless_gpu_containers if host is not None else tuple)
     seen = read_surroundings(hurried, _places(resolved, settings))
-    plan = draft.wait(started_s + DEADLINE_S)
+    seen_plan = draft.wait(started_s + DEADLINE_S)
     endless = restarts.wait(started_s + DEADLINE_S)
     findings = (
         *_machine_findings(seen),
-        _engine_finding(connection, plan),
+        _engine_finding(connection, seen_plan),
         *([] if host is None or endless is None else [docker.check_endless_restarts(endless)]),
-        *_plan_findings(draft, plan, seen, settings),
+        *_plan_findings(draft, seen_plan, seen, settings),
         *_surroundings_findings(seen),
         *recipe_findings(resolved.recipe, resolved.engine),
     )
-    if host is not None and plan is not None and endless is not None:
+    if host is not None and seen_plan is not None and endless is not None:
         host.__exit__()
     return findings
 
 
 def _draft(
-    resolved: Resolved, settings: Settings, host: DockerHost | None, machine: Machine
+    resolved: Resolved,
+    settings: Settings,
+    deployment: Deployment,
+    host: DockerHost | None,
+    machine: Machine,
 ) -> Plan:
-    deployment = Deployment("main")
     observed = observe(
         resolved,
         settings,
@@ -122,8 +141,8 @@ def _machine_findings(seen: Surroundings) -> Iterator[Finding]:
 
 
 def _engine_finding(connection: _Task[DockerHost], plan: Plan | None) -> Finding:
-    info = plan.observed.head.facts.docker if plan is not None else None
-    if info is not None or connection.error is None:
+    if connection.error is None:
+        info = plan.observed.head.facts.docker if plan is not None else None
         late = f"docker did not answer within {DEADLINE_S:g} s"
         return docker.check_engine(info, late, "sudo systemctl restart docker")
     return docker.check_engine(None, connection.error.message, connection.error.hint)

@@ -317,7 +317,7 @@ class _Up:
     def _details(self, plan: Plan, watch: Watch) -> dict[str, Any]:
         return {
             "plan": plan_as_dict(plan),
-            "doctor": doctor_report(plan.resolved, self.settings),
+            "doctor": doctor_report(plan.resolved, self.settings, plan),
             **watch.details(),
         }
 

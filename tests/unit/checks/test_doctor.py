@@ -20,11 +20,13 @@ from sparkdeploy.commands import doctor as room
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.gpu import parse_gpu_processes, parse_gpus
 from sparkdeploy.node.lock import node_lock, watching
+from sparkdeploy.plan.observed import ObservedNode
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import SHARED_LOCK_DIR, load_settings
 from tests.unit.checks.recorded import NAMES, RecordedEngine, Recording, load
 from tests.unit.conftest import REPOSITORY
 from tests.unit.fake_containers import container
+from tests.unit.plan.test_cluster_checks import node, several
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,6 +205,23 @@ def test_a_rehearsals_engine_needs_no_gpu(
     resolved = load_recipe(shipped, "baseline", ["engine=cpu-0.32"])
     found = room.examine(resolved, settings_of_ada(), load("nothing"))
     assert not [item for item in found if item.check.startswith(("gpu.", "machine.gpu"))]
+
+
+def test_a_plan_at_hand_is_reported_and_not_drafted_again(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(room, "observe", refuse)
+    monkeypatch.setattr(room, "connect", lambda _: RecordedEngine(load("spark").docker or {}))
+    plan = several(shipped, ObservedNode(node(2, gpu=None, gpu_failure="no GPU on the second")))
+    found = room.doctor_report(plan.resolved, settings_of_ada(), plan)
+    gpu = next(item for item in found["checks"] if "no GPU on the second" in item["seen"])
+    assert gpu["seen"].startswith("spark-2: ")
+    monkeypatch.setattr(room, "connect", no_engine)
+    told = room.doctor_report(plan.resolved, settings_of_ada(), plan)["checks"]
+    assert "docker does not answer" in {item["seen"] for item in told}
 
 
 class _Slow:
