@@ -10,6 +10,7 @@ from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.plan.container import container_name, container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact
+from sparkdeploy.plan.rendezvous import meeting_ports
 from sparkdeploy.plan.steps import Action, Problem
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def find_problems(plan: Plan) -> Iterator[Problem]:
             yield from _problems_of_part(plan, part, seen)
     yield from _disk_problems(plan.observed)
     yield from _port_problems(plan)
+    yield from _meeting_problems(plan)
     yield from _model_problems(plan.observed)
     yield from _draft_problems(plan.resolved, plan.observed)
     yield from _owner_problems(plan.observed)
@@ -187,6 +189,23 @@ def _port_problems(plan: Plan) -> Iterator[Problem]:
         f"port {plan.resolved.recipe.serve.port} is in use by {port.owner}",
         "choose another one: --set serve.port=8001",
     )
+
+
+def _meeting_problems(plan: Plan) -> Iterator[Problem]:
+    """Each head has one set of ports for the nodes that it leads, whatever the deployment."""
+    if plan.formation.is_alone or not any(part.action.is_work for part in plan.parts):
+        return
+    ports = ", ".join(map(str, meeting_ports(plan.formation)))
+    for fact in plan.observed.head.containers:
+        is_head_of_others = fact.is_running and fact.rank == 0 and bool(fact.nodes)
+        if is_head_of_others and fact.deployment != plan.deployment.name:
+            yield Problem(
+                "ports.cluster",
+                "node",
+                f"{plan.head.node}: in use: deployment {fact.deployment} runs from there over "
+                f"{', '.join(fact.nodes)}, and the nodes of both would meet at port {ports}",
+                f"sparkdeploy down {fact.deployment}; or serve one of the two without --cluster",
+            )
 
 
 def _model_problems(observed: Observed) -> Iterator[Problem]:

@@ -66,6 +66,17 @@ def rank_command(
     return (*serve, *rendezvous, *(() if seat.is_head else ("--headless",)))
 
 
+def meeting_ports(formation: Formation) -> tuple[int, ...]:
+    """Return the head's ports where the nodes of one deployment find each other."""
+    if formation.is_alone:
+        return ()
+    if formation.backend == "ray":
+        return (formation.ray_port,)
+    if formation.data_parallel > 1:
+        return (DATA_PARALLEL_RPC_PORT,)
+    return (formation.master_port,)
+
+
 def _nccl_env(seat: Seat) -> dict[str, str]:
     env = {
         "NCCL_IGNORE_CPU_AFFINITY": "1",
