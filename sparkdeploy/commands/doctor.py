@@ -127,7 +127,7 @@ def _draft(
         resolved,
         settings,
         Nodes(node_behind(settings.node_name, host)),
-        deployment.exposure,
+        deployment,
         machine=machine,
         registry=Registry.ASSUMED,
     )

@@ -31,7 +31,7 @@ def draft_plan(
     resolved: Resolved, settings: Settings, nodes: Nodes, deployment: Deployment
 ) -> Plan:
     """Look at the nodes and decide; the ways between them are tried when there is work to do."""
-    observed = observe(resolved, settings, nodes, deployment.exposure)
+    observed = observe(resolved, settings, nodes, deployment)
     plan = decide(resolved, settings, observed, deployment, form(resolved, nodes, observed))
     if plan.formation.is_alone or not plan.has_work:
         return plan

@@ -24,7 +24,8 @@ from sparkdeploy.estimate.share import embedding_bytes
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.node import facts, ports
 from sparkdeploy.node.node import at_once, named
-from sparkdeploy.plan.container import container_user
+from sparkdeploy.node.ownership import is_ours
+from sparkdeploy.plan.container import container_name, container_user
 from sparkdeploy.plan.image_steps import source_already_here
 from sparkdeploy.plan.observed import (
     BaseSource,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.machine import Machine
     from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.plan.container import Deployment
     from sparkdeploy.plan.launch import Exposure
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Engine, Recipe
@@ -72,7 +74,7 @@ def observe(
     resolved: Resolved,
     settings: Settings,
     nodes: Nodes,
-    exposure: Exposure,
+    deployment: Deployment,
     *,
     machine: Machine | None = None,
     registry: Registry = Registry.ASKED,
@@ -86,14 +88,16 @@ def observe(
     if nodes.here.name not in found.seen:
         raise found.failures[nodes.here.name]
     model, drafter = locate_model(recipe, settings).fact, _drafter(recipe, settings)
-    seen = at_once(lambda node: _look(node, found), [n for n in nodes if n.name in found.seen])
+    wanted = container_name(deployment.name)
+    ready = [node for node in nodes if node.name in found.seen]
+    seen = at_once(lambda node: _look(node, found, wanted), ready)
     head = seen[0]
     return Observed(
         nodes=(head, *(_with_weights(item, head, (model, drafter), nodes) for item in seen[1:])),
         base_source=_base_source(resolved.engine, settings, head, nodes.here, registry),
         model=model,
         drafter=drafter,
-        port=_port_fact(recipe.serve.port, exposure, head.containers),
+        port=_port_fact(recipe.serve.port, deployment.exposure, head.containers),
         checks=compare(nodes, found),
         gid_indexes=found.gid_indexes(nodes),
         caller_uid=facts.current_uid(),
@@ -101,13 +105,18 @@ def observe(
     )
 
 
-def _look(node: Node, found: Survey) -> ObservedNode:
+def _look(node: Node, found: Survey, wanted: str) -> ObservedNode:
     fact = found.seen[node.name]
     if fact.docker is None:
         return ObservedNode(fact)
     with named(node):
         images = {tag: image for image in node.docker.own_images() for tag in image.tags}
-        return ObservedNode(fact, images, node.docker.own_containers())
+        containers = node.docker.own_containers()
+        # Docker tells a label's containers alone, and a stranger with the name has none of ours.
+        is_own = any(item.name == wanted for item in containers)
+        other = None if is_own else node.docker.find_container(wanted)
+        has_stranger = other is not None and not is_ours(other.name, other.labels)
+        return ObservedNode(fact, images, containers, has_stranger=has_stranger)
 
 
 def _with_weights(
@@ -121,7 +130,11 @@ def _with_weights(
         return seen
     move, node = Move(head.facts.fabric, seen.facts.fabric), nodes.node(seen.facts.name)
     missing = sum(missing_bytes(tree, nodes.here, node) for tree in trees_of(models, None, move))
-    return replace(seen, missing_bytes=missing)
+    # What is still to be fetched is sent from the head afterwards, all of it.
+    to_come = [model.size_bytes for model in models if isinstance(model, MissingModel)]
+    known = [size_bytes for size_bytes in to_come if size_bytes is not None]
+    whole = missing + sum(known) if len(known) == len(to_come) else None
+    return replace(seen, missing_bytes=whole)
 
 
 def _unobserved(head: ObservedNode) -> Iterator[str]:

@@ -98,7 +98,10 @@ class ObservedNode:
     """Our images by tag."""
     containers: tuple[ContainerFact, ...] = ()
     missing_bytes: int | None = None
-    """What it lacks of the model's files that the head has; None where nobody looked."""
+    """What it lacks of the model's files that the head has or is going to fetch; None where nobody
+    looked, or the size of what is to be fetched is not known."""
+    has_stranger: bool = False
+    """Whether a container that is none of ours has the deployment's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,13 +64,24 @@ def _too_few_nodes(plan: Plan) -> Iterator[Problem]:
 
 def _problems_of_part(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Problem]:
     prefix = "" if plan.formation.is_alone else f"{part.node}: "
-    found = [*_docker_disk(part, seen)]
+    found = [*_docker_disk(part, seen), *_name_problems(plan, seen)]
     if part.action is not Action.REUSE:
         found += _memory(plan, part, seen)
     if not part.seat.is_head:
         found += _worker_disk(part, seen)
     for problem in found:
         yield replace(problem, message=prefix + problem.message)
+
+
+def _name_problems(plan: Plan, seen: ObservedNode) -> Iterator[Problem]:
+    if seen.has_stranger:
+        name = container_name(plan.deployment.name)
+        yield Problem(
+            "deployments.name",
+            "node",
+            f"a container named {name} exists that sparkdeploy did not make; it stays",
+            f"choose another name with --name, or `docker rename {name} ...`",
+        )
 
 
 def ownership_problems(plan: Plan) -> Iterator[Problem]:

@@ -82,6 +82,9 @@ class RecordedEngine:
             for number, item in enumerate(self._docker.get("containers", ()))
         )
 
+    def find_container(self, _reference: str) -> None:
+        """Nothing else is recorded."""
+
     def endless_gpu_containers(self) -> tuple[str, ...]:
         """Containers that Docker restarts for ever."""
         return tuple(self._docker.get("endless", ()))

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.node import Nodes, node_behind
+from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.node import Node, Nodes, node_behind
 from sparkdeploy.plan import observe as room
-from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.draft import draft_plan
+from sparkdeploy.plan.observed import MissingModel, ObservedNode
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings
 from tests.unit.plan.facts import DOCKER
+from tests.unit.plan.test_cluster_checks import node
+from tests.unit.plan.test_cluster_launch import spark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,12 +31,16 @@ class _Engine:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.strangers: tuple[ContainerFact, ...] = ()
 
     def own_images(self) -> tuple[()]:
         return ()
 
     def own_containers(self) -> tuple[()]:
         return ()
+
+    def find_container(self, reference: str) -> ContainerFact | None:
+        return next((item for item in self.strangers if item.name == reference), None)
 
     def info(self) -> EngineInfo:
         return DOCKER
@@ -46,7 +55,7 @@ def test_the_configured_registry_is_the_one_that_is_asked(shipped: Library) -> N
     engine = _Engine()
     resolved = load_recipe(shipped, "v2")
     nodes = Nodes(node_behind("here", engine))  # type: ignore[arg-type]
-    seen = room.observe(resolved, settings, nodes, Exposure.LOOPBACK)
+    seen = room.observe(resolved, settings, nodes, Deployment("main"))
     assert seen.base_source == "registry"
     assert engine.asked == ["mirror.lab:5000/library/debian:bookworm-slim"]
 
@@ -63,3 +72,28 @@ def test_a_cache_this_user_may_not_enter_is_named(
     settings = replace(load_settings(), hub_cache=tmp_path / "hub")
     with pytest.raises(NodeError, match=closed):
         room.locate_model(load_recipe(shipped, "v2").recipe, settings)
+
+
+def test_a_container_of_somebody_else_with_the_name_is_a_problem_from_the_start(
+    shipped: Library,
+) -> None:
+    engine = _Engine()
+    engine.strangers = (ContainerFact("x", "sparkdeploy-main", "i", "exited", {}),)
+    resolved = load_recipe(shipped, "v2")
+    nodes = Nodes(node_behind("here", engine))  # type: ignore[arg-type]
+    for name, is_problem in (("main", True), ("other", False)):
+        plan = draft_plan(resolved, load_settings(), nodes, Deployment(name))
+        found = [item.message for item in plan.problems if item.check == "deployments.name"]
+        assert len(found) == is_problem
+
+
+@pytest.mark.parametrize(
+    ("sizes", "missing_bytes"), [((5, None), None), ((5, 7), 12), ((None,), None), ((), 0)]
+)
+def test_a_worker_is_sent_what_the_head_has_yet_to_fetch(
+    sizes: tuple[int | None, ...], missing_bytes: int | None
+) -> None:
+    models = tuple(MissingModel("a/b", "fetch", size_bytes) for size_bytes in sizes)
+    head, worker = (ObservedNode(node(number)) for number in (1, 2))
+    nodes = Nodes(Node("spark-1", spark(1)), (Node("spark-2", spark(2)),))
+    assert room._with_weights(worker, head, models, nodes).missing_bytes == missing_bytes
