@@ -84,14 +84,12 @@ def _bring(
         stranger = worker.docker.find_image(plugin.tag)
         if stranger is not None:
             console.warn(f"{worker.name}: {plugin.tag} is another image there; making it anew")
-        sent = 0
-        if find_built(worker.docker, engine) is None:
-            sent = _send(engine, head, worker)
-        context_bytes = _context_bytes(plugin)
-        with console.step(
-            f"image plugin on {worker.name} ({format_bytes(context_bytes)} of context)"
-        ) as step:
-            build_stage(worker.docker, plugin, settings, step)
+        has_engine = find_built(worker.docker, engine) is not None
+    sent = 0 if has_engine else _send(engine, head, worker)
+    context_bytes = _context_bytes(plugin)
+    title = f"image plugin on {worker.name} ({format_bytes(context_bytes)} of context)"
+    with named(worker), console.step(title) as step:
+        build_stage(worker.docker, plugin, settings, step)
     return ImageTravel(worker.name, sent, context_bytes)
 
 
@@ -99,15 +97,20 @@ def _send(engine: Stage, head: Node, worker: Node) -> int:
     image = head.docker.find_image(engine.tag)
     if image is None:
         raise NodeError(f"{head.name}: {engine.tag} is not there")
-    _require_room(worker, image)
+    with named(worker):
+        _require_room(worker, image)
     stream = _Compressed(head.docker.save_images([engine.tag]))
     title = f"image engine to {worker.name}"
     try:
-        with console.step(title) as step:
+        with named(worker), console.step(title) as step:
             worker.docker.load_images(stream.chunks(step, image.size_bytes))
     except NodeError as error:
+        if stream.failure is not None:
+            raise stream.failure from None
         raise _explained(error, worker, image, stream.read_bytes) from error
-    if find_built(worker.docker, engine) is None:
+    with named(worker):
+        is_there = find_built(worker.docker, engine) is not None
+    if not is_there:
         raise NodeError(f"{worker.name}: {engine.tag} is not there after it was loaded")
     console.info(
         f"  {format_bytes(stream.read_bytes)} as {format_bytes(stream.sent_bytes)} compressed"
@@ -122,10 +125,12 @@ class _Compressed:
         self._archive = archive
         self.read_bytes = 0
         self.sent_bytes = 0
+        self.failure: NodeError | None = None
+        """What kept the head from reading on; the node that loads it is not to blame."""
 
     def chunks(self, step: Step, total_bytes: int) -> Iterator[bytes]:
         packer = zlib.compressobj(FASTEST, zlib.DEFLATED, GZIP)
-        for chunk in self._archive:
+        for chunk in self._read():
             self.read_bytes += len(chunk)
             packed = packer.compress(chunk)
             self.sent_bytes += len(packed)
@@ -137,6 +142,13 @@ class _Compressed:
         rest = packer.flush()
         self.sent_bytes += len(rest)
         yield rest
+
+    def _read(self) -> Iterator[bytes]:
+        try:
+            yield from self._archive
+        except NodeError as error:
+            self.failure = error
+            raise
 
 
 def _require_room(worker: Node, image: ImageFact) -> None:

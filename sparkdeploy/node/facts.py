@@ -96,9 +96,9 @@ def look_at(
     )
 
 
-def read_meminfo(path: Path = Path("/proc/meminfo")) -> Mapping[str, int]:
+def read_meminfo() -> Mapping[str, int]:
     """Return the kernel's memory figures in bytes; empty where there are none."""
-    return parse_meminfo(read_or_none(THIS_MACHINE, str(path)) or "")
+    return parse_meminfo(read_or_none(THIS_MACHINE, "/proc/meminfo") or "")
 
 
 def parse_meminfo(text: str) -> Mapping[str, int]:
