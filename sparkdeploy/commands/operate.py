@@ -14,7 +14,7 @@ from sparkdeploy.console import console, format_gib, format_seconds
 from sparkdeploy.deploy import deployments
 from sparkdeploy.deploy.changing import changing
 from sparkdeploy.deploy.cluster_record import ClusterRecord
-from sparkdeploy.deploy.deployments import MemberRow, nodes_of
+from sparkdeploy.deploy.deployments import MemberRow, nodes_with
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import open_nodes, this_node
@@ -44,9 +44,11 @@ def current_rows() -> tuple[StatusRow, ...]:
     settings = load_settings()
     record = ClusterRecord.below(settings.state_dir)
     with connect(settings) as host:
-        rows = deployments.status_rows(host, _is_healthy, now=datetime.now(UTC))
-        nodes = {name: nodes_of(host, name, record.nodes(name)) for name in _names(rows, record)}
+        by_name = {item.name: item for item in deployments.list_deployments(host)}
+        rows = deployments.status_rows(host, by_name.values(), _is_healthy, now=datetime.now(UTC))
         _name_strangers(host)
+    names = dict.fromkeys((*by_name, *record.deployments()))
+    nodes = {name: nodes_with(by_name.get(name), record.nodes(name)) for name in names}
     asked = {name: found for name, found in nodes.items() if found and name not in _headed(rows)}
     members = _members(asked, rows, settings)
     here = {row.name for row in rows}
@@ -61,10 +63,6 @@ def current_rows() -> tuple[StatusRow, ...]:
 def _headed(rows: tuple[StatusRow, ...]) -> set[str]:
     """Return the deployments that another machine heads: it knows their other nodes."""
     return {row.name for row in rows if row.head}
-
-
-def _names(rows: tuple[StatusRow, ...], record: ClusterRecord) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*(row.name for row in rows), *record.deployments())))
 
 
 def _members(
@@ -257,12 +255,14 @@ def _end(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
     """Remove a deployment everywhere; what a node still has that does not answer stays noted."""
     record = ClusterRecord.below(settings.state_dir)
     found = deployments.find_deployment(nodes.here.docker, name)
-    over = nodes_of(nodes.here.docker, name, record.nodes(name))
-    own = {fact.nodes[0] for fact in (found.containers if found else ()) if fact.nodes}
+    over = nodes_with(found, record.nodes(name))
+    facts = found.containers if found is not None else ()
+    # config.yaml may have called this machine otherwise when it started them.
+    own = {nodes.here.name, *(fact.nodes[0] for fact in facts if fact.nodes and not fact.rank)}
     removed = [*deployments.down(nodes.here.docker, name)]
     left: list[str] = []
     for other in over:
-        if other in {nodes.here.name, *own}:
+        if other in own:
             continue
         if not _is_configured(nodes, other) and (nodes.config or settings.cluster is None):
             console.warn(
@@ -273,7 +273,11 @@ def _end(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
         try:
             node = nodes.node(other)
             with named(node):
-                gone = deployments.down(node.docker, name, of_head=nodes.here.name)
+                gone = [
+                    container
+                    for head in own
+                    for container in deployments.down(node.docker, name, of_head=head)
+                ]
         except NodeError as error:
             left.append(other)
             console.warn(

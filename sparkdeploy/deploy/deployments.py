@@ -15,7 +15,7 @@ from sparkdeploy.server.health import restarts_of
 from sparkdeploy.terminal import visible_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
 
     from sparkdeploy.node.container import ContainerFact
@@ -139,7 +139,11 @@ def nodes_of(host: DockerHost, name: str, noted: tuple[str, ...]) -> tuple[str, 
 
     They are noted, or stand on its containers here, kept ones among them.
     """
-    found = find_deployment(host, name)
+    return nodes_with(find_deployment(host, name), noted)
+
+
+def nodes_with(found: DeploymentContainers | None, noted: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what `nodes_of` does of a deployment that was looked up already."""
     named_here = (node for fact in (found.containers if found else ()) for node in fact.nodes)
     return tuple(dict.fromkeys((*noted, *named_here)))
 
@@ -172,12 +176,14 @@ def refuse_as_worker(host: DockerHost, name: str) -> None:
 
 
 def status_rows(
-    host: DockerHost, is_healthy: Callable[[DeploymentContainers], bool], *, now: datetime
+    host: DockerHost,
+    found: Iterable[DeploymentContainers],
+    is_healthy: Callable[[DeploymentContainers], bool],
+    *,
+    now: datetime,
 ) -> tuple[StatusRow, ...]:
     """Return one row a deployment; `is_healthy` asks its server, `now` is an aware time."""
-    return tuple(
-        _row(host, deployment, is_healthy, now=now) for deployment in list_deployments(host)
-    )
+    return tuple(_row(host, deployment, is_healthy, now=now) for deployment in found)
 
 
 def down(

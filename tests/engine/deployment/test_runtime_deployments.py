@@ -30,7 +30,7 @@ def row_of(host: DockerHost, name: str) -> StatusRow:
         with model_at(deployment.port) as model:
             return model.is_healthy()
 
-    rows = status_rows(host, is_healthy, now=datetime.now(UTC))
+    rows = status_rows(host, list_deployments(host), is_healthy, now=datetime.now(UTC))
     return next(row for row in rows if row.name == name)
 
 

@@ -99,6 +99,17 @@ def test_names_that_have_gone_from_the_file_are_told_and_forgotten(
     assert operate.current_rows() == ()
 
 
+def test_a_head_that_has_another_name_by_now_takes_its_workers_down(labs: Labs) -> None:
+    lab = deployed(labs(2))
+    for engine in lab.engines:
+        for key, fact in engine.facts.items():
+            engine.facts[key] = replace(fact, labels={**fact.labels, labels.NODES: "old-1,spark-2"})
+    lab.record.note("main", ("old-1", "spark-2"))
+    lab.down()
+    assert lab.names() == [[], []]
+    assert lab.record.deployments() == ()
+
+
 def test_what_is_left_over_on_a_name_that_has_gone_is_forgotten_by_down(labs: Labs) -> None:
     lab = labs(2)
     lab.record.note("main", ("old-2",))
@@ -129,6 +140,22 @@ def test_a_mistake_in_the_file_forgets_nothing(labs: Labs, monkeypatch: pytest.M
         monkeypatch.setattr(module, "open_nodes", no_cluster)
     lab.down()
     assert lab.record.nodes("main") == ("spark-2",)
+
+
+def test_status_lists_the_containers_of_a_machine_once(
+    labs: Labs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, listings = deployed(labs(1)), 0
+    own_containers = lab.engines[0].own_containers
+
+    def count() -> Any:
+        nonlocal listings
+        listings += 1
+        return own_containers()
+
+    monkeypatch.setattr(lab.engines[0], "own_containers", count)
+    assert lab.status().state == "healthy"
+    assert listings == 1
 
 
 def test_up_does_not_send_to_a_node_that_is_not_there(labs: Labs) -> None:
