@@ -220,6 +220,16 @@ def give_stand_in(head: Machine, worker: Machine, packages: Path | None = None) 
         return build_stand_in_engine(host, packages)
 
 
+def lend_engine(lender: Machine, borrower: Machine, tag: str) -> None:
+    """Let a machine have another one's engine image; that it is sent is proved elsewhere."""
+    with docker_of(lender) as host:
+        image = host.find_image(tag)
+    assert image is not None, tag
+    borrower.stop("dockerd")
+    lend({tag: image.image_id}, lender.own / "docker", borrower.empty_docker())
+    borrower.start_dockerd()
+
+
 def docker_of(machine: Machine) -> DockerHost:
     """A machine's Docker Engine, reached from the real machine."""
     return DockerHost(f"unix:///proc/{machine.pid}/root/run/docker.sock")
