@@ -145,8 +145,9 @@ class _Up:
             outcome = self._finish(plan, is_starting)
         except KeyboardInterrupt:
             self.launch.undo(self._settling)
-            if self.launch.begun:
-                console.warn(self._after_interrupt())
+            with held_back():
+                if self.launch.begun:
+                    console.warn(self._after_interrupt())
             raise
         return outcome
 

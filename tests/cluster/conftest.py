@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from sparkdeploy import labels
 from sparkdeploy.node.host import DockerHost
 from tests.cluster.lending import lend
 from tests.cluster.machines import HOME, Machine, cluster_section, two_machines
 from tests.cluster.stand_in.image import build_stand_in_engine, fetch_ray
-from tests.engine.conftest import WITHOUT_DOCKER
+from tests.engine.conftest import WITHOUT_DOCKER, interrupts_are_heard, until
 from tests.engine.shipped_stages import build_all, shipped_stages
 from tests.engine.turns import vllm_turn
 from tests.unit.conftest import REPOSITORY
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.image.stages import Stage
 
+__all__ = ["interrupts_are_heard"]  # a fixture for all tests of this folder
 RUN_TIMEOUT_S = 1000
 SAID_WITHIN_S = 15.0
 """How long after it can be known a fault may take to be said (on a machine without other load)."""
@@ -68,6 +72,8 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # As a terminal has it: Ctrl-C is for all of them.
+            process_group=0,
             env={
                 **os.environ,
                 **folders,
@@ -214,6 +220,16 @@ def give_stand_in(head: Machine, worker: Machine, packages: Path | None = None) 
         return build_stand_in_engine(host, packages)
 
 
+def lend_engine(lender: Machine, borrower: Machine, tag: str) -> None:
+    """Let a machine have another one's engine image; that it is sent is proved elsewhere."""
+    with docker_of(lender) as host:
+        image = host.find_image(tag)
+    assert image is not None, tag
+    borrower.stop("dockerd")
+    lend({tag: image.image_id}, lender.own / "docker", borrower.empty_docker())
+    borrower.start_dockerd()
+
+
 def docker_of(machine: Machine) -> DockerHost:
     """A machine's Docker Engine, reached from the real machine."""
     return DockerHost(f"unix:///proc/{machine.pid}/root/run/docker.sock")
@@ -228,6 +244,53 @@ def ours(machine: Machine) -> list[str]:
 def up(program: Program, *more: str) -> subprocess.CompletedProcess[str]:
     """Deploy the tests' own recipe over both machines."""
     return program.run("up", "tiny", "--cluster", "--yes", *more)
+
+
+SLOW_S = 200
+SLOW = f"serve.env={{STAND_IN_LOAD_S: '{SLOW_S}'}}"
+
+
+def start_loading(program: Program, worker: Machine) -> subprocess.Popen[str]:
+    """Start an `up` that loads for long, and wait until all of its containers run."""
+    process = program.start("up", "tiny", "--cluster", "--yes", "--set", SLOW)
+    with docker_of(worker) as host:
+
+        def is_loading() -> bool:
+            assert process.poll() is None, program.finish(process).stderr
+            return any(
+                b"Loading weights" in b"".join(host.logs(fact.container_id))
+                for fact in host.own_containers()
+                if fact.name == "sparkdeploy-main"
+                and f'"STAND_IN_LOAD_S":"{SLOW_S}"' in fact.labels.get(labels.RECIPE_VALUES, "")
+            )
+
+        until(is_loading, timeout_s=300)
+    return process
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """End the program itself as `kill -9` does: what was started here only stands before it."""
+    for pid in _program(process):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+
+
+def press_ctrl_c(process: subprocess.Popen[str]) -> None:
+    """Interrupt what is in the program's process group, as its terminal would."""
+    for pid in _program(process):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
+
+
+def _program(process: subprocess.Popen[str]) -> list[int]:
+    """The processes of the program's group, but for the one that only stands before it."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        with contextlib.suppress(ProcessLookupError):
+            if pid != process.pid and os.getpgid(pid) == process.pid:
+                found.append(pid)
+    return found
 
 
 def said_in_time(fault: str, since_s: float) -> None:

@@ -8,6 +8,7 @@ survives a test that is killed. Needs root.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shlex
 import shutil
@@ -46,7 +47,7 @@ touch "$OWN/up"
 cat >/dev/null
 """
 SSHD_CONFIG = """\
-Port 22
+Port {port}
 HostKey {own}/host_key
 AuthorizedKeysFile /root/.ssh/authorized_keys
 PermitRootLogin prohibit-password
@@ -105,18 +106,18 @@ class Machine:
         """Remove such a program."""
         (self.own / "bin" / name).unlink()
 
-    def start_sshd(self) -> None:
+    def start_sshd(self, port: int = 22) -> None:
         """Start its sshd and wait until it listens."""
         config = self.own / "sshd_config"
         kinds = ("config", "state", "data", "cache")
         folders = [f"SPARKDEPLOY_{kind.upper()}_DIR={HOME}/{kind}" for kind in kinds]
         # /root is the real machine's; with --on the program logs in like anybody else.
         text = SSHD_CONFIG.format(
-            own=self.own, folders=" ".join([*folders, f"HF_HUB_CACHE={HOME}/hub"])
+            own=self.own, port=port, folders=" ".join([*folders, f"HF_HUB_CACHE={HOME}/hub"])
         )
         config.write_text(text)
         self._serve("sshd", "/usr/sbin/sshd", "-D", "-e", "-f", str(config))
-        self._until("ss -Hltn | grep -q ':22 '")
+        self._until(f"ss -Hltn | grep -q ':{port} '")
 
     def start_dockerd(self) -> None:
         """Start its Docker Engine and wait until it answers."""
@@ -197,6 +198,40 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
         for machine in machines:
             machine.close()
         shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def third_machine(first: Machine, second: Machine) -> Iterator[Machine]:
+    """Build one more; while it is there its bridges stand in the place of the cables."""
+    third = _boot(first.own.parent / "spark-c", "spark-c", 13)
+    try:
+        for interface, _ in TWINS:
+            _join_all(third, (first, second), interface)
+        _trust(first, second, third)
+        third.start_sshd()
+        third.start_dockerd()
+        yield third
+    finally:
+        # Before its network goes, which takes a while: the names are needed at once.
+        for machine, (interface, _) in itertools.product((first, second), TWINS):
+            machine.run(f"ip link delete {interface}", check=False)
+        third.close()
+        _trust(first, second)
+        for interface, _ in TWINS:
+            join(first, second, interface)
+
+
+def _join_all(switch: Machine, others: Sequence[Machine], interface: str) -> None:
+    """Take the cable out, and put one into each machine that ends at a bridge of `switch`."""
+    others[0].run(f"ip link delete {interface}")
+    switch.run(f"ip link add {interface} type bridge")
+    for machine in others:
+        port = f"{interface[:8]}-{machine.number}"
+        _run("ip", "link", "add", interface, "netns", str(machine.pid), "type", "veth", "peer",
+             "name", port, "netns", str(switch.pid))  # fmt: skip
+        switch.run(f"ip link set {port} mtu {MTU} master {interface} up")
+        configure(machine, interface)
+    configure(switch, interface)
 
 
 def join(first: Machine, second: Machine, interface: str) -> None:

@@ -1,0 +1,398 @@
+"""One `up` over two machines: start, replace, settle, interrupt and mend, with the stand-in.
+
+The tests build on one another: what the first of them started is what the others replace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from sparkdeploy import labels
+from tests.cluster.conftest import (
+    MODEL,
+    Program,
+    docker_of,
+    lend_engine,
+    ours,
+    press_ctrl_c,
+    start_loading,
+    up,
+)
+from tests.cluster.machines import TWINS, Machine, cluster_section, third_machine
+from tests.engine.conftest import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.node.container import ContainerFact
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.in_order,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("on_both", "recipe", "both_end_empty"),
+    pytest.mark.runs("checkpoint", "cluster", "down", "logs", "plan", "rollback", "status", "up"),
+]
+MAIN, OLD, KEPT = (f"sparkdeploy-main{ending}" for ending in ("", "-replaced", "-kept-1"))
+ONE, TWO = (("--set", f"serve.max_num_seqs={number}") for number in (1, 2))
+FELL_BACK = (
+    "Initializing a V1 LLM engine (v0.32.0) with config: model='/model', "
+    "speculative_config=SpeculativeConfig(method='mtp', model='/model', num_spec_tokens=2), "
+)
+WORKER_FELL_BACK = ("--set", f"serve.env={json.dumps({'STAND_IN_WORKER_SAYS': FELL_BACK})}")
+DIES_BEFORE_THE_HEAD = """
+import os, signal, sys
+from sparkdeploy.cli.main import main
+from sparkdeploy.deploy.launch import Launch
+
+begin = Launch._begin
+
+def mortal(self, node, bring):
+    if node.is_here:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin(self, node, bring)
+
+Launch._begin = mortal
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def on_both(stand_in: str, head: Machine, worker: Machine) -> None:
+    """The engine is on both machines already, as after an earlier `up`."""
+    lend_engine(head, worker, stand_in)
+
+
+@pytest.fixture(scope="module")
+def both_end_empty(program: Program, head: Machine, worker: Machine) -> Iterator[None]:
+    """In the end `down` leaves nothing of ours on either machine."""
+    yield
+    done = program.run("down", "main")
+    assert done.returncode == 0, done.stderr
+    assert ours(head) == ours(worker) == []
+
+
+def serving(machine: Machine) -> ContainerFact:
+    with docker_of(machine) as host:
+        fact = host.find_container(MAIN)
+    assert fact is not None, machine.name
+    return fact
+
+
+def whole(*machines: Machine) -> int | None:
+    """What both serve: their containers run, are of one launch, and nothing is half replaced."""
+    facts = [serving(machine) for machine in machines]
+    assert all(fact.is_running for fact in facts), facts
+    assert len({fact.launch for fact in facts}) == 1, facts
+    for machine in machines:
+        assert OLD not in ours(machine), machine.name
+    (number,) = {recipe_of(fact)["serve"]["max_num_seqs"] for fact in facts}
+    assert number is None or isinstance(number, int)
+    return number
+
+
+def recipe_of(fact: ContainerFact) -> dict[str, Any]:
+    values = json.loads(fact.labels[labels.RECIPE_VALUES])
+    assert isinstance(values, dict)
+    return values
+
+
+def fingerprint_of(spec: dict[str, Any]) -> str:
+    """The fingerprint of a container's spec that was printed as JSON."""
+    content = {name: value for name, value in spec.items() if name not in {"name", "labels"}}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def without_measures(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan but for what changes from second to second: the values that its checks found."""
+    checks = [(check["node"], check["subject"], check["verdict"]) for check in plan["checks"]]
+    return {**plan, "checks": checks}
+
+
+def test_the_plan_is_one_and_what_it_says_is_started(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    asked = ("tiny", "--cluster", *ONE)
+    assert program.run("plan", *asked, "--check").returncode == 9
+    plan, dry_run = (
+        program.answer(*command) for command in (("plan", *asked), ("up", *asked, "--dry-run"))
+    )
+    assert without_measures(dry_run) == without_measures(plan)
+    shown = json.loads(program.run("plan", *asked, "--show", "container").stdout)
+    assert shown == plan["nodes"]
+    assert ours(head) == ours(worker) == []
+
+    done = up(program, *ONE)
+    assert done.returncode == 0, done.stderr
+    for machine in (head, worker):
+        assert serving(machine).fingerprint == fingerprint_of(shown[machine.name]), machine.name
+    again = program.run("plan", *asked, "--check")
+    assert again.returncode == 0, again.stdout
+
+
+def test_a_replacement_is_kept_and_rolled_back(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    first = [serving(machine).container_id for machine in (head, worker)]
+    done = up(program, *TWO)
+    assert done.returncode == 0, done.stderr
+    assert whole(head, worker) == 2
+    assert ours(head) == ours(worker) == [MAIN, KEPT]
+    assert program.answer("rollback", "main")["action"] == "returned"
+    assert [serving(machine).container_id for machine in (head, worker)] == first
+    assert program.answer("status")[0]["state"] == "healthy"
+
+
+def test_a_detached_start_is_waited_for_and_settled(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    slowly = (*TWO, "--set", "serve.env={STAND_IN_LOAD_S: '6'}")
+    assert up(program, *slowly, "--detach").returncode == 0
+    assert {MAIN, OLD} <= set(ours(head)) & set(ours(worker))
+    started = [serving(machine).container_id for machine in (head, worker)]
+    done = up(program, *slowly)
+    assert done.returncode == 0, done.stderr
+    assert [serving(machine).container_id for machine in (head, worker)] == started
+    assert whole(head, worker) == 2
+    assert program.answer("rollback", "main")["action"] == "returned"
+    assert whole(head, worker) == 1
+
+
+def test_a_detached_part_that_fell_back_is_reverted(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    other = (*TWO, *WORKER_FELL_BACK)
+    assert up(program, *other, "--detach").returncode == 0
+    done = up(program, *other)
+    assert done.returncode == 7, done.stderr
+    assert "spark-b: the engine fell back" in done.stderr
+    assert whole(head, worker) == 1
+
+
+@pytest.mark.parametrize("later_s", [None, 0.2, 0.8, 1.6])
+def test_ctrl_c_brings_the_old_one_back_however_often_it_is_pressed(
+    program: Program, head: Machine, worker: Machine, later_s: float | None
+) -> None:
+    process = start_loading(program, worker)
+    press_ctrl_c(process)
+    if later_s is not None:
+        time.sleep(later_s)
+        press_ctrl_c(process)
+    done = program.finish(process)
+    # The last one may come when all is done, and end Python itself: a shell says 130 of both.
+    assert done.returncode in {130, -signal.SIGINT}, done.stderr
+    assert "the deployment that was there is starting again" in done.stderr
+    assert whole(head, worker) == 1
+
+
+def test_a_worker_that_is_killed_brings_the_old_one_back(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    process = start_loading(program, worker)
+    worker.run(f"docker kill {MAIN}")
+    done = program.finish(process)
+    assert done.returncode == 7, done.stderr
+    assert "spark-b: sparkdeploy-main died (exit code 137" in done.stderr
+    assert whole(head, worker) == 1
+
+
+@pytest.mark.parametrize(("mend", "number"), [("rollback", 1), ("up", 2)])
+def test_an_up_that_is_killed_before_the_head_is_half_replaced_and_mended(
+    program: Program, head: Machine, worker: Machine, mend: str, number: int
+) -> None:
+    orders = ("up", "tiny", "--cluster", "--yes", *TWO)
+    killed = program.start_python("-c", DIES_BEFORE_THE_HEAD, *orders)
+    program.finish(killed)
+    assert [recipe_of(serving(it))["serve"]["max_num_seqs"] for it in (head, worker)] == [1, 2]
+    (row,) = program.answer("status")
+    assert row["state"] == "half replaced"
+    if mend == "up":
+        assert up(program, *TWO).returncode == 0
+    else:
+        assert program.answer("rollback", "main")["action"] == "reverted"
+    assert whole(head, worker) == number
+
+
+@pytest.fixture
+def there(head: Machine, worker: Machine) -> Program:
+    """The program on the worker, with the head's configuration and recipe."""
+    config = worker.own / "home" / "config"
+    shutil.copytree(head.own / "home" / "config", config, dirs_exist_ok=True)
+    return Program(worker)
+
+
+def test_a_worker_ends_and_replaces_nothing_of_its_heads(
+    program: Program, there: Program, worker: Machine
+) -> None:
+    before = ours(worker), serving(worker).container_id
+    alone = there.run("up", "tiny", "--solo", "--yes")
+    assert alone.returncode == 4, alone.stderr
+    assert "in use: spark-a's cluster deployment main runs there" in alone.stderr
+    for command in ("down", "rollback"):
+        refused = there.run(command, "main")
+        assert refused.returncode == 4, refused.stderr
+        assert "main, which spark-a heads" in refused.stderr
+    (row,) = there.answer("status")
+    assert (row["state"], row["head"]) == ("worker", "spark-a")
+    assert "worker of spark-a" in there.run("status").stdout
+    assert (ours(worker), serving(worker).container_id) == before
+    assert program.answer("status")[0]["state"] == "healthy"
+
+
+def test_a_former_worker_heads_without_the_base_image(
+    program: Program, there: Program, head: Machine, worker: Machine
+) -> None:
+    assert program.run("down", "main").returncode == 0
+    with docker_of(worker) as host:
+        assert not [tag for it in host.own_images() for tag in it.tags if "/base:" in tag]
+    done = up(there)
+    assert done.returncode == 0, done.stderr
+    (row,) = there.answer("status")
+    assert (row["state"], row["members"]) == ("healthy", [{"node": "spark-a", "state": "running"}])
+    assert there.run("down", "main").returncode == 0
+    assert ours(head) == ours(worker) == []
+
+
+def test_a_detached_first_start_that_fell_back_is_never_nothing_to_do(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    assert up(program, *WORKER_FELL_BACK, "--detach").returncode == 0
+    until(lambda: program.answer("status")[0]["state"] == "healthy")
+    done = up(program, *WORKER_FELL_BACK)
+    assert done.returncode == 7, done.stderr
+    assert "spark-b: the engine fell back" in done.stderr
+    assert "speculation: planned off, runs mtp 2" in done.stderr
+    assert ours(head) == ours(worker) == []
+
+
+@pytest.mark.parametrize("size", ["pipeline", "data"])
+def test_stages_and_copies_of_a_model_are_started_on_both(
+    program: Program, head: Machine, worker: Machine, size: str
+) -> None:
+    sizes = ("cluster.tensor_parallel=1", f"cluster.{size}_parallel=2")
+    done = up(program, *(word for item in sizes for word in ("--set", item)))
+    assert done.returncode == 0, done.stderr
+    whole(head, worker)
+    for machine in (head, worker):
+        log = program.run("logs", "main", "--node", machine.name).stdout
+        assert f"{size} 2" in log, machine.name
+
+
+def test_a_model_larger_than_a_node_is_refused_there_and_not_by_two(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    asked = ("tiny", "--set", "engine=cuda-0.25", "--set", "limits.memory_floor_gib=0")
+    weights = (head.own / "home" / "model").glob("*.safetensors")
+    size_kib = sum(file.stat().st_size for file in weights) * 3 // 4 // 1024
+    figures = "".join(f"{name}: {size_kib} kB\n" for name in ("MemTotal", "MemAvailable"))
+    for machine in (head, worker):
+        machine.give_command("nvidia-smi", "echo 'NVIDIA GB10, 12.1, [N/A], 580.95, 1, 1, 0'")
+        (machine.own / "home" / "meminfo").write_text(figures)
+        machine.run("mount --bind /srv/spark/meminfo /proc/meminfo")
+    try:
+        alone = json.loads(program.run("plan", *asked, "--json").stdout)
+        together = json.loads(program.run("plan", *asked, "--cluster", "--json").stdout)
+    finally:
+        for machine in (head, worker):
+            machine.run("umount /proc/meminfo")
+            machine.take_command("nvidia-smi")
+    (refusal,) = memory_problems(alone)
+    assert "the weights alone take" in refusal["message"]
+    assert "more memory, two of them with --cluster, or a smaller model" in refusal["fix"]
+    assert memory_problems(together) == []
+    assert len(together["parts"]) == 2
+
+
+def memory_problems(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [item for item in plan["problems"] if item["check"] == "machine.memory"]
+
+
+def write_cluster(head: Machine, section: dict[str, Any]) -> None:
+    config = {"cluster": section, "default_recipe": "tiny"}
+    (head.own / "home" / "config" / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_an_alias_of_ssh_leads_check_docker_and_rsync(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    section: dict[str, Any] = cluster_section((head, worker))
+    alias = {**section["nodes"][1], "ssh": "other"}
+    del alias["user"]
+    known = head.own / "ssh" / "known_hosts"
+    text = known.read_text()
+    address = f"{TWINS[1][1]}.{worker.number}"
+    known.write_text(f"[{address}]:2222 {(worker.own / 'host_key.pub').read_text()}")
+    (head.own / "ssh" / "config").write_text(
+        f"Host other\n  HostName {address}\n  Port 2222\n  User root\n"
+    )
+    worker.stop("sshd")
+    worker.start_sshd(2222)
+    write_cluster(head, {"nodes": [section["nodes"][0], alias]})
+    worker.run(f"rm -r {MODEL}")
+    try:
+        checked = program.run("cluster", "check")
+        done = up(program, "--prepare")
+    finally:
+        (head.own / "ssh" / "config").unlink()
+        known.write_text(text)
+        worker.stop("sshd")
+        worker.start_sshd()
+        write_cluster(head, section)
+    assert checked.returncode == 0, checked.stdout
+    assert done.returncode == 0, done.stderr
+    assert "weights 0 B" not in done.stderr
+    assert worker.run(f"ls {MODEL}") == head.run(f"ls {MODEL}")
+
+
+@pytest.fixture
+def third(program: Program, head: Machine, worker: Machine, stand_in: str) -> Iterator[Machine]:
+    """A third machine that the head reaches through the second one alone."""
+    both = cluster_section((head, worker))
+    with third_machine(head, worker) as machine:
+        lend_engine(head, machine, stand_in)
+        write_cluster(head, cluster_section((head, worker, machine)))
+        (head.own / "ssh" / "config").write_text(
+            f"Host {machine.address}\n  ProxyJump {worker.address}\n"
+        )
+        machine.run(
+            f"iptables -A INPUT -p tcp --dport 22 -s {head.address} -j REJECT "
+            "--reject-with tcp-reset"
+        )
+        try:
+            yield machine
+        finally:
+            (head.own / "ssh" / "config").unlink()
+            program.run("down", "main")
+            write_cluster(head, both)
+
+
+CHECK = """
+from sparkdeploy.commands.cluster import check_all
+for _ in range(6):
+    print([check.describe() for check in check_all() if check.verdict == "failed"])
+"""
+
+
+def test_three_nodes_are_checked_used_left_and_cleaned(
+    program: Program, head: Machine, worker: Machine, third: Machine
+) -> None:
+    checked = program.finish(program.start_python("-c", CHECK))
+    assert checked.stdout == "[]\n" * 6, checked.stdout + checked.stderr
+    done = up(program, "--set", "cluster.tensor_parallel=3")
+    assert done.returncode == 0, done.stderr
+    whole(head, worker, third)
+    done = up(program, "--set", "cluster.tensor_parallel=2")
+    assert done.returncode == 0, done.stderr
+    whole(head, worker)
+    assert ours(third) == [KEPT]
+    assert program.answer("status")[0]["state"] == "healthy"
+    assert program.run("down", "main").returncode == 0
+    assert ours(head) == ours(worker) == ours(third) == []
