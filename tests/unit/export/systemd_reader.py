@@ -59,9 +59,12 @@ def words_of(value: bytes) -> list[bytes]:
 
 def command_of(value: bytes) -> list[bytes]:
     """The arguments of one ExecStart=: a `;` alone ends a command, a `$` is a variable."""
-    raw = value.split()
-    if b";" in raw:
-        raise MisreadError("two commands")
+    rest = value.lstrip(WHITESPACE)
+    while rest:
+        # Within quotes it is a letter like others.
+        if rest[:1] == b";" and (len(rest) == 1 or rest[1:2] in WHITESPACE):
+            raise MisreadError("two commands")
+        rest = _word(rest)[1].lstrip(WHITESPACE)
     program, *words = words_of(value)
     if program[:1] in b"@-:+!|" or b"$" in program:
         raise MisreadError(f"no plain program: {program!r}")
