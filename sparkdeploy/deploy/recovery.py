@@ -127,6 +127,9 @@ def _let_others_follow(
     nodes: Nodes, deployment: str, settings: Settings, done: Recovery
 ) -> Recovery:
     """Settle the other nodes by what this one has now, and note who still has something."""
+    if nodes.config is None:
+        # A machine that is none of several: nobody follows it, and what it has need not be listed.
+        return done
     here, record = nodes.here, ClusterRecord.below(settings.state_dir)
     fact = here.docker.find_container(container_name(deployment))
     if fact is not None and owner_of(fact, here.name) != here.name:
