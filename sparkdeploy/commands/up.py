@@ -10,22 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.commands.checkpoint_fetch import bring_models
-from sparkdeploy.commands.doctor import doctor_report
 from sparkdeploy.commands.reach import Reach, everyone, needed
-from sparkdeploy.console import console, format_bytes
+from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import SETTLE_WAIT_S, changing, crashes_dir, starting_together
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.expectation import expectation_of
-from sparkdeploy.deploy.images import build_images, same_images
 from sparkdeploy.deploy.interruptions import held_back
 from sparkdeploy.deploy.launch import Launch, parts_elsewhere
 from sparkdeploy.deploy.memory import PageCache, make_room_for
-from sparkdeploy.deploy.prepare import prepare_checkpoint, prepare_folders
 from sparkdeploy.deploy.recovery import abandon, end_start, recover
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.watch import Start, Watch
-from sparkdeploy.deploy.weights import same_weights
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
 from sparkdeploy.node.node import named
 from sparkdeploy.node.users import is_another, own_name
@@ -203,20 +199,10 @@ class _Up:
             )
 
     def _prepare(self, plan: Plan) -> None:
-        build_images(plan, self.serving.here.docker, self.settings)
-        prepare_checkpoint(plan, self.settings)
-        for travel in same_images(plan, self.serving, self.settings):
-            worker = self.serving.node(travel.node)
-            with named(worker):
-                weights_bytes = same_weights(plan, self.serving, worker, self.settings)
-            total_bytes = travel.engine_bytes + travel.context_bytes + weights_bytes
-            console.info(
-                f"{travel.node}: {format_bytes(total_bytes)} sent (engine "
-                f"{format_bytes(travel.engine_bytes)}, plugin context "
-                f"{format_bytes(travel.context_bytes)}, weights {format_bytes(weights_bytes)})"
-            )
-        if plan.head.spec is not None:
-            prepare_folders(plan, self.serving)
+        # The usual `up` has nothing to prepare, and is there sooner without all that builds.
+        from sparkdeploy.deploy.prepare import prepare  # noqa: PLC0415
+
+        prepare(plan, self.serving, self.settings)
 
     def _start(self, plan: Plan) -> None:
         """Start all parts together: a rank that is left over from before cannot join anew."""
@@ -316,6 +302,8 @@ class _Up:
         return Watch(start, parts, self.settings, skews)
 
     def _details(self, plan: Plan, watch: Watch) -> dict[str, Any]:
+        from sparkdeploy.commands.doctor import doctor_report  # noqa: PLC0415 - for failures only
+
         return {
             "plan": plan_as_dict(plan),
             "doctor": doctor_report(plan.resolved, self.settings, plan),

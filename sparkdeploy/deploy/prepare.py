@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint.draft_vocabulary import bring_vocabulary
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
-from sparkdeploy.console import console
+from sparkdeploy.console import console, format_bytes
+from sparkdeploy.deploy.images import build_images, same_images
+from sparkdeploy.deploy.weights import same_weights
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.node import facts
+from sparkdeploy.node.node import named
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.observe import locate_model, treatment_of
 from sparkdeploy.plan.observed import ModelFact
@@ -27,6 +30,27 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 KEY_BYTES = 32
+
+
+def prepare(plan: Plan, nodes: Nodes, settings: Settings) -> None:
+    """Bring images, checkpoint and folders to what the plan says, on every node.
+
+    Raises BuildError, CheckpointError or NodeError, which names the node.
+    """
+    build_images(plan, nodes.here.docker, settings)
+    prepare_checkpoint(plan, settings)
+    for travel in same_images(plan, nodes, settings):
+        node = nodes.node(travel.node)
+        with named(node):
+            weights_bytes = same_weights(plan, nodes, node, settings)
+        total_bytes = travel.engine_bytes + travel.context_bytes + weights_bytes
+        console.info(
+            f"{travel.node}: {format_bytes(total_bytes)} sent (engine "
+            f"{format_bytes(travel.engine_bytes)}, plugin context "
+            f"{format_bytes(travel.context_bytes)}, weights {format_bytes(weights_bytes)})"
+        )
+    if plan.head.spec is not None:
+        prepare_folders(plan, nodes)
 
 
 def prepare_checkpoint(plan: Plan, settings: Settings) -> None:

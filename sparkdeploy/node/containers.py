@@ -10,7 +10,7 @@ from docker.errors import APIError
 from docker.types import DeviceRequest, LogConfig
 from docker.types import Mount as DockerMount
 from docker.types import Ulimit as DockerUlimit
-from requests.exceptions import RequestException
+from requests.exceptions import JSONDecodeError, RequestException
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
@@ -213,7 +213,10 @@ class Containers(DockerConnection):
     def memory_bytes(self, container_id: str) -> int | None:
         """Return the memory a running container takes without page cache; None when unknown."""
         with translated(f"measure container {container_id[:12]}"):
-            stats = self._api.stats(container_id, stream=False, one_shot=True)
+            try:
+                stats = self._api.stats(container_id, stream=False, one_shot=True)
+            except JSONDecodeError:
+                return None  # it ended a moment ago, and the engine answers nothing at all
         memory = stats.get("memory_stats") or {}
         if "usage" not in memory:
             return None

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sparkdeploy import labels
 from sparkdeploy.node.host import DockerHost
 from tests.cluster.lending import lend
 from tests.cluster.machines import HOME, Machine, cluster_section, two_machines
@@ -261,7 +260,7 @@ def start_loading(program: Program, worker: Machine) -> subprocess.Popen[str]:
                 b"Loading weights" in b"".join(host.logs(fact.container_id))
                 for fact in host.own_containers()
                 if fact.name == "sparkdeploy-main"
-                and f'"STAND_IN_LOAD_S":"{SLOW_S}"' in fact.labels.get(labels.RECIPE_VALUES, "")
+                and f"STAND_IN_LOAD_S={SLOW_S}" in host.inspect(fact.container_id)["Config"]["Env"]
             )
 
         until(is_loading, timeout_s=300)

@@ -177,7 +177,15 @@ def test_a_detached_part_that_fell_back_is_reverted(
     assert whole(head, worker) == 1
 
 
-@pytest.mark.parametrize("later_s", [None, 0.2, 0.8, 1.6])
+@pytest.mark.parametrize(
+    "later_s",
+    [
+        None,
+        0.2,
+        pytest.param(0.8, marks=pytest.mark.slow),
+        pytest.param(1.6, marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_brings_the_old_one_back_however_often_it_is_pressed(
     program: Program, head: Machine, worker: Machine, later_s: float | None
 ) -> None:

@@ -17,7 +17,7 @@ from sparkdeploy.commands.reach import Reach
 from sparkdeploy.commands.request import Request
 from sparkdeploy.commands.up import Extent, Handover, Outcome
 from sparkdeploy.deploy import launch as deploy_launch
-from sparkdeploy.deploy import recovery
+from sparkdeploy.deploy import prepare, recovery
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.expectation import Expectation
 from sparkdeploy.deploy.replace import begin as begin_for_real
@@ -284,9 +284,9 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr(reach, "name_here", lambda _config: "spark-1")
     monkeypatch.setattr(commands_up, "draft_plan", lab.draft)
     monkeypatch.setattr(commands_up, "bring_models", lambda *_: False)
-    monkeypatch.setattr(commands_up, "same_images", lambda *_: ())
-    monkeypatch.setattr(commands_up, "prepare_folders", lambda *_: None)
-    monkeypatch.setattr(commands_up, "doctor_report", lambda *_: {})
+    monkeypatch.setattr(prepare, "same_images", lambda *_: ())
+    monkeypatch.setattr(prepare, "prepare_folders", lambda *_: None)
+    monkeypatch.setattr("sparkdeploy.commands.doctor.doctor_report", lambda *_: {})
     monkeypatch.setattr(commands_up, "expectation_of", lambda *_: Expectation(None, (), None))
     monkeypatch.setattr(commands_up, "make_room_for", lambda *_: None)
     monkeypatch.setattr(commands_up, "starting_together", lambda *_: contextlib.nullcontext())
