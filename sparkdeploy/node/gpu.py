@@ -55,9 +55,17 @@ class GpuProcess:
 
 
 def parse_gpus(output: str) -> tuple[GpuFact, ...]:
-    """Read the output of GPU_QUERY; lines of another shape are left out."""
+    """Read the output of GPU_QUERY; lines of another shape are left out.
+
+    A driver that answers with name and version alone has a GPU all the same.
+    """
     rows = [[field.strip() for field in line.split(",")] for line in output.splitlines()]
-    return tuple(_gpu(row) for row in rows if len(row) == 7)
+    short = [[row[0], "", "", row[1], "", "", ""] for row in rows if _is_name_and_version(row)]
+    return tuple(_gpu(row) for row in (*short, *rows) if len(row) == 7)
+
+
+def _is_name_and_version(row: list[str]) -> bool:
+    return len(row) == 2 and bool(row[0]) and VERSION.fullmatch(row[1]) is not None
 
 
 def parse_gpu_processes(output: str) -> tuple[GpuProcess, ...]:

@@ -363,3 +363,9 @@ def test_a_report_says_what_its_signs_mean_and_no_others() -> None:
 def test_a_recording_is_a_machine() -> None:
     recording = Recording({}, {"true": [3, "said"]}, None, {})
     assert recording.run(["true"], timeout_s=1).exit_code == 3
+
+
+def test_a_driver_that_says_little_has_a_gpu_all_the_same() -> None:
+    (gpu,) = parse_gpus("NVIDIA GB10, 580.95\n")
+    assert (gpu.name, gpu.driver_version, gpu.memory_bytes) == ("NVIDIA GB10", "580.95", None)
+    assert parse_gpus("No devices, were found\n") == ()
