@@ -100,7 +100,8 @@ def test_a_draft_head_changes_no_text_builds_nothing_and_leaves_nothing(
     assert 0 < drafted["accepted_tokens"] <= drafted["draft_tokens"]
     assert len(re.findall(r"^  = image ", done.stderr, re.MULTILINE)) == 3 * starts
     assert "  + image" not in done.stderr
-    assert engine_images(host) == images
+    # Nothing was built; another group may remove its own image meanwhile.
+    assert engine_images(host) <= images
     assert [item.name for item in host.own_containers() if item.deployment == "rehearsal"] == []
 
 
