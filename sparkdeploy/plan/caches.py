@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.recipe.unsafe import Trusted
+from sparkdeploy.recipe.load import Library
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -72,7 +72,7 @@ def is_trusted(resolved: Resolved, own_folders: tuple[Path, ...]) -> bool:
     recipe = resolved.recipe
     if recipe.allow_unsafe or recipe.serve.trust_remote_code:
         return False
-    return not Trusted(own_folders).foreign_files(resolved.origins)
+    return not Library(own_folders).foreign_files(resolved.origins)
 
 
 def refuse_nesting(observed: Observed, settings: Settings) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
@@ -38,7 +38,7 @@ class Document:
 
     content: dict[str, Any]
     origins: dict[KeyPath, ValueOrigin]
-    duplicates: tuple[tuple[KeyPath, ValueOrigin], ...] = field(default=())
+    duplicates: tuple[tuple[KeyPath, ValueOrigin], ...] = ()
 
 
 def read_document(path: Path) -> Document:
@@ -91,27 +91,23 @@ def _merge_mapping(
 def with_setting(document: Document, assignment: str) -> Document:
     """Apply one `--set path=value`, a value in YAML; RecipeError for what cannot be set."""
     dotted, separator, text = assignment.partition("=")
-    if not separator or not dotted.strip():
+    name = dotted.strip()
+    if not separator or not name:
         raise RecipeError(
             f"--set {assignment!r} is not path=value", hint="for example --set serve.port=8001"
         )
-    value = yaml_text.load(text, f"--set {dotted.strip()}: the value")
-    path = tuple(dotted.strip().split("."))
+    nested = yaml_text.load(text, f"--set {name}: the value")
+    path = tuple(name.split("."))
     if len(path) > yaml_text.MAX_DEPTH:
-        raise RecipeError(f"--set {dotted.strip()[:40]}...: more than {yaml_text.MAX_DEPTH} keys")
+        raise RecipeError(f"--set {name[:40]}...: more than {yaml_text.MAX_DEPTH} keys")
     if path[0] in FIXED_KEYS:
         raise RecipeError(
             f"--set cannot change {path[0]}: the file's inheritance is settled before",
             hint="write a recipe file of your own that extends the one you want",
         )
-    nested: Any = value
     for key in reversed(path):
         nested = {key: nested}
-    origins: dict[KeyPath, ValueOrigin] = {
-        path[: end + 1]: ValueOrigin(f"--set {dotted.strip()}", None) for end in range(len(path))
-    }
-    merged = merge(document, Document(nested, origins))
-    for end in range(1, len(path)):
-        if path[:end] in document.origins:
-            merged.origins[path[:end]] = document.origins[path[:end]]
-    return merged
+    typed = ValueOrigin(f"--set {name}", None)
+    above: list[KeyPath] = [path[:end] for end in range(1, len(path))]
+    origins = {mapping: document.origins.get(mapping, typed) for mapping in above}
+    return merge(document, Document(nested, {**origins, path: typed}))

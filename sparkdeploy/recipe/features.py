@@ -1,4 +1,4 @@
-"""Which vLLM release can do what: one table, each row with its source."""
+"""Which vLLM release can do what: rows with their source; docs/engines.md shows the same."""
 
 from __future__ import annotations
 
@@ -58,20 +58,6 @@ FP8_TARGETS = Feature(
     "QuantizationConfigArgs.targets in the wheel of 0.30.0, none in 0.29.0"
     " (test_image_selfcheck_matrix.py)",
 )
-
-FEATURES = (
-    MTP,
-    SPARK_HYBRID,
-    MIDDLEWARE,
-    ONLINE_FP8_BLOCK,
-    TURBOQUANT_HYBRID,
-    TURBOQUANT_SPECULATION,
-    LM_HEAD_METHOD,
-    MARLIN_NATIVE,
-    DFLASH,
-    FP8_TARGETS,
-)
-"""Every row of the table, oldest first; docs/engines.md shows the same."""
 
 KNOWN_BAD_ON_SPARK: tuple[tuple[Version, Version, str], ...] = (
     (

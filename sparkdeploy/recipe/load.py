@@ -25,7 +25,7 @@ from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.paths import anchored
 from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.schema import Engine, Recipe
-from sparkdeploy.recipe.unsafe import Trusted, consent_hint, judge_of
+from sparkdeploy.recipe.unsafe import Judge, consent_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -57,6 +57,16 @@ class Library:
     def engine_files(self) -> dict[str, Path]:
         return self._files("engines/*.yaml")
 
+    def foreign_files(self, origins: Mapping[KeyPath, ValueOrigin]) -> frozenset[str]:
+        """Return which of the files that values stand in lie elsewhere, links followed."""
+        own = [folder.resolve() for folder in self.folders]
+        files = {origin.file for origin in origins.values() if origin.line is not None}
+        return frozenset(
+            file
+            for file in files
+            if not any(Path(file).resolve().is_relative_to(folder) for folder in own)
+        )
+
     def _files(self, pattern: str) -> dict[str, Path]:
         found: dict[str, Path] = {}
         for folder in self.folders:
@@ -85,29 +95,25 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
         document = with_setting(document, assignment)
     document = anchored(document, Path())
     recipe, problems = _validate(document, Recipe)
-    consents: list[Mistake] = []
     engine, engine_problems = _engine_of(library, document)
     problems += engine_problems
+    consents: list[Mistake] = []
     if recipe is not None:
         if engine is not None and recipe.image is not None:
             engine = engine.model_copy(update={"image": recipe.image})
         problems += rules.find_contradictions(recipe, engine)
-        judge = judge_of(recipe, document.origins, Trusted(library.folders, library.model_folders))
+        foreign = library.foreign_files(document.origins)
+        judge = Judge(recipe, document.origins, foreign, library.model_folders)
         problems += judge.self_consents()
         consents += judge.consents()
-    if problems or consents:
+    if problems or consents or recipe is None or engine is None:
         raise _report(f"recipe {wanted}", document, problems, consents, hint=consent_hint(wanted))
-    if recipe is None or engine is None:
-        raise RecipeError(f"recipe {wanted} could not be resolved")
     return Resolved(recipe, engine, document.origins)
 
 
 def load_engine(library: Library, name: str) -> Engine:
     """Load an engine by name; raise RecipeError when it is unknown or invalid."""
-    files = library.engine_files()
-    if name not in files:
-        raise RecipeError(f"there is no engine {shown(name)}", hint=_closest(name, files))
-    document = read_document(files[name])
+    document = read_document(_known(library.engine_files(), name, "engine"))
     engine, problems = _validate(document, Engine)
     if problems or engine is None:
         raise _report(f"engine {name}", document, problems)
@@ -121,10 +127,13 @@ def _locate(library: Library, wanted: str) -> Path:
         if os.path.exists(path):  # noqa: PTH110
             return path
         raise RecipeError(f"there is no recipe file {shown(wanted)}")
-    files = library.recipe_files()
-    if wanted not in files:
-        raise RecipeError(f"there is no recipe {shown(wanted)}", hint=_closest(wanted, files))
-    return files[wanted]
+    return _known(library.recipe_files(), wanted, "recipe")
+
+
+def _known(files: Mapping[str, Path], name: str, what: str) -> Path:
+    if name not in files:
+        raise RecipeError(f"there is no {what} {shown(name)}", hint=_closest(name, files))
+    return files[name]
 
 
 def _closest(wanted: str, known: Iterable[str]) -> str:
@@ -231,7 +240,6 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - a ty
 
 
 def _without(content: Any, path: KeyPath) -> Any:  # noqa: ANN401 - YAML content
-    """Return content without what stands at a path."""
     if not path or not isinstance(content, dict | list):
         return content
     key, below = path[0], path[1:]

@@ -11,13 +11,8 @@ if TYPE_CHECKING:
 
 
 def world_size(cluster: Cluster) -> int:
-    """Return the GPUs of all nodes together: tensor x pipeline x data parallel."""
-    return gpus_per_copy(cluster) * cluster.data_parallel
-
-
-def gpus_per_copy(cluster: Cluster) -> int:
-    """Return the GPUs that hold one copy of the model: tensor x pipeline parallel."""
-    return cluster.tensor_parallel * cluster.pipeline_parallel
+    """Return the GPUs of all nodes together."""
+    return cluster.tensor_parallel * cluster.pipeline_parallel * cluster.data_parallel
 
 
 def nodes_needed(cluster: Cluster, gpus_per_node: int) -> int:
@@ -26,7 +21,7 @@ def nodes_needed(cluster: Cluster, gpus_per_node: int) -> int:
     Raises RecipeError for sizes that such nodes cannot serve, and for a number of nodes below
     `min_nodes` or above `max_nodes`.
     """
-    copy, world = gpus_per_copy(cluster), world_size(cluster)
+    copy, world = cluster.tensor_parallel * cluster.pipeline_parallel, world_size(cluster)
     if cluster.data_parallel > 1 and copy > gpus_per_node:
         raise RecipeError(
             f"cluster.data_parallel is {cluster.data_parallel}, and one copy of the model takes "

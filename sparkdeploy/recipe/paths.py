@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 import stat
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,17 +118,12 @@ def _holds_more_than_recipes(folder: Path) -> bool:
     status = _status(folder)
     if status is not None and status.st_mode & stat.S_IWOTH:
         return True
-    return any(home.is_relative_to(folder) for home in _homes(status))
-
-
-def _homes(status: os.stat_result | None) -> Iterator[Path]:
-    """Yield the user's home and that of the folder's owner: under sudo they are two."""
-    yield Path(os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111
+    homes = [os.path.expanduser("~")]  # noqa: PTH111
+    # Under sudo the user and the folder's owner are two.
     for uid in {os.getuid(), status.st_uid if status else os.getuid()}:
-        try:
-            yield Path(os.path.realpath(pwd.getpwuid(uid).pw_dir))
-        except KeyError:
-            continue
+        with suppress(KeyError):
+            homes.append(pwd.getpwuid(uid).pw_dir)
+    return any(Path(os.path.realpath(home)).is_relative_to(folder) for home in homes)
 
 
 def _status(path: Path) -> os.stat_result | None:

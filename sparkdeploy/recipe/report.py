@@ -9,7 +9,7 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import load_engine, load_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.load import Library, Resolved
@@ -20,52 +20,49 @@ LEFT_OUT = "(left out)"
 
 def recipe_rows(library: Library) -> list[dict[str, Any]]:
     """Return name, title, engine and the reported figure of every recipe; broken ones too."""
-    rows: list[dict[str, Any]] = []
-    for name in sorted(library.recipe_files()):
-        try:
-            recipe = load_recipe(library, name).recipe
-        except RecipeError as error:
-            rows.append({"name": name, "error": error.message})
-            continue
+
+    def row(name: str) -> dict[str, Any]:
+        recipe = load_recipe(library, name).recipe
         expect = recipe.expect
-        rows.append(
-            {
-                "name": name,
-                "title": recipe.title,
-                "engine": recipe.engine,
-                "reported_tok_s": expect.end_to_end_tok_s if expect else None,
-                "source": expect.source if expect else None,
-            }
-        )
-    return rows
+        return {
+            "name": name,
+            "title": recipe.title,
+            "engine": recipe.engine,
+            "reported_tok_s": expect.end_to_end_tok_s if expect else None,
+            "source": expect.source if expect else None,
+        }
+
+    return [_row_or_error(row, name) for name in sorted(library.recipe_files())]
 
 
 def engine_rows(library: Library) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for name in sorted(library.engine_files()):
-        try:
-            engine = load_engine(library, name)
-        except RecipeError as error:
-            rows.append({"name": name, "error": error.message})
-        else:
-            rows.append(engine.model_dump(include={"name", "title", "kind", "vllm"}))
-    return rows
+    def row(name: str) -> dict[str, Any]:
+        return load_engine(library, name).model_dump(include={"name", "title", "kind", "vllm"})
+
+    return [_row_or_error(row, name) for name in sorted(library.engine_files())]
+
+
+def _row_or_error(row: Callable[[str], dict[str, Any]], name: str) -> dict[str, Any]:
+    try:
+        return row(name)
+    except RecipeError as error:
+        return {"name": name, "error": error.message}
 
 
 def list_lines(recipes: list[dict[str, Any]], engines: list[dict[str, Any]]) -> Iterator[str]:
     yield "recipes (tok/s are others' figures, see README):"
     for row in recipes:
-        if "error" in row:
-            yield f"  {row['name']:<12} broken: {row['error']}"
-            continue
-        figure = f"{row['reported_tok_s']:g}" if row["reported_tok_s"] else "-"
-        yield f"  {row['name']:<12} {figure:>6}  {row['title']}"
+        figure = row.get("reported_tok_s")
+        yield _list_line(row, f"{figure:g}" if figure else "-")
     yield "engines:"
     for row in engines:
-        if "error" in row:
-            yield f"  {row['name']:<12} broken: {row['error']}"
-        else:
-            yield f"  {row['name']:<12} {row['vllm']:>6}  {row['title']}"
+        yield _list_line(row, row.get("vllm", ""))
+
+
+def _list_line(row: dict[str, Any], figure: str) -> str:
+    if "error" in row:
+        return f"  {row['name']:<12} broken: {row['error']}"
+    return f"  {row['name']:<12} {figure:>6}  {row['title']}"
 
 
 def origin_lines(resolved: Resolved) -> Iterator[str]:

@@ -178,25 +178,21 @@ def _cluster(recipe: Recipe) -> Iterator[Mistake]:
 
 
 def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
-    speculative = recipe.serve.speculative
-    wanted: list[tuple[features.Feature, KeyPath]] = []
-    if speculative is not None:
-        feature = features.DFLASH if speculative.method == "dflash" else features.MTP
-        wanted.append((feature, ("serve", "speculative")))
-    if recipe.serve.kv_cache_dtype.startswith("turboquant"):
-        wanted.append((features.TURBOQUANT_HYBRID, ("serve", "kv_cache_dtype")))
-        if speculative is not None:
-            wanted.append((features.TURBOQUANT_SPECULATION, ("serve", "speculative")))
-    if recipe.checkpoint.lm_head == "int8":
-        wanted.append((features.LM_HEAD_METHOD, ("checkpoint", "lm_head")))
-    if recipe.checkpoint.draft_lm_head is not None:
-        wanted.append((features.LM_HEAD_METHOD, ("checkpoint", "draft_lm_head")))
-    if recipe.checkpoint.fp8_dense.mode == "online":
-        wanted.append((features.ONLINE_FP8_BLOCK, ("checkpoint", "fp8_dense", "mode")))
-    for feature, path in wanted:
-        if not features.supports(engine.vllm, feature):
+    checkpoint, speculative = recipe.checkpoint, recipe.serve.speculative
+    is_dflash = speculative is not None and speculative.method == "dflash"
+    is_turboquant = recipe.serve.kv_cache_dtype.startswith("turboquant")
+    is_online = checkpoint.fp8_dense.mode == "online"
+    for path, is_wanted, feature in (
+        ("serve.speculative", speculative, features.DFLASH if is_dflash else features.MTP),
+        ("serve.kv_cache_dtype", is_turboquant, features.TURBOQUANT_HYBRID),
+        ("serve.speculative", is_turboquant and speculative, features.TURBOQUANT_SPECULATION),
+        ("checkpoint.lm_head", checkpoint.lm_head == "int8", features.LM_HEAD_METHOD),
+        ("checkpoint.draft_lm_head", checkpoint.draft_lm_head, features.LM_HEAD_METHOD),
+        ("checkpoint.fp8_dense.mode", is_online, features.ONLINE_FP8_BLOCK),
+    ):
+        if is_wanted and not features.supports(engine.vllm, feature):
             yield Mistake(
-                path,
+                tuple(path.split(".")),
                 f"engine {engine.name}: {features.lacks(engine.vllm, feature)}",
                 "choose another engine (`sparkdeploy list` shows them), or drop the setting",
             )

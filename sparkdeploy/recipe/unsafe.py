@@ -30,32 +30,14 @@ CONSENT_OPTIONS = {"allow_known_bad": "--allow-known-bad", "allow_unsafe": "--al
 
 
 @dataclass(frozen=True, slots=True)
-class Trusted:
-    """The folders whose recipes are the user's own words, and those that hold models."""
-
-    recipes: tuple[Path, ...]
-    models: tuple[Path, ...] = ()
-
-    def foreign_files(self, origins: Mapping[KeyPath, ValueOrigin]) -> frozenset[str]:
-        """Return which of the files that values stand in lie elsewhere, links followed."""
-        own = [folder.resolve() for folder in self.recipes]
-        files = {origin.file for origin in origins.values() if origin.line is not None}
-        return frozenset(
-            file
-            for file in files
-            if not any(Path(file).resolve().is_relative_to(folder) for folder in own)
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Judge:
-    """A recipe with the origins of its values, and what the user trusts."""
+    """A recipe with the origins of its values, and which of those are a stranger's."""
 
     recipe: Recipe
     origins: Mapping[KeyPath, ValueOrigin]
-    trusted: Trusted
     foreign_files: frozenset[str]
     """Empty for a recipe of trusted files alone: there is nothing to judge."""
+    model_folders: tuple[Path, ...] = ()
 
     def self_consents(self) -> Iterator[Mistake]:
         """Yield the consents that a file gives to itself; no option takes these."""
@@ -93,7 +75,6 @@ class Judge:
         return origin is not None and origin.line is None
 
     def _is_foreign(self, path: KeyPath) -> bool:
-        """Say whether a value stands in a file outside the folders of recipes."""
         origin = self._origin(path)
         # A value that nobody knows the file of is nobody's own.
         return origin is None or (origin.line is not None and origin.file in self.foreign_files)
@@ -109,11 +90,8 @@ class Judge:
 
     def _environment(self) -> Iterator[tuple[KeyPath, str]]:
         for name, value in self.recipe.serve.env.items():
-            path, said, row = (
-                ("serve", "env", name),
-                shown(f"{name}={value}"),
-                lists().env.get(name),
-            )
+            path, said = ("serve", "env", name), shown(f"{name}={value}")
+            row = lists().env.get(name)
             if row is None:
                 yield (
                     path,
@@ -128,7 +106,7 @@ class Judge:
             yield ("serve", "extra_args", index), question
 
     def _serve(self) -> Iterator[tuple[KeyPath, str]]:
-        """Yield the fields that become flags, held against the flags' own rows."""
+        # Fields that become flags are held against the flags' own rows.
         for field, flag in {**flags.VALUE_FLAGS, **flags.JSON_FLAGS}.items():
             value, row = getattr(self.recipe.serve, field), lists().flags[flag]
             if isinstance(value, dict) and row.keys is not None:
@@ -144,7 +122,7 @@ class Judge:
             if path == paths.CHAT_TEMPLATE:
                 question = paths.template_question(meant, beside)
             else:
-                question = paths.model_question(meant, beside, self.trusted.models)
+                question = paths.model_question(meant, beside, self.model_folders)
             if question is not None:
                 yield path, question
 
@@ -153,7 +131,3 @@ def consent_hint(wanted: str) -> str:
     """Return how to read a recipe without running it, and how to consent to it."""
     command = f"sparkdeploy show {shlex.quote(shown(wanted))} --allow-unsafe"
     return f"`{command}` prints it and runs nothing; --allow-unsafe takes all of the above"
-
-
-def judge_of(recipe: Recipe, origins: Mapping[KeyPath, ValueOrigin], trusted: Trusted) -> Judge:
-    return Judge(recipe, origins, trusted, trusted.foreign_files(origins))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PUBLIC_SOURCE = r"vllm#\d+|\w+\.py\b|recipes/\w+\.yaml|wheel"
 """An issue, a file of vLLM or of this repository, or what a published wheel holds."""
+FEATURES = [row for row in vars(features).values() if isinstance(row, features.Feature)]
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def refusal(library: Library, recipe: str, *assignments: str) -> str:
     return caught.value.detail or ""
 
 
-@pytest.mark.parametrize("feature", features.FEATURES, ids=lambda feature: feature.name)
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
 def test_every_row_says_where_it_comes_from(feature: Feature) -> None:
     assert re.search(PUBLIC_SOURCE, feature.source)
 
@@ -65,7 +66,7 @@ def test_every_row_says_where_it_comes_from(feature: Feature) -> None:
 def test_each_row_begins_with_the_release_that_brought_it(
     feature: Feature, last_without: str, first_with: str
 ) -> None:
-    assert feature in features.FEATURES
+    assert feature in FEATURES
     assert not features.supports(last_without, feature)
     assert features.supports(first_with, feature)
     assert f"came with {first_with}" in features.lacks(last_without, feature)
@@ -143,6 +144,6 @@ def test_the_page_on_engines_shows_every_row_of_the_table() -> None:
     page = (REPOSITORY / "docs" / "engines.md").read_text()
     rows = [
         f"| {feature.name} | {features.version_text(feature.since)} | {feature.source} |"
-        for feature in features.FEATURES
+        for feature in FEATURES
     ]
     assert [row for row in rows if row not in page] == []

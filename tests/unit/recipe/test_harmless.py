@@ -28,7 +28,7 @@ from sparkdeploy.recipe.flags import (
 from sparkdeploy.recipe.harmless import MAX_VALUE_LENGTH, Allowed, lists, questions
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Recipe, Serve
-from sparkdeploy.recipe.unsafe import Trusted, judge_of
+from sparkdeploy.recipe.unsafe import Judge
 from tests.examples import examples
 from tests.unit.conftest import REPOSITORY
 
@@ -395,7 +395,8 @@ def test_every_field_of_the_format_is_judged() -> None:
 @pytest.mark.parametrize("name", sorted(Library((REPOSITORY / "recipes",)).recipe_files()))
 def test_the_shipped_recipes_would_pass_as_strangers(name: str) -> None:
     resolved = load_recipe(Library((REPOSITORY / "recipes",)), name)
-    judge = judge_of(resolved.recipe, resolved.origins, Trusted(()))
+    foreign = Library(()).foreign_files(resolved.origins)
+    judge = Judge(resolved.recipe, resolved.origins, foreign)
     assert judge.foreign_files
     assert [*judge.consents(), *judge.self_consents()] == []
 
