@@ -28,10 +28,7 @@ DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> None:
-    """Make a root file system with mmdebstrap and import it; nothing else stays behind.
-
-    Raises NodeError when mmdebstrap is missing and BuildError when it fails.
-    """
+    """Import what mmdebstrap makes; raise NodeError where it is missing, BuildError if it fails."""
     if stage.debian is None:
         raise BuildError(f"stage {stage.tag} is not made from Debian packages")
     if shell.which("mmdebstrap") is None:

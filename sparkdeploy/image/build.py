@@ -104,8 +104,6 @@ def _require_below(host: DockerHost, stage: Stage) -> None:
 
 @dataclass(slots=True)
 class _Build:
-    """A build under way: what to show, the end of the log, the images on the way."""
-
     host: DockerHost
     stage: Stage
     settings: Settings
@@ -140,7 +138,6 @@ class _Build:
             self.host.remove_leftover_tag(unproven)
 
     def run(self, stage: Stage, tag: str, image_labels: Mapping[str, str]) -> None:
-        """Build a stage; the result appears under this tag and with these labels."""
         settings = self.settings
         dockerfile = _labelled(stage.dockerfile, image_labels)
         files = [ContextFile("Dockerfile", dockerfile.encode()), *stage.context]

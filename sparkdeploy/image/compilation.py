@@ -63,7 +63,7 @@ def refuse_start(stage: Stage, host: DockerHost, settings: Settings) -> None:
 def refuse_machine(
     source: SourceBuild, *, engine: str, disk_bytes: int | None, memory_bytes: int | None
 ) -> None:
-    """Raise NodeError with everything the machine lacks; None means: could not be observed."""
+    """Raise NodeError with everything the machine lacks; None could not be observed."""
     lacks = []
     if disk_bytes is not None and disk_bytes < source.disk_gb * GB:
         lacks.append(
@@ -101,10 +101,7 @@ def refuse_unreachable(engine: str, settings: Settings) -> None:
 
 
 def compile_wheel(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> Path:
-    """Return the stage's wheel, compiled now unless it is kept from an earlier build.
-
-    Raises BuildError with the end of the compiler's output.
-    """
+    """Return the kept wheel, or compile it; BuildError has the end of the compiler's output."""
     kept = find_wheel(stage, settings)
     if kept is not None:
         return kept

@@ -58,7 +58,7 @@ def failed(stage: Stage, where: str, log: Iterable[str]) -> BuildError:
 def ended_by_node(
     stage: Stage, error: NodeError, *, where: str = "", log: Iterable[str] = ()
 ) -> BuildError:
-    """Return the error of a build in which Docker itself failed or no longer answered."""
+    """As `failed`, where Docker itself failed or no longer answered."""
     made = failed(stage, where, [*log, *filter(None, (error.message, error.detail))])
     made.hint = made.hint or error.hint
     return made

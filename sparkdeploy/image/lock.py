@@ -41,8 +41,6 @@ _PINNED = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s\\;]+)")
 
 @dataclass(frozen=True, slots=True)
 class PackagePin:
-    """One distribution in one version."""
-
     name: str
     """Normalised as indexes compare names (PEP 503): lower case, hyphens."""
     version: str
@@ -90,10 +88,7 @@ class WheelPlatform:
 def lock_files(
     engine: Engine, *, architecture: Architecture, resources: Path, python: str | None = None
 ) -> dict[str, Path]:
-    """Return the lock of an engine for its base's Python, or for another one.
-
-    Raises BuildError when one of its files is missing.
-    """
+    """Return what `lock_paths` does; raise BuildError when one of the files is missing."""
     files = lock_paths(engine, architecture=architecture, resources=resources, python=python)
     for path in files.values():
         if not path.is_file():
@@ -109,9 +104,9 @@ def lock_files(
 def lock_paths(
     engine: Engine, *, architecture: Architecture, resources: Path, python: str | None = None
 ) -> dict[str, Path]:
-    """Return where the lock's files stand or would stand, by their names in the build context.
+    """Return the files of a lock, there or not yet, by their names in the build context.
 
-    Raises BuildError for engines without one.
+    `python` is the base's when left out. Raises BuildError for engines without a base.
     """
     folder = resources / "recipes" / "engines" / "locks"
     name = engine.lock or engine.name
@@ -124,7 +119,6 @@ def lock_paths(
 
 
 def python_of(engine: Engine) -> str:
-    """Return the base's Python; raise BuildError for engines without a base."""
     if engine.base is None:
         raise BuildError(f"engine {engine.name} has no base, so it has no lock")
     return engine.base.python
@@ -203,7 +197,6 @@ def date_of(text: str) -> str | None:
 def compile_argv(
     uv: Path, inputs: Path, platform: WheelPlatform, *, date: str, output: Path
 ) -> tuple[str, ...]:
-    """Return the uv command that resolves requirements.in and overrides.in of a folder."""
     return (
         str(uv), "pip", "compile", str(inputs / "requirements.in"),
         "--override", str(inputs / "overrides.in"),

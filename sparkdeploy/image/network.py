@@ -24,10 +24,7 @@ _WHEELS = "/network/wheels"
 
 
 def refuse_credentials(settings: Settings) -> None:
-    """Raise RecipeError when an index URL holds a user name or a password.
-
-    It would end up in Docker's build cache and in logs.
-    """
+    """Raise RecipeError for a login in an index URL: it would stay in build caches and logs."""
     named = (
         ("index_url", settings.build.index_url),
         *(("extra index URL", url) for url in settings.build.extra_index_urls),
@@ -44,7 +41,6 @@ def refuse_credentials(settings: Settings) -> None:
 
 
 def refuse_missing(settings: Settings) -> None:
-    """Raise RecipeError when a file or folder that the user named for builds is not there."""
     bundle, folders = settings.build.ca_bundle, settings.build.find_links
     missing = [("ca_bundle", bundle)] if bundle is not None and not bundle.is_file() else []
     missing += [("wheelhouse", folder) for folder in folders if not folder.is_dir()]
@@ -94,9 +90,8 @@ def files(stage: Stage, settings: Settings) -> tuple[ContextFile, ...]:
     refuse_credentials(settings)
     refuse_missing(settings)
     wheels = find_wheels(stage, settings.build.find_links)
-    made: dict[str, bytes | Path] = {}
+    made: dict[str, bytes | Path] = {f"wheels/{wheel.name}": wheel for wheel in wheels}
     made["environment"] = _environment(stage, settings, wheels).encode()
-    made |= {f"wheels/{wheel.name}": wheel for wheel in wheels}
     if stage.compiled is not None:
         made[f"compiled/{stage.compiled.name}"] = stage.compiled
     if settings.build.ca_bundle is not None:
@@ -120,7 +115,6 @@ def find_wheels(stage: Stage, folders: Iterable[Path]) -> dict[Path, PackagePin]
 
 
 def _environment(stage: Stage, settings: Settings, wheels: Mapping[Path, PackagePin]) -> str:
-    """Return a shell file with the variables of apt, pip and uv."""
     network = settings.build
     variables = {
         **network.proxies,
@@ -156,5 +150,5 @@ def _torch_source(stage: Stage, settings: Settings, wheels: Mapping[Path, Packag
     if torch and torch <= set(wheels.values()):
         return "--no-index"
     hosts = settings.hosts
-    is_cuda = stage.runs_on == "cuda"
-    return f"--default-index {hosts.torch_cuda_index if is_cuda else hosts.torch_cpu_index}"
+    index = hosts.torch_cuda_index if stage.runs_on == "cuda" else hosts.torch_cpu_index
+    return f"--default-index {index}"

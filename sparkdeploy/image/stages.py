@@ -104,7 +104,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class _StageMaker:
-    """Makes the stages of one engine: what they have in common, and the fingerprint of each."""
+    """What the stages of one engine have in common."""
 
     engine: Engine
     base_source: BaseSource
@@ -281,7 +281,6 @@ def _plugin(maker: _StageMaker, below: Stage) -> Stage:
 
 
 def _inside_files(folder: str, *names: str) -> list[ContextFile]:
-    """Give programs that run inside a build their places in its context."""
     inside = PACKAGE / "image" / "inside"
     return [ContextFile(f"{folder}/{name}", _read(inside / name)) for name in names]
 

@@ -121,7 +121,7 @@ class Wheelhouse:
 
 
 def _place(target: Path, hashes: Collection[str], chunks: Iterable[bytes]) -> Path:
-    """Write a file that has one of these hashes, or any where none is known."""
+    """Write a file that has one of these hashes; without any, whatever comes."""
     part, digest = target.with_name(f".{target.name}.part"), hashlib.sha256()
     try:
         with part.open("wb") as stream:
