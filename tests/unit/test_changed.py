@@ -119,7 +119,7 @@ def everything(graph: grimp.ImportGraph) -> set[str]:
             id="what sends its file into a container",
         ),
         pytest.param(
-            "sparkdeploy/vllm_plugin/sparkdeploy_vllm/guard/watched.py",
+            "sparkdeploy/vllm_plugin/sparkdeploy_vllm/guard/supervision.py",
             "engine.faults.test_guard_memory",
             "unit.recipe.test_load",
             id="what takes the plugin from its folder",

@@ -28,7 +28,6 @@ BITS = 4
 
 
 def register() -> None:
-    """Mend what this CPU build of vLLM has and this machine needs."""
     _register_delta_net()
     _register_int4_linear()
 

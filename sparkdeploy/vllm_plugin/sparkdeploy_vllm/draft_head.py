@@ -86,7 +86,6 @@ class SparkLogitsProcessor(LogitsProcessor):
 
 
 def chosen_head(processor: Module, lm_head: Module) -> Module:
-    """The draft's own head where the processor remembers one, else the head it was given."""
     own = getattr(processor, "own_head", ())
     return own[0] if own else lm_head
 

@@ -154,9 +154,9 @@ def check_loaded(layer: Module, entry: LedgerEntry) -> None:
 
 
 def take_own_parameters(layer: Module, entry: LedgerEntry) -> None:
-    """Make the FP8 tensors `weight` and `weight_scale_inv`, and free the BF16 weight.
+    """Put the FP8 tensors in the place of the BF16 weight, which is freed.
 
-    Raises ConversionMismatchError when they were not loaded or are not this layer's weights.
+    ConversionMismatchError when they were not loaded or are not this layer's weights.
     """
     own = [getattr(layer, name).data for name in OWN_NAMES]
     if entry.checks_weights():

@@ -42,7 +42,6 @@ class LedgerEntry:
         self.ledger.layer_created(self.name)
 
     def converted(self, layer: Module) -> None:
-        """Enter the layer if its weight really is FP8 now."""
         if layer.weight.dtype.itemsize == 1:
             self.ledger.fp8_converted(self.name, modules=self.modules, announce=announce)
 
@@ -92,7 +91,7 @@ def check_parts(
     *_: Any,
     **__: Any,
 ) -> None:
-    """Refuse a rank's part that ends within a block; arguments as `create_weights` has them."""
+    """Arguments after the name as `create_weights` has them."""
     parted = (input_size_per_partition, sum(output_partition_sizes)) != (input_size, output_size)
     refuse_broken_blocks(
         name, rows=output_partition_sizes, columns=input_size_per_partition, is_parted=parted

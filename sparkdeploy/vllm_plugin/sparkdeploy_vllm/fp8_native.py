@@ -25,7 +25,7 @@ class SharedExpertTargets(OnlineQuantizationConfig):
         self.ledger = ledger
 
     def get_quant_method(self, layer: Module, prefix: str) -> LinearMethodBase:
-        """VLLM's own method for a target; it is asked for targets only."""
+        # It is asked for targets only.
         modules = checkpoint_modules(prefix, self.packed_modules_mapping)
         entry = LedgerEntry(self.ledger, prefix, modules=modules)
         return keep_books(super().get_quant_method(layer, prefix), entry)

@@ -59,7 +59,7 @@ class Api:
 def _apis(
     module: str, *signatures: str, since: Release = (), required: bool = True
 ) -> tuple[Api, ...]:
-    """One API for each `name(argument, ...)`; without brackets, only its existence counts."""
+    """Each is `name(argument, ...)`; without brackets, only its existence counts."""
     apis = []
     for signature in signatures:
         name, bracket, listed = signature.removesuffix(")").partition("(")

@@ -56,15 +56,11 @@ class SparkHybridConfig(INCConfig):
 
     @classmethod
     def get_name(cls) -> str:
-        """The name in config.json that vLLM without this plugin refuses."""
         return METHOD_NAME
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "SparkHybridConfig":
-        """Read our block, hand the rest to AutoRound's reader under its original method name.
-
-        ValueError when the block is missing or asks for something this plugin does not know.
-        """
+        """ValueError when our block is missing or asks for something this plugin does not know."""
         rest = dict(config)
         block = rest.pop(BLOCK_KEY, None)
         if block is None:
@@ -83,10 +79,7 @@ class SparkHybridConfig(INCConfig):
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Any, *_: Any, **__: Any) -> str | None:
-        """Claim every checkpoint that carries our block, whatever its method is called.
-
-        From 0.20 on vLLM passes more than the user's own choice.
-        """
+        # From 0.20 on vLLM passes more than the user's own choice.
         if isinstance(hf_quant_cfg, dict) and BLOCK_KEY in hf_quant_cfg:
             return METHOD_NAME
         return None
@@ -95,7 +88,6 @@ class SparkHybridConfig(INCConfig):
         """Nothing to add: everything is in config.json (the arguments differ between versions)."""
 
     def hand_over_fp8(self) -> None:
-        """Let vLLM make the shared experts FP8 by its own online quantisation."""
         # The module needs what vLLM before 0.30 does not have.
         from sparkdeploy_vllm.fp8_native import SharedExpertTargets
 

@@ -78,17 +78,9 @@ def _is_preflight(scope: Scope) -> bool:
 def _without_a_target(scope: Scope) -> Scope:
     """The preflight as the CORS layer needs it: who asks, and for which method and headers."""
     headers = [(name.lower(), value) for name, value in scope["headers"]]
-    return {
-        **scope,
-        "path": HEALTH_PATH,
-        "raw_path": HEALTH_PATH.encode(),
-        "query_string": b"",
-        "headers": [
-            (name, value)
-            for name, value in headers
-            if name == b"origin" or name.startswith(_REQUESTED)
-        ],
-    }
+    wanted = [it for it in headers if it[0] == b"origin" or it[0].startswith(_REQUESTED)]
+    path = {"path": HEALTH_PATH, "raw_path": HEALTH_PATH.encode(), "query_string": b""}
+    return {**scope, **path, "headers": wanted}
 
 
 async def _refuse(send: Send) -> None:

@@ -34,7 +34,6 @@ class ConversionLedger:
             self._open[name] = None
 
     def fp8_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
-        """The layer's weights are FP8 now; it holds `modules` modules of the checkpoint."""
         if name in self._open:
             self.fp8_modules += modules
             self._settle(name, announce)
@@ -45,10 +44,7 @@ class ConversionLedger:
             self._settle(name, announce)
 
     def weights_there(self, *, announce: Callable[[str], None]) -> None:
-        """Every layer of the model exists by now and its weights are loaded.
-
-        Closes the books of a model in which no layer was ours: nothing else would.
-        """
+        # Nothing else closes the books of a model in which no layer is ours.
         if not self.closed and not self._open:
             self._close(announce)
 

@@ -39,10 +39,7 @@ def make_int8(layer: Module, weight: Tensor) -> None:
 
 
 def warm_up(layer: Module) -> None:
-    """Choose the kernels' tiles for an int8 layer and compile them, and say which in the log.
-
-    Now, because nothing may be read or compiled while vLLM captures CUDA graphs.
-    """
+    """Choose tiles and compile them: while vLLM captures CUDA graphs it would be too late."""
     if not layer.weight.is_cuda:
         return
     from sparkdeploy_vllm.kernels import int8_head  # needs Triton
@@ -73,8 +70,7 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         self.ledger.layer_created(self.name)
 
     def process_weights_after_loading(self, layer: Module) -> None:
-        """Convert, once per load."""
-        if layer.weight.dtype == torch.int8:
+        if layer.weight.dtype == torch.int8:  # processed twice
             return
         make_int8(layer, layer.weight.data)
         self.ledger.head_ready(self.name, is_int8=True, announce=announce)
@@ -83,7 +79,6 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         return int8_logits(layer, x, bias)
 
     def embedding(self, layer: Module, input_: Tensor) -> Tensor:
-        """Rows of the matrix in the layer's dtype, dequantised once it is INT8."""
         if layer.weight.dtype != torch.int8:
             return self.plain.embedding(layer, input_)
         return dequantize_gather(input_, layer.weight, layer.weight_scale, layer.params_dtype)

@@ -62,7 +62,7 @@ def wait_for_nodes(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Wait until `count()` reaches `wanted` or time is up; return the last count."""
+    """The last count: `wanted` or more, or less when time is up."""
     deadline_s = clock() + timeout_s
     while (joined := count()) < wanted and clock() < deadline_s:
         sleep(POLL_S)
@@ -70,7 +70,6 @@ def wait_for_nodes(
 
 
 def alive_nodes() -> int:
-    """How many nodes Ray calls alive, asked through a driver of its own."""
     import ray
 
     if not ray.is_initialized():

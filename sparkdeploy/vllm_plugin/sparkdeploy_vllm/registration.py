@@ -27,10 +27,10 @@ def register_all() -> None:
 
 
 def _register_turboquant() -> None:
-    """Replace the TURBOQUANT back end, by path: nothing is imported until it is selected."""
     try:
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
     except ImportError:
         return
     if hasattr(AttentionBackendEnum, "TURBOQUANT"):
+        # By path: nothing is imported until it is selected.
         register_backend(AttentionBackendEnum.TURBOQUANT, TURBOQUANT_PATH)

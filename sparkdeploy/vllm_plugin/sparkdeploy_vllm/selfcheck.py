@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def installed_vllm() -> Path | None:
-    """The folder that holds the package `vllm`, found without importing it."""
+    """The folder that holds the package."""
     spec = find_spec("vllm")
     return Path(spec.origin).parents[1] if spec and spec.origin else None
 
@@ -68,10 +68,7 @@ def check(
     vllm: str = "unknown",
     stand_ins: Sequence[StandIn] = STAND_INS,
 ) -> list[HookFinding]:
-    """Compare every touched API, and every class that ours replace, with the vLLM below a folder.
-
-    Everything is required of a vLLM whose version is unknown.
-    """
+    """Everything is required of a vLLM whose version is unknown."""
     tree, release = SourceTree(site_packages), release_of(vllm)
     findings = [
         HookFinding(
@@ -122,7 +119,6 @@ def _problem_of_arguments(found: Definition, expected: Sequence[str]) -> str:
 
 
 def _stand_in_finding(tree: SourceTree, stand_in: StandIn) -> HookFinding:
-    """Has vLLM's class a method that takes what ours changes, and that ours lets pass?"""
     api = f"{stand_in.theirs[1]}, in whose place is {stand_in.ours[1]}"
     if not tree.methods(*stand_in.theirs):
         return HookFinding(api, "does not exist", stand_in.required)

@@ -30,8 +30,8 @@ class SourceTree:
         return None
 
     def methods(self, module: str, class_name: str) -> dict[str, list[str]]:
-        """Every method that the class has, as `Class.method` of the class that defines it, with all
-        its arguments; base classes that are not below the folder count for nothing.
+        """All arguments of every method that the class has, by `Class.method` of the class that
+        defines it; base classes that are not below the folder count for nothing.
         """
         found: dict[str, list[str]] = {}
         hidden: set[str] = set()
@@ -56,12 +56,10 @@ class SourceTree:
         return set.intersection(*calls) if calls else set()
 
     def mentions(self, module: str, text: str) -> bool:
-        """Whether a string of the module is exactly `text`."""
         nodes = ast.walk(self._parse(module))
         return any(isinstance(node, ast.Constant) and node.value == text for node in nodes)
 
     def _locate(self, module: str, name: str, hops: int) -> tuple[str, Definition] | None:
-        """The module that defines a name, and the definition."""
         if hops == 0:
             return None
         for node in _top_level(self._parse(module)):
@@ -74,7 +72,6 @@ class SourceTree:
         return None
 
     def _classes(self, module: str, name: str, hops: int) -> Iterator[ast.ClassDef]:
-        """The class and its bases, depth first."""
         located = self._locate(module, name, hops)
         if located is None or not isinstance(located[1], ast.ClassDef):
             return

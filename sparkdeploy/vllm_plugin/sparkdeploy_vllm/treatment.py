@@ -39,22 +39,19 @@ class DraftHead:
 
 @dataclass(frozen=True, slots=True)
 class HybridTreatment:
-    """The `spark_hybrid` block of config.json, checked.
-
-    `expected_fp8_layers` counts checkpoint modules (gate, up and down are three), None when the
-    checkpoint does not say.
-    """
+    """The `spark_hybrid` block of config.json, checked."""
 
     base_method: str
     fp8_mode: str | None
     """One of FP8_MODES, or None when nothing is FP8."""
     int8_lm_head: bool
     expected_fp8_layers: int | None
+    """Modules of the checkpoint (gate, up and down are three); None when it does not say."""
     draft_head: DraftHead | None
 
     @classmethod
     def from_block(cls, block: Mapping[str, object]) -> "HybridTreatment":
-        """Check the block; ValueError names the first entry this plugin does not understand."""
+        """ValueError names the first entry this plugin does not understand."""
         if block.get("version") != 1:
             raise ValueError(
                 f"{BLOCK_KEY}.version is {block.get('version')!r}; this plugin reads 1"

@@ -60,10 +60,7 @@ def head_shapes(config: Mapping[str, Any], *, ranks: int) -> list[tuple[int, int
 
 
 def served(command: bytes) -> tuple[Path, int]:
-    """Return the model's folder and the tensor-parallel ranks of a container's command line.
-
-    ValueError when it serves no folder.
-    """
+    """Return the model's folder and the tensor-parallel ranks; ValueError where none is served."""
     words = command.decode(errors="replace").split("\0")
     following = dict(pairwise(words))
     model = Path(following.get("serve", ""))
@@ -114,9 +111,8 @@ def _tune_shape(vocab: int, hidden: int, options: argparse.Namespace) -> None:
 
 
 def _say(line: str) -> None:
-    """Print at once, so that a run cut short shows what it measured."""
     sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    sys.stdout.flush()  # a run cut short shows what it measured
 
 
 if __name__ == "__main__":

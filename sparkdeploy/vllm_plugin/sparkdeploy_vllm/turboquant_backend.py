@@ -30,7 +30,6 @@ class SparkTurboQuantBuilder(turboquant_attn.TurboQuantMetadataBuilder):
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """Full graphs for uniform batches only without speculation."""
         if getattr(vllm_config, "speculative_config", None) is not None:
             return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
         return super().get_cudagraph_support(vllm_config, kv_cache_spec)

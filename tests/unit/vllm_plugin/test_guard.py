@@ -300,7 +300,7 @@ MEASURED_LOOP = """
 import resource, sys
 from pathlib import Path
 from sparkdeploy_vllm.guard import supervision
-from sparkdeploy_vllm.guard.watched import AvailableMemory
+from sparkdeploy_vllm.guard.supervision import AvailableMemory
 
 WARM_UP, LOOPS = 200, 1000
 supervision.POLL_S = 0.0001

@@ -20,11 +20,9 @@ _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, *STOP_SIGNALS)
 
 
 def become_subreaper() -> None:
-    """Inherit orphans of the child even when this process is not PID 1, and keep the dead.
-
-    Where the parent ignores SIGCHLD, so would we, and the kernel would reap the child before
-    `reap` could ask how it ended.
-    """
+    """Inherit orphans of the child even when this process is not PID 1, and keep the dead."""
+    # Where the parent ignores SIGCHLD, so would we, and the kernel would reap the child before
+    # `reap` could ask how it ended.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -121,7 +119,6 @@ def kill_all(leader: int) -> tuple[int, list[int]]:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Pids below `ancestor` that are not yet reaped."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - the least work, in an emergency
         if entry.isdigit():

@@ -1,19 +1,24 @@
-"""The guard's arguments and its loop: one child at a time, watched until it ends."""
+"""The guard's arguments and its loop: one child at a time, watched until it ends.
+
+Memory is read without allocating any, and the server is asked without waiting for its answer.
+"""
 
 import argparse
+import errno
 import gc
 import os
 import signal
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from sparkdeploy_vllm.guard import processes
 from sparkdeploy_vllm.guard.processes import STOP_SIGNALS
 from sparkdeploy_vllm.guard.report import line_of, report, write_at_once
-from sparkdeploy_vllm.guard.watched import AvailableMemory, HealthProbe
 
 KEY_VARIABLE = "VLLM_API_KEY"
 EXIT_USAGE = 2
@@ -24,10 +29,11 @@ EXIT_CANNOT_RUN = 127
 EXIT_SILENT_END = 1
 MAX_NAMED = 8
 _WATCHED = (*STOP_SIGNALS, signal.SIGCHLD)
+_KEY = b"MemAvailable:"
+_KIB = 1024
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Guard the command after `--`; return the code this process should exit with."""
     options = _parser().parse_args(argv)
     try:
         orders = Orders(
@@ -50,24 +56,113 @@ def main(argv: Sequence[str] | None = None) -> int:
     return supervision.run()
 
 
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """What to run and when to intervene.
+class AvailableMemory:
+    """MemAvailable of a meminfo file that is opened once and read into one buffer."""
 
-    `memory_floor_bytes` is what must stay available on the machine (None: not watched);
-    `grace_s` is how long the child may take to end after a stop signal.
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._buffer = bytearray(4096)
+        self._buffers = [self._buffer]
+
+    def read_bytes(self) -> int | None:
+        """Bytes available now; None when the file does not say (then nothing is decided on it)."""
+        try:
+            length = os.preadv(self._descriptor, self._buffers, 0)
+        except OSError:
+            return None
+        start = self._buffer.find(_KEY, 0, length)
+        if start < 0:
+            return None
+        kib, position = 0, start + len(_KEY)
+        while position < length and self._buffer[position] != ord("\n"):
+            digit = self._buffer[position] - ord("0")
+            if 0 <= digit <= 9:
+                kib = kib * 10 + digit
+            position += 1
+        return kib * _KIB
+
+
+@dataclass(slots=True)
+class HealthProbe:
+    """One request at a time on a non-blocking socket, moved forward by every tick.
+
+    `host` is an address or a name that resolves at once (it is resolved once, at creation).
     """
 
+    host: str
+    port: int
+    path: str
+    every_s: float = 2.0
+    answer_timeout_s: float = 5.0
+    _socket: socket.socket | None = None
+    _asked: bool = False
+    _started_s: float = field(default=float("-inf"))
+
+    @classmethod
+    def from_url(cls, url: str) -> "HealthProbe":
+        """ValueError unless `url` is plain http with a port this machine can connect to."""
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ValueError(
+                f"--health-url is {url!r}; it must look like http://127.0.0.1:8000/health"
+            )
+        address = socket.gethostbyname(parts.hostname)
+        return cls(host=address, port=parts.port or 80, path=parts.path or "/health")
+
+    def tick(self, now_s: float) -> bool:
+        """Whether an answer 200 has just come in."""
+        if self._socket is None:
+            if now_s - self._started_s >= self.every_s:
+                self._connect(now_s)
+            return False
+        if now_s - self._started_s > self.answer_timeout_s:
+            self._hang_up()
+            return False
+        return self._advance(self._socket)
+
+    def _connect(self, now_s: float) -> None:
+        self._started_s = now_s
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        if self._socket.connect_ex((self.host, self.port)) not in (0, errno.EINPROGRESS):
+            self._hang_up()
+
+    def _advance(self, connection: socket.socket) -> bool:
+        try:
+            if not self._asked:
+                host = f"{self.host}:{self.port}"
+                request = f"GET {self.path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+                connection.send(request.encode())
+                self._asked = True
+            answer = connection.recv(64)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                self._hang_up()
+            return False
+        self._hang_up()
+        return answer.split(b" ", 2)[1:2] == [b"200"]
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+        self._asked = False
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
     argv: Sequence[str]
     env: Mapping[str, str]
     memory_floor_bytes: int | None
+    """What must stay available on the machine; None: not watched."""
     grace_s: float
+    """How long the child may take to end after a stop signal."""
     max_restarts: int
 
 
 class Supervision:
-    """Runs the orders to their end; `run` returns the guard's exit code."""
-
     def __init__(
         self, orders: Orders, *, memory: AvailableMemory, probe: HealthProbe | None
     ) -> None:
@@ -83,7 +178,7 @@ class Supervision:
         self.trip_below_bytes = 0 if floor is None else floor + TRIP_MARGIN_BYTES
 
     def run(self) -> int:
-        """Start the child, and again where the orders allow it, until it has really ended."""
+        """Start the child, and again where the orders allow it; return the guard's exit code."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         crash_code: int | None = None
         while (stop := _pending_stop()) is None:
@@ -160,10 +255,8 @@ class Supervision:
         return True
 
     def _honest(self, code: int) -> int:
-        """The child's code, unless it says what only the guard can know or is no failure.
-
-        VLLM ends with 0 after some engine crashes; without a stop signal that is a failure.
-        """
+        """The child's code, unless it says what only the guard can know or is no failure."""
+        # vLLM ends with 0 after some engine crashes; without a stop signal that is a failure.
         if code == 0 and self.stop_deadline_s is None:
             report("ended_without_stop", child_exit_code=0, exit_code=EXIT_SILENT_END)
             return EXIT_SILENT_END

@@ -37,7 +37,6 @@ class Choice:
 
 
 def choose_tiles(key: HeadKey, folder: Path) -> Choice:
-    """Return the tuned tiles of `folder` where there are any for `key`, else those that ship."""
     path = tuned_path(key, folder)
     try:
         tiles = read_tuned(key, folder)

@@ -82,8 +82,7 @@ class CudaStand:
         return head_with_tile(tile, x, (self.weights[turn], self.scales, None), dtype)
 
     def _captured(self, tile: HeadTile, x: Tensor) -> torch.cuda.CUDAGraph:
-        """Capture LAUNCHES launches, after one that compiles, and replay them once."""
-        self._logits(tile, x, 0, self.dtype)
+        self._logits(tile, x, 0, self.dtype)  # compiles
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -31,7 +31,7 @@ WGMMA_WARPS = 4
 
 
 class UnusableTilesError(ValueError):
-    """A file with tuned tiles that must not be used; the message says why."""
+    """Why a file with tuned tiles must not be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,6 @@ class TunedTile:
 
 
 def kernel_fingerprint() -> str:
-    """Return 12 hex digits that change with the kernels' source."""
     return hashlib.sha256(Path(__file__).with_name("int8_head.py").read_bytes()).hexdigest()[:12]
 
 
@@ -77,10 +76,8 @@ def tuned_path(key: HeadKey, folder: Path) -> Path:
 
 
 def read_tuned(key: HeadKey, folder: Path) -> tuple[HeadTile, ...] | None:
-    """Return the tuned tiles for `key`, None when there are none.
-
-    UnusableTilesError when there is a file that cannot be read, is broken or was made for another
-    card, shape, kernel or Triton.
+    """Return None where there are none, and raise UnusableTilesError for a file that cannot be
+    read, is broken or was made for another card, shape, kernel or Triton.
     """
     try:
         with tuned_path(key, folder).open("rb") as file:

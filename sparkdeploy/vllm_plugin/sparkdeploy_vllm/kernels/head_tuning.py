@@ -29,12 +29,10 @@ FEW_ROWS = 16
 
 
 class UnsteadyCardError(RuntimeError):
-    """The same tile took different times: the card does something else beside."""
+    """The same tile took different times: something else uses the card."""
 
 
 class Stand(Protocol):
-    """What runs tiles on a card."""
-
     def is_right(self, tile: HeadTile) -> bool:
         """Whether the tile compiles and gives the exact product, twice the same."""
 
@@ -66,10 +64,7 @@ def candidates(rows: int, card: Card) -> Iterator[HeadTile]:
 def tune(
     card: Card, stand: Stand, *, rounds: int, say: Callable[[str], None]
 ) -> tuple[TunedTile, ...]:
-    """Return the tile to use for each class of rows; often it is the one that ships.
-
-    UnsteadyCardError when the card's timings cannot be believed.
-    """
+    """Return a tile for each class of rows; UnsteadyCardError for timings not to be believed."""
     won: list[TunedTile] = []
     for rows in ROW_CLASSES:
         shipped = tile_for(card.shipped, rows)
