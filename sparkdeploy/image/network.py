@@ -108,8 +108,7 @@ def find_wheels(stage: Stage, folders: Iterable[Path]) -> dict[Path, PackagePin]
     found: dict[str, tuple[Path, PackagePin]] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.whl")):
-            pin = platform.pin_of(path.name)
-            if pin is not None and pin in stage.pins:
+            if (pin := platform.pin_of(path.name)) in stage.pins:
                 found.setdefault(path.name, (path, pin))
     return dict(found.values())
 

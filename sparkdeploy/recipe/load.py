@@ -85,10 +85,7 @@ class Resolved:
 
 
 def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> Resolved:
-    """Load a recipe by name or path with `--set` values applied.
-
-    Raises RecipeError that lists every mistake with file, line and fix.
-    """
+    """Load a recipe by name or path; RecipeError lists every mistake with file, line and fix."""
     path = _locate(library, wanted)
     document = _resolve_inheritance(library, path, ())
     for assignment in settings:
@@ -112,7 +109,7 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
 
 
 def load_engine(library: Library, name: str) -> Engine:
-    """Load an engine by name; raise RecipeError when it is unknown or invalid."""
+    """Raise RecipeError when it is unknown or invalid."""
     document = read_document(_known(library.engine_files(), name, "engine"))
     engine, problems = _validate(document, Engine)
     if problems or engine is None:

@@ -16,11 +16,7 @@ def world_size(cluster: Cluster) -> int:
 
 
 def nodes_needed(cluster: Cluster, gpus_per_node: int) -> int:
-    """Return how many nodes of `gpus_per_node` GPUs the sizes take.
-
-    Raises RecipeError for sizes that such nodes cannot serve, and for a number of nodes below
-    `min_nodes` or above `max_nodes`.
-    """
+    """Return how many nodes the sizes take; RecipeError where such nodes cannot serve them."""
     copy, world = cluster.tensor_parallel * cluster.pipeline_parallel, world_size(cluster)
     if cluster.data_parallel > 1 and copy > gpus_per_node:
         raise RecipeError(
@@ -40,7 +36,6 @@ def nodes_needed(cluster: Cluster, gpus_per_node: int) -> int:
 
 
 def hold_node_limits(cluster: Cluster, nodes: int) -> None:
-    """Raise RecipeError when so many nodes are fewer or more than the recipe allows."""
     if cluster.min_nodes is not None and nodes < cluster.min_nodes:
         raise RecipeError(
             f"the recipe needs at least {_nodes(cluster.min_nodes)} (cluster.min_nodes), and "

@@ -25,11 +25,6 @@ class HeadTile:
         """Shared memory of the staged tiles, an upper bound: INT8 weights, 16-bit activations."""
         return self.stages * self.hidden * (self.vocab + 2 * self.rows)
 
-    @property
-    def weight_bytes_in_flight(self) -> int:
-        """Weights that one program has asked for while it computes on what has come."""
-        return (self.stages - 1) * self.hidden * self.vocab
-
 
 @dataclass(frozen=True, slots=True)
 class ShippedTiles:
