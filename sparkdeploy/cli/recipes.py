@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
 def list_recipes(as_json: JsonOption = False) -> None:
     """List the recipes and engines."""
     from sparkdeploy.recipe import report
-    from sparkdeploy.recipe.library import library
+    from sparkdeploy.recipe.load import library
     from sparkdeploy.settings import load_settings
 
     shelf = library(load_settings())

@@ -14,8 +14,7 @@ from sparkdeploy.image.stages import UPPERMOST_FIRST, stages_of
 from sparkdeploy.node import facts
 from sparkdeploy.node.ownership import is_name
 from sparkdeploy.plan.caches import ENGINE_DIGITS, caches_of_engines, unused_caches
-from sparkdeploy.recipe.library import library
-from sparkdeploy.recipe.load import load_engine
+from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from sparkdeploy.estimate import capacity, model_facts, picture, speed, speed_re
 from sparkdeploy.estimate.hardware import Hardware, hardware_named, hardware_seen, read_hardware
 from sparkdeploy.estimate.share import facts_of_rank, facts_of_step
 from sparkdeploy.node import facts as node_facts
-from sparkdeploy.recipe.library import recipe_folders
-from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.load import Library, load_recipe, recipe_folders
 from sparkdeploy.recipe.parallel import nodes_needed
 from sparkdeploy.settings import load_settings, resources
 

@@ -15,8 +15,7 @@ from sparkdeploy.image import lock, network
 from sparkdeploy.image.archive import ArchivedImage, read_archive
 from sparkdeploy.image.stages import UPPERMOST_FIRST
 from sparkdeploy.image.wheelhouse import Wheelhouse
-from sparkdeploy.recipe.library import library
-from sparkdeploy.recipe.load import load_engine
+from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from sparkdeploy.node.ports import is_port_free
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.formation import for_cluster
-from sparkdeploy.recipe.library import library
-from sparkdeploy.recipe.load import load_engine
+from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.rehearsal import reference
 from sparkdeploy.rehearsal.miniature import Miniature, miniature_of, without_speculation
 from sparkdeploy.rehearsal.reference import Answer

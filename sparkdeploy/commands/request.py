@@ -15,8 +15,7 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.recipe.library import library
-from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.recipe.schema import NAME_PATTERN
 
 if TYPE_CHECKING:

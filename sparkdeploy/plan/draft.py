@@ -14,7 +14,7 @@ from sparkdeploy.plan.container import Deployment, HostFolders
 from sparkdeploy.plan.formation import alone, form_up
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observe import observe
-from sparkdeploy.recipe.library import library
+from sparkdeploy.recipe.load import library
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ class Document:
 
     content: dict[str, Any]
     origins: dict[KeyPath, ValueOrigin]
-    duplicates: tuple[tuple[KeyPath, ValueOrigin], ...] = ()
+    duplicates: tuple[KeyPath, ...] = ()
 
 
 def read_document(path: Path) -> Document:
@@ -47,7 +47,7 @@ def read_document(path: Path) -> Document:
     return Document(
         marked.content,
         {key: ValueOrigin(str(path), line) for key, line in marked.lines.items()},
-        tuple((key, ValueOrigin(str(path), line)) for key, line in marked.duplicates),
+        tuple(key for key, _ in marked.duplicates),
     )
 
 

@@ -26,12 +26,15 @@ from sparkdeploy.recipe.paths import anchored
 from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.schema import Engine, Recipe
 from sparkdeploy.recipe.unsafe import Judge, consent_hint
+from sparkdeploy.settings import RECIPES_VARIABLE, resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from pydantic import BaseModel
     from pydantic_core import ErrorDetails
+
+    from sparkdeploy.settings import Settings
 
 T = TypeVar("T", Recipe, Engine)
 MAX_ANCESTORS = 16
@@ -73,6 +76,17 @@ class Library:
             for path in sorted(folder.glob(pattern)):
                 found.setdefault(path.stem, path)
         return found
+
+
+def recipe_folders(settings: Settings) -> tuple[Path, ...]:
+    """Return the trusted folders: what --on sent here, the user's own, the shipped ones."""
+    sent = os.environ.get(RECIPES_VARIABLE)
+    own = (settings.config_dir / "recipes", resources() / "recipes")
+    return (Path(sent), *own) if sent else own
+
+
+def library(settings: Settings) -> Library:
+    return Library(recipe_folders(settings), (settings.hub_cache, settings.data_dir))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +209,7 @@ def _validate(document: Document, model: type[T]) -> tuple[T | None, list[Mistak
     """Validate; on mistakes validate again without the wrong values, so that rules still run."""
     problems = [
         Mistake(path, "the key stands twice in one mapping", "keep one of them")
-        for path, _ in document.duplicates
+        for path in document.duplicates
     ]
     content: Any = document.content
     for _ in range(2):

@@ -17,8 +17,7 @@ from sparkdeploy.commands.elsewhere.bundle import digest_of
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.recipe.document import read_document
-from sparkdeploy.recipe.library import recipe_folders
-from sparkdeploy.recipe.load import Library, parent_beside
+from sparkdeploy.recipe.load import Library, parent_beside, recipe_folders
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES, template_question
 from sparkdeploy.recipe.unsafe import consent_hint
 from sparkdeploy.settings import CLUSTER_VARIABLE, RECIPES_VARIABLE
