@@ -23,11 +23,6 @@ class ContextFile:
     content: bytes | Path
     mode: int = 0o644
 
-    def size_bytes(self) -> int:
-        if isinstance(self.content, bytes):
-            return len(self.content)
-        return self.content.stat().st_size
-
     def digest(self) -> str:
         """Return the sha256 over mode and content, in hex."""
         digest = hashlib.sha256(f"{self.mode:o}\n".encode())
@@ -48,6 +43,7 @@ def write_tar(files: Iterable[ContextFile], out: IO[bytes]) -> None:
         for file in sorted(files, key=lambda file: file.path):
             entry = tarfile.TarInfo(file.path)
             entry.mode = file.mode
-            entry.size = file.size_bytes()
             with file.open() as stream:
+                entry.size = stream.seek(0, io.SEEK_END)
+                stream.seek(0)
                 archive.addfile(entry, stream)

@@ -82,7 +82,4 @@ def lacks(vllm: str, feature: Feature) -> str:
 def known_bad(vllm: str) -> str | None:
     """Return why a release should not run on a Spark, or None."""
     version = parse_version(vllm)
-    for first, last, reason in KNOWN_BAD_ON_SPARK:
-        if first <= version <= last:
-            return reason
-    return None
+    return next((why for first, last, why in KNOWN_BAD_ON_SPARK if first <= version <= last), None)

@@ -22,15 +22,8 @@ class Mistake:
 
 
 def find_contradictions(recipe: Recipe, engine: Engine | None) -> list[Mistake]:
-    problems = [
-        *_turboquant(recipe),
-        *_speculation(recipe),
-        *_draft_head(recipe),
-        *_fp8(recipe),
-        *_extra_arguments(recipe),
-        *_environment(recipe),
-        *_cluster(recipe),
-    ]
+    rules = (_turboquant, _speculation, _draft_head, _fp8, _extra_arguments, _environment, _cluster)
+    problems = [mistake for rule in rules for mistake in rule(recipe)]
     if engine is not None:
         problems += _engine_support(recipe, engine)
     return problems
