@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from sparkdeploy import yaml_text
 from sparkdeploy.bench.record import SCHEMA_VERSION, Run
 from sparkdeploy.errors import BenchError
 from sparkdeploy.stored_json import read_json
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 Stored = TypeVar("Stored")
+
+
+@functools.cache
+def shipped(name: str) -> Any:  # noqa: ANN401 - YAML content
+    """Return what a YAML file of this room holds; it is a part of the program, like its code."""
+    path = Path(__file__).parent / name
+    return yaml_text.load(yaml_text.read_text(path), str(path))
 
 
 def write_whole(text: str, path: Path) -> None:

@@ -1,8 +1,4 @@
-"""What is asked: five classes as in the field's script, three for decoding, and made-up texts.
-
-The wording is our own; classes and lengths are those of the published tables (bench_qwen35.sh of
-albond/DGX_Spark_Qwen3.5-122B-A10B-AR-INT4).
-"""
+"""What is asked: the fixed prompts of prompts.yaml, and texts made to measure."""
 
 from __future__ import annotations
 
@@ -12,6 +8,8 @@ import random
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from sparkdeploy.bench.files import shipped
 
 Message = dict[str, str]
 
@@ -25,95 +23,13 @@ class Prompt:
     max_tokens: int
 
 
-def _user(name: str, max_tokens: int, text: str) -> Prompt:
-    return Prompt(name, ({"role": "user", "content": text},), max_tokens)
+def asked(suite: str) -> tuple[Prompt, ...]:
+    """Return the fixed prompts of a suite, as prompts.yaml has them; none for another suite."""
+    return tuple(
+        Prompt(item["name"], tuple(item["messages"]), item["max_tokens"])
+        for item in shipped("prompts.yaml").get(suite, ())
+    )
 
-
-FIVE = (
-    _user(
-        "qa",
-        256,
-        "In which situations would an engineer pick UDP over TCP, and what does each of the two "
-        "promise? Answer briefly.",
-    ),
-    _user(
-        "code",
-        512,
-        "Write a Python function with type hints that looks up a value in a sorted list by binary "
-        "search and returns its index or None. Add a docstring and three assertions.",
-    ),
-    _user(
-        "json",
-        1024,
-        "Make up ten members of staff of a small observatory. Return nothing but a JSON array of "
-        "objects with the keys name, age, role, department, email and salary.",
-    ),
-    _user("math", 64, "What is 4827 times 3916? Reply with the number alone."),
-    _user(
-        "long_code",
-        2048,
-        "Implement a red-black tree in Python as one class: insert, delete, search, minimum, "
-        "maximum, successor, in-order traversal and a method that checks every invariant. "
-        "Comment each rotation and each recolouring case.",
-    ),
-)
-"""End to end; comparable with all published tables."""
-
-DECODE_TOKENS = 512
-DECODE = (
-    _user(
-        "prose",
-        DECODE_TOKENS,
-        "Tell the story of a lighthouse keeper who finds that the light has begun to answer "
-        "passing ships by itself. Plain prose, past tense, at least six paragraphs.",
-    ),
-    _user(
-        "code",
-        DECODE_TOKENS,
-        "Write a thread-safe LRU cache in Python with a time to live for each entry, statistics of "
-        "hits and misses, and unit tests with pytest.",
-    ),
-    Prompt(
-        "agent",
-        (
-            {
-                "role": "system",
-                "content": "You are a coding agent. Each turn you get the output of your last "
-                "tool call and answer with one JSON object: "
-                '{"thought": ..., "tool": "read_file" | "write_file" | "run", "arguments": {...}}.',
-            },
-            {"role": "user", "content": "The tests of the package `meters` fail. Repair it."},
-            {
-                "role": "assistant",
-                "content": '{"thought": "First I run the tests.", "tool": "run", '
-                '"arguments": {"command": "pytest -q"}}',
-            },
-            {
-                "role": "user",
-                "content": "exit code 1\n"
-                "FAILED tests/test_convert.py::test_feet - assert 3.2808 == 3.28084\n"
-                "FAILED tests/test_convert.py::test_inches - KeyError: 'in'\n"
-                "2 failed, 11 passed",
-            },
-            {
-                "role": "assistant",
-                "content": '{"thought": "I read the module under test.", "tool": "read_file", '
-                '"arguments": {"path": "meters/convert.py"}}',
-            },
-            {
-                "role": "user",
-                "content": "FACTORS = {'m': 1.0, 'cm': 0.01, 'km': 1000.0, 'ft': 0.3048}\n\n"
-                "def convert(value, source, target):\n"
-                "    metres = value * FACTORS[source]\n"
-                "    return round(metres / FACTORS[target], 4)\n\n"
-                "Write the whole corrected file with write_file: add inches, yards and miles, "
-                "round to ten digits, and give every function a docstring with an example.",
-            },
-        ),
-        DECODE_TOKENS,
-    ),
-)
-"""Decode only: drafts are accepted differently often in prose, code and an agent's turns."""
 
 _SUBJECTS = ("pump", "valve", "sensor", "turbine", "ledger", "antenna", "furnace", "bridge")
 _VERBS = ("records", "follows", "delays", "repeats", "balances", "inspects", "feeds", "replaces")
@@ -141,8 +57,8 @@ def filler(words: int, *, seed: int) -> str:
 
 
 def context_prompt(words: int, *, seed: int, max_tokens: int) -> Prompt:
-    text = filler(words, seed=seed)
-    return _user("context", max_tokens, f"{text}\n\nSummarise the report above in detail.")
+    content = f"{filler(words, seed=seed)}\n\nSummarise the report above in detail."
+    return Prompt("context", ({"role": "user", "content": content},), max_tokens)
 
 
 def digest(prompts: tuple[Prompt, ...]) -> str:

@@ -16,8 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from sparkdeploy import __version__
-from sparkdeploy.bench.files import checked, read_content, write_whole
-from sparkdeploy.bench.quality.texts import TEXTS
+from sparkdeploy.bench.files import checked, read_content, shipped, write_whole
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
 
@@ -128,12 +127,13 @@ def read_capture(path: Path) -> Capture:
 class Questions:
     """What is asked: how many of the texts, and how far the model goes on from each."""
 
-    text_count: int = len(TEXTS)
+    text_count: int | None = None
+    """None is all of them."""
     max_tokens: int = MAX_TOKENS
 
     @property
     def texts(self) -> Mapping[str, str]:
-        return dict(list(TEXTS.items())[: self.text_count])
+        return dict(list(shipped("quality/texts.yaml").items())[: self.text_count])
 
 
 def take_capture(
@@ -150,8 +150,9 @@ def take_capture(
     UnhealthyError when it does not answer.
     """
     texts: list[TextCapture] = []
-    for name, text in questions.texts.items():
-        on_progress(len(texts), questions.text_count)
+    asked = questions.texts
+    for name, text in asked.items():
+        on_progress(len(texts), len(asked))
         texts.append(_ask(model, name, text, questions))
     return Capture(
         label=label,

@@ -1,7 +1,7 @@
 """A smoke test of tool calls: does what the model writes come out of the parser as a call?
 
 A wrong `--tool-call-parser` leaves the model's own markup in the text, or loses it; both look like
-a model that cannot call tools. Each case has one answer that any model of this size finds.
+a model that cannot call tools.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.bench.files import shipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,68 +22,18 @@ MARKUP = ("<tool_call", "<function=", "</function>", "<|tool", "[TOOL_CALLS]", "
 """What models write around a call; none of it may be left in the text."""
 
 
-def _tool(name: str, description: str, **parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": description,
-            "parameters": {
-                "type": "object",
-                "properties": parameters,
-                "required": sorted(parameters),
-            },
-        },
-    }
-
-
-TOOLS = (
-    _tool(
-        "get_tide",
-        "Tells when high water is at a harbour on a day.",
-        harbour={"type": "string", "description": "The harbour's name"},
-        date={"type": "string", "description": "The day as YYYY-MM-DD"},
-    ),
-    _tool(
-        "set_heating",
-        "Sets the temperature of a room.",
-        room={"type": "string", "enum": ["kitchen", "bedroom", "workshop"]},
-        celsius={"type": "number"},
-    ),
-    _tool(
-        "add_to_list",
-        "Puts things on the shopping list.",
-        items={"type": "array", "items": {"type": "string"}},
-    ),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Case:
     """A request and the call it must lead to; None means that no tool is needed."""
 
     name: str
     request: str
-    function: str | None
+    function: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-CASES = (
-    Case(
-        "strings",
-        "When is high water at Bergen on 4 May 2026?",
-        "get_tide",
-        {"harbour": "bergen", "date": "2026-05-04"},
-    ),
-    Case(
-        "number",
-        "Make the workshop 17.5 degrees warm, please.",
-        "set_heating",
-        {"room": "workshop", "celsius": 17.5},
-    ),
-    Case("array", "Put flour, lemons and salt on my shopping list.", "add_to_list", {"items": 3}),
-    Case("none", "Say good morning in Norwegian.", None),
-)
+def cases() -> tuple[Case, ...]:
+    return tuple(Case(**entry) for entry in shipped("quality/tool_calls.yaml")["cases"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +50,14 @@ def run_cases(
     model: ServedModel, *, on_progress: Callable[[str], None] = lambda _text: None
 ) -> Iterator[CaseResult]:
     """Ask every case; UnhealthyError when the server refuses tools or does not answer."""
-    for index, case in enumerate(CASES):
-        on_progress(f"case {index + 1} of {len(CASES)}: {case.name}")
+    asked = cases()
+    for number, case in enumerate(asked, 1):
+        on_progress(f"case {number} of {len(asked)}: {case.name}")
         answer = model.ask(
             "/v1/chat/completions",
             {
                 "messages": [{"role": "user", "content": case.request}],
-                "tools": list(TOOLS),
+                "tools": shipped("quality/tool_calls.yaml")["tools"],
                 "tool_choice": "auto",
                 "max_tokens": MAX_TOKENS,
                 "temperature": 0.0,
@@ -156,7 +109,6 @@ def _call_problem(case: Case, function: Mapping[str, Any]) -> str:
 
 
 def _fits(want: object, got: object) -> bool:
-    """Strings are found within, numbers are equal, and of an array an int gives the length."""
     if isinstance(want, str):
         return isinstance(got, str) and want in got.lower()
     if isinstance(want, float):

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from sparkdeploy.console import Step
     from sparkdeploy.settings import Settings
 
-_ASKED = {SuiteName.FIVE: prompts.FIVE, SuiteName.DECODE: prompts.DECODE}
-
 
 @dataclass(frozen=True, slots=True)
 class WantedRun:
@@ -225,7 +223,7 @@ def _newest_of_each_label(shelf: Shelf) -> list[Run]:
 def _take_suite(suite: Suite, server: MeasuredServer, watch: BenchWatch) -> SuiteResult:
     for note in suite.notes:
         console.info(f"  {note}")
-    asked, seed = _ASKED.get(suite.name, ()), time.time_ns() % 2**31
+    asked, seed = prompts.asked(suite.name), time.time_ns() % 2**31
     with console.step(f"suite {suite.name}") as step:
         measurement = Measurement(suite, server, watch, asked=asked, seed=seed)
         return measurement.run(functools.partial(_show, step, suite))
@@ -239,8 +237,8 @@ def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteR
 
 def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | Load:
     """Refuse what cannot be asked of this server before an hour is spent on other suites."""
-    if name in _ASKED:
-        return fixed_suite(name, _ASKED[name], wanted.rounds)
+    if asked := prompts.asked(name):
+        return fixed_suite(name, asked, wanted.rounds)
     limit = endpoint.max_model_len
     if name is SuiteName.SWEEP:
         return sweep_suite(

@@ -15,7 +15,6 @@ import pytest
 
 from sparkdeploy.bench.quality import needle, tool_calls
 from sparkdeploy.bench.quality.capture import Questions, take_capture
-from sparkdeploy.bench.quality.texts import TEXTS
 from sparkdeploy.cli.main import main
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
@@ -120,7 +119,7 @@ def test_a_capture_holds_what_the_server_told(serve: Serve) -> None:
             now=NOW,
             on_progress=lambda done, total: seen.append((done, total)),
         )
-    assert [text.name for text in taken.texts] == list(TEXTS)[:2]
+    assert [text.name for text in taken.texts] == list(Questions(2).texts)
     first = taken.texts[0]
     assert first.token_ids == (6, 7)
     assert [position.logprob for position in first.positions] == [-0.1, -31.0]
@@ -129,7 +128,7 @@ def test_a_capture_holds_what_the_server_told(serve: Serve) -> None:
     assert (taken.model, taken.taken_at) == ("qwen", "2026-11-21T09:00:00+00:00")
     assert server.asked[1] == {
         "model": "qwen",
-        "prompt": list(TEXTS.values())[1],
+        "prompt": list(Questions(2).texts.values())[1],
         "max_tokens": 2,
         "temperature": 0.0,
         "prompt_logprobs": 20,
@@ -269,7 +268,7 @@ MARKUP = "<tool_call>\n<function=get_tide>\n</function>\n</tool_call>"
     ],
 )
 def test_a_call_is_right_or_says_why_not(case: int, message: dict[str, Any], problem: str) -> None:
-    found = tool_calls.judge(tool_calls.CASES[case], message)
+    found = tool_calls.judge(tool_calls.cases()[case], message)
     assert problem in found.problem
     assert bool(problem) == bool(found.problem)
 

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 def test_five_asks_the_five_lengths_of_the_published_tables() -> None:
-    assert [item.max_tokens for item in prompts.FIVE] == [256, 512, 1024, 64, 2048]
+    assert [item.max_tokens for item in prompts.asked("five")] == [256, 512, 1024, 64, 2048]
 
 
 def test_rounds_go_over_all_prompts_after_a_warm_up() -> None:
-    suite = fixed_suite(SuiteName.FIVE, prompts.FIVE, 2)
+    suite = fixed_suite(SuiteName.FIVE, prompts.asked("five"), 2)
 
     assert [(turn.condition.prompt, turn.round) for turn in suite.turns[:6]] == [
-        *((item.name, 0) for item in prompts.FIVE),
+        *((item.name, 0) for item in prompts.asked("five")),
         ("qa", 1),
     ]
     assert len(suite.turns) == 15
