@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from sparkdeploy.bench.files import shipped
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sparkdeploy.bench.record import Cell, Run, Summary
 
 LARGEST = 1e12
@@ -88,7 +92,7 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    text_columns: int = 2
+    text_columns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,24 @@ class Section:
     charts: tuple[BarChart | LineChart, ...]
     table: Table
     notes: tuple[str, ...] = ()
+
+
+def section_of(
+    name: str,
+    charts: tuple[BarChart | LineChart, ...],
+    rows: Iterable[tuple[str, ...]],
+    notes: Iterable[str] = (),
+) -> Section:
+    """Return a section in the words that sections.yaml has for it."""
+    told = shipped("report/sections.yaml")[name]
+    table = Table(tuple(told["columns"]), tuple(rows), told.get("text_columns", 2))
+    anchor = told.get("anchor", name)
+    return Section(anchor, told["heading"], told["explanation"], charts, table, tuple(notes))
+
+
+def heading_of(name: str) -> str:
+    heading: str = shipped("report/sections.yaml")[name]["heading"]
+    return heading
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.bench.report.chart import Section, Table, figure, plottable
+from sparkdeploy.bench.report.chart import figure, plottable, section_of
 from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sparkdeploy.bench.report.chart import ShownRun
+    from sparkdeploy.bench.report.chart import Section, ShownRun
 
 SPARK = "DGX Spark"
 OTHERS = "The published figures are other people's, taken on one DGX Spark."
@@ -80,17 +80,7 @@ def published_section(runs: Sequence[ShownRun], field: Field) -> Section:
     ]
     rows = [row for shown in runs for row in _rows(shown, field)]
     if not rows:
-        return Section(
-            anchor="published",
-            heading="Published figures",
-            explanation=(
-                "No published figure of these runs' recipes is known. These are of other set-ups, "
-                "in tokens a second for one request."
-            ),
-            charts=(),
-            table=Table(("what", "published", "method and source"), tuple(others), text_columns=1),
-            notes=(OTHERS,),
-        )
+        return section_of("nothing_published", (), others, (OTHERS,))
     rows += [("-", what, "-", tok_s, "-", said) for what, tok_s, said in others]
     notes = [OTHERS]
     elsewhere = ", ".join(
@@ -100,19 +90,7 @@ def published_section(runs: Sequence[ShownRun], field: Field) -> Section:
     )
     if elsewhere:
         notes.append(f"Not taken on a DGX Spark, so the difference says little: {elsewhere}.")
-    columns = ("run", "what", "here", "published", "difference", "method and source")
-    return Section(
-        anchor="published",
-        heading="Beside published figures",
-        explanation=(
-            "Here: the mean over the prompt classes for which there is a published figure, in "
-            "tokens a second for one request. Prompts differ in their words; the classes and the "
-            "lengths are the same."
-        ),
-        charts=(),
-        table=Table(columns, tuple(rows)),
-        notes=tuple(notes),
-    )
+    return section_of("published", (), rows, notes)
 
 
 def _rows(shown: ShownRun, field: Field) -> Iterator[tuple[str, ...]]:

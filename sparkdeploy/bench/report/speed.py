@@ -9,12 +9,12 @@ from sparkdeploy.bench.report.chart import (
     BarChart,
     BarKind,
     Group,
-    Section,
-    Table,
     bounds,
     figure,
+    heading_of,
     interval,
     plottable,
+    section_of,
 )
 from sparkdeploy.bench.watch import together
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.bench.record import Cell, ServerDelta
-    from sparkdeploy.bench.report.chart import ShownRun
+    from sparkdeploy.bench.report.chart import Section, ShownRun
     from sparkdeploy.bench.report.published import Field, Published
 
 TITLES = {
@@ -36,38 +36,21 @@ TITLES = {
 }
 MOST_POSITIONS = 32
 """More than any drafter of this field; a damaged record may say anything."""
-
-
-SPEEDS = {
-    "five": (
-        "end_to_end_tok_s",
-        "Speed by prompt class, end to end",
-        "Completion tokens over the whole time of a request, prefill and HTTP included, one "
-        "request at a time: what the published tables of this field count. An outlined bar is "
-        "what others published of the recipe above it.",
-    ),
-    "decode": (
-        "stream_decode_tok_s",
-        "Decode speed by kind of text",
-        "Tokens after the first one over the time after the first one: prefill is left out. "
-        "Speculation guesses code better than prose, so the kinds are kept apart.",
-    ),
-}
-"""By suite: the figure that is drawn, the heading, and what a reader must know."""
+SPEEDS = {"five": "end_to_end_tok_s", "decode": "stream_decode_tok_s"}
+"""By suite: the figure that is drawn."""
 
 
 def speed_section(runs: Sequence[ShownRun], field: Field, suite: str) -> Section | None:
     """Speed by prompt of a suite of SPEEDS, beside published figures of the same recipe."""
-    metric, heading, explanation = SPEEDS[suite]
-    found = [(shown, cell) for shown in runs for cell in _measured(shown, suite, metric)]
-    if not found:
+    metric = SPEEDS[suite]
+    by_prompt: dict[str, list[tuple[ShownRun, Cell]]] = {}
+    for shown in runs:
+        for cell in _measured(shown, suite, metric):
+            by_prompt.setdefault(cell.prompt, []).append((shown, cell))
+    if not by_prompt:
         return None
+    found = [pair for told in by_prompt.values() for pair in told]
     beside = field.of(suite, {shown.recipe for shown, _ in found})
-    prompts = list(dict.fromkeys(cell.prompt for _, cell in found))
-    by_prompt = {
-        prompt: [(shown, cell) for shown, cell in found if cell.prompt == prompt]
-        for prompt in prompts
-    }
     groups = tuple(
         Group(TITLES.get(prompt, prompt), tuple(_bars(told, beside, metric)))
         for prompt, told in by_prompt.items()
@@ -77,13 +60,11 @@ def speed_section(runs: Sequence[ShownRun], field: Field, suite: str) -> Section
         for item in beside
         if item.prompts
     )
-    return Section(
-        anchor=suite,
-        heading=heading,
-        explanation=explanation,
-        charts=(BarChart(heading, "tok/s", groups),),
-        table=_speed_table([pair for told in by_prompt.values() for pair in told], beside, metric),
-        notes=tuple(dict.fromkeys(notes)),
+    return section_of(
+        suite,
+        (BarChart(heading_of(suite), "tok/s", groups),),
+        (_speed_row(shown, cell, beside, metric) for shown, cell in found),
+        dict.fromkeys(notes),
     )
 
 
@@ -110,28 +91,22 @@ def _bars(
                 yield Bar(item.label, value, series=shown.series, kind=BarKind.PUBLISHED)
 
 
-def _speed_table(
-    found: Sequence[tuple[ShownRun, Cell]], beside: Sequence[Published], metric: str
-) -> Table:
-    rows = []
-    for shown, cell in found:
-        summary = cell.statistics[metric]
-        others = (item.prompts.get(cell.prompt) for item in beside if item.recipe == shown.recipe)
-        rows.append(
-            (
-                TITLES.get(cell.prompt, cell.prompt),
-                shown.name,
-                figure(summary.mean),
-                interval(summary),
-                figure(summary.median),
-                figure(summary.stdev, 2),
-                str(summary.count),
-                str(cell.failures),
-                figure(next((tok_s for tok_s in others if tok_s is not None), None)),
-            )
-        )
-    columns = ("class", "run", "mean", "95 % interval", "median", "st. dev.", "rounds", "failed")
-    return Table((*columns, "published"), tuple(rows))
+def _speed_row(
+    shown: ShownRun, cell: Cell, beside: Sequence[Published], metric: str
+) -> tuple[str, ...]:
+    summary = cell.statistics[metric]
+    others = (item.prompts.get(cell.prompt) for item in beside if item.recipe == shown.recipe)
+    return (
+        TITLES.get(cell.prompt, cell.prompt),
+        shown.name,
+        figure(summary.mean),
+        interval(summary),
+        figure(summary.median),
+        figure(summary.stdev, 2),
+        str(summary.count),
+        str(cell.failures),
+        figure(next((tok_s for tok_s in others if tok_s is not None), None)),
+    )
 
 
 def acceptance_section(runs: Sequence[ShownRun]) -> Section | None:
@@ -149,18 +124,10 @@ def acceptance_section(runs: Sequence[ShownRun]) -> Section | None:
             groups.append(Group(f"Position {position + 1}", bars))
     if not groups:
         return None
-    heading = "Accepted drafts by position"
-    columns = ("run", "prompt", "% by position", "% of drafts", "tokens a step", "steps")
-    return Section(
-        anchor="acceptance",
-        heading=heading,
-        explanation=(
-            "Of all steps that drafted, the share in which the draft at that place was taken. A "
-            "draft counts only when all before it did, so the share falls from place to place. "
-            "Counted by the server over all prompts; the table has each by itself."
-        ),
-        charts=(BarChart(heading, "% of drafting steps", tuple(groups)),),
-        table=Table(columns, tuple(row for pair in drafting for row in _acceptance_rows(*pair))),
+    return section_of(
+        "acceptance",
+        (BarChart(heading_of("acceptance"), "% of drafting steps", tuple(groups)),),
+        (row for pair in drafting for row in _acceptance_rows(*pair)),
     )
 
 
@@ -173,11 +140,8 @@ def _drafting(shown: ShownRun) -> Drafting:
 
 
 def _drafted(shown: ShownRun, suite: str) -> Drafting:
-    return [
-        (cell, cell.server)
-        for cell in shown.cells(suite)
-        if cell.server is not None and _has_drafted(cell.server)
-    ]
+    found = ((cell, cell.server) for cell in shown.cells(suite))
+    return [(cell, delta) for cell, delta in found if delta is not None and _has_drafted(delta)]
 
 
 def _has_drafted(delta: ServerDelta) -> bool:

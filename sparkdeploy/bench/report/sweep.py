@@ -9,19 +9,18 @@ from sparkdeploy.bench.report.chart import (
     Line,
     LineChart,
     Point,
-    Section,
-    Table,
     bounds,
     figure,
     interval,
     plottable,
+    section_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sparkdeploy.bench.record import Cell, Quantiles
-    from sparkdeploy.bench.report.chart import ShownRun
+    from sparkdeploy.bench.record import Cell
+    from sparkdeploy.bench.report.chart import Section, ShownRun
 
     Swept = Sequence[tuple[ShownRun, Sequence[Cell]]]
     Read = Callable[[Cell, float], Point | None]
@@ -38,7 +37,11 @@ def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
         swept,
         STREAMS,
         ("Time to first token", f"seconds, {TO_P95}", _ttft),
-        ("Time per output token", f"milliseconds, {TO_P95}", _tpot),
+        (
+            "Time per output token",
+            f"milliseconds, {TO_P95}",
+            partial(_waiting, kind="tpot_s", factor=MILLISECONDS),
+        ),
         (
             "All requests together",
             f"tok/s, decoding, {INTERVAL}",
@@ -47,19 +50,11 @@ def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
     )
     if not charts:
         return None
-    rows = tuple(_concurrency_row(shown, cell) for shown, cells in swept for cell in cells)
-    columns = ("run", "at once", "TTFT p50 s", "p95 s", "TPOT p50 ms", "p95 ms")
-    more = ("all tok/s", "95 % interval", "each tok/s", "failed", "KV peak")
-    return Section(
-        anchor="concurrency",
-        heading="Latency over concurrency",
-        explanation=(
-            "Bars at the points of the first two charts reach from the median to the 95th "
-            "percentile of all requests; at those of the third they are 95 % intervals."
-        ),
-        charts=charts,
-        table=Table(columns + more, rows, text_columns=1),
-        notes=(*_unequal_contexts(swept), *_notes(runs)),
+    return section_of(
+        "concurrency",
+        charts,
+        (_concurrency_row(shown, cell) for shown, cells in swept for cell in cells),
+        (*_unequal_contexts(swept), *_notes(runs)),
     )
 
 
@@ -74,18 +69,8 @@ def context_section(runs: Sequence[ShownRun]) -> Section | None:
     )
     if not charts:
         return None
-    rows = tuple(_context_row(shown, cell) for shown, cells in swept for cell in cells)
-    columns = ("run", "context", "decode tok/s", "95 % interval", "TTFT p50 s")
-    return Section(
-        anchor="context",
-        heading="Throughput over context",
-        explanation=(
-            "One request at a time. Prefill tok/s is the context over the median time to first "
-            "token."
-        ),
-        charts=charts,
-        table=Table((*columns, "prefill tok/s", "failed"), rows, text_columns=1),
-    )
+    rows = (_context_row(shown, cell) for shown, cells in swept for cell in cells)
+    return section_of("context", charts, rows)
 
 
 def _at_shortest_context(shown: ShownRun) -> list[Cell]:
@@ -130,18 +115,14 @@ def _x(cell: Cell, title: str) -> float:
     return float(cell.concurrency if title == STREAMS else cell.context_tokens or 0)
 
 
-def _ttft(cell: Cell, x: float) -> Point | None:
-    return _quantiles(cell.latency.ttft_s, x, 1.0)
-
-
-def _tpot(cell: Cell, x: float) -> Point | None:
-    return _quantiles(cell.latency.tpot_s, x, MILLISECONDS)
-
-
-def _quantiles(found: Quantiles | None, x: float, factor: float) -> Point | None:
+def _waiting(cell: Cell, x: float, *, kind: str, factor: float = 1.0) -> Point | None:
+    found = getattr(cell.latency, kind)
     if found is None or not (plottable(found.p50 * factor) and plottable(found.p95 * factor)):
         return None
     return Point(x, found.p50 * factor, found.p50 * factor, found.p95 * factor)
+
+
+_ttft = partial(_waiting, kind="ttft_s")
 
 
 def _speed(cell: Cell, x: float, *, metric: str) -> Point | None:
