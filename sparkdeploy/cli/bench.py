@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperGroup
 
-from sparkdeploy.cli import bench_quality
-from sparkdeploy.cli.bench_quality import (
-    KeyFileOption,
-    ModelOption,
-    NameArgument,
-    UrlOption,
-    answer,
-    one_side,
-)
 from sparkdeploy.cli.options import JsonOption, OnOption
 from sparkdeploy.console import console
-from sparkdeploy.errors import UsageError
+from sparkdeploy.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
-    from sparkdeploy.bench.record import Run
-    from sparkdeploy.commands.bench.run import WantedRun
+    from collections.abc import Callable, Iterable
 
-RunsArgument = Annotated[
-    list[str], typer.Argument(help="Runs: an id, a label (its newest run) or a file.")
+    from sparkdeploy.bench.quality.capture import Capture
+    from sparkdeploy.bench.quality.comparison import Thresholds
+    from sparkdeploy.bench.record import Run
+
+NameArgument = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="The deployment's name; main when left out.")
 ]
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help="Any OpenAI-compatible server instead of a deployment.")
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help="With a URL: the served name; the first one when left out."),
+]
+KeyFileOption = Annotated[
+    Path | None, typer.Option("--key-file", help="With a URL: a file with the API key.")
+]
+
 MEASURE = "run"
 
 
@@ -54,7 +60,9 @@ def register(app: typer.Typer) -> None:
     group.command("ls")(list_runs)
     group.command("show")(show_run)
     group.command("compare")(compare_runs)
-    bench_quality.register(group)
+    group.command("quality")(quality)
+    group.command("needle")(needle)
+    group.command("tools")(tools)
     group.command("report")(report)
     app.add_typer(group, name="bench")
 
@@ -89,15 +97,22 @@ def measure(
 ) -> None:
     """Measure a deployment (or --url) and keep the record."""
     from sparkdeploy.bench import compare as gates
+    from sparkdeploy.bench.suites import parse_counts, parse_suites
     from sparkdeploy.commands.bench import run as stage
     from sparkdeploy.settings import load_settings
 
-    wanted = _wanted(suite or ["five"], rounds, save, concurrency=concurrency, context=context)
+    wanted = stage.WantedRun(
+        suites=parse_suites(suite or ["five"]),
+        rounds=rounds,
+        concurrency=parse_counts(concurrency, "--concurrency"),
+        context=parse_counts(context, "--context"),
+        save=save,
+    )
     settings = load_settings()
     is_gated = gate or floor is not None
     if is_gated:
         gates.require_gated_suite(wanted.suites)
-    side = one_side(name, url)
+    side = _one_side(name, url)
     if url is not None:
         endpoint = stage.reach_url(url, stage.Access(key_file, model))
     else:
@@ -133,7 +148,7 @@ def list_runs(
         }
         for item in kept
     ]
-    answer(list_lines(kept), content, as_json=as_json)
+    _answer(list_lines(kept), content, as_json=as_json)
 
 
 def show_run(
@@ -149,7 +164,9 @@ def show_run(
 
 
 def compare_runs(
-    runs: RunsArgument,
+    runs: Annotated[
+        list[str], typer.Argument(help="Runs: an id, a label (its newest run) or a file.")
+    ],
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
@@ -168,7 +185,114 @@ def compare_runs(
     base, *others = [shelf.find(name).run for name in runs]
     comparisons = [compare(base, other) for other in others]
     lines = (line for comparison in comparisons for line in comparison_lines(comparison))
-    answer(lines, [asdict(item) for item in comparisons], as_json=as_json)
+    _answer(lines, [asdict(item) for item in comparisons], as_json=as_json)
+
+
+def quality(
+    sides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[A] [B]",
+            help="The truth and what is held against it: deployments' names, captures or URLs.",
+        ),
+    ] = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option("--url", help="A server, as if it stood among the sides; may be repeated."),
+    ] = None,
+    model: ModelOption = None,
+    key_file: KeyFileOption = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Capture one side into a .json file and compare later.")
+    ] = None,
+    texts: Annotated[int, typer.Option(min=1, max=12, help="Ask the first N texts only.")] = 12,
+    tokens: Annotated[int, typer.Option(min=1, help="Go on from each text for N tokens.")] = 64,
+    gate: Annotated[bool, typer.Option("--gate", help="Exit 8 beyond the limits below.")] = False,
+    min_agreement: Annotated[
+        float, typer.Option(min=0, max=1, help="Of the likeliest token, as a share.")
+    ] = 0.97,
+    max_kl: Annotated[float, typer.Option(min=0, help="Mean KL divergence in nats.")] = 0.01,
+    max_perplexity_rise: Annotated[float, typer.Option(help="0.01 is one per cent.")] = 0.01,
+    max_drift: Annotated[
+        float | None,
+        typer.Option(min=0, help="Mean |change of ln p| in nats; not judged if unset."),
+    ] = None,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Compare what two models think of every token of the same texts.
+
+    With one side and --save it only captures, so that one machine can compare recipes one after
+    the other.
+    """
+    from sparkdeploy.bench.quality.capture import Questions
+    from sparkdeploy.bench.quality.comparison import Thresholds
+    from sparkdeploy.commands.bench.run import Access, capture_of
+    from sparkdeploy.settings import load_settings
+
+    settings, access = load_settings(), Access(key_file, model)
+    questions = Questions(text_count=texts, max_tokens=tokens)
+    ask = partial(capture_of, questions=questions, settings=settings, access=access)
+    asked = [*(sides or ()), *(url or ())]
+    if save is not None:
+        _capture(asked, ask, save)
+        return
+    thresholds = Thresholds(
+        min_top1_agreement=min_agreement,
+        max_mean_kl_nats=max_kl,
+        max_perplexity_rise=max_perplexity_rise,
+        max_drift_nats=float("inf") if max_drift is None else max_drift,
+    )
+    _compare(asked, ask, thresholds if gate else None, as_json=as_json)
+
+
+def needle(
+    name: NameArgument = None,
+    url: UrlOption = None,
+    model: ModelOption = None,
+    key_file: KeyFileOption = None,
+    lengths: Annotated[
+        str, typer.Option(help="Prompt lengths in tokens, with commas; K is 1024.")
+    ] = "1K,4K,16K,64K,128K,256K",
+    gate: Annotated[
+        bool, typer.Option("--gate", help="Exit 8 when a needle was not found.")
+    ] = False,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Hide a sentence in long texts and see whether the model finds it."""
+    from sparkdeploy.bench.quality.needle import needle_lines
+    from sparkdeploy.bench.suites import parse_counts
+    from sparkdeploy.commands.bench.run import Access, search_needles
+    from sparkdeploy.settings import load_settings
+
+    side, access = _one_side(name, url), Access(key_file, model)
+    found = search_needles(side, parse_counts(lengths, "--lengths"), load_settings(), access)
+    _answer(needle_lines(found), [asdict(item) for item in found], as_json=as_json)
+    missed = sum(not item.is_found for item in found)
+    if gate and missed:
+        raise BenchError(f"{missed} of {len(found)} needles were not found")
+
+
+def tools(
+    name: NameArgument = None,
+    url: UrlOption = None,
+    model: ModelOption = None,
+    key_file: KeyFileOption = None,
+    gate: Annotated[bool, typer.Option("--gate", help="Exit 8 when a call went wrong.")] = False,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """See whether tool calls come out of the parser as calls."""
+    from sparkdeploy.bench.quality.tool_calls import tool_lines
+    from sparkdeploy.commands.bench.run import Access, try_tools
+    from sparkdeploy.settings import load_settings
+
+    results = try_tools(_one_side(name, url), load_settings(), Access(key_file, model))
+    _answer(tool_lines(results), [asdict(item) for item in results], as_json=as_json)
+    wrong = sum(bool(item.problem) for item in results)
+    if gate and wrong:
+        raise BenchError(f"{wrong} of {len(results)} tool calls went wrong")
 
 
 def report(
@@ -191,21 +315,19 @@ def report(
     console.answer(f"wrote {output}: {count} run{'' if count == 1 else 's'}")
 
 
-def _wanted(
-    suites: list[str], rounds: int, save: str | None, *, concurrency: str, context: str
-) -> WantedRun:
-    from sparkdeploy.bench.suites import parse_counts, parse_suites
-    from sparkdeploy.commands.bench.run import WantedRun
+def _one_side(name: str | None, url: str | None) -> str:
+    """Return the address or the deployment's name; UsageError when both were given."""
+    if name and url:
+        raise UsageError("give a deployment's name or --url, not both")
+    return url or name or "main"
 
-    is_file = save is not None and save.endswith(".json")
-    return WantedRun(
-        suites=parse_suites(suites),
-        rounds=rounds,
-        concurrency=parse_counts(concurrency, "--concurrency"),
-        context=parse_counts(context, "--context"),
-        label=None if is_file else save,
-        file=Path(save) if is_file and save is not None else None,
-    )
+
+def _answer(lines: Iterable[str], content: object, *, as_json: bool) -> None:
+    if as_json:
+        console.answer_json(content)
+        return
+    for line in lines:
+        console.answer(line)
 
 
 def _print_run(run: Run, *, as_json: bool) -> None:
@@ -217,3 +339,42 @@ def _print_run(run: Run, *, as_json: bool) -> None:
         return
     for line in run_lines(run):
         console.answer(line)
+
+
+def _capture(asked: list[str], ask: Callable[[str], Capture], save: Path) -> None:
+    from sparkdeploy.bench.quality.capture import write_capture
+
+    if len(asked) > 1:
+        raise UsageError("--save captures one side", hint="capture the other into a second file")
+    if save.suffix != ".json":
+        raise UsageError(f"--save {save}: a capture's name ends in .json")
+    write_capture(ask(asked[0] if asked else "main"), save)
+    console.info(f"wrote {save}; compare it with `sparkdeploy bench quality {save} OTHER`")
+
+
+def _compare(
+    asked: list[str],
+    ask: Callable[[str], Capture],
+    thresholds: Thresholds | None,
+    *,
+    as_json: bool,
+) -> None:
+    from sparkdeploy.bench.quality.comparison import (
+        compare,
+        comparison_as_dict,
+        comparison_lines,
+        failures,
+    )
+
+    if len(asked) != 2:
+        raise UsageError(
+            f"a comparison has two sides, and {len(asked)} came",
+            hint="`bench quality A B`, or capture one with `bench quality A --save FILE.json`",
+        )
+    first, second = map(ask, asked)
+    comparison = compare(first, second)
+    failed = tuple(failures(comparison, thresholds)) if thresholds is not None else None
+    lines = comparison_lines(comparison, failed)
+    _answer(lines, comparison_as_dict(comparison, failed), as_json=as_json)
+    if failed:
+        raise BenchError(f"{second.label} is not close enough to {first.label}: {failed[0]}")

@@ -1,19 +1,22 @@
-"""`bench`: reach a server, take the suites, keep the record; make a page of records."""
+"""`bench`: reach a server, take the suites or ask for quality, keep the record; make a page."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from sparkdeploy import __version__
+from sparkdeploy import __version__, labels
 from sparkdeploy.bench import prompts
 from sparkdeploy.bench.files import Shelf, run_id, write_record
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
+from sparkdeploy.bench.quality import needle, tool_calls
+from sparkdeploy.bench.quality.capture import read_capture, take_capture
 from sparkdeploy.bench.record import Run, SuiteResult
 from sparkdeploy.bench.report.draw import SERIES
 from sparkdeploy.bench.report.page import report_page
@@ -35,12 +38,14 @@ from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
+    from sparkdeploy.bench.quality.capture import Capture, Questions
     from sparkdeploy.bench.record import RunOrigin
     from sparkdeploy.bench.suites import Turn
     from sparkdeploy.console import Step
     from sparkdeploy.settings import Settings
+
+ISO_8601 = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,12 @@ class WantedRun:
     rounds: int
     concurrency: tuple[int, ...]
     context: tuple[int, ...]
-    label: str | None = None
-    file: Path | None = None
-    """Where the record goes instead of the shelf."""
+    save: str | None = None
+    """A label, or the FILE.json to write instead of the shelf's."""
+
+    @property
+    def file(self) -> Path | None:
+        return Path(self.save) if self.save and self.save.endswith(".json") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +155,14 @@ def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) 
             if not results[-1].is_complete:
                 break
     recipe = endpoint.origin.recipe
-    label = wanted.label or (recipe.name if recipe is not None else endpoint.model)
+    label = recipe.name if recipe is not None else endpoint.model
+    if wanted.save and wanted.file is None:
+        label = wanted.save
     run = Run(
         run_id=run_id(started, label, "-".join(wanted.suites)),
         label=label,
-        started_at=_iso(started),
-        finished_at=_iso(datetime.now(UTC)),
+        started_at=f"{started:{ISO_8601}}",
+        finished_at=f"{datetime.now(UTC):{ISO_8601}}",
         origin=endpoint.origin,
         suites=tuple(results),
     )
@@ -295,5 +305,43 @@ def _has_metrics(model: ServedModel) -> bool:
         return False
 
 
-def _iso(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+def capture_of(side: str, questions: Questions, settings: Settings, access: Access) -> Capture:
+    """Return what a side says: a saved capture is read, a deployment or an address is asked."""
+    # A deployment's name has neither a slash nor this ending.
+    if "://" not in side and (side.endswith(".json") or "/" in side):
+        saved = read_capture(Path(side))
+        return replace(saved, label=f"{Path(side).stem} ({saved.label})")
+    model, label = _served_side(side, settings, access)
+    with model, console.step(f"quality of {label}") as step:
+        return take_capture(
+            model,
+            questions,
+            label=label,
+            now=datetime.now(UTC),
+            on_progress=lambda done, total: step.say(f"text {done + 1} of {total}"),
+        )
+
+
+def _served_side(side: str, settings: Settings, access: Access) -> tuple[ServedModel, str]:
+    """Return a server by its address or its deployment's name, and what to call it."""
+    if "://" in side:
+        return server_at(side, access), side
+    with connect(settings) as host:
+        fact = require_deployment(host, side).current
+    return model_of(fact, settings), f"{side} ({fact.labels.get(labels.RECIPE, 'no recipe')})"
+
+
+def search_needles(
+    side: str, lengths: Sequence[int], settings: Settings, access: Access
+) -> tuple[needle.NeedleResult, ...]:
+    """Search every length the model takes, at every depth."""
+    model, label = _served_side(side, settings, access)
+    with model, console.step(f"needles in {label}") as step:
+        fitting = needle.fitting(lengths, model.max_model_len())
+        return tuple(needle.search(model, fitting, on_progress=step.say))
+
+
+def try_tools(side: str, settings: Settings, access: Access) -> tuple[tool_calls.CaseResult, ...]:
+    model, label = _served_side(side, settings, access)
+    with model, console.step(f"tool calls of {label}") as step:
+        return tuple(tool_calls.run_cases(model, on_progress=step.say))
