@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.bench.record import Counting, Failure, FailureKind
@@ -76,7 +76,6 @@ class _Reading:
     prompt_tokens: int = 0
     usage_total: int | None = None
     finish_reason: str = ""
-    is_done: bool = False
 
 
 class _UnusableError(Exception):
@@ -90,10 +89,10 @@ def read_answer(exchange: Exchange) -> CountedAnswer:
     reading = _Reading()
     try:
         for at_s, text in server_events(exchange.arrivals):
-            _read_event(reading, at_s, text)
-            if reading.is_done:
+            if text.strip() == _DONE:
                 break
-        if not reading.is_done:
+            _read_event(reading, at_s, text)
+        else:
             _check_end(reading, exchange)
         tokens, counting = _count(reading)
     except _UnusableError as error:
@@ -126,9 +125,6 @@ def server_events(arrivals: Iterable[Arrival]) -> Iterator[tuple[float, str]]:
 
 
 def _read_event(reading: _Reading, at_s: float, text: str) -> None:
-    if text.strip() == _DONE:
-        reading.is_done = True
-        return
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -224,12 +220,8 @@ def _by_usage(reading: _Reading) -> list[TokenArrival] | None:
 
 def _together(counted: Iterable[TokenArrival]) -> tuple[TokenArrival, ...]:
     """Merge what came at one moment, and leave out what held no token."""
-    merged: list[TokenArrival] = []
-    for item in counted:
-        if not item.tokens:
-            continue
-        if merged and merged[-1].at_s == item.at_s:
-            merged.append(TokenArrival(item.at_s, merged.pop().tokens + item.tokens))
-        else:
-            merged.append(item)
-    return tuple(merged)
+    some = (item for item in counted if item.tokens)
+    return tuple(
+        TokenArrival(at_s, sum(item.tokens for item in moment))
+        for at_s, moment in groupby(some, key=lambda item: item.at_s)
+    )

@@ -52,7 +52,6 @@ class FigureDifference:
 
     @property
     def relative(self) -> float:
-        """Return the mean difference as a fraction of the base."""
         return self.difference.mean / self.base if self.base else math.nan
 
 
@@ -150,18 +149,10 @@ def _overall(suite: str, metric: str, cells: list[Values]) -> Overall:
         for number in sorted(numbers)
         if all(min(values[number]) > 0 for values in cells)
     ]
-    found = summarise(logs)
-    if found is None:
-        return Overall(suite, metric, len(cells), math.nan, None, None, DifferenceVerdict.UNKNOWN)
-    return Overall(
-        suite=suite,
-        metric=metric,
-        cells=len(cells),
-        ratio=math.exp(found.mean),
-        low95=math.exp(found.low95) if found.low95 is not None else None,
-        high95=math.exp(found.high95) if found.high95 is not None else None,
-        verdict=_verdict(found),
-    )
+    found = summarise(logs) or Summary(0, math.nan, math.nan)
+    low95, high95 = (None if end is None else math.exp(end) for end in (found.low95, found.high95))
+    ratio = math.exp(found.mean)
+    return Overall(suite, metric, len(cells), ratio, low95, high95, _verdict(found))
 
 
 def _verdict(found: Summary) -> DifferenceVerdict:

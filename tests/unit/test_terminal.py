@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.bench.files import record_text
 from sparkdeploy.bench.report.page import report_page
-from sparkdeploy.bench.report.published import read_published
+from sparkdeploy.bench.report.speed import read_published
 from sparkdeploy.console import Console, PlainStatus, TerminalStatus
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
 from sparkdeploy.estimate.picture import page

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.report.chart import BarChart, ShownRun
 from sparkdeploy.bench.report.draw import DASHES, SERIES, draw_bars, draw_lines, series_class
-from sparkdeploy.bench.report.published import published_section
-from sparkdeploy.bench.report.speed import acceptance_section, speed_section
+from sparkdeploy.bench.report.speed import acceptance_section, published_section, speed_section
 from sparkdeploy.bench.report.sweep import concurrency_section, context_section
 from sparkdeploy.bench.tables import machine_facts, origin_facts
 from sparkdeploy.image.templates import render_page
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.bench.record import Run
     from sparkdeploy.bench.report.chart import LineChart, Section
-    from sparkdeploy.bench.report.published import Field
+    from sparkdeploy.bench.report.speed import Field
 
 WIDE, NARROW = 920.0, 340.0
 """Every chart is drawn twice: scaled down to a phone, the letters of a wide one are too small."""

@@ -20,7 +20,7 @@ from sparkdeploy.bench.quality.capture import read_capture, take_capture
 from sparkdeploy.bench.record import Run, SuiteResult
 from sparkdeploy.bench.report.draw import SERIES
 from sparkdeploy.bench.report.page import report_page
-from sparkdeploy.bench.report.published import read_published
+from sparkdeploy.bench.report.speed import read_published
 from sparkdeploy.bench.suites import Suite, SuiteName, fixed_suite, sweep_suite
 from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.bench.report.page import report_page
-from sparkdeploy.bench.report.published import read_published
+from sparkdeploy.bench.report.speed import read_published
 from sparkdeploy.settings import resources
 from tests.engine.bench.browser import Browser, Screen
 from tests.unit.bench.runs import sample_run

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from sparkdeploy.bench.files import record_text
 from sparkdeploy.bench.record import Run
 from sparkdeploy.bench.report.page import report_page
-from sparkdeploy.bench.report.published import Field, read_published
+from sparkdeploy.bench.report.speed import Field, read_published
 from tests.unit.bench.runs import sample_run
 from tests.unit.conftest import REPOSITORY
 
