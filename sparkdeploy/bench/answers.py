@@ -107,10 +107,7 @@ def read_answer(exchange: Exchange) -> CountedAnswer:
 
 
 def server_events(arrivals: Iterable[Arrival]) -> Iterator[tuple[float, str]]:
-    """Yield the data of each server-sent event and when its last byte came.
-
-    However the bytes were cut, the events are the same.
-    """
+    """Yield when the last byte of each server-sent event came, and its data, however it was cut."""
     rest = b""
     data: list[str] = []
     for arrival in arrivals:
@@ -159,7 +156,7 @@ def _read_choices(
         delta = choice.get("delta") or {}
         has_text = bool(choice.get("text")) or any(delta.get(name) for name in _TEXT_FIELDS)
         ids = choice.get("token_ids")
-        id_count = len(ids) if ids is not None else None
+        id_count = None if ids is None else len(ids)
         reading.finish_reason = choice.get("finish_reason") or reading.finish_reason
         reading.events.append(_Event(at_s, has_text, id_count, usage_total))
 
@@ -196,17 +193,15 @@ def _by_token_ids(reading: _Reading) -> list[TokenArrival] | None:
 
 
 def _by_usage_each(reading: _Reading) -> list[TokenArrival] | None:
-    totals = [event.usage_total for event in reading.events]
-    if not totals or reading.usage_total is None or totals[-1] != reading.usage_total:
+    events = reading.events
+    if not events or not reading.usage_total or events[-1].usage_total != reading.usage_total:
         return None
-    if any(event.has_text and event.usage_total is None for event in reading.events):
+    if any(event.has_text and event.usage_total is None for event in events):
         return None
-    known = [0, *(total for total in totals if total is not None)]
-    moments = [event.at_s for event in reading.events if event.usage_total is not None]
-    steps = [later - earlier for earlier, later in pairwise(known)]
-    if not reading.usage_total or min(steps) < 0:
-        return None
-    return [TokenArrival(at_s, step) for at_s, step in zip(moments, steps, strict=True)]
+    known = [(event.at_s, event.usage_total) for event in events if event.usage_total is not None]
+    steps = pairwise([(0.0, 0), *known])
+    counted = [TokenArrival(at_s, total - before) for (_, before), (at_s, total) in steps]
+    return counted if all(item.tokens >= 0 for item in counted) else None
 
 
 def _by_usage(reading: _Reading) -> list[TokenArrival] | None:

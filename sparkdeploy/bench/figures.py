@@ -148,7 +148,7 @@ def cell_of(
         samples=tuple(item.sample for _, items in sorted(rounds.items()) for item in items),
         rounds=results,
         latency=latency(item for items in counting.values() for item in items),
-        statistics=_statistics([figures_of(result) for result in results]),
+        statistics=_statistics(results),
         server=server,
         machine=machine,
     )
@@ -173,14 +173,13 @@ def figures_of(result: RoundResult) -> dict[str, float]:
 def mean_of(cells: Iterable[Cell], metric: str) -> float:
     """Return the mean of the cells' means; 0 when none was measured."""
     means = [cell.statistics[metric].mean for cell in cells if metric in cell.statistics]
-    return statistics.fmean(means) if means else 0.0
+    return statistics.fmean(means or (0.0,))
 
 
-def _statistics(figures: Sequence[Mapping[str, float]]) -> dict[str, Summary]:
-    summaries = {
-        name: summarise([item[name] for item in figures if name in item]) for name in METRICS
-    }
-    return {name: summary for name, summary in summaries.items() if summary is not None}
+def _statistics(results: Iterable[RoundResult]) -> dict[str, Summary]:
+    figures = [figures_of(result) for result in results]
+    values = {name: [item[name] for item in figures if name in item] for name in METRICS}
+    return {name: summary for name in METRICS if (summary := summarise(values[name])) is not None}
 
 
 def _rate(tokens: float, duration_s: float) -> float | None:
@@ -188,10 +187,7 @@ def _rate(tokens: float, duration_s: float) -> float | None:
 
 
 def _quantile(ordered: Sequence[float], fraction: float) -> float:
-    """Interpolate between the two nearest ranks (Hyndman and Fan's type 7, numpy's default).
-
-    `ordered` is ascending and not empty.
-    """
+    """Interpolate between the two nearest ranks (Hyndman and Fan's type 7, numpy's default)."""
     rank = (len(ordered) - 1) * fraction
     below = math.floor(rank)
     above = min(below + 1, len(ordered) - 1)
@@ -202,14 +198,8 @@ def quantiles(values: Iterable[float]) -> Quantiles | None:
     ordered = sorted(values)
     if not ordered:
         return None
-    return Quantiles(
-        count=len(ordered),
-        p50=_quantile(ordered, 0.50),
-        p95=_quantile(ordered, 0.95),
-        p99=_quantile(ordered, 0.99),
-        mean=statistics.fmean(ordered),
-        max=ordered[-1],
-    )
+    p50, p95, p99 = (_quantile(ordered, fraction) for fraction in (0.50, 0.95, 0.99))
+    return Quantiles(len(ordered), p50, p95, p99, statistics.fmean(ordered), ordered[-1])
 
 
 def summarise(values: Sequence[float]) -> Summary | None:

@@ -96,10 +96,6 @@ def read_record(path: Path) -> Run:
     return checked(content, _adapter(), path)
 
 
-def json_schema() -> dict[str, object]:
-    return _adapter().json_schema()
-
-
 @dataclass(frozen=True, slots=True)
 class KeptRun:
     run: Run

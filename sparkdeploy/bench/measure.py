@@ -6,10 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench import prompts
 from sparkdeploy.bench.answers import read_answer
 from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, measure
-from sparkdeploy.bench.prompts import Ask, Dialect, Length, Sizer, chat_body
+from sparkdeploy.bench.prompts import Ask, Dialect, Length, Prompt, Sizer, chat_body, context_prompt
 from sparkdeploy.bench.record import FailureKind, SuiteResult
 from sparkdeploy.bench.suites import WARMUPS, Forecast
 from sparkdeploy.bench.watch import (
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from sparkdeploy.bench.prompts import Prompt
     from sparkdeploy.bench.record import Failure, ServerDelta
     from sparkdeploy.bench.suites import Condition, Suite, Turn
     from sparkdeploy.bench.watch import BenchWatch, Reading
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 SETTLE_S = 10.0
 SETTLE_POLL_S = 0.02
 GONE = "the server no longer answers"
-_GREETING = prompts.Prompt("hello", ({"role": "user", "content": "Hello"},), 2)
+_GREETING = Prompt("hello", ({"role": "user", "content": "Hello"},), 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +145,12 @@ class Measurement:
         if condition.context_tokens is None:
             return [Ask(self._asked[condition.prompt])] * condition.concurrency
         words = self._words_for(condition.context_tokens - condition.max_tokens)
-        asks = []
-        for _ in range(condition.concurrency):
-            self._seed += 1
-            prompt = prompts.context_prompt(words, seed=self._seed, max_tokens=condition.max_tokens)
-            asks.append(Ask(prompt, Length.EXACT, condition.context_tokens, words))
-        return asks
+        made = [self._made(words, condition.max_tokens) for _ in range(condition.concurrency)]
+        return [Ask(prompt, Length.EXACT, condition.context_tokens, words) for prompt in made]
+
+    def _made(self, words: int, max_tokens: int) -> Prompt:
+        self._seed += 1
+        return context_prompt(words, seed=self._seed, max_tokens=max_tokens)
 
     def _words_for(self, prompt_tokens: int) -> int:
         while (words := self._sizer.probe_for(prompt_tokens)) is not None:
@@ -166,9 +164,7 @@ class Measurement:
         return self._sizer.words_for(prompt_tokens)
 
     def _probe(self, words: int, wanted_tokens: int) -> Failure | None:
-        self._seed += 1
-        prompt = prompts.context_prompt(words, seed=self._seed, max_tokens=1)
-        ask = Ask(prompt, Length.EXACT, context_tokens=wanted_tokens)
+        ask = Ask(self._made(words, 1), Length.EXACT, context_tokens=wanted_tokens)
         answer = read_answer(self._server.streams.round([self._body(ask)])[0])
         if answer.failure is None:
             self._sizer.learn(words, answer.prompt_tokens)

@@ -25,11 +25,9 @@ class FailureKind(StrEnum):
     SERVER_ERROR = "server error"
     """An error event in the middle of the stream."""
     MALFORMED = "malformed"
-    """A chunk that cannot be read."""
     UNCOUNTED = "uncounted"
     """The server said neither `usage` nor token ids, and chunks are not tokens."""
     TIMEOUT = "timeout"
-    """Nothing came for too long."""
 
 
 class Counting(StrEnum):
@@ -94,7 +92,6 @@ class RequestSample:
     stream: int
     """Which of the concurrent streams, from 0."""
     prompt: str
-    """The prompt's name, such as `qa`."""
     sent_s: float
     """Since the suite began."""
     duration_s: float
@@ -200,7 +197,7 @@ class Cell:
     """One condition of a suite: a prompt (or prompt class), a concurrency and a context."""
 
     prompt: str
-    """`qa`, `code`, `json`, `math`, `long_code`; `prose`, `code`, `agent`; `context`."""
+    """A name of prompts.yaml, or `context`."""
     concurrency: int
     max_tokens: int
     context_tokens: int | None = None
@@ -227,14 +224,8 @@ class Cell:
 
 
 METRICS = (
-    "end_to_end_tok_s",
-    "decode_tok_s",
-    "stream_decode_tok_s",
-    "ttft_p50_s",
-    "ttft_p95_s",
-    "tpot_p50_s",
-    "gap_p50_s",
-    "gap_p99_s",
+    *("end_to_end_tok_s", "decode_tok_s", "stream_decode_tok_s"),
+    *("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "gap_p50_s", "gap_p99_s"),
 )
 """Figures that `Cell.statistics` may hold, each one value a round."""
 
@@ -255,7 +246,6 @@ class ToolResult:
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
     name: str
-    """`five`, `decode`, `sweep` or `standard`."""
     prompts: str
     """Hash of the prompts' text: figures of other prompts are not compared."""
     rounds: int

@@ -71,11 +71,8 @@ def difference(before: Counters, after: Counters) -> ServerDelta:
     }
     if drafted is not None:
         counted |= asdict(drafted)
-    return ServerDelta(
-        **counted,
-        kv_usage_before=before.kv_usage,
-        kv_usage_after=after.kv_usage,
-    )
+    counted |= {"kv_usage_before": before.kv_usage, "kv_usage_after": after.kv_usage}
+    return ServerDelta(**counted)
 
 
 def together(deltas: Iterable[ServerDelta], *, kv_usage_peak: float | None) -> ServerDelta | None:
@@ -103,8 +100,7 @@ def kv_usage(exposition: str) -> float | None:
 
     Reads no more than that: a whole exposition would take milliseconds from the client's clock.
     """
-    found = [float(match) for match in _KV_USAGE.findall(exposition)]
-    return max(found, default=None)
+    return max(map(float, _KV_USAGE.findall(exposition)), default=None)
 
 
 @dataclass(frozen=True, slots=True)

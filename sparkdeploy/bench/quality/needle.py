@@ -26,7 +26,7 @@ SAMPLE_LINES = (2, 8)
 """Of the prompts that measure how many tokens a line takes; every answer measures it again."""
 _SHOWN_CHARACTERS = 120
 _GOODS = ("candles", "rope", "salt", "tiles", "wool", "lamp oil", "nails", "barley", "glass", "tea")
-_TOWNS = [
+_TOWNS = (
     "Turku",
     "Bergen",
     "Lisbon",
@@ -37,7 +37,7 @@ _TOWNS = [
     "Nantes",
     "Riga",
     "Bari",
-]
+)
 _QUESTION = (
     "The text above is a harbour's ledger. Somewhere in it stands the number that opens the safe "
     "in the lighthouse. Which number is it? Answer with the number alone."

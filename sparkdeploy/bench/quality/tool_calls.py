@@ -69,7 +69,6 @@ def run_cases(
 
 
 def judge(case: Case, message: Mapping[str, Any]) -> CaseResult:
-    """Hold a chat message against its case."""
     calls = message.get("tool_calls") or []
     text = str(message.get("content") or "")
     said = json.dumps([call.get("function") for call in calls]) if calls else text[:200]

@@ -17,7 +17,7 @@ from sparkdeploy.bench.report.chart import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sparkdeploy.bench.record import Cell
     from sparkdeploy.bench.report.chart import Section, ShownRun
@@ -33,44 +33,35 @@ TO_P95, INTERVAL = "median to 95th percentile", "95 % interval"
 def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
     """Waiting and throughput as more requests come at once, at the shortest context swept."""
     swept = [(shown, _at_shortest_context(shown)) for shown in runs]
-    charts = _charts(
-        swept,
-        STREAMS,
-        ("Time to first token", f"seconds, {TO_P95}", _ttft),
-        (
-            "Time per output token",
-            f"milliseconds, {TO_P95}",
-            partial(_waiting, kind="tpot_s", factor=MILLISECONDS),
-        ),
-        (
-            "All requests together",
-            f"tok/s, decoding, {INTERVAL}",
-            partial(_speed, metric="decode_tok_s"),
-        ),
+    charts = (
+        _chart(swept, STREAMS, "Time to first token", f"seconds, {TO_P95}", _ttft),
+        _chart(swept, STREAMS, "Time per output token", f"milliseconds, {TO_P95}", _tpot),
+        _chart(swept, STREAMS, "All requests together", f"tok/s, decoding, {INTERVAL}", _speed),
     )
-    if not charts:
-        return None
-    return section_of(
-        "concurrency",
-        charts,
-        (_concurrency_row(shown, cell) for shown, cells in swept for cell in cells),
-        (*_unequal_contexts(swept), *_notes(runs)),
-    )
+    notes = (*_unequal_contexts(swept), *_notes(runs))
+    return _section("concurrency", swept, charts, _concurrency_row, notes)
 
 
 def context_section(runs: Sequence[ShownRun]) -> Section | None:
     """Speed and waiting as the prompt grows, one request at a time."""
     swept = [(shown, _alone(shown)) for shown in runs]
-    charts = _charts(
-        swept,
-        CONTEXT,
-        ("Decode speed", f"tok/s, {INTERVAL}", partial(_speed, metric="stream_decode_tok_s")),
-        ("Time to first token", f"seconds, {TO_P95}", _ttft),
+    charts = (
+        _chart(swept, CONTEXT, "Decode speed", f"tok/s, {INTERVAL}", _stream_speed),
+        _chart(swept, CONTEXT, "Time to first token", f"seconds, {TO_P95}", _ttft),
     )
-    if not charts:
-        return None
-    rows = (_context_row(shown, cell) for shown, cells in swept for cell in cells)
-    return section_of("context", charts, rows)
+    return _section("context", swept, charts, _context_row)
+
+
+def _section(
+    name: str,
+    swept: Swept,
+    charts: Sequence[LineChart],
+    row: Callable[[ShownRun, Cell], tuple[str, ...]],
+    notes: Iterable[str] = (),
+) -> Section | None:
+    drawn = tuple(chart for chart in charts if chart.lines)
+    rows = (row(shown, cell) for shown, cells in swept for cell in cells)
+    return section_of(name, drawn, rows, notes) if drawn else None
 
 
 def _at_shortest_context(shown: ShownRun) -> list[Cell]:
@@ -97,18 +88,14 @@ def _cells(shown: ShownRun) -> list[Cell]:
     ]
 
 
-def _charts(swept: Swept, x_title: str, *drawn: tuple[str, str, Read]) -> tuple[LineChart, ...]:
-    """Draw each (title, unit, reader of a point) that has a point."""
-    charts = []
-    for title, unit, read in drawn:
-        lines = []
-        for shown, cells in swept:
-            points = tuple(point for cell in cells if (point := read(cell, _x(cell, x_title))))
-            if points:
-                lines.append(Line(shown.name, points, shown.series))
-        if lines:
-            charts.append(LineChart(title, x_title, unit, tuple(lines), x_title == CONTEXT))
-    return tuple(charts)
+def _chart(swept: Swept, x_title: str, title: str, unit: str, read: Read) -> LineChart:
+    """Draw every cell of which `read` makes a point; there may be none."""
+    lines = []
+    for shown, cells in swept:
+        points = tuple(point for cell in cells if (point := read(cell, _x(cell, x_title))))
+        if points:
+            lines.append(Line(shown.name, points, shown.series))
+    return LineChart(title, x_title, unit, tuple(lines), x_title == CONTEXT)
 
 
 def _x(cell: Cell, title: str) -> float:
@@ -123,13 +110,17 @@ def _waiting(cell: Cell, x: float, *, kind: str, factor: float = 1.0) -> Point |
 
 
 _ttft = partial(_waiting, kind="ttft_s")
+_tpot = partial(_waiting, kind="tpot_s", factor=MILLISECONDS)
 
 
-def _speed(cell: Cell, x: float, *, metric: str) -> Point | None:
+def _speed(cell: Cell, x: float, *, metric: str = "decode_tok_s") -> Point | None:
     summary = cell.statistics.get(metric)
     if summary is None or not plottable(summary.mean):
         return None
     return Point(x, summary.mean, *bounds(summary))
+
+
+_stream_speed = partial(_speed, metric="stream_decode_tok_s")
 
 
 def _concurrency_row(shown: ShownRun, cell: Cell) -> tuple[str, ...]:

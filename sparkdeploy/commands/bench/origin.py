@@ -52,7 +52,6 @@ _SECRET = re.compile(r"('api_key': )('[^']*'|\[[^\]]*\])")
 
 
 def endpoint_origin(model: ServedModel) -> RunOrigin:
-    """Return what is known of an endpoint that is only a URL."""
     is_here = urlsplit(model.base_url).hostname in {"127.0.0.1", "localhost", "::1"}
     version = model.version()
     return RunOrigin(
@@ -158,7 +157,6 @@ def checkpoint_origin(record: dict[str, Any]) -> CheckpointOrigin | None:
 
 
 def engine_origin(log: Iterable[bytes], *, version: str | None) -> EngineOrigin:
-    """Return what the engine says of itself in its log."""
     tracker, splitter = PhaseTracker(), LineSplitter()
     flags = ""
     for chunk in log:
@@ -208,6 +206,5 @@ def _versions(proof: str) -> dict[str, str]:
     if not isinstance(content, dict) or not isinstance(content.get("versions", {}), dict):
         return {}
     said = {name: content[name] for name in ("vllm", "python", "cuda") if content.get(name)}
-    return {
-        str(name): str(value) for name, value in {**said, **content.get("versions", {})}.items()
-    }
+    found = {**said, **content.get("versions", {})}
+    return {str(name): str(value) for name, value in found.items()}

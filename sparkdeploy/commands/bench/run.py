@@ -85,8 +85,6 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A run and where it was written."""
-
     run: Run
     path: Path
     failure: SparkdeployError | None = None
@@ -166,10 +164,10 @@ def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) 
         origin=endpoint.origin,
         suites=tuple(results),
     )
-    shelf = shelf_of(settings)
+    folder = shelf_of(settings).folder
     if wanted.file is None:
-        make_private(shelf.folder)
-    path = wanted.file or shelf.folder / f"{run.run_id}.json"
+        make_private(folder)
+    path = wanted.file or folder / f"{run.run_id}.json"
     write_record(run, path)
     return Finished(run, path, failure)
 
@@ -286,7 +284,9 @@ def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
         ServedModel(endpoint.base_url, endpoint.api_key, model=endpoint.model) as model,
         ServedModel(endpoint.base_url, endpoint.api_key, model=endpoint.model) as watched,
     ):
-        has_metrics = _has_metrics(model)
+        has_metrics = False
+        with contextlib.suppress(UnhealthyError):
+            has_metrics = "vllm:" in model.exposition()
         server = MeasuredServer(
             streams,
             endpoint.model,
@@ -296,13 +296,6 @@ def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
         console.detail(f"each request asks the server to count: {server.dialect.value}")
         with BenchWatch(machine, watched.exposition if has_metrics else None) as watch:
             yield server, watch
-
-
-def _has_metrics(model: ServedModel) -> bool:
-    try:
-        return "vllm:" in model.exposition()
-    except UnhealthyError:
-        return False
 
 
 def capture_of(side: str, questions: Questions, settings: Settings, access: Access) -> Capture:
