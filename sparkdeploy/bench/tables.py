@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.figures import mean_of
-from sparkdeploy.bench.report.chart import figure, plottable
+from sparkdeploy.bench.report.chart import figure, plottable, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -15,18 +15,6 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.files import KeptRun
     from sparkdeploy.bench.record import Cell, Run, RunOrigin, SuiteResult, Summary
 
-TITLES = {
-    "end_to_end_tok_s": "tok/s end to end",
-    "decode_tok_s": "tok/s decode only",
-    "stream_decode_tok_s": "tok/s of each stream",
-    "prefill_tok_s": "tok/s of the prompt",
-    "ttft_p50_s": "s to first token",
-    "ttft_mean_s": "s to first token, mean",
-    "tpot_p50_s": "s per output token",
-    "gap_p50_s": "s between arrivals",
-    "gap_p99_s": "s between arrivals, p99",
-    "failed_requests": "requests that failed",
-}
 HEADLINE = "end_to_end_tok_s"
 _SHOWN = {
     "five": ("end_to_end_tok_s", "decode_tok_s", "ttft_p50_s"),
@@ -65,7 +53,7 @@ def suite_lines(suite: SuiteResult) -> Iterator[str]:
     for tool in suite.tools:
         yield f"  {tool.tool} {tool.version}"
         for name, value in tool.figures.items():
-            yield f"    {TITLES.get(name, name):<24}{value:>10.{_digits(name)}f}"
+            yield f"    {title_of('figures', name):<24}{value:>10.{_digits(name)}f}"
     for note in suite.notes:
         yield f"  note: {note}"
     failed = sum(cell.failures for cell in suite.cells)
@@ -85,7 +73,7 @@ def comparison_lines(comparison: RunComparison) -> Iterator[str]:
             ]
             if found:
                 yield ""
-                yield f"{suite}, {TITLES[metric]}"
+                yield f"{suite}, {title_of('figures', metric)}"
                 yield from map(_difference_line, found)
                 yield from (
                     _overall_line(item)
@@ -104,7 +92,7 @@ def comparison_lines(comparison: RunComparison) -> Iterator[str]:
 def _cell_table(suite: SuiteResult) -> Iterator[str]:
     # A suite that only a later version knows has the same figures.
     metrics = _SHOWN.get(suite.name, _SHOWN["five"])
-    rows = [("", *(TITLES[name] for name in metrics), "accepted")]
+    rows = [("", *(title_of("figures", name) for name in metrics), "accepted")]
     rows += [_cell_row(cell, metrics) for cell in suite.cells]
     if suite.name == "five" and len(suite.cells) > 1:
         rows.append(("mean of all", f"{mean_of(suite.cells, HEADLINE):.2f}", "", "", ""))

@@ -12,12 +12,13 @@ import os
 import tempfile
 import threading
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import shell
+from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.prompts import filler
 from sparkdeploy.bench.record import SuiteResult, ToolResult
 from sparkdeploy.console import console
@@ -41,21 +42,6 @@ TEMPLATE_TOKENS = 64
 CHECKPOINT_MOUNT = "/m/ck/"
 MODEL_MOUNT = "/m/hub/"
 """Where `plan.container` mounts prepared checkpoints and downloads."""
-_MS = 0.001
-_VLLM_FIGURES = {
-    "end_to_end_tok_s": ("output_throughput", 1.0),
-    "ttft_p50_s": ("median_ttft_ms", _MS),
-    "tpot_p50_s": ("median_tpot_ms", _MS),
-    "gap_p50_s": ("median_itl_ms", _MS),
-    "gap_p99_s": ("p99_itl_ms", _MS),
-    "failed_requests": ("failed", 1.0),
-}
-_BENCHY_FIGURES = {
-    "decode_tok_s": ("tg_throughput", 1.0),
-    "stream_decode_tok_s": ("tg_req_throughput", 1.0),
-    "prefill_tok_s": ("pp_throughput", 1.0),
-    "ttft_mean_s": ("e2e_ttft", _MS),
-}
 TOOL_TIMEOUT_S = 3600.0
 BOOK_WORDS = 60_000
 BOOK_SEED = 1
@@ -68,8 +54,6 @@ _STOP = 'kill "$(cat "$1.pid")"; rm -f "$1" "$1.pid"'
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What both tools ask of the server: one stream, temperature 0."""
-
     base_url: str
     model: str
     prompt_tokens: int
@@ -88,34 +72,21 @@ def load_for(base_url: str, model: str, *, rounds: int, max_model_len: int | Non
 def vllm_bench_options(load: Load, *, tokenizer: str, result: str) -> tuple[str, ...]:
     """Return the options of `vllm bench serve`; `tokenizer` and `result` are paths beside it."""
     folder, _, file = result.rpartition("/")
-    return (
-        *("--backend", "openai-chat", "--endpoint", "/v1/chat/completions"),
-        *("--base-url", load.base_url, "--model", tokenizer, "--served-model-name", load.model),
-        *("--tokenizer", tokenizer, "--dataset-name", "random", "--seed", "1"),
-        *("--random-input-len", str(load.prompt_tokens)),
-        *("--random-output-len", str(load.answer_tokens), "--ignore-eos"),
-        *("--num-prompts", str(PROMPTS_A_ROUND * load.rounds), "--num-warmups", "1"),
-        *("--max-concurrency", "1", "--temperature", "0", "--disable-tqdm"),
-        *("--save-result", "--result-dir", folder or "/", "--result-filename", file),
-    )
+    prompts = PROMPTS_A_ROUND * load.rounds
+    places = {"tokenizer": tokenizer, "folder": folder or "/", "file": file, "prompts": prompts}
+    return _options(VLLM_BENCH, load, places)
 
 
 def llama_benchy_options(
     load: Load, *, tokenizer: str, book_url: str, result: str
 ) -> tuple[str, ...]:
-    """Return llama-benchy's options; the book is ours, so that nothing is fetched.
+    places = {"tokenizer": tokenizer, "book_url": book_url, "result": result}
+    return _options(LLAMA_BENCHY, load, places)
 
-    Sampling is switched off: its own default is the model's, and figures of other samples than
-    ours would not be comparable.
-    """
-    return (
-        *("--base-url", f"{load.base_url}/v1", "--model", load.model),
-        *("--served-model-name", load.model, "--tokenizer", tokenizer, "--book-url", book_url),
-        *("--pp", str(load.prompt_tokens), "--tg", str(load.answer_tokens), "--exact-tg"),
-        *("--depth", "0", "--concurrency", "1", "--runs", str(load.rounds)),
-        *("--extra-body", "temperature=0", "--latency-mode", "none", "--skip-coherence"),
-        *("--format", "json", "--save-result", result),
-    )
+
+def _options(tool: str, load: Load, places: Mapping[str, object]) -> tuple[str, ...]:
+    words = shipped("tools.yaml")[tool]["options"].split()
+    return tuple(word.format(**asdict(load), **places) for word in words)
 
 
 def read_vllm_bench(text: str, *, version: str, command: Sequence[str]) -> ToolResult:
@@ -123,27 +94,27 @@ def read_vllm_bench(text: str, *, version: str, command: Sequence[str]) -> ToolR
     report = _object(text, VLLM_BENCH)
     if not report.get("completed"):
         raise BenchError(f"{VLLM_BENCH}: no request succeeded")
-    figures = {
-        name: float(report[key]) * scale
-        for name, (key, scale) in _VLLM_FIGURES.items()
-        if report.get(key) is not None
-    }
-    return ToolResult(VLLM_BENCH, version, tuple(command), figures, report)
+    return ToolResult(VLLM_BENCH, version, tuple(command), _figures(VLLM_BENCH, report), report)
 
 
 def read_llama_benchy(text: str, *, command: Sequence[str]) -> ToolResult:
     """Read its JSON report; BenchError when nothing was measured."""
     report = _object(text, LLAMA_BENCHY)
-    tests = report.get("benchmarks") or [{}]
-    figures = {
-        name: float(tests[0][key]["mean"]) * scale
-        for name, (key, scale) in _BENCHY_FIGURES.items()
-        if tests[0].get(key)
-    }
+    test = (report.get("benchmarks") or [{}])[0]
+    means = {key: item.get("mean") for key, item in test.items() if isinstance(item, dict)}
+    figures = _figures(LLAMA_BENCHY, means)
     if "decode_tok_s" not in figures:
         raise BenchError(f"{LLAMA_BENCHY}: no request succeeded")
     version = str(report.get("version", ""))
     return ToolResult(LLAMA_BENCHY, version, tuple(command), figures, report)
+
+
+def _figures(tool: str, told: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(told[key]) * scale
+        for name, (key, scale) in shipped("tools.yaml")[tool]["figures"].items()
+        if told.get(key) is not None
+    }
 
 
 def _object(text: str, tool: str) -> Mapping[str, Any]:

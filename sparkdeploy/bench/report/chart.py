@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.bench.files import shipped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from sparkdeploy.bench.record import Cell, Run, Summary
 
@@ -87,22 +87,18 @@ def plottable(value: float | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of text; columns after `text_columns` hold numbers and stand to the right."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    text_columns: int
-
-
-@dataclass(frozen=True, slots=True)
 class Section:
+    """Charts and, beneath them, rows of text, in the words that sections.yaml has for them."""
+
     anchor: str
     heading: str
     explanation: str
+    columns: Sequence[str]
     charts: tuple[BarChart | LineChart, ...]
-    table: Table
-    notes: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+    text_columns: int = 2
+    """The columns after these hold numbers and stand to the right."""
 
 
 def section_of(
@@ -111,16 +107,17 @@ def section_of(
     rows: Iterable[tuple[str, ...]],
     notes: Iterable[str] = (),
 ) -> Section:
-    """Return a section in the words that sections.yaml has for it."""
-    told = shipped("report/sections.yaml")[name]
-    table = Table(tuple(told["columns"]), tuple(rows), told.get("text_columns", 2))
-    anchor = told.get("anchor", name)
-    return Section(anchor, told["heading"], told["explanation"], charts, table, tuple(notes))
+    told = {"anchor": name, **shipped("report/sections.yaml")[name]}
+    return Section(**told, charts=charts, rows=tuple(rows), notes=tuple(notes))
 
 
 def heading_of(name: str) -> str:
-    heading: str = shipped("report/sections.yaml")[name]["heading"]
-    return heading
+    return str(shipped("report/sections.yaml")[name]["heading"])
+
+
+def title_of(kind: str, name: str) -> str:
+    """Return what people read for one of the `prompts` or `figures` of a record."""
+    return str(shipped("report/titles.yaml")[kind].get(name, name))
 
 
 @dataclass(frozen=True, slots=True)

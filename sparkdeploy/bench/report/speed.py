@@ -16,6 +16,7 @@ from sparkdeploy.bench.report.chart import (
     interval,
     plottable,
     section_of,
+    title_of,
 )
 from sparkdeploy.bench.watch import together
 from sparkdeploy.recipe.document import read_document
@@ -27,15 +28,6 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.record import Cell, ServerDelta
     from sparkdeploy.bench.report.chart import Section, ShownRun
 
-TITLES = {
-    "qa": "Question and answer",
-    "code": "Code",
-    "json": "JSON",
-    "math": "Mathematics",
-    "long_code": "Long code",
-    "prose": "Prose",
-    "agent": "Agent",
-}
 MOST_POSITIONS = 32
 """More than any drafter of this field; a damaged record may say anything."""
 SPEEDS = {"five": "end_to_end_tok_s", "decode": "stream_decode_tok_s"}
@@ -110,7 +102,7 @@ def speed_section(runs: Sequence[ShownRun], field: Field, suite: str) -> Section
     found = [pair for told in by_prompt.values() for pair in told]
     beside = field.of(suite, {shown.recipe for shown, _ in found})
     groups = tuple(
-        Group(TITLES.get(prompt, prompt), tuple(_bars(told, beside, metric)))
+        Group(title_of("prompts", prompt), tuple(_bars(told, beside, metric)))
         for prompt, told in by_prompt.items()
     )
     notes = (
@@ -155,7 +147,7 @@ def _speed_row(
     summary = cell.statistics[metric]
     others = (item.prompts.get(cell.prompt) for item in beside if item.recipe == shown.recipe)
     return (
-        TITLES.get(cell.prompt, cell.prompt),
+        title_of("prompts", cell.prompt),
         shown.name,
         figure(summary.mean),
         interval(summary),
@@ -215,7 +207,7 @@ def _rates(cells: Drafting) -> tuple[float, ...]:
 
 def _acceptance_rows(shown: ShownRun, cells: Drafting) -> Iterator[tuple[str, ...]]:
     for cell, delta in cells:
-        name = TITLES.get(cell.prompt, cell.prompt)
+        name = title_of("prompts", cell.prompt)
         context = f", {cell.context_tokens:,} tokens" if cell.context_tokens else ""
         streams = f", {cell.concurrency} at once" if cell.concurrency > 1 else ""
         rates = delta.acceptance_per_position[:MOST_POSITIONS]
