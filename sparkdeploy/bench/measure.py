@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.answers import read_answer
 from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, measure
-from sparkdeploy.bench.prompts import Ask, Dialect, Length, Prompt, Sizer, chat_body, context_prompt
+from sparkdeploy.bench.prompts import (
+    Ask,
+    Dialect,
+    Length,
+    Prompt,
+    Sizer,
+    asked,
+    chat_body,
+    context_prompt,
+)
 from sparkdeploy.bench.record import FailureKind, SuiteResult
 from sparkdeploy.bench.suites import WARMUPS, Forecast
 from sparkdeploy.bench.watch import (
@@ -22,10 +31,10 @@ from sparkdeploy.bench.watch import (
 from sparkdeploy.errors import BenchError, SparkdeployError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from sparkdeploy.bench.record import Failure, ServerDelta
+    from sparkdeploy.bench.record import Cell, Failure, ServerDelta
     from sparkdeploy.bench.suites import Condition, Suite, Turn
     from sparkdeploy.bench.watch import BenchWatch, Reading
     from sparkdeploy.bench.wire import Streams
@@ -66,39 +75,31 @@ def find_dialect(streams: Streams, model: str) -> Dialect:
     raise BenchError(f"the server cannot be measured: {words}")
 
 
+@dataclass(slots=True)
 class Measurement:
-    def __init__(
-        self,
-        suite: Suite,
-        server: MeasuredServer,
-        watch: BenchWatch,
-        *,
-        asked: Sequence[Prompt] = (),
-        seed: int = 0,
-    ) -> None:
-        """`asked` are the suite's fixed prompts, `seed` begins those made to measure."""
-        self._suite = suite
-        self._server = server
-        self._watch = watch
-        self._asked = {item.name: item for item in asked}
-        self._seed = seed
-        self._sizer = Sizer()
-        self._forecast = Forecast()
-        self._collected: dict[Condition, _Collected] = {}
-        self._began_s = time.perf_counter()
+    suite: Suite
+    server: MeasuredServer
+    watch: BenchWatch
+    seed: int = field(default_factory=lambda: time.time_ns() % 2**31)
+    """Begins the prompts made to measure."""
+    _sizer: Sizer = field(default_factory=Sizer)
+    _forecast: Forecast = field(default_factory=Forecast)
+    _collected: dict[Condition, _Collected] = field(default_factory=dict)
+    _began_s: float = field(default_factory=time.perf_counter)
 
     def run(self, on_progress: Callable[[Turn, float | None, float | None], None]) -> SuiteResult:
         """Take every turn; an interruption, or a server that is gone, ends with what there is.
 
         `on_progress` hears of each turn, its tok/s and the seconds that are left.
         """
-        turns = self._suite.turns
-        notes = self._suite.notes
+        turns = self.suite.turns
+        notes = self.suite.notes
         is_complete = False
         try:
             for index, turn in enumerate(turns):
                 measured = self._take(turn)
-                if all(_is_gone(item) for item in measured):
+                failures = [item.sample.failure for item in measured]
+                if all(item and item.kind is FailureKind.UNREACHABLE for item in failures):
                     notes = (*notes, GONE)
                     break
                 speeds = [s for item in measured if (s := item.sample.decode_tok_s) is not None]
@@ -108,14 +109,22 @@ class Measurement:
                 is_complete = True
         except KeyboardInterrupt:
             notes = (*notes, "interrupted")
-        return self._result(notes, is_complete=is_complete)
+        return SuiteResult(
+            name=self.suite.name,
+            prompts=self.suite.prompts,
+            rounds=self.suite.rounds,
+            warmups=WARMUPS,
+            is_complete=is_complete,
+            cells=tuple(self._cells()),
+            notes=notes,
+        )
 
     def _take(self, turn: Turn) -> list[Measured]:
         condition = turn.condition
         asks = self._asks(turn)
         before = self._counters()
         start_s = time.perf_counter()
-        exchanges = self._server.streams.round([self._body(ask) for ask in asks])
+        exchanges = self.server.streams.round([self._body(ask) for ask in asks])
         end_s = time.perf_counter()
         measured = [
             measure(
@@ -135,7 +144,7 @@ class Measurement:
         tokens = sum(item.sample.completion_tokens for item in measured)
         after = self._settled(before, tokens) if before is not None else None
         if turn.round != WARM_UP:
-            kept.readings += self._watch.between(start_s, end_s)
+            kept.readings += self.watch.between(start_s, end_s)
             if before is not None and after is not None:
                 kept.deltas.append(difference(before, after))
         return measured
@@ -143,14 +152,15 @@ class Measurement:
     def _asks(self, turn: Turn) -> list[Ask]:
         condition = turn.condition
         if condition.context_tokens is None:
-            return [Ask(self._asked[condition.prompt])] * condition.concurrency
+            by_name = {prompt.name: prompt for prompt in asked(self.suite.name)}
+            return [Ask(by_name[condition.prompt])] * condition.concurrency
         words = self._words_for(condition.context_tokens - condition.max_tokens)
         made = [self._made(words, condition.max_tokens) for _ in range(condition.concurrency)]
         return [Ask(prompt, Length.EXACT, condition.context_tokens, words) for prompt in made]
 
     def _made(self, words: int, max_tokens: int) -> Prompt:
-        self._seed += 1
-        return context_prompt(words, seed=self._seed, max_tokens=max_tokens)
+        self.seed += 1
+        return context_prompt(words, seed=self.seed, max_tokens=max_tokens)
 
     def _words_for(self, prompt_tokens: int) -> int:
         while (words := self._sizer.probe_for(prompt_tokens)) is not None:
@@ -165,13 +175,13 @@ class Measurement:
 
     def _probe(self, words: int, wanted_tokens: int) -> Failure | None:
         ask = Ask(self._made(words, 1), Length.EXACT, context_tokens=wanted_tokens)
-        answer = read_answer(self._server.streams.round([self._body(ask)])[0])
+        answer = read_answer(self.server.streams.round([self._body(ask)])[0])
         if answer.failure is None:
             self._sizer.learn(words, answer.prompt_tokens)
         return answer.failure
 
     def _body(self, ask: Ask) -> Mapping[str, Any]:
-        return chat_body(ask, model=self._server.model, dialect=self._server.dialect)
+        return chat_body(ask, model=self.server.model, dialect=self.server.dialect)
 
     def _learn(self, asks: Sequence[Ask], measured: Sequence[Measured]) -> None:
         counted = [item.sample for item in measured if item.is_counted]
@@ -188,10 +198,10 @@ class Measurement:
                 self._sizer.learn(ask.words, item.sample.prompt_tokens)
 
     def _counters(self) -> Counters | None:
-        if self._server.exposition is None:
+        if self.server.exposition is None:
             return None
         try:
-            return read_counters(self._server.exposition())
+            return read_counters(self.server.exposition())
         except SparkdeployError:
             return None
 
@@ -205,28 +215,12 @@ class Measurement:
                 return after
             time.sleep(SETTLE_POLL_S)
 
-    def _result(self, notes: tuple[str, ...], *, is_complete: bool) -> SuiteResult:
-        cells = tuple(
-            cell_of(
-                condition,
-                kept.rounds,
-                server=together(kept.deltas, kv_usage_peak=kv_peak(kept.readings)),
-                machine=machine_watch(kept.readings),
-            )
-            for condition, kept in self._collected.items()
-            if any(number != WARM_UP for number in kept.rounds)
-        )
-        return SuiteResult(
-            name=self._suite.name,
-            prompts=self._suite.prompts,
-            rounds=self._suite.rounds,
-            warmups=WARMUPS,
-            is_complete=is_complete,
-            cells=cells,
-            notes=notes,
-        )
-
-
-def _is_gone(item: Measured) -> bool:
-    failure = item.sample.failure
-    return failure is not None and failure.kind is FailureKind.UNREACHABLE
+    def _cells(self) -> Iterator[Cell]:
+        for condition, kept in self._collected.items():
+            if any(number != WARM_UP for number in kept.rounds):
+                yield cell_of(
+                    condition,
+                    kept.rounds,
+                    server=together(kept.deltas, kv_usage_peak=kv_peak(kept.readings)),
+                    machine=machine_watch(kept.readings),
+                )

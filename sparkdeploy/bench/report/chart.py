@@ -134,7 +134,6 @@ class ShownRun:
         return self.run.origin.recipe.name if self.run.origin.recipe is not None else ""
 
     def cells(self, suite: str) -> tuple[Cell, ...]:
-        """Return the cells of a suite; none where the run lacks it."""
         found = self.run.suite(suite)
         return found.cells if found is not None else ()
 

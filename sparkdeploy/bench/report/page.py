@@ -26,43 +26,35 @@ TEMPLATE = "report.html.j2"
 
 def report_page(runs: Sequence[Run], field: Field, *, made_at: str, version: str) -> str:
     shown = tuple(_named(runs))
-    facts = [
-        {
-            **dict(origin_facts(run.origin)),
-            "started": run.started_at,
-            "record": run.run_id,
-            **dict(machine_facts(cell for suite in run.suites for cell in suite.cells)),
-        }
-        for run in runs
-    ]
+    facts = [dict(_facts(run)) for run in runs]
     # What several runs have in common is shown once.
     shared = {
         name: value
         for name, value in facts[0].items()
         if len(facts) > 1 and all(own.get(name) == value for own in facts)
     }
+    own_facts = [{name: own[name] for name in own if name not in shared} for own in facts]
+    series = [series_class(item.series) for item in shown]
+    sections = _sections(shown, field)
     return render_page(
         Path(__file__).parent,
         TEMPLATE,
         title=" and ".join(item.name for item in shown) if len(shown) < 3 else f"{len(shown)} runs",
         shared=shared,
-        runs=[
-            (
-                item,
-                series_class(item.series),
-                {name: value for name, value in own.items() if name not in shared},
-            )
-            for item, own in zip(shown, facts, strict=True)
-        ],
-        sections=[
-            (section, tuple(map(_draw, section.charts))) for section in _sections(shown, field)
-        ],
+        runs=list(zip(shown, series, own_facts, strict=True)),
+        sections=[(section, [_draw(chart) for chart in section.charts]) for section in sections],
         warnings=tuple(_warnings(shown)),
         made_at=made_at,
         version=version,
         series=SERIES,
         dashes=DASHES,
     )
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    yield from origin_facts(run.origin)
+    yield from (("started", run.started_at), ("record", run.run_id))
+    yield from machine_facts(cell for suite in run.suites for cell in suite.cells)
 
 
 def _named(runs: Sequence[Run]) -> Iterator[ShownRun]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sparkdeploy import __version__, labels
-from sparkdeploy.bench import prompts
 from sparkdeploy.bench.files import Shelf, run_id, write_record
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
+from sparkdeploy.bench.prompts import asked
 from sparkdeploy.bench.quality import needle, tool_calls
 from sparkdeploy.bench.quality.capture import read_capture, take_capture
 from sparkdeploy.bench.record import Run, SuiteResult
@@ -231,10 +230,8 @@ def _newest_of_each_label(shelf: Shelf) -> list[Run]:
 def _take_suite(suite: Suite, server: MeasuredServer, watch: BenchWatch) -> SuiteResult:
     for note in suite.notes:
         console.info(f"  {note}")
-    asked, seed = prompts.asked(suite.name), time.time_ns() % 2**31
     with console.step(f"suite {suite.name}") as step:
-        measurement = Measurement(suite, server, watch, asked=asked, seed=seed)
-        return measurement.run(functools.partial(_show, step, suite))
+        return Measurement(suite, server, watch).run(functools.partial(_show, step, suite))
 
 
 def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteResult:
@@ -245,8 +242,8 @@ def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteR
 
 def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | Load:
     """Refuse what cannot be asked of this server before an hour is spent on other suites."""
-    if asked := prompts.asked(name):
-        return fixed_suite(name, asked, wanted.rounds)
+    if prompts := asked(name):
+        return fixed_suite(name, prompts, wanted.rounds)
     limit = endpoint.max_model_len
     if name is SuiteName.SWEEP:
         return sweep_suite(
