@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 GATED_SUITE = "five"
 GATED_METRIC = "end_to_end_tok_s"
+UNKNOWN = Summary(0, math.nan, math.nan)
+"""Of no rounds at all."""
 Values = dict[int, tuple[float, float]]
 """By round: the base's figure and the other's."""
 
@@ -125,9 +127,7 @@ def _rounds(base: Cell, other: Cell, metric: str) -> Values:
 
 
 def _difference(suite: str, cell: Cell, metric: str, values: Values) -> FigureDifference:
-    found = summarise([after - before for before, after in values.values()])
-    if found is None:
-        raise ValueError("no rounds to compare")
+    found = summarise([after - before for before, after in values.values()]) or UNKNOWN
     return FigureDifference(
         suite=suite,
         prompt=cell.prompt,
@@ -149,7 +149,7 @@ def _overall(suite: str, metric: str, cells: list[Values]) -> Overall:
         for number in sorted(numbers)
         if all(min(values[number]) > 0 for values in cells)
     ]
-    found = summarise(logs) or Summary(0, math.nan, math.nan)
+    found = summarise(logs) or UNKNOWN
     low95, high95 = (None if end is None else math.exp(end) for end in (found.low95, found.high95))
     ratio = math.exp(found.mean)
     return Overall(suite, metric, len(cells), ratio, low95, high95, _verdict(found))
@@ -205,7 +205,6 @@ def floor_of(origin: RunOrigin, floor_tok_s: float | None) -> tuple[float, str]:
 
 
 def require_gated_suite(suites: Sequence[str]) -> None:
-    """Raise UsageError when the suite that is held against the floor is not among these."""
     if GATED_SUITE not in suites:
         raise UsageError(f"--gate needs suite {GATED_SUITE}", hint=f"add --suite {GATED_SUITE}")
 
@@ -219,7 +218,6 @@ def gate_of(run: Run, floor_tok_s: float, source: str) -> Gate:
 
 
 def require_gate(gate: Gate) -> None:
-    """Raise BenchError when the floor was not reached or a request failed."""
     if gate.failures:
         raise BenchError(f"--gate: {gate.failures} requests failed")
     if gate.reached_tok_s < gate.floor_tok_s:

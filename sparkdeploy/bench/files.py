@@ -75,7 +75,6 @@ def record_text(run: Run) -> str:
 
 
 def write_record(run: Run, path: Path) -> None:
-    """Write the record; it appears whole or not at all."""
     write_whole(record_text(run), path)
 
 

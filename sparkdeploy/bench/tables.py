@@ -64,22 +64,14 @@ def suite_lines(suite: SuiteResult) -> Iterator[str]:
 def comparison_lines(comparison: RunComparison) -> Iterator[str]:
     """Yield the differences of the figures that matter to each suite."""
     yield f"{comparison.other} against {comparison.base}"
-    for suite, metrics in _SHOWN.items():
-        for metric in metrics:
-            found = [
-                item
-                for item in comparison.differences
-                if item.suite == suite and item.metric == metric
-            ]
-            if found:
-                yield ""
-                yield f"{suite}, {title_of('figures', metric)}"
-                yield from map(_difference_line, found)
-                yield from (
-                    _overall_line(item)
-                    for item in comparison.overall
-                    if item.suite == suite and item.metric == metric
-                )
+    for shown in ((suite, metric) for suite, metrics in _SHOWN.items() for metric in metrics):
+        found = [item for item in comparison.differences if (item.suite, item.metric) == shown]
+        if found:
+            yield ""
+            yield f"{shown[0]}, {title_of('figures', shown[1])}"
+            yield from map(_difference_line, found)
+        overall = (item for item in comparison.overall if (item.suite, item.metric) == shown)
+        yield from map(_overall_line, overall)
     for note in comparison.notes:
         yield f"not compared: {note}"
     if comparison.changed:
@@ -105,14 +97,12 @@ def _cell_table(suite: SuiteResult) -> Iterator[str]:
 
 
 def _cell_row(cell: Cell, metrics: Sequence[str]) -> tuple[str, ...]:
-    name = _condition(cell.prompt, cell.concurrency, cell.context_tokens)
     values = (_summary(metric, cell.statistics.get(metric)) for metric in metrics)
     accepted = cell.server.acceptance_per_position if cell.server is not None else ()
-    return (name, *values, " ".join(f"{value:.0%}" for value in accepted) or "-")
+    return (_condition(cell), *values, " ".join(f"{value:.0%}" for value in accepted) or "-")
 
 
 def machine_facts(cells: Iterable[Cell]) -> Iterator[tuple[str, str]]:
-    """Yield name and span of what the serving machine showed meanwhile, over all cells."""
     watches = [cell.machine for cell in cells if cell.machine]
     for name, attribute, unit in (
         ("SM clock", "sm_clock_mhz", "MHz"),
@@ -156,7 +146,7 @@ def _difference_line(item: FigureDifference) -> str:
     digits = _digits(item.metric)
     interval = _interval(item.difference.low95, item.difference.high95, f"+.{digits}f")
     return (
-        f"  {_condition(item.prompt, item.concurrency, item.context_tokens):<20}"
+        f"  {_condition(item):<20}"
         f"{item.base:>9.{digits}f} -> {item.other:<8.{digits}f} "
         f"{item.difference.mean:+.{digits}f}{interval} "
         f"({item.relative:+.1%})  {item.verdict}"
@@ -181,16 +171,15 @@ def _summary(metric: str, found: Summary | None) -> str:
 
 
 def _digits(metric: str) -> int:
-    """Speeds are told to a hundredth, seconds to a thousandth, requests are whole."""
     if metric == "failed_requests":
         return 0
     return 2 if metric.endswith("tok_s") else 3
 
 
-def _condition(prompt: str, concurrency: int, context_tokens: int | None) -> str:
-    if context_tokens is None:
-        return prompt
-    return f"{concurrency} x {context_tokens} tokens"
+def _condition(item: Cell | FigureDifference) -> str:
+    if item.context_tokens is None:
+        return item.prompt
+    return f"{item.concurrency} x {item.context_tokens} tokens"
 
 
 def _kinds(suite: SuiteResult) -> str:

@@ -90,7 +90,7 @@ def _options(tool: str, load: Load, places: Mapping[str, object]) -> tuple[str, 
 
 
 def read_vllm_bench(text: str, *, version: str, command: Sequence[str]) -> ToolResult:
-    """Read its result file; BenchError when nothing was completed."""
+    """Raise BenchError when nothing was completed."""
     report = _object(text, VLLM_BENCH)
     if not report.get("completed"):
         raise BenchError(f"{VLLM_BENCH}: no request succeeded")
@@ -98,7 +98,7 @@ def read_vllm_bench(text: str, *, version: str, command: Sequence[str]) -> ToolR
 
 
 def read_llama_benchy(text: str, *, command: Sequence[str]) -> ToolResult:
-    """Read its JSON report; BenchError when nothing was measured."""
+    """Raise BenchError when nothing was measured."""
     report = _object(text, LLAMA_BENCHY)
     test = (report.get("benchmarks") or [{}])[0]
     means = {key: item.get("mean") for key, item in test.items() if isinstance(item, dict)}
@@ -214,18 +214,15 @@ def _program() -> tuple[str, ...]:
 
 def _environment(home: Path) -> Mapping[str, str]:
     """Its cache goes with the folder; a proxy must not be asked for what stands on this machine."""
-    kept = {
-        name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")
-    }
+    kept = {name: os.environ[name] for name in os.environ if not name.lower().endswith("_proxy")}
     cache = os.environ.get("UV_CACHE_DIR", str(Path("~/.cache/uv").expanduser()))
     return {**kept, "HOME": str(home), "HF_HUB_OFFLINE": "1", "UV_CACHE_DIR": cache}
 
 
 def _model(host: DockerHost, container_id: str) -> str:
-    """Return the model's path in the container."""
-    for argument in host.inspect(container_id)["Args"]:
-        if str(argument).startswith((CHECKPOINT_MOUNT, MODEL_MOUNT)):
-            return str(argument)
+    for argument in map(str, host.inspect(container_id)["Args"]):
+        if argument.startswith((CHECKPOINT_MOUNT, MODEL_MOUNT)):
+            return argument
     raise BenchError("the container's command names no model")
 
 

@@ -37,8 +37,6 @@ _Seen = tuple[float, float, list[Arrival], Failure | None]
 
 @dataclass(slots=True)
 class Response:
-    """What has come of a response so far."""
-
     status: int | None = None
     body: list[Arrival] = field(default_factory=list)
     is_whole: bool = False

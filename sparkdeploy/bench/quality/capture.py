@@ -41,7 +41,6 @@ class Position:
     """Natural log-probability by token: the likeliest ones and the one that stands there."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no distribution; ValueError."""
         if self.token_id not in self.told:
             raise ValueError(f"token {self.token_id} has no log-probability")
         if not all(-math.inf < value <= CERTAIN for value in self.told.values()):
@@ -49,7 +48,6 @@ class Position:
 
     @property
     def logprob(self) -> float:
-        """Of the token that stands there."""
         return self.told[self.token_id]
 
     @property
@@ -103,7 +101,6 @@ def _adapter() -> TypeAdapter[Capture]:
 
 
 def write_capture(capture: Capture, path: Path) -> None:
-    """Write the capture; it appears whole or not at all. BenchError when it cannot be written."""
     write_whole(_adapter().dump_json(capture).decode() + "\n", path)
 
 
@@ -125,11 +122,10 @@ def read_capture(path: Path) -> Capture:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What is asked: how many of the texts, and how far the model goes on from each."""
-
     text_count: int | None = None
     """None is all of them."""
     max_tokens: int = MAX_TOKENS
+    """How far the model goes on from each."""
 
     @property
     def texts(self) -> Mapping[str, str]:

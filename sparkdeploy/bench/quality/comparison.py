@@ -243,11 +243,9 @@ def _growth(nats: float) -> float:
 
 def comparison_lines(comparison: QualityComparison, failed: Sequence[str] | None) -> Iterator[str]:
     """Yield the report; `failed` are the gate's sentences, None when there was no gate."""
-    texts = len(comparison.texts)
-    yield (
-        f"{comparison.second} beside {comparison.first}: {comparison.positions} positions of "
-        f"{texts} text{'s' if texts != 1 else ''}"
-    )
+    texts = f"{len(comparison.texts)} text{'s' if len(comparison.texts) != 1 else ''}"
+    positions = f"{comparison.positions} positions of {texts}"
+    yield f"{comparison.second} beside {comparison.first}: {positions}"
     yield f"  top-1 agreement  {_with_interval(comparison.top1_agreement, '.2%')}"
     kl = _with_interval(comparison.mean_kl_nats, ".5f")
     yield f"  mean KL          {kl} nats, at least; p99 {comparison.p99_kl_nats:.5f}"

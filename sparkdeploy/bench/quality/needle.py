@@ -46,8 +46,6 @@ _QUESTION = (
 
 @dataclass(frozen=True, slots=True)
 class NeedleResult:
-    """One haystack and what became of its needle."""
-
     length: int
     """The prompt length that was aimed at, in tokens."""
     depth: float
