@@ -12,7 +12,8 @@ import json
 import ssl
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import h11
@@ -133,7 +134,7 @@ class _Receiver(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-class Streams:
+class Streams(contextlib.AbstractContextManager["Streams"]):
     """Streamed requests to one server; a context manager that keeps one event loop.
 
     `round` sends all bodies at once and returns when the last answer has ended. Each request
@@ -153,33 +154,21 @@ class Streams:
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._ssl else 80)
-        self._authority = parts.netloc
-        self._path = parts.path.rstrip("/") + CHAT_PATH
-        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        path = parts.path.rstrip("/") + CHAT_PATH
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            headers["Authorization"] = f"Bearer {api_key}"
+        self._request = partial(request_bytes, host=parts.netloc, path=path, headers=headers)
         self._silence_s = silence_s
         self._clock = clock
         self._runner = asyncio.Runner()
-
-    def __enter__(self) -> Self:
-        self._runner.__enter__()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._runner.close()
 
     def round(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[Exchange, ...]:
         """Send all bodies at once; return what came back, in the same order."""
-        requests = [
-            request_bytes(
-                host=self._authority,
-                path=self._path,
-                headers=self._headers,
-                body=json.dumps(body).encode(),
-            )
-            for body in bodies
-        ]
+        requests = [self._request(body=json.dumps(body).encode()) for body in bodies]
         with _without_pauses():
             seen = self._runner.run(self._exchange_all(requests))
         return tuple(exchange_of(*item) for item in seen)
@@ -201,12 +190,12 @@ class Streams:
             failure = await self._wait(receiver)
         finally:
             transport.abort()
+        pieces, ended_s = receiver.pieces, receiver.lost_at_s
         if failure is not None:
             ended_s = self._clock()
-        else:
-            lost_at_s, pieces = receiver.lost_at_s, receiver.pieces
-            ended_s = lost_at_s if lost_at_s is not None else pieces[-1].at_s
-        return sent_s, ended_s, receiver.pieces, failure
+        elif ended_s is None:
+            ended_s = pieces[-1].at_s
+        return sent_s, ended_s, pieces, failure
 
     async def _wait(self, receiver: _Receiver) -> Failure | None:
         """Wait for the end; return a failure when nothing came for too long."""

@@ -132,12 +132,10 @@ def list_runs(
 ) -> None:
     """List the runs that were kept."""
     from sparkdeploy.bench.tables import list_lines
-    from sparkdeploy.commands.bench.run import shelf_of
+    from sparkdeploy.commands.bench.run import kept_runs
     from sparkdeploy.settings import load_settings
 
-    kept, damaged = shelf_of(load_settings()).runs()
-    for message in damaged:
-        console.warn(message)
+    kept = kept_runs(load_settings())
     content = [
         {
             "run_id": item.run.run_id,

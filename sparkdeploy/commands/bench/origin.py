@@ -140,19 +140,14 @@ def checkpoint_origin(record: dict[str, Any]) -> CheckpointOrigin | None:
     for target, source in mounts.items():
         manifest = read_manifest(Path(source)) if target.startswith(CHECKPOINT_MOUNT) else None
         if manifest is not None:
-            return CheckpointOrigin(
-                source=manifest.source_name,
-                revision=manifest.source_revision,
-                manifest_fingerprint=manifest.fingerprint,
-                treatment=manifest.treatment,
-            )
+            name, revision = manifest.source_name, manifest.source_revision
+            return CheckpointOrigin(name, revision, manifest.fingerprint, manifest.treatment)
     for target in mounts:
         if target.startswith(MODEL_MOUNT):
-            name = target.removeprefix(MODEL_MOUNT)
             argv = " ".join(record["Args"])
             snapshot = re.search(re.escape(target) + r"/snapshots/(\w+)", argv)
-            source = name.removeprefix("models--").replace("--", "/")
-            return CheckpointOrigin(source, snapshot[1] if snapshot else None)
+            name = target.removeprefix(MODEL_MOUNT).removeprefix("models--").replace("--", "/")
+            return CheckpointOrigin(name, snapshot[1] if snapshot else None)
     return None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sparkdeploy import __version__, labels
-from sparkdeploy.bench.files import Shelf, run_id, write_record
+from sparkdeploy.bench.files import KeptRun, Shelf, run_id, write_record
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
 from sparkdeploy.bench.prompts import asked
 from sparkdeploy.bench.quality import needle, tool_calls
@@ -72,8 +72,6 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server that answers, and what is known of it."""
-
     base_url: str
     api_key: str | None = field(repr=False)
     model: str
@@ -199,7 +197,11 @@ def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
     of each label is shown.
     """
     shelf = shelf_of(settings)
-    runs = [shelf.find(name).run for name in names] or _newest_of_each_label(shelf)
+    runs = [shelf.find(name).run for name in names]
+    if not names:
+        newest = {item.run.label: item.run for item in kept_runs(settings)}
+        # As many as there are colours.
+        runs = list(newest.values())[-len(SERIES) :]
     if not runs:
         raise BenchError(
             f"there are no runs in {shelf.folder}",
@@ -218,13 +220,12 @@ def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
     return len(runs)
 
 
-def _newest_of_each_label(shelf: Shelf) -> list[Run]:
-    """Return as many runs as there are colours; a damaged record is named and left out."""
-    kept, damaged = shelf.runs()
+def kept_runs(settings: Settings) -> tuple[KeptRun, ...]:
+    """Return every run, oldest first; a damaged record is named and left out."""
+    kept, damaged = shelf_of(settings).runs()
     for message in damaged:
         console.warn(message)
-    newest = {item.run.label: item.run for item in kept}
-    return list(newest.values())[-len(SERIES) :]
+    return kept
 
 
 def _take_suite(suite: Suite, server: MeasuredServer, watch: BenchWatch) -> SuiteResult:
