@@ -60,7 +60,7 @@ class Linear:
     end: float
 
     def place(self, value: float) -> float:
-        """Return where a value stands; what lies beyond the axis stands at its end."""
+        """What lies beyond the axis stands at its end."""
         return self.start + (self.end - self.start) * min(max(value / self.top, 0.0), 1.0)
 
 
@@ -88,7 +88,7 @@ def draw_bars(chart: BarChart, width: float) -> str:
     """
     bars = [bar for group in chart.groups for bar in group.bars]
     left = min(0.34 * width, max(width_of(bar.label, SMALL) for bar in bars) + 10.0)
-    right = width - max(width_of(_value(bar), FONT) for bar in bars) - 10.0
+    right = width - max(width_of(f"{bar.value:.1f}", FONT) for bar in bars) - 10.0
     rows_height = sum(HEADING + GAP + ROW * len(group.bars) for group in chart.groups)
     height = BARS_TOP + rows_height + BARS_AXIS
     largest = max(max(bar.value, bar.high or 0.0) for bar in bars) or 1.0
@@ -137,7 +137,6 @@ def draw_lines(chart: LineChart, width: float) -> str:
 
 
 def series_class(index: int) -> str:
-    """Return the class of the run that stands at `index`."""
     return f"series-{index % len(SERIES)}"
 
 
@@ -195,7 +194,6 @@ def element(name: str, content: str = "", **attributes: object) -> str:
 
 
 def words(text: str, x: float, y: float, **attributes: object) -> str:
-    """Return a text element at the baseline `y`."""
     return element("text", escape(printable(text)), x=x, y=y, **attributes)
 
 
@@ -212,7 +210,6 @@ def fitted(text: str, width: float, size: float) -> str:
 
 
 def width_of(text: str, size: float) -> float:
-    """Return about how wide a text is; rather too much."""
     return len(text) * size * CHARACTER_WIDTH
 
 
@@ -247,7 +244,7 @@ def _row(bar: Bar, axis: Linear, top: float, unit: str) -> Iterator[str]:
     end = axis.place(bar.value)
     yield element(
         "rect",
-        hint(f"{bar.label}: {_value(bar)} {unit}{_interval(bar)}"),
+        hint(f"{bar.label}: {bar.value:.1f} {unit}{_interval(bar)}"),
         x=axis.start,
         y=top + (ROW - BAR) / 2,
         width=end - axis.start,
@@ -261,11 +258,7 @@ def _row(bar: Bar, axis: Linear, top: float, unit: str) -> Iterator[str]:
             whisker += f"M{at:.2f} {middle - 4:.2f}V{middle + 4:.2f}"
         yield element("path", d=whisker, class_="interval")
         end = max(end, high)
-    yield words(_value(bar), end + 6, baseline, class_=f"value {bar.kind.value}")
-
-
-def _value(bar: Bar) -> str:
-    return f"{bar.value:.1f}"
+    yield words(f"{bar.value:.1f}", end + 6, baseline, class_=f"value {bar.kind.value}")
 
 
 def _interval(bar: Bar) -> str:
@@ -335,5 +328,4 @@ def _x_axis(chart: LineChart, across: Logarithmic, up: Linear, width: float) -> 
 
 
 def _condition(x: float, chart: LineChart) -> str:
-    """Return a condition as its axis writes it: `16`, or `16K` for 16384."""
     return f"{x / 1024:.4g}K" if chart.thousands and x >= 1024 else f"{x:g}"

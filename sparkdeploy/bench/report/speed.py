@@ -162,21 +162,18 @@ def _speed_row(
 def acceptance_section(runs: Sequence[ShownRun]) -> Section | None:
     """How often drafts were accepted, by their position in a step; by prompt in the table."""
     drafting = [(shown, _drafting(shown)) for shown in runs]
-    by_run = [(shown, _rates(cells)) for shown, cells in drafting]
-    groups = []
-    for position in range(max((len(rates) for _, rates in by_run), default=0)):
-        bars = tuple(
-            Bar(shown.name, 100 * rates[position], series=shown.series)
-            for shown, rates in by_run
-            if position < len(rates) and plottable(rates[position])
-        )
-        if bars:
-            groups.append(Group(f"Position {position + 1}", bars))
+    groups: dict[int, list[Bar]] = {}
+    for shown, cells in drafting:
+        for position, rate in enumerate(_rates(cells), 1):
+            if plottable(rate):
+                bar = Bar(shown.name, 100 * rate, series=shown.series)
+                groups.setdefault(position, []).append(bar)
     if not groups:
         return None
+    positions = tuple(Group(f"Position {at}", tuple(groups[at])) for at in sorted(groups))
     return section_of(
         "acceptance",
-        (BarChart(heading_of("acceptance"), "% of drafting steps", tuple(groups)),),
+        (BarChart(heading_of("acceptance"), "% of drafting steps", positions),),
         (row for pair in drafting for row in _acceptance_rows(*pair)),
     )
 
