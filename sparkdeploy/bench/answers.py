@@ -61,8 +61,6 @@ class CountedAnswer:
 
 @dataclass(slots=True)
 class _Event:
-    """One event that may hold tokens."""
-
     at_s: float
     has_text: bool
     id_count: int | None

@@ -80,7 +80,6 @@ class RunComparison:
     changed: tuple[str, ...]
     """What made them that is not the same: `driver: 580.1 -> 590.2`."""
     notes: tuple[str, ...]
-    """What could not be compared, and why."""
 
 
 def compare(base: Run, other: Run) -> RunComparison:

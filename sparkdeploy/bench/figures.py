@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -137,14 +137,10 @@ def cell_of(
     server: ServerDelta | None,
     machine: MachineWatch | None,
 ) -> Cell:
-    """Return everything about one condition; round 0 is the warm-up."""
     counting = {number: items for number, items in sorted(rounds.items()) if number != WARM_UP}
     results = tuple(round_result(number, items) for number, items in counting.items())
     return Cell(
-        prompt=condition.prompt,
-        concurrency=condition.concurrency,
-        max_tokens=condition.max_tokens,
-        context_tokens=condition.context_tokens,
+        **asdict(condition),
         samples=tuple(item.sample for _, items in sorted(rounds.items()) for item in items),
         rounds=results,
         latency=latency(item for items in counting.values() for item in items),

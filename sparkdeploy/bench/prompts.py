@@ -134,12 +134,10 @@ class Sizer:
     _known: dict[int, int] = field(default_factory=dict)
 
     def learn(self, words: int, prompt_tokens: int) -> None:
-        """Take in one prompt that the server has counted."""
         self._known[words] = prompt_tokens
 
     @property
     def can_foretell(self) -> bool:
-        """Whether any length can be foretold, if not well."""
         return all(words in self._known for words in PROBE_WORDS)
 
     def probe_for(self, prompt_tokens: int) -> int | None:
@@ -154,10 +152,7 @@ class Sizer:
         return words if words > max(self._known) else None
 
     def words_for(self, prompt_tokens: int) -> int:
-        """Return the words of a prompt of nearly, and not more than, so many tokens.
-
-        Needs every probe to have been learnt.
-        """
+        """Return the words of a prompt of nearly, and at most, so many tokens; after all probes."""
         return self._words(prompt_tokens - SPARE_TOKENS - int(prompt_tokens * SPARE_SHARE))
 
     def _words(self, prompt_tokens: int) -> int:

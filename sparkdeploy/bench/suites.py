@@ -117,14 +117,13 @@ class Forecast:
     decode_tokens: int = 0
 
     def learn(self, *, prompt_tokens: int, prompt_s: float, tokens: int, decode_s: float) -> None:
-        """Take in one round: all of its prompt tokens and their time, all tokens and theirs."""
         self.prompt_tokens += prompt_tokens
         self.prompt_s += prompt_s
         self.decode_tokens += tokens
         self.decode_s += decode_s
 
     def remaining_s(self, turns: Sequence[Turn]) -> float | None:
-        """Return the seconds these turns may take, or None before anything was learnt."""
+        """None before anything was learnt."""
         if not self.prompt_tokens or not self.decode_tokens:
             return None
         return sum(self._turn_s(turn.condition) for turn in turns)

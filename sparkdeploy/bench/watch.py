@@ -41,8 +41,6 @@ _KV_USAGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The counters at one moment; a missing one is None."""
-
     values: Mapping[str, int]
     speculation: Speculation | None
     kv_usage: float | None
@@ -76,7 +74,6 @@ def difference(before: Counters, after: Counters) -> ServerDelta:
 
 
 def together(deltas: Iterable[ServerDelta], *, kv_usage_peak: float | None) -> ServerDelta | None:
-    """Add up what was counted in several spans; None for none."""
     found = tuple(deltas)
     if not found:
         return None
@@ -166,7 +163,6 @@ class BenchWatch:
 
 
 def machine_watch(readings: Sequence[Reading]) -> MachineWatch | None:
-    """Return the ranges over these readings, or None where the machine told nothing."""
     loads = [item.gpu for item in readings if item.gpu is not None]
     memory = [item.available_bytes for item in readings if item.available_bytes is not None]
     if not loads and not memory:

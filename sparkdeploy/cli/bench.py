@@ -34,7 +34,6 @@ ModelOption = Annotated[
 KeyFileOption = Annotated[
     Path | None, typer.Option("--key-file", help="With a URL: a file with the API key.")
 ]
-
 MEASURE = "run"
 
 
@@ -126,10 +125,7 @@ def measure(
         gates.require_gate(gates.gate_of(finished.run, *held))
 
 
-def list_runs(
-    as_json: JsonOption = False,
-    _on: OnOption = None,
-) -> None:
+def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
     """List the runs that were kept."""
     from sparkdeploy.bench.tables import list_lines
     from sparkdeploy.commands.bench.run import kept_runs
@@ -351,11 +347,7 @@ def _capture(asked: list[str], ask: Callable[[str], Capture], save: Path) -> Non
 
 
 def _compare(
-    asked: list[str],
-    ask: Callable[[str], Capture],
-    thresholds: Thresholds | None,
-    *,
-    as_json: bool,
+    asked: list[str], ask: Callable[[str], Capture], thresholds: Thresholds | None, *, as_json: bool
 ) -> None:
     from sparkdeploy.bench.quality.comparison import (
         compare,

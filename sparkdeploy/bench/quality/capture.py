@@ -36,7 +36,6 @@ class Position:
     """What the model expected at one token of a given text."""
 
     token_id: int
-    """The token that stands there."""
     told: Mapping[int, float]
     """Natural log-probability by token: the likeliest ones and the one that stands there."""
 
@@ -76,14 +75,12 @@ class Capture:
     label: str
     """What a person calls it: the deployment and its recipe, or the address."""
     model: str
-    """The served name."""
     taken_at: str
     """ISO 8601, UTC."""
     sparkdeploy: str
     top_count: int
     """How many of the likeliest tokens were asked for at each position."""
     max_tokens: int
-    """How many tokens the model was asked to go on for."""
     texts: tuple[TextCapture, ...]
     kind: str = KIND
     schema: int = SCHEMA_VERSION

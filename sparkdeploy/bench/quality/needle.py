@@ -51,10 +51,9 @@ class NeedleResult:
     depth: float
     """Where the needle was: 0 is the beginning, 1 the end."""
     prompt_tokens: int
-    """The length it had, as the server counted."""
     is_found: bool
     answer: str
-    """The answer's beginning."""
+    """Its beginning."""
 
 
 def haystack(line_count: int, depth: float, code: int, *, seed: int) -> str:

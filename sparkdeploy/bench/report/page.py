@@ -78,7 +78,6 @@ def _sections(shown: Sequence[ShownRun], field: Field) -> Iterator[Section]:
 
 
 def _draw(chart: BarChart | LineChart) -> dict[str, str]:
-    """Return a chart as SVG, for wide and for narrow screens."""
     wide, narrow = (
         draw_bars(chart, width) if isinstance(chart, BarChart) else draw_lines(chart, width)
         for width in (WIDE, NARROW)

@@ -325,7 +325,6 @@ def _served_side(side: str, settings: Settings, access: Access) -> tuple[ServedM
 def search_needles(
     side: str, lengths: Sequence[int], settings: Settings, access: Access
 ) -> tuple[needle.NeedleResult, ...]:
-    """Search every length the model takes, at every depth."""
     model, label = _served_side(side, settings, access)
     with model, console.step(f"needles in {label}") as step:
         fitting = needle.fitting(lengths, model.max_model_len())
