@@ -135,28 +135,13 @@ class QualityComparison:
     """Perplexity of the second over the first's, less 1: 0.01 is one per cent worse."""
     drift_nats: IntervalEstimate
     """Mean of |difference of ln p| of the texts' tokens: seen even where a wide margin decides."""
-
-    @property
-    def positions(self) -> int:
-        return sum(len(text.agrees) for text in self.texts)
-
-    @property
-    def p99_kl_nats(self) -> float:
-        """The divergence that one position in a hundred exceeds (nearest rank)."""
-        values = sorted(value for text in self.texts for value in text.kl_nats)
-        return values[math.ceil(0.99 * len(values)) - 1]
-
-    @property
-    def mean_unseen(self) -> float:
-        """The mean probability outside the tokens both told: what KL may have missed."""
-        values = [value for text in self.texts for value in text.unseen]
-        return math.fsum(values) / len(values)
-
-    @property
-    def parted(self) -> tuple[int, ...]:
-        """Where greedy texts part, earliest first; texts that stay equal are left out."""
-        found = (text.first_difference for text in self.texts)
-        return tuple(sorted(at for at in found if at is not None))
+    positions: int
+    p99_kl_nats: float
+    """The divergence that one position in a hundred exceeds (nearest rank)."""
+    mean_unseen: float
+    """The mean probability outside the tokens both told: what KL may have missed."""
+    parted: tuple[int, ...]
+    """Where greedy texts part, earliest first; texts that stay equal are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +169,9 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
         raise BenchError(f"{first.label} holds no positions to compare")
     texts = tuple(_compare_text(a, b) for a, b in zip(first.texts, second.texts, strict=True))
     agrees = [agree for text in texts for agree in text.agrees]
+    kl_nats = sorted(nats for text in texts for nats in text.kl_nats)
     shift = mean_over_texts([text.shift_nats for text in texts])
+    parted = (text.first_difference for text in texts)
     return QualityComparison(
         first=first.label,
         second=second.label,
@@ -196,6 +183,10 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
         # A monotone function of the mean: the ends of the interval go through it as they are.
         perplexity_change=IntervalEstimate(*(_growth(nats) for nats in shift)),
         drift_nats=mean_over_texts([[abs(nats) for nats in t.shift_nats] for t in texts]),
+        positions=len(agrees),
+        p99_kl_nats=kl_nats[math.ceil(0.99 * len(kl_nats)) - 1],
+        mean_unseen=statistics.fmean(share for text in texts for share in text.unseen),
+        parted=tuple(sorted(at for at in parted if at is not None)),
     )
 
 
@@ -230,8 +221,7 @@ def _compare_text(first: TextCapture, second: TextCapture) -> TextComparison:
 
 
 def _mean_nats(capture: Capture) -> float:
-    values = [-position.logprob for text in capture.texts for position in text.positions]
-    return math.fsum(values) / len(values)
+    return statistics.fmean(-item.logprob for text in capture.texts for item in text.positions)
 
 
 def _growth(nats: float) -> float:
