@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.answers import read_answer
 from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, measure
-from sparkdeploy.bench.prompts import (
+from sparkdeploy.bench.record import FailureKind, SuiteResult
+from sparkdeploy.bench.suites import (
+    WARMUPS,
     Ask,
     Dialect,
+    Forecast,
     Length,
     Prompt,
     Sizer,
@@ -18,8 +21,6 @@ from sparkdeploy.bench.prompts import (
     chat_body,
     context_prompt,
 )
-from sparkdeploy.bench.record import FailureKind, SuiteResult
-from sparkdeploy.bench.suites import WARMUPS, Forecast
 from sparkdeploy.bench.watch import (
     Counters,
     difference,

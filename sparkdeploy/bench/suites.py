@@ -1,18 +1,19 @@
-"""The suites: which conditions, in which order. Deciding only."""
+"""What is asked: the suites' conditions and their order, the prompts, and a request's body."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING
+import hashlib
+import json
+import random
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.bench import prompts
+from sparkdeploy.bench.files import shipped
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from sparkdeploy.bench.prompts import Prompt
 
 WARMUPS = 1
 SWEEP_CONCURRENCY = (1, 2, 4, 8, 16, 32)
@@ -29,6 +30,154 @@ class SuiteName(StrEnum):
     DECODE = "decode"
     SWEEP = "sweep"
     STANDARD = "standard"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A conversation to be continued, and how far."""
+
+    name: str
+    messages: tuple[dict[str, str], ...]
+    max_tokens: int
+
+
+def asked(suite: str) -> tuple[Prompt, ...]:
+    """Return the fixed prompts of a suite, as prompts.yaml has them; none for another suite."""
+    return tuple(
+        Prompt(item["name"], tuple(item["messages"]), item["max_tokens"])
+        for item in shipped("prompts.yaml").get(suite, ())
+    )
+
+
+_SUBJECTS = ("pump", "valve", "sensor", "turbine", "ledger", "antenna", "furnace", "bridge")
+_VERBS = ("records", "follows", "delays", "repeats", "balances", "inspects", "feeds", "replaces")
+_PLACES = ("north hall", "lower deck", "second shift", "test bench", "old quarry", "control room")
+
+
+def filler(words: int, *, seed: int) -> str:
+    """Return a made-up report of `words` words, two at least; the same for the same seed.
+
+    The first sentence already differs between seeds, so that no prefix cache can help. The last
+    may break off: whole ones would be up to 14 words too many.
+    """
+    dice = random.Random(seed)  # noqa: S311 - a text, not a secret
+    sentences = [f"Report {dice.getrandbits(48):012x}."]
+    count = 2
+    while count < words:
+        sentence = (
+            f"On day {dice.randrange(1, 366)} the {dice.choice(_SUBJECTS)} in the "
+            f"{dice.choice(_PLACES)} {dice.choice(_VERBS)} the {dice.choice(_SUBJECTS)} "
+            f"at {dice.randrange(10, 990)} units."
+        )
+        sentences.append(sentence)
+        count += len(sentence.split())
+    return " ".join(" ".join(sentences).split()[:words])
+
+
+def context_prompt(words: int, *, seed: int, max_tokens: int) -> Prompt:
+    content = f"{filler(words, seed=seed)}\n\nSummarise the report above in detail."
+    return Prompt("context", ({"role": "user", "content": content},), max_tokens)
+
+
+def digest(prompts: tuple[Prompt, ...]) -> str:
+    """Return what makes two suites ask the same."""
+    content = [(item.name, item.messages, item.max_tokens) for item in prompts]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+TOKEN_IDS_UP_TO = 8192
+"""Prompts longer than this are asked without token ids: vLLM then returns the prompt's ids too,
+a megabyte of JSON before the first token at 256K. `usage` in every chunk counts as well."""
+
+
+class Dialect(Enum):
+    """What of the counting a server lets itself be asked for, best first."""
+
+    FULL = "token ids, and usage in every chunk"
+    USAGE = "usage at the end"
+    PLAIN = "nothing"
+
+
+class Length(Enum):
+    NATURAL = "when the model ends it, or at max_tokens"
+    EXACT = "at max_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    prompt: Prompt
+    length: Length = Length.NATURAL
+    context_tokens: int | None = None
+    words: int | None = None
+    """Of the filler, for a prompt that is made to measure."""
+
+
+def chat_body(ask: Ask, *, model: str, dialect: Dialect) -> dict[str, Any]:
+    """Return the JSON of a streamed chat request at temperature 0."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [dict(message) for message in ask.prompt.messages],
+        "max_tokens": ask.prompt.max_tokens,
+        "temperature": 0.0,
+        "stream": True,
+    }
+    if dialect is not Dialect.PLAIN:
+        body["stream_options"] = {"include_usage": True}
+    if dialect is Dialect.FULL:
+        body["stream_options"]["continuous_usage_stats"] = True
+        if (ask.context_tokens or 0) <= TOKEN_IDS_UP_TO:
+            body["return_token_ids"] = True
+    if ask.length is Length.EXACT and dialect is Dialect.FULL:
+        body["ignore_eos"] = True
+        body["min_tokens"] = ask.prompt.max_tokens
+    return body
+
+
+SPARE_TOKENS = 32
+SPARE_SHARE = 0.02
+"""Words differ in tokens: over 200 prompts of 3K tokens, 0.7 % was the standard deviation with a
+tokenizer of one to twelve characters a token, and must not carry a prompt over the model's end."""
+PROBE_WORDS = (40, 140)
+REACH = 3
+"""How many times the longest known prompt may be foretold before a probe goes part of the way."""
+
+
+@dataclass(slots=True)
+class Sizer:
+    """Words and the prompt tokens they became; the more is learnt, the longer the better.
+
+    Tokens grow linearly with the words of our filler, after a chat template's constant.
+    """
+
+    _known: dict[int, int] = field(default_factory=dict)
+
+    def learn(self, words: int, prompt_tokens: int) -> None:
+        self._known[words] = prompt_tokens
+
+    @property
+    def can_foretell(self) -> bool:
+        return all(words in self._known for words in PROBE_WORDS)
+
+    def probe_for(self, prompt_tokens: int) -> int | None:
+        """Return the words of a prompt to learn first, None once this length can be foretold."""
+        for words in PROBE_WORDS:
+            if words not in self._known:
+                return words
+        reach_tokens = REACH * max(self._known.values())
+        if prompt_tokens <= reach_tokens:
+            return None
+        words = self._words(reach_tokens)
+        return words if words > max(self._known) else None
+
+    def words_for(self, prompt_tokens: int) -> int:
+        """Return the words of a prompt of nearly, and at most, so many tokens; after all probes."""
+        return self._words(prompt_tokens - SPARE_TOKENS - int(prompt_tokens * SPARE_SHARE))
+
+    def _words(self, prompt_tokens: int) -> int:
+        fewest, most = min(self._known), max(self._known)
+        tokens_a_word = (self._known[most] - self._known[fewest]) / (most - fewest)
+        room = prompt_tokens - self._known[fewest]
+        return max(fewest + int(room / max(tokens_a_word, 0.1)), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +206,17 @@ class Suite:
     notes: tuple[str, ...] = ()
 
 
-def fixed_suite(name: SuiteName, asked: Sequence[Prompt], rounds: int) -> Suite:
-    """Return a suite of given prompts, one stream each.
+def fixed_suite(name: SuiteName, rounds: int) -> Suite:
+    """Return a suite of fixed prompts, one stream each.
 
     Rounds go over all prompts in turn, so that a machine that warms up slows all alike.
     """
-    conditions = [Condition(item.name, item.max_tokens) for item in asked]
+    prompts = asked(name)
+    conditions = [Condition(item.name, item.max_tokens) for item in prompts]
     turns = tuple(
         Turn(condition, number) for number in range(rounds + WARMUPS) for condition in conditions
     )
-    return Suite(name, prompts.digest(tuple(asked)), rounds, turns)
+    return Suite(name, digest(prompts), rounds, turns)
 
 
 def sweep_suite(
@@ -103,8 +253,8 @@ def sweep_suite(
         for condition in dict.fromkeys((*streams, *lengths))
         for number in range(rounds + WARMUPS)
     )
-    question = prompts.context_prompt(64, seed=0, max_tokens=SWEEP_TOKENS)
-    return Suite(SuiteName.SWEEP, prompts.digest((question,)), rounds, turns, notes=notes)
+    question = context_prompt(64, seed=0, max_tokens=SWEEP_TOKENS)
+    return Suite(SuiteName.SWEEP, digest((question,)), rounds, turns, notes=notes)
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import shell
 from sparkdeploy.bench.files import shipped
-from sparkdeploy.bench.prompts import filler
 from sparkdeploy.bench.record import SuiteResult, ToolResult
+from sparkdeploy.bench.suites import filler
 from sparkdeploy.console import console
 from sparkdeploy.errors import BenchError, SparkdeployError
 from sparkdeploy.plan.launch import KEY_TARGET

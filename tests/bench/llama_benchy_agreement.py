@@ -25,7 +25,7 @@ import requests
 
 from sparkdeploy.bench.answers import Arrival, Exchange, read_answer
 from sparkdeploy.bench.figures import measure
-from sparkdeploy.bench.prompts import filler
+from sparkdeploy.bench.suites import filler
 from sparkdeploy.bench.tools import Load, llama_benchy_options, read_llama_benchy
 
 

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from sparkdeploy import __version__, labels
 from sparkdeploy.bench.files import KeptRun, Shelf, run_id, write_record
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
-from sparkdeploy.bench.prompts import asked
 from sparkdeploy.bench.quality import needle, tool_calls
 from sparkdeploy.bench.quality.capture import read_capture, take_capture
 from sparkdeploy.bench.record import Run, SuiteResult
@@ -243,8 +242,8 @@ def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteR
 
 def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | Load:
     """Refuse what cannot be asked of this server before an hour is spent on other suites."""
-    if prompts := asked(name):
-        return fixed_suite(name, prompts, wanted.rounds)
+    if name in {SuiteName.FIVE, SuiteName.DECODE}:
+        return fixed_suite(name, wanted.rounds)
     limit = endpoint.max_model_len
     if name is SuiteName.SWEEP:
         return sweep_suite(

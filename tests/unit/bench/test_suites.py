@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench import prompts
+from sparkdeploy.bench import suites
 from sparkdeploy.bench.compare import floor_of, gate_of, require_gate, require_gated_suite
-from sparkdeploy.bench.prompts import (
+from sparkdeploy.bench.suites import (
     SPARE_SHARE,
     SPARE_TOKENS,
     TOKEN_IDS_UP_TO,
     Ask,
     Dialect,
+    Forecast,
     Length,
     Sizer,
-    chat_body,
-)
-from sparkdeploy.bench.suites import (
-    Forecast,
     SuiteName,
+    chat_body,
+    context_prompt,
+    filler,
     fixed_suite,
     parse_counts,
     parse_suites,
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 def test_five_asks_the_five_lengths_of_the_published_tables() -> None:
-    assert [item.max_tokens for item in prompts.asked("five")] == [256, 512, 1024, 64, 2048]
+    assert [item.max_tokens for item in suites.asked("five")] == [256, 512, 1024, 64, 2048]
 
 
 def test_rounds_go_over_all_prompts_after_a_warm_up() -> None:
-    suite = fixed_suite(SuiteName.FIVE, prompts.asked("five"), 2)
+    suite = fixed_suite(SuiteName.FIVE, 2)
 
     assert [(turn.condition.prompt, turn.round) for turn in suite.turns[:6]] == [
-        *((item.name, 0) for item in prompts.asked("five")),
+        *((item.name, 0) for item in suites.asked("five")),
         ("qa", 1),
     ]
     assert len(suite.turns) == 15
@@ -104,13 +104,13 @@ def test_the_forecast_scales_prompt_and_answer_apart() -> None:
 
 
 def test_the_filler_is_the_same_for_the_same_seed_only() -> None:
-    assert prompts.filler(80, seed=1) == prompts.filler(80, seed=1)
-    assert prompts.filler(80, seed=1)[:24] != prompts.filler(80, seed=2)[:24]
+    assert filler(80, seed=1) == filler(80, seed=1)
+    assert filler(80, seed=1)[:24] != filler(80, seed=2)[:24]
 
 
 @given(st.integers(2, 400), st.integers(0, 2**64))
 def test_the_filler_has_the_words_asked_for(words: int, seed: int) -> None:
-    assert len(prompts.filler(words, seed=seed).split()) == words
+    assert len(filler(words, seed=seed).split()) == words
 
 
 def learnt(sizer: Sizer, wanted: int, tokens: Callable[[int], int]) -> int:
@@ -157,7 +157,7 @@ def test_a_server_that_counts_nothing_is_not_probed_for_ever() -> None:
     assert learnt(Sizer(), 100_000, lambda _words: 0) <= 4
 
 
-ASK = Ask(prompts.context_prompt(10, seed=0, max_tokens=128), Length.EXACT, 1024, 10)
+ASK = Ask(context_prompt(10, seed=0, max_tokens=128), Length.EXACT, 1024, 10)
 
 
 def test_a_full_body_asks_for_every_count() -> None:
