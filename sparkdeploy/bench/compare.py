@@ -179,14 +179,6 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, obje
             yield above + name, item
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    reached_tok_s: float
-    floor_tok_s: float
-    source: str
-    failures: int
-
-
 def floor_of(origin: RunOrigin, floor_tok_s: float | None) -> tuple[float, str]:
     """Return the floor and who says so: the given one, else the recipe's.
 
@@ -208,19 +200,18 @@ def require_gated_suite(suites: Sequence[str]) -> None:
         raise UsageError(f"--gate needs suite {GATED_SUITE}", hint=f"add --suite {GATED_SUITE}")
 
 
-def gate_of(run: Run, floor_tok_s: float, source: str) -> Gate:
-    """Return the mean over the five prompts, end to end, as published figures are taken."""
+def require_gate(run: Run, floor_tok_s: float, source: str) -> None:
+    """Hold the mean over the five prompts, end to end, as published figures are taken.
+
+    Raises BenchError when it is below the floor, or when a request failed.
+    """
     suite = run.suite(GATED_SUITE)
     cells = suite.cells if suite is not None else ()
     failures = sum(cell.failures for cell in cells)
-    return Gate(mean_of(cells, GATED_METRIC), floor_tok_s, source, failures)
-
-
-def require_gate(gate: Gate) -> None:
-    if gate.failures:
-        raise BenchError(f"--gate: {gate.failures} requests failed")
-    if gate.reached_tok_s < gate.floor_tok_s:
+    if failures:
+        raise BenchError(f"--gate: {failures} requests failed")
+    reached_tok_s = mean_of(cells, GATED_METRIC)
+    if reached_tok_s < floor_tok_s:
         raise BenchError(
-            f"{gate.reached_tok_s:.1f} tok/s end to end is below the floor of "
-            f"{gate.floor_tok_s:g} ({gate.source})"
+            f"{reached_tok_s:.1f} tok/s end to end is below the floor of {floor_tok_s:g} ({source})"
         )

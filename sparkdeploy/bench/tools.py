@@ -69,24 +69,12 @@ def load_for(base_url: str, model: str, *, rounds: int, max_model_len: int | Non
     return Load(base_url, model, min(PROMPT_TOKENS, room), ANSWER_TOKENS, rounds)
 
 
-def vllm_bench_options(load: Load, *, tokenizer: str, result: str) -> tuple[str, ...]:
-    """Return the options of `vllm bench serve`; `tokenizer` and `result` are paths beside it."""
-    folder, _, file = result.rpartition("/")
-    prompts = PROMPTS_A_ROUND * load.rounds
-    places = {"tokenizer": tokenizer, "folder": folder or "/", "file": file, "prompts": prompts}
-    return _options(VLLM_BENCH, load, places)
-
-
-def llama_benchy_options(
-    load: Load, *, tokenizer: str, book_url: str, result: str
-) -> tuple[str, ...]:
-    places = {"tokenizer": tokenizer, "book_url": book_url, "result": result}
-    return _options(LLAMA_BENCHY, load, places)
-
-
-def _options(tool: str, load: Load, places: Mapping[str, object]) -> tuple[str, ...]:
-    words = shipped("tools.yaml")[tool]["options"].split()
-    return tuple(word.format(**asdict(load), **places) for word in words)
+def tool_options(tool: str, load: Load, **places: str) -> tuple[str, ...]:
+    """Return a tool's options, as tools.yaml has them; `places` are the paths and URLs in them."""
+    folder, _, file = places["result"].rpartition("/")
+    own = {"folder": folder or "/", "file": file, "prompts": PROMPTS_A_ROUND * load.rounds}
+    values = {**asdict(load), **places, **own}
+    return tuple(word.format(**values) for word in shipped("tools.yaml")[tool]["options"].split())
 
 
 def read_vllm_bench(text: str, *, version: str, command: Sequence[str]) -> ToolResult:
@@ -163,7 +151,7 @@ def measure_with_tools(
 
 def _vllm_bench(host: DockerHost, container_id: str, load: Load, has_key: bool) -> ToolResult:
     result = f"/tmp/sparkdeploy-bench-{uuid.uuid4().hex[:8]}.json"  # noqa: S108 - the container's
-    options = vllm_bench_options(load, tokenizer=_model(host, container_id), result=result)
+    options = tool_options(VLLM_BENCH, load, tokenizer=_model(host, container_id), result=result)
     script = _RUN_WITH_KEY if has_key else _RUN
     try:
         code, output = host.exec(container_id, ["sh", "-c", script, "sh", result, *options])
@@ -189,7 +177,8 @@ def _llama_benchy(host: DockerHost, container_id: str, load: Load, has_key: bool
         folder = Path(name)
         (folder / "book.txt").write_text(filler(BOOK_WORDS, seed=BOOK_SEED), encoding="utf-8")
         with _served(folder) as url:
-            options = llama_benchy_options(
+            options = tool_options(
+                LLAMA_BENCHY,
                 load,
                 tokenizer=str(tokenizer),
                 book_url=f"{url}/book.txt",

@@ -122,7 +122,7 @@ def measure(
     console.info(f"kept in {finished.path}")
     stage.require_figures(finished)
     if held is not None:
-        gates.require_gate(gates.gate_of(finished.run, *held))
+        gates.require_gate(finished.run, *held)
 
 
 def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
@@ -219,14 +219,12 @@ def quality(
     With one side and --save it only captures, so that one machine can compare recipes one after
     the other.
     """
-    from sparkdeploy.bench.quality.capture import Questions
     from sparkdeploy.bench.quality.comparison import Thresholds
     from sparkdeploy.commands.bench.run import Access, capture_of
     from sparkdeploy.settings import load_settings
 
     settings, access = load_settings(), Access(key_file, model)
-    questions = Questions(text_count=texts, max_tokens=tokens)
-    ask = partial(capture_of, questions=questions, settings=settings, access=access)
+    ask = partial(capture_of, count=texts, tokens=tokens, settings=settings, access=access)
     asked = [*(sides or ()), *(url or ())]
     if save is not None:
         _capture(asked, ask, save)

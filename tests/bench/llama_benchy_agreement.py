@@ -26,7 +26,7 @@ import requests
 from sparkdeploy.bench.answers import Arrival, Exchange, read_answer
 from sparkdeploy.bench.figures import measure
 from sparkdeploy.bench.suites import filler
-from sparkdeploy.bench.tools import Load, llama_benchy_options, read_llama_benchy
+from sparkdeploy.bench.tools import LLAMA_BENCHY, Load, read_llama_benchy, tool_options
 
 
 class Proxy(ThreadingHTTPServer):
@@ -99,7 +99,8 @@ def main() -> None:
             for server in (books, proxy):
                 threading.Thread(target=server.serve_forever, daemon=True).start()
             load = Load(proxy.url, options.model, options.prompt_tokens, 128, options.runs)
-            arguments = llama_benchy_options(
+            arguments = tool_options(
+                LLAMA_BENCHY,
                 load,
                 tokenizer=options.tokenizer,
                 book_url=f"http://127.0.0.1:{books.server_address[1]}/book.txt",

@@ -26,7 +26,6 @@ SCHEMA_VERSION = 1
 KIND = "sparkdeploy quality capture"
 TOP_COUNT = 20
 """vLLM tells no more without `--max-logprobs`."""
-MAX_TOKENS = 64
 CERTAIN = 1e-3
 """The highest log-probability that rounding may make of a certain token."""
 
@@ -117,22 +116,16 @@ def read_capture(path: Path) -> Capture:
     return checked(content, _adapter(), path)
 
 
-@dataclass(frozen=True, slots=True)
-class Questions:
-    text_count: int | None = None
-    """None is all of them."""
-    max_tokens: int = MAX_TOKENS
-    """How far the model goes on from each."""
-
-    @property
-    def texts(self) -> Mapping[str, str]:
-        return dict(list(shipped("quality/texts.yaml").items())[: self.text_count])
+def first_texts(count: int | None = None) -> Mapping[str, str]:
+    """Return the first texts by name; all of them without a count."""
+    return dict(list(shipped("quality/texts.yaml").items())[:count])
 
 
 def take_capture(
     model: ServedModel,
-    questions: Questions,
+    asked: Mapping[str, str],
     *,
+    tokens: int,
     label: str,
     now: datetime,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
@@ -143,27 +136,26 @@ def take_capture(
     UnhealthyError when it does not answer.
     """
     texts: list[TextCapture] = []
-    asked = questions.texts
     for name, text in asked.items():
         on_progress(len(texts), len(asked))
-        texts.append(_ask(model, name, text, questions))
+        texts.append(_ask(model, name, text, tokens))
     return Capture(
         label=label,
         model=model.name,
         taken_at=now.isoformat(timespec="seconds"),
         sparkdeploy=__version__,
         top_count=TOP_COUNT,
-        max_tokens=questions.max_tokens,
+        max_tokens=tokens,
         texts=tuple(texts),
     )
 
 
-def _ask(model: ServedModel, name: str, text: str, questions: Questions) -> TextCapture:
+def _ask(model: ServedModel, name: str, text: str, tokens: int) -> TextCapture:
     answer = model.ask(
         "/v1/completions",
         {
             "prompt": text,
-            "max_tokens": questions.max_tokens,
+            "max_tokens": tokens,
             "temperature": 0.0,
             "prompt_logprobs": TOP_COUNT,
             "return_token_ids": True,

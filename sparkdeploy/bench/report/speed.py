@@ -69,11 +69,6 @@ class Field:
     published: tuple[Published, ...]
     others: tuple[Other, ...]
 
-    def of(self, suite: str, recipes: set[str]) -> tuple[Published, ...]:
-        return tuple(
-            item for item in self.published if item.suite == suite and item.recipe in recipes
-        )
-
 
 def read_published(path: Path) -> Field:
     """Read the table; it is ours, so its shape is not questioned."""
@@ -100,7 +95,8 @@ def speed_section(runs: Sequence[ShownRun], field: Field, suite: str) -> Section
     if not by_prompt:
         return None
     found = [pair for told in by_prompt.values() for pair in told]
-    beside = field.of(suite, {shown.recipe for shown, _ in found})
+    recipes = {shown.recipe for shown, _ in found}
+    beside = [item for item in field.published if item.suite == suite and item.recipe in recipes]
     groups = tuple(
         Group(title_of("prompts", prompt), tuple(_bars(told, beside, metric)))
         for prompt, told in by_prompt.items()

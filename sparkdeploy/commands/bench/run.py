@@ -14,7 +14,7 @@ from sparkdeploy import __version__, labels
 from sparkdeploy.bench.files import KeptRun, Shelf, run_id, write_record
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
 from sparkdeploy.bench.quality import needle, tool_calls
-from sparkdeploy.bench.quality.capture import read_capture, take_capture
+from sparkdeploy.bench.quality.capture import first_texts, read_capture, take_capture
 from sparkdeploy.bench.record import Run, SuiteResult
 from sparkdeploy.bench.report.draw import SERIES
 from sparkdeploy.bench.report.page import report_page
@@ -37,7 +37,7 @@ from sparkdeploy.settings import resources
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.bench.quality.capture import Capture, Questions
+    from sparkdeploy.bench.quality.capture import Capture
     from sparkdeploy.bench.record import RunOrigin
     from sparkdeploy.bench.suites import Turn
     from sparkdeploy.console import Step
@@ -295,7 +295,9 @@ def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
             yield server, watch
 
 
-def capture_of(side: str, questions: Questions, settings: Settings, access: Access) -> Capture:
+def capture_of(
+    side: str, *, count: int, tokens: int, settings: Settings, access: Access
+) -> Capture:
     """Return what a side says: a saved capture is read, a deployment or an address is asked."""
     # A deployment's name has neither a slash nor this ending.
     if "://" not in side and (side.endswith(".json") or "/" in side):
@@ -305,7 +307,8 @@ def capture_of(side: str, questions: Questions, settings: Settings, access: Acce
     with model, console.step(f"quality of {label}") as step:
         return take_capture(
             model,
-            questions,
+            first_texts(count),
+            tokens=tokens,
             label=label,
             now=datetime.now(UTC),
             on_progress=lambda done, total: step.say(f"text {done + 1} of {total}"),

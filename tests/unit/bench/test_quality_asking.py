@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sparkdeploy.bench.quality import needle, tool_calls
-from sparkdeploy.bench.quality.capture import Questions, take_capture
+from sparkdeploy.bench.quality.capture import first_texts, take_capture
 from sparkdeploy.cli.main import main
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
@@ -114,12 +114,13 @@ def test_a_capture_holds_what_the_server_told(serve: Serve) -> None:
     with ServedModel(server.url) as model:
         taken = take_capture(
             model,
-            Questions(text_count=2, max_tokens=2),
+            first_texts(2),
+            tokens=2,
             label="here",
             now=NOW,
             on_progress=lambda done, total: seen.append((done, total)),
         )
-    assert [text.name for text in taken.texts] == list(Questions(2).texts)
+    assert [text.name for text in taken.texts] == list(first_texts(2))
     first = taken.texts[0]
     assert first.token_ids == (6, 7)
     assert [position.logprob for position in first.positions] == [-0.1, -31.0]
@@ -128,7 +129,7 @@ def test_a_capture_holds_what_the_server_told(serve: Serve) -> None:
     assert (taken.model, taken.taken_at) == ("qwen", "2026-11-21T09:00:00+00:00")
     assert server.asked[1] == {
         "model": "qwen",
-        "prompt": list(Questions(2).texts.values())[1],
+        "prompt": list(first_texts(2).values())[1],
         "max_tokens": 2,
         "temperature": 0.0,
         "prompt_logprobs": 20,
@@ -158,7 +159,7 @@ def test_a_server_that_tells_too_little_is_named(
 ) -> None:
     server = serve(lambda _body: {"choices": [choice]})
     with ServedModel(server.url) as model, pytest.raises(BenchError, match=said):
-        take_capture(model, Questions(), label="here", now=NOW)
+        take_capture(model, first_texts(), tokens=64, label="here", now=NOW)
 
 
 def test_quality_by_url_captures_and_compares(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.bench.quality.capture import Capture, Questions, read_capture, write_capture
+from sparkdeploy.bench.quality.capture import Capture, first_texts, read_capture, write_capture
 from sparkdeploy.cli.main import main
 from sparkdeploy.errors import BenchError
 from tests.unit.bench.captures import capture, logs, text
@@ -121,7 +121,7 @@ def test_the_fingerprint_is_of_the_texts_alone() -> None:
 
 
 def test_the_texts_are_many_and_of_one_line_end() -> None:
-    texts = Questions().texts
+    texts = first_texts()
     assert len(texts) == 12
     assert all(300 < len(item) + 200 * (name == "chinese") < 1000 for name, item in texts.items())
     assert not any("\r" in item or "\t" in item for item in texts.values())

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench import suites
-from sparkdeploy.bench.compare import floor_of, gate_of, require_gate, require_gated_suite
+from sparkdeploy.bench.compare import floor_of, require_gate, require_gated_suite
+from sparkdeploy.bench.figures import mean_of
 from sparkdeploy.bench.suites import (
     SPARE_SHARE,
     SPARE_TOKENS,
@@ -193,11 +194,14 @@ def test_a_gate_needs_its_suite_and_a_floor() -> None:
 
 
 def test_a_gate_holds_the_mean_against_the_floor() -> None:
-    gate = gate_of(sample_run(speed=51), 51.0, "albond")
-
-    assert gate.reached_tok_s == pytest.approx(0.96 * 51 * 1.008)
+    run = sample_run(speed=51)
+    five = run.suites[0]
+    assert mean_of(five.cells, "end_to_end_tok_s") == pytest.approx(0.96 * 51 * 1.008)
     with pytest.raises(BenchError, match=r"49\.4 tok/s end to end is below the floor of 51"):
-        require_gate(gate)
-    require_gate(replace(gate, floor_tok_s=49.0))
+        require_gate(run, 51.0, "albond")
+    require_gate(run, 49.0, "albond")
+    first, *others = five.cells
+    rounds = (replace(first.rounds[0], failures=1), *first.rounds[1:])
+    failed = replace(five, cells=(replace(first, rounds=rounds), *others))
     with pytest.raises(BenchError, match="1 requests failed"):
-        require_gate(replace(gate, floor_tok_s=49.0, failures=1))
+        require_gate(replace(run, suites=(failed,)), 49.0, "albond")

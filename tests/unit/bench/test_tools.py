@@ -10,13 +10,14 @@ import pytest
 
 from sparkdeploy import shell
 from sparkdeploy.bench.tools import (
+    LLAMA_BENCHY,
+    VLLM_BENCH,
     Load,
-    llama_benchy_options,
     load_for,
     measure_with_tools,
     read_llama_benchy,
     read_vllm_bench,
-    vllm_bench_options,
+    tool_options,
 )
 from sparkdeploy.errors import BenchError
 
@@ -50,9 +51,13 @@ def benchy(**figures: float) -> str:
 
 
 def test_both_tools_ask_for_the_same_load_without_sampling() -> None:
-    ours = vllm_bench_options(LOAD, tokenizer="/m/ck/x", result="/tmp/r.json")
-    theirs = llama_benchy_options(
-        LOAD, tokenizer="/host/x", book_url="http://127.0.0.1:1/book.txt", result="/tmp/l.json"
+    ours = tool_options(VLLM_BENCH, LOAD, tokenizer="/m/ck/x", result="/tmp/r.json")
+    theirs = tool_options(
+        LLAMA_BENCHY,
+        LOAD,
+        tokenizer="/host/x",
+        book_url="http://127.0.0.1:1/book.txt",
+        result="/tmp/l.json",
     )
 
     assert ours[ours.index("--random-input-len") + 1] == "2048"
