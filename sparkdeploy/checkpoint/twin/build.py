@@ -8,11 +8,11 @@ from pathlib import Path
 from sparkdeploy.checkpoint import durable, safetensors
 from sparkdeploy.checkpoint.contents import INDEX_FILE, index_content, read_tensors
 from sparkdeploy.checkpoint.safetensors import TensorData
-from sparkdeploy.checkpoint.twin import config
+from sparkdeploy.checkpoint.twin.config import CHAT_TEMPLATE_FILE, chat_template, config_files
 from sparkdeploy.checkpoint.twin.grammar import Grammar
 from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.checkpoint.twin.tensors import language_tensors, mtp_tensors, vision_tensors
-from sparkdeploy.checkpoint.twin.tokenizer import CHAT_TEMPLATE, TwinTokenizer
+from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
 from sparkdeploy.errors import CheckpointError
 
 TWIN_FILE = "twin.json"
@@ -70,29 +70,22 @@ def _identity(shape: TwinShape, seed: int) -> dict[str, object]:
 
 
 def _write_twin(folder: Path, shape: TwinShape, seed: int) -> None:
-    tokenizer = TwinTokenizer(shape.vocab)
-    for name, tensors in _shards(shape, seed, tokenizer).items():
+    for name, tensors in _shards(shape, seed).items():
         safetensors.write_file(folder / name, tensors)
     files = {
         INDEX_FILE: index_content(read_tensors(folder)),
-        **config.config_files(shape, tokenizer),
-        "tokenizer.json": tokenizer.tokenizer_json(),
-        "tokenizer_config.json": tokenizer.tokenizer_config_json(),
+        **config_files(shape),
         TWIN_FILE: _identity(shape, seed),
     }
-    durable.write_text(folder / "chat_template.jinja", CHAT_TEMPLATE)
+    durable.write_text(folder / CHAT_TEMPLATE_FILE, chat_template())
     for name, content in files.items():
         durable.write_json(folder / name, content)
 
 
-def _shards(
-    shape: TwinShape, seed: int, tokenizer: TwinTokenizer
-) -> dict[str, Mapping[str, TensorData]]:
+def _shards(shape: TwinShape, seed: int) -> dict[str, Mapping[str, TensorData]]:
     """Two numbered shards, so that nothing relies on one, and the draft layer in Intel's file."""
-    main = {
-        **language_tensors(Grammar(shape, seed, tokenizer.printed_ids)),
-        **vision_tensors(shape, seed),
-    }
+    text = Grammar(shape, seed, TwinTokenizer(shape.vocab).printed_ids)
+    main = {**language_tensors(text), **vision_tensors(shape, seed)}
     names = list(main)
     middle = len(names) // 2
     return {

@@ -5,12 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, product
 
-END_OF_TEXT = "<|endoftext|>"
-END_OF_TURN = "<|im_end|>"
-
 _CONTROL_TOKENS = (
-    END_OF_TEXT,
-    *("<|im_start|>", END_OF_TURN, "<|object_ref_start|>", "<|object_ref_end|>"),
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
     *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>"),
     *("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
 )
@@ -25,39 +21,6 @@ _SPECIAL_TOKENS = (*_CONTROL_TOKENS, *_VISIBLE_TOKENS)
 _LETTERS = "etaoinshrdlucmfwygpbvkxqjz"
 _SPACE = "\u0120"
 """How byte-level BPE writes a space."""
-
-CHAT_TEMPLATE = """\
-{%- if tools %}
-    {{- '<|im_start|>system\\n' }}
-    {%- for tool in tools %}{{- tool | tojson }}{{- '\\n' }}{%- endfor %}
-    {{- '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' }}
-    {%- if message.content is string %}
-        {{- message.content }}
-    {%- else %}
-        {%- for part in message.content %}
-            {%- if part.type in ('image', 'image_url') %}
-                {{- '<|vision_start|><|image_pad|><|vision_end|>' }}
-            {%- elif part.type in ('video', 'video_url') %}
-                {{- '<|vision_start|><|video_pad|><|vision_end|>' }}
-            {%- elif 'text' in part %}
-                {{- part.text }}
-            {%- endif %}
-        {%- endfor %}
-    {%- endif %}
-    {{- '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- else %}
-        {{- '<think>\\n' }}
-    {%- endif %}
-{%- endif %}
-"""
 
 
 @dataclass(frozen=True)
@@ -91,55 +54,20 @@ class TwinTokenizer:
         merges = range(256, 256 + len(self._merges))
         return frozenset({*(self._ids[_BYTE_SIGNS[byte]] for byte in printable), *merges})
 
-    def tokenizer_json(self) -> dict[str, object]:
-        """What the tokenizers library reads."""
-        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-        return {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [
-                {"id": self._ids[token], "content": token, **_added_token(token)}
-                for token in _SPECIAL_TOKENS
-            ],
-            "normalizer": {"type": "NFC"},
-            "pre_tokenizer": {**byte_level, "use_regex": True},
-            "post_processor": None,
-            "decoder": {**byte_level, "use_regex": False},
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": "",
-                "end_of_word_suffix": "",
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": False,
-                "vocab": self._model_vocabulary,
-                "merges": [list(pair) for pair in self._merges],
-            },
-        }
+    @property
+    def special_ids(self) -> dict[str, int]:
+        first = self.vocab - len(_SPECIAL_TOKENS)
+        return {token: number for number, token in enumerate(_SPECIAL_TOKENS, start=first)}
 
-    def tokenizer_config_json(self) -> dict[str, object]:
-        """What transformers reads besides."""
+    def facts(self) -> dict[str, object]:
+        """What the files for the tokenizers library and for transformers have of it."""
+        added = {number: _added_token(token) for token, number in self.special_ids.items()}
         return {
-            "add_bos_token": False,
-            "add_prefix_space": False,
-            "added_tokens_decoder": {
-                str(self._ids[token]): {"content": token, **_added_token(token)}
-                for token in _SPECIAL_TOKENS
-            },
+            "added_tokens": [{"id": number, **token} for number, token in added.items()],
+            "added_tokens_decoder": {str(number): token for number, token in added.items()},
             "additional_special_tokens": list(_CONTROL_TOKENS[1:]),
-            "bos_token": None,
-            "clean_up_tokenization_spaces": False,
-            "eos_token": END_OF_TURN,
-            "errors": "replace",
-            "model_max_length": 262144,
-            "pad_token": END_OF_TEXT,
-            "split_special_tokens": False,
-            "tokenizer_class": "Qwen2Tokenizer",
-            "unk_token": None,
-            "chat_template": CHAT_TEMPLATE,
+            "vocabulary": self._model_vocabulary,
+            "merges": [list(pair) for pair in self._merges],
         }
 
     @cached_property
@@ -153,13 +81,12 @@ class TwinTokenizer:
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        special = enumerate(_SPECIAL_TOKENS, start=len(self._model_vocabulary))
-        return self._model_vocabulary | {token: number for number, token in special}
+        return self._model_vocabulary | self.special_ids
 
 
-def _added_token(token: str) -> dict[str, bool]:
+def _added_token(token: str) -> dict[str, object]:
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {**plain, "special": token in _CONTROL_TOKENS}
+    return {"content": token, **plain, "special": token in _CONTROL_TOKENS}
 
 
 def _byte_signs() -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import pytest
 
 from sparkdeploy.checkpoint.safetensors import TensorInfo, read_header
 from sparkdeploy.checkpoint.twin.build import build_twin, is_twin_of
-from sparkdeploy.checkpoint.twin.config import quantization_config
+from sparkdeploy.checkpoint.twin.config import config_files
 from sparkdeploy.checkpoint.twin.grammar import Grammar
 from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
 from sparkdeploy.checkpoint.twin.tensors import language_tensors, mtp_tensors, vision_tensors
@@ -160,7 +160,7 @@ def test_in_proj_a_and_b_are_packed_from_32_value_heads_on() -> None:
 def test_the_16_bit_linears_are_exactly_those_that_the_configuration_keeps(
     shape: TwinShape,
 ) -> None:
-    kept = quantization_config(shape)["extra_config"]
+    kept = config_files(shape)["quantization_config.json"]["extra_config"]
     assert isinstance(kept, dict)
     in_blocks = {name for name in kept if name.startswith(f"{_LAYER}.")}
     plain = {
@@ -198,13 +198,13 @@ def test_all_mistakes_in_a_shape_are_named_at_once() -> None:
 
 @pytest.mark.parametrize("vocab", [320, 512, 5_000])
 def test_every_token_id_has_one_token(vocab: int) -> None:
-    described = json.loads(json.dumps(TwinTokenizer(vocab).tokenizer_json()))
+    described = json.loads(json.dumps(config_files(TwinShape(vocab=vocab))["tokenizer.json"]))
     ids = [*described["model"]["vocab"].values(), *(t["id"] for t in described["added_tokens"])]
     assert sorted(ids) == list(range(vocab))
 
 
 def test_every_merge_joins_known_tokens_into_a_known_one() -> None:
-    model = json.loads(json.dumps(TwinTokenizer(2000).tokenizer_json()))["model"]
+    model = json.loads(json.dumps(config_files(TwinShape(vocab=2000))["tokenizer.json"]))["model"]
     for left, right in model["merges"]:
         assert {left, right, left + right} <= set(model["vocab"])
 
@@ -221,7 +221,7 @@ def test_text_survives_the_tokenizer(twin: Path) -> None:
 def test_the_chat_template_marks_turns_and_opens_a_thought() -> None:
     jinja2 = pytest.importorskip("jinja2")
     template = jinja2.Environment().from_string(
-        TwinTokenizer(512).tokenizer_config_json()["chat_template"]
+        config_files(TwinShape())["tokenizer_config.json"]["chat_template"]
     )
     messages = [{"role": "user", "content": "hi"}]
     text = template.render(messages=messages, add_generation_prompt=True)

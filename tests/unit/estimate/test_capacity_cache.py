@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.twin.config import model_config
+from sparkdeploy.checkpoint.twin.config import config_files
 from sparkdeploy.checkpoint.twin.shape import TwinShape
-from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate.kv_cache import CacheLayout, cache_layout, slot_bytes, state_bytes
 from sparkdeploy.estimate.model_facts import Architecture, architecture_of, read_shipped_facts
@@ -81,7 +80,7 @@ def test_the_log_of_a_real_vllm_is_met_exactly() -> None:
     twin = TwinShape()
     text = LOG.read_text(errors="replace")
     made = cache_layout(
-        architecture_of(model_config(twin, TwinTokenizer(twin.vocab))),
+        architecture_of(config_files(twin)["config.json"]),
         kv_dtype="auto",
         draft_layers=1,
         draft_tokens=2,
