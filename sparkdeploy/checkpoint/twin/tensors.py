@@ -10,6 +10,9 @@ from sparkdeploy.checkpoint.twin import grammar, values
 from sparkdeploy.checkpoint.twin.grammar import Grammar
 from sparkdeploy.checkpoint.twin.shape import GROUP_SIZE, ExpertFormat, TwinShape
 
+Tensors = Mapping[str, TensorData]
+Size = tuple[int, ...]
+
 TEXT_PREFIX = "model.language_model"
 VISION_PATCH = 16
 VISION_POSITIONS = 64
@@ -20,7 +23,7 @@ _SYMMETRIC_ZERO_POINT = 0x77777777
 """Eight zero points of 8, each stored less one: what auto_gptq writes for symmetric weights."""
 
 
-def language_tensors(text: Grammar) -> Mapping[str, TensorData]:
+def language_tensors(text: Grammar) -> Tensors:
     """The language model with its head: what the numbered shards hold besides the vision tower."""
     shape = text.shape
     make = _Maker(shape, text.seed)
@@ -42,7 +45,7 @@ def language_tensors(text: Grammar) -> Mapping[str, TensorData]:
     return tensors
 
 
-def mtp_tensors(shape: TwinShape, seed: int) -> Mapping[str, TensorData]:
+def mtp_tensors(shape: TwinShape, seed: int) -> Tensors:
     """The draft layer, all BF16: three tensors an expert and 17 others."""
     make = _Maker(shape, seed)
     layer, hidden = "mtp.layers.0", shape.hidden
@@ -64,7 +67,7 @@ def mtp_tensors(shape: TwinShape, seed: int) -> Mapping[str, TensorData]:
     return tensors
 
 
-def vision_tensors(shape: TwinShape, seed: int) -> Mapping[str, TensorData]:
+def vision_tensors(shape: TwinShape, seed: int) -> Tensors:
     """The vision tower: 12 tensors a block and 9 others."""
     make = _Maker(shape, seed)
     width, merged = shape.vision_hidden, 4 * shape.vision_hidden
@@ -96,58 +99,37 @@ class _Maker:
     shape: TwinShape
     seed: int
 
-    def normal(
-        self, name: str, shape: tuple[int, ...], *, std: float, mean: float = 0.0
-    ) -> TensorData:
+    def normal(self, name: str, shape: Size, *, std: float, mean: float = 0.0) -> TensorData:
         count = math.prod(shape)
-        return (
-            "BF16",
-            shape,
-            lambda: values.normal_bf16(self.seed, name, count=count, std=std, mean=mean),
-        )
+        draw = partial(values.normal_bf16, self.seed, name, count=count, std=std, mean=mean)
+        return "BF16", shape, draw
 
     def uniform(self, name: str, count: int, *, low: float, high: float) -> TensorData:
-        return (
-            "F32",
-            (count,),
-            lambda: values.uniform_f32(self.seed, name, count=count, low=low, high=high),
-        )
+        draw = partial(values.uniform_f32, self.seed, name, count=count, low=low, high=high)
+        return "F32", (count,), draw
 
     def offset_norm(self, name: str, width: int) -> TensorData:
         """An RMS norm that multiplies by one plus its weight."""
         return self.normal(name, (width,), std=0.05)
 
-    def linear(
-        self, name: str, outputs: int, inputs: int, *, gain: float = 1.0
-    ) -> Mapping[str, TensorData]:
+    def linear(self, name: str, outputs: int, inputs: int, *, gain: float = 1.0) -> Tensors:
         weight = f"{name}.weight"
-        std = gain / math.sqrt(inputs)
-        return {weight: self.normal(weight, (outputs, inputs), std=std)}
+        return {weight: self.normal(weight, (outputs, inputs), std=gain / math.sqrt(inputs))}
 
-    def packed(
-        self, name: str, outputs: int, inputs: int, *, gain: float = 1.0
-    ) -> Mapping[str, TensorData]:
+    def packed(self, name: str, outputs: int, inputs: int, *, gain: float = 1.0) -> Tensors:
         """An INT4 linear layer, packed along its inputs as auto_gptq does."""
         groups, std = inputs // GROUP_SIZE, gain / math.sqrt(inputs)
         words, scales = f"{name}.qweight", f"{name}.scales"
         zeros = _SYMMETRIC_ZERO_POINT.to_bytes(4, "little") * (groups * outputs // 8)
+        draw_words = partial(values.int4_words, self.seed, words, count=inputs // 8 * outputs)
+        draw_scales = partial(values.int4_scales_f16, self.seed, scales, count=groups * outputs)
         return {
-            words: (
-                "I32",
-                (inputs // 8, outputs),
-                lambda: values.int4_words(self.seed, words, count=inputs // 8 * outputs),
-            ),
+            words: ("I32", (inputs // 8, outputs), draw_words),
             f"{name}.qzeros": ("I32", (groups, outputs // 8), zeros),
-            scales: (
-                "F16",
-                (groups, outputs),
-                lambda: values.int4_scales_f16(self.seed, scales, count=groups * outputs, std=std),
-            ),
+            scales: ("F16", (groups, outputs), partial(draw_scales, std=std)),
         }
 
-    def biased(
-        self, name: str, shape: tuple[int, ...], *, gain: float = 1.0, mean: float = 0.0
-    ) -> Mapping[str, TensorData]:
+    def biased(self, name: str, shape: Size, *, gain: float = 1.0, mean: float = 0.0) -> Tensors:
         weight, bias = f"{name}.weight", f"{name}.bias"
         std = gain / math.sqrt(math.prod(shape[1:]))
         return {
@@ -155,28 +137,27 @@ class _Maker:
             bias: self.normal(bias, shape[:1], std=0.02),
         }
 
-    def layer_norm(self, name: str, width: int) -> Mapping[str, TensorData]:
+    def layer_norm(self, name: str, width: int) -> Tensors:
         return self.biased(name, (width,), gain=0.05, mean=1.0)
 
     def adjusted(self, data: TensorData, adjust: Callable[[bytes], bytes]) -> TensorData:
-        """The same tensor with some of its values set."""
         dtype, shape, payload = data
         return dtype, shape, lambda: adjust(payload if isinstance(payload, bytes) else payload())
 
 
-def _layer_norms(make: _Maker, layer: str) -> Mapping[str, TensorData]:
+def _layer_norms(make: _Maker, layer: str) -> Tensors:
     names = (f"{layer}.input_layernorm.weight", f"{layer}.post_attention_layernorm.weight")
     return {name: make.offset_norm(name, make.shape.hidden) for name in names}
 
 
-def _full_attention(make: _Maker, layer: str) -> Mapping[str, TensorData]:
+def _full_attention(make: _Maker, layer: str) -> Tensors:
     tensors = dict(_attention_norms(make, f"{layer}.self_attn"))
     for name, outputs, inputs, gain in _attention_linears(make.shape):
         tensors.update(make.packed(f"{layer}.self_attn.{name}", outputs, inputs, gain=gain))
     return tensors
 
 
-def _attention_norms(make: _Maker, attention: str) -> Mapping[str, TensorData]:
+def _attention_norms(make: _Maker, attention: str) -> Tensors:
     names = (f"{attention}.q_norm.weight", f"{attention}.k_norm.weight")
     return {name: make.offset_norm(name, make.shape.head_dim) for name in names}
 
@@ -189,7 +170,7 @@ def _attention_linears(shape: TwinShape) -> Iterator[tuple[str, int, int, float]
     yield "o_proj", shape.hidden, shape.query_width, _BLOCK_GAIN * 2
 
 
-def _linear_attention(make: _Maker, layer: str) -> Mapping[str, TensorData]:
+def _linear_attention(make: _Maker, layer: str) -> Tensors:
     shape, name = make.shape, f"{layer}.linear_attn"
     heads, values_width = shape.linear_value_heads, shape.linear_value_width
     qkv = 2 * shape.linear_key_width + values_width
@@ -209,7 +190,7 @@ def _linear_attention(make: _Maker, layer: str) -> Mapping[str, TensorData]:
     }
 
 
-def _mlp(make: _Maker, name: str, experts: ExpertFormat) -> Mapping[str, TensorData]:
+def _mlp(make: _Maker, name: str, experts: ExpertFormat) -> Tensors:
     shape = make.shape
     expert_linear = make.packed if experts is ExpertFormat.INT4 else make.linear
     tensors = {
