@@ -48,7 +48,6 @@ class HubSession(requests.Session):
             self.mount(scheme, TimedAdapter(self.deadline))
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:  # noqa: ARG002
-        """Nowhere: `open_answer` follows."""
         return None
 
 
@@ -69,9 +68,9 @@ def open_answer(
     """Ask for `url`, which errors call `what`, and close the answer when the block ends.
 
     A redirect to another host, port or scheme is followed without Authorization. Raises
-    CheckpointError for redirects without an end, to what is not HTTP, from HTTPS to HTTP, and for
-    a body that is compressed, since nobody asked for that and a little of it may become a lot;
-    requests.RequestException for an answer that is broken, or does not come in time.
+    CheckpointError for redirects without an end, to what is not HTTP or from HTTPS to HTTP, and for
+    a compressed body, of which a little may become a lot; requests.RequestException for an answer
+    that is broken, or does not come in time.
     """
     sent = {**headers, "Accept-Encoding": "identity"}
     first: requests.Response | None = None
@@ -160,7 +159,6 @@ class Deadline:
         self._until_s = 0.0
 
     def allow(self, limit_s: float) -> None:
-        """Let reading go on for so long from now, whatever was allowed before."""
         self._until_s = time.monotonic() + limit_s
 
     def left_s(self) -> float:
@@ -179,7 +177,6 @@ class TimedAdapter(HTTPAdapter):
         super().__init__()
 
     def get_connection_with_tls_context(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - the base's own
-        """The library's pool, whose connections answer through the deadline."""
         pool: Any = super().get_connection_with_tls_context(*args, **options)
         # Pools are kept, and proxies have connections of their own kinds.
         if not isinstance(pool.ConnectionCls, functools.partial):
@@ -197,8 +194,6 @@ def _connection(
 
 
 class _TimedResponse(HTTPResponse):
-    """An answer of which headers, body and trailers are read until the deadline."""
-
     def __init__(self, deadline: Deadline, sock: socket.socket, method: str) -> None:
         super().__init__(sock, method=method)
         self.fp: io.BufferedReader = io.BufferedReader(

@@ -31,21 +31,16 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def repo_folder(cache: Path, repo: str) -> Path:
-    """The repository's folder in a cache.
-
-    Raises CheckpointError for a name with `--`: the cache writes `/` so, and two would be one.
-    """
+    """CheckpointError for a name with `--`: the cache writes `/` so, and two would be one."""
     check_repo(repo)
     return cache / f"models--{repo.replace('/', '--')}"
 
 
 def repo_of(root: Path) -> str:
-    """The repository of a folder in a cache."""
     return root.name.removeprefix("models--").replace("--", "/", 1)
 
 
 def snapshot_folder(cache: Path, repo: str, commit: str) -> Path:
-    """Where the files of a commit are found by their names."""
     return repo_folder(cache, repo) / SNAPSHOTS / commit
 
 

@@ -51,10 +51,7 @@ class ModelSizes:
 
 
 def read_headers(folder: Path) -> Mapping[str, Header]:
-    """The header of every safetensors file directly in `folder`, by the file's name.
-
-    Raises CheckpointError when there is no such file or one is damaged.
-    """
+    """By file name; CheckpointError when `folder` has no safetensors file or one is damaged."""
     files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
     if not files:
         raise CheckpointError(f"{folder} holds no .safetensors files.")
@@ -83,9 +80,8 @@ def read_tensors(
     """Every tensor of the safetensors files directly in `folder`, from their own headers.
 
     `headers` are those of `read_headers` when they have been read already. When two files hold a
-    tensor of the same name, the folder's index decides which one counts. Raises CheckpointError
-    when there is no such file, one is damaged, nothing decides, or the index lists tensors that
-    are nowhere.
+    tensor of the same name, the folder's index decides. Raises CheckpointError when there is no
+    file, one is damaged, nothing decides, or the index lists tensors that are nowhere.
     """
     index = folder / INDEX_FILE
     try:
@@ -203,7 +199,6 @@ def summary(names: Sequence[str]) -> str:
 
 
 def index_content(tensors: Mapping[str, Located]) -> dict[str, object]:
-    """What model.safetensors.index.json holds for these tensors."""
     total = sum(located.info.size_bytes for located in tensors.values())
     return {
         "metadata": {"total_size": total},
@@ -212,10 +207,7 @@ def index_content(tensors: Mapping[str, Located]) -> dict[str, object]:
 
 
 def parse_index(name: str, text: bytes) -> Mapping[str, str]:
-    """The weight_map of an index, from tensors to files.
-
-    Raises CheckpointError, which calls the index `name`, when there is none.
-    """
+    """The weight_map of an index, from tensors to files; CheckpointError calls it `name`."""
     if max(text.count(sign) for sign in (b":", b",")) > INDEX_ENTRIES_LIMIT:
         raise CheckpointError(
             f"{name} has more than {INDEX_ENTRIES_LIMIT} entries.", hint=_INDEX_HINT

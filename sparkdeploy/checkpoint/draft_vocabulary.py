@@ -94,7 +94,6 @@ def write_vocabulary(path: Path, vocabulary: DraftVocabulary) -> None:
 
 
 def vocabulary_file(model: Model, settings: Settings) -> Path:
-    """Where the vocabulary of a model is kept: one for each repository or folder."""
     name = model.repo.replace("/", "--")
     if model.path is not None:
         digest = hashlib.sha256(str(Path(model.path).absolute()).encode()).hexdigest()[:12]
@@ -122,8 +121,6 @@ def bring_vocabulary(recipe: Recipe, settings: Settings) -> DraftVocabulary | No
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """How often each token was seen, which ones are special, and how many there are."""
-
     counts: Mapping[int, int]
     special: frozenset[int]
     vocabulary: int

@@ -1,4 +1,4 @@
-"""Writes that are there after a power cut, and folders that change from one state to the next.
+"""Writes that are there after a power cut, folders that change at once, and one builder at a time.
 
 What is new is made under a hidden name beside its target, and takes the target's name when whole.
 """
@@ -10,17 +10,24 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO, Literal
 
 import xxhash
 
+from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.node.lock import lock_within
+from sparkdeploy.node.plain_file import NotPlainError, freeing_command, open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+PATIENCE_S = 3600.0
+"""How long a second builder waits for the first one's work, which it then finds done."""
 COPY_BYTES = 8 << 20
 XXH3_PREFIX = "xxh3:"
 Algorithm = Literal["sha256", "xxh3"]
@@ -28,15 +35,59 @@ Algorithm = Literal["sha256", "xxh3"]
 EPYC core); who wants to deceive is not kept out by a hash beside the file either way."""
 Purpose = Literal["staging", "retired"]
 _PURPOSES: tuple[Purpose, ...] = ("staging", "retired")
+Progress = Callable[[int, int], None]
+"""Gets bytes done and bytes in all."""
 _UNSUPPORTED = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 @contextlib.contextmanager
-def staged_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that takes the place of `path`, durable and of mode 0644, when the block ends.
+def only_one(
+    path: Path,
+    work: str,
+    *,
+    patience_s: float = PATIENCE_S,
+    on_wait: Callable[[str], None] = console.info,
+) -> Iterator[None]:
+    """Hold the lock at `path` inside the block; CheckpointError when it does not come free.
 
-    When the block raises, `path` stays as it was.
+    A cache of models may be a folder that other users write to: a link or a FIFO that one of them
+    has put in the lock's place raises CheckpointError. The file stays: removing it would let two
+    builders lock two files of one name.
     """
+
+    def tell() -> None:
+        on_wait(f"waiting for another process that does the same: {work}")
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = _open_lock(path)
+    try:
+        if not lock_within(descriptor, patience_s, tell):
+            raise CheckpointError(
+                f"another process is at the same work: {work}",
+                hint=f"wait until it has ended; its lock is {path}",
+            )
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return open_plain(path)
+    except NotPlainError as error:
+        raise CheckpointError(
+            f"the lock {path} cannot be used: {error.strerror}", hint=freeing_command(path, error)
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"the lock {path} cannot be opened: {error.strerror}",
+            hint=f"look at whose it is: ls -l {shlex.quote(str(path))}",
+        ) from error
+
+
+@contextlib.contextmanager
+def staged_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of `path`, durable and of mode 0644, unless it raises."""
     staged = hidden_beside(path)
     try:
         with staged.open("wb") as file:
@@ -81,10 +132,7 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def staged_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder that takes the place of `target` when the block ends.
-
-    When the block raises, `target` stays as it was.
-    """
+    """Yield a folder that takes the place of `target`, unless the block raises."""
     staging = hidden_beside(target)
     try:
         make_folder(staging)
@@ -122,7 +170,6 @@ def read_journal(path: Path) -> dict[str, str]:
 
 
 def append_journal(path: Path, entries: Mapping[str, str]) -> None:
-    """Note entries, durable."""
     with path.open("a", encoding="utf-8") as file:
         file.write(_journal_lines(entries))
         file.flush()
@@ -140,18 +187,13 @@ def copy_range(source: int, target: int, begin: int, size_bytes: int) -> None:
     are read and written. Raises CheckpointError when the source ends early.
     """
     copied = 0
-    can_copy = True
     while copied < size_bytes:
         wanted = min(size_bytes - copied, 1 << 30)
-        if can_copy:
-            try:
-                done = os.copy_file_range(source, target, wanted, offset_src=begin + copied)
-            except OSError as error:
-                if error.errno not in _UNSUPPORTED:
-                    raise
-                can_copy = False
-                continue
-        else:
+        try:
+            done = os.copy_file_range(source, target, wanted, offset_src=begin + copied)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
             done = _copy_block(source, target, begin + copied, min(wanted, COPY_BYTES))
         if done == 0:
             raise CheckpointError(f"a file became shorter while it was copied, at {begin + copied}")
@@ -206,10 +248,7 @@ def disk_errors(what: str) -> Iterator[None]:
 
 
 def hidden_beside(target: Path, purpose: Purpose = "staging") -> Path:
-    """This process's hidden name for `target`; nothing of that name exists.
-
-    What killed processes left there is removed first.
-    """
+    """This process's hidden name for `target`, free of what killed processes have left there."""
     tidy_beside(target)
     own = target.with_name(f".{target.name}.{purpose}-{os.getpid()}")
     _remove(own)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from sparkdeploy.checkpoint import durable, fp8
 from sparkdeploy.checkpoint.contents import ModelSizes, summary
-from sparkdeploy.checkpoint.fp8_sample import unlike
-from sparkdeploy.checkpoint.locking import only_one
+from sparkdeploy.checkpoint.durable import Progress, only_one
 from sparkdeploy.checkpoint.ranges import Meter, RangeSource, Span, coalesced, index_of
 from sparkdeploy.checkpoint.safetensors import (
     DTYPE_BITS,
@@ -23,7 +22,7 @@ from sparkdeploy.checkpoint.safetensors import (
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 
@@ -44,8 +43,6 @@ class Fp8Shard:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Which tensors are wanted, from where, and what they must be like."""
-
     sizes: ModelSizes
     origin: str
     """A repository at a commit, or a folder's state."""
@@ -58,7 +55,7 @@ class Order:
 class _Piece:
     """A tensor on its way: where it lies, and where it goes in bytes from the file's beginning."""
 
-    found: fp8.FoundTensor
+    source: Span
     target: TensorInfo
     target_begin: int
 
@@ -90,12 +87,7 @@ def take_shard(folder: Path) -> Fp8Shard | None:
     return done
 
 
-def fetch_shard(
-    source: RangeSource,
-    order: Order,
-    folder: Path,
-    on_progress: Callable[[int, int], None],
-) -> Fp8Shard:
+def fetch_shard(source: RangeSource, order: Order, folder: Path, on_progress: Progress) -> Fp8Shard:
     """Make the shard in `folder`, or go on with one that was interrupted.
 
     Only headers and the tensors that are needed are read. What is in the journal has been written
@@ -130,7 +122,7 @@ def _fetch(
     header: bytes,
     pieces: Sequence[_Piece],
     folder: Path,
-    on_progress: Callable[[int, int], None],
+    on_progress: Progress,
 ) -> dict[str, str]:
     """Bring what is missing into the part file; return the sha256 of every tensor in it."""
     part = folder / _PART_FILE
@@ -158,7 +150,7 @@ def _fetch(
 
 def _drop_unlike(folder: Path, digests: dict[str, str], model: Path | None) -> tuple[str, ...]:
     """Take tensors that are not the model's out of the journal; return their names."""
-    wrong = () if model is None else unlike(folder / _PART_FILE, model)
+    wrong = () if model is None else fp8.unlike(folder / _PART_FILE, model)
     if wrong:
         weight, scale = fp8.OWN_SUFFIXES[fp8.WEIGHT_SUFFIX], fp8.OWN_SUFFIXES[fp8.SCALE_SUFFIX]
         dropped = {*wrong, *(name.removesuffix(weight) + scale for name in wrong)}
@@ -180,7 +172,7 @@ def _layout(
     )
     header = header_bytes(infos, {"format": "pt"})
     pieces = [
-        _Piece(found, info, len(header) + info.begin)
+        _Piece(found.span, info, len(header) + info.begin)
         for (_, found), info in zip(ordered, infos, strict=True)
     ]
     return header, pieces
@@ -188,13 +180,11 @@ def _layout(
 
 def _groups(pieces: Sequence[_Piece]) -> Iterator[tuple[Span, list[_Piece]]]:
     """What one request brings: neighbours, with the little that lies between them."""
-    spans = [Span(p.found.file, p.found.begin, p.found.end) for p in pieces]
-    by_place = sorted(pieces, key=lambda piece: (piece.found.file, piece.found.begin))
-    for span in coalesced(spans):
+    for span in coalesced([piece.source for piece in pieces]):
         inside = [
             piece
-            for piece in by_place
-            if piece.found.file == span.file and span.begin <= piece.found.begin < span.end
+            for piece in pieces
+            if piece.source.file == span.file and span.begin <= piece.source.begin < span.end
         ]
         yield span, inside
 
@@ -208,11 +198,11 @@ def _copy_group(
     position = span.begin
     for chunk in source.read(span.file, span.begin, span.end):
         for piece in pieces:
-            begin = max(piece.found.begin, position)
-            end = min(piece.found.end, position + len(chunk))
+            begin = max(piece.source.begin, position)
+            end = min(piece.source.end, position + len(chunk))
             if begin < end:
                 data = chunk[begin - position : end - position]
-                file.seek(piece.target_begin + begin - piece.found.begin)
+                file.seek(piece.target_begin + begin - piece.source.begin)
                 file.write(data)
                 digests[piece.target.name].update(data)
                 meter.add(len(data))

@@ -89,7 +89,6 @@ class Hub:
         return read_listing(repo, revision, self._patiently(repo, url))
 
     def url(self, repo: str, commit: str, name: str) -> str:
-        """Where a file of a commit is read."""
         return f"{self.endpoint}/{repo}/resolve/{commit}/{quote(name)}"
 
     def check_status(self, repo: str, response: requests.Response, what: str) -> None:
@@ -148,10 +147,7 @@ class Hub:
                 self.wait_after(failures, error, failed)
 
     def wait_after(self, failures: int, error: Exception, failed: CheckpointError) -> None:
-        """Wait before the next try: what the server says, else 0.5, 1, 2, ... s.
-
-        Raises `failed` after the last try.
-        """
+        """Wait what the server says, else 0.5, 1, 2, ... s; raise `failed` after the last try."""
         if failures >= self.attempts:
             raise failed from error
         asked = getattr(error, "retry_after", None) or ""
@@ -192,11 +188,7 @@ def _endpoint(settings: Settings) -> str:
 
 
 def read_listing(repo: str, revision: str, text: bytes) -> RepoFacts:
-    """What a listing states of a commit.
-
-    Raises CheckpointError, naming repository and file, when anything in it is not as a hub states
-    it, or when it describes another commit than the one that was asked for.
-    """
+    """Raises CheckpointError for what no hub states, and when it describes another commit."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.cache import missing_in, snapshot_folder
-from sparkdeploy.checkpoint.durable import disk_errors, write_text
-from sparkdeploy.checkpoint.locking import only_one
+from sparkdeploy.checkpoint.durable import disk_errors, only_one, write_text
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit, is_commit, shown
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.private_folder import make_private
@@ -53,10 +52,7 @@ class RevisionPin:
         check_commit("a pin", self.commit)
 
     def facts(self, repo: str, revision: str) -> RepoFacts:
-        """The repository as the hub described it when it was resolved.
-
-        Raises CheckpointError for files that cannot stand beside each other.
-        """
+        """As the hub said then; CheckpointError for files that cannot stand beside each other."""
         return RepoFacts(repo, revision, self.commit, self.license, self.files)
 
     @property
@@ -80,7 +76,6 @@ class HubLock:
         return self.state_dir / LOCK_FILE
 
     def pin(self, repo: str, revision: str) -> RevisionPin | None:
-        """What the revision was resolved to, or None when it never was."""
         entry = self._read().get(repo, {}).get(revision)
         return None if entry is None else self._pin(repo, entry)
 

@@ -1,12 +1,19 @@
 """sparkdeploy.json: written last into a prepared checkpoint, so its presence means "done"."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.checkpoint.durable import write_text
+from sparkdeploy.checkpoint.durable import content_hash, write_text
 from sparkdeploy.stored_json import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sparkdeploy.checkpoint.source import CheckpointSource
 
 MANIFEST_FILE = "sparkdeploy.json"
 
@@ -44,9 +51,33 @@ def read_manifest(path: Path) -> Manifest | None:
     return Manifest(**content) if _are_digests(content["digests"]) else None
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    text = json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n"
-    write_text(folder / MANIFEST_FILE, text)
+def finish_checkpoint(
+    folder: Path, source: CheckpointSource, hashed: Mapping[str, str], stated: Mapping[str, Any]
+) -> Manifest:
+    """Hash the files of a checkpoint, but for those in `hashed`, and write its manifest.
+
+    `stated` are the fields that neither the source nor the files give.
+    """
+    # A build that was killed right before the end has left its manifest, which is made anew.
+    known = {*hashed, MANIFEST_FILE}
+    small = {
+        str(path.relative_to(folder)): content_hash(path, "sha256")
+        for path in sorted(folder.rglob("[!.]*"))
+        if path.is_file() and not path.is_symlink() and path.name not in known
+    }
+    manifest = Manifest(
+        source_kind=source.kind,
+        source_name=source.name,
+        source_root=str(source.root),
+        source_revision=source.revision,
+        mount_name=source.mount_name,
+        digests={**hashed, **small},
+        **stated,
+    )
+    write_text(
+        folder / MANIFEST_FILE, json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n"
+    )
+    return manifest
 
 
 def _are_digests(digests: object) -> bool:

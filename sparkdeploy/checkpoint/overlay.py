@@ -3,17 +3,21 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sparkdeploy.checkpoint import contents, durable
-from sparkdeploy.checkpoint.contents import INDEX_FILE, Located
+from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, Located
 from sparkdeploy.checkpoint.draft_vocabulary import OVERLAY_FILE, DraftVocabulary
-from sparkdeploy.checkpoint.durable import hidden_beside, tidy_beside
+from sparkdeploy.checkpoint.durable import hidden_beside, only_one, tidy_beside
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Fp8Shard
-from sparkdeploy.checkpoint.locking import only_one
-from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest, write_manifest
+from sparkdeploy.checkpoint.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    finish_checkpoint,
+    read_manifest,
+)
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
 from sparkdeploy.checkpoint.treatment import SourceFacts, Treatment, check_source
@@ -22,7 +26,7 @@ from sparkdeploy.errors import CheckpointError
 OVERLAY_VERSION = 2
 """Counts up whenever the same source and treatment give another overlay."""
 
-_WRITTEN = frozenset({"config.json", INDEX_FILE, MANIFEST_FILE, OVERLAY_FILE})
+_WRITTEN = frozenset({CONFIG_FILE, INDEX_FILE, MANIFEST_FILE, OVERLAY_FILE})
 
 
 def overlay_fingerprint(source: CheckpointSource, treatment: Treatment) -> str:
@@ -49,9 +53,9 @@ def build_overlay(
     `shard` holds the tensors of mode prebuilt; it gets a second name in the overlay, not a copy.
     `draft` ranks the tokens of the draft head, of which the overlay lists the first.
     The links are relative and lead to ../../hub/<mount_name>, in the container as well as here,
-    where <data>/m/hub/<mount_name> is made a link to the source's root. The overlay replaces an
-    older one at once, and never a folder that is none. The source is not written to. Raises
-    CheckpointError as `check_source` does, and when a folder cannot be written.
+    where <data>/m/hub/<mount_name> is made a link to the source's root. An older overlay is
+    replaced at once, and never a folder that is none. Raises CheckpointError as `check_source`
+    does, and when a folder cannot be written.
     """
     fingerprint = overlay_fingerprint(source, treatment)
     try:
@@ -62,14 +66,22 @@ def build_overlay(
             if known is None or known.fingerprint != fingerprint:
                 _check_extras(treatment, shard, draft)
                 facts = check_source(source, treatment)
-                known = _make_manifest(source, treatment, fingerprint, facts)
                 if not durable.is_replaceable(target, MANIFEST_FILE):
                     raise CheckpointError(
                         f"{target} is no overlay of ours, and is left alone.",
                         hint="Move that folder away, or choose another name.",
                     )
+                stated = {
+                    "version": OVERLAY_VERSION,
+                    "fingerprint": fingerprint,
+                    "source_files": str(_place_in_mount(source)),
+                    "treatment": asdict(treatment),
+                    "fp8_layer_count": facts.fp8_layer_count,
+                    "mtp_tensor_count": facts.mtp_tensor_count,
+                }
                 with durable.staged_folder(target) as staging:
-                    known = _fill(source, facts, known, staging, shard, draft)
+                    _fill(source, treatment, facts, staging, shard, draft)
+                    known = finish_checkpoint(staging, source, {}, stated)
     except OSError as error:
         raise CheckpointError(f"{target}: the overlay cannot be written: {error}") from error
     return known
@@ -80,9 +92,8 @@ def overlay_config(
 ) -> dict[str, Any]:
     """The source's config.json with its quantization handed to the plugin.
 
-    Raises CheckpointError when the source is not quantized, since there is nothing to build on.
-
     An engine without the plugin does not know the method and refuses, instead of serving garbage.
+    Raises CheckpointError when the source is not quantized.
     """
     quantization = config.get("quantization_config")
     if not isinstance(quantization, dict) or not isinstance(quantization.get("quant_method"), str):
@@ -100,25 +111,6 @@ def overlay_config(
         spark_hybrid["draft_lm_head"] = draft
     changed = {**quantization, "quant_method": "spark-hybrid", "spark_hybrid": spark_hybrid}
     return {**config, "quantization_config": changed}
-
-
-def _make_manifest(
-    source: CheckpointSource, treatment: Treatment, fingerprint: str, facts: SourceFacts
-) -> Manifest:
-    return Manifest(
-        version=OVERLAY_VERSION,
-        fingerprint=fingerprint,
-        source_kind=source.kind,
-        source_name=source.name,
-        source_root=str(source.root),
-        source_files=str(_place_in_mount(source)),
-        source_revision=source.revision,
-        mount_name=source.mount_name,
-        treatment=asdict(treatment),
-        fp8_layer_count=facts.fp8_layer_count,
-        mtp_tensor_count=facts.mtp_tensor_count,
-        digests={},
-    )
 
 
 def _check_extras(
@@ -152,35 +144,26 @@ def _link_source(source: CheckpointSource, hub: Path) -> None:
 
 def _fill(
     source: CheckpointSource,
+    treatment: Treatment,
     facts: SourceFacts,
-    manifest: Manifest,
     staging: Path,
     shard: Fp8Shard | None,
     draft: DraftVocabulary | None,
-) -> Manifest:
+) -> None:
     _link_files(source, staging)
     tensors = dict(facts.tensors)
     if shard is not None:
         durable.link_or_copy(shard.path, staging / SHARD_FILE)
         added = read_header(staging / SHARD_FILE).tensors
         tensors |= {name: Located(SHARD_FILE, info) for name, info in added.items()}
-    treatment = Treatment(**manifest.treatment)
-    config = overlay_config(facts.config, treatment, manifest.fp8_layer_count)
-    durable.write_json(staging / "config.json", config)
+    config = overlay_config(facts.config, treatment, facts.fp8_layer_count)
+    durable.write_json(staging / CONFIG_FILE, config)
     if draft is not None:
         tokens = {"tokens": draft.first(treatment.draft_rows)}
         durable.write_text(staging / OVERLAY_FILE, json.dumps(tokens) + "\n")
     durable.write_json(staging / INDEX_FILE, contents.index_content(tensors))
     if dict(contents.read_tensors(staging)) != tensors:
         raise CheckpointError(f"{source.name} changed while its overlay was made.")
-    digests = {
-        path.name: durable.content_hash(path, "sha256")
-        for path in sorted(staging.iterdir())
-        if path.is_file() and not path.is_symlink()
-    }
-    finished = replace(manifest, digests=digests)
-    write_manifest(staging, finished)
-    return finished
 
 
 def _link_files(source: CheckpointSource, staging: Path) -> None:

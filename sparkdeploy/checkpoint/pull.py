@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import cache
-from sparkdeploy.checkpoint.durable import COPY_BYTES, disk_errors
+from sparkdeploy.checkpoint.durable import Progress, disk_errors, only_one
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
-from sparkdeploy.checkpoint.locking import only_one
 from sparkdeploy.checkpoint.ranges import HubRanges, Meter
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 from sparkdeploy.checkpoint.treatment import Treatment, check_remote
@@ -18,7 +17,6 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node import facts as machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from sparkdeploy.checkpoint.hub import Hub
@@ -29,8 +27,6 @@ SPARE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class WantedRepository:
-    """A repository at a branch, tag or commit."""
-
     repo: str
     revision: str = "main"
     treatment: Treatment | None = None
@@ -85,7 +81,6 @@ def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -
 
 
 def fetch(hub: Hub, lock: HubLock, download: Download) -> Pulled:
-    """Do `pull`, and show how far it is."""
     found = download.facts
     path = cache.snapshot_folder(hub.cache, found.repo, found.commit)
     if not download.is_verified:
@@ -133,9 +128,7 @@ def download_bytes(hub_cache: Path, facts: RepoFacts) -> int:
     )
 
 
-def pull(
-    hub: Hub, lock: HubLock, download: Download, on_progress: Callable[[int, int], None]
-) -> Path:
+def pull(hub: Hub, lock: HubLock, download: Download, on_progress: Progress) -> Path:
     """Bring everything that is missing, check every file, and return the snapshot's folder.
 
     `on_progress` gets bytes done and bytes in all. What was interrupted is resumed; a file
@@ -207,11 +200,8 @@ def _hash_of(path: Path, file: RepoFile) -> str:
         if file.sha256 is not None:
             return hashlib.file_digest(content, "sha256").hexdigest()
         # Git's own name of a small file; it is no signature and only finds damage.
-        digest = hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
-        # In pieces: the hub may list a file of any length as a small one.
-        while chunk := content.read(COPY_BYTES):
-            digest.update(chunk)
-        return digest.hexdigest()
+        blob = hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
+        return hashlib.file_digest(content, lambda: blob).hexdigest()
 
 
 def _stays(pin: RevisionPin, facts: RepoFacts) -> bool:

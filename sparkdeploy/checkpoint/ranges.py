@@ -38,8 +38,6 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 
 
 class RangeSource(Protocol):
-    """Files of which parts can be read."""
-
     @property
     def name(self) -> str:
         """What the place is called in errors."""
@@ -67,8 +65,6 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class FolderRanges:
-    """Files of a folder on this machine."""
-
     folder: Path
 
     @property
@@ -272,8 +268,6 @@ def _merge(ordered: Sequence[Span], joined: set[int]) -> Iterator[Span]:
 
 
 class Meter:
-    """Counts bytes towards a total."""
-
     def __init__(self, total_bytes: int, on_progress: Callable[[int, int], None]) -> None:
         self._total_bytes = total_bytes
         self._on_progress = on_progress

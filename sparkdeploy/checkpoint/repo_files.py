@@ -130,7 +130,6 @@ def check_revision(repo: str, revision: str) -> None:
 
 
 def is_commit(text: object) -> bool:
-    """Whether it is a whole commit hash, as git and the hub write one."""
     return _matches(_COMMIT, text)
 
 

@@ -64,8 +64,8 @@ class Header:
 def read_header(path: Path) -> Header:
     """Read and check a file's header; the tensor data is never read.
 
-    Raises CheckpointError, naming the file and what is wrong, for anything but a well-formed file
-    whose tensors fill the data area without overlap or hole.
+    Raises CheckpointError, naming the file, unless its tensors fill the data area without overlap
+    or hole.
     """
     try:
         with path.open("rb") as file:
@@ -78,10 +78,7 @@ def read_header(path: Path) -> Header:
 
 
 def header_length(name: str, beginning: bytes, *, file_size_bytes: int) -> int:
-    """Bytes of JSON that the first 8 bytes of a file announce.
-
-    Raises CheckpointError when those are more than the file or the format has.
-    """
+    """Bytes of JSON that the first 8 bytes announce; CheckpointError when there are not so many."""
     length = int.from_bytes(beginning, "little")
     if len(beginning) < 8:
         raise _malformed(name, f"it has {file_size_bytes} bytes, too few for a header")
@@ -95,10 +92,7 @@ def header_length(name: str, beginning: bytes, *, file_size_bytes: int) -> int:
 
 
 def parse_header(name: str, text: bytes, *, file_size_bytes: int) -> Header:
-    """Check a header that was read from anywhere; `text` is the JSON without its length.
-
-    `name` is what the file is called in errors. Raises CheckpointError as `read_header` does.
-    """
+    """Check a header as `read_header` does; `text` is the JSON without its length."""
     data_offset = 8 + len(text)
     try:
         entries = _parse_json(text)

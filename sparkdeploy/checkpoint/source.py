@@ -36,10 +36,7 @@ class CheckpointSource:
 
 
 def find_in_hub_cache(repo: str, revision: str | None, hub_cache: Path) -> CheckpointSource | None:
-    """The cached snapshot of `repo` at a branch, tag or commit (default: main), or None.
-
-    Raises CheckpointError when the snapshot is there but files in it lead nowhere.
-    """
+    """The cached snapshot at a branch, tag or commit; CheckpointError when files lead nowhere."""
     root = repo_folder(hub_cache, repo)
     commit = _resolved_revision(root, revision or "main")
     if commit is None:
@@ -79,7 +76,6 @@ def open_folder(path: Path) -> CheckpointSource:
 
 
 def fetch_command(repo: str, revision: str | None) -> str:
-    """The shell command that downloads `repo` to where `find_in_hub_cache` looks."""
     pinned = repo if revision in (None, "main") else f"{repo}@{revision}"
     return shlex.join(["sparkdeploy", "checkpoint", "pull", pinned])
 

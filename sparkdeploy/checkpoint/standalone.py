@@ -12,44 +12,33 @@ import os
 import shutil
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import contents, durable
-from sparkdeploy.checkpoint.contents import INDEX_FILE
-from sparkdeploy.checkpoint.durable import tidy_beside
+from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE
+from sparkdeploy.checkpoint.durable import Progress, only_one, tidy_beside
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, SCALE_SUFFIX, WEIGHT_SUFFIX
-from sparkdeploy.checkpoint.locking import only_one
-from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest, write_manifest
-from sparkdeploy.checkpoint.safetensors import (
-    Header,
-    TensorInfo,
-    header_bytes,
-    placed,
-    read_header,
+from sparkdeploy.checkpoint.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    finish_checkpoint,
+    read_manifest,
 )
+from sparkdeploy.checkpoint.ranges import Span
+from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, header_bytes, placed, read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
 from sparkdeploy.checkpoint.treatment import HYBRID_NOTE
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
 
 STANDALONE_VERSION = 2
 _FINISHERS = 2
-_REWRITTEN = frozenset({"config.json", INDEX_FILE, MANIFEST_FILE})
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Bytes that lie together in a source file, from the file's beginning."""
-
-    path: Path
-    begin: int
-    size_bytes: int
+_REWRITTEN = frozenset({CONFIG_FILE, INDEX_FILE, MANIFEST_FILE})
 
 
 def build_standalone(
@@ -58,7 +47,7 @@ def build_standalone(
     out: Path,
     *,
     replaces: Callable[[Path], bool],
-    on_progress: Callable[[int, int], None],
+    on_progress: Progress,
 ) -> Manifest:
     """Write the complete checkpoint to `out`; nothing is done when it is there already.
 
@@ -139,7 +128,7 @@ def _write_shards(
     shard: Fp8Shard,
     staging: Path,
     journal: _Journal,
-    on_progress: Callable[[int, int], None],
+    on_progress: Progress,
 ) -> None:
     tensors = contents.read_tensors(source.files_dir)
     files = sorted({located.file for located in tensors.values()})
@@ -173,7 +162,7 @@ def _copy_shard(old: Path, fp8: Header, fp8_path: Path, part: Path) -> None:
         target.write(beginning)
         target.flush()
         for run in runs:
-            with run.path.open("rb") as content:
+            with Path(run.file).open("rb") as content:
                 durable.copy_range(content.fileno(), target.fileno(), run.begin, run.size_bytes)
         os.fchmod(target.fileno(), 0o644)
         size_bytes = os.fstat(target.fileno()).st_size
@@ -196,10 +185,10 @@ def _finish_shard(part: Path, new: Path, journal: _Journal) -> None:
 
 def _new_layout(
     header: Header, path: Path, fp8: Header, fp8_path: Path
-) -> tuple[list[TensorInfo], list[_Run]]:
+) -> tuple[list[TensorInfo], list[Span]]:
     """The tensors of a rewritten shard with their new places, and where their bytes are now."""
     tensors: list[tuple[str, TensorInfo]] = []
-    runs: list[_Run] = []
+    runs: list[Span] = []
     for name, info in header.tensors.items():
         stem = name.removesuffix(WEIGHT_SUFFIX)
         weight = fp8.tensors.get(stem + OWN_SUFFIXES[WEIGHT_SUFFIX])
@@ -216,52 +205,34 @@ def _new_layout(
     return placed((name, i.dtype, i.shape, i.size_bytes) for name, i in tensors), runs
 
 
-def _add_run(runs: list[_Run], path: Path, begin: int, size_bytes: int) -> None:
+def _add_run(runs: list[Span], path: Path, begin: int, size_bytes: int) -> None:
     """Neighbours become one run, so that the kernel copies long stretches."""
-    last = runs[-1] if runs else None
-    if last and last.path == path and last.begin + last.size_bytes == begin:
-        runs[-1] = _Run(path, last.begin, last.size_bytes + size_bytes)
-    else:
-        runs.append(_Run(path, begin, size_bytes))
+    end = begin + size_bytes
+    if runs and (runs[-1].file, runs[-1].end) == (str(path), begin):
+        begin = runs.pop().begin
+    runs.append(Span(str(path), begin, end))
 
 
 def _write_last(
-    source: CheckpointSource,
-    shard: Fp8Shard,
-    staging: Path,
-    journal: _Journal,
-    fingerprint: str,
+    source: CheckpointSource, shard: Fp8Shard, staging: Path, journal: _Journal, fingerprint: str
 ) -> Manifest:
     """Write configuration, index and, when all of it fits together, the manifest."""
     replaced = sum(name.endswith(OWN_SUFFIXES[WEIGHT_SUFFIX]) for name in shard.digests)
     config = contents.read_config(source.files_dir)
     config[HYBRID_NOTE] = f"{replaced} shared-expert weights in FP8, from {shard.origin}"
-    durable.write_json(staging / "config.json", config)
+    durable.write_json(staging / CONFIG_FILE, config)
     (staging / INDEX_FILE).unlink(missing_ok=True)
     headers = {name: read_header(staging / name) for name in sorted(journal.done)}
     tensors = contents.read_tensors(staging, headers)
     durable.write_json(staging / INDEX_FILE, contents.index_content(tensors))
-    # A build that was killed right before the end has left its manifest, which is made anew.
-    hashed_already = {*journal.done, MANIFEST_FILE}
-    small = {
-        str(path.relative_to(staging)): durable.content_hash(path, "sha256")
-        for path in sorted(staging.rglob("*"))
-        if path.is_file() and path.name not in hashed_already and not path.name.startswith(".")
+    stated = {
+        "version": STANDALONE_VERSION,
+        "fingerprint": fingerprint,
+        "source_files": str(source.files_dir),
+        "treatment": {"fp8_mode": "standalone", "fp8_origin": shard.origin},
+        "fp8_layer_count": replaced,
+        "mtp_tensor_count": sum(name.startswith("mtp.") for name in tensors),
     }
-    manifest = Manifest(
-        version=STANDALONE_VERSION,
-        fingerprint=fingerprint,
-        source_kind=source.kind,
-        source_name=source.name,
-        source_root=str(source.root),
-        source_files=str(source.files_dir),
-        source_revision=source.revision,
-        mount_name=source.mount_name,
-        treatment={"fp8_mode": "standalone", "fp8_origin": shard.origin},
-        fp8_layer_count=replaced,
-        mtp_tensor_count=sum(name.startswith("mtp.") for name in tensors),
-        digests={**journal.done, **small},
-    )
-    write_manifest(staging, manifest)
+    manifest = finish_checkpoint(staging, source, journal.done, stated)
     durable.sync_folder(staging)
     return manifest

@@ -66,10 +66,7 @@ def find_stored(name: str, settings: Settings) -> Stored:
 
 
 def find_folder(name: str, settings: Settings) -> Path:
-    """The folder that a name means: itself, a prepared checkpoint, or a download that is pinned.
-
-    Raises CheckpointError when it means none of them.
-    """
+    """A folder itself, a prepared checkpoint, or a pinned download; CheckpointError for no such."""
     for candidate in (Path(name).expanduser(), _prepared_folder(settings) / name):
         if (candidate / "config.json").is_file():
             return candidate.absolute()

@@ -52,10 +52,7 @@ class SourceFacts:
 
 
 def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
-    """Read every header and the configuration, and hold them against what the treatment needs.
-
-    Raises CheckpointError naming what is missing or has an unexpected shape or dtype.
-    """
+    """Read every header and the configuration, and hold them against what the treatment needs."""
     config = contents.read_config(source.files_dir)
     tensors = contents.read_tensors(source.files_dir)
     sizes = contents.model_sizes(config)

@@ -69,10 +69,7 @@ class Inspection:
 
 @contents.collector_paused()
 def verify_headers(folder: Path) -> Verified:
-    """Check index, headers, FP8 tensors, MTP and configuration against one another.
-
-    Raises CheckpointError with every problem that was found.
-    """
+    """Hold index, headers and configuration against one another; raise with every problem."""
     config = contents.read_config(folder)
     headers = contents.read_headers(folder)
     tensors = contents.read_tensors(folder, headers)

@@ -16,8 +16,7 @@ from sparkdeploy.checkpoint.contents import (
     shared_expert_shapes,
 )
 from sparkdeploy.checkpoint.durable import write_json
-from sparkdeploy.checkpoint.fp8 import BLOCK, SCALE_SUFFIX, WEIGHT_SUFFIX
-from sparkdeploy.checkpoint.fp8_sample import decode_bf16, e4m3_values
+from sparkdeploy.checkpoint.fp8 import BLOCK, SCALE_SUFFIX, WEIGHT_SUFFIX, decode_bf16, e4m3_values
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
 from sparkdeploy.checkpoint.twin.values import bf16
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checkpoint.locking import only_one
+from sparkdeploy.checkpoint.durable import only_one
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -12,8 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config, read_tensors
-from sparkdeploy.checkpoint.fp8 import expected_bytes, expected_fp8
-from sparkdeploy.checkpoint.fp8_sample import VALUES_BY_CODE, e4m3_values, unlike
+from sparkdeploy.checkpoint.fp8 import (
+    VALUES_BY_CODE,
+    e4m3_values,
+    expected_bytes,
+    expected_fp8,
+    unlike,
+)
 from sparkdeploy.checkpoint.fp8_shard import (
     DONE_FILE,
     SHARD_FILE,

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.locking import only_one
+from sparkdeploy.checkpoint.durable import only_one
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.node import lock, shared_folder
 from sparkdeploy.node.lock import lock_holder, lock_path, node_lock, watch_name, watching
