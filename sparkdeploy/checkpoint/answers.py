@@ -1,14 +1,14 @@
 """One GET of a hub: redirects are counted, their bodies unread, and a token stays with its host."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io
+import socket
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPResponse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -19,12 +19,6 @@ from urllib3.util import parse_url
 
 from sparkdeploy.checkpoint.repo_files import shown
 from sparkdeploy.errors import CheckpointError
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator, Mapping
-
-    from urllib3.connection import HTTPConnection
 
 TIMEOUT_S = (15.0, 60.0)
 """Until a connection stands, and until the next bytes come."""
@@ -179,18 +173,11 @@ class TimedAdapter(HTTPAdapter):
     def get_connection_with_tls_context(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - the base's own
         pool: Any = super().get_connection_with_tls_context(*args, **options)
         # Pools are kept, and proxies have connections of their own kinds.
-        if not isinstance(pool.ConnectionCls, functools.partial):
-            pool.ConnectionCls = functools.partial(_connection, pool.ConnectionCls, self._deadline)
+        if pool.ConnectionCls.response_class is HTTPResponse:
+            answer = staticmethod(functools.partial(_TimedResponse, self._deadline))
+            timed = {"response_class": answer}
+            pool.ConnectionCls = type("TimedConnection", (pool.ConnectionCls,), timed)
         return pool
-
-
-def _connection(
-    make: Callable[..., HTTPConnection], deadline: Deadline, **options: object
-) -> HTTPConnection:
-    connection = make(**options)
-    answer: Any = functools.partial(_TimedResponse, deadline)
-    connection.response_class = answer
-    return connection
 
 
 class _TimedResponse(HTTPResponse):

@@ -180,11 +180,9 @@ def _open_part(folder: int, part: str, path: Path) -> int:
 
 
 def _create_file(folder: int, name: str, mode: Literal["ab", "wb"]) -> IO[bytes]:
-    """Open a file of an open folder for writing, and never what a link of that name leads to.
-
-    A link, a pipe or a second name of another file is removed first: it is not what it stands for.
-    """
+    """Open a file of an open folder for writing, and never what a link of that name leads to."""
     if _regular_bytes(name, folder=folder) is None:
+        # A link, a pipe or a second name of another file: it is not what it stands for.
         _remove(folder, name)
     # Without O_NONBLOCK a pipe that came in between would wait for its reader.
     guard = os.O_NOFOLLOW | os.O_NONBLOCK

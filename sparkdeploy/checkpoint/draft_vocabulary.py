@@ -17,8 +17,9 @@ from sparkdeploy.checkpoint import durable
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from sparkdeploy.checkpoint.durable import Progress
     from sparkdeploy.recipe.schema import Model, Recipe
     from sparkdeploy.settings import Settings
 
@@ -69,11 +70,8 @@ def rank_tokens(
     guess for a token that was not seen.
     """
     first = frozenset(special)
-    return tuple(
-        sorted(
-            range(vocabulary), key=lambda token: (token not in first, -counts.get(token, 0), token)
-        )
-    )
+    order = sorted(range(vocabulary), key=lambda token: (token not in first, -counts.get(token, 0)))
+    return tuple(order)
 
 
 def read_vocabulary(path: Path) -> DraftVocabulary | None:
@@ -109,10 +107,7 @@ def known_vocabulary(recipe: Recipe, settings: Settings) -> DraftVocabulary | No
 
 
 def bring_vocabulary(recipe: Recipe, settings: Settings) -> DraftVocabulary | None:
-    """Return the vocabulary for the overlay, None for a recipe without a draft head.
-
-    Raises CheckpointError when it was never counted.
-    """
+    """None for a recipe without a draft head; CheckpointError when it was never counted."""
     found = known_vocabulary(recipe, settings)
     if found is None and recipe.checkpoint.draft_lm_head is not None:
         raise CheckpointError(f"no draft vocabulary of {recipe.model.repo} is here", hint=HINT)
@@ -126,14 +121,8 @@ class TokenCounts:
     vocabulary: int
 
 
-def count_tokens(
-    folder: Path, texts: Sequence[Path], *, on_progress: Callable[[int, int], None]
-) -> TokenCounts:
-    """Tokenise `texts` with the tokenizer of the model in `folder`.
-
-    `on_progress` gets bytes done and bytes in all. Raises CheckpointError when the tokenizer
-    or a text cannot be read.
-    """
+def count_tokens(folder: Path, texts: Sequence[Path], *, on_progress: Progress) -> TokenCounts:
+    """Tokenise `texts` with the tokenizer of the model in `folder`; CheckpointError without."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - only this command needs it
 
     tokenizer_file = folder / TOKENIZER_FILE

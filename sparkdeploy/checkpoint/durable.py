@@ -3,8 +3,6 @@
 What is new is made under a hidden name beside its target, and takes the target's name when whole.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
@@ -12,9 +10,9 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO, Literal
+from typing import IO, BinaryIO, Literal
 
 import xxhash
 
@@ -22,9 +20,6 @@ from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.lock import lock_within
 from sparkdeploy.node.plain_file import NotPlainError, freeing_command, open_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 PATIENCE_S = 3600.0
 """How long a second builder waits for the first one's work, which it then finds done."""
@@ -181,10 +176,10 @@ def replace_journal(path: Path, entries: Mapping[str, str]) -> None:
 
 
 def copy_range(source: int, target: int, begin: int, size_bytes: int) -> None:
-    """Append a part of one open file to another without passing it through this process.
+    """Append a part of one open file to another; CheckpointError when the source ends early.
 
-    The kernel copies (or only links, on file systems that share blocks); where it cannot, blocks
-    are read and written. Raises CheckpointError when the source ends early.
+    The kernel copies, or only links, on file systems that share blocks; where it cannot, blocks
+    are read and written.
     """
     copied = 0
     while copied < size_bytes:
@@ -282,10 +277,7 @@ def _copy_block(source: int, target: int, begin: int, size_bytes: int) -> int:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether it runs; one that ended and was not asked for by its parent yet does not.
-
-    Containers without an init process keep such ones.
-    """
+    """Not so for one that ended and stays until its parent asks, as in containers without init."""
     try:
         os.kill(process, 0)
         status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")

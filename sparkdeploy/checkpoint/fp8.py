@@ -1,22 +1,18 @@
 """The FP8 tensors of the shared experts: which there must be, and whether those found are them."""
 
-from __future__ import annotations
-
 import math
 import re
 import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, BinaryIO
+from pathlib import Path
+from typing import BinaryIO
 
 from sparkdeploy.checkpoint.contents import ModelSizes, read_tensors, shared_expert_shapes, summary
 from sparkdeploy.checkpoint.ranges import RangeSource, Span, read_remote_header
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, read_header
 from sparkdeploy.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
 BLOCK = 128
 """Rows and columns that share one scale."""

@@ -1,12 +1,12 @@
 """One shard with the FP8 shared experts, fetched by range and kept beside the downloads."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from pathlib import Path
+from typing import BinaryIO
 
 from sparkdeploy.checkpoint import durable, fp8
 from sparkdeploy.checkpoint.contents import ModelSizes, summary
@@ -20,11 +20,6 @@ from sparkdeploy.checkpoint.safetensors import (
     read_header,
 )
 from sparkdeploy.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
 
 SHARD_FILE = "sparkdeploy-fp8.safetensors"
 DONE_FILE = "sparkdeploy-fp8.json"

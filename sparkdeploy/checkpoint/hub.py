@@ -4,14 +4,14 @@ The only user of the hub's own library. What a hub answers is JSON that a strang
 read into facts, or refused.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import requests
@@ -31,11 +31,6 @@ from sparkdeploy.checkpoint.repo_files import (
 )
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import LOGIN, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 ATTEMPTS = 6
 LONGEST_WAIT_S = 30.0
@@ -72,11 +67,7 @@ class Hub:
     attempts: int = ATTEMPTS
 
     def describe(self, repo: str, revision: str) -> RepoFacts:
-        """Resolve a branch, tag or commit, and list the files of that commit.
-
-        Raises CheckpointError for a repository that is not there, not ours to read, or silent, and
-        for a listing in which anything is not as a hub states it.
-        """
+        """Resolve a branch, tag or commit, and list the files of that commit."""
         check_repo(repo)
         check_revision(repo, revision)
         # As the user has told the hub's own tools.
@@ -92,10 +83,7 @@ class Hub:
         return f"{self.endpoint}/{repo}/resolve/{commit}/{quote(name)}"
 
     def check_status(self, repo: str, response: requests.Response, what: str) -> None:
-        """Raise CheckpointError for 401, 403 and 404, and RetryError for what may pass.
-
-        Other statuses are for the caller to judge. `what` was asked for.
-        """
+        """Raise CheckpointError for 401, 403 and 404, and RetryError for what may pass."""
         status = response.status_code
         if status in _CLOSED:
             raise CheckpointError(
@@ -156,11 +144,7 @@ class Hub:
 
 
 def open_hub(settings: Settings) -> Hub:
-    """The hub of this user: HF_ENDPOINT, HF_TOKEN and HF_HOME as the hub's own tools read them.
-
-    Raises CheckpointError for an address that is none of the web's, and for a token that could not
-    be sent.
-    """
+    """The hub of HF_ENDPOINT, HF_TOKEN and HF_HOME; CheckpointError for an unusable one of them."""
     from huggingface_hub import get_token  # noqa: PLC0415 - takes 0.3 s to import
 
     token = get_token()

@@ -1,25 +1,20 @@
 """Which commit each repository was resolved to, kept until the user asks for a newer one."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.cache import missing_in, snapshot_folder
 from sparkdeploy.checkpoint.durable import disk_errors, only_one, write_text
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit, is_commit, shown
+from sparkdeploy.checkpoint.source import CheckpointSource
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import MAX_BYTES, read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from sparkdeploy.checkpoint.source import CheckpointSource
 
 LOCK_FILE = "hub-lock.json"
 _SCHEMA = 1
@@ -169,10 +164,7 @@ def find_pinned(
 
 
 def pin_found(source: CheckpointSource, revision: str, lock: HubLock) -> None:
-    """Keep the commit of a snapshot that was there before anything was pinned.
-
-    A snapshot that somebody made by hand under another name than a commit's is not pinned.
-    """
+    """Keep the commit of a snapshot that was there before; a name of somebody's own is none."""
     commit = source.revision
     if commit is not None and is_commit(commit) and lock.pin(source.name, revision) is None:
         lock.set(source.name, revision, RevisionPin(commit))

@@ -1,19 +1,14 @@
 """sparkdeploy.json: written last into a prepared checkpoint, so its presence means "done"."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy.checkpoint.durable import content_hash, write_text
+from sparkdeploy.checkpoint.source import CheckpointSource
 from sparkdeploy.stored_json import read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from sparkdeploy.checkpoint.source import CheckpointSource
 
 MANIFEST_FILE = "sparkdeploy.json"
 

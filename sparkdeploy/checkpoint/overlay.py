@@ -93,7 +93,6 @@ def overlay_config(
     """The source's config.json with its quantization handed to the plugin.
 
     An engine without the plugin does not know the method and refuses, instead of serving garbage.
-    Raises CheckpointError when the source is not quantized.
     """
     quantization = config.get("quantization_config")
     if not isinstance(quantization, dict) or not isinstance(quantization.get("quant_method"), str):

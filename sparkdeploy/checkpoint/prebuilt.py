@@ -53,11 +53,7 @@ def bring_fp8(
     settings: Settings,
     mismatch: Mismatch = Mismatch.REFUSE,
 ) -> fp8_shard.Fp8Shard | None:
-    """Fetch the shard for a model by range, or find it; None when the recipe takes none.
-
-    Raises CheckpointError when the FP8 repository does not hold what the model needs, unless that
-    is to be left.
-    """
+    """Fetch the shard for a model by range, or find it; None when the recipe takes none."""
     resolve_fp8(checkpoint, settings)
     origin = fp8_origin(checkpoint, settings)
     if not origin:

@@ -1,13 +1,12 @@
 """Downloads: resolved once, resumed, and every file held against what the hub says of it."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkdeploy.checkpoint import cache
 from sparkdeploy.checkpoint.durable import Progress, disk_errors, only_one
+from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.ranges import HubRanges, Meter
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
@@ -15,11 +14,6 @@ from sparkdeploy.checkpoint.treatment import Treatment, check_remote
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node import facts as machine
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.checkpoint.hub import Hub
 
 SPARE_BYTES = 1 << 30
 """What a download leaves free on its disk."""
@@ -59,10 +53,7 @@ class Pulled:
 
 
 def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -> Download:
-    """Resolve a repository, and say what is to be downloaded: commit, bytes, disk and licence.
-
-    Raises CheckpointError as `resolve` does, and for a finished hybrid that is none.
-    """
+    """Resolve a repository, and say what is to be downloaded: commit, bytes, disk and licence."""
     found = resolve(hub, lock, wanted.repo, wanted.revision, anew=anew)
     download = plan_download(hub, lock, found, free_bytes=machine.free_bytes(hub.cache) or 0)
     if wanted.treatment is not None and download.missing:
@@ -131,9 +122,8 @@ def download_bytes(hub_cache: Path, facts: RepoFacts) -> int:
 def pull(hub: Hub, lock: HubLock, download: Download, on_progress: Progress) -> Path:
     """Bring everything that is missing, check every file, and return the snapshot's folder.
 
-    `on_progress` gets bytes done and bytes in all. What was interrupted is resumed; a file
-    that is not what the hub says is fetched once more. Raises CheckpointError when that does not
-    help, and before anything is fetched when the disk is too small.
+    What was interrupted is resumed; a file that is not what the hub says is fetched once more.
+    Raises CheckpointError when that does not help, and at once when the disk is too small.
     """
     facts = download.facts
     snapshot = cache.snapshot_folder(hub.cache, facts.repo, facts.commit)

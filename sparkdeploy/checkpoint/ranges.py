@@ -1,12 +1,12 @@
 """Parts of files that lie elsewhere: byte ranges over HTTP, or of a folder."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import stat
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import requests
 
@@ -19,15 +19,11 @@ from sparkdeploy.checkpoint.contents import (
     parse_config,
     parse_index,
 )
+from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.checkpoint.hub import Hub, RetryError
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, header_length, parse_header
 from sparkdeploy.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
 
 ANSWER_LIMIT_S = 120.0
 """Until the headers of a file are all there, through every redirect."""
@@ -250,29 +246,23 @@ def coalesced(spans: Sequence[Span], *, waste: float = 0.02) -> tuple[Span, ...]
         for index, (before, after) in enumerate(itertools.pairwise(ordered))
         if before.file == after.file
     )
-    joined: set[int] = set()
-    for gap_bytes, index in gaps:
-        allowance -= gap_bytes
-        if allowance < 0:
-            break
-        joined.add(index)
-    return tuple(_merge(ordered, joined))
-
-
-def _merge(ordered: Sequence[Span], joined: set[int]) -> Iterator[Span]:
-    begin = 0
+    wasted = itertools.accumulate(gap_bytes for gap_bytes, _ in gaps)
+    joined = {index for (_, index), total in zip(gaps, wasted, strict=True) if total <= allowance}
+    merged: list[Span] = []
     for index, span in enumerate(ordered):
-        if index not in joined:
-            yield Span(span.file, ordered[begin].begin, span.end)
-            begin = index + 1
+        if index - 1 in joined:
+            merged[-1] = Span(span.file, merged[-1].begin, span.end)
+        else:
+            merged.append(span)
+    return tuple(merged)
 
 
+@dataclass(slots=True)
 class Meter:
-    def __init__(self, total_bytes: int, on_progress: Callable[[int, int], None]) -> None:
-        self._total_bytes = total_bytes
-        self._on_progress = on_progress
-        self.done_bytes = 0
+    total_bytes: int
+    on_progress: Progress
+    done_bytes: int = 0
 
     def add(self, more_bytes: int) -> None:
         self.done_bytes += more_bytes
-        self._on_progress(self.done_bytes, self._total_bytes)
+        self.on_progress(self.done_bytes, self.total_bytes)

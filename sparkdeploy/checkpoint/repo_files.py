@@ -108,10 +108,7 @@ class RepoFacts:
 
 
 def check_repo(repo: str) -> None:
-    """Raise CheckpointError unless the name is one that a hub's cache can hold.
-
-    The cache writes `/` as `--`, so that a name with `--` would share a folder with another one.
-    """
+    """The cache writes `/` as `--`, so that a name with `--` would share a folder with another."""
     if not _matches(_REPO, repo) or "--" in repo or ".." in repo or repo.endswith((".", "-")):
         raise CheckpointError(
             f"{shown(repo)} is no ORGANISATION/NAME that a hub cache can hold.",
@@ -143,10 +140,10 @@ def check_commit(place: str, commit: object) -> None:
 
 
 def name_problem(name: object) -> str | None:
-    """Say why something cannot be the name of a file below a folder, or None when it can.
+    """Say why something cannot be the name of a file, or None when it can.
 
-    What passes is relative, stays below the folder by its letters alone, can be stored by Linux'
-    file systems and printed on a terminal.
+    What passes stays below the folder by its letters alone, can be stored by Linux' file systems
+    and printed on a terminal.
     """
     if not isinstance(name, str):
         return "is no text"

@@ -62,11 +62,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read and check a file's header; the tensor data is never read.
-
-    Raises CheckpointError, naming the file, unless its tensors fill the data area without overlap
-    or hole.
-    """
+    """Read a header, not the data; CheckpointError unless tensors fill that without any hole."""
     try:
         with path.open("rb") as file:
             file_size_bytes = os.fstat(file.fileno()).st_size
@@ -228,10 +224,7 @@ def _are_counts(values: object) -> bool:
 
 
 def _product_up_to(shape: tuple[int, ...], limit: int) -> int:
-    """The number of elements, or some number of at least `limit` when there are that many.
-
-    A hostile shape may multiply to a number with millions of digits; nobody needs it.
-    """
+    """The product, or a part of at least `limit`: a hostile one may have millions of digits."""
     if 0 in shape:
         return 0
     product = 1

@@ -4,21 +4,20 @@ Shard by shard, tensors in their old order: what is untouched is copied by the k
 weight that has an FP8 one is replaced by it, and its scales follow it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import contents, durable
 from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE
 from sparkdeploy.checkpoint.durable import Progress, only_one, tidy_beside
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, SCALE_SUFFIX, WEIGHT_SUFFIX
+from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
 from sparkdeploy.checkpoint.manifest import (
     MANIFEST_FILE,
     Manifest,
@@ -30,11 +29,6 @@ from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, header_bytes,
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
 from sparkdeploy.checkpoint.treatment import HYBRID_NOTE
 from sparkdeploy.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
 
 STANDALONE_VERSION = 2
 _FINISHERS = 2
@@ -98,10 +92,7 @@ def _check_target(out: Path, replaces: Callable[[Path], bool]) -> None:
 
 
 class _Journal:
-    """Files of a staging folder that are finished, with their hashes; lies beside the folder.
-
-    Goes on with a staging folder of this very build, or empties it.
-    """
+    """Finished files of a staging folder of this very build, with their hashes; lies beside it."""
 
     def __init__(self, path: Path, staging: Path, fingerprint: str) -> None:
         noted = durable.read_journal(path)
@@ -140,18 +131,15 @@ def _write_shards(
         pending: list[Future[None]] = []
         for name in files:
             if name not in journal.done:
-                _settle(pending, leave=_FINISHERS)
+                if len(pending) > _FINISHERS:
+                    pending.pop(0).result()
                 part = staging / f".{name}.part"
                 _copy_shard(source.files_dir / name, fp8, shard.path, part)
                 pending.append(finishers.submit(_finish_shard, part, staging / name, journal))
             done_bytes += (source.files_dir / name).stat().st_size
             on_progress(done_bytes, total_bytes)
-        _settle(pending, leave=0)
-
-
-def _settle(pending: list[Future[None]], *, leave: int) -> None:
-    while len(pending) > leave:
-        pending.pop(0).result()
+        for finishing in pending:
+            finishing.result()
 
 
 def _copy_shard(old: Path, fp8: Header, fp8_path: Path, part: Path) -> None:

@@ -1,11 +1,10 @@
 """What lies on this machine: downloads and prepared checkpoints, listed, found and removed."""
 
-from __future__ import annotations
-
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkdeploy.checkpoint.cache import repo_of, snapshot_folder
 from sparkdeploy.checkpoint.fp8_shard import read_shard
@@ -13,11 +12,7 @@ from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.prebuilt import shard_store
 from sparkdeploy.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.settings import Settings
+from sparkdeploy.settings import Settings
 
 HINT = "`sparkdeploy checkpoint ls` shows what is"
 

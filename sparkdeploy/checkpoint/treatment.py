@@ -1,19 +1,14 @@
 """What is done to a checkpoint while it is loaded, and what a source must hold for that."""
 
-from __future__ import annotations
-
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from sparkdeploy.checkpoint import contents, fp8
 from sparkdeploy.checkpoint.contents import Located, ModelSizes, model_sizes, summary
 from sparkdeploy.checkpoint.ranges import RangeSource, index_of, read_config
+from sparkdeploy.checkpoint.source import CheckpointSource
 from sparkdeploy.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from sparkdeploy.checkpoint.source import CheckpointSource
 
 HYBRID_NOTE = "_hybrid_quant_info"
 """The key that the field's builder, and ours, adds to config.json; no engine reads it."""
@@ -82,10 +77,7 @@ def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
 
 
 def check_untouched(source: CheckpointSource) -> None:
-    """Raise CheckpointError for a finished hybrid that would be mounted as if it were plain INT4.
-
-    An engine without the plugin would take its FP8 bytes for weights without their scales.
-    """
+    """Refuse a finished hybrid as plain INT4: an engine would take its FP8 without the scales."""
     if HYBRID_NOTE in contents.read_config(source.files_dir):
         raise _fp8_already(source)
 
@@ -140,11 +132,7 @@ def _check_tensor(source: CheckpointSource, found: Located, shape: tuple[int, ..
 
 
 def check_remote(source: RangeSource, treatment: Treatment) -> None:
-    """Read configuration, index and headers, some megabytes, and hold them against one another.
-
-    Raises CheckpointError naming every shared expert that is not FP8 with scales, and what is
-    missing of the draft layer when the treatment needs that.
-    """
+    """Hold configuration, index and headers of a finished hybrid, some megabytes, against it."""
     sizes = model_sizes(read_config(source))
     indexed = index_of(source)
     fp8.find_fp8(source, sizes, indexed)

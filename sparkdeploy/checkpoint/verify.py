@@ -1,28 +1,23 @@
 """Is a checkpoint whole and true to itself, by headers or by every byte; and what it holds."""
 
-from __future__ import annotations
-
 import collections
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
-from sparkdeploy.checkpoint.durable import XXH3_PREFIX, Algorithm, content_hash
-from sparkdeploy.checkpoint.fp8 import check_fp8, expected_fp8, is_related
+from sparkdeploy.checkpoint.durable import XXH3_PREFIX, Algorithm, Progress, content_hash
+from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
+from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
 from sparkdeploy.errors import CheckpointError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
-
 _BLOB = re.compile(r"[0-9a-f]{64}")
-_OWN_SUFFIX = {"fp8_weight": "weight", "fp8_scale_inv": "weight_scale_inv"}
+_ORIGINAL_SUFFIX = {own: original for original, own in OWN_SUFFIXES.items()}
 _KINDS = (
     ("mtp", re.compile(r"^mtp\.")),
     ("vision", re.compile(r"visual\.")),
@@ -96,42 +91,32 @@ def verify_headers(folder: Path) -> Verified:
     )
 
 
-def verify_bytes(
-    folder: Path,
-    stated: Mapping[str, str],
-    on_progress: Callable[[int, int], None],
-) -> Verified:
-    """Check headers, then the content of every file whose hash is known.
-
-    Hashes come from the manifest, from the names of blobs in a hub's cache, and from `stated`, by
-    file name. Raises CheckpointError naming every file whose content is another.
-    """
+def verify_bytes(folder: Path, stated: Mapping[str, str], on_progress: Progress) -> Verified:
+    """Check headers, then every file whose hash the manifest, a blob's name or `stated` gives."""
     found = verify_headers(folder)
     manifest = read_manifest(folder)
     hashes = {**stated, **_blob_hashes(folder), **(manifest.digests if manifest else {})}
-    files = sorted(
-        path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
-    )
-    total_bytes = sum(path.stat().st_size for path in files)
-    done_bytes, hashed, wrong, unhashed = 0, 0, [], []
-    for path in files:
-        name = str(path.relative_to(folder))
-        if name in hashes:
-            hashed += 1
-            done_bytes += path.stat().st_size
-            algorithm: Algorithm = "xxh3" if hashes[name].startswith(XXH3_PREFIX) else "sha256"
-            if content_hash(path, algorithm) != hashes[name]:
-                wrong.append(name)
-            on_progress(done_bytes, total_bytes)
-        elif name != MANIFEST_FILE:
-            unhashed.append(name)
+    sizes = {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in sorted(folder.rglob("[!.]*"))
+        if path.is_file()
+    }
+    done_bytes, wrong = 0, []
+    hashed = [name for name in sizes if name in hashes]
+    for name in hashed:
+        done_bytes += sizes[name]
+        algorithm: Algorithm = "xxh3" if hashes[name].startswith(XXH3_PREFIX) else "sha256"
+        if content_hash(folder / name, algorithm) != hashes[name]:
+            wrong.append(name)
+        on_progress(done_bytes, sum(sizes.values()))
     if wrong:
         raise CheckpointError(
             f"{folder}: the content of {summary(wrong)} has changed.",
             detail="\n".join(wrong),
             hint="a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again",
         )
-    return replace(found, hashed_files=hashed, hashed_bytes=done_bytes, unhashed=tuple(unhashed))
+    unhashed = tuple(name for name in sizes if name not in hashes and name != MANIFEST_FILE)
+    return replace(found, hashed_files=len(hashed), hashed_bytes=done_bytes, unhashed=unhashed)
 
 
 def _index_problems(
@@ -171,9 +156,9 @@ def _fp8_problems(
     own: dict[str, TensorInfo] = {}
     original: dict[str, TensorInfo] = {}
     for name, item in tensors.items():
-        stem, _, suffix = name.rpartition(".")
-        if suffix in _OWN_SUFFIX:
-            own[f"{stem}.{_OWN_SUFFIX[suffix]}"] = item.info
+        stem, dot, last = name.rpartition(".")
+        if dot + last in _ORIGINAL_SUFFIX:
+            own[stem + _ORIGINAL_SUFFIX[dot + last]] = item.info
         elif is_related(name):
             original[name] = item.info
     is_rewritten = mode == "finished" or any(info.dtype == "F8_E4M3" for info in original.values())

@@ -25,8 +25,8 @@ _FORMAT = 4
 def build_twin(out: Path, shape: TwinShape, *, seed: int) -> None:
     """Make the folder `out` a twin: the same bytes for the same shape and seed, on any machine.
 
-    Nothing is written when it already is that twin, and a different twin is replaced. The folder
-    appears all at once. Raises CheckpointError when `out` holds anything else.
+    It appears all at once, and replaces a different twin. Raises CheckpointError when `out` holds
+    anything else.
     """
     if is_twin_of(out, shape, seed=seed):
         return

@@ -1,10 +1,8 @@
 """The twin of an FP8 repository: the shared experts of a twin in blocks of 128 x 128."""
 
-from __future__ import annotations
-
 import bisect
 import itertools
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkdeploy.checkpoint.contents import (
     CONFIG_FILE,
@@ -20,10 +18,6 @@ from sparkdeploy.checkpoint.fp8 import BLOCK, SCALE_SUFFIX, WEIGHT_SUFFIX, decod
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
 from sparkdeploy.checkpoint.twin.values import bf16
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
 FP8_MAX = 448.0
 SHARDS = 2
 _VALUES = e4m3_values()
@@ -31,10 +25,7 @@ _MIDPOINTS = [(low + high) / 2 for low, high in itertools.pairwise(_VALUES)]
 
 
 def build_fp8_twin(out: Path, twin: Path) -> None:
-    """Make `out` a repository of FP8 tensors for the twin in `twin`, unless it is there already.
-
-    Only the shared experts are in it, spread over shards among filler, as in the real one.
-    """
+    """Make `out` an FP8 repository for the twin in `twin`: its shared experts, among filler."""
     if (out / INDEX_FILE).is_file():
         return
     out.mkdir(parents=True, exist_ok=True)
