@@ -174,18 +174,17 @@ class TimedAdapter(HTTPAdapter):
         pool: Any = super().get_connection_with_tls_context(*args, **options)
         # Pools are kept, and proxies have connections of their own kinds.
         if pool.ConnectionCls.response_class is HTTPResponse:
-            answer = staticmethod(functools.partial(_TimedResponse, self._deadline))
+            answer = staticmethod(functools.partial(_timed_response, self._deadline))
             timed = {"response_class": answer}
             pool.ConnectionCls = type("TimedConnection", (pool.ConnectionCls,), timed)
         return pool
 
 
-class _TimedResponse(HTTPResponse):
-    def __init__(self, deadline: Deadline, sock: socket.socket, method: str) -> None:
-        super().__init__(sock, method=method)
-        self.fp: io.BufferedReader = io.BufferedReader(
-            _TimedReader(deadline, sock, self.fp.detach())
-        )
+def _timed_response(deadline: Deadline, sock: socket.socket, method: str) -> HTTPResponse:
+    """An answer of which headers, body and trailers are read until the deadline."""
+    response = HTTPResponse(sock, method=method)
+    response.fp = io.BufferedReader(_TimedReader(deadline, sock, response.fp.detach()))
+    return response
 
 
 class _TimedReader(io.RawIOBase):

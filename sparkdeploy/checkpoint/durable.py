@@ -49,14 +49,11 @@ def only_one(
     has put in the lock's place raises CheckpointError. The file stays: removing it would let two
     builders lock two files of one name.
     """
-
-    def tell() -> None:
-        on_wait(f"waiting for another process that does the same: {work}")
-
+    waiting = f"waiting for another process that does the same: {work}"
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _open_lock(path)
     try:
-        if not lock_within(descriptor, patience_s, tell):
+        if not lock_within(descriptor, patience_s, lambda: on_wait(waiting)):
             raise CheckpointError(
                 f"another process is at the same work: {work}",
                 hint=f"wait until it has ended; its lock is {path}",

@@ -153,12 +153,11 @@ def _related_tensors(headers: Mapping[str, Header]) -> dict[str, FoundTensor]:
     found: dict[str, FoundTensor] = {}
     for file, header in headers.items():
         for name, info in header.tensors.items():
-            if not is_related(name):
-                continue
             if name in found:
                 raise CheckpointError(f"{name} stands in both {found[name].span.file} and {file}.")
-            begin = header.data_offset + info.begin
-            found[name] = FoundTensor(info, Span(file, begin, begin + info.size_bytes))
+            if is_related(name):
+                begin = header.data_offset + info.begin
+                found[name] = FoundTensor(info, Span(file, begin, begin + info.size_bytes))
     return found
 
 

@@ -8,17 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from sparkdeploy.checkpoint import durable, fp8
+from sparkdeploy.checkpoint import durable, fp8, safetensors
 from sparkdeploy.checkpoint.contents import ModelSizes, summary
 from sparkdeploy.checkpoint.durable import Progress, only_one
 from sparkdeploy.checkpoint.ranges import Meter, RangeSource, Span, coalesced, index_of
-from sparkdeploy.checkpoint.safetensors import (
-    DTYPE_BITS,
-    TensorInfo,
-    header_bytes,
-    placed,
-    read_header,
-)
+from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.errors import CheckpointError
 
 SHARD_FILE = "sparkdeploy-fp8.safetensors"
@@ -159,13 +153,13 @@ def _layout(
 ) -> tuple[bytes, list[_Piece]]:
     """The shard's header, and every tensor's place: larger elements first, then by name."""
     ordered = sorted(
-        matches, key=lambda match: (-DTYPE_BITS[match[1].info.dtype], match[0].own_name)
+        matches, key=lambda match: (-safetensors.DTYPE_BITS[match[1].info.dtype], match[0].own_name)
     )
-    infos = placed(
+    infos = safetensors.placed(
         (expected.own_name, found.info.dtype, expected.shape, found.info.size_bytes)
         for expected, found in ordered
     )
-    header = header_bytes(infos, {"format": "pt"})
+    header = safetensors.header_bytes(infos, {"format": "pt"})
     pieces = [
         _Piece(found.span, info, len(header) + info.begin)
         for (_, found), info in zip(ordered, infos, strict=True)
@@ -222,7 +216,7 @@ def _trusted(file: BinaryIO, journal: Path, pieces: Sequence[_Piece]) -> dict[st
 
 def _finish(folder: Path, origin: str, digests: Mapping[str, str]) -> Fp8Shard:
     part, shard = folder / _PART_FILE, folder / SHARD_FILE
-    if set(read_header(part).tensors) != set(digests):
+    if set(safetensors.read_header(part).tensors) != set(digests):
         raise CheckpointError(f"{part} does not hold the tensors that were fetched.")
     part.replace(shard)
     content = {

@@ -16,19 +16,9 @@ from urllib.parse import quote
 
 import requests
 
+from sparkdeploy.checkpoint import repo_files
 from sparkdeploy.checkpoint.answers import HubSession, body, is_web_address, open_answer
-from sparkdeploy.checkpoint.repo_files import (
-    FILES_LIMIT,
-    HOSTILE_HINT,
-    RepoFacts,
-    RepoFile,
-    check_commit,
-    check_repo,
-    check_revision,
-    is_commit,
-    printable,
-    shown,
-)
+from sparkdeploy.checkpoint.repo_files import HOSTILE_HINT, RepoFacts, RepoFile, printable, shown
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import LOGIN, Settings
 
@@ -68,8 +58,8 @@ class Hub:
 
     def describe(self, repo: str, revision: str) -> RepoFacts:
         """Resolve a branch, tag or commit, and list the files of that commit."""
-        check_repo(repo)
-        check_revision(repo, revision)
+        repo_files.check_repo(repo)
+        repo_files.check_revision(repo, revision)
         # As the user has told the hub's own tools.
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
             raise CheckpointError(
@@ -180,16 +170,16 @@ def read_listing(repo: str, revision: str, text: bytes) -> RepoFacts:
     if not isinstance(content, dict):
         raise _malformed(repo, "it is no JSON object")
     commit = content.get("sha")
-    check_commit(repo, commit)
-    if is_commit(revision) and commit != revision:
+    repo_files.check_commit(repo, commit)
+    if repo_files.is_commit(revision) and commit != revision:
         raise CheckpointError(
             f"{repo}: the hub was asked for {revision} and describes {commit}.", hint=HOSTILE_HINT
         )
     siblings = content.get("siblings")
     if not isinstance(siblings, list) or not siblings:
         raise _malformed(repo, "it lists no files")
-    if len(siblings) > FILES_LIMIT:
-        raise _malformed(repo, f"it has {len(siblings)} files, more than {FILES_LIMIT}")
+    if len(siblings) > repo_files.FILES_LIMIT:
+        raise _malformed(repo, f"it has {len(siblings)} files, more than {repo_files.FILES_LIMIT}")
     files = tuple(_file(repo, sibling) for sibling in siblings)
     return RepoFacts(repo, revision, str(commit), _license_of(content), files)
 

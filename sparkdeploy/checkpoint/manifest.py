@@ -46,7 +46,7 @@ def read_manifest(path: Path) -> Manifest | None:
     return Manifest(**content) if _are_digests(content["digests"]) else None
 
 
-def finish_checkpoint(
+def write_manifest(
     folder: Path, source: CheckpointSource, hashed: Mapping[str, str], stated: Mapping[str, Any]
 ) -> Manifest:
     """Hash the files of a checkpoint, but for those in `hashed`, and write its manifest.

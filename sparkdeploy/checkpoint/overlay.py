@@ -12,12 +12,7 @@ from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, Located
 from sparkdeploy.checkpoint.draft_vocabulary import OVERLAY_FILE, DraftVocabulary
 from sparkdeploy.checkpoint.durable import hidden_beside, only_one, tidy_beside
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Fp8Shard
-from sparkdeploy.checkpoint.manifest import (
-    MANIFEST_FILE,
-    Manifest,
-    finish_checkpoint,
-    read_manifest,
-)
+from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest, write_manifest
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
 from sparkdeploy.checkpoint.treatment import SourceFacts, Treatment, check_source
@@ -81,7 +76,7 @@ def build_overlay(
                 }
                 with durable.staged_folder(target) as staging:
                     _fill(source, treatment, facts, staging, shard, draft)
-                    known = finish_checkpoint(staging, source, {}, stated)
+                    known = write_manifest(staging, source, {}, stated)
     except OSError as error:
         raise CheckpointError(f"{target}: the overlay cannot be written: {error}") from error
     return known

@@ -10,15 +10,8 @@ from typing import Any, Protocol
 
 import requests
 
+from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.answers import CHUNK_BYTES, HubAnswer, HubSession, body, open_answer
-from sparkdeploy.checkpoint.contents import (
-    CONFIG_FILE,
-    CONFIG_LIMIT_BYTES,
-    INDEX_FILE,
-    INDEX_LIMIT_BYTES,
-    parse_config,
-    parse_index,
-)
 from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.checkpoint.hub import Hub, RetryError
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, printable, shown
@@ -211,15 +204,15 @@ def read_remote_header(source: RangeSource, file: str) -> Header:
 
 def read_config(source: RangeSource) -> dict[str, Any]:
     """config.json of a checkpoint elsewhere; CheckpointError when it is no JSON object."""
-    text = _read_whole(source, CONFIG_FILE, CONFIG_LIMIT_BYTES)
-    return parse_config(f"{source.name}: {CONFIG_FILE}", text)
+    text = _read_whole(source, contents.CONFIG_FILE, contents.CONFIG_LIMIT_BYTES)
+    return contents.parse_config(f"{source.name}: {contents.CONFIG_FILE}", text)
 
 
 def index_of(source: RangeSource) -> Mapping[str, str]:
     """Every tensor's file: by the index, or by the headers where there is none."""
-    if INDEX_FILE in source.files():
-        text = _read_whole(source, INDEX_FILE, INDEX_LIMIT_BYTES)
-        return parse_index(f"{source.name}: {INDEX_FILE}", text)
+    if contents.INDEX_FILE in source.files():
+        text = _read_whole(source, contents.INDEX_FILE, contents.INDEX_LIMIT_BYTES)
+        return contents.parse_index(f"{source.name}: {contents.INDEX_FILE}", text)
     files = [name for name in source.files() if name.endswith(".safetensors")]
     return {name: file for file in files for name in read_remote_header(source, file).tensors}
 

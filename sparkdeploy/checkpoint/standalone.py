@@ -18,12 +18,7 @@ from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE
 from sparkdeploy.checkpoint.durable import Progress, only_one, tidy_beside
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, SCALE_SUFFIX, WEIGHT_SUFFIX
 from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
-from sparkdeploy.checkpoint.manifest import (
-    MANIFEST_FILE,
-    Manifest,
-    finish_checkpoint,
-    read_manifest,
-)
+from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest, write_manifest
 from sparkdeploy.checkpoint.ranges import Span
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, header_bytes, placed, read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
@@ -221,6 +216,6 @@ def _write_last(
         "fp8_layer_count": replaced,
         "mtp_tensor_count": sum(name.startswith("mtp.") for name in tensors),
     }
-    manifest = finish_checkpoint(staging, source, journal.done, stated)
+    manifest = write_manifest(staging, source, journal.done, stated)
     durable.sync_folder(staging)
     return manifest

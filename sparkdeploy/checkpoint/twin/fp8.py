@@ -4,15 +4,7 @@ import bisect
 import itertools
 from pathlib import Path
 
-from sparkdeploy.checkpoint.contents import (
-    CONFIG_FILE,
-    INDEX_FILE,
-    index_content,
-    model_sizes,
-    read_config,
-    read_tensors,
-    shared_expert_shapes,
-)
+from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.durable import write_json
 from sparkdeploy.checkpoint.fp8 import BLOCK, SCALE_SUFFIX, WEIGHT_SUFFIX, decode_bf16, e4m3_values
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
@@ -26,13 +18,14 @@ _MIDPOINTS = [(low + high) / 2 for low, high in itertools.pairwise(_VALUES)]
 
 def build_fp8_twin(out: Path, twin: Path) -> None:
     """Make `out` an FP8 repository for the twin in `twin`: its shared experts, among filler."""
-    if (out / INDEX_FILE).is_file():
+    if (out / contents.INDEX_FILE).is_file():
         return
     out.mkdir(parents=True, exist_ok=True)
-    config = read_config(twin)
-    located = read_tensors(twin)
+    config = contents.read_config(twin)
+    located = contents.read_tensors(twin)
     shards: list[dict[str, TensorData]] = [{} for _ in range(SHARDS)]
-    for number, (name, shape) in enumerate(shared_expert_shapes(model_sizes(config))):
+    sizes = contents.model_sizes(config)
+    for number, (name, shape) in enumerate(contents.shared_expert_shapes(sizes)):
         path, info = twin / located[name].file, located[name].info
         with path.open("rb") as file:
             file.seek(read_header(path).data_offset + info.begin)
@@ -45,8 +38,8 @@ def build_fp8_twin(out: Path, twin: Path) -> None:
     for number, shard in enumerate(shards, start=1):
         write_file(out / f"model-{number:05}-of-{SHARDS:05}.safetensors", shard)
     quantization = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
-    write_json(out / CONFIG_FILE, {**config, "quantization_config": quantization})
-    write_json(out / INDEX_FILE, index_content(read_tensors(out)))
+    write_json(out / contents.CONFIG_FILE, {**config, "quantization_config": quantization})
+    write_json(out / contents.INDEX_FILE, contents.index_content(contents.read_tensors(out)))
 
 
 def quantize(content: bytes, rows: int, columns: int) -> tuple[bytes, bytes]:
