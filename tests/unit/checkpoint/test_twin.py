@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from sparkdeploy.checkpoint.safetensors import TensorInfo, read_header
-from sparkdeploy.checkpoint.twin.build import build_twin, is_twin_of
-from sparkdeploy.checkpoint.twin.config import config_files
+from sparkdeploy.checkpoint.twin.build import build_twin, config_files, is_twin_of
 from sparkdeploy.checkpoint.twin.grammar import Grammar
 from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
 from sparkdeploy.checkpoint.twin.tensors import language_tensors, mtp_tensors, vision_tensors

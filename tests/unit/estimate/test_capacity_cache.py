@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.twin.config import config_files
+from sparkdeploy.checkpoint.twin.build import config_files
 from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate.kv_cache import CacheLayout, cache_layout, slot_bytes, state_bytes
