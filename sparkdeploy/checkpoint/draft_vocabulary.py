@@ -4,24 +4,18 @@ A draft head over these rows reads a fraction of the whole head's bytes. Which t
 matter of speed alone: the target model verifies every draft with its whole head.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import durable
+from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from sparkdeploy.checkpoint.durable import Progress
-    from sparkdeploy.recipe.schema import Model, Recipe
-    from sparkdeploy.settings import Settings
+from sparkdeploy.recipe.schema import Model, Recipe
+from sparkdeploy.settings import Settings
 
 OVERLAY_FILE = "draft_vocabulary.json"
 """Beside an overlay's config.json, for the plugin."""

@@ -1,9 +1,6 @@
 """Prebuilt FP8 tensors of a recipe: which they are, and bringing them."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import fp8_shard, pull
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
@@ -14,10 +11,8 @@ from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, RangeSource
 from sparkdeploy.checkpoint.source import CheckpointSource, open_folder, source_identity
 from sparkdeploy.console import console
 from sparkdeploy.recipe.paths import is_folder
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.schema import Checkpoint
-    from sparkdeploy.settings import Settings
+from sparkdeploy.recipe.schema import Checkpoint
+from sparkdeploy.settings import Settings
 
 
 def fp8_origin(checkpoint: Checkpoint, settings: Settings) -> str:
