@@ -21,48 +21,32 @@ class SparkdeployError(Exception):
 
 
 class UsageError(SparkdeployError):
-    """The command line does not make sense."""
-
-    exit_code = 2
+    exit_code = 2  # the command line does not make sense
 
 
 class RecipeError(SparkdeployError):
-    """A recipe, an engine or the user's configuration is invalid."""
-
-    exit_code = 3
+    exit_code = 3  # a recipe, an engine or the user's configuration is invalid
 
 
 class NodeError(SparkdeployError):
-    """Docker, ssh, the GPU, a disk, a port or another preflight check says no."""
-
-    exit_code = 4
+    exit_code = 4  # Docker, ssh, the GPU, a disk, a port or another preflight check says no
 
 
 class BuildError(SparkdeployError):
-    """An image did not build."""
-
-    exit_code = 5
+    exit_code = 5  # an image did not build
 
 
 class CheckpointError(SparkdeployError):
-    """A checkpoint is missing, incomplete or not what the recipe expects."""
-
-    exit_code = 6
+    exit_code = 6  # a checkpoint is missing, incomplete or not what the recipe expects
 
 
 class UnhealthyError(SparkdeployError):
-    """A container died, or never became healthy."""
-
-    exit_code = 7
+    exit_code = 7  # a container died, or never became healthy
 
 
 class BenchError(SparkdeployError):
-    """A benchmark failed, or fell below the recipe's floor."""
-
-    exit_code = 8
+    exit_code = 8  # a benchmark failed, or fell below the recipe's floor
 
 
 class ChangesPendingError(SparkdeployError):
-    """`plan --check` found work to do."""
-
-    exit_code = 9
+    exit_code = 9  # `plan --check` found work to do
