@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from typing import TYPE_CHECKING, Self
 
 import docker
@@ -12,14 +13,14 @@ import urllib3.exceptions
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
-from sparkdeploy.node.listener import CALL_TIMEOUT_S, START_HINT, require_listener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.node.reports import EngineInfo
 
-
+CALL_TIMEOUT_S = 60
+START_HINT = "start it: `sudo systemctl start docker`, or `sudo dockerd &` without systemd"
 SDK_ERRORS = (
     docker.errors.DockerException,
     requests.exceptions.RequestException,
@@ -48,14 +49,31 @@ def translated(doing: str) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def _addressable(address: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
+def _require_listener(address: str) -> None:
+    """Knock on a local socket first: the SDK leaks its own when nobody answers.
+
+    Raises NodeError that tells a dead engine from a missing right, and for an engine behind ssh:
+    its machine's memory, disks and models are not this one's.
+    """
+    if address.startswith("ssh://"):
         raise NodeError(
-            f"{address} is no address of a Docker Engine: {error}",
-            hint="DOCKER_HOST or docker_host is like unix:///var/run/docker.sock",
+            f"docker at {address} is another machine's, and this command is about its own",
+            hint=f"pass `--on {address}` where a command has it, or run it on that machine",
+        )
+    if not address.startswith("unix://"):
+        return
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(CALL_TIMEOUT_S)
+            probe.connect(address.removeprefix("unix://"))
+    except PermissionError as error:
+        raise NodeError(
+            f"docker at {address} may not be used by this user",
+            hint="sudo usermod -aG docker $USER, then log in again",
+        ) from error
+    except OSError as error:
+        raise NodeError(
+            f"docker at {address} does not answer: {error.strerror or error}", hint=START_HINT
         ) from error
 
 
@@ -65,24 +83,26 @@ class DockerConnection:
     def __init__(self, docker_host: str | None = None) -> None:
         """Connect and ask for the version; raise NodeError when nobody answers."""
         address = docker_host or "unix:///var/run/docker.sock"
-        require_listener(address)
-        with translated(f"docker at {address}"), _addressable(address):
-            self._client = docker.DockerClient(
-                base_url=address, version="auto", timeout=CALL_TIMEOUT_S
-            )
+        _require_listener(address)
+        with translated(f"docker at {address}"):
+            try:
+                self._client = docker.DockerClient(
+                    base_url=address, version="auto", timeout=CALL_TIMEOUT_S
+                )
+            except ValueError as error:
+                raise NodeError(
+                    f"{address} is no address of a Docker Engine: {error}",
+                    hint="DOCKER_HOST or docker_host is like unix:///var/run/docker.sock",
+                ) from error
         self._api = self._client.api
-        self.address = address
 
     def __enter__(self) -> Self:
-        """Return the connection."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self._client.close()
 
     def info(self) -> EngineInfo:
-        """Ask the engine about itself."""
         with translated("docker info"):
             info = self._api.info()
         return reports.read_engine_info(info)

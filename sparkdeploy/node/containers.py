@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 import time
 from typing import TYPE_CHECKING, Any
 
-from docker.errors import APIError
+from docker.errors import APIError, DockerException
 from docker.types import DeviceRequest, LogConfig
 from docker.types import Mount as DockerMount
 from docker.types import Ulimit as DockerUlimit
@@ -15,9 +16,13 @@ from requests.exceptions import JSONDecodeError, RequestException
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
-from sparkdeploy.node.connection import DockerConnection, NotInDockerError, translated
-from sparkdeploy.node.listener import CALL_TIMEOUT_S
-from sparkdeploy.node.log_stream import LogStream
+from sparkdeploy.node.connection import (
+    CALL_TIMEOUT_S,
+    SDK_ERRORS,
+    DockerConnection,
+    NotInDockerError,
+    translated,
+)
 from sparkdeploy.node.ownership import is_ours
 
 if TYPE_CHECKING:
@@ -30,6 +35,47 @@ REMOVAL_TIMEOUT_S = 30.0
 REMOVAL_POLL_S = 0.1
 _BEING_REMOVED = "is already in progress"
 LOG_SIZE = {"max-size": "50m", "max-file": "3"}
+_BROKEN_STREAM = (
+    *SDK_ERRORS,
+    OSError,
+    struct.error,  # the connection ended inside a frame's header
+)
+
+
+class LogStream:
+    """A log that is read in one thread and may be closed from another."""
+
+    def __init__(self, stream: Any) -> None:  # noqa: ANN401 - the SDK's own stream
+        self._stream = stream
+        self._is_closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield chunks until the container ends or the stream is closed."""
+        try:
+            yield from self._stream
+        except _BROKEN_STREAM as error:
+            if not self._is_closed:
+                raise NodeError("the log broke off", detail=str(error)) from error
+
+    def close(self) -> None:
+        """End the iteration, also one that waits for bytes. Closing twice is fine.
+
+        The connection is given back by `release`, which belongs to whoever opened the stream.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            # Over ssh the SDK cannot close (the reading thread then ends with the container), and
+            # of a connection that has just ended it finds no socket.
+            with contextlib.suppress(DockerException, OSError, AttributeError):
+                self._stream.close()
+
+    def release(self) -> None:
+        """Close the connection beneath, once nobody reads any more.
+
+        The SDK's own `close` only shuts the socket down: its file stays open until the garbage
+        collector finds it.
+        """
+        self._stream._response.close()
 
 
 class Containers(DockerConnection):
@@ -48,11 +94,11 @@ class Containers(DockerConnection):
         return tuple(name for item in found for name in _names(item)[:1])
 
     def _labelled(self) -> list[dict[str, Any]]:
+        return self._listed({"label": labels.DEPLOYMENT})
+
+    def _listed(self, filters: dict[str, str] | None = None) -> list[dict[str, Any]]:
         with translated("list containers"):
-            found: list[dict[str, Any]] = self._api.containers(
-                all=True, filters={"label": labels.DEPLOYMENT}
-            )
-        return found
+            return list(self._api.containers(all=True, filters=filters))
 
     def find_container(self, reference: str) -> ContainerFact | None:
         """Return a container by name or id, ours or not, or None."""
@@ -78,14 +124,11 @@ class Containers(DockerConnection):
 
     def images_in_use(self) -> set[str]:
         """Return the ids of the images of all containers, ours or not, running or not."""
-        with translated("list containers"):
-            return {str(item["ImageID"]) for item in self._api.containers(all=True)}
+        return {str(item["ImageID"]) for item in self._listed()}
 
     def endless_gpu_containers(self) -> tuple[str, ...]:
         """Return the names of GPU containers, ours or not, that Docker restarts for ever."""
-        with translated("list containers"):
-            found = [item["Id"] for item in self._api.containers(all=True)]
-        records = (self.inspect(container_id) for container_id in found)
+        records = (self.inspect(item["Id"]) for item in self._listed())
         return tuple(
             str(record["Name"]).lstrip("/")
             for record in records
@@ -93,7 +136,7 @@ class Containers(DockerConnection):
         )
 
     def create(self, spec: ContainerSpec) -> str:
-        """Create a container from its spec; return its id."""
+        """Return the new container's id."""
         with translated(f"create container {spec.name}"):
             host_config = self._api.create_host_config(**_host_options(spec))
             created = self._api.create_container(
@@ -110,7 +153,6 @@ class Containers(DockerConnection):
         return str(created["Id"])
 
     def start(self, container_id: str) -> None:
-        """Start a created or stopped container."""
         with translated(f"start container {container_id[:12]}"):
             self._api.start(container_id)
 
@@ -151,7 +193,6 @@ class Containers(DockerConnection):
             time.sleep(REMOVAL_POLL_S)
 
     def rename(self, container_id: str, name: str) -> None:
-        """Give a container another name."""
         with translated(f"rename container {container_id[:12]}"):
             self._api.rename(container_id, name)
 
@@ -262,7 +303,7 @@ class Containers(DockerConnection):
 
 
 def _names(item: dict[str, Any]) -> tuple[str, ...]:
-    """Return a listed container's names: its own, and those that other ones know it by."""
+    """Its own name, and those that other containers know it by."""
     return tuple(str(name).lstrip("/") for name in item.get("Names") or ())
 
 

@@ -1,13 +1,163 @@
-"""A Docker Engine as the rest of the house sees it."""
+"""A Docker Engine as the rest of the house sees it; images are found, built and carried here."""
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sparkdeploy import labels
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node import reports
+from sparkdeploy.node.connection import NotInDockerError, translated
 from sparkdeploy.node.containers import Containers
-from sparkdeploy.node.images import Images
+from sparkdeploy.node.ownership import own_tags
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import IO
+
+    from sparkdeploy.node.container import ImageFact
+    from sparkdeploy.node.reports import BuildEvent
 
 
-class DockerHost(Images, Containers):
+class DockerHost(Containers):
     """One Docker Engine with its images and containers; a context manager.
 
     Opening raises NodeError when nobody answers, and so does every call that the engine refuses.
     """
+
+    def own_images(self) -> tuple[ImageFact, ...]:
+        """Return every image that carries our label, with those of its tags that are ours.
+
+        Whoever writes our labels on an image of theirs, or a tag of theirs on ours, keeps the tag.
+        """
+        with translated("list images"):
+            found = self._api.images(filters={"label": f"{labels.KIND}=image"})
+        images = (reports.read_listed_image(item) for item in found)
+        return tuple(replace(image, tags=own_tags(image.tags)) for image in images)
+
+    def find_image(self, reference: str) -> ImageFact | None:
+        """Return an image by tag or id, or None."""
+        try:
+            with translated(f"inspect image {reference}"):
+                item = self._api.inspect_image(reference)  # type: ignore[no-untyped-call]
+        except NotInDockerError:
+            return None
+        return reports.read_inspected_image(item)
+
+    def build(
+        self,
+        context: IO[bytes],
+        *,
+        tag: str,
+        build_args: Mapping[str, str],
+        image_labels: Mapping[str, str],
+        network: str | None = None,
+    ) -> Iterator[BuildEvent]:
+        """Build from a context tar with a Dockerfile in it, one event at a time.
+
+        `network` is the mode of the build's containers: `none`, or Docker's default.
+
+        A failing build yields an event with `error` set and ends.
+        """
+        with translated(f"build {tag}"):
+            stream = self._api.build(
+                fileobj=context,
+                custom_context=True,
+                tag=tag,
+                buildargs=dict(build_args),
+                labels=dict(image_labels),
+                network_mode=network,
+                rm=True,
+                forcerm=True,
+                decode=True,
+                timeout=None,
+            )
+            for message in stream:
+                yield reports.read_build_event(message)
+
+    def import_rootfs(self, archive: IO[bytes], *, reference: str, changes: Sequence[str]) -> str:
+        """Make an image of a root file system's tar; return its id. NodeError when Docker fails."""
+        repository, _, tag = reference.rpartition(":")
+        with translated(f"import {reference}"):
+            self._api.import_image_from_data(
+                archive, repository=repository, tag=tag, changes=list(changes)
+            )
+        image = self.find_image(reference)
+        if image is None:
+            raise NodeError(f"import {reference}: the image did not appear")
+        return image.image_id
+
+    def remove_image(self, reference: str) -> None:
+        """Remove one image of ours; an image without our label is refused."""
+        image = self.find_image(reference)
+        if image is None:
+            return
+        if image.labels.get(labels.KIND) != "image":
+            raise NodeError(f"image {reference} was not made by sparkdeploy; it stays")
+        with translated(f"remove image {reference}"):
+            self._api.remove_image(reference)
+
+    def remove_leftover_tag(self, reference: str) -> None:
+        """Take a tag off an image with our label `leftover`; the image goes with its last tag.
+
+        Like `remove_leftovers` it never raises: it tidies up after what may have failed already,
+        and the next build of the same stage finds what stays.
+        """
+        with contextlib.suppress(NodeError), translated(f"remove leftover {reference}"):
+            image = self.find_image(reference)
+            if image is not None and image.labels.get(labels.KIND) == "leftover":
+                self._api.remove_image(reference)
+
+    def remove_leftovers(self, image_ids: Sequence[str]) -> None:
+        """Remove the untagged images among these that a build left behind, with their parents.
+
+        Only what carries our label `leftover` goes; what is in use stays. An engine that died in
+        the middle left an ended container too, with all that its instruction had written.
+        """
+        for image_id in image_ids:
+            with contextlib.suppress(NodeError), translated(f"remove leftover {image_id}"):
+                image = self.find_image(image_id)
+                if image is None or image.tags or image.labels.get(labels.KIND) != "leftover":
+                    continue
+                self._remove_ended_containers(image.image_id)
+                self._api.remove_image(image.image_id)
+
+    def _remove_ended_containers(self, image_id: str) -> None:
+        ended = {
+            "ancestor": image_id,
+            "label": f"{labels.KIND}=leftover",
+            "status": ["exited", "dead"],
+        }
+        for container in self._api.containers(all=True, filters=ended):
+            self._api.remove_container(container["Id"], v=True)
+
+    def save_images(self, references: Sequence[str]) -> Iterator[bytes]:
+        """Yield a tar of these images with their tags; layers that they share stand in it once."""
+        with translated(f"save {', '.join(references)}"):
+            # The SDK's own call takes one image, and would repeat the layers for each.
+            url = self._api._url("/images/get")  # type: ignore[attr-defined]
+            names = {"names": list(references)}
+            # The engine packs everything before it sends the first byte: minutes for 11 GB.
+            answer = self._api._get(url, params=names, stream=True, timeout=None)  # type: ignore[attr-defined]
+            yield from self._api._stream_raw_result(answer, 2**20, False)  # type: ignore[attr-defined]
+
+    def load_images(self, archive: IO[bytes] | Iterator[bytes]) -> None:
+        """Load a tar of images with their tags, gzipped or not; NodeError when Docker fails."""
+        with translated("load images"):
+            url = self._api._url("/images/load")  # type: ignore[attr-defined]
+            answer = self._api._post(url, data=archive, stream=True, timeout=None)  # type: ignore[attr-defined]
+            for message in self._api._stream_helper(answer, decode=True):  # type: ignore[attr-defined]
+                if "error" in message:
+                    raise NodeError(f"load images: {str(message['error']).strip()}")
+
+    def registry_digest(self, reference: str) -> str | None:
+        """Return the digest the registry has for a reference, or None when it does not answer."""
+        try:
+            with translated(f"ask the registry for {reference}"):
+                answer = self._api.inspect_distribution(reference)  # type: ignore[no-untyped-call]
+        except NodeError:
+            return None
+        digest = answer.get("Descriptor", {}).get("digest")
+        return str(digest) if digest else None

@@ -37,11 +37,7 @@ LAYERS = (
 )
 # A door of several modules is one class made of them: only DockerHost is for the other rooms.
 DOORS = {
-    "docker": {
-        "sparkdeploy.node.connection",
-        "sparkdeploy.node.containers",
-        "sparkdeploy.node.log_stream",
-    },
+    "docker": {"sparkdeploy.node.connection", "sparkdeploy.node.containers"},
     "filelock": {"sparkdeploy.node.lock"},
     "h11": {"sparkdeploy.bench.wire"},
     "huggingface_hub": {"sparkdeploy.checkpoint.hub"},
@@ -49,7 +45,7 @@ DOORS = {
     "jinja2": {"sparkdeploy.image.templates"},
     "yaml": {"sparkdeploy.yaml_text"},
 }
-BEHIND_THE_DOCKER_DOOR = {"connection", "containers", "images", "log_stream"}
+BEHIND_THE_DOCKER_DOOR = {"connection", "containers"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:

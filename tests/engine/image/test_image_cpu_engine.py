@@ -11,7 +11,6 @@ from sparkdeploy import labels
 from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.node.images import Images
 from sparkdeploy.settings import Settings, load_settings
 from tests.engine.shipped_stages import build_all, shipped_stages
 
@@ -98,7 +97,7 @@ def test_a_second_build_does_nothing_in_under_three_seconds(
 ) -> None:
     """What takes long is not even begun; the rest is held to its own computing."""
     for name in ("build", "import_rootfs"):
-        monkeypatch.delattr(Images, name)
+        monkeypatch.delattr(DockerHost, name)
     started_s = time.process_time()
     again = build_all(host, (stage for stage, _ in built))
     assert time.process_time() - started_s < 3
