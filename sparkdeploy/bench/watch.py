@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sparkdeploy.bench.record import MachineWatch, Range, ServerDelta
 from sparkdeploy.errors import SparkdeployError
-from sparkdeploy.node.facts import parse_meminfo
-from sparkdeploy.node.gpu_load import LOAD_QUERY, GpuLoad, parse_gpu_load
-from sparkdeploy.node.machine import output_or_none, read_or_none
+from sparkdeploy.node.facts import output_or_none, parse_meminfo, read_or_none
+from sparkdeploy.node.gpu import LOAD_QUERY, GpuLoad, parse_gpu_load
 from sparkdeploy.server.metrics import Speculation, parse_samples, speculation, totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from sparkdeploy.node.machine import Machine
+    from sparkdeploy.node.facts import Machine
 
 EVERY_S = 1.0
 QUERY_TIMEOUT_S = 5.0

@@ -19,7 +19,7 @@ import xxhash
 from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.lock import lock_within
-from sparkdeploy.node.plain_file import NotPlainError, freeing_command, open_plain
+from sparkdeploy.node.shared_files import NotPlainError, freeing_command, open_plain
 
 PATIENCE_S = 3600.0
 """How long a second builder waits for the first one's work, which it then finds done."""

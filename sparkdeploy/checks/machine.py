@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import fail, not_seen, ok, warn
 from sparkdeploy.console import format_gib
-from sparkdeploy.node.shared_folder import ROOT_UID, made_anew
-from sparkdeploy.node.users import user_name
+from sparkdeploy.node.lock import made_anew
+from sparkdeploy.node.shared_files import ROOT_UID, user_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy.node.machine import output_or_none, read_or_none
+from sparkdeploy.node.facts import output_or_none, read_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkdeploy.node.machine import Machine
+    from sparkdeploy.node.facts import Machine
     from sparkdeploy.shell import Completed
 
 READ_TIMEOUT_S = 2.0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checks.fabric import Check
     from sparkdeploy.node.cluster import ClusterNode
-    from sparkdeploy.node.machine import Machine
+    from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.node.probes import Connection
     from sparkdeploy.node.reports import EngineInfo

@@ -13,8 +13,7 @@ from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.cluster import configured, open_nodes
 from sparkdeploy.node.fabric import FabricFact, Interface, look_at_fabric, twin_key
-from sparkdeploy.node.facts import QUERY_TIMEOUT_S, THIS_MACHINE
-from sparkdeploy.node.machine import output_or_none
+from sparkdeploy.node.facts import QUERY_TIMEOUT_S, THIS_MACHINE, output_or_none
 from sparkdeploy.node.node import Node, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
 from sparkdeploy.settings import load_settings

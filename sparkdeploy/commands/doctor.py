@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.checks.surroundings import Surroundings, TargetName
     from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.machine import Machine
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings

@@ -18,9 +18,9 @@ from sparkdeploy.deploy.deployments import MemberRow, nodes_with
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import open_nodes, this_node
+from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import at_once, named
-from sparkdeploy.node.users import is_another
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.settings import load_settings
 

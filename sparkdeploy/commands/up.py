@@ -23,8 +23,8 @@ from sparkdeploy.deploy.recovery import abandon, end_start, recover
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.watch import Start, Watch
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
+from sparkdeploy.node.facts import is_another, own_name
 from sparkdeploy.node.node import named
-from sparkdeploy.node.users import is_another, own_name
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.problems import (

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console, format_gib
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.facts import parse_meminfo
-from sparkdeploy.node.machine import read_or_none
+from sparkdeploy.node.facts import parse_meminfo, read_or_none
 from sparkdeploy.plan.problems import promised_bytes, shortage
 
 if TYPE_CHECKING:

@@ -111,7 +111,7 @@ def _write_key(path: Path, uid: int, gid: int) -> None:
 def _give(path: Path, uid: int, gid: int, *, mode: int) -> None:
     status = path.stat()
     if (status.st_uid, status.st_gid) != (uid, gid):
-        if not facts.is_root():
+        if facts.current_uid() != 0:
             raise NodeError(
                 f"{path} belongs to uid {status.st_uid}, but the container runs as {uid}, the "
                 "owner of the model folder",

@@ -10,9 +10,8 @@ from sparkdeploy.deploy.expectation import hold
 from sparkdeploy.deploy.group_watch import GroupWatch, Member
 from sparkdeploy.deploy.serving import served_model
 from sparkdeploy.errors import NodeError, SparkdeployError
-from sparkdeploy.node.facts import parse_meminfo
+from sparkdeploy.node.facts import parse_meminfo, read_or_none
 from sparkdeploy.node.lock import watching
-from sparkdeploy.node.machine import read_or_none
 from sparkdeploy.node.node import named
 from sparkdeploy.server import durations
 from sparkdeploy.server.health import wait_until_answering

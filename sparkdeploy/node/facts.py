@@ -9,7 +9,7 @@ import shlex
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.gpu import (
@@ -19,18 +19,28 @@ from sparkdeploy.node.gpu import (
     parse_gpu_processes,
     parse_gpus,
 )
-from sparkdeploy.node.machine import output_or_none, read_or_none
 from sparkdeploy.node.node import Node
+from sparkdeploy.node.shared_files import user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sparkdeploy.node.fabric import FabricFact
     from sparkdeploy.node.gpu import GpuFact, GpuProcess
-    from sparkdeploy.node.machine import Machine
     from sparkdeploy.node.reports import EngineInfo
+    from sparkdeploy.shell import Completed
 
 Architecture = Literal["x86_64", "aarch64"]
+
+
+class Machine(Protocol):
+    """What facts are read through: this machine, one behind ssh, or a recording of one."""
+
+    def read_file(self, path: str) -> str:
+        """Return a text file; raise NodeError when it cannot be read."""
+
+    def run(self, argv: Sequence[str], *, timeout_s: float) -> Completed:
+        """Run a program to its end; raise NodeError when it cannot start or takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,23 @@ QUERY_TIMEOUT_S = 10.0
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 
 
+def read_or_none(machine: Machine, path: str) -> str | None:
+    """Return a text file, or None where there is none that this user may read."""
+    try:
+        return machine.read_file(path)
+    except NodeError:
+        return None
+
+
+def output_or_none(machine: Machine, argv: Sequence[str], *, timeout_s: float) -> str | None:
+    """Return what a program printed, or None when it is missing, slow, or failed."""
+    try:
+        done = machine.run(argv, timeout_s=timeout_s)
+    except NodeError:
+        return None
+    return done.stdout if done.exit_code == 0 else None
+
+
 def look_at(
     machine: Machine,
     name: str,
@@ -77,7 +104,7 @@ def look_at(
     fabric: FabricFact | None = None,
 ) -> NodeFact:
     """Return what a machine is and what is free on it; NodeError for an unknown processor."""
-    memory = parse_meminfo(read_or_none(machine, "/proc/meminfo") or "")
+    memory = read_meminfo(machine)
     seen = read_gpus(machine)
     return NodeFact(
         name=name,
@@ -96,9 +123,9 @@ def look_at(
     )
 
 
-def read_meminfo() -> Mapping[str, int]:
+def read_meminfo(machine: Machine = THIS_MACHINE) -> Mapping[str, int]:
     """Return the kernel's memory figures in bytes; empty where there are none."""
-    return parse_meminfo(read_or_none(THIS_MACHINE, "/proc/meminfo") or "")
+    return parse_meminfo(read_or_none(machine, "/proc/meminfo") or "")
 
 
 def parse_meminfo(text: str) -> Mapping[str, int]:
@@ -175,10 +202,13 @@ def free_bytes_on(machine: Machine, path: Path) -> int | None:
 
 
 def current_uid() -> int:
-    """Return the user this process acts as."""
     return os.geteuid()
 
 
-def is_root() -> bool:
-    """Say whether this process may give files to other users."""
-    return current_uid() == 0
+def own_name() -> str:
+    return user_name(current_uid())
+
+
+def is_another(user: str) -> bool:
+    """Say whether a label's user is somebody else; an empty one tells of nobody."""
+    return user not in {"", own_name()}

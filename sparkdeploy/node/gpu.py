@@ -1,4 +1,4 @@
-"""What `nvidia-smi` says of a machine's GPUs and of who computes on them."""
+"""What `nvidia-smi` says of a machine's GPUs, their load and who computes on them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ GPU_QUERY = (
 PROCESS_QUERY = (
     "nvidia-smi",
     "--query-compute-apps=pid,process_name,used_memory",
+    "--format=csv,noheader,nounits",
+)
+LOAD_QUERY = (
+    "nvidia-smi",
+    "--query-gpu=clocks.sm,temperature.gpu,power.draw",
     "--format=csv,noheader,nounits",
 )
 
@@ -54,6 +59,15 @@ class GpuProcess:
     """None for a process of the host's own."""
 
 
+@dataclass(frozen=True, slots=True)
+class GpuLoad:
+    """One look at the first GPU; None means that the driver did not say."""
+
+    sm_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+
+
 def parse_gpus(output: str) -> tuple[GpuFact, ...]:
     """Read the output of GPU_QUERY; lines of another shape are left out.
 
@@ -75,19 +89,22 @@ def parse_gpu_processes(output: str) -> tuple[GpuProcess, ...]:
         pid, _, rest = line.partition(",")
         name, _, memory = rest.rpartition(",")
         if pid.strip().isdecimal():
-            memory_mib = _number(memory.strip())
-            memory_bytes = None if memory_mib is None else memory_mib * MIB
-            found.append(GpuProcess(int(pid), name.strip(), memory_bytes))
+            found.append(GpuProcess(int(pid), name.strip(), _bytes(memory.strip())))
     return tuple(found)
+
+
+def parse_gpu_load(output: str) -> GpuLoad | None:
+    """Read the first line of LOAD_QUERY's output; None for any other shape."""
+    fields = [field.strip() for field in output.strip().partition("\n")[0].split(",")]
+    return GpuLoad(*map(_measured, fields)) if len(fields) == 3 else None
 
 
 def _gpu(row: list[str]) -> GpuFact:
     name, capability, memory, driver, clock, max_clock, utilization = row
-    memory_mib = _number(memory)
     return GpuFact(
         name=name,
         compute_capability=capability if VERSION.fullmatch(capability) else None,
-        memory_bytes=None if memory_mib is None else memory_mib * MIB,
+        memory_bytes=_bytes(memory),
         driver_version=driver if VERSION.fullmatch(driver) else None,
         sm_clock_mhz=_number(clock),
         max_sm_clock_mhz=_number(max_clock),
@@ -97,3 +114,15 @@ def _gpu(row: list[str]) -> GpuFact:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
+
+
+def _bytes(text: str) -> int | None:
+    mebibytes = _number(text)
+    return None if mebibytes is None else mebibytes * MIB
+
+
+def _measured(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

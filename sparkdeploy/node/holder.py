@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sparkdeploy.node.users import user_name
+from sparkdeploy.node.shared_files import user_name
 
 KERNEL_LOCKS = Path("/proc/locks")
 NOTE_BYTES = 4096

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shlex
@@ -15,9 +14,16 @@ from filelock import lock_descriptor
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.holder import clear_note, holder_of, leave_note
-from sparkdeploy.node.plain_file import NotPlainError, freeing_command, open_existing, open_plain
-from sparkdeploy.node.shared_folder import shared_folder
-from sparkdeploy.node.users import user_name
+from sparkdeploy.node.shared_files import (
+    SHARED_FILE_MODE,
+    SHARED_FOLDER_MODE,
+    RefusedError,
+    open_existing,
+    open_lock,
+    shared_folder,
+    user_name,
+)
+from sparkdeploy.settings import SHARED_LOCK_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,9 +32,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.holder import Holder
 
 POLL_S = 0.2
-SHARED_FILE_MODE = 0o666
-SETTLE_S = (0.05, 0.1, 0.0)
-"""Pauses while another user's first command gives a new folder or file to everybody."""
 
 
 def lock_within(
@@ -122,7 +125,7 @@ def lock_holder(folder: Path, node_name: str) -> Holder | None:
     """Return who holds the node's lock now, or None; what cannot be a lock is held by nobody."""
     if not folder.is_dir():
         return None
-    with contextlib.suppress(NodeError, OSError), shared_folder(folder) as opened:
+    with contextlib.suppress(RefusedError, OSError), shared_folder(folder) as opened:
         descriptor = open_existing(lock_path(folder, node_name).name, folder=opened)
         try:
             is_free = lock_descriptor(descriptor, blocking=False)
@@ -149,40 +152,14 @@ def lock_path(folder: Path, node_name: str) -> Path:
 
 
 def _open(path: Path) -> int:
-    """Open the file for every user; create folder and file on the first use of this machine."""
-    refusal = OSError()
-    for pause_s in SETTLE_S:
-        try:
-            with shared_folder(path.parent) as folder:
-                return _for_everybody(open_plain(path.name, folder=folder))
-        except NotPlainError as error:
-            raise NodeError(
-                f"the lock {path} cannot be used: {error.strerror}{_made_by(path, error)}",
-                hint=f"as root: {freeing_command(path, error)}",
-            ) from error
-        except PermissionError as error:
-            refusal = error
-            time.sleep(pause_s)
-        except OSError as error:
-            raise _unusable(path, error) from error
-    raise _closed(path, refusal) from refusal
-
-
-def _for_everybody(descriptor: int) -> int:
-    """Let other users write their notes into a file of ours, whatever the umask is."""
-    status = os.fstat(descriptor)
-    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != SHARED_FILE_MODE:
-        os.fchmod(descriptor, SHARED_FILE_MODE)
-    return descriptor
-
-
-def _made_by(path: Path, error: NotPlainError) -> str:
-    if error.errno == errno.EMLINK:
-        return ""  # its owner is whoever made the file, not whoever gave it a second name
     try:
-        return f", made by {user_name(path.lstat().st_uid)}"
-    except OSError:
-        return ""
+        return open_lock(path)
+    except RefusedError as error:
+        raise NodeError(error.cause, hint=error.fix or made_anew(path.parent)) from error
+    except PermissionError as error:
+        raise _closed(path, error) from error
+    except OSError as error:
+        raise _unusable(path, error) from error
 
 
 def _closed(path: Path, error: OSError) -> NodeError:
@@ -204,3 +181,15 @@ def _unusable(path: Path, error: OSError) -> NodeError:
         f"the lock {path} cannot be opened: {error.strerror}",
         hint="set SPARKDEPLOY_LOCK_DIR to a folder that every user of sparkdeploy may write to",
     )
+
+
+def made_anew(folder: Path) -> str:
+    """Return what mends a lock folder; mkdir fails where somebody was faster.
+
+    Only sparkdeploy's own folder is removed: any other path is what a user has typed, and may hold
+    or be something else altogether.
+    """
+    if str(folder) != SHARED_LOCK_DIR:
+        return "set SPARKDEPLOY_LOCK_DIR to another folder: root's or your own"
+    path = shlex.quote(str(folder))
+    return f"as root: rm -rf {path} && mkdir -m {SHARED_FOLDER_MODE:04o} {path}"

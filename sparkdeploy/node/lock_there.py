@@ -9,7 +9,8 @@ import shlex
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node import plain_file
+from sparkdeploy.node import shared_files
+from sparkdeploy.node.lock import made_anew
 from sparkdeploy.node.node import RUN_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -19,75 +20,14 @@ if TYPE_CHECKING:
     from sparkdeploy.node.node import Node
 
 LOCKED = "sparkdeploy-locked"
-# Behind the text of plain_file.py: that node has Python and no sparkdeploy.
+# Behind the text of shared_files.py, where the names come from that are not defined here.
 _MAIN = r"""
-import fcntl, json, pwd, select, sys, time
+import fcntl, json, select, sys
 from pathlib import Path
-
-SETTLE_S = (0.05, 0.1, 0.0)
 
 
 def refuse(cause, fix):
     sys.exit(json.dumps({"cause": cause, "fix": fix}))
-
-
-def user_name(uid):
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
-
-
-def open_folder(folder):
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    anew = f"as root: rm -rf {shlex.quote(str(folder))} && mkdir -m 1777 {shlex.quote(str(folder))}"
-    is_new = False
-    with contextlib.suppress(FileExistsError):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o1777)
-        is_new = True
-    try:
-        opened = os.open(folder, flags)
-    except NotADirectoryError:
-        what = "a symbolic link" if folder.is_symlink() else "no folder"
-        refuse(f"the lock folder {folder} cannot be opened: it is {what}", anew)
-    status = os.fstat(opened)
-    if status.st_uid not in {0, os.geteuid()}:
-        refuse(
-            f"the lock folder {folder} belongs to {user_name(status.st_uid)}, who could lead other "
-            "users' commands to other files",
-            anew,
-        )
-    if is_new and status.st_uid == os.geteuid():
-        os.fchmod(opened, 0o1777)
-    elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-        refuse(
-            f"in the lock folder {folder} every user may remove the files of others",
-            f"chmod +t {shlex.quote(str(folder))}",
-        )
-    return opened
-
-
-def open_lock(path, folder):
-    for pause_s in SETTLE_S:
-        try:
-            descriptor = open_plain(path.name, folder=folder)
-        except NotPlainError as error:
-            owner = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_uid
-            made_by = "" if error.errno == errno.EMLINK else f", made by {user_name(owner)}"
-            refuse(
-                f"the lock {path} cannot be used: {error.strerror}{made_by}",
-                f"as root: {freeing_command(path, error)}",
-            )
-        except PermissionError as error:
-            # Its first user may be about to give a new file to everybody.
-            refusal = error
-            time.sleep(pause_s)
-        else:
-            if os.fstat(descriptor).st_uid == os.geteuid():
-                os.fchmod(descriptor, 0o666)
-            return descriptor
-    raise refusal
 
 
 def lock_within(descriptor, wait_s):
@@ -113,7 +53,9 @@ def opening(path):
 
 def main(path, wait_s, mark):
     try:
-        descriptor = open_lock(path, open_folder(path.parent))
+        descriptor = open_lock(path)
+    except RefusedError as error:
+        refuse(error.cause, error.fix)
     except OSError as error:
         refuse(f"the lock {path} cannot be opened: {error.strerror}", f"as root: {opening(path)}")
     lock_within(descriptor, wait_s)
@@ -134,7 +76,7 @@ def locked_there(node: Node, path: Path, wait_s: float) -> Iterator[None]:
     It is the lock that `node_lock` takes there for the same path, and it believes as little of
     what lies there. NodeError when another process holds it for `wait_s`, and when it is spoilt.
     """
-    text = inspect.getsource(plain_file) + _MAIN
+    text = inspect.getsource(shared_files) + _MAIN
     argv = ("python3", "-I", "-c", text, str(path), f"{wait_s:g}", LOCKED)
     program = node.start(f"exec {shlex.join(argv)}")
     try:
@@ -150,7 +92,7 @@ def _refusal(node: Node, path: Path, said: str) -> NodeError:
     last = (said.strip().splitlines() or ["no answer in time"])[-1]
     try:
         told = json.loads(last)
-        cause, fix = str(told["cause"]), str(told["fix"])
+        cause, fix = str(told["cause"]), str(told["fix"] or made_anew(path.parent))
     except (ValueError, KeyError, TypeError):
         cause = f"the lock {path} cannot be taken: {last}"
         fix = "python3 --version; ls -ld " + shlex.join((str(path.parent), str(path)))

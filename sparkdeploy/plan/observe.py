@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sparkdeploy.checkpoint.source import CheckpointSource
     from sparkdeploy.checks.survey import Survey
     from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.machine import Machine
+    from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.plan.container import Deployment
     from sparkdeploy.plan.launch import Exposure

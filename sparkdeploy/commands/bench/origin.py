@@ -26,8 +26,7 @@ from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.commands.image import image_chain
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.errors import SparkdeployError
-from sparkdeploy.node.facts import THIS_MACHINE, parse_meminfo, read_gpus
-from sparkdeploy.node.machine import read_or_none
+from sparkdeploy.node.facts import THIS_MACHINE, parse_meminfo, read_gpus, read_or_none
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import draft_plan
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.machine import Machine
     from sparkdeploy.server.client import ServedModel
     from sparkdeploy.settings import Settings
 

@@ -9,7 +9,7 @@ import pytest
 from sparkdeploy.commands import operate as operating
 from sparkdeploy.deploy.serving import read_key
 from sparkdeploy.errors import NodeError, SparkdeployError
-from sparkdeploy.node.users import own_name
+from sparkdeploy.node.facts import own_name
 from sparkdeploy.settings import load_settings
 from tests.unit.commands.lab import build, reached_alone
 from tests.unit.fake_containers import FakeContainers, container

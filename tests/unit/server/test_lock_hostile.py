@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.durable import only_one
 from sparkdeploy.errors import CheckpointError, NodeError
-from sparkdeploy.node import lock, shared_folder
+from sparkdeploy.node import lock, shared_files
 from sparkdeploy.node.lock import lock_holder, lock_path, node_lock, watch_name, watching
 from sparkdeploy.settings import SHARED_LOCK_DIR
 from tests.examples import examples
@@ -166,7 +166,7 @@ def test_whatever_lies_in_the_lock_folder_nothing_outside_it_is_touched(
     folder_kind: str, entry: str, name: str, note: bytes, is_held: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lock, "SETTLE_S", (0.0,), raising=False)
+        patch.setattr(shared_files, "SETTLE_S", (0.0,), raising=False)
         base = Path(scratch)
         outside, folder = make_outside(base), base / "locks"
         FOLDERS[folder_kind](folder, outside)
@@ -290,7 +290,7 @@ def test_a_builders_lock_is_no_way_to_another_file(tmp_path: Path, entry: str) -
 
 
 def test_only_sparkdeploys_own_lock_folder_is_ever_removed_by_a_hint() -> None:
-    assert shared_folder.made_anew(Path(SHARED_LOCK_DIR)) == (
+    assert lock.made_anew(Path(SHARED_LOCK_DIR)) == (
         f"as root: rm -rf {SHARED_LOCK_DIR} && mkdir -m 1777 {SHARED_LOCK_DIR}"
     )
 
@@ -396,8 +396,8 @@ def test_the_first_users_folder_is_no_others_until_root_has_made_it(
     folder = shared / "sparkdeploy"
     assert others.try_lock(MALLORY, folder) == "got"
     refused = others.try_lock(BOB, folder).splitlines()
-    monkeypatch.setattr(shared_folder, "SHARED_LOCK_DIR", str(folder), raising=False)
-    hint = shared_folder.made_anew(folder)
+    monkeypatch.setattr(lock, "SHARED_LOCK_DIR", str(folder), raising=False)
+    hint = lock.made_anew(folder)
     for command in hint.removeprefix("as root: ").split(" && "):
         subprocess.run(command.split(), check=True)
 
