@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import fail, ok, warn
 from sparkdeploy.console import format_bytes, format_gib
-from sparkdeploy.node.ownership import KEPT_MARK, REPLACED_SUFFIX
+from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

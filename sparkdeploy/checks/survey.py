@@ -10,7 +10,7 @@ from sparkdeploy.checks import fabric
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import probes
 from sparkdeploy.node.fabric import FALLBACK_GID_INDEX, look_at_fabric
-from sparkdeploy.node.facts import DiskPlaces, NodeFact, look_at
+from sparkdeploy.node.facts import NodeFact, look_at
 from sparkdeploy.node.node import at_once, named
 
 if TYPE_CHECKING:
@@ -78,10 +78,8 @@ def _look(node: Node, models: Path, machine: Machine | None, *, is_alone: bool) 
     except NodeError:
         if not is_alone:
             raise
-    places = DiskPlaces(docker.root_dir if docker is not None else None, models)
-    return look_at(
-        machine or node, node.name, docker, places, None if is_alone else look_at_fabric(node)
-    )
+    place = None if is_alone else look_at_fabric(node)
+    return look_at(machine or node, node.name, docker, models, place)
 
 
 def compare(nodes: Nodes, found: Survey) -> tuple[Check, ...]:

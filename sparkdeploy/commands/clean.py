@@ -12,7 +12,7 @@ from sparkdeploy.deploy.changing import changing, crashes_dir
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.stages import UPPERMOST_FIRST, stages_of
 from sparkdeploy.node import facts
-from sparkdeploy.node.ownership import is_name
+from sparkdeploy.node.container import is_name
 from sparkdeploy.plan.caches import ENGINE_DIGITS, caches_of_engines, unused_caches
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.settings import resources

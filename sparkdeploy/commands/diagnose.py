@@ -23,7 +23,7 @@ from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
 from sparkdeploy.deploy.secrets import known_secrets, text_without_secrets
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.context import ContextFile, write_tar
-from sparkdeploy.node.ownership import is_name
+from sparkdeploy.node.container import is_name
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal import visible, visible_line

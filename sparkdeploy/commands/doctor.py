@@ -16,10 +16,10 @@ from sparkdeploy.checks.recipe import recipe_findings
 from sparkdeploy.checks.surroundings import HurriedMachine, NeededHost, Places, read_surroundings
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.node.container import REPLACED_SUFFIX
 from sparkdeploy.node.facts import THIS_MACHINE, current_uid
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Nodes, node_behind
-from sparkdeploy.node.ownership import REPLACED_SUFFIX
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import decide
 from sparkdeploy.plan.findings import plan_findings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.reach import Reach, serving
 from sparkdeploy.errors import NodeError, UsageError
-from sparkdeploy.node.ownership import KEPT_MARK, REPLACED_SUFFIX
+from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.formation import for_cluster

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.node.ownership import is_name
+from sparkdeploy.node.container import is_name
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import read_json
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.ownership import KEPT_MARK, REPLACED_SUFFIX, is_name
+from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX, is_name
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.server.forensics import Restarts

@@ -11,16 +11,15 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from sparkdeploy import shell
 from sparkdeploy.errors import NodeError, RecipeError
+from sparkdeploy.node.container import is_name
 from sparkdeploy.node.fabric import SCRIPT, fabric_told
 from sparkdeploy.node.node import Node, Nodes, at_once
-from sparkdeploy.node.ownership import is_name
 from sparkdeploy.node.ssh import SshLink, SshTarget
 from sparkdeploy.recipe.schema import Port, Strict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.node.fabric import FabricFact
     from sparkdeploy.settings import Settings
 
 MASTER_PORT = 29501
@@ -65,7 +64,6 @@ class FabricPort(Strict):
 
     @property
     def ip(self) -> str:
-        """The address without its prefix length."""
         return str(ipaddress.IPv4Interface(self.address).ip)
 
     @property
@@ -141,20 +139,17 @@ def read_cluster(section: Mapping[str, Any] | None, file: str) -> ClusterConfig:
 
 
 def configured(settings: Settings) -> ClusterConfig:
-    """Return the nodes of config.yaml; RecipeError when there are none, or a mistake."""
     return read_cluster(settings.cluster, str(settings.config_dir / "config.yaml"))
 
 
 def name_here(config: ClusterConfig) -> str:
-    """Return the node this command runs on; NodeError when it is none of them.
-
-    A node is known by any of its fabric addresses, or by its host name where these are missing.
-    """
-    fact = fabric_here()
+    """Return the node this command runs on; NodeError when it is none of them."""
+    fact = fabric_told("this machine", shell.run(("sh", "-c", SCRIPT)))
     mine = {address.partition("/")[0] for item in fact.interfaces for address in item.addresses}
     for node in config.nodes:
         if mine & {node.ssh, *(port.ip for port in node.fabric)}:
             return node.name
+    # Where the addresses are missing.
     if fact.host_name in config.names:
         return fact.host_name
     raise NodeError(
@@ -163,13 +158,8 @@ def name_here(config: ClusterConfig) -> str:
     )
 
 
-def fabric_here() -> FabricFact:
-    return fabric_told("this machine", shell.run(("sh", "-c", SCRIPT)))
-
-
 @contextlib.contextmanager
 def this_node(settings: Settings) -> Iterator[Nodes]:
-    """Connect to the machine the command runs on, alone."""
     with Node(settings.node_name, docker_host=settings.docker_host) as node:
         yield Nodes(node)
 

@@ -50,12 +50,9 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def _require_listener(address: str) -> None:
-    """Knock on a local socket first: the SDK leaks its own when nobody answers.
-
-    Raises NodeError that tells a dead engine from a missing right, and for an engine behind ssh:
-    its machine's memory, disks and models are not this one's.
-    """
+    """Knock on a local socket first: the SDK leaks its own when nobody answers."""
     if address.startswith("ssh://"):
+        # Its machine's memory, disks and models are not this one's.
         raise NodeError(
             f"docker at {address} is another machine's, and this command is about its own",
             hint=f"pass `--on {address}` where a command has it, or run it on that machine",
@@ -81,7 +78,7 @@ class DockerConnection:
     """A connection to one Docker Engine; a context manager."""
 
     def __init__(self, docker_host: str | None = None) -> None:
-        """Connect and ask for the version; raise NodeError when nobody answers."""
+        """Raise NodeError when nobody answers, and when this user may not ask."""
         address = docker_host or "unix:///var/run/docker.sock"
         _require_listener(address)
         with translated(f"docker at {address}"):

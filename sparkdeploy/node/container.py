@@ -1,4 +1,4 @@
-"""A container as it should be (spec) and as it is (fact)."""
+"""A container as it should be (spec) and as it is (fact), and whether it is one of ours."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdeploy import labels
-from sparkdeploy.node.ownership import is_name
+from sparkdeploy.recipe.schema import NAME_PATTERN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from collections.abc import Iterable, Mapping
 
 MAX_PORT = 65535
 MAX_STARTUP_S = 1e9
 _USER = re.compile(r"[\w.@-][\w.@ -]{0,63}", re.ASCII)
 _DIGITS = re.compile("[0-9]{1,18}")
+NAME_START = "sparkdeploy-"
+TAG_START = "sparkdeploy/"
+REPLACED_SUFFIX = "-replaced"
+KEPT_MARK = "-kept-"
+_ENDING = re.compile(rf"|{REPLACED_SUFFIX}|{KEPT_MARK}[1-9][0-9]{{0,8}}")
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A host folder or file bound into the container."""
-
     source: str
     target: str
     mode: Literal["ro", "rw"] = "ro"
@@ -40,8 +42,6 @@ class Ulimit:
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """What Docker gets for one container."""
-
     name: str
     image: str
     """The image's tag; it holds the fingerprint, so the tag names the content."""
@@ -65,7 +65,6 @@ class ContainerSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the spec as plain JSON-able values."""
         return asdict(self)
 
     def with_fingerprint(self) -> ContainerSpec:
@@ -81,8 +80,6 @@ class ContainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ContainerFact:
-    """A container as Docker reports it."""
-
     container_id: str
     name: str
     image_id: str
@@ -103,39 +100,36 @@ class ContainerFact:
 
     @property
     def deployment(self) -> str:
-        """Return the deployment's name."""
         return self.labels.get(labels.DEPLOYMENT, "")
 
     @property
     def fingerprint(self) -> str:
-        """Return the fingerprint of the spec it was made from."""
         return self.labels.get(labels.FINGERPRINT, "")
 
     @property
     def user(self) -> str:
-        """Return who of the machine's users deployed it; empty when the label does not tell."""
+        """Who of the machine's users deployed it; empty when the label does not tell."""
         said = self.labels.get(labels.USER, "")
         return said if _USER.fullmatch(said) else ""
 
     @property
     def port(self) -> int | None:
-        """Return the port it serves on; None when the label is none, or no port."""
+        """None when the label is none, or no port."""
         number = _whole(self.labels.get(labels.PORT, ""))
         return number if number is not None and 0 < number <= MAX_PORT else None
 
     @property
     def promised_bytes(self) -> int:
-        """Return the memory it was planned to take; 0 when the label does not tell."""
+        """The memory it was planned to take; 0 when the label does not tell."""
         return _whole(self.labels.get(labels.MEMORY, "")) or 0
 
     @property
     def keep_count(self) -> int:
-        """Return how many of its predecessors stay."""
         return _whole(self.labels.get(labels.KEEP, "")) or 0
 
     @property
     def startup_timeout_s(self) -> float | None:
-        """Return how long it may take to start; None when the label is none, or no duration."""
+        """How long it may take to start; None when the label is none, or no duration."""
         try:
             duration_s = float(self.labels.get(labels.STARTUP_TIMEOUT, ""))
         except ValueError:
@@ -144,17 +138,16 @@ class ContainerFact:
 
     @property
     def rank(self) -> int:
-        """Return its rank among several nodes; 0 for the head, and for one machine's."""
+        """0 for the head, and for one machine's."""
         return _whole(self.labels.get(labels.RANK, "")) or 0
 
     @property
     def launch(self) -> str:
-        """Return what all containers of one `up` over several nodes have in common."""
         return self.labels.get(labels.LAUNCH, "")
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Return the cluster's nodes by rank; none for one machine's, or when one is no name."""
+        """The cluster's nodes by rank; none for one machine's, or when one is no name."""
         names = tuple(filter(None, self.labels.get(labels.NODES, "").split(",")))
         return names if all(map(is_name, names)) else ()
 
@@ -166,9 +159,33 @@ def _whole(text: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ImageFact:
-    """An image as Docker reports it."""
-
     image_id: str
     tags: tuple[str, ...]
     labels: Mapping[str, str]
     size_bytes: int
+
+
+def is_ours(name: str, marks: Mapping[str, str]) -> bool:
+    """Say whether a container of that name and with those labels is a deployment's.
+
+    Everybody who may use a Docker Engine can write any label on anything. A label alone, or a name
+    alone, is therefore no reason to stop, rename or remove a container.
+    """
+    deployment = marks.get(labels.DEPLOYMENT, "")
+    if marks.get(labels.KIND) != "container" or not is_name(deployment):
+        return False
+    # `up` takes no such names: their containers would look like another deployment's.
+    if deployment.endswith(REPLACED_SUFFIX) or KEPT_MARK in deployment:
+        return False
+    start = NAME_START + deployment
+    return name.startswith(start) and _ENDING.fullmatch(name.removeprefix(start)) is not None
+
+
+def own_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """Return the tags that sparkdeploy gives to images."""
+    return tuple(tag for tag in tags if tag.startswith(TAG_START))
+
+
+def is_name(text: str) -> bool:
+    """Say whether a label's value may be the name of a deployment, a recipe or a node."""
+    return re.fullmatch(NAME_PATTERN, text) is not None

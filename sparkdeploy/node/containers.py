@@ -23,7 +23,7 @@ from sparkdeploy.node.connection import (
     NotInDockerError,
     translated,
 )
-from sparkdeploy.node.ownership import is_ours
+from sparkdeploy.node.container import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,10 +58,7 @@ class LogStream:
                 raise NodeError("the log broke off", detail=str(error)) from error
 
     def close(self) -> None:
-        """End the iteration, also one that waits for bytes. Closing twice is fine.
-
-        The connection is given back by `release`, which belongs to whoever opened the stream.
-        """
+        """End the iteration, also one that waits for bytes. Closing twice is fine."""
         if not self._is_closed:
             self._is_closed = True
             # Over ssh the SDK cannot close (the reading thread then ends with the container), and
@@ -70,19 +67,15 @@ class LogStream:
                 self._stream.close()
 
     def release(self) -> None:
-        """Close the connection beneath, once nobody reads any more.
-
-        The SDK's own `close` only shuts the socket down: its file stays open until the garbage
-        collector finds it.
-        """
+        """Close the connection beneath: for who opened the stream, once nobody reads any more."""
+        # The SDK's own `close` only shuts the socket down: its file stays open until the garbage
+        # collector finds it.
         self._stream._response.close()
 
 
 class Containers(DockerConnection):
-    """What can be done with containers."""
-
     def own_containers(self) -> tuple[ContainerFact, ...]:
-        """Return every container of a deployment, running or not; see ownership.is_ours."""
+        """Return every container of a deployment, running or not."""
         found = (item["Id"] for item in self._labelled() if _is_own(item))
         facts = (self.find_container(container_id) for container_id in found)
         # It may have been renamed since it was listed.
@@ -110,7 +103,6 @@ class Containers(DockerConnection):
         return reports.read_container(item)
 
     def inspect(self, container_id: str) -> dict[str, Any]:
-        """Return Docker's own record of a container."""
         with translated(f"inspect container {container_id[:12]}"):
             return dict(self._api.inspect_container(container_id))
 
@@ -157,11 +149,9 @@ class Containers(DockerConnection):
             self._api.start(container_id)
 
     def stop(self, container_id: str, *, timeout_s: int = 30) -> None:
-        """Stop a container: SIGTERM, then SIGKILL after the timeout. Stopped is fine.
-
-        SIGTERM is sent twice: the first process of a container that has just been started may not
-        have been there for the first one, and the kernel keeps no signal for it.
-        """
+        """Stop a container: SIGTERM, then SIGKILL after the timeout. Stopped is fine."""
+        # Twice: the first process of a container that has just been started may not have been there
+        # for the first signal, and the kernel keeps none for it.
         with translated(f"stop container {container_id[:12]}"), contextlib.suppress(APIError):
             self._api.kill(container_id, "SIGTERM")
             with contextlib.suppress(RequestException):
@@ -213,8 +203,6 @@ class Containers(DockerConnection):
         with translated(f"read the log of {container_id[:12]}"):
             stream = self._api.logs(
                 container_id,
-                stdout=True,
-                stderr=True,
                 stream=True,
                 follow=follow,
                 tail="all" if tail is None else tail,
@@ -239,17 +227,14 @@ class Containers(DockerConnection):
             log.release()
 
     def _last_end_s(self, container_id: str) -> float | None:
-        """Return when an earlier run ended, by Docker's own clock; None when there was none.
-
-        The start of this run is no good: its first lines may be older than the moment that Docker
-        notes. Where the clock was set back in between, nothing can be told apart.
-        """
+        """Return when an earlier run ended, by Docker's own clock; None when there was none."""
+        # The start of this run is no good: its first lines may be older than the moment that Docker
+        # notes. Where the clock was set back in between, nothing can be told apart.
         fact = self.find_container(container_id)
-        ended = reports.parse_time(fact.finished_at) if fact is not None else None
-        started = reports.parse_time(fact.started_at) if fact is not None else None
-        if ended is None or started is None or started < ended:
+        if fact is None:
             return None
-        return ended.timestamp()
+        ended, started = map(reports.parse_time, (fact.finished_at, fact.started_at))
+        return ended.timestamp() if ended and started and started >= ended else None
 
     def memory_bytes(self, container_id: str) -> int | None:
         """Return the memory a running container takes without page cache; None when unknown."""
@@ -266,10 +251,7 @@ class Containers(DockerConnection):
         return max(int(memory["usage"]) - int(cached), 0)
 
     def exec(self, container_id: str, argv: Sequence[str]) -> tuple[int, str]:
-        """Run a command in a running container as its user; return exit code and all output.
-
-        Waits as long as it takes. The command outlives a caller that is interrupted.
-        """
+        """Return a command's exit code and all output; it outlives a caller that is interrupted."""
         with translated(f"run {argv[0]} in container {container_id[:12]}"):
             made = self._api.exec_create(container_id, list(argv))
             output: bytes = self._api.exec_start(made["Id"])

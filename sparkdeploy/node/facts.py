@@ -36,11 +36,9 @@ Architecture = Literal["x86_64", "aarch64"]
 class Machine(Protocol):
     """What facts are read through: this machine, one behind ssh, or a recording of one."""
 
-    def read_file(self, path: str) -> str:
-        """Return a text file; raise NodeError when it cannot be read."""
-
-    def run(self, argv: Sequence[str], *, timeout_s: float) -> Completed:
-        """Run a program to its end; raise NodeError when it cannot start or takes too long."""
+    # Both raise NodeError: for what cannot be read, cannot start or takes too long.
+    def read_file(self, path: str) -> str: ...
+    def run(self, argv: Sequence[str], *, timeout_s: float) -> Completed: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +62,6 @@ class NodeFact:
     gpu_count: int = 0
     fabric: FabricFact | None = None
     """Its place among the others; None where nobody asked, as for a machine that serves alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class DiskPlaces:
-    """The folders whose disks are asked: Docker's own, and that of the models."""
-
-    docker: str | None
-    models: Path
 
 
 THIS_MACHINE = Node("this machine")
@@ -100,12 +90,13 @@ def look_at(
     machine: Machine,
     name: str,
     docker: EngineInfo | None,
-    places: DiskPlaces,
+    models: Path,
     fabric: FabricFact | None = None,
 ) -> NodeFact:
     """Return what a machine is and what is free on it; NodeError for an unknown processor."""
     memory = read_meminfo(machine)
     seen = read_gpus(machine)
+    root = docker.root_dir if docker is not None else None
     return NodeFact(
         name=name,
         architecture=architecture(machine),
@@ -113,8 +104,8 @@ def look_at(
         memory_available_bytes=memory.get("MemAvailable"),
         gpu=next(iter(seen.gpus), None),
         docker=docker,
-        docker_free_bytes=free_bytes_on(machine, Path(places.docker)) if places.docker else None,
-        data_free_bytes=free_bytes_on(machine, places.models),
+        docker_free_bytes=free_bytes_on(machine, Path(root)) if root else None,
+        data_free_bytes=free_bytes_on(machine, models),
         meminfo=memory,
         gpu_failure=seen.failure,
         gpu_processes=read_gpu_processes(machine) if seen.gpus else (),
@@ -140,7 +131,6 @@ def parse_meminfo(text: str) -> Mapping[str, int]:
 
 
 def read_gpus(machine: Machine = THIS_MACHINE) -> GpuReading:
-    """Return the machine's GPUs, or why the driver named none."""
     try:
         done = machine.run(GPU_QUERY, timeout_s=QUERY_TIMEOUT_S)
     except NodeError as error:
@@ -153,7 +143,6 @@ def read_gpus(machine: Machine = THIS_MACHINE) -> GpuReading:
 
 
 def read_gpu_processes(machine: Machine = THIS_MACHINE) -> tuple[GpuProcess, ...]:
-    """Return who computes on the GPUs, each with the container that it runs in."""
     output = output_or_none(machine, PROCESS_QUERY, timeout_s=QUERY_TIMEOUT_S)
     found = parse_gpu_processes(output or "")
     return tuple(replace(item, container_id=_container_of(machine, item.pid)) for item in found)
@@ -179,7 +168,7 @@ def architecture(machine: Machine = THIS_MACHINE) -> Architecture:
 
 
 def free_bytes(path: Path) -> int | None:
-    """Return the free space of the file system a path is, or would be, on."""
+    """Return what is free where a path is or would be; None when unknown."""
     current = path.absolute()
     while not current.exists() and current != current.parent:
         current = current.parent
@@ -190,7 +179,6 @@ def free_bytes(path: Path) -> int | None:
 
 
 def free_bytes_on(machine: Machine, path: Path) -> int | None:
-    """Return the free space on a node's disk, where a path is or would be; None when unknown."""
     if not isinstance(machine, Node) or machine.is_here:
         return free_bytes(path)
     script = (

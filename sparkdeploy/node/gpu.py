@@ -8,22 +8,16 @@ from dataclasses import dataclass
 MIB = 2**20
 VERSION = re.compile(r"[0-9]+(\.[0-9]+)+")
 
-GPU_QUERY = (
-    "nvidia-smi",
-    "--query-gpu=name,compute_cap,memory.total,driver_version,clocks.sm,clocks.max.sm,"
-    "utilization.gpu",
-    "--format=csv,noheader,nounits",
+
+def _query(fields: str) -> tuple[str, ...]:
+    return ("nvidia-smi", f"--query-{fields}", "--format=csv,noheader,nounits")
+
+
+GPU_QUERY = _query(
+    "gpu=name,compute_cap,memory.total,driver_version,clocks.sm,clocks.max.sm,utilization.gpu"
 )
-PROCESS_QUERY = (
-    "nvidia-smi",
-    "--query-compute-apps=pid,process_name,used_memory",
-    "--format=csv,noheader,nounits",
-)
-LOAD_QUERY = (
-    "nvidia-smi",
-    "--query-gpu=clocks.sm,temperature.gpu,power.draw",
-    "--format=csv,noheader,nounits",
-)
+PROCESS_QUERY = _query("compute-apps=pid,process_name,used_memory")
+LOAD_QUERY = _query("gpu=clocks.sm,temperature.gpu,power.draw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +44,6 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process with a compute context on a GPU."""
-
     pid: int
     name: str
     memory_bytes: int | None = None
@@ -69,11 +61,9 @@ class GpuLoad:
 
 
 def parse_gpus(output: str) -> tuple[GpuFact, ...]:
-    """Read the output of GPU_QUERY; lines of another shape are left out.
-
-    A driver that answers with name and version alone has a GPU all the same.
-    """
+    """Read the output of GPU_QUERY; lines of another shape are left out."""
     rows = [[field.strip() for field in line.split(",")] for line in output.splitlines()]
+    # A driver that answers with name and version alone has a GPU all the same.
     short = [[row[0], "", "", row[1], "", "", ""] for row in rows if _is_name_and_version(row)]
     return tuple(_gpu(row) for row in (*short, *rows) if len(row) == 7)
 

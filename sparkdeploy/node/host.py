@@ -10,8 +10,8 @@ from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
 from sparkdeploy.node.connection import NotInDockerError, translated
+from sparkdeploy.node.container import own_tags
 from sparkdeploy.node.containers import Containers
-from sparkdeploy.node.ownership import own_tags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,23 +28,20 @@ class DockerHost(Containers):
     """
 
     def own_images(self) -> tuple[ImageFact, ...]:
-        """Return every image that carries our label, with those of its tags that are ours.
-
-        Whoever writes our labels on an image of theirs, or a tag of theirs on ours, keeps the tag.
-        """
+        """Return every image that carries our label, with those of its tags that are ours."""
         with translated("list images"):
             found = self._api.images(filters={"label": f"{labels.KIND}=image"})
-        images = (reports.read_listed_image(item) for item in found)
+        images = map(reports.read_image, found)
+        # Who writes our labels on an image of theirs, or a tag of theirs on ours, keeps the tag.
         return tuple(replace(image, tags=own_tags(image.tags)) for image in images)
 
     def find_image(self, reference: str) -> ImageFact | None:
-        """Return an image by tag or id, or None."""
         try:
             with translated(f"inspect image {reference}"):
                 item = self._api.inspect_image(reference)  # type: ignore[no-untyped-call]
         except NotInDockerError:
             return None
-        return reports.read_inspected_image(item)
+        return reports.read_image(item)
 
     def build(
         self,
@@ -57,9 +54,8 @@ class DockerHost(Containers):
     ) -> Iterator[BuildEvent]:
         """Build from a context tar with a Dockerfile in it, one event at a time.
 
-        `network` is the mode of the build's containers: `none`, or Docker's default.
-
-        A failing build yields an event with `error` set and ends.
+        A failing build yields an event with `error` set and ends. `network` is the mode of the
+        build's containers: `none`, or Docker's default.
         """
         with translated(f"build {tag}"):
             stream = self._api.build(

@@ -1,19 +1,25 @@
-"""One change at a time: locks that the kernel frees when their holder dies."""
+"""One change at a time: locks that the kernel frees when their holder dies.
+
+Who holds one the kernel says, too; the note in the file says only what that process does.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
 import stat
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from filelock import lock_descriptor
 
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.holder import clear_note, holder_of, leave_note
 from sparkdeploy.node.shared_files import (
     SHARED_FILE_MODE,
     SHARED_FOLDER_MODE,
@@ -27,11 +33,30 @@ from sparkdeploy.settings import SHARED_LOCK_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from sparkdeploy.node.holder import Holder
 
 POLL_S = 0.2
+KERNEL_LOCKS = Path("/proc/locks")
+NOTE_BYTES = 4096
+MAX_COMMAND = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    pid: int | None
+    """None where the kernel does not tell, as of a process in another container."""
+    user: str = ""
+    command: str = ""
+    """What it wrote into the file; empty when what is there is not its own."""
+    since: str = ""
+    """UTC, ISO 8601."""
+
+    def describe(self) -> str:
+        """Return the holder in words; they are safe to print."""
+        what = f"`{self.command}`" if self.command else "another process"
+        if self.pid is None:
+            return what
+        since = f", since {self.since}" if self.since else ""
+        return f"{what} (pid {self.pid} of {self.user}{since})"
 
 
 def lock_within(
@@ -96,8 +121,8 @@ def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
             raise NodeError(
                 f"the lock {path} was removed while it was waited for", hint="run the command again"
             )
-        leave_note(descriptor, command)
-        held.callback(clear_note, descriptor)
+        _leave_note(descriptor, command)
+        held.callback(_clear_note, descriptor)
         yield
 
 
@@ -117,7 +142,6 @@ def watching(folder: Path, node_name: str, deployment: str, *, command: str) -> 
 
 
 def watch_name(node_name: str, deployment: str) -> str:
-    """Return what a deployment's start is watched under."""
     return f"{node_name}-{deployment}.watch"
 
 
@@ -193,3 +217,78 @@ def made_anew(folder: Path) -> str:
         return "set SPARKDEPLOY_LOCK_DIR to another folder: root's or your own"
     path = shlex.quote(str(folder))
     return f"as root: rm -rf {path} && mkdir -m {SHARED_FOLDER_MODE:04o} {path}"
+
+
+def _leave_note(descriptor: int, command: str) -> None:
+    """Write what this process holds the lock for; a full disk costs others only these words."""
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    note = {"pid": os.getpid(), "command": command[:MAX_COMMAND], "since": since}
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(note).encode(), 0)
+
+
+def _clear_note(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+
+
+def holder_of(descriptor: int) -> Holder:
+    """Return who holds the lock of a file that this process could not get."""
+    pid = _kernels_word(os.fstat(descriptor))
+    uid = None if pid is None else _uid_of(pid)
+    if pid is None or uid is None:
+        return Holder(None)
+    # Every user may write to the file: a note counts only when it names the very process that the
+    # kernel names, and its words are made printable and short.
+    note = _read_note(descriptor)
+    if note.get("pid") != pid:
+        note = {}
+    return Holder(pid, user_name(uid), _command(note.get("command")), _since(note.get("since")))
+
+
+def _kernels_word(status: os.stat_result) -> int | None:
+    """Find the lock in the kernel's table, which names a file by device and number."""
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    try:
+        rows = [line.split() for line in KERNEL_LOCKS.read_text().splitlines()]
+    except OSError:
+        return None
+    # 1: FLOCK  ADVISORY  WRITE 4711 00:19:1234 0 EOF; those that wait have an arrow instead.
+    held = [(row[5], int(row[4])) for row in rows if len(row) > 5 and row[1] == "FLOCK"]
+    same_number = [item for item in held if item[0].rpartition(":")[2] == str(status.st_ino)]
+    exact = [item for item in same_number if item[0].rpartition(":")[0] == device]
+    # Some file systems show another device there: the number decides when only one has it.
+    pids = {pid for _, pid in exact or same_number if pid > 0}
+    return min(pids) if exact or len(pids) == 1 else None
+
+
+def _uid_of(pid: int) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), None)
+
+
+def _read_note(descriptor: int) -> dict[str, Any]:
+    try:
+        found = json.loads(os.pread(descriptor, NOTE_BYTES, 0))
+    # A few kilobytes of brackets are deeper than the reader goes.
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _command(said: object) -> str:
+    if not isinstance(said, str):
+        return ""
+    shown = "".join(char if char.isprintable() else "?" for char in said[:MAX_COMMAND])
+    return shown.replace("`", "'").strip()
+
+
+def _since(said: object) -> str:
+    try:
+        return datetime.fromisoformat(str(said)).astimezone(UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError):
+        return ""

@@ -88,7 +88,6 @@ def locked_there(node: Node, path: Path, wait_s: float) -> Iterator[None]:
 
 
 def _refusal(node: Node, path: Path, said: str) -> NodeError:
-    """Return what the program there says stands in the way, or what kept it from saying so."""
     last = (said.strip().splitlines() or ["no answer in time"])[-1]
     try:
         told = json.loads(last)

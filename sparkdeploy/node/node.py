@@ -49,7 +49,6 @@ class Node:
 
     @property
     def is_here(self) -> bool:
-        """Say whether it is the machine the command runs on."""
         return self.link is None
 
     @property
@@ -156,11 +155,9 @@ class Nodes:
         return iter((self.here, *self.others))
 
     def alone(self) -> Nodes:
-        """Return this machine without the others."""
         return Nodes(self.here)
 
     def only(self, names: Container[str]) -> Nodes:
-        """Return this machine and those of the others that are named."""
         return replace(
             self,
             others=tuple(node for node in self.others if node.name in names),
@@ -186,7 +183,6 @@ class Nodes:
         return self.config is not None and name in self.config.names and name not in tried
 
     def require_all(self) -> None:
-        """Raise the first reason why a node did not answer."""
         for error in self.unreachable.values():
             raise error
 

@@ -53,7 +53,6 @@ def is_port_free(port: int, address: str = "127.0.0.1") -> bool:
 def port_owner(
     port: int, containers: Iterable[ContainerFact], proc: Path = Path("/proc")
 ) -> PortOwner:
-    """Name who listens: one of our running deployments, or a process."""
     for fact in containers:
         # The parts of the other nodes carry the port of their head, who alone listens.
         if fact.is_running and not fact.rank and fact.labels.get(labels.PORT) == str(port):

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the Docker Engine says of itself and its machine."""
-
     name: str
     version: str
     root_dir: str
@@ -48,7 +46,6 @@ def parse_time(text: str) -> datetime | None:
 
 
 def read_engine_info(item: Mapping[str, Any]) -> EngineInfo:
-    """Read the answer of `docker info`."""
     return EngineInfo(
         name=item.get("Name", ""),
         version=item.get("ServerVersion", ""),
@@ -75,18 +72,11 @@ def read_build_event(message: Mapping[str, Any]) -> BuildEvent:
     )
 
 
-def read_listed_image(item: Mapping[str, Any]) -> ImageFact:
+def read_image(item: Mapping[str, Any]) -> ImageFact:
+    """Read an image of a list, or one that was inspected and has its labels further down."""
     tags = tuple(tag for tag in item.get("RepoTags") or () if tag != "<none>:<none>")
-    return ImageFact(item["Id"], tags, item.get("Labels") or {}, int(item["Size"]))
-
-
-def read_inspected_image(item: Mapping[str, Any]) -> ImageFact:
-    return ImageFact(
-        image_id=item["Id"],
-        tags=tuple(item.get("RepoTags") or ()),
-        labels=item["Config"].get("Labels") or {},
-        size_bytes=int(item["Size"]),
-    )
+    marks = item.get("Config", item).get("Labels") or {}
+    return ImageFact(item["Id"], tags, marks, int(item["Size"]))
 
 
 def read_container(item: Mapping[str, Any]) -> ContainerFact:
@@ -107,7 +97,6 @@ def read_container(item: Mapping[str, Any]) -> ContainerFact:
 
 
 def restarts_for_ever(item: Mapping[str, Any]) -> bool:
-    """Say whether Docker starts a container again however often it dies."""
     policy = (item.get("HostConfig") or {}).get("RestartPolicy") or {}
     return policy.get("Name") in {"always", "unless-stopped"}
 

@@ -38,44 +38,31 @@ class SshTarget:
     docker_socket: str = "/var/run/docker.sock"
 
 
-@dataclass(frozen=True, slots=True)
-class SshFault:
-    """Why ssh did not connect, in our words, and the command that helps."""
-
-    cause: str
-    fix: str
-
-
-def explain(said: str, address: str, user: str | None) -> SshFault:
-    """Read what ssh wrote to standard error."""
+def explain(said: str, address: str, user: str | None) -> tuple[str, str]:
+    """Return why ssh did not connect, from its standard error, and the command that helps."""
     target = f"{user}@{address}" if user else address
-    for words, cause, fix in (
-        (
-            "REMOTE HOST IDENTIFICATION HAS CHANGED",
+    known = {
+        "REMOTE HOST IDENTIFICATION HAS CHANGED": (
             "its host key has changed",
             f"if it was reinstalled: ssh-keygen -R {address}, then ssh {target} true",
         ),
-        (
-            "Host key verification failed",
+        "Host key verification failed": (
             "its host key is not known here",
             f"compare the fingerprint that this shows, and say yes: ssh {target} true",
         ),
-        ("Permission denied", "ssh needs a password or a key there", f"ssh-copy-id {target}"),
-        (
-            "Connection refused",
+        "Permission denied": ("ssh needs a password or a key there", f"ssh-copy-id {target}"),
+        "Connection refused": (
             f"nothing listens for ssh at {address}",
             "on that node: sudo systemctl enable --now ssh",
         ),
-        (
-            "Could not resolve hostname",
+        "Could not resolve hostname": (
             f"the name {address} is not known",
             "write its address into `ssh:` in config.yaml",
         ),
-    ):
-        if words in said:
-            return SshFault(cause, fix)
+    }
     last = said.strip().splitlines()[-1:] or ["it did not answer"]
-    return SshFault(f"ssh to {address}: {last[0]}", f"is it on, and on this network? ssh {target}")
+    unknown = f"ssh to {address}: {last[0]}", f"is it on, and on this network? ssh {target}"
+    return next((fault for words, fault in known.items() if words in said), unknown)
 
 
 class SshLink:
@@ -84,6 +71,7 @@ class SshLink:
     def __init__(self, target: SshTarget) -> None:
         """Connect; raise NodeError naming the node, the cause and the fix."""
         self._target = target
+        self.name = target.name
         # A socket's path may have 108 characters, so not below the user's own folders.
         self._folder = tempfile.TemporaryDirectory(prefix="sparkdeploy-ssh-")
         control, docker = (str(Path(self._folder.name) / name) for name in ("ctl", "docker"))
@@ -101,21 +89,14 @@ class SshLink:
             raise self._fault(said)
 
     def __enter__(self) -> Self:
-        """Return the connection."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     def close(self) -> None:
         self._program.end()
         self._folder.cleanup()
-
-    @property
-    def name(self) -> str:
-        """Return what messages call the node."""
-        return self._target.name
 
     @property
     def is_open(self) -> bool:
@@ -133,7 +114,6 @@ class SshLink:
         return done
 
     def start(self, script: str) -> shell.Running:
-        """Start a script there that goes on until its input ends."""
         return shell.Running(self.command(script))
 
     def command(self, script: str, *options: str) -> tuple[str, ...]:
@@ -145,11 +125,11 @@ class SshLink:
         """Return rsync's `--rsh`: straight to `address` on the fabric where that logs in.
 
         The login is the one of the user's own configuration (User, Port, IdentityFile), held to
-        the same host key. Where the address cannot be reached so, as behind a ProxyJump, the
-        connection that is open carries the files.
+        the same host key.
         """
         direct = ("ssh", *OPTIONS, *self._straight_to(address), *self._login())
         done = shell.run((*direct, self._target.address, "true"), timeout_s=OPEN_TIMEOUT_S)
+        # Where it cannot be reached so, as behind a ProxyJump, the open connection has the files.
         return shlex.join(direct if done.exit_code == 0 else self._control)
 
     def remote_path(self, path: str) -> str:
@@ -169,5 +149,5 @@ class SshLink:
         return ("-l", self._target.user) if self._target.user else ()
 
     def _fault(self, said: str) -> NodeError:
-        fault = explain(said, self._target.address, self._target.user)
-        return NodeError(f"{self._target.name}: {fault.cause}", hint=fault.fix)
+        cause, fix = explain(said, self._target.address, self._target.user)
+        return NodeError(f"{self.name}: {cause}", hint=fix)

@@ -11,7 +11,7 @@ from sparkdeploy.errors import NodeError
 from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from sparkdeploy.node.node import Node
@@ -40,7 +40,6 @@ def list_tree(node: Node, root: Path) -> dict[str, Entry]:
 
 
 def read_listing(text: str) -> dict[str, Entry]:
-    """Read what `find` printed."""
     entries: dict[str, Entry] = {}
     for line in text.splitlines():
         path, kind, size, changed, status, inode, link = line.split("\t")
@@ -89,18 +88,14 @@ def hashes(node: Node, root: Path, entries: Mapping[str, Entry], ledger: Ledger)
     return {**{path: digest for path, digest in known.items() if digest}, **fresh}
 
 
-def _read(node: Node, root: Path, paths: Iterable[str]) -> dict[str, str]:
-    names = list(paths)
-    if not names:
+def _read(node: Node, root: Path, paths: Sequence[str]) -> dict[str, str]:
+    if not paths:
         return {}
     script = f"cd {shlex.quote(str(root))} && xargs -d '\\n' -n 1 -P 4 sha256sum --"
-    done = node.script(script, stdin="\n".join(names), timeout_s=HASH_TIMEOUT_S)
+    done = node.script(script, stdin="\n".join(paths), timeout_s=HASH_TIMEOUT_S)
     if done.exit_code != 0:
         raise NodeError(
             f"{node.name}: files below {root} cannot be read", detail=done.stderr.strip()
         )
-    found: dict[str, str] = {}
-    for line in done.stdout.splitlines():
-        digest, _, path = line.partition("  ")
-        found[path] = digest
-    return found
+    pairs = (line.partition("  ") for line in done.stdout.splitlines())
+    return {path: digest for digest, _, path in pairs}

@@ -23,8 +23,8 @@ from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.estimate.share import embedding_bytes
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.node import facts, ports
+from sparkdeploy.node.container import is_ours
 from sparkdeploy.node.node import at_once, named
-from sparkdeploy.node.ownership import is_ours
 from sparkdeploy.plan.container import container_name, container_user
 from sparkdeploy.plan.image_steps import source_already_here
 from sparkdeploy.plan.observed import (

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Self, cast
 
 from sparkdeploy import labels
-from sparkdeploy.node.container import ContainerFact
-from sparkdeploy.node.ownership import is_ours
+from sparkdeploy.node.container import ContainerFact, is_ours
 
 if TYPE_CHECKING:
     from sparkdeploy.errors import NodeError

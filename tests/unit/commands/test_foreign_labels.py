@@ -27,8 +27,7 @@ from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.memory import Memory, PageCache, make_room
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import SparkdeployError, UnhealthyError
-from sparkdeploy.node.container import ContainerFact, ImageFact
-from sparkdeploy.node.ownership import own_tags
+from sparkdeploy.node.container import ContainerFact, ImageFact, own_tags
 from sparkdeploy.node.ports import port_owner
 from sparkdeploy.plan.problems import promised_bytes
 from sparkdeploy.settings import load_settings

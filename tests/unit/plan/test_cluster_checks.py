@@ -292,5 +292,5 @@ def test_twins_are_known_by_name(name: str, key: str | None) -> None:
 )
 def test_what_ssh_said_becomes_a_cause_and_a_command(said: str, cause: str, fix: str) -> None:
     found = explain(said, "b", "ada")
-    assert cause in found.cause
-    assert fix in found.fix
+    assert cause in found[0]
+    assert fix in found[1]

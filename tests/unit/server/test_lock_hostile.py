@@ -28,7 +28,7 @@ from tests.examples import examples
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkdeploy.node.holder import Holder
+    from sparkdeploy.node.lock import Holder
     from tests.unit.server.neighbours import Neighbours
 
 pytestmark = pytest.mark.outside
