@@ -57,7 +57,6 @@ class TerminalStatus:
     stream: TextIO
 
     def show(self, text: str) -> None:
-        """Overwrite the line, cut to the terminal's width."""
         width = shutil.get_terminal_size().columns
         _write(self.stream, "\r\x1b[2K" + visible_line(text)[: width - 1])
 
@@ -78,7 +77,6 @@ class PlainStatus:
         self._last_s = self.clock()
 
     def show(self, text: str) -> None:
-        """Write the text if the interval has passed."""
         now_s = self.clock()
         if now_s - self._last_s >= PLAIN_UPDATE_EVERY_S:
             self._last_s = now_s
@@ -89,8 +87,6 @@ class PlainStatus:
 
 @dataclass(slots=True)
 class Step:
-    """A piece of work that is under way."""
-
     title: str
     started_s: float
     status: StatusLine
@@ -144,7 +140,6 @@ class Console:
             self._write(text)
 
     def detail(self, text: str) -> None:
-        """Say something that is only for `-v`."""
         if self.verbose:
             self._write(f"  {text}")
 

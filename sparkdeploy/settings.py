@@ -111,10 +111,7 @@ def resources() -> Path:
 
 
 def load_settings(env: Mapping[str, str] = os.environ) -> Settings:
-    """Read environment and config file.
-
-    RecipeError when the file is invalid, or when a folder would depend on where a command starts.
-    """
+    """Read environment and config file; RecipeError when one of them is invalid."""
     config_dir = _absolute(
         env.get("SPARKDEPLOY_CONFIG_DIR") or str(platformdirs.user_config_path("sparkdeploy")),
         "SPARKDEPLOY_CONFIG_DIR",
@@ -221,15 +218,19 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         return _ConfigFile.model_validate(content).model_dump()
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(map(str, item['loc']))}: {item['msg']}"
-            for item in error.errors(include_url=False)
-        ]
         raise RecipeError(
             f"{path} is not a valid configuration",
-            detail="\n".join(lines),
+            detail=mistakes(error),
             hint="keys: " + ", ".join(_ConfigFile.model_fields),
         ) from error
+
+
+def mistakes(error: ValidationError, *above: str) -> str:
+    """Return what is wrong with config.yaml, or with its part `above`, a line for each mistake."""
+    return "\n".join(
+        f"{'.'.join(map(str, (*above, *item['loc'])))}: {item['msg'].removeprefix('Value error, ')}"
+        for item in error.errors(include_url=False)
+    )
 
 
 def _sent_cluster(env: Mapping[str, str]) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError
@@ -75,7 +75,7 @@ def run(
 
 def follow(argv: Sequence[str], on_text: Callable[[str], None]) -> Completed:
     """Run a program to its end, handing on its output as it comes; it is also returned."""
-    with running(argv) as program:
+    with Running(argv) as program:
         said = []
         while text := program.read_some():
             said.append(text)
@@ -124,7 +124,10 @@ def list_file(lines: Sequence[str]) -> Iterator[Path]:
 
 
 class Running:
-    """A program that goes on beside us; its standard input stays open until we let it go."""
+    """A program that goes on beside us; its standard input stays open until we let it go.
+
+    A context manager: it has ended when the block has.
+    """
 
     def __init__(self, argv: Sequence[str]) -> None:
         """Start it; raise NodeError when it is not installed."""
@@ -142,6 +145,12 @@ class Running:
         except FileNotFoundError as error:
             self._errors.close()
             raise _not_installed(argv[0]) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     @property
     def is_alive(self) -> bool:
@@ -190,13 +199,3 @@ class Running:
             self._process.kill()
             self._process.wait()
         self._errors.close()
-
-
-@contextlib.contextmanager
-def running(argv: Sequence[str]) -> Iterator[Running]:
-    """Keep a program running inside the block."""
-    program = Running(argv)
-    try:
-        yield program
-    finally:
-        program.end()

@@ -48,12 +48,8 @@ class _Loader(_BaseLoader):  # type: ignore[misc]
 
 def _bounded_number(loader: Any, node: yaml.ScalarNode) -> int | float:  # noqa: ANN401 - untyped
     if len(node.value) > MAX_NUMBER_LENGTH:
-        raise yaml.constructor.ConstructorError(
-            None,
-            None,
-            f"a number of {len(node.value)} characters, and {MAX_NUMBER_LENGTH} are the most",
-            node.start_mark,
-        )
+        said = f"a number of {len(node.value)} characters, and {MAX_NUMBER_LENGTH} are the most"
+        raise yaml.constructor.ConstructorError(problem=said, problem_mark=node.start_mark)
     kind = node.tag.rpartition(":")[2]
     number: int | float = getattr(loader, f"construct_yaml_{kind}")(node)
     return number
@@ -182,7 +178,6 @@ class _Count:
         self._aliases = 0
 
     def add(self, event: yaml.Event) -> None:
-        """Count one event; raise where the document goes over a limit."""
         if isinstance(event, yaml.AliasEvent):
             self._repeat(event)
         elif isinstance(event, yaml.NodeEvent):

@@ -16,6 +16,7 @@ from sparkdeploy.node.fabric import SCRIPT, fabric_told
 from sparkdeploy.node.node import Node, Nodes, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
 from sparkdeploy.recipe.schema import Port, Strict
+from sparkdeploy.settings import mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -126,14 +127,9 @@ def read_cluster(section: Mapping[str, Any] | None, file: str) -> ClusterConfig:
     try:
         return ClusterConfig.model_validate(section)
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(['cluster', *map(str, item['loc'])])}: "
-            + item["msg"].removeprefix("Value error, ")
-            for item in error.errors(include_url=False)
-        ]
         raise RecipeError(
             f"{file}: the cluster is not valid",
-            detail="\n".join(lines),
+            detail=mistakes(error, "cluster"),
             hint="docs/cluster.md shows the section with every key",
         ) from error
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from docker.errors import APIError, DockerException
@@ -63,7 +63,7 @@ class LogStream:
             self._is_closed = True
             # Over ssh the SDK cannot close (the reading thread then ends with the container), and
             # of a connection that has just ended it finds no socket.
-            with contextlib.suppress(DockerException, OSError, AttributeError):
+            with suppress(DockerException, OSError, AttributeError):
                 self._stream.close()
 
     def release(self) -> None:
@@ -95,12 +95,9 @@ class Containers(DockerConnection):
 
     def find_container(self, reference: str) -> ContainerFact | None:
         """Return a container by name or id, ours or not, or None."""
-        try:
-            with translated(f"inspect container {reference}"):
-                item = self._api.inspect_container(reference)
-        except NotInDockerError:
-            return None
-        return reports.read_container(item)
+        with suppress(NotInDockerError), translated(f"inspect container {reference}"):
+            return reports.read_container(self._api.inspect_container(reference))
+        return None
 
     def inspect(self, container_id: str) -> dict[str, Any]:
         with translated(f"inspect container {container_id[:12]}"):
@@ -108,11 +105,10 @@ class Containers(DockerConnection):
 
     def mounted_from(self, container_id: str) -> tuple[str, ...]:
         """Return the host's paths that a container mounts; none when it has gone meanwhile."""
-        try:
-            record = self.inspect(container_id)
-        except NotInDockerError:
-            return ()
-        return tuple(str(mount["Source"]) for mount in record["Mounts"] if mount.get("Source"))
+        with suppress(NotInDockerError):
+            mounts = self.inspect(container_id)["Mounts"]
+            return tuple(str(mount["Source"]) for mount in mounts if mount.get("Source"))
+        return ()
 
     def images_in_use(self) -> set[str]:
         """Return the ids of the images of all containers, ours or not, running or not."""
@@ -152,9 +148,9 @@ class Containers(DockerConnection):
         """Stop a container: SIGTERM, then SIGKILL after the timeout. Stopped is fine."""
         # Twice: the first process of a container that has just been started may not have been there
         # for the first signal, and the kernel keeps none for it.
-        with translated(f"stop container {container_id[:12]}"), contextlib.suppress(APIError):
+        with translated(f"stop container {container_id[:12]}"), suppress(APIError):
             self._api.kill(container_id, "SIGTERM")
-            with contextlib.suppress(RequestException):
+            with suppress(RequestException):
                 self._api.wait(container_id, timeout=FIRST_STOP_S)
         with translated(f"stop container {container_id[:12]}"):
             self._api.stop(container_id, timeout=timeout_s)
@@ -213,7 +209,7 @@ class Containers(DockerConnection):
             finally:
                 LogStream(stream).release()
 
-    @contextlib.contextmanager
+    @contextmanager
     def open_log(self, container_id: str) -> Iterator[LogStream]:
         """Follow a container's output from the start of its run; another thread may close it."""
         since_s = self._last_end_s(container_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,12 +36,9 @@ class DockerHost(Containers):
         return tuple(replace(image, tags=own_tags(image.tags)) for image in images)
 
     def find_image(self, reference: str) -> ImageFact | None:
-        try:
-            with translated(f"inspect image {reference}"):
-                item = self._api.inspect_image(reference)  # type: ignore[no-untyped-call]
-        except NotInDockerError:
-            return None
-        return reports.read_image(item)
+        with suppress(NotInDockerError), translated(f"inspect image {reference}"):
+            return reports.read_image(self._api.inspect_image(reference))  # type: ignore[no-untyped-call]
+        return None
 
     def build(
         self,
@@ -96,27 +93,21 @@ class DockerHost(Containers):
             self._api.remove_image(reference)
 
     def remove_leftover_tag(self, reference: str) -> None:
-        """Take a tag off an image with our label `leftover`; the image goes with its last tag.
-
-        Like `remove_leftovers` it never raises: it tidies up after what may have failed already,
-        and the next build of the same stage finds what stays.
-        """
-        with contextlib.suppress(NodeError), translated(f"remove leftover {reference}"):
+        """Take a tag off an image with our label `leftover`; never raise."""
+        with suppress(NodeError), translated(f"remove leftover {reference}"):
+            # It tidies up after a failure: the next build of the same stage finds what stays.
             image = self.find_image(reference)
             if image is not None and image.labels.get(labels.KIND) == "leftover":
                 self._api.remove_image(reference)
 
     def remove_leftovers(self, image_ids: Sequence[str]) -> None:
-        """Remove the untagged images among these that a build left behind, with their parents.
-
-        Only what carries our label `leftover` goes; what is in use stays. An engine that died in
-        the middle left an ended container too, with all that its instruction had written.
-        """
+        """Remove the untagged ones with our label `leftover` that nothing uses; never raise."""
         for image_id in image_ids:
-            with contextlib.suppress(NodeError), translated(f"remove leftover {image_id}"):
+            with suppress(NodeError), translated(f"remove leftover {image_id}"):
                 image = self.find_image(image_id)
                 if image is None or image.tags or image.labels.get(labels.KIND) != "leftover":
                     continue
+                # An engine that died in the middle left all that its instruction had written.
                 self._remove_ended_containers(image.image_id)
                 self._api.remove_image(image.image_id)
 

@@ -78,13 +78,10 @@ def locked_there(node: Node, path: Path, wait_s: float) -> Iterator[None]:
     """
     text = inspect.getsource(shared_files) + _MAIN
     argv = ("python3", "-I", "-c", text, str(path), f"{wait_s:g}", LOCKED)
-    program = node.start(f"exec {shlex.join(argv)}")
-    try:
+    with node.start(f"exec {shlex.join(argv)}") as program:
         if program.read_until(LOCKED, timeout_s=wait_s + RUN_TIMEOUT_S) is None:
             raise _refusal(node, path, program.errors())
         yield
-    finally:
-        program.end()
 
 
 def _refusal(node: Node, path: Path, said: str) -> NodeError:

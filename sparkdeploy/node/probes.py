@@ -98,12 +98,9 @@ def connect_to_worker(here: Node, worker: Node) -> Connection:
 
 @contextlib.contextmanager
 def _listening(machine: Node, address: str) -> Iterator[int | None]:
-    program = machine.start(f"exec python3 -c {shlex.quote(LISTEN)} {address}")
-    try:
+    with machine.start(f"exec python3 -c {shlex.quote(LISTEN)} {address}") as program:
         said = program.read_until("\n", timeout_s=LISTEN_TIMEOUT_S)
         yield int(said) if said and said.strip().isdigit() else None
-    finally:
-        program.end()
 
 
 def _connect_from(machine: Node, address: str, port: int) -> str:

@@ -134,7 +134,7 @@ def test_what_cannot_be_asked_is_refused(subnet: str | None) -> None:
 
 
 def test_a_program_beside_us_is_read_and_ended() -> None:
-    with shell.running(["sh", "-c", "echo ready; exec cat"]) as program:
+    with shell.Running(["sh", "-c", "echo ready; exec cat"]) as program:
         assert program.read_until("ready", timeout_s=20) == "ready\n"
         assert program.is_alive
     seen: list[str] = []
