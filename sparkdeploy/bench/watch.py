@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sparkdeploy.bench.record import MachineWatch, Range, ServerDelta
 from sparkdeploy.errors import SparkdeployError
-from sparkdeploy.node.facts import output_or_none, parse_meminfo, read_or_none
-from sparkdeploy.node.gpu import LOAD_QUERY, GpuLoad, parse_gpu_load
+from sparkdeploy.node.facts import (
+    LOAD_QUERY,
+    GpuLoad,
+    output_or_none,
+    parse_gpu_load,
+    parse_meminfo,
+    read_or_none,
+)
 from sparkdeploy.server.metrics import Speculation, parse_samples, speculation, totals
 
 if TYPE_CHECKING:

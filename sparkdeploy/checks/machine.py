@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.checks.surroundings import Folder
-    from sparkdeploy.node.gpu import GpuFact, GpuProcess
+    from sparkdeploy.node.facts import GpuFact, GpuProcess
 
 SPARK_CAPABILITY = "12.1"
 OLDEST_CAPABILITY = (8, 0)

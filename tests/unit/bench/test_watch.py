@@ -18,7 +18,7 @@ from sparkdeploy.bench.watch import (
     together,
 )
 from sparkdeploy.errors import NodeError, UnhealthyError
-from sparkdeploy.node.gpu import LOAD_QUERY, GpuLoad, parse_gpu_load
+from sparkdeploy.node.facts import LOAD_QUERY, GpuLoad, parse_gpu_load
 from sparkdeploy.shell import Completed
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from sparkdeploy.checks.recipe import recipe_findings
 from sparkdeploy.checks.surroundings import READ_TIMEOUT_S, HurriedMachine, read_surroundings
 from sparkdeploy.commands import doctor as room
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.gpu import parse_gpu_processes, parse_gpus
+from sparkdeploy.node.facts import parse_gpu_processes, parse_gpus
 from sparkdeploy.node.lock import node_lock, watching
 from sparkdeploy.plan.observed import ObservedNode
 from sparkdeploy.recipe.load import Library, load_recipe

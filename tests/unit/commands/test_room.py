@@ -10,7 +10,7 @@ import pytest
 from sparkdeploy.deploy.memory import RETURN_TIMEOUT_S, Memory, PageCache, make_room
 from sparkdeploy.errors import NodeError
 from sparkdeploy.estimate.memory_claim import MemoryClaim, memory_claim
-from sparkdeploy.node.gpu import GpuFact
+from sparkdeploy.node.facts import GpuFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.plan.facts import GIB, SPARK
 

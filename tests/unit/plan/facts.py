@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import labels
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact
-from sparkdeploy.node.facts import NodeFact
-from sparkdeploy.node.gpu import GpuFact
+from sparkdeploy.node.facts import GpuFact, NodeFact
 from sparkdeploy.node.reports import EngineInfo
 from sparkdeploy.plan.container import Deployment, HostFolders
 from sparkdeploy.plan.make import make_plan

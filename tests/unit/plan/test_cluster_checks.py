@@ -24,7 +24,7 @@ from sparkdeploy.node.fabric import (
     read_fabric,
     twin_key,
 )
-from sparkdeploy.node.gpu import GpuFact
+from sparkdeploy.node.facts import GpuFact
 from sparkdeploy.node.probes import Connection, Packet
 from sparkdeploy.node.ssh import explain
 from sparkdeploy.plan.container import Deployment
