@@ -44,16 +44,12 @@ def format_seconds(duration_s: float) -> str:
 
 
 class StatusLine(Protocol):
-    """Where a running step shows its latest word, until it is closed."""
-
     def show(self, text: str) -> None: ...
     def close(self) -> None: ...
 
 
 @dataclass(slots=True)
 class TerminalStatus:
-    """One line that is overwritten in place."""
-
     stream: TextIO
 
     def show(self, text: str) -> None:
@@ -196,4 +192,3 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 console = Console()
-"""The console of this process."""

@@ -207,8 +207,7 @@ def _absolute(text: str, where: str) -> Path:
 def _default_hosts() -> Mapping[str, str]:
     """Return what registries.yaml says; it is a part of the program, like its code."""
     path = Path(__file__).parent / "registries.yaml"
-    hosts: dict[str, str] = yaml_text.load(yaml_text.read_text(path), str(path))
-    return hosts
+    return dict(yaml_text.load(yaml_text.read_text(path), str(path)))
 
 
 def _read_config(path: Path) -> dict[str, Any]:

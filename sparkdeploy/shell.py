@@ -26,8 +26,6 @@ END_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A program that has ended: what was run, how it ended and what it printed."""
-
     argv: tuple[str, ...]
     exit_code: int
     stdout: str
@@ -80,8 +78,7 @@ def follow(argv: Sequence[str], on_text: Callable[[str], None]) -> Completed:
         while text := program.read_some():
             said.append(text)
             on_text(text)
-        code = program.wait()
-        return Completed(tuple(argv), code, "".join(said), program.errors())
+        return Completed(tuple(argv), program.wait(), "".join(said), program.errors())
 
 
 def is_at_terminal() -> bool:
@@ -124,10 +121,7 @@ def list_file(lines: Sequence[str]) -> Iterator[Path]:
 
 
 class Running:
-    """A program that goes on beside us; its standard input stays open until we let it go.
-
-    A context manager: it has ended when the block has.
-    """
+    """A program that goes on beside us, in a block; its standard input stays open until its end."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         """Start it; raise NodeError when it is not installed."""
@@ -179,7 +173,6 @@ class Running:
         return said
 
     def errors(self) -> str:
-        """Return what it wrote to standard error so far."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")
 

@@ -22,15 +22,13 @@ MIN_NUMBER = 1e-60
 """So that what is divided by it is one."""
 MAX_DIGITS = 20
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
-_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON
-    """Return what a file holds; a pipe is not waited for and a device not read.
+    """Return what a file holds, as `read_bytes` reads it.
 
-    Raises OSError, whose `strerror` says what the file is, and ValueError for what is no JSON,
-    holds more than MAX_VALUES values, a number beyond MAX_NUMBER, or half a surrogate pair. Links
-    are followed: a person may name any file.
+    Raises OSError as that does, and ValueError for what is no JSON, holds more than MAX_VALUES
+    values, a number beyond MAX_NUMBER, or half a surrogate pair.
     """
     text = read_bytes(path, MAX_BYTES).decode("utf-8")
     if text.count(",") + text.count("[") + text.count("{") > MAX_VALUES:
@@ -61,11 +59,11 @@ def _finite(digits: str) -> float:
 def read_bytes(path: Path, limit_bytes: int) -> bytes:
     """Return what a regular file holds; a pipe is not waited for and a device not read.
 
-    Raises OSError, whose `strerror` says what it is, for anything else and for a longer file.
-    Links are followed.
+    Raises OSError, whose `strerror` says what it is, for the rest and for a longer file. Links are
+    followed: a person may name any file.
     """
     try:
-        descriptor = os.open(path, _FLAGS)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:  # a NUL in the name
         raise OSError(errno.EINVAL, str(error)) from error
     try:

@@ -8,7 +8,7 @@ memory, and only what stays within the limits is composed.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -61,18 +61,15 @@ for _kind in ("int", "float"):
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A mapping, the line of every value in it, and the keys that stand twice."""
-
     content: dict[str, Any]
     lines: dict[KeyPath, int]
-    duplicates: tuple[tuple[KeyPath, int], ...] = field(default=())
+    """The line of every value."""
+    duplicates: tuple[tuple[KeyPath, int], ...] = ()
+    """The keys that stand twice, with their second line."""
 
 
 def read_text(path: Path) -> str:
-    """Return a regular file's UTF-8 text; RecipeError for a pipe, a device or a large file.
-
-    It never waits: a pipe without a writer is refused like any other that is no file.
-    """
+    """Return a regular file's UTF-8 text; RecipeError for a pipe, a device or a large file."""
     try:
         return read_bytes(path, MAX_BYTES).decode()
     except OSError as error:
@@ -111,8 +108,7 @@ def load_mapping(text: str, where: str) -> Marked:
 def dump(content: Any) -> str:  # noqa: ANN401 - YAML content
     """Return content as YAML in ASCII, with its keys in their order."""
     # With its own unicode PyYAML writes U+0085 in a way that it reads back as a space.
-    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=100)
-    return text
+    return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=100))
 
 
 class _Dumper(yaml.SafeDumper):

@@ -179,32 +179,27 @@ def _open(path: Path) -> int:
     try:
         return open_lock(path)
     except RefusedError as error:
-        raise NodeError(error.cause, hint=error.fix or made_anew(path.parent)) from error
-    except PermissionError as error:
-        raise _closed(path, error) from error
+        cause, hint = f"{error.cause}{error.seen}", error.fix or made_anew(path.parent)
+        raise NodeError(cause, hint=hint) from error
     except OSError as error:
-        raise _unusable(path, error) from error
+        cause = f"the lock {path} cannot be opened: {error.strerror}"
+        hint = "set SPARKDEPLOY_LOCK_DIR to a folder that every user of sparkdeploy may write to"
+        if isinstance(error, PermissionError) and (status := _status(path)) is not None:
+            # One user keeps it from the others; a lock elsewhere would not exclude its users.
+            cause += (
+                f"; it belongs to {user_name(status.st_uid)} (mode "
+                f"{stat.S_IMODE(status.st_mode):04o}, wanted {SHARED_FILE_MODE:04o})"
+            )
+            hint = f"as root: rm {shlex.quote(str(path))}"
+        raise NodeError(cause, hint=hint) from error
 
 
-def _closed(path: Path, error: OSError) -> NodeError:
-    """A file that one user keeps from the others; a lock elsewhere would not exclude its users."""
+def _status(path: Path) -> os.stat_result | None:
+    """None where there is no file: it is the folder that may not be written to."""
     try:
-        status = path.lstat()
+        return path.lstat()
     except OSError:
-        return _unusable(path, error)  # it is the folder that may not be written to
-    return NodeError(
-        f"the lock {path} cannot be opened: {error.strerror}; it belongs to "
-        f"{user_name(status.st_uid)} (mode {stat.S_IMODE(status.st_mode):04o}, "
-        f"wanted {SHARED_FILE_MODE:04o})",
-        hint=f"as root: rm {shlex.quote(str(path))}",
-    )
-
-
-def _unusable(path: Path, error: OSError) -> NodeError:
-    return NodeError(
-        f"the lock {path} cannot be opened: {error.strerror}",
-        hint="set SPARKDEPLOY_LOCK_DIR to a folder that every user of sparkdeploy may write to",
-    )
+        return None
 
 
 def made_anew(folder: Path) -> str:

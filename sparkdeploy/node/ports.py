@@ -58,9 +58,7 @@ def port_owner(
         if fact.is_running and not fact.rank and fact.labels.get(labels.PORT) == str(port):
             return PortOwner(deployment=fact.deployment)
     inodes = set(_listening_inodes(port, proc))
-    for pid, process in _socket_holders(inodes, proc):
-        return PortOwner(process=process, pid=pid)
-    return PortOwner()
+    return next(_socket_holders(inodes, proc), PortOwner())
 
 
 def _listening_inodes(port: int, proc: Path) -> Iterator[str]:
@@ -73,11 +71,12 @@ def _listening_inodes(port: int, proc: Path) -> Iterator[str]:
                     yield columns[9]
 
 
-def _socket_holders(inodes: set[str], proc: Path) -> Iterator[tuple[int, str]]:
+def _socket_holders(inodes: set[str], proc: Path) -> Iterator[PortOwner]:
     targets = {f"socket:[{inode}]" for inode in inodes}
     if not targets:
         return
     for folder in sorted(proc.glob("[0-9]*")):
         with contextlib.suppress(OSError):
             if any(str(link.readlink()) in targets for link in (folder / "fd").iterdir()):
-                yield int(folder.name), (folder / "comm").read_text().strip()
+                process = (folder / "comm").read_text().strip()
+                yield PortOwner(process=process, pid=int(folder.name))

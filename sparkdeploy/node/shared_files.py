@@ -41,10 +41,9 @@ class NotPlainError(OSError):
 class RefusedError(Exception):
     """A lock that is not to be trusted: why, and the fix; None where the folder is the fault."""
 
-    def __init__(self, cause: str, fix: str | None = None) -> None:
+    def __init__(self, cause: str, fix: str | None = None, seen: str = "") -> None:
         super().__init__(cause)
-        self.cause = cause
-        self.fix = fix
+        self.cause, self.fix, self.seen = cause, fix, seen
 
 
 def user_name(uid: int) -> str:
@@ -186,7 +185,7 @@ def _require_trusted(folder: Path, status: os.stat_result) -> None:
         )
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise RefusedError(
-            f"in the lock folder {folder} every user may remove the files of others (mode "
-            f"{stat.S_IMODE(status.st_mode):04o}, wanted {SHARED_FOLDER_MODE:04o})",
+            f"in the lock folder {folder} every user may remove the files of others",
             f"chmod +t {shlex.quote(str(folder))}",
+            f" (mode {stat.S_IMODE(status.st_mode):04o}, wanted {SHARED_FOLDER_MODE:04o})",
         )

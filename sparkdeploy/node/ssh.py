@@ -72,15 +72,16 @@ class SshLink:
         """Connect; raise NodeError naming the node, the cause and the fix."""
         self._target = target
         self.name = target.name
+        self._login = ("-l", target.user) if target.user else ()
         # A socket's path may have 108 characters, so not below the user's own folders.
         self._folder = tempfile.TemporaryDirectory(prefix="sparkdeploy-ssh-")
         control, docker = (str(Path(self._folder.name) / name) for name in ("ctl", "docker"))
-        self._control = ("ssh", "-S", control, *OPTIONS, *self._login())
+        self._control = ("ssh", "-S", control, *OPTIONS, *self._login)
         forward = ("-L", f"{docker}:{target.docker_socket}", "-o", "ExitOnForwardFailure=yes")
         # The remote `cat` ends with our end of its input: no connection outlives us.
         wait = f"echo {READY}; exec cat"
         self._program = shell.Running(
-            ("ssh", "-M", "-S", control, *OPTIONS, *forward, *self._login(), target.address, wait)
+            ("ssh", "-M", "-S", control, *OPTIONS, *forward, *self._login, target.address, wait)
         )
         self.docker_address = f"unix://{docker}"
         if self._program.read_until(READY, timeout_s=OPEN_TIMEOUT_S) is None:
@@ -127,7 +128,7 @@ class SshLink:
         The login is the one of the user's own configuration (User, Port, IdentityFile), held to
         the same host key.
         """
-        direct = ("ssh", *OPTIONS, *self._straight_to(address), *self._login())
+        direct = ("ssh", *OPTIONS, *self._straight_to(address), *self._login)
         done = shell.run((*direct, self._target.address, "true"), timeout_s=OPEN_TIMEOUT_S)
         # Where it cannot be reached so, as behind a ProxyJump, the open connection has the files.
         return shlex.join(direct if done.exit_code == 0 else self._control)
@@ -138,15 +139,12 @@ class SshLink:
         return f"[{host}]:{path}" if ":" in host else f"{host}:{path}"
 
     def _straight_to(self, address: str) -> tuple[str, ...]:
-        said = shell.run(("ssh", "-G", *self._login(), self._target.address)).stdout
+        said = shell.run(("ssh", "-G", *self._login, self._target.address)).stdout
         known = dict(line.partition(" ")[::2] for line in said.splitlines())
         host, port = known.get("hostname", self._target.address), known.get("port", "22")
         # known_hosts names a host with another port than 22 so, and an alias as it stands.
         key = known.get("hostkeyalias") or (host if port == "22" else f"[{host}]:{port}")
         return ("-o", f"HostName={address}", "-o", f"HostKeyAlias={key}", "-o", "ProxyJump=none")
-
-    def _login(self) -> tuple[str, ...]:
-        return ("-l", self._target.user) if self._target.user else ()
 
     def _fault(self, said: str) -> NodeError:
         cause, fix = explain(said, self._target.address, self._target.user)
