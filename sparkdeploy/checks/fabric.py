@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
     from sparkdeploy.errors import NodeError
     from sparkdeploy.node.cluster import ClusterNode, FabricPort
-    from sparkdeploy.node.fabric import FabricFact
+    from sparkdeploy.node.fabric import Connection, FabricFact, Packet
     from sparkdeploy.node.facts import NodeFact
-    from sparkdeploy.node.probes import Connection, Packet
 
 Verdict = Literal["ok", "warning", "failed"]
 CLOCK_TOLERANCE_S = 5.0

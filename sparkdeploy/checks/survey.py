@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checks import fabric
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node import probes
+from sparkdeploy.node import fabric as node_fabric
 from sparkdeploy.node.fabric import FALLBACK_GID_INDEX, look_at_fabric
 from sparkdeploy.node.facts import NodeFact, look_at
 from sparkdeploy.node.node import at_once, named
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checks.fabric import Check
     from sparkdeploy.node.cluster import ClusterNode
+    from sparkdeploy.node.fabric import Connection
     from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.node import Node, Nodes
-    from sparkdeploy.node.probes import Connection
     from sparkdeploy.node.reports import EngineInfo
 
 TALKS_TO_ALL = 0
@@ -104,7 +104,7 @@ def probe(nodes: Nodes, found: Survey) -> tuple[Check, ...]:
     ready = [node for node in nodes if node.name in found.seen]
     if nodes.config is None or len(ready) < 2:
         return ()
-    packets = at_once(lambda way: probes.send_full_size(*way), list(_ways(ready, found)))
+    packets = at_once(lambda way: node_fabric.send_full_size(*way), list(_ways(ready, found)))
     opened = connections(nodes, [node for node in ready if not node.is_here])
     return (*fabric.packet_checks(packets), *fabric.connection_checks(opened))
 
@@ -114,11 +114,11 @@ def connections(nodes: Nodes, workers: Sequence[Node]) -> list[Connection]:
     if nodes.config is None:
         return []
     ways: list[Callable[[], list[Connection]]] = [
-        lambda port=port: probes.connect_to_here(nodes.here, workers, port)  # type: ignore[misc]
+        lambda port=port: node_fabric.connect_to_here(nodes.here, workers, port)  # type: ignore[misc]
         for port in (nodes.config.master_port, nodes.config.ray_port, TALKS_TO_ALL)
     ]
     ways += [
-        lambda worker=worker: [probes.connect_to_worker(nodes.here, worker)]  # type: ignore[misc]
+        lambda worker=worker: [node_fabric.connect_to_worker(nodes.here, worker)]  # type: ignore[misc]
         for worker in workers
     ]
     return [item for found in at_once(lambda way: way(), ways) for item in found]

@@ -166,11 +166,9 @@ class ImageFact:
 
 
 def is_ours(name: str, marks: Mapping[str, str]) -> bool:
-    """Say whether a container of that name and with those labels is a deployment's.
-
-    Everybody who may use a Docker Engine can write any label on anything. A label alone, or a name
-    alone, is therefore no reason to stop, rename or remove a container.
-    """
+    """Say whether a container of that name and with those labels is a deployment's."""
+    # Everybody who may use a Docker Engine can write any label on anything. A label alone, or a
+    # name alone, is therefore no reason to stop, rename or remove a container.
     deployment = marks.get(labels.DEPLOYMENT, "")
     if marks.get(labels.KIND) != "container" or not is_name(deployment):
         return False

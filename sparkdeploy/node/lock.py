@@ -1,7 +1,4 @@
-"""One change at a time: locks that the kernel frees when their holder dies.
-
-Who holds one the kernel says, too; the note in the file says only what that process does.
-"""
+"""One change at a time: locks that the kernel frees when their holder dies, and who that is."""
 
 from __future__ import annotations
 
@@ -95,13 +92,12 @@ def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
-    """Hold the node's lock inside the block.
+    """Hold the node's lock inside the block; `on_wait` is told once who holds it.
 
     Every user of a machine shares its Docker Engine, so `folder` is one that they share too. What
     they may have put there is not believed: a link, a FIFO, another name of somebody's file or a
-    folder that one of them owns raise NodeError, and nothing behind them is touched.
-
-    Waits up to `wait_s`, telling `on_wait` once who holds it; then NodeError naming the holder.
+    folder that one of them owns raise NodeError, and nothing behind them is touched. NodeError
+    names the holder, too, who keeps the lock for all of `wait_s`.
     """
     path = lock_path(folder, node_name)
     descriptor = _open(path)
@@ -128,11 +124,9 @@ def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
 
 @contextlib.contextmanager
 def watching(folder: Path, node_name: str, deployment: str, *, command: str) -> Iterator[None]:
-    """Let `lock_holder` of `watch_name` tell who waits for a deployment's start.
-
-    It keeps nobody out: a second one that waits for the same start is only not named, and neither
-    is one whose file another user has spoilt.
-    """
+    """Let `lock_holder` of `watch_name` tell who waits for a deployment's start."""
+    # It keeps nobody out: a second one that waits for the same start is only not named, and neither
+    # is one whose file another user has spoilt.
     with contextlib.ExitStack() as held:
         with contextlib.suppress(NodeError):
             held.enter_context(
@@ -203,12 +197,9 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def made_anew(folder: Path) -> str:
-    """Return what mends a lock folder; mkdir fails where somebody was faster.
-
-    Only sparkdeploy's own folder is removed: any other path is what a user has typed, and may hold
-    or be something else altogether.
-    """
+    """Return what mends a lock folder; mkdir fails where somebody was faster."""
     if str(folder) != SHARED_LOCK_DIR:
+        # It is what a user has typed, and may hold or be something else altogether.
         return "set SPARKDEPLOY_LOCK_DIR to another folder: root's or your own"
     path = shlex.quote(str(folder))
     return f"as root: rm -rf {path} && mkdir -m {SHARED_FOLDER_MODE:04o} {path}"

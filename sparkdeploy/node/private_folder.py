@@ -23,12 +23,10 @@ def make_private(folder: Path) -> None:
 
 
 def keep_private(folder: Path) -> None:
-    """Make a folder of this program for this user alone, and take others' rights from an old one.
-
-    Left as they are: a folder of another user, one that is set up for several, a mounted disk and
-    the home folder, which are more than a folder of ours whatever a variable says.
-    """
+    """Make a folder of ours for this user alone, and take others' rights from an old one."""
     make_private(folder)
+    # Left as they are: a folder of another user, one that is set up for several, a mounted disk and
+    # the home folder, which are more than a folder of ours whatever a variable says.
     status = folder.stat()
     is_own = status.st_uid == os.geteuid() and not status.st_mode & _ARRANGED
     if not is_own or not status.st_mode & _OTHERS or _is_more(folder):

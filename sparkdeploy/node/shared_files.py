@@ -55,10 +55,7 @@ def user_name(uid: int) -> str:
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock for every user; folder and file are made on the first use of a machine.
-
-    RefusedError for a folder or a file that another user may have spoilt, OSError for the rest.
-    """
+    """Open a lock, made at first use; RefusedError where others may have spoilt it, or OSError."""
     refusal = PermissionError()
     for pause_s in SETTLE_S:
         try:
@@ -112,11 +109,9 @@ def open_existing(name: str | Path, *, folder: int | None = None) -> int:
 
 
 def freeing_command(path: Path, error: NotPlainError) -> str:
-    """Return the command that frees the name; it loses nothing but what has that one name.
-
-    The name may be another thing's by the time it runs: `rm` without options removes no folder,
-    and `mv -T` puts a folder in no other one and over nothing but an empty one.
-    """
+    """Return the command that frees the name; it loses nothing but what has that one name."""
+    # The name may be another thing's by the time it runs: `rm` without options removes no folder,
+    # and `mv -T` puts a folder in no other one and over nothing but an empty one.
     name = shlex.quote(str(path))
     if error.errno == errno.EISDIR:
         return f"mv -T {name} {shlex.quote(f'{path}.aside')}"

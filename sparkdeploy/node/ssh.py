@@ -123,11 +123,8 @@ class SshLink:
         return (*self._control, *options, self._target.address, remote)
 
     def rsync_shell(self, address: str) -> str:
-        """Return rsync's `--rsh`: straight to `address` on the fabric where that logs in.
-
-        The login is the one of the user's own configuration (User, Port, IdentityFile), held to
-        the same host key.
-        """
+        """Return rsync's `--rsh`: straight to `address` on the fabric where that logs in."""
+        # As the user's own configuration logs in (User, Port, IdentityFile), held to the same key.
         direct = ("ssh", *OPTIONS, *self._straight_to(address), *self._login)
         done = shell.run((*direct, self._target.address, "true"), timeout_s=OPEN_TIMEOUT_S)
         # Where it cannot be reached so, as behind a ProxyJump, the open connection has the files.

@@ -19,11 +19,10 @@ from sparkdeploy.commands.cluster import Host, addresses_of, fabric_of, section
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.weights import compare
 from sparkdeploy.errors import NodeError, UsageError
-from sparkdeploy.node import probes
+from sparkdeploy.node import fabric as node_fabric
 from sparkdeploy.node.cluster import FabricPort, read_cluster
-from sparkdeploy.node.fabric import FabricFact, Interface
+from sparkdeploy.node.fabric import Connection, FabricFact, Interface
 from sparkdeploy.node.node import Node, Nodes
-from sparkdeploy.node.probes import Connection
 from sparkdeploy.node.tree import Ledger, hashes, list_tree, read_listing
 from sparkdeploy.plan.place import Move
 from sparkdeploy.plan.trees import Tree
@@ -156,8 +155,8 @@ def test_every_port_is_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         together.wait(60)
         return Connection(here.name, worker.name, "", 0)
 
-    monkeypatch.setattr(probes, "connect_to_here", to_here)
-    monkeypatch.setattr(probes, "connect_to_worker", to_worker)
+    monkeypatch.setattr(node_fabric, "connect_to_here", to_here)
+    monkeypatch.setattr(node_fabric, "connect_to_worker", to_worker)
     there = Node("spark-2", spark(2), cast("SshLink", object()))
     found = survey.connections(Nodes(HERE, (there,), config=sparks(2)), [there])
     assert [item.port for item in found] == [29501, 6379, 0, 0]
@@ -172,8 +171,8 @@ def test_two_workers_share_one_listener(monkeypatch: pytest.MonkeyPatch) -> None
         socket.create_connection((address, port), 5).close()
         return ""
 
-    monkeypatch.setattr(probes, "_connect_from", connect_from)
+    monkeypatch.setattr(node_fabric, "_connect_from", connect_from)
     monkeypatch.setattr(FabricPort, "ip", "127.0.0.1")
     workers = [Node(f"spark-{number}", spark(number)) for number in (2, 3)]
-    found = probes.connect_to_here(HERE, workers, 0)
+    found = node_fabric.connect_to_here(HERE, workers, 0)
     assert [(item.source, item.error) for item in found] == [("spark-2", ""), ("spark-3", "")]

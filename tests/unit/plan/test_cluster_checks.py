@@ -17,15 +17,16 @@ from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.fabric import (
     SCRIPT,
+    Connection,
     FabricFact,
     Interface,
+    Packet,
     RdmaDevice,
     fabric_told,
     read_fabric,
     twin_key,
 )
 from sparkdeploy.node.facts import GpuFact
-from sparkdeploy.node.probes import Connection, Packet
 from sparkdeploy.node.ssh import explain
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.formation import form_up
