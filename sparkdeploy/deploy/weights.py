@@ -12,15 +12,14 @@ from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.node.node import at_once
 from sparkdeploy.node.tree import Entry, Ledger, hashes, list_tree
-from sparkdeploy.plan.place import move_to
-from sparkdeploy.plan.trees import trees_of
+from sparkdeploy.plan.place import move_to, trees_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.plan.place import Tree
     from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.plan.trees import Tree
     from sparkdeploy.settings import Settings
 
 SHOWN_FILES = 3

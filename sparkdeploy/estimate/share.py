@@ -34,25 +34,15 @@ EMBEDDING_BYTES = 2
 
 
 def share_of_weights(
-    total_bytes: int,
-    facts: ModelFacts | None,
-    *,
-    tensor_parallel: int,
-    pipeline_parallel: int,
-    undivided_bytes: int = 0,
+    total_bytes: int, *, tensor_parallel: int, pipeline_parallel: int, undivided_bytes: int = 0
 ) -> int:
-    """Return the most bytes that one rank holds of weights of `total_bytes`.
+    """Return the most bytes that one rank holds of weights of which only the size is known.
 
-    Without facts, all but `undivided_bytes` (see `embedding_bytes`) is divided by all ranks of
-    a copy. Data parallel divides nothing: every copy is whole.
+    All but `undivided_bytes` (see `embedding_bytes`) is divided by all ranks of a copy. Data
+    parallel divides nothing: every copy is whole.
     """
-    if facts is None or not facts.total_bytes:
-        kept = min(undivided_bytes, total_bytes)
-        return kept - (kept - total_bytes) // (tensor_parallel * pipeline_parallel)
-    held = facts_of_rank(
-        facts, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel
-    ).total_bytes
-    return -(-total_bytes * held // facts.total_bytes)
+    kept = min(undivided_bytes, total_bytes)
+    return kept - (kept - total_bytes) // (tensor_parallel * pipeline_parallel)
 
 
 def facts_of_rank(facts: ModelFacts, *, tensor_parallel: int, pipeline_parallel: int) -> ModelFacts:

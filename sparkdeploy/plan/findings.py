@@ -18,7 +18,7 @@ from sparkdeploy.checks.machine import (
 )
 from sparkdeploy.checks.recipe import trust_findings
 from sparkdeploy.console import format_bytes, format_gib
-from sparkdeploy.plan.observed import MissingModel, ModelFact
+from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
 
 if TYPE_CHECKING:
@@ -29,17 +29,20 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Resolved
 
 
-def machine_findings(
-    resolved: Resolved, seen: ObservedNode, part: Part, *, among: int = 1
-) -> Iterator[Finding]:
-    """Yield what every check says that matters for one node's part, good and bad.
+def machine_findings(plan: Plan) -> Iterator[Finding]:
+    """Yield what every check says that matters for the nodes' parts, good and bad.
 
-    Among several nodes (`among`) each finding says which one it is about.
+    Among several nodes each finding says which one it is about.
     """
-    for finding in _findings_of_node(resolved, seen, part):
-        yield finding if among == 1 else replace(finding, seen=f"{part.node}: {finding.seen}")
-    if part.seat.is_head:
-        yield from trust_findings(resolved.recipe)
+    for part in plan.parts:
+        seen = plan.observed.node(part.node)
+        if seen is None:
+            continue
+        prefix = "" if plan.formation.is_alone else f"{part.node}: "
+        for finding in _findings_of_node(plan.resolved, seen, part):
+            yield replace(finding, seen=prefix + finding.seen)
+        if part.seat.is_head:
+            yield from trust_findings(plan.resolved.recipe)
 
 
 def _findings_of_node(resolved: Resolved, seen: ObservedNode, part: Part) -> Iterator[Finding]:
@@ -113,16 +116,16 @@ def _memory(plan: Plan) -> Finding:
 
 def _model(plan: Plan) -> Finding:
     check = "folders.model"
-    for model in (plan.observed.model, plan.observed.drafter):
-        if isinstance(model, MissingModel):
-            return warn(check, model.describe(), model.fetch_command)
+    if plan.observed.missing:
+        missing = plan.observed.missing[0]
+        return warn(check, missing.describe(), missing.fetch_command)
     if not isinstance(plan.observed.model, ModelFact):
         return not_seen(check, "the model was not looked for")
     return ok(check, f"{plan.observed.model.root}, {format_bytes(plan.observed.model.size_bytes)}")
 
 
 def _image(plan: Plan) -> Finding:
-    """Say whether the image that would serve was looked into when it was built."""
+    """Whether the image that would serve was looked into when it was built."""
     check = "docker.image"
     step = plan.images[-1]
     image = plan.observed.head.images.get(step.stage.tag)

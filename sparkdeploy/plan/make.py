@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy import labels
@@ -12,37 +12,25 @@ from sparkdeploy.estimate.share import share_of_weights
 from sparkdeploy.plan.container import part_spec
 from sparkdeploy.plan.findings import machine_findings
 from sparkdeploy.plan.formation import alone
-from sparkdeploy.plan.image_steps import image_steps
-from sparkdeploy.plan.observed import MissingModel, ModelFact
+from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.place import place_of
 from sparkdeploy.plan.problems import existing_container, find_problems
 from sparkdeploy.plan.steps import Action, CheckpointStep, ImageStep, Needs, Part, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec
-    from sparkdeploy.plan.container import Deployment, HostFolders
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact
+    from sparkdeploy.plan.container import Deployment, HostFolders, Place
     from sparkdeploy.plan.formation import Formation, Seat
     from sparkdeploy.plan.observed import Observed, ObservedNode
     from sparkdeploy.recipe.load import Resolved
 
 OVERLAY_WRITE_BYTES = 16 * 10**6
 """An overlay is links, one config and one index; the 122B's index is the largest of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class WantedDeployment:
-    """What a plan is made for: a recipe, under a name, by the nodes of a formation."""
-
-    resolved: Resolved
-    deployment: Deployment
-    formation: Formation
-    stages: tuple[Stage, ...]
-    folders: HostFolders
-    """The head's."""
+NOT_NEEDED = "not needed: a later stage is here"
 
 
 def make_plan(
@@ -58,41 +46,61 @@ def make_plan(
 
     Without a formation the one node that was seen serves alone.
     """
-    formation = formation or alone(observed.head.facts.name)
-    wanted = WantedDeployment(resolved, deployment, formation, tuple(stages), folders)
-    images = image_steps(wanted.stages, observed.head.images)
-    checkpoint = _checkpoint_step(observed)
-    parts = tuple(
-        _part(wanted, observed, seat, images=images, checkpoint=checkpoint)
-        for seat in formation.seats
-    )
-    parts = _together(parts)
-    findings = tuple(
-        finding
-        for part in parts
-        if (seen := observed.node(part.node)) is not None
-        for finding in machine_findings(resolved, seen, part, among=len(formation.seats))
-    )
     plan = Plan(
         resolved=resolved,
         deployment=deployment,
-        formation=formation,
+        formation=formation or alone(observed.head.facts.name),
         folders=folders,
         observed=observed,
-        images=images,
-        checkpoint=checkpoint,
-        parts=parts,
-        problems=(),
-        findings=findings,
+        images=image_steps(stages, observed.head.images),
+        checkpoint=_checkpoint_step(observed),
     )
+    plan = replace(plan, parts=_together([_part(plan, seat) for seat in plan.formation.seats]))
+    plan = replace(plan, findings=tuple(machine_findings(plan)))
     return replace(plan, problems=tuple(find_problems(plan)))
 
 
+def image_steps(stages: Sequence[Stage], images: Mapping[str, ImageFact]) -> tuple[ImageStep, ...]:
+    """Return a step for each stage, lowest first; `images` are ours on the node, by tag.
+
+    Nothing below a stage that is here is built: a worker that was sent the engine has no base.
+    """
+    here = [_is_here(stage, images) for stage in stages]
+    return tuple(
+        ImageStep(stage, Action.REUSE, "inputs unchanged" if is_here else NOT_NEEDED)
+        if any(here[index:])
+        else ImageStep(stage, Action.BUILD, _why_built(stage, images))
+        for index, (stage, is_here) in enumerate(zip(stages, here, strict=True))
+    )
+
+
+def _is_here(stage: Stage, images: Mapping[str, ImageFact]) -> bool:
+    image = images.get(stage.tag)
+    return image is not None and image.labels.get(labels.FINGERPRINT) == stage.fingerprint
+
+
+def _why_built(stage: Stage, images: Mapping[str, ImageFact]) -> str:
+    older = [
+        image
+        for image in images.values()
+        if image.labels.get(labels.STAGE) == stage.name
+        and image.labels.get(labels.ENGINE) == stage.engine
+    ]
+    if not older:
+        return "image is missing"
+    changed = [
+        name
+        for name, digest in sorted(stage.inputs.items())
+        if older[0].labels.get(f"{labels.PREFIX}input.{name}", digest) != digest
+    ]
+    return f"inputs changed: {', '.join(changed) or 'the stage below'}"
+
+
 def _checkpoint_step(observed: Observed) -> CheckpointStep:
-    for model in (observed.model, observed.drafter):
-        if isinstance(model, MissingModel):
-            reason = f"{model.describe()}; `up` asks, then downloads it"
-            return CheckpointStep(Action.FETCH, reason, model)
+    if observed.missing:
+        missing = observed.missing[0]
+        reason = f"{missing.describe()}; `up` asks, then downloads it"
+        return CheckpointStep(Action.FETCH, reason, missing)
     model = observed.model
     if not isinstance(model, ModelFact):
         return CheckpointStep(Action.FETCH, "the model was not looked for", None)
@@ -106,52 +114,42 @@ def _checkpoint_step(observed: Observed) -> CheckpointStep:
     return CheckpointStep(Action.PREPARE, reason, model, OVERLAY_WRITE_BYTES + model.fp8_bytes)
 
 
-def _part(
-    wanted: WantedDeployment,
-    observed: Observed,
-    seat: Seat,
-    *,
-    images: Sequence[ImageStep],
-    checkpoint: CheckpointStep,
-) -> Part:
-    seen = observed.node(seat.node)
+def _part(plan: Plan, seat: Seat) -> Part:
+    seen = plan.observed.node(seat.node)
     if seen is None:
-        unknown = Needs(None, None, None, None, None)
+        unknown = Needs(None, None, None, sent_bytes=None)
         return Part(seat, Action.START, "the node does not answer", None, None, None, unknown)
-    resolved = wanted.resolved
-    claim = memory_claim(resolved.recipe, resolved.engine, seen.facts)
-    place = place_of(observed, wanted.folders, seat.node)
-    spec = None
-    if place is not None:
-        spec = part_spec(
-            resolved,
-            wanted.formation,
-            seat,
-            image=wanted.stages[-1].tag,
-            deployment=wanted.deployment,
-            place=place,
-        )
-        if claim is not None:
-            memory = {labels.MEMORY: str(claim.needed_bytes)}
-            spec = replace(spec, labels={**spec.labels, **memory})
-    action, reason = _done_about(spec, existing_container(seen, wanted.deployment))
-    return Part(
-        seat,
-        action,
-        reason,
-        spec,
-        place.folders if place is not None else None,
-        claim,
-        _head_needs(wanted, observed, images, checkpoint, claim)
-        if seat.is_head
-        else _worker_needs(wanted, observed, seen, claim),
+    claim = memory_claim(plan.resolved.recipe, plan.resolved.engine, seen.facts)
+    place = place_of(plan.observed, plan.folders, seat.node)
+    spec = _spec(plan, seat, place, claim) if place is not None else None
+    action, reason = _done_about(spec, existing_container(seen, plan.deployment))
+    needs = _head_needs(plan) if seat.is_head else _worker_needs(plan, seen)
+    needs = replace(
+        needs,
+        memory_bytes=claim.needed_bytes if claim is not None else None,
+        weights_bytes=_weights_bytes(plan),
     )
+    return Part(seat, action, reason, spec, place.folders if place else None, claim, needs)
 
 
-def _together(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+def _spec(plan: Plan, seat: Seat, place: Place, claim: MemoryClaim | None) -> ContainerSpec:
+    spec = part_spec(
+        plan.resolved,
+        plan.formation,
+        seat,
+        image=plan.images[-1].stage.tag,
+        deployment=plan.deployment,
+        place=place,
+    )
+    if claim is None:
+        return spec
+    return replace(spec, labels={**spec.labels, labels.MEMORY: str(claim.needed_bytes)})
+
+
+def _together(parts: Sequence[Part]) -> tuple[Part, ...]:
     """A rank that still runs cannot join those that start anew: all start, or none."""
     if not any(part.action.is_work for part in parts):
-        return parts
+        return tuple(parts)
     return tuple(
         part
         if part.action.is_work
@@ -172,70 +170,46 @@ def _done_about(
     return Action.REUSE, "running as the recipe says"
 
 
-def _head_needs(
-    wanted: WantedDeployment,
-    observed: Observed,
-    images: Sequence[ImageStep],
-    checkpoint: CheckpointStep,
-    claim: MemoryClaim | None,
-) -> Needs:
-    missing = [
-        item for item in (observed.model, observed.drafter) if isinstance(item, MissingModel)
-    ]
-    sizes = [item.missing_bytes for item in missing]
-    download = None if None in sizes else sum(size for size in sizes if size is not None)
-    fp8_bytes = observed.model.fp8_bytes if isinstance(observed.model, ModelFact) else 0
-    heavy = [step for step in images if step.action.is_work and step.stage.name != "plugin"]
-    return Needs(
-        image_bytes=wanted.resolved.engine.build_bytes if heavy else 0,
-        download_bytes=None if download is None else download + fp8_bytes,
-        write_bytes=None if download is None else download + checkpoint.write_bytes,
-        memory_bytes=claim.needed_bytes if claim is not None else None,
-        weights_bytes=_weights_bytes(wanted, observed),
-    )
+def _head_needs(plan: Plan) -> Needs:
+    heavy = any(step.action.is_work and step.stage.name != "plugin" for step in plan.images)
+    image_bytes = plan.resolved.engine.build_bytes if heavy else 0
+    sizes = [item.missing_bytes for item in plan.observed.missing]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return Needs(image_bytes, None, None)
+    model = plan.observed.model
+    fp8_bytes = model.fp8_bytes if isinstance(model, ModelFact) else 0
+    return Needs(image_bytes, sum(known) + fp8_bytes, sum(known) + plan.checkpoint.write_bytes)
 
 
-def _worker_needs(
-    wanted: WantedDeployment, observed: Observed, seen: ObservedNode, claim: MemoryClaim | None
-) -> Needs:
-    image_bytes = _engine_bytes(wanted, observed, seen)
-    missing_bytes = seen.missing_bytes
-    return Needs(
-        image_bytes=image_bytes,
-        download_bytes=0,
-        write_bytes=missing_bytes,
-        memory_bytes=claim.needed_bytes if claim is not None else None,
-        sent_bytes=None
-        if missing_bytes is None or image_bytes is None
-        else missing_bytes + image_bytes,
-        weights_bytes=_weights_bytes(wanted, observed),
-    )
+def _worker_needs(plan: Plan, seen: ObservedNode) -> Needs:
+    image_bytes, missing_bytes = _engine_bytes(plan, seen), seen.missing_bytes
+    if image_bytes is None or missing_bytes is None:
+        return Needs(image_bytes, 0, missing_bytes, sent_bytes=None)
+    return Needs(image_bytes, 0, missing_bytes, sent_bytes=missing_bytes + image_bytes)
 
 
-def _engine_bytes(wanted: WantedDeployment, observed: Observed, seen: ObservedNode) -> int | None:
+def _engine_bytes(plan: Plan, seen: ObservedNode) -> int | None:
     """Return the size of the engine image that a worker lacks; None before the head has built it.
 
     The plugin's context, some 200 kB, is not counted.
     """
-    *_, engine, plugin = wanted.stages
-    steps = image_steps((engine, plugin), seen.images)
-    if any(step.action is Action.REUSE for step in steps):
+    *_, engine, plugin = (step.stage for step in plan.images)
+    if _is_here(engine, seen.images) or _is_here(plugin, seen.images):
         return 0
-    built = observed.head.images.get(engine.tag)
-    return built.size_bytes if built is not None else wanted.resolved.engine.build_bytes
+    built = plan.observed.head.images.get(engine.tag)
+    return built.size_bytes if built is not None else plan.resolved.engine.build_bytes
 
 
-def _weights_bytes(wanted: WantedDeployment, observed: Observed) -> int | None:
+def _weights_bytes(plan: Plan) -> int | None:
     """Return one node's share of the weights: its ranks hold a part of each layer."""
-    if observed.model is None or observed.model.size_bytes is None:
+    model, formation = plan.observed.model, plan.formation
+    if model is None or model.size_bytes is None:
         return None
-    formation = wanted.formation
     copies = formation.tensor_parallel * formation.pipeline_parallel
     ranks = copies * formation.data_parallel // len(formation.seats)
-    model = observed.model
     return ranks * share_of_weights(
-        model.size_bytes or 0,
-        None,
+        model.size_bytes,
         tensor_parallel=formation.tensor_parallel,
         pipeline_parallel=formation.pipeline_parallel,
         undivided_bytes=model.embedding_bytes if isinstance(model, ModelFact) else 0,

@@ -22,32 +22,32 @@ from sparkdeploy.checks.survey import compare, survey
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.estimate.share import embedding_bytes
 from sparkdeploy.image.network import registry_reference
+from sparkdeploy.image.stages import UPPERMOST_FIRST, stages_of
 from sparkdeploy.node import facts, ports
 from sparkdeploy.node.container import is_ours
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.plan.container import container_name, container_user
-from sparkdeploy.plan.image_steps import source_already_here
 from sparkdeploy.plan.observed import (
-    BaseSource,
     MissingModel,
     ModelFact,
     Observed,
     ObservedNode,
     OverlayFact,
-    PortFact,
 )
-from sparkdeploy.plan.place import Move
-from sparkdeploy.plan.trees import missing_bytes, trees_of
+from sparkdeploy.plan.place import Move, missing_bytes, trees_of
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from sparkdeploy.checkpoint.source import CheckpointSource
     from sparkdeploy.checks.survey import Survey
+    from sparkdeploy.image.lock import Architecture
+    from sparkdeploy.image.stages import BaseSource
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.node.ports import PortOwner
     from sparkdeploy.plan.container import Deployment
     from sparkdeploy.plan.launch import Exposure
     from sparkdeploy.recipe.load import Resolved
@@ -97,7 +97,7 @@ def observe(
         base_source=_base_source(resolved.engine, settings, head, nodes.here, registry),
         model=model,
         drafter=drafter,
-        port=_port_fact(recipe.serve.port, deployment.exposure, head.containers),
+        port=_port_owner(recipe.serve.port, deployment.exposure, head.containers),
         checks=compare(nodes, found),
         gid_indexes=found.gid_indexes(nodes),
         caller_uid=facts.current_uid(),
@@ -262,7 +262,7 @@ def _overlay_fact(
     path = settings.data_dir / "m" / "ck" / f"{short_name}-{fingerprint[:12]}"
     manifest = read_manifest(path)
     is_complete = manifest is not None and manifest.fingerprint == fingerprint
-    return OverlayFact(path, fingerprint, is_complete)
+    return OverlayFact(path, is_complete)
 
 
 def _base_source(
@@ -278,11 +278,34 @@ def _base_source(
     return "registry" if node.docker.registry_digest(reference) else "debian"
 
 
-def _port_fact(
+def source_already_here(
+    engine: Engine, architecture: Architecture, resources: Path, tags: Container[str]
+) -> BaseSource | None:
+    """Return the base source that the images with these tags were made with; None without any.
+
+    The plugin's image decides before the engine's, and that before the base's. An engine without
+    a base, or whose base has no Debian counterpart, knows the registry alone. Raises BuildError
+    like `stages_of`.
+    """
+    if engine.base is None or engine.base.debian is None:
+        return "registry"
+    made = [
+        stage
+        for source in ("registry", "debian")
+        for stage in stages_of(
+            engine, base_source=source, architecture=architecture, resources=resources
+        )
+        if stage.tag in tags
+    ]
+    uppermost = min(made, key=lambda stage: UPPERMOST_FIRST[stage.name], default=None)
+    return uppermost.base_source if uppermost is not None else None
+
+
+def _port_owner(
     port: int, exposure: Exposure, containers: tuple[ContainerFact, ...]
-) -> PortFact | None:
+) -> PortOwner | None:
     """A deployment of ours owns its port from its start, long before it listens."""
     owner = ports.port_owner(port, containers)
     if owner.deployment is None and ports.is_port_free(port, exposure.host):
         return None
-    return PortFact(owner.describe(), owner.deployment)
+    return owner

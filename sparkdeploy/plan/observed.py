@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from sparkdeploy.console import format_bytes
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.checks.fabric import Check
+    from sparkdeploy.image.stages import BaseSource
     from sparkdeploy.node.container import ContainerFact, ImageFact
     from sparkdeploy.node.facts import NodeFact
-
-BaseSource = Literal["registry", "debian"]
+    from sparkdeploy.node.ports import PortOwner
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,6 @@ class OverlayFact:
     """The overlay a recipe needs: where it belongs, and whether it is complete there."""
 
     path: Path
-    fingerprint: str
     is_complete: bool
 
 
@@ -67,26 +66,16 @@ class MissingModel:
 
     @property
     def missing_bytes(self) -> int | None:
-        """What is still to come; None when its size is not known."""
+        """None when its size is not known."""
         return None if self.size_bytes is None else self.size_bytes - self.here_bytes
 
     def describe(self) -> str:
-        """Say that it is not here, or incomplete, and what is still to be downloaded."""
         if self.size_bytes is None or self.missing_bytes is None:
             return f"{self.repo} is not here"
         if not self.here_bytes:
             return f"{self.repo} is not here, {format_bytes(self.size_bytes)}"
         to_come = f"{format_bytes(self.missing_bytes)} of {format_bytes(self.size_bytes)}"
         return f"{self.repo} is incomplete: {to_come} to download"
-
-
-@dataclass(frozen=True, slots=True)
-class PortFact:
-    """Who listens on the recipe's port; None when it is free."""
-
-    owner: str
-    deployment: str | None = None
-    """The owner's deployment when it is one of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +103,8 @@ class Observed:
     model: ModelFact | MissingModel | None = None
     """At the head, where it is prepared; the other nodes get their files from there."""
     drafter: ModelFact | MissingModel | None = None
-    port: PortFact | None = None
+    port: PortOwner | None = None
+    """Who listens on the recipe's port; None when it is free."""
     checks: tuple[Check, ...] = ()
     """What the nodes and the fabric between them answered; empty for one machine."""
     gid_indexes: Mapping[str, int] = field(default_factory=dict)
@@ -127,6 +117,17 @@ class Observed:
     @property
     def head(self) -> ObservedNode:
         return self.nodes[0]
+
+    @property
+    def present(self) -> tuple[ModelFact, ...]:
+        """The model and its drafter, as far as they are here."""
+        models = (self.model, self.drafter)
+        return tuple(model for model in models if isinstance(model, ModelFact))
+
+    @property
+    def missing(self) -> tuple[MissingModel, ...]:
+        models = (self.model, self.drafter)
+        return tuple(model for model in models if isinstance(model, MissingModel))
 
     def node(self, name: str) -> ObservedNode | None:
         """Return what was seen of a node; None when it did not answer."""

@@ -1,4 +1,4 @@
-"""Where each node keeps what a deployment mounts. Pure.
+"""Where each node keeps what a deployment mounts, and which files of it count.
 
 What is below the head's home is below the other node's user's home there; all else has the same
 path everywhere.
@@ -6,17 +6,22 @@ path everywhere.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.node.tree import list_tree
 from sparkdeploy.plan.container import Place, Weights, container_user
 from sparkdeploy.plan.observed import ModelFact
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sparkdeploy.node.fabric import FabricFact
+    from sparkdeploy.node.node import Node
     from sparkdeploy.plan.container import HostFolders
-    from sparkdeploy.plan.observed import Observed
+    from sparkdeploy.plan.observed import MissingModel, Observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,6 @@ class Move:
     there: FabricFact
 
     def path(self, path: Path) -> Path:
-        """Return a path's place on the other node."""
         try:
             return Path(self.there.home) / path.relative_to(self.here.home)
         except ValueError:
@@ -61,18 +65,15 @@ def place_of(observed: Observed, folders: HostFolders, node: str) -> Place | Non
 
     `folders` are the head's.
     """
-    model, drafter = observed.model, observed.drafter
-    if not isinstance(model, ModelFact) or (drafter and not isinstance(drafter, ModelFact)):
+    if observed.missing or not isinstance(observed.model, ModelFact):
         return None
-    assert drafter is None or isinstance(drafter, ModelFact)  # noqa: S101 - looked at above
     if node == observed.head.facts.name:
-        return Place(Weights(model, drafter), folders)
+        return Place(Weights(*observed.present), folders)
     move = move_to(observed, node)
     if move is None:
         return None
-    moved = move.model(model)
-    weights = Weights(moved, move.model(drafter) if drafter is not None else None)
-    return Place(weights, move.folders(folders, container_user(moved)))
+    weights = Weights(*map(move.model, observed.present))
+    return Place(weights, move.folders(folders, container_user(weights.model)))
 
 
 def move_to(observed: Observed, node: str) -> Move | None:
@@ -81,3 +82,54 @@ def move_to(observed: Observed, node: str) -> Move | None:
     if seen is None or seen.facts.fabric is None or here is None:
         return None
     return Move(here, seen.facts.fabric)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A folder here, where it belongs on another node, and which of its paths are needed."""
+
+    here: Path
+    there: Path
+    paths: tuple[str, ...]
+
+
+def trees_of(
+    models: tuple[ModelFact | MissingModel | None, ...], template: Path | None, move: Move
+) -> Iterator[Tree]:
+    """Yield every folder that a container mounts; what is missing here is left out."""
+    for model in models:
+        if isinstance(model, ModelFact):
+            yield Tree(model.root, move.path(model.root), _used(model.root, model.files))
+            if model.overlay is not None:
+                path = model.overlay.path
+                yield Tree(path, move.path(path), _used(path, ""))
+    if template is not None:
+        yield Tree(template.parent, move.path(template.parent), (template.name,))
+
+
+def missing_bytes(tree: Tree, head: Node, other: Node) -> int:
+    """Return the size of what another node lacks, or has in another size.
+
+    Files of one size with other content are found when they are compared before they are sent.
+    """
+    ours, theirs = list_tree(head, tree.here), list_tree(other, tree.there)
+    return sum(
+        ours[path].size_bytes
+        for path in tree.paths
+        if path in ours and (path not in theirs or theirs[path].size_bytes != ours[path].size_bytes)
+    )
+
+
+def _used(root: Path, files: str) -> tuple[str, ...]:
+    """Return the files of a folder and, where they are links within the root, what they lead to."""
+    used: dict[str, None] = {}
+    for path in sorted((root / files).rglob("*")):
+        if path.is_dir():
+            continue
+        used[str(path.relative_to(root))] = None
+        target = path.parent / path.readlink() if path.is_symlink() else path
+        # By name alone: another link on the way must not lead elsewhere.
+        inside = Path(os.path.normpath(target))
+        if inside.is_relative_to(root):
+            used[str(inside.relative_to(root))] = None
+    return tuple(used)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.console import format_bytes, format_gib
-from sparkdeploy.errors import CheckpointError, NodeError
+from sparkdeploy.errors import NodeError
 from sparkdeploy.plan.container import container_name, container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.plan.rendezvous import meeting_ports
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.plan.container import Deployment
     from sparkdeploy.plan.observed import Observed, ObservedNode
     from sparkdeploy.plan.steps import Part, Plan
@@ -31,10 +30,10 @@ def find_problems(plan: Plan) -> Iterator[Problem]:
     """Yield everything that can be known to fail before anything is done."""
     for item in plan.findings:
         if item.verdict is Verdict.FAIL:
-            yield Problem(item.check, "node", item.seen, item.fix or "")
+            yield Problem(item.check, item.seen, item.fix or "")
     for check in plan.observed.checks:
         if check.verdict == "failed":
-            yield Problem("cluster.check", "node", check.describe(), check.fix, blocks="prepare")
+            yield Problem("cluster.check", check.describe(), check.fix, blocks="prepare")
     yield from _too_few_nodes(plan)
     yield from ownership_problems(plan)
     for part in plan.parts:
@@ -55,7 +54,6 @@ def _too_few_nodes(plan: Plan) -> Iterator[Problem]:
         name = plan.resolved.recipe.name
         yield Problem(
             "recipe.nodes",
-            "node",
             f"{name} needs {least} nodes (cluster.min_nodes), and this plan has {count}",
             f"sparkdeploy up {name} --cluster",
             blocks="prepare",
@@ -78,7 +76,6 @@ def _name_problems(plan: Plan, seen: ObservedNode) -> Iterator[Problem]:
         name = container_name(plan.deployment.name)
         yield Problem(
             "deployments.name",
-            "node",
             f"a container named {name} exists that sparkdeploy did not make; it stays",
             f"choose another name with --name, or `docker rename {name} ...`",
         )
@@ -108,7 +105,6 @@ def _in_use(plan: Plan, node: str, fact: ContainerFact, owner: str) -> Problem:
         fix += f"docker rm -f {fact.name}"
     return Problem(
         "deployments.owner",
-        "node",
         f"{node}: in use: {owner}'s {kind} {fact.deployment} {does} there, expected nothing of "
         f"another head than {formation.head.node}",
         fix,
@@ -122,14 +118,36 @@ def owner_of(fact: ContainerFact, node: str) -> str:
 
 
 def _memory(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Problem]:
-    existing = existing_container(seen, plan.deployment)
-    is_running = existing is not None and existing.is_running
-    yield from memory_problems(
-        plan,
-        part,
-        seen.facts,
-        freed_bytes=existing.promised_bytes if existing is not None and is_running else 0,
-        promised_bytes=promised_bytes(seen.containers, plan.deployment.name),
+    claim, weights_bytes, node = part.claim, part.needs.weights_bytes, seen.facts
+    if claim is None or node.memory_total_bytes is None:
+        return
+    on_gpu = plan.resolved.engine.runs_on != "cpu"
+    if on_gpu and weights_bytes is not None and weights_bytes > claim.needed_bytes:
+        yield Problem("machine.memory", *_too_large(plan, weights_bytes, claim))
+        return
+    # What is promised to others counts, whether they have taken it yet or not.
+    available = node.memory_total_bytes - promised_bytes(seen.containers, plan.deployment.name)
+    if node.memory_available_bytes is not None:
+        existing = existing_container(seen, plan.deployment)
+        # A container that will be replaced gives back first what it holds.
+        freed = existing.promised_bytes if existing is not None and existing.is_running else 0
+        available = min(node.memory_available_bytes + freed, available)
+    yield from shortage(claim, available)
+
+
+def _too_large(plan: Plan, weights_bytes: int, claim: MemoryClaim) -> tuple[str, str]:
+    """Return the message and the fix."""
+    share = plan.resolved.recipe.serve.gpu_memory_utilization
+    has = f"vLLM may use {format_gib(claim.needed_bytes)} ({share:g} of the machine's memory)"
+    if plan.formation.is_alone:
+        return (
+            f"memory: the weights alone take {format_gib(weights_bytes)}, and {has}",
+            "use a machine with more memory, two of them with --cluster, or a smaller model",
+        )
+    return (
+        f"memory: its share of the weights alone takes {format_gib(weights_bytes)}, and {has}",
+        f"divide the model among more nodes than {len(plan.parts)}: "
+        f"--set cluster.tensor_parallel={2 * plan.formation.tensor_parallel}, or a smaller model",
     )
 
 
@@ -143,16 +161,14 @@ def promised_bytes(containers: Iterable[ContainerFact], deployment: str) -> int:
 
 
 def _disk_problems(observed: Observed) -> Iterator[Problem]:
-    missing = observed.model if isinstance(observed.model, MissingModel) else None
-    free = observed.head.facts.data_free_bytes
-    if missing is None or missing.missing_bytes is None or free is None:
+    model, free = observed.model, observed.head.facts.data_free_bytes
+    if not isinstance(model, MissingModel) or model.missing_bytes is None or free is None:
         return
-    if missing.missing_bytes > free:
+    if model.missing_bytes > free:
         yield Problem(
             "folders.disk",
-            "node",
-            f"disk: {missing.repo} takes {format_bytes(missing.missing_bytes)}"
-            f"{' more' if missing.here_bytes else ''} and the hub cache's "
+            f"disk: {model.repo} takes {format_bytes(model.missing_bytes)}"
+            f"{' more' if model.here_bytes else ''} and the hub cache's "
             f"disk has {format_bytes(free)} free",
             "free some space, or point HF_HOME at another disk",
             blocks="prepare",
@@ -170,7 +186,6 @@ def _docker_disk(part: Part, seen: ObservedNode) -> Iterator[Problem]:
         root = seen.facts.docker.root_dir if seen.facts.docker else "docker's folder"
         yield Problem(
             "docker.disk",
-            "node",
             f"disk: {doing} {format_bytes(wanted)} and {root} has {format_bytes(free)} free",
             "free some space there, or move docker's data-root to another disk",
             blocks="prepare",
@@ -182,7 +197,6 @@ def _worker_disk(part: Part, seen: ObservedNode) -> Iterator[Problem]:
     if free is not None and missing_bytes is not None and missing_bytes > free:
         yield Problem(
             "folders.disk",
-            "node",
             f"disk: {format_bytes(missing_bytes)} of weights are missing, and their disk has "
             f"{format_bytes(free)} free",
             f"free some space on {part.node}",
@@ -196,8 +210,7 @@ def _port_problems(plan: Plan) -> Iterator[Problem]:
         return
     yield Problem(
         "ports.recipe",
-        "node",
-        f"port {plan.resolved.recipe.serve.port} is in use by {port.owner}",
+        f"port {plan.resolved.recipe.serve.port} is in use by {port.describe()}",
         "choose another one: --set serve.port=8001",
     )
 
@@ -212,7 +225,6 @@ def _meeting_problems(plan: Plan) -> Iterator[Problem]:
         if is_head_of_others and fact.deployment != plan.deployment.name:
             yield Problem(
                 "ports.cluster",
-                "node",
                 f"{plan.head.node}: in use: deployment {fact.deployment} runs from there over "
                 f"{', '.join(fact.nodes)}, and the nodes of both would meet at port {ports}",
                 f"sparkdeploy down {fact.deployment}; or serve one of the two without --cluster",
@@ -220,13 +232,12 @@ def _meeting_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def _model_problems(observed: Observed) -> Iterator[Problem]:
-    for model in (observed.model, observed.drafter):
-        if isinstance(model, ModelFact) and model.unreadable:
+    for model in observed.present:
+        if model.unreadable:
             first = model.unreadable[0]
             more = f" (and {len(model.unreadable) - 1} more)" if len(model.unreadable) > 1 else ""
             yield Problem(
                 "folders.readable",
-                "node",
                 f"{first} cannot be read by the container's user{more}",
                 f"chmod a+rX {first}",
                 blocks="prepare",
@@ -238,7 +249,6 @@ def _draft_problems(resolved: Resolved, observed: Observed) -> Iterator[Problem]
     if isinstance(model, ModelFact) and not model.has_draft_vocabulary:
         yield Problem(
             "model.draft_vocabulary",
-            "node",
             f"draft head: the frequent tokens of {model.name} have not been counted",
             f"sparkdeploy checkpoint draft-vocab {resolved.recipe.name} FILE..., with text like "
             "your prompts",
@@ -255,7 +265,6 @@ def _owner_problems(observed: Observed) -> Iterator[Problem]:
     if observed.caller_uid not in {0, uid}:
         yield Problem(
             "folders.owner",
-            "node",
             f"{model.root} belongs to uid {model.owner_uid}, so the container would run as uid "
             f"{uid}; uid {observed.caller_uid} cannot make that user's cache and key",
             f"sudo chown -R {observed.caller_uid} {model.root}, or run sparkdeploy as root",
@@ -264,54 +273,14 @@ def _owner_problems(observed: Observed) -> Iterator[Problem]:
 
 
 def existing_container(seen: ObservedNode, deployment: Deployment) -> ContainerFact | None:
-    """Return the container that has the deployment's name on a node now."""
     wanted = container_name(deployment.name)
     return next((item for item in seen.containers if item.name == wanted), None)
 
 
-def memory_problems(
-    plan: Plan, part: Part, node: NodeFact, *, freed_bytes: int, promised_bytes: int
-) -> Iterator[Problem]:
-    """Yield what is wrong with a node's memory for its part.
-
-    `freed_bytes` is what a container that will be replaced gives back first; `promised_bytes` is
-    what the other deployments were planned to take, whether they have taken it yet or not.
-    """
-    claim, weights_bytes = part.claim, part.needs.weights_bytes
-    if claim is None or node.memory_total_bytes is None:
-        return
-    on_gpu = plan.resolved.engine.runs_on != "cpu"
-    if on_gpu and weights_bytes is not None and weights_bytes > claim.needed_bytes:
-        share = plan.resolved.recipe.serve.gpu_memory_utilization
-        yield Problem("machine.memory", "node", *_too_large(plan, weights_bytes, share, claim))
-        return
-    available = node.memory_total_bytes - promised_bytes
-    if node.memory_available_bytes is not None:
-        available = min(node.memory_available_bytes + freed_bytes, available)
-    yield from shortage(claim, available)
-
-
-def _too_large(plan: Plan, weights_bytes: int, share: float, claim: MemoryClaim) -> tuple[str, str]:
-    """Return the message and the fix."""
-    has = f"vLLM may use {format_gib(claim.needed_bytes)} ({share:g} of the machine's memory)"
-    if plan.formation.is_alone:
-        return (
-            f"memory: the weights alone take {format_gib(weights_bytes)}, and {has}",
-            "use a machine with more memory, two of them with --cluster, or a smaller model",
-        )
-    return (
-        f"memory: its share of the weights alone takes {format_gib(weights_bytes)}, and {has}",
-        f"divide the model among more nodes than {len(plan.parts)}: "
-        f"--set cluster.tensor_parallel={2 * plan.formation.tensor_parallel}, or a smaller model",
-    )
-
-
 def shortage(claim: MemoryClaim, available_bytes: int) -> Iterator[Problem]:
-    """Yield the problem when a claim is larger than what is available."""
     if available_bytes < claim.total_bytes:
         yield Problem(
             "machine.memory",
-            "node",
             f"memory: {format_gib(claim.needed_bytes)} needed and {format_gib(claim.floor_bytes)} "
             f"kept free for the machine, but only {format_gib(available_bytes)} are available",
             "stop other programs (`sparkdeploy status` shows ours), drop the page cache, or lower "
@@ -320,24 +289,19 @@ def shortage(claim: MemoryClaim, available_bytes: int) -> Iterator[Problem]:
 
 
 def refuse_to_start(plan: Plan) -> None:
-    """Raise NodeError or CheckpointError when the plan has a problem of any kind."""
+    """Raise NodeError when the plan has any problem."""
     _refuse(plan, plan.problems, "start")
 
 
 def refuse_to_prepare(plan: Plan) -> None:
-    """Raise for problems that stand in the way of images and checkpoints already."""
+    """Raise NodeError for problems that stand in the way of images and checkpoints already."""
     _refuse(plan, [item for item in plan.problems if item.blocks == "prepare"], "be prepared")
 
 
 def _refuse(plan: Plan, problems: Sequence[Problem], what: str) -> None:
     if not problems:
         return
-    name = plan.resolved.recipe.name
-    node_problems = [item for item in problems if item.subject == "node"]
-    if not node_problems and len(problems) == 1:
-        raise CheckpointError(problems[0].message, hint=problems[0].fix)
-    lines = [line for item in problems for line in (item.message, f"    fix: {item.fix}")]
-    error = NodeError if node_problems else CheckpointError
+    name, where = plan.resolved.recipe.name, ", ".join(plan.formation.nodes)
     count = "1 reason" if len(problems) == 1 else f"{len(problems)} reasons"
-    where = ", ".join(plan.formation.nodes)
-    raise error(f"{name} cannot {what} on {where}, for {count}", detail="\n".join(lines))
+    lines = [line for item in problems for line in (item.message, f"    fix: {item.fix}")]
+    raise NodeError(f"{name} cannot {what} on {where}, for {count}", detail="\n".join(lines))

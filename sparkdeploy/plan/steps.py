@@ -33,7 +33,6 @@ class Action(Enum):
 
     @property
     def is_work(self) -> bool:
-        """Say whether applying the step changes anything."""
         return self is not Action.REUSE
 
 
@@ -62,7 +61,6 @@ class Problem:
 
     check: str
     """The stable id of the check that found it, as docs/doctor.md lists them."""
-    subject: Literal["node", "checkpoint"]
     message: str
     fix: str
     blocks: Literal["prepare", "start"] = "start"
@@ -78,7 +76,7 @@ class Needs:
     download_bytes: int | None
     """From the hub."""
     write_bytes: int | None
-    memory_bytes: int | None
+    memory_bytes: int | None = None
     sent_bytes: int | None = 0
     """From the head to this node, before compression."""
     weights_bytes: int | None = None
@@ -117,9 +115,9 @@ class Plan:
     observed: Observed
     images: tuple[ImageStep, ...]
     checkpoint: CheckpointStep
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] = ()
     """One a node, by rank."""
-    problems: tuple[Problem, ...]
+    problems: tuple[Problem, ...] = ()
     findings: tuple[Finding, ...] = ()
     """What the doctor's checks say of the nodes, good and bad; the failing are problems too."""
 
@@ -129,7 +127,6 @@ class Plan:
 
     @property
     def needs(self) -> Needs:
-        """Return what it takes from the head."""
         return self.head.needs
 
     @property
@@ -141,19 +138,17 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """Return what may hurt later and stops nothing."""
         return tuple(item for item in self.findings if item.verdict is Verdict.WARN)
 
     @property
     def prepares(self) -> bool:
-        """Say whether images or the checkpoint are to be made or sent."""
+        """Whether images or the checkpoint are to be made or sent."""
         actions = [self.checkpoint.action, *(step.action for step in self.images)]
         sends = any(part.needs.sent_bytes != 0 for part in self.parts)
         return sends or any(action.is_work for action in actions)
 
     @property
     def has_work(self) -> bool:
-        """Say whether applying the plan would change anything."""
         return self.prepares or any(part.action.is_work for part in self.parts)
 
 
@@ -178,7 +173,8 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         "nodes": {part.node: _spec_as_dict(part) for part in plan.parts},
         "needs": asdict(plan.needs),
         "checks": [check.as_dict() for check in plan.observed.checks],
-        "problems": [asdict(item) for item in plan.problems],
+        # Readers of the JSON know a subject; nothing but nodes has problems.
+        "problems": [{**asdict(item), "subject": "node"} for item in plan.problems],
         "warnings": [
             {"check": item.check, "message": item.seen, "fix": item.fix} for item in plan.warnings
         ],

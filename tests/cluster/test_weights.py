@@ -28,7 +28,7 @@ from pathlib import Path
 from sparkdeploy.deploy.weights import same_tree
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.cluster import open_nodes
-from sparkdeploy.plan.trees import Tree
+from sparkdeploy.plan.place import Tree
 from sparkdeploy.settings import load_settings
 
 settings = load_settings()

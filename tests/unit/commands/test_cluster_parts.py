@@ -24,8 +24,7 @@ from sparkdeploy.node.cluster import FabricPort, read_cluster
 from sparkdeploy.node.fabric import Connection, FabricFact, Interface
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.node.tree import Ledger, hashes, list_tree, read_listing
-from sparkdeploy.plan.place import Move
-from sparkdeploy.plan.trees import Tree
+from sparkdeploy.plan.place import Move, Tree
 from sparkdeploy.settings import load_settings
 from tests.unit.plan.facts import model_fact
 from tests.unit.plan.test_cluster_checks import facts

@@ -58,9 +58,7 @@ LAPTOP = replace(
 
 def model_fact(*, treated: bool = True, **changes: Any) -> ModelFact:
     """The 122B model of a user in the hub's cache, with a finished overlay if treated."""
-    overlay = OverlayFact(
-        Path("/home/ada/.local/share/sparkdeploy/m/ck/qwen-0123456789ab"), "f" * 64, True
-    )
+    overlay = OverlayFact(Path("/home/ada/.local/share/sparkdeploy/m/ck/qwen-0123456789ab"), True)
     fact = ModelFact(
         name="models--Intel--Qwen3.5-122B-A10B-int4-AutoRound",
         root=Path("/home/ada/.cache/huggingface/hub/models--Intel--Qwen3.5"),

@@ -10,7 +10,8 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.node.facts import NodeFact
-from sparkdeploy.plan.observed import MissingModel, Observed, ObservedNode, OverlayFact, PortFact
+from sparkdeploy.node.ports import PortOwner
+from sparkdeploy.plan.observed import MissingModel, Observed, ObservedNode, OverlayFact
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, Plan, plan_as_dict
 from tests.unit.plan.facts import (
@@ -90,7 +91,7 @@ def test_a_changed_stage_says_which_input_changed(shipped: Library) -> None:
 
 
 def test_a_missing_overlay_is_prepared(shipped: Library) -> None:
-    overlay = OverlayFact(Path("/x/m/ck/q"), "f", False)
+    overlay = OverlayFact(Path("/x/m/ck/q"), False)
     made = plan(shipped, observed(model=model_fact(overlay=overlay)))
     assert made.checkpoint.action is Action.PREPARE
     assert made.needs.write_bytes == made.checkpoint.write_bytes > 0
@@ -172,8 +173,8 @@ def test_a_second_deployment_that_does_not_fit_is_refused(shipped: Library) -> N
 
 
 def test_a_port_of_somebody_else_is_a_problem_and_our_own_is_not(shipped: Library) -> None:
-    foreign = observed(port=PortFact("process nginx (pid 7)"))
-    own = observed(port=PortFact("deployment main", "main"))
+    foreign = observed(port=PortOwner(process="nginx", pid=7))
+    own = observed(port=PortOwner("main"))
     assert "port 8000 is in use by process nginx" in messages(plan(shipped, foreign))
     assert plan(shipped, own).problems == ()
 
