@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.recipe.load import Library
+from sparkdeploy.recipe.load import Library, library
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from sparkdeploy.image.stages import Stage
+    from sparkdeploy.plan.container import Deployment
     from sparkdeploy.plan.observed import Observed
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
@@ -39,24 +41,22 @@ def caches_of_engines(settings: Settings) -> Path:
 
 
 def cache_folder(
-    engines: Path,
-    engine_fingerprint: str,
-    *,
     resolved: Resolved,
+    settings: Settings,
     observed: Observed,
-    deployment: str,
-    own_folders: tuple[Path, ...],
+    deployment: Deployment,
+    engine_stage: Stage,
 ) -> Path:
     """Return the folder that becomes /cache; a change of the plugin or of settings keeps it.
 
     While the model is missing its owner is unknown, and the folder is nobody's yet.
     """
-    engine = engines / engine_fingerprint[:ENGINE_DIGITS]
-    models = [str(model.root) for model in _models(observed)]
-    if is_trusted(resolved, own_folders):
+    engine = caches_of_engines(settings) / engine_stage.fingerprint[:ENGINE_DIGITS]
+    models = [str(model.root) for model in observed.present]
+    if is_trusted(resolved, library(settings).folders):
         folder = engine / f"shared-{_digest(models)}"
     else:
-        folder = engine / f"own-{deployment}-{_digest([*_files(resolved), '', *models])}"
+        folder = engine / f"own-{deployment.name}-{_digest([*_files(resolved), '', *models])}"
     if isinstance(observed.model, ModelFact):
         uid, gid = container_user(observed.model)
         return folder / f"{uid}-{gid}"
@@ -64,7 +64,7 @@ def cache_folder(
 
 
 def is_trusted(resolved: Resolved, own_folders: tuple[Path, ...]) -> bool:
-    """Say whether nothing but the user's own words and data decides what runs.
+    """Whether nothing but the user's own words and data decides what runs.
 
     Not so for a recipe with a value from outside the folders of recipes, one that was allowed what
     is unsafe, and one that lets the model bring code.
@@ -82,7 +82,7 @@ def refuse_nesting(observed: Observed, settings: Settings) -> None:
     within a cache another one could write the model.
     """
     engines = caches_of_engines(settings)
-    for model in _models(observed):
+    for model in observed.present:
         root = model.root.resolve()
         for folder in (engines, settings.state_dir, settings.config_dir):
             if folder.resolve().is_relative_to(root):
@@ -107,12 +107,6 @@ def unused_caches(engine: Path, mounted: Iterable[str]) -> Iterator[Path]:
         is_used = any(source.is_relative_to(folder) for source in used)
         if folder.is_dir() and _OF_NOBODY_ELSE.fullmatch(folder.name) and not is_used:
             yield folder
-
-
-def _models(observed: Observed) -> Iterator[ModelFact]:
-    for model in (observed.model, observed.drafter):
-        if isinstance(model, ModelFact):
-            yield model
 
 
 def _files(resolved: Resolved) -> list[str]:

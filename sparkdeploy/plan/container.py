@@ -111,6 +111,7 @@ def part_spec(
     env = launch.serve_env(recipe, engine) | fabric_env(resolved, formation, seat)
     # One node of several that are configured may serve alone: it has nobody to reach.
     with_rdma = bool(seat.rdma) and engine.runs_on == "cuda" and not formation.is_alone
+    memlock = UNLIMITED if with_rdma else GUARD_MEMLOCK_BYTES
     return ContainerSpec(
         name=container_name(deployment.name),
         image=image,
@@ -127,18 +128,12 @@ def part_spec(
         # Docker's own default for /tmp is noexec, where compiled kernels cannot be loaded from.
         tmpfs={"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # noqa: S108 - inside the container
         shm_size_bytes=SHM_SIZE_BYTES,
-        ulimits=_ulimits(resolved, UNLIMITED if with_rdma else GUARD_MEMLOCK_BYTES),
+        # A rehearsal may run where even root may not raise limits, and it guards no GPU memory.
+        ulimits=(Ulimit("memlock", memlock),) if engine.runs_on != "cpu" else (),
         devices=(INFINIBAND,) if with_rdma else (),
         cap_add=("IPC_LOCK",) if with_rdma else (),
-        labels={**_labels(recipe, deployment, exposure), **_rank_labels(formation, seat)},
+        labels=_labels(recipe, deployment, exposure, formation, seat),
     )
-
-
-def _ulimits(resolved: Resolved, memlock_bytes: int) -> tuple[Ulimit, ...]:
-    # A rehearsal may run where even root may not raise limits, and it guards no GPU memory.
-    if resolved.engine.runs_on == "cpu":
-        return ()
-    return (Ulimit("memlock", memlock_bytes),)
 
 
 def _guard_options(recipe: Recipe, exposure: Exposure, formation: Formation) -> list[str]:
@@ -167,25 +162,19 @@ def _mounts(weights: Weights, exposure: Exposure, folders: HostFolders) -> tuple
     return tuple(mounts)
 
 
-def _rank_labels(formation: Formation, seat: Seat) -> Mapping[str, str]:
-    if formation.is_alone:
-        return {}
-    return {
-        labels.NODES: ",".join(formation.nodes),
-        labels.RANK: str(seat.rank),
-        labels.ROLE: "serving" if seat.is_head else "worker",
-    }
-
-
-def _labels(recipe: Recipe, deployment: Deployment, exposure: Exposure) -> Mapping[str, str]:
+def _labels(
+    recipe: Recipe, deployment: Deployment, exposure: Exposure, formation: Formation, seat: Seat
+) -> Mapping[str, str]:
+    among_others = {labels.NODES: ",".join(formation.nodes), labels.RANK: str(seat.rank)}
     return {
         labels.KIND: "container",
         labels.VERSION: __version__,
         labels.DEPLOYMENT: deployment.name,
-        labels.ROLE: "serving",
+        labels.ROLE: "serving" if seat.is_head else "worker",
         labels.RECIPE: recipe.name,
         labels.PORT: str(recipe.serve.port),
         labels.SERVED_NAME: recipe.model.served_name,
         labels.EXPOSURE: exposure.value,
         labels.STARTUP_TIMEOUT: f"{recipe.limits.startup_timeout_s:g}",
+        **({} if formation.is_alone else among_others),
     }

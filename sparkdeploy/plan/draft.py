@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checks.survey import Survey, probe
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.stages import stages_of
-from sparkdeploy.plan.caches import cache_folder, caches_of_engines, refuse_nesting
-from sparkdeploy.plan.container import Deployment, HostFolders
+from sparkdeploy.plan.caches import cache_folder, refuse_nesting
+from sparkdeploy.plan.container import HostFolders
 from sparkdeploy.plan.formation import alone, form_up
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observe import observe
-from sparkdeploy.recipe.load import library
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.node import Nodes
+    from sparkdeploy.plan.container import Deployment
     from sparkdeploy.plan.formation import Formation
     from sparkdeploy.plan.observed import Observed
     from sparkdeploy.plan.steps import Plan
@@ -41,7 +40,7 @@ def draft_plan(
 
 
 def form(resolved: Resolved, nodes: Nodes, observed: Observed) -> Formation:
-    """Return who serves: this machine alone, or the nodes of config.yaml that are needed."""
+    """This machine alone, or the nodes of config.yaml that are needed."""
     if nodes.config is None:
         return alone(nodes.here.name)
     gpus = min((node.facts.gpu_count for node in observed.nodes), default=1)
@@ -68,7 +67,12 @@ def decide(
         architecture=observed.head.facts.architecture,
         resources=resources(),
     )
-    folders = _folders(resolved, settings, stages, observed=observed, deployment=deployment)
+    engine = next(stage for stage in stages if stage.name == "engine")
+    folders = HostFolders(
+        cache=cache_folder(resolved, settings, observed, deployment, engine),
+        key_file=settings.state_dir / "keys" / deployment.name,
+        chat_template=_chat_template(resolved),
+    )
     return make_plan(
         resolved,
         observed,
@@ -76,30 +80,6 @@ def decide(
         deployment=deployment,
         folders=folders,
         formation=formation,
-    )
-
-
-def _folders(
-    resolved: Resolved,
-    settings: Settings,
-    stages: tuple[Stage, ...],
-    *,
-    observed: Observed,
-    deployment: Deployment,
-) -> HostFolders:
-    """Caches are keyed by the engine stage, so that a plugin change keeps compiled kernels."""
-    engine_stage = next(stage for stage in stages if stage.name == "engine")
-    return HostFolders(
-        cache=cache_folder(
-            caches_of_engines(settings),
-            engine_stage.fingerprint,
-            resolved=resolved,
-            observed=observed,
-            deployment=deployment.name,
-            own_folders=library(settings).folders,
-        ),
-        key_file=settings.state_dir / "keys" / deployment.name,
-        chat_template=_chat_template(resolved),
     )
 
 

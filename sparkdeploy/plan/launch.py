@@ -24,7 +24,32 @@ MEDIA_FLAG_START = "--allowed-med"
 NO_DOMAIN = "none.invalid"
 """No host can have this name. vLLM takes an empty list for all domains."""
 CUDA_CACHE_BYTES = 4 * 2**30
-CPU_KV_CACHE_GIB = 1
+ENV = {
+    # Without HOME torch.compile writes to /.cache; a uid without passwd entry needs USER.
+    "HOME": CACHE_TARGET,
+    "USER": "sparkdeploy",
+    "XDG_CACHE_HOME": f"{CACHE_TARGET}/xdg",
+    "XDG_CONFIG_HOME": f"{CACHE_TARGET}/config",
+    "VLLM_CACHE_ROOT": f"{CACHE_TARGET}/vllm",
+    "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_TARGET}/inductor",
+    "TRITON_CACHE_DIR": f"{CACHE_TARGET}/triton",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    # vLLM looks at the first address only: a domain that is allowed could send it anywhere.
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+    # On machines with two networks a solo run otherwise waits for a second node's socket.
+    "VLLM_HOST_IP": "127.0.0.1",
+    "NCCL_IB_DISABLE": "1",
+}
+CUDA_ENV = {
+    "FLASHINFER_WORKSPACE_BASE": CACHE_TARGET,
+    "CUDA_CACHE_PATH": f"{CACHE_TARGET}/cuda",
+    # FlashAttention-2 is compiled by the driver at first use and must stay in its cache.
+    "CUDA_CACHE_MAXSIZE": str(CUDA_CACHE_BYTES),
+}
+CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+"""In GiB."""
 
 
 class Exposure(Enum):
@@ -54,9 +79,7 @@ def serve_argv(recipe: Recipe, paths: ModelPaths, exposure: Exposure) -> tuple[s
     argv += ["--host", exposure.host, "--port", str(recipe.serve.port)]
     if exposure is Exposure.PUBLIC:
         argv += ["--middleware", KEY_MIDDLEWARE]
-    argv += _value_arguments(recipe)
-    argv += _switch_arguments(recipe)
-    argv += _json_arguments(recipe)
+    argv += _flag_arguments(recipe)
     if recipe.serve.speculative is not None:
         argv += ["--speculative-config", _speculative_json(recipe.serve.speculative, paths)]
     if recipe.serve.chat_template is not None:
@@ -66,39 +89,8 @@ def serve_argv(recipe: Recipe, paths: ModelPaths, exposure: Exposure) -> tuple[s
 
 def serve_env(recipe: Recipe, engine: Engine) -> dict[str, str]:
     """Return the environment of the container; it never holds a secret."""
-    env = {
-        # Without HOME torch.compile writes to /.cache; a uid without passwd entry needs USER.
-        "HOME": CACHE_TARGET,
-        "USER": "sparkdeploy",
-        "XDG_CACHE_HOME": f"{CACHE_TARGET}/xdg",
-        "XDG_CONFIG_HOME": f"{CACHE_TARGET}/config",
-        "VLLM_CACHE_ROOT": f"{CACHE_TARGET}/vllm",
-        "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_TARGET}/inductor",
-        "TRITON_CACHE_DIR": f"{CACHE_TARGET}/triton",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-        # vLLM looks at the first address only: a domain that is allowed could send it anywhere.
-        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
-        # On machines with two networks a solo run otherwise waits for a second node's socket.
-        "VLLM_HOST_IP": "127.0.0.1",
-        "NCCL_IB_DISABLE": "1",
-    }
-    env |= _cpu_env() if engine.runs_on == "cpu" else _cuda_env()
-    return dict(sorted({**env, **recipe.serve.env}.items()))
-
-
-def _cuda_env() -> dict[str, str]:
-    return {
-        "FLASHINFER_WORKSPACE_BASE": CACHE_TARGET,
-        "CUDA_CACHE_PATH": f"{CACHE_TARGET}/cuda",
-        # FlashAttention-2 is compiled by the driver at first use and must stay in its cache.
-        "CUDA_CACHE_MAXSIZE": str(CUDA_CACHE_BYTES),
-    }
-
-
-def _cpu_env() -> dict[str, str]:
-    return {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB)}
+    by_machine = CPU_ENV if engine.runs_on == "cpu" else CUDA_ENV
+    return dict(sorted({**ENV, **by_machine, **recipe.serve.env}.items()))
 
 
 def _media_arguments(recipe: Recipe) -> tuple[str, ...]:
@@ -111,24 +103,18 @@ def _media_arguments(recipe: Recipe) -> tuple[str, ...]:
     return (f"{MEDIA_FLAG}={NO_DOMAIN}",)
 
 
-def _value_arguments(recipe: Recipe) -> Iterator[str]:
+def _flag_arguments(recipe: Recipe) -> Iterator[str]:
+    serve = recipe.serve
     for field, flag in flags.VALUE_FLAGS.items():
-        value = getattr(recipe.serve, field)
-        if value is None or (field == "kv_cache_dtype" and value == "auto"):
-            continue
-        yield from (flag, f"{value:g}" if isinstance(value, float) else str(value))
-
-
-def _switch_arguments(recipe: Recipe) -> Iterator[str]:
+        value = getattr(serve, field)
+        if value is not None and (field, value) != ("kv_cache_dtype", "auto"):
+            yield from (flag, f"{value:g}" if isinstance(value, float) else str(value))
     for field, name in flags.SWITCH_FLAGS.items():
-        value = getattr(recipe.serve, field)
+        value = getattr(serve, field)
         if value is not None:
             yield f"--{name}" if value else f"--no-{name}"
-
-
-def _json_arguments(recipe: Recipe) -> Iterator[str]:
     for field, flag in flags.JSON_FLAGS.items():
-        value = getattr(recipe.serve, field)
+        value = getattr(serve, field)
         if value is not None:
             yield from (flag, _compact(value))
 

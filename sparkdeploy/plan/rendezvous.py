@@ -51,7 +51,8 @@ def rank_command(
 ) -> tuple[str, ...]:
     """Return the command of one rank; `serve` is that of a machine that serves alone."""
     if formation.is_alone:
-        return (*serve, *_sizes_on_one_machine(formation))
+        # One machine with several GPUs divides a model too.
+        return (*serve, *_sizes(formation), *_copies(formation))
     if formation.backend == "ray":
         return _ray_command(recipe, formation, seat, serve)
     if formation.data_parallel > 1:
@@ -109,29 +110,24 @@ def _ray_env(seat: Seat) -> dict[str, str]:
 
 
 def _sizes(formation: Formation) -> tuple[str, ...]:
+    """How a copy of the model is divided; vLLM needs no flag for a whole one."""
     sizes = ("--tensor-parallel-size", str(formation.tensor_parallel))
     if formation.pipeline_parallel == 1:
-        return sizes
+        return sizes if formation.tensor_parallel > 1 else ()
     return (*sizes, "--pipeline-parallel-size", str(formation.pipeline_parallel))
 
 
-def _sizes_on_one_machine(formation: Formation) -> tuple[str, ...]:
-    """One machine with several GPUs divides a model too; with one GPU vLLM needs no flag."""
-    divided = formation.tensor_parallel * formation.pipeline_parallel > 1
+def _copies(formation: Formation) -> tuple[str, ...]:
     copies = ("--data-parallel-size", str(formation.data_parallel))
-    return (
-        *(_sizes(formation) if divided else ()),
-        *(copies if formation.data_parallel > 1 else ()),
-    )
+    return copies if formation.data_parallel > 1 else ()
 
 
 def _data_parallel(recipe: Recipe, formation: Formation, seat: Seat) -> tuple[str, ...]:
     """Whole replicas on each node; the head's API divides the requests among them."""
     replicas = formation.data_parallel // len(formation.seats)
-    sizes = _sizes(formation) if formation.tensor_parallel * formation.pipeline_parallel > 1 else ()
     shared = (
-        *sizes,
-        *("--data-parallel-size", str(formation.data_parallel)),
+        *_sizes(formation),
+        *_copies(formation),
         *("--data-parallel-size-local", str(replicas)),
         *("--data-parallel-address", formation.head.address),
         *("--data-parallel-rpc-port", str(DATA_PARALLEL_RPC_PORT)),

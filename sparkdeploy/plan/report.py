@@ -12,7 +12,7 @@ from sparkdeploy.console import format_bytes, format_gib
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.plan.steps import Part, Plan
+    from sparkdeploy.plan.steps import Needs, Part, Plan
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -20,18 +20,14 @@ def plan_lines(plan: Plan) -> list[str]:
     lines = [
         *_head(plan),
         *_steps(plan),
-        *_needs(plan),
-        *_problems(plan),
-        *_warnings(plan),
-        *_check_warnings(plan),
-        *_unobserved(plan),
+        _needs(plan.needs),
+        *_remarks(plan),
     ]
     signs = {line.split()[0] for line in lines[2:]}
     return [*lines, f"  ({legend(signs)})"]
 
 
 def dockerfile_text(plan: Plan) -> str:
-    """Return every stage's Dockerfile, in the order in which they are built."""
     return "\n".join(
         f"# ---- stage {step.stage.name}: {step.stage.tag}\n{step.stage.dockerfile}"
         for step in plan.images
@@ -107,47 +103,37 @@ def _division(plan: Plan) -> Iterator[str]:
 
 def _takes(part: Part) -> Iterator[str]:
     needs = part.needs
-    weights, memory = needs.weights_bytes, needs.memory_bytes
-    yield f"{'unknown' if weights is None else format_gib(weights)} of weights"
-    yield f"memory {'unknown' if memory is None else format_gib(memory)}"
+    yield f"{_memory(needs.weights_bytes)} of weights"
+    yield f"memory {_memory(needs.memory_bytes)}"
     if not part.seat.is_head:
-        sent = "unknown" if needs.sent_bytes is None else format_bytes(needs.sent_bytes)
-        yield f"{sent} to be sent"
+        yield f"{_disk(needs.sent_bytes)} to be sent"
 
 
-def _needs(plan: Plan) -> Iterator[str]:
-    needs = plan.needs
-    download = "unknown" if needs.download_bytes is None else format_bytes(needs.download_bytes)
-    write = "unknown" if needs.write_bytes is None else format_bytes(needs.write_bytes)
-    memory = "unknown" if needs.memory_bytes is None else format_gib(needs.memory_bytes)
-    images = "unknown" if needs.image_bytes is None else format_bytes(needs.image_bytes)
-    yield (
-        f"  to download {download} of model, to write {write} of checkpoint and {images} of "
-        f"images, memory {memory}"
+def _needs(needs: Needs) -> str:
+    return (
+        f"  to download {_disk(needs.download_bytes)} of model, to write "
+        f"{_disk(needs.write_bytes)} of checkpoint and {_disk(needs.image_bytes)} of images, "
+        f"memory {_memory(needs.memory_bytes)}"
     )
 
 
-def _problems(plan: Plan) -> Iterator[str]:
+def _disk(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else format_bytes(size_bytes)
+
+
+def _memory(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else format_gib(size_bytes)
+
+
+def _remarks(plan: Plan) -> Iterator[str]:
     for problem in plan.problems:
         yield f"  x {problem.message}"
         yield f"      fix: {problem.fix}"
-
-
-def _warnings(plan: Plan) -> Iterator[str]:
-    for finding in plan.warnings:
-        yield f"  ! {finding.seen}"
-        if finding.fix:
-            yield f"      fix: {finding.fix}"
-
-
-def _check_warnings(plan: Plan) -> Iterator[str]:
-    for check in plan.observed.checks:
-        if check.verdict == "warning":
-            yield f"  ! {check.describe()}"
-            if check.fix:
-                yield f"      fix: {check.fix}"
-
-
-def _unobserved(plan: Plan) -> Iterator[str]:
+    warnings = [(finding.seen, finding.fix) for finding in plan.warnings]
+    checks = [check for check in plan.observed.checks if check.verdict == "warning"]
+    for seen, fix in (*warnings, *((check.describe(), check.fix) for check in checks)):
+        yield f"  ! {seen}"
+        if fix:
+            yield f"      fix: {fix}"
     for sentence in plan.observed.unobserved:
         yield f"  ? {sentence}"
