@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.container import ContainerFact, ContainerSpec
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.plan.container import Deployment, HostFolders, Weights
+    from sparkdeploy.plan.container import Deployment, HostFolders
+    from sparkdeploy.plan.observed import ModelFact
     from sparkdeploy.recipe.load import Resolved
 
 Outcome = TypeVar("Outcome")
@@ -25,7 +26,8 @@ Outcome = TypeVar("Outcome")
 
 def container_spec(
     resolved: Resolved,
-    weights: Weights,
+    model: ModelFact,
+    drafter: ModelFact | None = None,
     *,
     image: str,
     deployment: Deployment,
@@ -39,7 +41,7 @@ def container_spec(
         formation.head,
         image=image,
         deployment=deployment,
-        place=Place(weights, folders),
+        place=Place(folders, model, drafter),
     )
 
 

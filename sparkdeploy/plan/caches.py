@@ -36,7 +36,6 @@ _OF_NOBODY_ELSE = re.compile(r"own-.+|\d+-\d+")
 
 
 def caches_of_engines(settings: Settings) -> Path:
-    """Return the folder that holds one folder for each engine stage."""
     return settings.cache_dir / "engines"
 
 
@@ -53,7 +52,7 @@ def cache_folder(
     """
     engine = caches_of_engines(settings) / engine_stage.fingerprint[:ENGINE_DIGITS]
     models = [str(model.root) for model in observed.present]
-    if is_trusted(resolved, library(settings).folders):
+    if _is_trusted(resolved, library(settings).folders):
         folder = engine / f"shared-{_digest(models)}"
     else:
         folder = engine / f"own-{deployment.name}-{_digest([*_files(resolved), '', *models])}"
@@ -63,7 +62,7 @@ def cache_folder(
     return folder
 
 
-def is_trusted(resolved: Resolved, own_folders: tuple[Path, ...]) -> bool:
+def _is_trusted(resolved: Resolved, own_folders: tuple[Path, ...]) -> bool:
     """Whether nothing but the user's own words and data decides what runs.
 
     Not so for a recipe with a value from outside the folders of recipes, one that was allowed what

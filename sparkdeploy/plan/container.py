@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import __version__, labels
 from sparkdeploy.node.container import ContainerSpec, Mount, Ulimit
 from sparkdeploy.plan import launch
-from sparkdeploy.plan.launch import Exposure, ModelPaths
+from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.rendezvous import fabric_env, rank_command
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True)
 class HostFolders:
-    """Host paths that a container uses beside the model."""
-
     cache: Path
     key_file: Path
     chat_template: Path | None = None
@@ -44,8 +42,6 @@ class HostFolders:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What the user asked for: the name, and who may reach it."""
-
     name: str
     exposure: Exposure = Exposure.LOOPBACK
 
@@ -61,32 +57,19 @@ def container_user(model: ModelFact) -> tuple[int, int]:
     return model.owner_uid, model.owner_gid
 
 
-def model_path(model: ModelFact) -> str:
-    """Return where vLLM finds the model in the container."""
+def _path_inside(model: ModelFact) -> str:
     if model.overlay is not None:
         return f"/m/ck/{model.overlay.path.name}"
     return str(PurePosixPath("/m/hub") / model.name / model.files)
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """The model that is served, and the drafter's own model where a recipe has one."""
+class Place:
+    """What one node holds for its container, at its own paths."""
 
+    folders: HostFolders
     model: ModelFact
     drafter: ModelFact | None = None
-
-    def paths(self) -> ModelPaths:
-        """Return where vLLM finds both in the container."""
-        drafter = model_path(self.drafter) if self.drafter is not None else None
-        return ModelPaths(model_path(self.model), drafter)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What one node holds for its container: the weights and the folders at its own paths."""
-
-    weights: Weights
-    folders: HostFolders
 
 
 def part_spec(
@@ -104,10 +87,15 @@ def part_spec(
     fabric's environment, the labels and, with RDMA, in /dev/infiniband and the right to lock
     memory. Only the head has an API, and a key.
     """
-    recipe, engine, weights = resolved.recipe, resolved.engine, place.weights
+    recipe, engine, drafter = resolved.recipe, resolved.engine, place.drafter
     exposure = deployment.exposure if seat.is_head else Exposure.LOOPBACK
-    uid, gid = container_user(weights.model)
-    serve = launch.serve_argv(recipe, weights.paths(), exposure)
+    uid, gid = container_user(place.model)
+    serve = launch.serve_argv(
+        recipe,
+        _path_inside(place.model),
+        exposure,
+        drafter=_path_inside(drafter) if drafter is not None else None,
+    )
     env = launch.serve_env(recipe, engine) | fabric_env(resolved, formation, seat)
     # One node of several that are configured may serve alone: it has nobody to reach.
     with_rdma = bool(seat.rdma) and engine.runs_on == "cuda" and not formation.is_alone
@@ -122,7 +110,7 @@ def part_spec(
             *rank_command(recipe, formation, seat, serve),
         ),
         env=dict(sorted(env.items())),
-        mounts=_mounts(weights, exposure, place.folders),
+        mounts=_mounts(place, exposure),
         user=f"{uid}:{gid}",
         gpus="none" if engine.runs_on == "cpu" else "all",
         # Docker's own default for /tmp is noexec, where compiled kernels cannot be loaded from.
@@ -147,8 +135,8 @@ def _guard_options(recipe: Recipe, exposure: Exposure, formation: Formation) -> 
     return options
 
 
-def _mounts(weights: Weights, exposure: Exposure, folders: HostFolders) -> tuple[Mount, ...]:
-    model, drafter = weights.model, weights.drafter
+def _mounts(place: Place, exposure: Exposure) -> tuple[Mount, ...]:
+    model, drafter, folders = place.model, place.drafter, place.folders
     mounts = [Mount(str(model.root), f"/m/hub/{model.name}")]
     if drafter is not None:
         mounts.append(Mount(str(drafter.root), f"/m/hub/{drafter.name}"))

@@ -125,7 +125,6 @@ def _model(plan: Plan) -> Finding:
 
 
 def _image(plan: Plan) -> Finding:
-    """Whether the image that would serve was looked into when it was built."""
     check = "docker.image"
     step = plan.images[-1]
     image = plan.observed.head.images.get(step.stage.tag)

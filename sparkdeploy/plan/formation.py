@@ -10,9 +10,9 @@ from sparkdeploy.node.cluster import MASTER_PORT, RAY_PORT
 from sparkdeploy.recipe.parallel import nodes_needed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from sparkdeploy.node.cluster import ClusterConfig, ClusterNode
+    from sparkdeploy.node.cluster import ClusterConfig
     from sparkdeploy.recipe.load import Resolved
 
 Backend = Literal["native", "ray"]
@@ -32,7 +32,6 @@ class Seat:
 
     @property
     def is_head(self) -> bool:
-        """Say whether the API lives here."""
         return self.rank == 0
 
 
@@ -52,7 +51,6 @@ class Formation:
 
     @property
     def is_alone(self) -> bool:
-        """Say whether one machine serves by itself."""
         return len(self.seats) == 1
 
     @property
@@ -72,7 +70,6 @@ class Formation:
 
 
 def alone(node: str) -> Formation:
-    """Return the formation of one machine: nothing is divided."""
     return Formation((Seat(node),))
 
 
@@ -107,20 +104,8 @@ def form_up(
             f"{resolved.recipe.name} spreads over {wanted} nodes, and {len(nodes)} are configured",
             hint=f"--set cluster.tensor_parallel={len(nodes)}, or add nodes to config.yaml",
         )
-    return Formation(
-        seats=_seats(nodes[:wanted], gid_indexes or {}),
-        tensor_parallel=cluster.tensor_parallel,
-        pipeline_parallel=cluster.pipeline_parallel,
-        data_parallel=cluster.data_parallel,
-        backend=cluster.backend,
-        master_port=config.master_port,
-        ray_port=config.ray_port,
-        left_alone=tuple(node.name for node in nodes[wanted:]),
-    )
-
-
-def _seats(nodes: Sequence[ClusterNode], gid_indexes: Mapping[str, int]) -> tuple[Seat, ...]:
-    return tuple(
+    gid_indexes = gid_indexes or {}
+    seats = tuple(
         Seat(
             node=node.name,
             rank=rank,
@@ -129,5 +114,15 @@ def _seats(nodes: Sequence[ClusterNode], gid_indexes: Mapping[str, int]) -> tupl
             rdma=tuple(port.rdma for port in node.fabric if port.rdma is not None),
             gid_index=gid_indexes.get(node.name),
         )
-        for rank, node in enumerate(nodes)
+        for rank, node in enumerate(nodes[:wanted])
+    )
+    return Formation(
+        seats=seats,
+        tensor_parallel=cluster.tensor_parallel,
+        pipeline_parallel=cluster.pipeline_parallel,
+        data_parallel=cluster.data_parallel,
+        backend=cluster.backend,
+        master_port=config.master_port,
+        ray_port=config.ray_port,
+        left_alone=tuple(node.name for node in nodes[wanted:]),
     )

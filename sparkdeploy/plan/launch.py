@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +52,6 @@ CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 class Exposure(Enum):
-    """Who can reach the server."""
-
     LOOPBACK = "loopback"
     PUBLIC = "public"
 
@@ -64,24 +61,21 @@ class Exposure(Enum):
         return "127.0.0.1" if self is Exposure.LOOPBACK else "0.0.0.0"  # noqa: S104 - --public
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPaths:
-    """Where vLLM finds the weights inside the container."""
+def serve_argv(
+    recipe: Recipe, model: str, exposure: Exposure, drafter: str | None = None
+) -> tuple[str, ...]:
+    """Return `vllm serve ...` for one node, each flag once, in a stable order.
 
-    model: str
-    drafter: str | None = None
-
-
-def serve_argv(recipe: Recipe, paths: ModelPaths, exposure: Exposure) -> tuple[str, ...]:
-    """Return `vllm serve ...` for one node, each flag once, in a stable order."""
-    argv = ["vllm", "serve", paths.model, *_media_arguments(recipe)]
+    `model` and `drafter` are paths inside the container.
+    """
+    argv = ["vllm", "serve", model, *_media_arguments(recipe)]
     argv += ["--served-model-name", recipe.model.served_name]
     argv += ["--host", exposure.host, "--port", str(recipe.serve.port)]
     if exposure is Exposure.PUBLIC:
         argv += ["--middleware", KEY_MIDDLEWARE]
     argv += _flag_arguments(recipe)
     if recipe.serve.speculative is not None:
-        argv += ["--speculative-config", _speculative_json(recipe.serve.speculative, paths)]
+        argv += ["--speculative-config", _speculative_json(recipe.serve.speculative, drafter)]
     if recipe.serve.chat_template is not None:
         argv += ["--chat-template", CHAT_TEMPLATE_TARGET]
     return (*argv, *recipe.serve.extra_args)
@@ -119,10 +113,10 @@ def _flag_arguments(recipe: Recipe) -> Iterator[str]:
             yield from (flag, _compact(value))
 
 
-def _speculative_json(speculative: Speculative, paths: ModelPaths) -> str:
+def _speculative_json(speculative: Speculative, drafter: str | None) -> str:
     config: dict[str, Any] = {"method": speculative.method}
     if speculative.model is not None:
-        config["model"] = paths.drafter or speculative.model
+        config["model"] = drafter or speculative.model
     config["num_speculative_tokens"] = speculative.tokens
     return _compact(config)
 

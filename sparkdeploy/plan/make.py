@@ -98,20 +98,19 @@ def _why_built(stage: Stage, images: Mapping[str, ImageFact]) -> str:
 
 def _checkpoint_step(observed: Observed) -> CheckpointStep:
     if observed.missing:
-        missing = observed.missing[0]
-        reason = f"{missing.describe()}; `up` asks, then downloads it"
-        return CheckpointStep(Action.FETCH, reason, missing)
+        reason = f"{observed.missing[0].describe()}; `up` asks, then downloads it"
+        return CheckpointStep(Action.FETCH, reason)
     model = observed.model
     if not isinstance(model, ModelFact):
-        return CheckpointStep(Action.FETCH, "the model was not looked for", None)
+        return CheckpointStep(Action.FETCH, "the model was not looked for")
     if model.overlay is None:
-        return CheckpointStep(Action.REUSE, "the untouched download is mounted", model)
+        return CheckpointStep(Action.REUSE, "the untouched download is mounted")
     if model.overlay.is_complete:
-        return CheckpointStep(Action.REUSE, "overlay is complete", model)
+        return CheckpointStep(Action.REUSE, "overlay is complete")
     reason = "overlay is missing"
     if model.fp8_bytes:
         reason += f"; {format_bytes(model.fp8_bytes)} of FP8 tensors to fetch"
-    return CheckpointStep(Action.PREPARE, reason, model, OVERLAY_WRITE_BYTES + model.fp8_bytes)
+    return CheckpointStep(Action.PREPARE, reason, OVERLAY_WRITE_BYTES + model.fp8_bytes)
 
 
 def _part(plan: Plan, seat: Seat) -> Part:

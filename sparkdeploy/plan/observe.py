@@ -145,7 +145,6 @@ def _unobserved(head: ObservedNode) -> Iterator[str]:
 
 
 def treatment_of(recipe: Recipe, settings: Settings) -> Treatment:
-    """Return what the overlay has to carry."""
     checkpoint = recipe.checkpoint
     fp8, draft = checkpoint.fp8_dense, checkpoint.draft_lm_head
     vocabulary = known_vocabulary(recipe, settings)

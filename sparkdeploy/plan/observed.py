@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OverlayFact:
-    """The overlay a recipe needs: where it belongs, and whether it is complete there."""
-
     path: Path
+    """Where it belongs."""
     is_complete: bool
 
 
@@ -80,8 +79,6 @@ class MissingModel:
 
 @dataclass(frozen=True, slots=True)
 class ObservedNode:
-    """One node as it was seen."""
-
     facts: NodeFact
     images: Mapping[str, ImageFact] = field(default_factory=dict)
     """Our images by tag."""
@@ -95,8 +92,6 @@ class ObservedNode:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything a plan is decided on."""
-
     nodes: tuple[ObservedNode, ...]
     """The head first; nodes that do not answer are missing, and `checks` says so."""
     base_source: BaseSource

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.node.tree import list_tree
-from sparkdeploy.plan.container import Place, Weights, container_user
+from sparkdeploy.plan.container import Place, container_user
 from sparkdeploy.plan.observed import ModelFact
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ def place_of(observed: Observed, folders: HostFolders, node: str) -> Place | Non
     if observed.missing or not isinstance(observed.model, ModelFact):
         return None
     if node == observed.head.facts.name:
-        return Place(Weights(*observed.present), folders)
+        return Place(folders, *observed.present)
     move = move_to(observed, node)
     if move is None:
         return None
-    weights = Weights(*map(move.model, observed.present))
-    return Place(weights, move.folders(folders, container_user(weights.model)))
+    models = [move.model(model) for model in observed.present]
+    return Place(move.folders(folders, container_user(models[0])), *models)
 
 
 def move_to(observed: Observed, node: str) -> Move | None:

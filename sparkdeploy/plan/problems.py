@@ -10,7 +10,7 @@ from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.errors import NodeError
 from sparkdeploy.plan.container import container_name, container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact
-from sparkdeploy.plan.rendezvous import meeting_ports
+from sparkdeploy.plan.rendezvous import meeting_port
 from sparkdeploy.plan.steps import Action, Problem
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ LOAD_FACTOR = 2
 
 
 def find_problems(plan: Plan) -> Iterator[Problem]:
-    """Yield everything that can be known to fail before anything is done."""
     for item in plan.findings:
         if item.verdict is Verdict.FAIL:
             yield Problem(item.check, item.seen, item.fix or "")
@@ -206,27 +205,26 @@ def _worker_disk(part: Part, seen: ObservedNode) -> Iterator[Problem]:
 
 def _port_problems(plan: Plan) -> Iterator[Problem]:
     port = plan.observed.port
-    if port is None or port.deployment == plan.deployment.name:
-        return
-    yield Problem(
-        "ports.recipe",
-        f"port {plan.resolved.recipe.serve.port} is in use by {port.describe()}",
-        "choose another one: --set serve.port=8001",
-    )
+    if port is not None and port.deployment != plan.deployment.name:
+        yield Problem(
+            "ports.recipe",
+            f"port {plan.resolved.recipe.serve.port} is in use by {port.describe()}",
+            "choose another one: --set serve.port=8001",
+        )
 
 
 def _meeting_problems(plan: Plan) -> Iterator[Problem]:
     """Each head has one set of ports for the nodes that it leads, whatever the deployment."""
     if plan.formation.is_alone or not any(part.action.is_work for part in plan.parts):
         return
-    ports = ", ".join(map(str, meeting_ports(plan.formation)))
+    port = meeting_port(plan.formation)
     for fact in plan.observed.head.containers:
         is_head_of_others = fact.is_running and fact.rank == 0 and bool(fact.nodes)
         if is_head_of_others and fact.deployment != plan.deployment.name:
             yield Problem(
                 "ports.cluster",
                 f"{plan.head.node}: in use: deployment {fact.deployment} runs from there over "
-                f"{', '.join(fact.nodes)}, and the nodes of both would meet at port {ports}",
+                f"{', '.join(fact.nodes)}, and the nodes of both would meet at port {port}",
                 f"sparkdeploy down {fact.deployment}; or serve one of the two without --cluster",
             )
 

@@ -67,15 +67,11 @@ def rank_command(
     return (*serve, *rendezvous, *(() if seat.is_head else ("--headless",)))
 
 
-def meeting_ports(formation: Formation) -> tuple[int, ...]:
-    """Return the head's ports where the nodes of one deployment find each other."""
-    if formation.is_alone:
-        return ()
+def meeting_port(formation: Formation) -> int:
+    """Return the head's port where the nodes of one deployment find each other."""
     if formation.backend == "ray":
-        return (formation.ray_port,)
-    if formation.data_parallel > 1:
-        return (DATA_PARALLEL_RPC_PORT,)
-    return (formation.master_port,)
+        return formation.ray_port
+    return DATA_PARALLEL_RPC_PORT if formation.data_parallel > 1 else formation.master_port
 
 
 def _nccl_env(seat: Seat) -> dict[str, str]:

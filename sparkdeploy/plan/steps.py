@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.plan.container import Deployment, HostFolders
     from sparkdeploy.plan.formation import Formation, Seat
-    from sparkdeploy.plan.observed import MissingModel, Observed
+    from sparkdeploy.plan.observed import Observed
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Model
 
 
 class Action(Enum):
@@ -38,8 +37,6 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ImageStep:
-    """One image stage: reused by fingerprint, or built."""
-
     stage: Stage
     action: Literal[Action.REUSE, Action.BUILD]
     reason: str
@@ -51,7 +48,6 @@ class CheckpointStep:
 
     action: Literal[Action.REUSE, Action.PREPARE, Action.FETCH]
     reason: str
-    model: ModelFact | MissingModel | None
     write_bytes: int = 0
 
 
@@ -166,7 +162,7 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
             {"stage": step.stage.name, "tag": step.stage.tag, **_done_and_why(step)}
             for step in plan.images
         ],
-        "checkpoint": _checkpoint_as_dict(plan.checkpoint, recipe.model),
+        "checkpoint": _checkpoint_as_dict(plan),
         "container": {**_done_and_why(plan.head), "spec": _spec_as_dict(plan.head)},
         "formation": asdict(plan.formation),
         "parts": [_part_as_dict(part) for part in plan.parts],
@@ -183,12 +179,14 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _checkpoint_as_dict(step: CheckpointStep, model: Model) -> dict[str, Any]:
+def _checkpoint_as_dict(plan: Plan) -> dict[str, Any]:
+    wanted, model = plan.resolved.recipe.model, plan.observed.model
+    is_here = not plan.observed.missing
     return {
-        **_done_and_why(step),
-        "model": model.path or model.repo,
-        "path": str(step.model.root) if isinstance(step.model, ModelFact) else None,
-        "write_bytes": step.write_bytes,
+        **_done_and_why(plan.checkpoint),
+        "model": wanted.path or wanted.repo,
+        "path": str(model.root) if isinstance(model, ModelFact) and is_here else None,
+        "write_bytes": plan.checkpoint.write_bytes,
     }
 
 

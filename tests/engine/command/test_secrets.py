@@ -17,7 +17,6 @@ from sparkdeploy.plan.container import (
     UNPRIVILEGED_ID,
     Deployment,
     HostFolders,
-    Weights,
 )
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
@@ -77,7 +76,7 @@ def deployed(
             "v2",
             [f"serve.port={port}", "limits.memory_floor_gib=0.5"],
         ),
-        Weights(_some_model(tmp_path)),
+        _some_model(tmp_path),
         image=guarded_image,
         deployment=Deployment(deployment, Exposure.PUBLIC),
         folders=HostFolders(cache=cache, key_file=key),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.plan.container import Deployment, HostFolders, Weights
+from sparkdeploy.plan.container import Deployment, HostFolders
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.load import Library, load_recipe
@@ -95,7 +95,7 @@ def serve(
         library = Library((resources() / "recipes",))
         shape = container_spec(
             load_recipe(library, "v2", [f"serve.port={port}"]),
-            Weights(_some_model(tmp_path)),
+            _some_model(tmp_path),
             image=stand_in_image,
             deployment=Deployment(deployment, exposure),
             folders=HostFolders(cache=tmp_path / "cache", key_file=tmp_path / "key"),

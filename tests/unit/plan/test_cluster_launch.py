@@ -10,7 +10,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort, read_cluster
-from sparkdeploy.plan.container import GUARD_MEMLOCK_BYTES, Deployment, Place, Weights, part_spec
+from sparkdeploy.plan.container import GUARD_MEMLOCK_BYTES, Deployment, Place, part_spec
 from sparkdeploy.plan.formation import Formation, for_cluster, form_up
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe import flags
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Resolved
 
 IMAGE = "sparkdeploy/plugin:0123456789abcdef"
-PLACE = Place(Weights(model_fact()), FOLDERS)
+PLACE = Place(FOLDERS, model_fact())
 
 
 def spark(number: int) -> ClusterNode:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.plan.container import Deployment, Weights
-from sparkdeploy.plan.launch import Exposure, ModelPaths, serve_argv, serve_env
+from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.launch import Exposure, serve_argv, serve_env
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from sparkdeploy.recipe.schema import Model, Recipe, Serve, Speculative
@@ -35,7 +35,8 @@ def spec_of(resolved: Resolved, exposure: Exposure = Exposure.LOOPBACK) -> Conta
     has_drafter = speculative is not None and speculative.model is not None
     return container_spec(
         resolved,
-        Weights(model_fact(treated=not is_stock), drafter_fact() if has_drafter else None),
+        model_fact(treated=not is_stock),
+        drafter_fact() if has_drafter else None,
         image=IMAGE,
         deployment=Deployment("main", exposure),
         folders=FOLDERS,
@@ -72,10 +73,9 @@ def test_a_public_container_listens_everywhere_behind_the_key(
 
 
 def test_a_model_of_root_is_served_by_an_unprivileged_user(shipped: Library) -> None:
-    weights = Weights(model_fact(owner_uid=0, owner_gid=0))
     spec = container_spec(
         load_recipe(shipped, "v2"),
-        weights,
+        model_fact(owner_uid=0, owner_gid=0),
         image=IMAGE,
         deployment=Deployment("main"),
         folders=FOLDERS,
@@ -138,7 +138,7 @@ def test_nothing_but_such_a_list_opens_the_door(words: list[str]) -> None:
         model=Model(repo="a/b"),
         serve=Serve(extra_args=words),
     )
-    argv = serve_argv(recipe, ModelPaths("/m"), Exposure.LOOPBACK)
+    argv = serve_argv(recipe, "/m", Exposure.LOOPBACK)
     assert argv[3] == "--allowed-media-domains=none.invalid"
     # A word behind it would be taken for one more domain.
     assert argv[4].startswith("--")
@@ -176,7 +176,7 @@ def test_every_valid_recipe_gives_each_flag_once(serve: Serve, exposure: Exposur
         model=Model(repo="a/b"),
         serve=serve,
     )
-    argv = serve_argv(recipe, ModelPaths("/m"), exposure)
+    argv = serve_argv(recipe, "/m", exposure)
     given_flags = [flags.flag_of(item) for item in argv if item.startswith("--")]
     assert len(given_flags) == len(set(given_flags))
     assert argv[:3] == ("vllm", "serve", "/m")

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.stages import stages_of
-from sparkdeploy.plan.container import Deployment, Weights
+from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.flags import VALUE_FLAGS, flag_of
 from sparkdeploy.recipe.harmless import lists
@@ -286,11 +286,11 @@ def test_whatever_stands_in_a_recipe_the_shape_of_its_container_stays(
     recipe = changed(path, value)
     if recipe is None:
         return
-    weights, deployment = Weights(model_fact()), Deployment("main", exposure)
+    deployment = Deployment("main", exposure)
     spec, plain = (
         container_spec(
             Resolved(item, V2.engine, {}),
-            weights,
+            model_fact(),
             image="i",
             deployment=deployment,
             folders=FOLDERS,
@@ -387,8 +387,8 @@ def assert_on_the_list(words: list[str]) -> None:
 def rendered(recipe: Resolved) -> ContainerSpec:
     """The container, with its recipe's name left out of the labels."""
     deployment = Deployment("main", Exposure.LOOPBACK)
-    weights = Weights(model_fact())
-    return container_spec(recipe, weights, image="i", deployment=deployment, folders=FOLDERS)
+    model = model_fact()
+    return container_spec(recipe, model, image="i", deployment=deployment, folders=FOLDERS)
 
 
 ENGINE = load_engine(SHELF, "cuda-0.25")
