@@ -91,7 +91,6 @@ class Outlook:
             yield from speed_report.next_lines(name, recipes, *known)
 
     def page(self) -> str:
-        """Return a self-contained HTML page: the picture and the same tables."""
         where = f"{self.speed.hardware.title}, one of {self.nodes} nodes"
         return picture.page(
             title=f"{self.resolved.recipe.name} on "

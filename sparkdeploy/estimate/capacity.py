@@ -23,8 +23,7 @@ CONTEXTS = (8192, 32768, 131072, 262144)
 LARGE_GPU_BYTES = 70 * GIB
 """From here on vLLM's server defaults to 1024 requests and 8192 tokens a step, else 256 and 2048
 (engine/arg_utils.py, 0.25.1)."""
-DRIVER_BYTES = GIB // 2
-GRAPH_BYTES = GIB // 2
+DRIVER_BYTES = GRAPH_BYTES = GIB // 2
 FP8_BLOCK = 128
 ONE_LINE_SINCE = (0, 28, 0)
 FORMATS = {
@@ -73,7 +72,6 @@ class Budget:
 
     @property
     def claim_bytes(self) -> int:
-        """Return the share of the memory that vLLM takes."""
         return int(self.utilization * self.hardware.memory_bytes)
 
     @property
@@ -95,14 +93,13 @@ class Budget:
         return self.hardware.memory_bytes - self.claim_bytes - CPU_SERVER_BYTES
 
     def rows(self) -> tuple[ContextRow, ...]:
-        """Return what fits at each length up to the recipe's own."""
-        lengths = sorted({*(c for c in CONTEXTS if c <= self.max_model_len), self.max_model_len})
+        shorter = {length for length in CONTEXTS if length < self.max_model_len}
         available, layout = self.available_bytes, self.layout
         return tuple(
             ContextRow(
                 length, layout.concurrency(available, length), layout.tokens(available, length)
             )
-            for length in lengths
+            for length in sorted({*shorter, self.max_model_len})
         )
 
 
@@ -218,7 +215,6 @@ def _reserves(facts: ModelFacts, recipe: Recipe, hardware: Hardware) -> Iterator
 
 
 def capacity_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Iterator[str]:
-    """Yield weights, memory, KV cache and the explanation of vLLM's number."""
     yield from _weight_lines(facts, budget)
     yield from _memory_lines(budget)
     yield from _cache_lines(resolved, budget)
@@ -229,7 +225,6 @@ def capacity_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Ite
 
 
 def capacity_as_dict(resolved: Resolved, facts: ModelFacts, budget: Budget) -> dict[str, Any]:
-    """Return the budget as plain values for `--json`; sizes in bytes."""
     layout, available = budget.layout, budget.available_bytes
     vllm = resolved.engine.vllm
     return {

@@ -79,7 +79,6 @@ class CacheLayout:
 
     @property
     def groups(self) -> int:
-        """Return the number of groups, each with a block table of its own."""
         return self.attention_groups + self.state_groups
 
     @property
@@ -106,7 +105,6 @@ class CacheLayout:
         return self.blocks(available_bytes) / self.blocks_per_request(context_tokens)
 
     def tokens(self, available_bytes: int, context_tokens: int) -> int:
-        """Return the tokens that requests of this length can hold together."""
         return int(self.concurrency(available_bytes, context_tokens) * context_tokens)
 
     def logged_tokens(self, available_bytes: int, max_model_len: int, vllm: str) -> int:

@@ -16,8 +16,6 @@ CPU_SERVER_BYTES = 3 * GIB
 
 @dataclass(frozen=True, slots=True)
 class MemoryClaim:
-    """What one deployment takes of a machine's memory."""
-
     needed_bytes: int
     floor_bytes: int
     """What has to stay free for the machine beside it."""
@@ -31,21 +29,11 @@ class MemoryClaim:
 
 def memory_claim(recipe: Recipe, engine: Engine, node: NodeFact) -> MemoryClaim | None:
     """Return what a recipe takes of a node; None when the node's memory is not known."""
-    needed = memory_needed_bytes(recipe, engine, node)
-    if needed is None:
-        return None
-    shares_memory = node.gpu is not None and node.gpu.memory_bytes is None
-    return MemoryClaim(
-        needed_bytes=needed,
-        floor_bytes=int(recipe.limits.memory_floor_gib * GIB),
-        page_cache_counts=engine.runs_on == "cpu" or not shares_memory,
-    )
-
-
-def memory_needed_bytes(recipe: Recipe, engine: Engine, node: NodeFact) -> int | None:
-    """Return what vLLM will claim: a share of all memory on a GPU, a small server on a CPU."""
+    floor_bytes = int(recipe.limits.memory_floor_gib * GIB)
     if engine.runs_on == "cpu":
-        return CPU_SERVER_BYTES + GIB
+        return MemoryClaim(CPU_SERVER_BYTES + GIB, floor_bytes)
     if node.memory_total_bytes is None:
         return None
-    return int(recipe.serve.gpu_memory_utilization * node.memory_total_bytes)
+    needed_bytes = int(recipe.serve.gpu_memory_utilization * node.memory_total_bytes)
+    shares_memory = node.gpu is not None and node.gpu.memory_bytes is None
+    return MemoryClaim(needed_bytes, floor_bytes, page_cache_counts=not shares_memory)

@@ -159,7 +159,6 @@ def _size(text: Mapping[str, Any], name: str, *, least: int) -> int:
 
 
 def kind_of(name: str) -> WeightKind:
-    """Return what a tensor of a Qwen3.5 checkpoint belongs to."""
     if name.startswith("mtp."):
         return WeightKind.MTP_EXPERTS if ".mlp.experts." in name else WeightKind.MTP_DENSE
     return next((kind for part, kind in KIND_BY_PART.items() if part in name), WeightKind.OTHER)

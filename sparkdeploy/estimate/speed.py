@@ -53,10 +53,8 @@ class Acceptance:
     source: str
 
     def tokens_per_step(self, drafted: int) -> float | None:
-        """Return the tokens of a step, or None when no rate is known for that many drafts."""
-        if drafted > len(self.positions):
-            return None
-        return 1 + sum(self.positions[:drafted])
+        """None when no rate is known for that many drafts."""
+        return None if drafted > len(self.positions) else 1 + sum(self.positions[:drafted])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +69,6 @@ class DecodeStep:
     def total_bytes(self) -> float:
         return sum(self.parts.values())
 
-    def duration_s(self, bandwidth_bytes_s: float) -> float:
-        return self.total_bytes / bandwidth_bytes_s
-
-    def tokens_per_second(self, bandwidth_bytes_s: float) -> float:
-        """Return the tokens of all requests together."""
-        return self.requests * self.tokens_per_request / self.duration_s(bandwidth_bytes_s)
-
 
 @dataclass(frozen=True, slots=True)
 class Speed:
@@ -90,23 +81,22 @@ class Speed:
     launch_s: float = 0.0
     """Time a step of that recipe leaves unexplained when kernels reach `KERNEL_SHARE`."""
 
-    @property
-    def bandwidth_bytes_s(self) -> float:
-        """Return the bandwidth that is reached."""
-        return self.efficiency * self.hardware.bandwidth_bytes_s
-
     def duration_s(self, step: DecodeStep) -> float:
-        return step.duration_s(self.bandwidth_bytes_s)
+        return step.total_bytes / (self.efficiency * self.hardware.bandwidth_bytes_s)
 
     def tokens_per_second(self, step: DecodeStep) -> float:
-        return step.tokens_per_second(self.bandwidth_bytes_s)
+        """Of all requests together."""
+        return step.requests * step.tokens_per_request / self.duration_s(step)
 
     def launched_apart(self, step: DecodeStep) -> float | None:
         """Return tokens a second with the launch cost counted once a step, not as bandwidth."""
         if self.fitted_to is None:
             return None
-        kernels_s = step.duration_s(KERNEL_SHARE * self.hardware.bandwidth_bytes_s)
-        return step.tokens_per_request / (kernels_s + self.launch_s)
+        return step.tokens_per_request / (_kernels_s(step, self.hardware) + self.launch_s)
+
+
+def _kernels_s(step: DecodeStep, hardware: Hardware) -> float:
+    return step.total_bytes / (KERNEL_SHARE * hardware.bandwidth_bytes_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +133,16 @@ def fit_speed(
     acceptance: Mapping[str, Acceptance],
 ) -> Speed:
     """Return the machine's speed; the efficiency comes from one published figure, or is 1."""
-    fit = hardware.fit
+    bound, fit = Speed(hardware, 1.0, None), hardware.fit
     fitted = recipes.get(fit.recipe) if fit is not None else None
     known = facts.get(fitted.recipe.model.repo) if fitted is not None else None
     if fit is None or fitted is None or known is None:
-        return Speed(hardware, 1.0, None)
+        return bound
     step = decode_step(fitted, known, acceptance)
     if step is None:
-        return Speed(hardware, 1.0, None)
-    efficiency = fit.end_to_end_tok_s / step.tokens_per_second(hardware.bandwidth_bytes_s)
-    kernels_s = step.duration_s(KERNEL_SHARE * hardware.bandwidth_bytes_s)
-    launch_s = step.tokens_per_request / fit.end_to_end_tok_s - kernels_s
+        return bound
+    efficiency = fit.end_to_end_tok_s / bound.tokens_per_second(step)
+    launch_s = step.tokens_per_request / fit.end_to_end_tok_s - _kernels_s(step, hardware)
     return Speed(hardware, efficiency, fit.recipe, max(0.0, launch_s))
 
 
@@ -260,13 +249,12 @@ def _verifying(
     """The model itself: every dense weight once, and of the experts those that rows reach."""
     a = facts.architecture
     reached = distinct_experts(a.num_experts, a.num_experts_per_tok, rows) / a.num_experts
-    small = weights.get(WeightKind.ROUTER, 0) + weights.get(WeightKind.NORMS, 0)
     return {
         StepPart.EXPERTS: weights.get(WeightKind.EXPERTS, 0) * reached,
         StepPart.GDN: weights.get(WeightKind.GDN, 0),
         StepPart.SHARED: weights.get(WeightKind.SHARED_EXPERTS, 0),
         StepPart.ATTENTION: weights.get(WeightKind.ATTENTION, 0),
-        StepPart.SMALL: small,
+        StepPart.SMALL: weights.get(WeightKind.ROUTER, 0) + weights.get(WeightKind.NORMS, 0),
         StepPart.HEAD: _head_bytes(weights),
     }
 

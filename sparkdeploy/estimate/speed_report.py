@@ -26,7 +26,6 @@ NOTABLE_BYTES = 10_000_000
 
 
 def speed_lines(speed: Speed, acceptance: Mapping[str, Acceptance]) -> Iterator[str]:
-    """Yield the inputs of the estimate and their sources."""
     hardware = speed.hardware
     rate = f"{hardware.bandwidth_bytes_s / 1e9:,.0f} GB/s"
     yield f"speed on {hardware.title}: {rate} ({hardware.source})"

@@ -21,8 +21,6 @@ HOPELESS_EXIT_CODES = (2, 3, 5, 6)
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Everything that stands in the unit."""
-
     deployment: str
     up: Sequence[str]
     """The command that starts it, with its absolute program first."""
