@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import timeit
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -91,15 +92,11 @@ class Outlook:
             yield from speed_report.next_lines(name, recipes, *known)
 
     def page(self) -> str:
-        where = f"{self.speed.hardware.title}, one of {self.nodes} nodes"
+        title = f"{self.resolved.recipe.name} on {self.speed.hardware.title}"
         return picture.page(
-            title=f"{self.resolved.recipe.name} on "
-            + (where if self.nodes > 1 else self.speed.hardware.title),
+            title=f"{title}, one of {self.nodes} nodes" if self.nodes > 1 else title,
             picture=picture.bytes_per_step(self.estimates),
-            sections={
-                "Memory": tuple(self.capacity_lines()),
-                "Speed": tuple(self.speed_lines()),
-            },
+            sections={"Memory": self.capacity_lines(), "Speed": self.speed_lines()},
         )
 
     def as_dict(self) -> dict[str, object]:
@@ -224,11 +221,11 @@ def facts_of(
 def copy_bandwidth(clock: Callable[[], float] = time.perf_counter) -> float:
     """Measure how many bytes a second one core moves when it copies memory, read and written."""
     block, target = bytearray(COPIED_BYTES), memoryview(bytearray(COPIED_BYTES))
-    best_s = float("inf")
-    for _ in range(COPIES):
-        started_s = clock()
+
+    def copy() -> None:
         target[:] = block
-        best_s = min(best_s, clock() - started_s)
+
+    best_s = min(timeit.repeat(copy, number=1, repeat=COPIES, timer=clock))
     return 2 * COPIED_BYTES / best_s
 
 

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 from sparkdeploy.estimate.speed import StepPart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.estimate.speed import DecodeStep, SpeedEstimate
 
@@ -44,7 +44,7 @@ def _css_class(part: StepPart) -> str:
     return "part-" + part.name.lower().replace("_", "-")
 
 
-def page(*, title: str, picture: str, sections: Mapping[str, Sequence[str]]) -> str:
+def page(*, title: str, picture: str, sections: Mapping[str, Iterable[str]]) -> str:
     """Return the page; `picture` is SVG, sections are lines of text by heading."""
     return _render(
         "page.html.j2",

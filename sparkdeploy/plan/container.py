@@ -10,7 +10,6 @@ from sparkdeploy import __version__, labels
 from sparkdeploy.node.container import ContainerSpec, Mount, Ulimit
 from sparkdeploy.plan import launch
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.plan.rendezvous import fabric_env, rank_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,7 +95,7 @@ def part_spec(
         exposure,
         drafter=_path_inside(drafter) if drafter is not None else None,
     )
-    env = launch.serve_env(recipe, engine) | fabric_env(resolved, formation, seat)
+    env = launch.serve_env(recipe, engine) | launch.fabric_env(resolved, formation, seat)
     # One node of several that are configured may serve alone: it has nobody to reach.
     with_rdma = bool(seat.rdma) and engine.runs_on == "cuda" and not formation.is_alone
     memlock = UNLIMITED if with_rdma else GUARD_MEMLOCK_BYTES
@@ -107,7 +106,7 @@ def part_spec(
         command=(
             *_guard_options(recipe, exposure, formation),
             "--",
-            *rank_command(recipe, formation, seat, serve),
+            *launch.rank_command(recipe, formation, seat, serve),
         ),
         env=dict(sorted(env.items())),
         mounts=_mounts(place, exposure),

@@ -49,16 +49,6 @@ class Move:
             owner_gid=model.owner_gid if is_root else self.there.gid,
         )
 
-    def folders(self, folders: HostFolders, user: tuple[int, int]) -> HostFolders:
-        """Return the folders of a container that runs there as `user` (uid and gid)."""
-        uid, gid = user
-        template = folders.chat_template
-        return replace(
-            folders,
-            cache=self.path(folders.cache).with_name(f"{uid}-{gid}"),
-            chat_template=self.path(template) if template is not None else None,
-        )
-
 
 def place_of(observed: Observed, folders: HostFolders, node: str) -> Place | None:
     """Return where a node has weights and folders; None while the model is missing at the head.
@@ -73,7 +63,14 @@ def place_of(observed: Observed, folders: HostFolders, node: str) -> Place | Non
     if move is None:
         return None
     models = [move.model(model) for model in observed.present]
-    return Place(move.folders(folders, container_user(models[0])), *models)
+    uid, gid = container_user(models[0])
+    template = folders.chat_template
+    moved = replace(
+        folders,
+        cache=move.path(folders.cache).with_name(f"{uid}-{gid}"),
+        chat_template=move.path(template) if template is not None else None,
+    )
+    return Place(moved, *models)
 
 
 def move_to(observed: Observed, node: str) -> Move | None:

@@ -9,8 +9,8 @@ from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.errors import NodeError
 from sparkdeploy.plan.container import container_name, container_user
+from sparkdeploy.plan.launch import meeting_port
 from sparkdeploy.plan.observed import MissingModel, ModelFact
-from sparkdeploy.plan.rendezvous import meeting_port
 from sparkdeploy.plan.steps import Action, Problem
 
 if TYPE_CHECKING:

@@ -165,7 +165,15 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         "checkpoint": _checkpoint_as_dict(plan),
         "container": {**_done_and_why(plan.head), "spec": _spec_as_dict(plan.head)},
         "formation": asdict(plan.formation),
-        "parts": [_part_as_dict(part) for part in plan.parts],
+        "parts": [
+            {
+                "node": part.node,
+                "rank": part.seat.rank,
+                **_done_and_why(part),
+                "needs": asdict(part.needs),
+            }
+            for part in plan.parts
+        ],
         "nodes": {part.node: _spec_as_dict(part) for part in plan.parts},
         "needs": asdict(plan.needs),
         "checks": [check.as_dict() for check in plan.observed.checks],
@@ -187,15 +195,6 @@ def _checkpoint_as_dict(plan: Plan) -> dict[str, Any]:
         "model": wanted.path or wanted.repo,
         "path": str(model.root) if isinstance(model, ModelFact) and is_here else None,
         "write_bytes": plan.checkpoint.write_bytes,
-    }
-
-
-def _part_as_dict(part: Part) -> dict[str, Any]:
-    return {
-        "node": part.node,
-        "rank": part.seat.rank,
-        **_done_and_why(part),
-        "needs": asdict(part.needs),
     }
 
 
