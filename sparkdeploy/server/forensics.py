@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy import yaml_text
 from sparkdeploy.console import format_gib
 from sparkdeploy.server.log_lines import LogLine, guard_payload, lines_of, read_line
-from sparkdeploy.server.signatures import SIGNATURES, Signature
 from sparkdeploy.server.tracebacks import decisive, tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+SIGNATURES = Path(__file__).parent / "signatures.yaml"
 EXIT_MEMORY_FLOOR = 86
 """How the guard ends a container when memory runs out, and nothing else: a vLLM that ends itself
 with 86 becomes 1. No line that vLLM writes counts as a trip.
@@ -46,6 +49,25 @@ _EXIT_HINTS = {
     135: "its shared memory is full, or a mapped model file was cut; verify the checkpoint",
     137: "if nobody stopped it, the kernel did: `sudo dmesg | grep -i oom`",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A cause that can be recognised by one line of the log."""
+
+    name: str
+    pattern: str
+    meaning: str
+    hint: str
+    is_certain: bool = True
+    """False for words that also occur in harmless tracebacks; those need the fatal one."""
+
+
+@functools.cache
+def signatures() -> tuple[Signature, ...]:
+    """Return what signatures.yaml says, in its order; it is a part of the program."""
+    rows = yaml_text.load(yaml_text.read_text(SIGNATURES), str(SIGNATURES))
+    return tuple(Signature(pattern="|".join(row.pop("says")), **row) for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,17 +210,17 @@ def _gib(report: Mapping[str, Any], key: str) -> str:
 def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
     """Fatal traceback by signature, certain signatures anywhere, traceback as it is, last words."""
     suspects = [line.text for line in lines if _is_suspect(line)]
-    certain = [signature for signature in SIGNATURES if signature.is_certain]
+    certain = [signature for signature in signatures() if signature.is_certain]
     if by_signal:
         return _by_signature(suspects, certain)
     trace = decisive(tracebacks(lines))
     words = Cause("exception", trace.exceptions[0], "the engine failed") if trace else None
     fatal = trace.exceptions + trace.lines if trace and not trace.is_echo else []
     return (
-        _by_signature(fatal, SIGNATURES)
+        _by_signature(fatal, signatures())
         or _by_signature(suspects, certain)
         or words
-        or _by_signature(suspects, SIGNATURES)
+        or _by_signature(suspects, signatures())
         or _last_words(lines)
     )
 
@@ -210,8 +232,8 @@ def _is_suspect(line: LogLine) -> bool:
     return line.level not in _QUIET_LEVELS
 
 
-def _by_signature(texts: Sequence[str], signatures: Iterable[Signature]) -> Cause | None:
-    for signature in signatures:
+def _by_signature(texts: Sequence[str], known: Iterable[Signature]) -> Cause | None:
+    for signature in known:
         pattern = re.compile(signature.pattern)
         for text in texts:
             if pattern.search(text):

@@ -12,10 +12,10 @@ from sparkdeploy.server.forensics import (
     guard_reports,
     log_tail,
     root_cause,
+    signatures,
     until_last_restart,
 )
 from sparkdeploy.server.log_lines import lines_of, read_line
-from sparkdeploy.server.signatures import SIGNATURES
 from sparkdeploy.server.tracebacks import decisive, tracebacks
 from tests.unit.server.log_files import HEALTHY, healthy_logs, recorded, recorded_crashes
 
@@ -68,13 +68,13 @@ def test_what_sounds_bad_and_is_not_raises_no_alarm(name: str) -> None:
     log = recorded(f"healthy/{name}")
 
     assert cause_of(log, 143).name == "exit_143"
-    assert cause_of(log, 3).name not in {signature.name for signature in SIGNATURES}
+    assert cause_of(log, 3).name not in {signature.name for signature in signatures()}
 
 
 def test_every_signature_has_a_recorded_crash() -> None:
     names = {name.partition("-")[0] for name in recorded_crashes()}
 
-    assert {signature.name for signature in SIGNATURES} <= names
+    assert {signature.name for signature in signatures()} <= names
 
 
 def test_the_engines_own_error_is_preferred_over_the_servers_echo() -> None:
@@ -209,8 +209,8 @@ def test_a_broken_guard_line_is_left_out() -> None:
 
 
 def test_every_signature_has_a_name_of_its_own_and_a_way_out() -> None:
-    assert len({signature.name for signature in SIGNATURES}) == len(SIGNATURES)
-    assert all(signature.hint and signature.meaning for signature in SIGNATURES)
+    assert len({signature.name for signature in signatures()}) == len(signatures())
+    assert all(signature.hint and signature.meaning for signature in signatures())
 
 
 @given(st.text(alphabet=string.printable, max_size=400), st.integers(0, 255), st.booleans())
