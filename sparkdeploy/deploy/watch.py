@@ -13,9 +13,13 @@ from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.facts import parse_meminfo, read_or_none
 from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import named
-from sparkdeploy.server import durations
 from sparkdeploy.server.health import wait_until_answering
-from sparkdeploy.server.phases import SPARK_COLD_START_S, PhaseTracker
+from sparkdeploy.server.phases import (
+    SPARK_COLD_START_S,
+    PhaseTracker,
+    recall_durations,
+    remember_durations,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +65,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         """Expect what such a start took the last time."""
-        recalled_s = durations.recall(
+        recalled_s = recall_durations(
             self.settings.state_dir, self.start.pace, otherwise=self.start.usual_s
         )
         self.tracker = PhaseTracker(typical_s=recalled_s)
@@ -86,7 +90,7 @@ class Watch:
                 if first is None:
                     raise
                 raise first.error() from error
-        durations.remember(self.settings.state_dir, self.start.pace, readiness.phases_s)
+        remember_durations(self.settings.state_dir, self.start.pace, readiness.phases_s)
         console.info(f"  answered after {format_seconds(readiness.startup_s)}")
         return readiness
 

@@ -37,6 +37,7 @@ LATE_POLL_S = 1.0
 LOG_END_TIMEOUT_S = 1.0
 TAIL_LINES = 30
 EXAMINED_LINES = 5000
+ALIVE = frozenset({"created", "running", "paused", "restarting"})
 FIRST_PROMPT = "The capital of France is"
 FIRST_TOKENS = 4
 
@@ -148,7 +149,7 @@ class _Wait:
 
     def _require_alive(self) -> None:
         fact = self.host.find_container(self.container_id)
-        if fact is None or fact.state not in {"created", "running", "paused", "restarting"}:
+        if fact is None or fact.state not in ALIVE:
             self.log_thread.join(LOG_END_TIMEOUT_S)
             raise death(self.host, self.container_id, fact, phase=self.tracker.describe())
         refused_at = self.restarts_before_refusal

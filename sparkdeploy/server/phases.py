@@ -1,16 +1,21 @@
-"""The phases of a vLLM start, read from its log as it streams by."""
+"""The phases of a vLLM start, read from its log as it streams by, and how long they took."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.server.facts import EngineFacts, read_facts
 from sparkdeploy.server.log_lines import LineSplitter, guard_payload
+from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +190,29 @@ def read_whole(log: Iterable[bytes]) -> PhaseTracker:
         tracker.feed(chunk)
     tracker.finish()
     return tracker
+
+
+def recall_durations(
+    state_dir: Path, key: str, *, otherwise: Mapping[str, float] = SPARK_COLD_START_S
+) -> Mapping[str, float]:
+    """Return seconds a phase from the last start of this key, or else the table given."""
+    try:
+        known = read_json(_durations_file(state_dir, key))
+        return {str(name): float(duration_s) for name, duration_s in known.items()}
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
+        return otherwise
+
+
+def remember_durations(state_dir: Path, key: str, phases_s: Mapping[str, float]) -> None:
+    """Keep what a successful start took; `key` names image, recipe and hardware."""
+    path = _durations_file(state_dir, key)
+    staged = path.with_suffix(".new")
+    # A full disk costs the next start its estimate, and this one nothing.
+    with contextlib.suppress(OSError):
+        make_private(path.parent)
+        staged.write_text(json.dumps({name: round(value, 2) for name, value in phases_s.items()}))
+        staged.replace(path)
+
+
+def _durations_file(state_dir: Path, key: str) -> Path:
+    return state_dir / "starts" / (re.sub(r"[^\w.-]", "_", key)[:200] + ".json")

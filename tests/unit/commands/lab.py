@@ -293,10 +293,8 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr(rollback, "make_room_for", lambda *_: None)
     monkeypatch.setattr(rollback, "starting_together", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(Watch, "_wait_for_head", wait_for_head)
-    monkeypatch.setattr(
-        "sparkdeploy.deploy.watch.durations",
-        SimpleNamespace(recall=lambda *_a, **_k: {}, remember=lambda *_: None),
-    )
+    monkeypatch.setattr("sparkdeploy.deploy.watch.recall_durations", lambda *_a, **_k: {})
+    monkeypatch.setattr("sparkdeploy.deploy.watch.remember_durations", lambda *_: None)
     monkeypatch.setattr("sparkdeploy.deploy.group_watch.POLL_S", 0.001)
 
     def begin(replacement: Any, *, spec: ContainerSpec, before_start: Any) -> None:

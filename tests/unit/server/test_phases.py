@@ -7,10 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.server.durations import recall, remember
 from sparkdeploy.server.facts import EngineFacts
 from sparkdeploy.server.log_lines import MAX_LINE_BYTES, LineSplitter, read_line
-from sparkdeploy.server.phases import PHASES, SPARK_COLD_START_S, PhaseTracker, read_whole
+from sparkdeploy.server.phases import (
+    PHASES,
+    SPARK_COLD_START_S,
+    PhaseTracker,
+    read_whole,
+    recall_durations,
+    remember_durations,
+)
 from tests.examples import examples
 from tests.unit.server.log_files import HEALTHY, recorded
 
@@ -251,15 +257,15 @@ def test_durations_add_up_to_the_whole_start() -> None:
 
 
 def test_the_last_start_is_remembered(tmp_path: Path) -> None:
-    assert recall(tmp_path, "image:v2") == SPARK_COLD_START_S
+    assert recall_durations(tmp_path, "image:v2") == SPARK_COLD_START_S
 
-    remember(tmp_path, "image:v2", {"weights": 1.234})
+    remember_durations(tmp_path, "image:v2", {"weights": 1.234})
 
-    assert recall(tmp_path, "image:v2") == {"weights": 1.23}
+    assert recall_durations(tmp_path, "image:v2") == {"weights": 1.23}
 
 
 def test_a_damaged_memory_of_the_last_start_is_ignored(tmp_path: Path) -> None:
-    remember(tmp_path, "k", {"weights": 1.0})
+    remember_durations(tmp_path, "k", {"weights": 1.0})
     next((tmp_path / "starts").iterdir()).write_text("[1,")
 
-    assert recall(tmp_path, "k") == SPARK_COLD_START_S
+    assert recall_durations(tmp_path, "k") == SPARK_COLD_START_S
