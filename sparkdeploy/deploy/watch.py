@@ -1,19 +1,23 @@
-"""A start that is waited for: its progress on the console, and what is remembered of it."""
+"""A start that is waited for: its progress, and its parts, which live and die together."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
 
 from sparkdeploy.console import console, format_seconds
 from sparkdeploy.deploy.expectation import hold
-from sparkdeploy.deploy.group_watch import GroupWatch, Member
 from sparkdeploy.deploy.serving import served_model
-from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.node.facts import parse_meminfo, read_or_none
 from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import named
-from sparkdeploy.server.health import wait_until_answering
+from sparkdeploy.node.reports import parse_time
+from sparkdeploy.server.health import ALIVE, death, wait_until_answering
 from sparkdeploy.server.phases import (
     SPARK_COLD_START_S,
     PhaseTracker,
@@ -22,10 +26,12 @@ from sparkdeploy.server.phases import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from sparkdeploy.console import Step
     from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
@@ -33,6 +39,10 @@ if TYPE_CHECKING:
 SAMPLE_EVERY_S = 1.0
 SAMPLE_OTHERS_EVERY_S = 5.0
 """A look at another node's memory takes a command over ssh."""
+POLL_S = 0.5
+LOST_AFTER_S = 5.0
+"""How long a node may not answer before its container counts as lost."""
+STOP_TIMEOUT_S = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +74,10 @@ class Watch:
     _sampled_s: dict[str, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Expect what such a start took the last time."""
         recalled_s = recall_durations(
             self.settings.state_dir, self.start.pace, otherwise=self.start.usual_s
         )
         self.tracker = PhaseTracker(typical_s=recalled_s)
-
-    @property
-    def head(self) -> Node:
-        return next(node for node in self.parts if node.is_here)
 
     def wait(self) -> Readiness:
         """Return when the model has answered and every part is what was planned.
@@ -112,21 +117,17 @@ class Watch:
         ]
 
     def _wait_for_head(self) -> Readiness:
-        start, settings, host = self.start, self.settings, self.head.docker
-        container_id = self.parts[self.head]
+        start, settings = self.start, self.settings
+        head = next(node for node in self.parts if node.is_here)
+        command = f"sparkdeploy {start.command}"
         with (
-            watching(
-                settings.lock_dir,
-                settings.node_name,
-                start.deployment,
-                command=f"sparkdeploy {start.command}",
-            ),
+            watching(settings.lock_dir, settings.node_name, start.deployment, command=command),
             console.step(f"start of {start.deployment}") as step,
-            served_model(host, container_id, settings) as model,
+            served_model(head.docker, self.parts[head], settings) as model,
         ):
             return wait_until_answering(
-                host,
-                container_id,
+                head.docker,
+                self.parts[head],
                 model,
                 deadline_s=start.deadline_s,
                 on_phase=lambda tracker, elapsed_s: self._note(step, tracker, elapsed_s),
@@ -155,3 +156,115 @@ def _found(node: Node, container_id: str) -> ContainerFact:
     if fact is None:
         raise NodeError(f"{node.name}: container {container_id[:12]} is gone")
     return fact
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node's container; `clock_skew_s` is how far that node's clock is from ours."""
+
+    node: str
+    host: DockerHost
+    container_id: str
+    clock_skew_s: float = 0.0
+
+    def find_end(self) -> End | None:
+        """Return how it ended; None while it lives."""
+        fact = self.host.find_container(self.container_id)
+        return End(self, fact) if fact is None or fact.state not in ALIVE else None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How one member ended, or why nobody can say how it is."""
+
+    member: Member
+    fact: ContainerFact | None
+    lost: NodeError | None = None
+
+    def ended_at(self) -> datetime | None:
+        """Return when, by our clock."""
+        moment = parse_time(self.fact.finished_at) if self.fact else None
+        return moment - timedelta(seconds=self.member.clock_skew_s) if moment else None
+
+    def error(self) -> SparkdeployError:
+        """Return the error that names the node and the root cause."""
+        node = self.member.node
+        if self.lost is not None:
+            message = self.lost.message.removeprefix(f"{node}: ")
+            return UnhealthyError(
+                f"{node}: lost while it was waited for: {message}", hint=self.lost.hint
+            )
+        found = death(self.member.host, self.member.container_id, self.fact)
+        found.message = f"{node}: {found.message}"
+        return found
+
+
+@dataclass(slots=True)
+class GroupWatch:
+    """Looks at all members until one ends, which ends the rest; a context manager."""
+
+    members: Sequence[Member]
+    first: End | None = None
+    _over: threading.Event = field(default_factory=threading.Event, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _threads: list[threading.Thread] = field(default_factory=list, init=False)
+
+    def __enter__(self) -> Self:
+        for member in self.members:
+            thread = threading.Thread(target=self._follow, args=(member,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(LOST_AFTER_S)
+
+    def find_first(self) -> End | None:
+        """Return the first end, looking once more at every member; None when all live."""
+        with self._lock:
+            if self.first is None and (ends := _ends(self.members)):
+                self.first = earliest(ends)
+                self._over.set()
+            return self.first
+
+    def _follow(self, member: Member) -> None:
+        answered_s = time.monotonic()
+        while not self._over.wait(POLL_S):
+            try:
+                end = member.find_end()
+                answered_s = time.monotonic()
+            except NodeError as error:
+                if time.monotonic() - answered_s <= LOST_AFTER_S:
+                    continue
+                end = End(member, None, error)
+            if end is not None:
+                self._end(end)
+
+    def _end(self, noticed: End) -> None:
+        """Of all that have ended by now the earliest is the first; the others are stopped."""
+        with self._lock:
+            if self._over.is_set():
+                return
+            others = (member for member in self.members if member is not noticed.member)
+            self.first = earliest((noticed, *_ends(others)))
+            self._over.set()
+        for member in self.members:
+            with contextlib.suppress(NodeError):
+                member.host.stop(member.container_id, timeout_s=STOP_TIMEOUT_S)
+
+
+def _ends(members: Iterable[Member]) -> list[End]:
+    """Return how those have ended that have, of all that answer."""
+    found: list[End | None] = []
+    for member in members:
+        with contextlib.suppress(NodeError):
+            found.append(member.find_end())
+    return [end for end in found if end is not None]
+
+
+def earliest(ends: Sequence[End]) -> End:
+    """Return the end that came first; one without a time only when none has one."""
+    timed = [(moment, end) for end in ends if (moment := end.ended_at()) is not None]
+    return min(timed, key=lambda item: item[0])[1] if timed else ends[0]

@@ -295,7 +295,7 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr(Watch, "_wait_for_head", wait_for_head)
     monkeypatch.setattr("sparkdeploy.deploy.watch.recall_durations", lambda *_a, **_k: {})
     monkeypatch.setattr("sparkdeploy.deploy.watch.remember_durations", lambda *_: None)
-    monkeypatch.setattr("sparkdeploy.deploy.group_watch.POLL_S", 0.001)
+    monkeypatch.setattr("sparkdeploy.deploy.watch.POLL_S", 0.001)
 
     def begin(replacement: Any, *, spec: ContainerSpec, before_start: Any) -> None:
         number = lab.planned[-1].resolved.recipe.serve.max_num_seqs

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from sparkdeploy.deploy.group_watch import End, GroupWatch, Member, earliest
+from sparkdeploy.deploy.watch import End, GroupWatch, Member, earliest
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.host import DockerHost
