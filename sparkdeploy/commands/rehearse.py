@@ -14,8 +14,7 @@ from sparkdeploy.commands.reach import Reach
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.commands.up import Extent, Outcome, up
 from sparkdeploy.console import console
-from sparkdeploy.deploy.changing import LOCK_WAIT_S
-from sparkdeploy.deploy.interruptions import held_back
+from sparkdeploy.deploy.changing import LOCK_WAIT_S, held_back
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.node.lock import node_lock

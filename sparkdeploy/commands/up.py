@@ -12,11 +12,16 @@ from sparkdeploy import labels
 from sparkdeploy.commands.checkpoint_fetch import bring_models
 from sparkdeploy.commands.reach import Reach, everyone, needed
 from sparkdeploy.console import console
-from sparkdeploy.deploy.changing import SETTLE_WAIT_S, changing, crashes_dir, starting_together
+from sparkdeploy.deploy.changing import (
+    SETTLE_WAIT_S,
+    changing,
+    crashes_dir,
+    held_back,
+    starting_together,
+)
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.expectation import expectation_of
-from sparkdeploy.deploy.interruptions import held_back
 from sparkdeploy.deploy.launch import Launch, parts_elsewhere
 from sparkdeploy.deploy.memory import PageCache, make_room_for
 from sparkdeploy.deploy.recovery import abandon, end_start, recover

@@ -1,8 +1,10 @@
-"""One change at a time on this node."""
+"""Changes of a node's containers: one at a time, and none left in the middle by a signal."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from sparkdeploy.settings import SHARED_LOCK_DIR
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
+    from types import FrameType
 
     from sparkdeploy.node.node import Node
     from sparkdeploy.settings import Settings
@@ -22,6 +25,32 @@ if TYPE_CHECKING:
 LOCK_WAIT_S = 5.0
 SETTLE_WAIT_S = 120.0
 """A start that has ended must be settled: it waits for whoever stops another container."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Hold Ctrl-C, SIGTERM and SIGHUP back until the block is over; then KeyboardInterrupt.
+
+    What is ignored stays ignored. Outside the main thread no signal is heard, and nothing is held.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+
+    heard = [number for number in _SIGNALS if callable(signal.getsignal(number))]
+    before = {number: signal.signal(number, note) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def changing(
@@ -35,13 +64,7 @@ def changing(
     with contextlib.suppress(OSError):
         keep_private(settings.state_dir)
         make_private(settings.cache_dir)
-    return node_lock(
-        settings.lock_dir,
-        settings.node_name,
-        command=f"sparkdeploy {command}",
-        wait_s=wait_s,
-        on_wait=console.info,
-    )
+    return _locked_here(settings, settings.node_name, command, wait_s)
 
 
 @contextlib.contextmanager
@@ -56,19 +79,24 @@ def starting_together(nodes: Iterable[Node], settings: Settings, command: str) -
         for node in by_name if len(by_name) > 1 else ():
             name = f"{node.name}-parts"
             if node.is_here:
-                lock = node_lock(
-                    settings.lock_dir,
-                    name,
-                    command=f"sparkdeploy {command}",
-                    wait_s=SETTLE_WAIT_S,
-                    on_wait=console.info,
-                )
-            else:
-                # What SPARKDEPLOY_LOCK_DIR is there is unknown.
-                path = lock_path(Path(SHARED_LOCK_DIR), name)
-                lock = locked_there(node, path, SETTLE_WAIT_S)
-            held.enter_context(lock)
+                held.enter_context(_locked_here(settings, name, command, SETTLE_WAIT_S))
+                continue
+            # What SPARKDEPLOY_LOCK_DIR is there is unknown.
+            path = lock_path(Path(SHARED_LOCK_DIR), name)
+            held.enter_context(locked_there(node, path, SETTLE_WAIT_S))
         yield
+
+
+def _locked_here(
+    settings: Settings, name: str, command: str, wait_s: float
+) -> AbstractContextManager[None]:
+    return node_lock(
+        settings.lock_dir,
+        name,
+        command=f"sparkdeploy {command}",
+        wait_s=wait_s,
+        on_wait=console.info,
+    )
 
 
 def crashes_dir(settings: Settings) -> Path:

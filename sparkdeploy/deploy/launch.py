@@ -15,9 +15,9 @@ from uuid import uuid4
 
 from sparkdeploy import labels
 from sparkdeploy.console import console
+from sparkdeploy.deploy.changing import held_back
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.evidence import cause_as_dict
-from sparkdeploy.deploy.interruptions import held_back
 from sparkdeploy.deploy.replace import Replacement, TakenAwayError, begin, begin_return, leave
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.node import named

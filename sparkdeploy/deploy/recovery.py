@@ -7,11 +7,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.console import console
-from sparkdeploy.deploy.changing import crashes_dir
+from sparkdeploy.deploy.changing import crashes_dir, held_back
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import DeploymentContainers, find_deployment, nodes_of, uptime_s
 from sparkdeploy.deploy.expectation import hold
-from sparkdeploy.deploy.interruptions import held_back
 from sparkdeploy.deploy.replace import Origin, Replacement, drop_kept, returning_or_made
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, UnhealthyError

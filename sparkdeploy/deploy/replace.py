@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.console import console
+from sparkdeploy.deploy.changing import held_back
 from sparkdeploy.deploy.deployments import find_deployment, kept_name, replaced_name
 from sparkdeploy.deploy.evidence import save_evidence
-from sparkdeploy.deploy.interruptions import held_back
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.plan.container import container_name
 

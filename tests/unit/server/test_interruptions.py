@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy.interruptions import held_back
+from sparkdeploy.deploy.changing import held_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
