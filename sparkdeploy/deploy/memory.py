@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.node.node import Node
-    from sparkdeploy.plan.steps import Problem
 
 RETURN_TIMEOUT_S = 20.0
 """A driver may give memory back some seconds after the process that held it has ended."""
@@ -41,41 +40,32 @@ class Memory:
     meminfo: Callable[[], Mapping[str, int]]
     drop_page_cache: Callable[[], None]
     """Raises NodeError when this user may not."""
-    name: str = ""
-    """The node's, for messages; empty for the one this command runs on."""
+    prefix: str = ""
+    """Before messages: the node's name, but for the one this command runs on."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-
-
-def memory_of(node: Node) -> Memory:
-    """Return the memory of a node, here or behind ssh."""
-
-    def drop() -> None:
-        done = node.script(f"echo 1 > {DROP_CACHES}")
-        if done.exit_code != 0:
-            raise NodeError(done.stderr.strip().rpartition(": ")[2] or "no reason was given")
-
-    return Memory(
-        lambda: parse_meminfo(read_or_none(node, "/proc/meminfo") or ""),
-        drop,
-        "" if node.is_here else node.name,
-    )
 
 
 def make_room_for(
     node: Node, deployment: str, claim: MemoryClaim | None, page_cache: PageCache
 ) -> None:
     """Make room beside all other deployments of a node; raises what `make_room` does."""
+
+    def meminfo() -> Mapping[str, int]:
+        return parse_meminfo(read_or_none(node, "/proc/meminfo") or "")
+
+    def drop() -> None:
+        done = node.script(f"echo 1 > {DROP_CACHES}")
+        if done.exit_code != 0:
+            raise NodeError(done.stderr.strip().rpartition(": ")[2] or "no reason was given")
+
+    memory = Memory(meminfo, drop, "" if node.is_here else f"{node.name}: ")
     others_bytes = promised_bytes(node.docker.own_containers(), deployment)
-    make_room(claim, page_cache, memory_of(node), others_bytes=others_bytes)
+    make_room(claim, page_cache, memory, others_bytes=others_bytes)
 
 
 def make_room(
-    claim: MemoryClaim | None,
-    page_cache: PageCache,
-    memory: Memory,
-    *,
-    others_bytes: int = 0,
+    claim: MemoryClaim | None, page_cache: PageCache, memory: Memory, *, others_bytes: int = 0
 ) -> None:
     """Hold a claim against the memory that is free now, when nothing of the deployment runs.
 
@@ -87,33 +77,29 @@ def make_room(
     if claim is None:
         return
     deadline_s = memory.clock() + RETURN_TIMEOUT_S
-    while problem := _problem(claim, others_bytes, meminfo := memory.meminfo()):
-        if memory.clock() >= deadline_s or _is_hopeless(claim, others_bytes, meminfo):
-            raise NodeError(
-                f"{memory.name}: {problem.message}" if memory.name else problem.message,
-                hint=problem.fix,
-            )
+    while True:
+        meminfo = memory.meminfo()
+        unpromised = meminfo.get("MemTotal", UNKNOWN_BYTES) - others_bytes
+        available = min(meminfo.get("MemAvailable", unpromised), unpromised)
+        problem = next(shortage(claim, available), None)
+        if problem is None:
+            break
+        # What is promised to others does not come back: no wait can help.
+        if memory.clock() >= deadline_s or unpromised < claim.total_bytes:
+            raise NodeError(memory.prefix + problem.message, hint=problem.fix)
         memory.sleep(POLL_S)
-    _clear_page_cache(claim, page_cache, memory)
+    if not claim.page_cache_counts:
+        _clear_page_cache(claim.needed_bytes, page_cache, memory)
 
 
-def _problem(claim: MemoryClaim, others_bytes: int, meminfo: Mapping[str, int]) -> Problem | None:
-    unpromised = meminfo.get("MemTotal", UNKNOWN_BYTES) - others_bytes
-    available = min(meminfo.get("MemAvailable", unpromised), unpromised)
-    return next(shortage(claim, available), None)
-
-
-def _is_hopeless(claim: MemoryClaim, others_bytes: int, meminfo: Mapping[str, int]) -> bool:
-    """Say whether no wait can help: what is promised to others does not come back."""
-    return meminfo.get("MemTotal", UNKNOWN_BYTES) - others_bytes < claim.total_bytes
-
-
-def _clear_page_cache(claim: MemoryClaim, page_cache: PageCache, memory: Memory) -> None:
-    missing_bytes = _held_by_page_cache(claim, memory.meminfo())
+def _clear_page_cache(needed_bytes: int, page_cache: PageCache, memory: Memory) -> None:
+    missing_bytes = needed_bytes - memory.meminfo().get("MemFree", needed_bytes)
     if missing_bytes <= 0:
         return
-    held = f"the page cache holds {format_gib(missing_bytes)} that CUDA will not count as free"
-    told = f"{memory.name}: {held}" if memory.name else held
+    told = (
+        f"{memory.prefix}the page cache holds {format_gib(missing_bytes)} that CUDA will not count "
+        "as free"
+    )
     if page_cache is PageCache.ASK and not console.confirm(f"{told}. Drop it?"):
         console.warn(f"{told}; if the start fails: {DROP_COMMAND}")
         return
@@ -121,10 +107,3 @@ def _clear_page_cache(claim: MemoryClaim, page_cache: PageCache, memory: Memory)
         memory.drop_page_cache()
     except NodeError as error:
         console.warn(f"{told}, and it cannot be dropped ({error.message}): {DROP_COMMAND}")
-
-
-def _held_by_page_cache(claim: MemoryClaim, meminfo: Mapping[str, int]) -> int:
-    """Return the bytes by which really free memory falls short of the claim."""
-    if claim.page_cache_counts:
-        return 0
-    return max(claim.needed_bytes - meminfo.get("MemFree", claim.needed_bytes), 0)
