@@ -19,7 +19,7 @@ from sparkdeploy.node.node import named
 from sparkdeploy.plan.backends import PlannedBackend, planned_backends
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.server.phases import read_whole
-from sparkdeploy.server.truth import Agreement, BackendFinding, findings
+from sparkdeploy.server.truth import Agreement, findings
 
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
@@ -60,12 +60,11 @@ def hold(node: Node, fact: ContainerFact) -> None:
         return
     with named(node):
         told = read_whole(node.docker.logs(fact.container_id, this_run=True)).facts
+    if not (node.is_here or told.plugin_spoke):
+        # A worker's log may say nothing of the plugin, as under Ray.
+        expected = replace(expected, treatment=None)
     try:
-        if node.is_here or told.plugin_spoke:
-            check_truth(expected, told)
-        else:
-            # A worker's log may say nothing of the plugin, as under Ray.
-            check_truth(replace(expected, treatment=None), told)
+        check_truth(expected, told)
     except UnhealthyError as error:
         if not node.is_here:
             error.message = f"{node.name}: {error.message}"
@@ -82,15 +81,11 @@ def expectation_of(plan: Plan, part: Part) -> Expectation:
 
     Raises CheckpointError when a prepared checkpoint has lost its manifest.
     """
-    return Expectation(
-        memory=part.claim,
-        backends=planned_backends(plan.resolved),
-        treatment=_treatment(plan),
-    )
+    return Expectation(part.claim, planned_backends(plan.resolved), _treatment(plan))
 
 
 def expectation_on(fact: ContainerFact) -> Expectation | None:
-    """Return what a container was made with; None where the label is missing or is no such thing.
+    """Return what a container was made with; None where its label does not tell, or is missing.
 
     An earlier version left none.
     """
@@ -117,8 +112,8 @@ def _treatment(plan: Plan) -> ExpectedTreatment | None:
     )
 
 
-def check_truth(expected: Expectation, facts: EngineFacts) -> tuple[BackendFinding, ...]:
-    """Hold what the engine says of itself against what was planned; return what was found.
+def check_truth(expected: Expectation, facts: EngineFacts) -> None:
+    """Hold what the engine says of itself against what was planned.
 
     Raises UnhealthyError when the treatment or a back end is not the recipe's: the model would
     run, but as something else. What the recipe lists under `backends.warn_only` is only told.
@@ -137,30 +132,24 @@ def check_truth(expected: Expectation, facts: EngineFacts) -> tuple[BackendFindi
             + "; ".join(finding.describe() for finding in failures),
             hint=f"if that is fine, say so in the recipe: `backends: {{warn_only: [{subjects}]}}`",
         )
-    return found
 
 
 def _check_treatment(expected: ExpectedTreatment, facts: EngineFacts) -> None:
-    """Hold what the plugin says it converted against the overlay's manifest.
-
-    Raises UnhealthyError when they differ: the model would run, but not as the recipe says.
-    """
+    """Hold what the plugin says it converted against the overlay's manifest."""
+    fault = "this is a fault of sparkdeploy: please report it with the crash folder"
     wanted = (expected.fp8_layers, expected.lm_head)
     if (facts.fp8_layers, facts.lm_head) != wanted:
         said = f"fp8={facts.fp8_layers} layers, lm_head={facts.lm_head}"
         raise UnhealthyError(
             f"the recipe asks for fp8={wanted[0]} layers and lm_head={wanted[1]}, but the "
             f"plugin {'said ' + said if facts.plugin_spoke else 'said nothing'}",
-            hint="this is a fault of sparkdeploy: please report it with the crash folder",
+            hint=fault,
         )
-    _check_draft_head(expected.draft_head_rows, facts)
-
-
-def _check_draft_head(wanted_rows: int | None, facts: EngineFacts) -> None:
-    """A draft model that shares the target's head drafts as well, only slower: nobody would see."""
-    if wanted_rows is not None and facts.draft_head_rows != wanted_rows:
+    # A draft model that shares the target's head drafts as well, only slower: nobody would see.
+    wanted_rows, made_rows = expected.draft_head_rows, facts.draft_head_rows
+    if wanted_rows is not None and made_rows != wanted_rows:
         raise UnhealthyError(
             f"the recipe asks for a draft head of {wanted_rows} rows, and the plugin made "
-            f"{'none' if facts.draft_head_rows is None else f'one of {facts.draft_head_rows}'}",
-            hint="this is a fault of sparkdeploy: please report it with the crash folder",
+            f"{'none' if made_rows is None else f'one of {made_rows}'}",
+            hint=fault,
         )
