@@ -62,7 +62,7 @@ def begin(
 def begin_return(host: DockerHost, kept: ContainerFact, *, crashes_dir: Path) -> Launch:
     """Start a kept container again."""
     launch = Launch(kept.deployment, crashes_dir, ClusterRecord.below(crashes_dir.parent))
-    launch.return_to([(node_behind("here", host), kept)])
+    launch.start([(node_behind("here", host), kept)])
     return launch
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
 from sparkdeploy.deploy.cluster_record import ClusterRecord
-from sparkdeploy.deploy.deployments import nodes_of
+from sparkdeploy.deploy.deployments import find_deployment, nodes_with
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import configured, name_here, open_nodes, this_node
 from sparkdeploy.plan.formation import form_up
@@ -66,7 +66,8 @@ def everyone(
     noted = ClusterRecord.below(settings.state_dir).nodes(deployment)
     with contextlib.ExitStack() as opened:
         here = opened.enter_context(this_node(settings))
-        names = {*also, *nodes_of(here.here.docker, deployment, noted)}
+        found = find_deployment(here.here.docker, deployment)
+        names = {*also, *nodes_with(found, noted)}
         if not names:
             yield here
             return

@@ -93,7 +93,7 @@ def _begin(
         for node, _ in kept:
             _refuse_others(node, nodes.here.name)
         leaving = parts_elsewhere(nodes, name, [node.name for node, _ in kept])
-        launch.return_to(kept, make_room, leaving)
+        launch.start(kept, make_room, leaving)
     return None
 
 

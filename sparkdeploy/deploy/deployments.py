@@ -61,10 +61,6 @@ class DeploymentContainers:
         return fact.rank > 0 and bool(fact.nodes)
 
     @property
-    def port(self) -> int | None:
-        return self.current.port
-
-    @property
     def containers(self) -> tuple[ContainerFact, ...]:
         current = tuple(fact for fact in (self.serving, self.replaced) if fact is not None)
         return (*current, *self.kept)
@@ -130,36 +126,27 @@ def list_deployments(host: DockerHost) -> tuple[DeploymentContainers, ...]:
 
 
 def find_deployment(host: DockerHost, name: str) -> DeploymentContainers | None:
-    """Return the deployment of that name, or None."""
     return next((found for found in list_deployments(host) if found.name == name), None)
 
 
-def nodes_of(host: DockerHost, name: str, noted: tuple[str, ...]) -> tuple[str, ...]:
+def nodes_with(found: DeploymentContainers | None, noted: tuple[str, ...]) -> tuple[str, ...]:
     """Return the nodes that may have something of a deployment; empty for one machine's own.
 
     They are noted, or stand on its containers here, kept ones among them.
     """
-    return nodes_with(find_deployment(host, name), noted)
-
-
-def nodes_with(found: DeploymentContainers | None, noted: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what `nodes_of` does of a deployment that was looked up already."""
     named_here = (node for fact in (found.containers if found else ()) for node in fact.nodes)
     return tuple(dict.fromkeys((*noted, *named_here)))
 
 
 def require_deployment(host: DockerHost, name: str) -> DeploymentContainers:
-    """Return the deployment of that name; NodeError naming those that exist when there is none."""
-    deployments = list_deployments(host)
-    for found in deployments:
-        if found.name == name:
-            return found
-    others = ", ".join(other.name for other in deployments)
+    """Return the deployment of that name; NodeError names those that exist."""
+    deployments = {found.name: found for found in list_deployments(host)}
+    if name in deployments:
+        return deployments[name]
+    others = f"there is: {', '.join(deployments)}" if deployments else ""
     raise NodeError(
         f"no deployment named {name}",
-        hint=f"there is: {others}"
-        if others
-        else "nothing is deployed; start with `sparkdeploy up`",
+        hint=others or "nothing is deployed; start with `sparkdeploy up`",
     )
 
 
@@ -182,7 +169,7 @@ def status_rows(
     *,
     now: datetime,
 ) -> tuple[StatusRow, ...]:
-    """Return one row a deployment; `is_healthy` asks its server, `now` is an aware time."""
+    """`is_healthy` asks a deployment's server, `now` is an aware time."""
     return tuple(_row(host, deployment, is_healthy, now=now) for deployment in found)
 
 
@@ -222,7 +209,6 @@ def uptime_s(fact: ContainerFact, now: datetime) -> float | None:
 
 
 def _deployment(name: str, facts: list[ContainerFact]) -> DeploymentContainers:
-    """Sort a deployment's containers by what their names say."""
     serving = replaced = None
     kept: dict[int, ContainerFact] = {}
     for fact in facts:
@@ -233,9 +219,8 @@ def _deployment(name: str, facts: list[ContainerFact]) -> DeploymentContainers:
             replaced = fact
         else:
             serving = fact
-    return DeploymentContainers(
-        name, serving, replaced, tuple(kept[key] for key in sorted(kept)[::-1])
-    )
+    newest_first = tuple(kept[number] for number in sorted(kept, reverse=True))
+    return DeploymentContainers(name, serving, replaced, newest_first)
 
 
 def _row(
@@ -251,7 +236,7 @@ def _row(
         name=deployment.name,
         recipe=_recipe(fact),
         state=_state(deployment, is_healthy),
-        port=deployment.port,
+        port=fact.port,
         uptime_s=uptime_s(fact, now),
         memory_bytes=host.memory_bytes(fact.container_id) if fact.is_running else None,
         exit_code=None if fact.is_running else fact.exit_code,

@@ -6,7 +6,6 @@ import json
 import platform
 import shutil
 import sys
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from sparkdeploy.deploy.secrets import (
     value_without_secrets,
 )
 from sparkdeploy.node.private_folder import make_private
-from sparkdeploy.server.forensics import Cause, guard_reports, root_cause
+from sparkdeploy.server.forensics import guard_reports, root_cause
 from sparkdeploy.server.phases import read_whole
 from sparkdeploy.terminal import visible, visible_log
 
@@ -85,10 +84,6 @@ def write_evidence(
     for name, value in facts.items():
         text = json.dumps(value_without_secrets(value, keys), indent=2, sort_keys=True, default=str)
         (folder / f"{name}.json").write_text(text + "\n")
-
-
-def cause_as_dict(cause: Cause) -> dict[str, str | None]:
-    return asdict(cause)
 
 
 def _headline(record: Mapping[str, Any], log: str, details: Mapping[str, Any]) -> str:

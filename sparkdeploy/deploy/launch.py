@@ -8,7 +8,7 @@ whatever a command that died left half done on other nodes follows what the head
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
@@ -17,9 +17,9 @@ from sparkdeploy import labels
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import held_back
 from sparkdeploy.deploy.deployments import find_deployment
-from sparkdeploy.deploy.evidence import cause_as_dict
-from sparkdeploy.deploy.replace import Replacement, TakenAwayError, begin, begin_return, leave
+from sparkdeploy.deploy.replace import Replacement, TakenAwayError, begin, leave
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.node import named
 from sparkdeploy.server.health import ContainerDiedError
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.deploy.cluster_record import ClusterRecord
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.node import Node, Nodes
 
 Result = TypeVar("Result")
@@ -55,13 +55,10 @@ class Launch:
     @property
     def head(self) -> Replacement:
         """Return the container with the API: that of this machine."""
-        found = self._head()
-        if found is None:
-            raise NodeError(f"deployment {self.deployment} was not started here")
-        return found
-
-    def _head(self) -> Replacement | None:
-        return next((replacement for node, replacement in self.begun if node.is_here), None)
+        for node, replacement in self.begun:
+            if node.is_here:
+                return replacement
+        raise NodeError(f"deployment {self.deployment} was not started here")
 
     @property
     def replaces(self) -> bool:
@@ -70,37 +67,24 @@ class Launch:
 
     def start(
         self,
-        specs: Sequence[tuple[Node, ContainerSpec]],
+        parts: Sequence[tuple[Node, ContainerSpec | ContainerFact]],
         before_start: Callable[[Node], None] = lambda _node: None,
         leaving: Sequence[Node] = (),
     ) -> None:
-        """Put new containers in place, in this order; when one cannot be, all are put back.
+        """Put new containers, or kept ones, in place, in this order; if one cannot be, none is.
 
         `before_start` is called for a node when nothing of the deployment runs there any more, and
         may raise. Nodes that are `leaving` have a part of the old deployment and none of the new.
         """
-        self._note(node for node, _ in specs)
+        self._note(node for node, _ in parts)
         for node in leaving:
             self._begin(node, leave)
-        mark = {labels.LAUNCH: uuid4().hex} if len(specs) > 1 else {}
-        for node, spec in specs:
-            marked = replace(spec, labels={**spec.labels, **mark})
-            self._begin(node, partial(begin, spec=marked, before_start=partial(before_start, node)))
-
-    def return_to(
-        self,
-        kept: Sequence[tuple[Node, ContainerFact]],
-        before_start: Callable[[Node], None] = lambda _node: None,
-        leaving: Sequence[Node] = (),
-    ) -> None:
-        """Start kept containers again in place of the current ones; as `start` in all else."""
-        self._note(node for node, _ in kept)
-        for node in leaving:
-            self._begin(node, leave)
-        for node, fact in kept:
-            self._begin(
-                node, partial(begin_return, kept=fact, before_start=partial(before_start, node))
-            )
+        # Kept ones have the mark of their own launch.
+        mark = {labels.LAUNCH: uuid4().hex} if len(parts) > 1 else {}
+        for node, part in parts:
+            is_new = isinstance(part, ContainerSpec)
+            comes = replace(part, labels={**part.labels, **mark}) if is_new else part
+            self._begin(node, partial(begin, part=comes, before_start=partial(before_start, node)))
 
     def wait_and_settle(
         self,
@@ -154,7 +138,7 @@ class Launch:
         noted = [name for name in self.noted_before if name not in {n.name for n, _ in self.begun}]
         is_old_whole = self._is_old_whole()
         for node, replacement in self._by_rank():
-            with _told(node, "what it replaced may remain there"), named(node):
+            with _told(node, "what it replaced may remain there"):
                 if not is_old_whole:
                     replacement.remove_old()
                 replacement.commit(keep)
@@ -217,14 +201,11 @@ class Launch:
         """Say whether a rollback could bring back what was replaced: it takes all of its parts."""
         old_id = self.head.old_id
         old = self.head.host.find_container(old_id) if old_id is not None else None
-        set_aside = {
-            node.name for node, replacement in self.begun if replacement.old_id is not None
-        }
+        set_aside = {node.name for node, it in self.begun if it.old_id is not None}
         return old is None or set_aside.issuperset(old.nodes)
 
     def _is_in_place(self) -> bool:
-        head = self._head()
-        return head is None or head.is_in_place()
+        return all(it.is_in_place() for node, it in self.begun if node.is_here)
 
     def _require_in_place(self, cause: SparkdeployError | None) -> None:
         if not self._is_in_place():
@@ -238,10 +219,7 @@ def parts_elsewhere(nodes: Nodes, deployment: str, needed: Container[str]) -> li
     for node in nodes.others:
         if node.name in needed:
             continue
-        with (
-            _told(node, "its container of the old deployment remains there"),
-            named(node),
-        ):
+        with _told(node, "its container of the old deployment remains there"):
             known = find_deployment(node.docker, deployment)
             fact = known.serving if known is not None else None
             if fact is not None and fact.nodes[:1] == (nodes.here.name,):
@@ -253,7 +231,8 @@ def parts_elsewhere(nodes: Nodes, deployment: str, needed: Container[str]) -> li
 def _told(node: Node, remains: str) -> Iterator[None]:
     """The head has decided: what cannot be done on another node now is done by a later command."""
     try:
-        yield
+        with named(node):
+            yield
     except NodeError as error:
         if node.is_here:
             raise
@@ -262,5 +241,5 @@ def _told(node: Node, remains: str) -> Iterator[None]:
 
 def _cause_of(error: SparkdeployError) -> dict[str, Any]:
     if isinstance(error, ContainerDiedError):
-        return {"cause": cause_as_dict(error.cause)}
+        return {"cause": asdict(error.cause)}
     return {"cause": {"meaning": error.message}}

@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Literal
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import crashes_dir, held_back
 from sparkdeploy.deploy.cluster_record import ClusterRecord
-from sparkdeploy.deploy.deployments import DeploymentContainers, find_deployment, nodes_of, uptime_s
+from sparkdeploy.deploy.deployments import (
+    DeploymentContainers,
+    find_deployment,
+    nodes_with,
+    uptime_s,
+)
 from sparkdeploy.deploy.expectation import hold
-from sparkdeploy.deploy.replace import Origin, Replacement, drop_kept, returning_or_made
+from sparkdeploy.deploy.replace import Origin, Replacement
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.node import named
@@ -103,23 +108,19 @@ class Head:
     name: str
     launch: str
     """That of its container; ALONE where it serves by itself, empty where it serves nothing."""
-    keep: int = 0
+    keep: int
     """How many predecessors stay."""
-    launches: frozenset[str] = frozenset()
+    launches: frozenset[str]
     """All that it has a container of, kept ones among them."""
 
 
-def _head_now(node: Node, deployment: str) -> Head:
-    found = find_deployment(node.docker, deployment)
+def _head_of(name: str, found: DeploymentContainers | None) -> Head:
     if found is None:
-        return Head(node.name, "")
-    serving = found.serving
-    return Head(
-        node.name,
-        (serving.launch or ALONE) if serving is not None else "",
-        serving.keep_count if serving is not None else 0,
-        frozenset(fact.launch for fact in found.containers if fact.launch),
-    )
+        return Head(name, "", 0, frozenset())
+    launches = frozenset(fact.launch for fact in found.containers if fact.launch)
+    if found.serving is None:
+        return Head(name, "", 0, launches)
+    return Head(name, found.serving.launch or ALONE, found.serving.keep_count, launches)
 
 
 def _let_others_follow(
@@ -133,9 +134,10 @@ def _let_others_follow(
     fact = here.docker.find_container(container_name(deployment))
     if fact is not None and owner_of(fact, here.name) != here.name:
         return done
-    head = _head_now(here, deployment)
+    found = find_deployment(here.docker, deployment)
+    head = _head_of(here.name, found)
     noted = list(fact.nodes) if fact is not None else []
-    for name in nodes_of(here.docker, deployment, record.nodes(deployment)):
+    for name in nodes_with(found, record.nodes(deployment)):
         if name == here.name:
             continue
         if nodes.is_left_out(name):
@@ -187,19 +189,21 @@ def recover_here(
         return Recovery("nothing")
     new = found.serving
     if found.replaced is None:
-        _drop_forgotten(host, found)
+        # What a command that died after its last rename did not come to.
+        for fact in found.kept[max(new.keep_count, 1) :] if new is not None else ():
+            host.remove(fact.container_id)
         return Recovery("nothing")
+    half_done = _half_done(host, found, crashes_dir)
     if new is not None and new.is_running and is_answering(new):
         try:
             check(new)
         except UnhealthyError as error:
-            return _reverted(host, found, crashes_dir, reason=error.message)
-        _half_done(host, found, crashes_dir).commit()
+            return _reverted(half_done, error.message)
+        half_done.commit()
         return Recovery("finished", f"{deployment}: the new container answers and stays")
     if new is not None and _may_still_start(new, now):
         return Recovery("waiting", f"{deployment}: the new container is still starting")
-    reason = "the command that started it ended before it answered"
-    return _reverted(host, found, crashes_dir, reason=reason)
+    return _reverted(half_done, "the command that started it ended before it answered")
 
 
 def _hold_first_start(nodes: Nodes, deployment: str, settings: Settings) -> Recovery:
@@ -209,21 +213,14 @@ def _hold_first_start(nodes: Nodes, deployment: str, settings: Settings) -> Reco
     """
     host, record = nodes.here.docker, ClusterRecord.below(settings.state_dir)
     fact = host.find_container(container_name(deployment))
-    if fact is None or not record.is_unsettled(deployment, fact.container_id):
-        return Recovery("nothing")
-    if not answers(fact):
+    if fact is None or not record.is_unsettled(deployment, fact.container_id) or not answers(fact):
         return Recovery("nothing")
     try:
         _hold_all(nodes, deployment, fact)
     except UnhealthyError as error:
-        return _gone(host, fact, crashes_dir(settings), reason=error.message)
+        started = Replacement(host, deployment, crashes_dir(settings), new_id=fact.container_id)
+        return _reverted(started, error.message)
     return Recovery("held")
-
-
-def _drop_forgotten(host: DockerHost, found: DeploymentContainers) -> None:
-    """Finish what a command that died after its last rename did not come to."""
-    if found.serving is not None:
-        drop_kept(host, found.name, beyond=max(found.serving.keep_count, 1))
 
 
 def abandon(host: DockerHost, deployment: str, *, crashes_dir: Path, reason: str) -> Recovery:
@@ -234,7 +231,7 @@ def abandon(host: DockerHost, deployment: str, *, crashes_dir: Path, reason: str
     found = find_deployment(host, deployment)
     if found is None or found.replaced is None:
         return Recovery("nothing")
-    return _reverted(host, found, crashes_dir, reason=reason)
+    return _reverted(_half_done(host, found, crashes_dir), reason)
 
 
 def follow(host: DockerHost, deployment: str, *, head: Head, crashes_dir: Path) -> Recovery:
@@ -247,69 +244,51 @@ def follow(host: DockerHost, deployment: str, *, head: Head, crashes_dir: Path) 
     found = find_deployment(host, deployment)
     if found is None or found.current.nodes[:1] != (head.name,):
         return Recovery("nothing")
-    if found.replaced is not None:
-        return _end_replacement(host, found, head, crashes_dir)
+    new, old = found.serving, found.replaced
+    is_of_head = new is not None and new.launch == head.launch
+    half_done = _half_done(host, found, crashes_dir)
+    if old is not None:
+        if is_of_head:
+            half_done.commit()
+            return Recovery("finished", f"{deployment}: the new container stays, as on {head.name}")
+        if new is None and head.launch and old.launch != head.launch:
+            # The head goes on with a launch that does not need this node.
+            half_done.commit(head.keep)
+            return Recovery("finished", f"{deployment}: {head.name} no longer needs this node")
+        return _reverted(half_done, f"{head.name} has no container of the same start")
     for fact in found.kept:
         if fact.launch not in head.launches:
             host.remove(fact.container_id)
-    if found.serving is None or found.serving.launch == head.launch:
+    if new is None or is_of_head:
         return Recovery("nothing")
-    origin = Origin.KEPT if found.serving.launch in head.launches else Origin.MADE
-    reason = "its head has no container of the same start"
-    return _gone(host, found.serving, crashes_dir, reason=reason, origin=origin)
+    # One that the head keeps is kept here too.
+    half_done.origin = Origin.KEPT if new.launch in head.launches else Origin.MADE
+    return _reverted(half_done, "its head has no container of the same start")
 
 
-def _end_replacement(
-    host: DockerHost, found: DeploymentContainers, head: Head, crashes_dir: Path
-) -> Recovery:
-    new, old = found.serving, found.replaced
-    if new is not None and new.launch == head.launch:
-        _half_done(host, found, crashes_dir).commit()
-        return Recovery("finished", f"{found.name}: the new container stays, as on {head.name}")
-    if new is None and old is not None and head.launch and old.launch != head.launch:
-        # The head goes on with a launch that does not need this node.
-        _half_done(host, found, crashes_dir).commit(head.keep)
-        return Recovery("finished", f"{found.name}: {head.name} no longer needs this node")
-    return _reverted(
-        host, found, crashes_dir, reason=f"{head.name} has no container of the same start"
-    )
-
-
-def _gone(
-    host: DockerHost,
-    fact: ContainerFact,
-    crashes_dir: Path,
-    *,
-    reason: str,
-    origin: Origin = Origin.MADE,
-) -> Recovery:
-    """Put away one that took nobody's place; one that the head keeps is kept here too."""
-    started = Replacement(
-        host, fact.deployment, crashes_dir, new_id=fact.container_id, origin=origin
-    )
+def _reverted(started: Replacement, reason: str) -> Recovery:
     started.revert({"cause": {"meaning": reason}})
-    return Recovery("reverted", f"{fact.deployment}: the new container is gone ({reason})")
-
-
-def _reverted(
-    host: DockerHost, found: DeploymentContainers, crashes_dir: Path, *, reason: str
-) -> Recovery:
-    _half_done(host, found, crashes_dir).revert({"cause": {"meaning": reason}})
-    text = f"{found.name}: the old container is back; the new one is gone ({reason})"
-    return Recovery("reverted", text)
+    fate = "the new container is gone"
+    if started.old_id is not None:
+        fate = "the old container is back; the new one is gone"
+    return Recovery("reverted", f"{started.deployment}: {fate} ({reason})")
 
 
 def _half_done(host: DockerHost, found: DeploymentContainers, crashes_dir: Path) -> Replacement:
-    assert found.replaced is not None  # noqa: S101 - both callers have looked
+    """Return what a command that died had begun, as far as the containers tell."""
+    new, old = found.serving, found.replaced
+    # A rollback is told from an upgrade: a container that comes back is older than the other. One
+    # of which no time is known was made.
+    returns = new is not None and old is not None and "" < new.created_at < old.created_at
     return Replacement(
         host,
         found.name,
         crashes_dir,
-        old_id=found.replaced.container_id,
-        new_id=found.serving.container_id if found.serving else None,
-        origin=returning_or_made(found.serving, found.replaced),
+        old_id=old.container_id if old is not None else None,
+        new_id=new.container_id if new is not None else None,
+        origin=Origin.KEPT if returns else Origin.MADE,
         # Nobody knows whether the command that died had told it to stop: it may end any moment.
-        is_old_told_to_stop=found.replaced.is_running,
+        is_old_told_to_stop=old is not None and old.is_running,
     )
 
 

@@ -24,13 +24,14 @@ from sparkdeploy.deploy.changing import held_back
 from sparkdeploy.deploy.deployments import find_deployment, kept_name, replaced_name
 from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.plan.container import container_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
 
 
@@ -88,8 +89,10 @@ class Replacement:
         count = self.keep_count if keep is None else keep
         if self.old_id is not None and self.host.find_container(self.old_id) is not None:
             self.host.stop(self.old_id)
-            _keep(self.host, self.old_id, self.deployment)
-        drop_kept(self.host, self.deployment, beyond=count)
+            self._keep(self.old_id)
+        found = find_deployment(self.host, self.deployment)
+        for fact in found.kept[count:] if found is not None else ():
+            self.host.remove(fact.container_id)
 
     def remove_old(self) -> None:
         """Remove what was replaced instead of keeping it."""
@@ -104,10 +107,18 @@ class Replacement:
         Returns the folder of the evidence; None when there never was a new container.
         """
         folder = self._discard_new(details or {})
-        if self.old_id is not None:
-            if self.is_old_told_to_stop:
-                self.host.stop(self.old_id)
-            _bring_back(self.host, self.old_id, self.deployment)
+        if self.old_id is None:
+            return folder
+        if self.is_old_told_to_stop:
+            self.host.stop(self.old_id)
+        old = self.host.find_container(self.old_id)
+        if old is None:
+            return folder
+        # Start first, rename last: the name says `half done` until it is whole again.
+        if not old.is_running:
+            self.host.start(self.old_id)
+        if old.name != container_name(self.deployment):
+            self.host.rename(self.old_id, container_name(self.deployment))
         return folder
 
     def _discard_new(self, details: Mapping[str, Any]) -> Path | None:
@@ -116,21 +127,23 @@ class Replacement:
         folder = self.evidence_of(self.new_id, details)
         if self.origin is Origin.KEPT:
             self.host.stop(self.new_id)
-            _keep(self.host, self.new_id, self.deployment)
+            self._keep(self.new_id)
         else:
             self.host.remove(self.new_id)
         return folder
 
+    def _keep(self, container_id: str) -> None:
+        """Give a stopped container the next number; a clock that jumps cannot mix them up."""
+        found = find_deployment(self.host, self.deployment)
+        newest = found.kept[0].name if found is not None and found.kept else ""
+        number = int(newest.rpartition("-")[2]) if newest else 0
+        self.host.rename(container_id, kept_name(self.deployment, number + 1))
+
     def evidence_of(self, container_id: str, details: Mapping[str, Any]) -> Path | None:
         """Keep what can be kept; a full disk is no reason to leave the old container down."""
         try:
-            return save_evidence(
-                self.host,
-                container_id,
-                self.crashes_dir,
-                deployment=self.deployment,
-                details=details,
-            )
+            folder, name = self.crashes_dir, self.deployment
+            return save_evidence(self.host, container_id, folder, deployment=name, details=details)
         except OSError as error:
             console.warn(f"the evidence of {self.deployment} is not kept: {error}")
             return None
@@ -138,11 +151,11 @@ class Replacement:
 
 def begin(
     replacement: Replacement,
-    spec: ContainerSpec,
+    part: ContainerSpec | ContainerFact,
     *,
-    before_start: Callable[[], None] = lambda: None,
+    before_start: Callable[[], None],
 ) -> None:
-    """Set a running old container aside and start the new one.
+    """Set a running old container aside and start the new one, or a kept one again.
 
     The old one is renamed before it is stopped, so that its name tells the half-done state from
     a deployment that ended by itself. An old container that has ended already is removed, after
@@ -150,31 +163,26 @@ def begin(
     raise. Raises NodeError when a foreign container has the name. Whatever it raises, the
     replacement knows how far it came, and `revert` undoes that.
     """
-
-    def make() -> str:
+    host, deployment = replacement.host, replacement.deployment
+    _refuse_anothers(host, deployment, part.labels)
+    _refuse_half_done(host, deployment)
+    try:
+        _set_aside(replacement)
         before_start()
-        return replacement.host.create(spec)
-
-    _refuse_anothers(replacement, spec.labels)
-    _bring(replacement, make)
-
-
-def begin_return(
-    replacement: Replacement,
-    kept: ContainerFact,
-    *,
-    before_start: Callable[[], None] = lambda: None,
-) -> None:
-    """Set the running container aside and start a kept one again; as `begin` in all else."""
-    _refuse_anothers(replacement, kept.labels)
-    replacement.origin = Origin.KEPT
-
-    def take() -> str:
-        before_start()
-        replacement.host.rename(kept.container_id, container_name(kept.deployment))
-        return kept.container_id
-
-    _bring(replacement, take)
+        if isinstance(part, ContainerSpec):
+            replacement.new_id = host.create(part)
+        else:
+            replacement.origin = Origin.KEPT
+            host.rename(part.container_id, container_name(deployment))
+            replacement.new_id = part.container_id
+        host.start(replacement.new_id)
+    except BaseException:
+        with held_back():
+            # It may have come just before the interruption.
+            found = host.find_container(container_name(deployment))
+            if found is not None and found.container_id != replacement.old_id:
+                replacement.new_id = found.container_id
+        raise
 
 
 def leave(replacement: Replacement) -> None:
@@ -184,32 +192,6 @@ def leave(replacement: Replacement) -> None:
     """
     _refuse_half_done(replacement.host, replacement.deployment)
     _set_aside(replacement)
-
-
-def drop_kept(host: DockerHost, deployment: str, *, beyond: int) -> None:
-    """Remove all but the newest kept containers of a deployment."""
-    found = find_deployment(host, deployment)
-    for fact in found.kept[beyond:] if found is not None else ():
-        host.remove(fact.container_id)
-
-
-def returning_or_made(new: ContainerFact | None, old: ContainerFact) -> Origin:
-    """Tell a rollback from an upgrade: a container that comes back is older than the other."""
-    if new is None or not new.created_at:
-        return Origin.MADE
-    return Origin.KEPT if new.created_at < old.created_at else Origin.MADE
-
-
-def _bring(replacement: Replacement, arrive: Callable[[], str]) -> None:
-    _refuse_half_done(replacement.host, replacement.deployment)
-    try:
-        _set_aside(replacement)
-        replacement.new_id = arrive()
-        replacement.host.start(replacement.new_id)
-    except BaseException:
-        with held_back():
-            _find_new(replacement)
-        raise
 
 
 def _refuse_half_done(host: DockerHost, deployment: str) -> None:
@@ -227,17 +209,17 @@ def _refuse_half_done(host: DockerHost, deployment: str) -> None:
             )
 
 
-def _refuse_anothers(replacement: Replacement, marks: Mapping[str, str]) -> None:
+def _refuse_anothers(host: DockerHost, deployment: str, marks: Mapping[str, str]) -> None:
     """Another machine's part is never replaced, also when it came a moment ago."""
-    old = replacement.host.find_container(container_name(replacement.deployment))
-    if old is None or not _is_ours(old, replacement.deployment):
+    old = host.find_container(container_name(deployment))
+    if old is None or not _is_ours(old, deployment):
         return
     head, rank = marks.get(labels.NODES, "").partition(",")[0], marks.get(labels.RANK, "0")
     owner = old.nodes[0] if old.nodes else "this node itself"
     if (rank == "0") != (old.rank == 0) or (rank != "0" and owner != head):
         raise NodeError(
-            f"{replacement.deployment} was deployed here by {owner}; it stays",
-            hint=f"there: sparkdeploy down {replacement.deployment}; or choose another --name",
+            f"{deployment} was deployed here by {owner}; it stays",
+            hint=f"there: sparkdeploy down {deployment}; or choose another --name",
         )
 
 
@@ -251,41 +233,11 @@ def _set_aside(replacement: Replacement) -> None:
     if old is None:
         return
     if not old.is_running:
-        _remove_ended(replacement, old)
+        if old.exit_code and old.state == "exited":
+            replacement.evidence_of(old.container_id, {})
+        host.remove(old.container_id)
         return
     replacement.old_id = old.container_id
     host.rename(old.container_id, replaced_name(deployment))
     replacement.is_old_told_to_stop = True
     host.stop(old.container_id)
-
-
-def _remove_ended(replacement: Replacement, old: ContainerFact) -> None:
-    if old.exit_code and old.state == "exited":
-        replacement.evidence_of(old.container_id, {})
-    replacement.host.remove(old.container_id)
-
-
-def _find_new(replacement: Replacement) -> None:
-    """Catch a container that was created just before the interruption."""
-    found = replacement.host.find_container(container_name(replacement.deployment))
-    if found is not None and found.container_id != replacement.old_id:
-        replacement.new_id = found.container_id
-
-
-def _bring_back(host: DockerHost, old_id: str, deployment: str) -> None:
-    """Start first, rename last: the name says `half done` until it is whole again."""
-    old = host.find_container(old_id)
-    if old is None:
-        return
-    if not old.is_running:
-        host.start(old_id)
-    if old.name != container_name(deployment):
-        host.rename(old_id, container_name(deployment))
-
-
-def _keep(host: DockerHost, container_id: str, deployment: str) -> None:
-    """Give a stopped container the next number; a clock that jumps cannot mix them up."""
-    found = find_deployment(host, deployment)
-    newest = found.kept[0].name if found is not None and found.kept else ""
-    number = int(newest.rpartition("-")[2]) if newest else 0
-    host.rename(container_id, kept_name(deployment, number + 1))

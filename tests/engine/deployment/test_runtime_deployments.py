@@ -25,9 +25,9 @@ pytestmark = pytest.mark.docker
 
 def row_of(host: DockerHost, name: str) -> StatusRow:
     def is_healthy(deployment: DeploymentContainers) -> bool:
-        if deployment.name != name or deployment.port is None:
+        if deployment.name != name or deployment.current.port is None:
             return False  # another worker's
-        with model_at(deployment.port) as model:
+        with model_at(deployment.current.port) as model:
             return model.is_healthy()
 
     rows = status_rows(host, list_deployments(host), is_healthy, now=datetime.now(UTC))

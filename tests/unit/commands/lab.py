@@ -24,6 +24,7 @@ from sparkdeploy.deploy.replace import begin as begin_for_real
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import NodeError, RecipeError, UnhealthyError
 from sparkdeploy.image.stages import stages_of
+from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.node import Node, Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import form
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     import pytest
 
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.ssh import SshLink
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Library, Resolved
@@ -297,10 +298,11 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr("sparkdeploy.deploy.watch.remember_durations", lambda *_: None)
     monkeypatch.setattr("sparkdeploy.deploy.watch.POLL_S", 0.001)
 
-    def begin(replacement: Any, *, spec: ContainerSpec, before_start: Any) -> None:
-        number = lab.planned[-1].resolved.recipe.serve.max_num_seqs
-        marked = replace(spec, labels={**spec.labels, "test.text": str(number)})
-        begin_for_real(replacement, spec=marked, before_start=before_start)
+    def begin(replacement: Any, *, part: ContainerSpec | ContainerFact, before_start: Any) -> None:
+        if isinstance(part, ContainerSpec):
+            number = lab.planned[-1].resolved.recipe.serve.max_num_seqs
+            part = replace(part, labels={**part.labels, "test.text": str(number)})
+        begin_for_real(replacement, part=part, before_start=before_start)
 
     monkeypatch.setattr(deploy_launch, "begin", begin)
     for module in (commands_up, recovery, operate):
