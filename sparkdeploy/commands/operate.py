@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,7 @@ def current_rows() -> tuple[StatusRow, ...]:
     record = ClusterRecord.below(settings.state_dir)
     with connect(settings) as host:
         by_name = {item.name: item for item in deployments.list_deployments(host)}
-        rows = deployments.status_rows(host, by_name.values(), _is_healthy, now=datetime.now(UTC))
+        rows = deployments.status_rows(host, by_name.values(), _is_healthy)
         _name_strangers(host)
     names = dict.fromkeys((*by_name, *record.deployments()))
     nodes = {name: nodes_with(by_name.get(name), record.nodes(name)) for name in names}

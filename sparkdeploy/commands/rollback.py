@@ -16,7 +16,7 @@ from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.launch import Launch, parts_elsewhere
 from sparkdeploy.deploy.memory import PageCache, make_room_for
 from sparkdeploy.deploy.recovery import end_start
-from sparkdeploy.deploy.watch import Start, Watch
+from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.problems import owner_of
@@ -141,13 +141,14 @@ def _node_of(nodes: Nodes, name: str) -> Node:
 def _watch(launch: Launch, settings: Settings) -> Watch:
     fact = launch.head.host.find_container(launch.head.container_id)
     timeout_s = fact.startup_timeout_s if fact is not None else None
-    start = Start(
+    return Watch(
         deployment=launch.deployment,
         command=f"rollback {launch.deployment}",
         deadline_s=timeout_s if timeout_s is not None else Limits().startup_timeout_s,
         pace=_pace(fact),
+        parts=launch.started,
+        settings=settings,
     )
-    return Watch(start, launch.started, settings)
 
 
 def _pace(fact: ContainerFact | None) -> str:

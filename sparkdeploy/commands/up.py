@@ -26,7 +26,7 @@ from sparkdeploy.deploy.launch import Launch, parts_elsewhere
 from sparkdeploy.deploy.memory import PageCache, make_room_for
 from sparkdeploy.deploy.recovery import abandon, end_start, recover
 from sparkdeploy.deploy.serving import answers
-from sparkdeploy.deploy.watch import Start, Watch
+from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
 from sparkdeploy.node.facts import is_another, own_name
 from sparkdeploy.node.node import named
@@ -292,19 +292,21 @@ class _Up:
         recipe = plan.resolved.recipe
         on_cpu = plan.resolved.engine.runs_on == "cpu"
         pace = f"{plan.images[-1].stage.tag} {recipe.name}"
-        start = Start(
-            deployment=self.name,
-            command=self._command,
-            deadline_s=recipe.limits.startup_timeout_s,
-            pace=pace if plan.formation.is_alone else f"{pace} on {len(parts)} nodes",
-            usual_s=TWIN_START_S if on_cpu else SPARK_COLD_START_S,
-        )
         skews = {
             node.facts.name: node.facts.fabric.clock_skew_s
             for node in plan.observed.nodes
             if node.facts.fabric is not None
         }
-        return Watch(start, parts, self.settings, skews)
+        return Watch(
+            deployment=self.name,
+            command=self._command,
+            deadline_s=recipe.limits.startup_timeout_s,
+            pace=pace if plan.formation.is_alone else f"{pace} on {len(parts)} nodes",
+            parts=parts,
+            settings=self.settings,
+            usual_s=TWIN_START_S if on_cpu else SPARK_COLD_START_S,
+            clock_skews_s=skews,
+        )
 
     def _details(self, plan: Plan, watch: Watch) -> dict[str, Any]:
         from sparkdeploy.commands.doctor import doctor_report  # noqa: PLC0415 - for failures only

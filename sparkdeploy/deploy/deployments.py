@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
@@ -16,7 +17,6 @@ from sparkdeploy.terminal import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from datetime import datetime
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
@@ -166,11 +166,9 @@ def status_rows(
     host: DockerHost,
     found: Iterable[DeploymentContainers],
     is_healthy: Callable[[DeploymentContainers], bool],
-    *,
-    now: datetime,
 ) -> tuple[StatusRow, ...]:
-    """`is_healthy` asks a deployment's server, `now` is an aware time."""
-    return tuple(_row(host, deployment, is_healthy, now=now) for deployment in found)
+    """Return one row a deployment; `is_healthy` asks its server."""
+    return tuple(_row(host, deployment, is_healthy) for deployment in found)
 
 
 def down(
@@ -199,13 +197,13 @@ def deployment_log(
     return host.logs(deployment.current.container_id, follow=follow, tail=tail)
 
 
-def uptime_s(fact: ContainerFact, now: datetime) -> float | None:
+def uptime_s(fact: ContainerFact) -> float | None:
     """Return the seconds since a running container started, or None."""
     if not fact.is_running:
         return None
     started = parse_time(fact.started_at)
     # A clock that was set back is no reason to show a start in the future.
-    return max((now - started).total_seconds(), 0.0) if started else None
+    return max((datetime.now(UTC) - started).total_seconds(), 0.0) if started else None
 
 
 def _deployment(name: str, facts: list[ContainerFact]) -> DeploymentContainers:
@@ -227,8 +225,6 @@ def _row(
     host: DockerHost,
     deployment: DeploymentContainers,
     is_healthy: Callable[[DeploymentContainers], bool],
-    *,
-    now: datetime,
 ) -> StatusRow:
     fact = deployment.current
     restarts = restarts_of(host, fact.container_id) if fact.is_running else Restarts()
@@ -237,7 +233,7 @@ def _row(
         recipe=_recipe(fact),
         state=_state(deployment, is_healthy),
         port=fact.port,
-        uptime_s=uptime_s(fact, now),
+        uptime_s=uptime_s(fact),
         memory_bytes=host.memory_bytes(fact.container_id) if fact.is_running else None,
         exit_code=None if fact.is_running else fact.exit_code,
         container=fact.name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.console import console
@@ -60,7 +59,6 @@ def recover(nodes: Nodes, deployment: str, settings: Settings) -> Recovery:
             deployment,
             crashes_dir=crashes_dir(settings),
             is_answering=answers,
-            now=datetime.now(UTC),
             check=lambda fact: _hold_all(nodes, deployment, fact),
         )
         if done.action == "nothing":
@@ -176,13 +174,12 @@ def recover_here(
     *,
     crashes_dir: Path,
     is_answering: Callable[[ContainerFact], bool],
-    now: datetime,
     check: Callable[[ContainerFact], None] = lambda _fact: None,
 ) -> Recovery:
     """Finish or revert what a CLI that died or detached left half done, under the node's lock.
 
     A new container that still has time to start is left alone; one that answers and for which
-    `check` raises UnhealthyError is not what was asked for. `now` is an aware time.
+    `check` raises UnhealthyError is not what was asked for.
     """
     found = find_deployment(host, deployment)
     if found is None or found.is_of_another_head:
@@ -201,7 +198,7 @@ def recover_here(
             return _reverted(half_done, error.message)
         half_done.commit()
         return Recovery("finished", f"{deployment}: the new container answers and stays")
-    if new is not None and _may_still_start(new, now):
+    if new is not None and _may_still_start(new):
         return Recovery("waiting", f"{deployment}: the new container is still starting")
     return _reverted(half_done, "the command that started it ended before it answered")
 
@@ -292,7 +289,6 @@ def _half_done(host: DockerHost, found: DeploymentContainers, crashes_dir: Path)
     )
 
 
-def _may_still_start(fact: ContainerFact, now: datetime) -> bool:
-    running_s = uptime_s(fact, now)
-    timeout_s = fact.startup_timeout_s
+def _may_still_start(fact: ContainerFact) -> bool:
+    running_s, timeout_s = uptime_s(fact), fact.startup_timeout_s
     return running_s is not None and timeout_s is not None and running_s < timeout_s

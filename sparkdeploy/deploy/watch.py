@@ -45,9 +45,9 @@ LOST_AFTER_S = 5.0
 STOP_TIMEOUT_S = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Which start is waited for, and how long that may take."""
+@dataclass(slots=True)
+class Watch:
+    """Follows one start on all of its nodes; `details` tells afterwards how it went."""
 
     deployment: str
     command: str
@@ -55,17 +55,10 @@ class Start:
     deadline_s: float
     pace: str
     """The key under which the durations of such starts are remembered."""
-    usual_s: Mapping[str, float] = field(default_factory=lambda: SPARK_COLD_START_S)
-
-
-@dataclass(slots=True)
-class Watch:
-    """Follows one start on all of its nodes; `details` tells afterwards how it went."""
-
-    start: Start
     parts: Mapping[Node, str]
     """The container of each node."""
     settings: Settings
+    usual_s: Mapping[str, float] = field(default_factory=lambda: SPARK_COLD_START_S)
     clock_skews_s: Mapping[str, float] = field(default_factory=dict)
     """How far each node's clock is from ours."""
     tracker: PhaseTracker = field(init=False)
@@ -74,9 +67,8 @@ class Watch:
     _sampled_s: dict[str, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        recalled_s = recall_durations(
-            self.settings.state_dir, self.start.pace, otherwise=self.start.usual_s
-        )
+        state_dir = self.settings.state_dir
+        recalled_s = recall_durations(state_dir, self.pace, otherwise=self.usual_s)
         self.tracker = PhaseTracker(typical_s=recalled_s)
 
     def wait(self) -> Readiness:
@@ -95,7 +87,7 @@ class Watch:
                 if first is None:
                     raise
                 raise first.error() from error
-        remember_durations(self.settings.state_dir, self.start.pace, readiness.phases_s)
+        remember_durations(self.settings.state_dir, self.pace, readiness.phases_s)
         console.info(f"  answered after {format_seconds(readiness.startup_s)}")
         return readiness
 
@@ -117,19 +109,18 @@ class Watch:
         ]
 
     def _wait_for_head(self) -> Readiness:
-        start, settings = self.start, self.settings
+        settings, command = self.settings, f"sparkdeploy {self.command}"
         head = next(node for node in self.parts if node.is_here)
-        command = f"sparkdeploy {start.command}"
         with (
-            watching(settings.lock_dir, settings.node_name, start.deployment, command=command),
-            console.step(f"start of {start.deployment}") as step,
+            watching(settings.lock_dir, settings.node_name, self.deployment, command=command),
+            console.step(f"start of {self.deployment}") as step,
             served_model(head.docker, self.parts[head], settings) as model,
         ):
             return wait_until_answering(
                 head.docker,
                 self.parts[head],
                 model,
-                deadline_s=start.deadline_s,
+                deadline_s=self.deadline_s,
                 on_phase=lambda tracker, elapsed_s: self._note(step, tracker, elapsed_s),
                 tracker=self.tracker,
             )

@@ -1,7 +1,6 @@
 """Status, logs and down in real Docker, by label alone."""
 
 import time
-from datetime import UTC, datetime
 
 import pytest
 
@@ -30,7 +29,7 @@ def row_of(host: DockerHost, name: str) -> StatusRow:
         with model_at(deployment.current.port) as model:
             return model.is_healthy()
 
-    rows = status_rows(host, list_deployments(host), is_healthy, now=datetime.now(UTC))
+    rows = status_rows(host, list_deployments(host), is_healthy)
     return next(row for row in rows if row.name == name)
 
 

@@ -6,7 +6,6 @@ import pickle
 import signal
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,6 @@ def recovered(host: DockerHost, deployment: str, crashes_dir: Path) -> Recovery:
         deployment,
         crashes_dir=crashes_dir,
         is_answering=is_answering,
-        now=datetime.now(UTC),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -134,7 +133,6 @@ def test_what_finishes_a_replacement_keeps_the_old_one_too(place: Place) -> None
         place.name,
         crashes_dir=place.crashes_dir,
         is_answering=lambda _: True,
-        now=datetime.now(UTC),
     )
 
     assert (done.action, place.running(), len(place.kept())) == ("finished", 1, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.recovery import recover_here
@@ -19,7 +18,6 @@ def test_an_old_container_that_may_be_stopping_is_stopped_and_started_anew(tmp_p
         "main",
         crashes_dir=tmp_path,
         is_answering=lambda _fact: False,
-        now=datetime.now(UTC),
     )
     assert done.action == "reverted"
     assert engine.stopped == ["sparkdeploy-main-replaced"]
