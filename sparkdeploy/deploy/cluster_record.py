@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _is_node(name: object) -> bool:
-    return isinstance(name, str) and is_name(name)
-
-
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
     """The notes below the state folder, one file a deployment."""
@@ -30,20 +26,18 @@ class ClusterRecord:
 
     @classmethod
     def below(cls, state_dir: Path) -> ClusterRecord:
-        """Return the record of a user's state folder."""
         return cls(state_dir / "cluster" / "deployments")
 
     def nodes(self, deployment: str) -> tuple[str, ...]:
         """Return the nodes, by rank; empty for a deployment that is none of a cluster's."""
-        if not is_name(deployment):
-            return ()
         try:
-            names = read_json(self._file(deployment))
+            names = read_json(self._file(deployment)) if is_name(deployment) else ()
         except (OSError, ValueError):
             return ()
-        if not isinstance(names, list) or not all(map(_is_node, names)):
-            return ()
-        return tuple(names)
+        is_whole = isinstance(names, list) and all(
+            isinstance(name, str) and is_name(name) for name in names
+        )
+        return tuple(names) if is_whole else ()
 
     def deployments(self) -> tuple[str, ...]:
         return tuple(sorted(path.stem for path in self.folder.glob("*.json")))
@@ -55,19 +49,21 @@ class ClusterRecord:
         """
         if not is_name(deployment):
             return
+        file = self._file(deployment)
         if not nodes:
-            self._file(deployment).unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
             return
         make_private(self.folder)
-        staged = self._file(deployment).with_suffix(".new")
+        staged = file.with_suffix(".new")
         staged.write_text(json.dumps(nodes), encoding="utf-8")
-        staged.replace(self._file(deployment))
+        staged.replace(file)
 
     def unsettle(self, deployment: str, container_id: str) -> None:
         """Keep that a container was started and has not been held against its plan yet."""
         if is_name(deployment):
-            make_private(self._unsettled(deployment).parent)
-            self._unsettled(deployment).write_text(container_id, encoding="utf-8")
+            file = self._unsettled(deployment)
+            make_private(file.parent)
+            file.write_text(container_id, encoding="utf-8")
 
     def settle(self, deployment: str) -> None:
         if is_name(deployment):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
-    from sparkdeploy.plan.steps import ImageStep, Plan
+    from sparkdeploy.plan.steps import Plan
     from sparkdeploy.settings import Settings
 
 GZIP = 31
@@ -38,20 +38,15 @@ FASTEST = 1
 
 def build_images(plan: Plan, host: DockerHost, settings: Settings) -> None:
     """Build what is missing; raise BuildError with the end of the log when a stage fails."""
-    for image in plan.images:
-        if image.action is Action.BUILD and image.stage.source is not None:
+    missing = [image.stage for image in plan.images if image.action is Action.BUILD]
+    for stage in missing:
+        if stage.source is not None:
             # Before the base is fetched: what cannot be compiled is not worth ten gigabytes.
-            refuse_start(image.stage, host, settings)
-    for image in plan.images:
-        if image.action is Action.BUILD:
-            _build(image, host, settings)
-
-
-def _build(image: ImageStep, host: DockerHost, settings: Settings) -> None:
-    stage = image.stage
-    with console.step(f"image {stage.name}") as step:
-        fact = build_stage(host, stage, settings, step)
-    console.info(f"  {stage.tag}, {format_bytes(fact.size_bytes)}")
+            refuse_start(stage, host, settings)
+    for stage in missing:
+        with console.step(f"image {stage.name}") as step:
+            fact = build_stage(host, stage, settings, step)
+        console.info(f"  {stage.tag}, {format_bytes(fact.size_bytes)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +95,8 @@ def _send(engine: Stage, head: Node, worker: Node) -> int:
     with named(worker):
         _require_room(worker, image)
     stream = _Compressed(head.docker.save_images([engine.tag]))
-    title = f"image engine to {worker.name}"
     try:
-        with named(worker), console.step(title) as step:
+        with named(worker), console.step(f"image engine to {worker.name}") as step:
             worker.docker.load_images(stream.chunks(step, image.size_bytes))
     except NodeError as error:
         if stream.failure is not None:
@@ -163,7 +157,7 @@ def _require_room(worker: Node, image: ImageFact) -> None:
 
 
 def _docker_room(node: Node) -> tuple[int | None, str]:
-    """Return the free bytes of the disk that a node's Docker Engine keeps its images on."""
+    """Return the free bytes of the disk that a node's engine keeps its images on, and where."""
     root = node.docker.info().root_dir
     return free_bytes_on(node, Path(root)), root
 
