@@ -19,8 +19,12 @@ from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import crashes_dir
 from sparkdeploy.deploy.deployments import find_deployment
-from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
-from sparkdeploy.deploy.secrets import known_secrets, text_without_secrets
+from sparkdeploy.deploy.evidence import (
+    ROOT_CAUSE,
+    known_secrets,
+    text_without_secrets,
+    write_evidence,
+)
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.node.container import is_name

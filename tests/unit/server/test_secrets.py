@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.deploy.secrets import (
+from sparkdeploy.deploy.evidence import (
     known_secrets,
     record_without_secrets,
     text_without_secrets,
