@@ -100,5 +100,4 @@ def _locked_here(
 
 
 def crashes_dir(settings: Settings) -> Path:
-    """Return where the evidence of failed containers is kept."""
     return settings.state_dir / "crashes"

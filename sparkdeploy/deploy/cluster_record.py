@@ -70,7 +70,6 @@ class ClusterRecord:
             self._unsettled(deployment).unlink(missing_ok=True)
 
     def is_unsettled(self, deployment: str, container_id: str) -> bool:
-        """Say whether nobody has held a container against its plan yet, as after `--detach`."""
         try:
             known = self._unsettled(deployment).read_text(encoding="utf-8", errors="replace")
         except OSError:

@@ -48,11 +48,8 @@ class DeploymentContainers:
 
     @property
     def current(self) -> ContainerFact:
-        """Return the container that stands for the name now."""
-        fact = self.serving or self.replaced or next(iter(self.kept), None)
-        if fact is None:
-            raise NodeError(f"deployment {self.name} has no container")
-        return fact
+        """Return the container that stands for the name now: no deployment is without any."""
+        return self.serving or self.replaced or self.kept[0]
 
     @property
     def is_of_another_head(self) -> bool:
@@ -108,12 +105,10 @@ class StatusRow:
 
 
 def replaced_name(deployment: str) -> str:
-    """Return the name its old container bears while a new one is tried."""
     return container_name(deployment) + REPLACED_SUFFIX
 
 
 def kept_name(deployment: str, number: int) -> str:
-    """Return the name of a container that is kept for `rollback`; later ones count higher."""
     return f"{container_name(deployment)}{KEPT_MARK}{number}"
 
 
@@ -167,7 +162,6 @@ def status_rows(
     found: Iterable[DeploymentContainers],
     is_healthy: Callable[[DeploymentContainers], bool],
 ) -> tuple[StatusRow, ...]:
-    """Return one row a deployment; `is_healthy` asks its server."""
     return tuple(_row(host, deployment, is_healthy) for deployment in found)
 
 
@@ -198,7 +192,6 @@ def deployment_log(
 
 
 def uptime_s(fact: ContainerFact) -> float | None:
-    """Return the seconds since a running container started, or None."""
     if not fact.is_running:
         return None
     started = parse_time(fact.started_at)

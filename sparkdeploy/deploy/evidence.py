@@ -175,7 +175,6 @@ def value_without_secrets(value: Any, known: Iterable[str] = ()) -> Any:  # noqa
 
 
 def record_without_secrets(record: Mapping[str, Any], known: Iterable[str] = ()) -> dict[str, Any]:
-    """Return Docker's record of a container with secret-looking variables emptied."""
     config = dict(record.get("Config") or {})
     config["Env"] = [_redacted(pair) for pair in config.get("Env") or ()]
     cleaned: dict[str, Any] = value_without_secrets({**record, "Config": config}, known)

@@ -77,18 +77,12 @@ def _reader() -> TypeAdapter[Expectation]:
 
 
 def expectation_of(plan: Plan, part: Part) -> Expectation:
-    """Return what a plan promises of one part, once its checkpoint is prepared.
-
-    Raises CheckpointError when a prepared checkpoint has lost its manifest.
-    """
+    """Raises CheckpointError when a prepared checkpoint has lost its manifest."""
     return Expectation(part.claim, planned_backends(plan.resolved), _treatment(plan))
 
 
 def expectation_on(fact: ContainerFact) -> Expectation | None:
-    """Return what a container was made with; None where its label does not tell, or is missing.
-
-    An earlier version left none.
-    """
+    """Return what a container was made with; None without a label, as of an earlier version."""
     try:
         return _reader().validate_json(fact.labels[labels.EXPECTATION], strict=True)
     except (KeyError, ValueError):
@@ -135,7 +129,6 @@ def check_truth(expected: Expectation, facts: EngineFacts) -> None:
 
 
 def _check_treatment(expected: ExpectedTreatment, facts: EngineFacts) -> None:
-    """Hold what the plugin says it converted against the overlay's manifest."""
     fault = "this is a fault of sparkdeploy: please report it with the crash folder"
     wanted = (expected.fp8_layers, expected.lm_head)
     if (facts.fp8_layers, facts.lm_head) != wanted:

@@ -49,7 +49,6 @@ class Launch:
 
     @property
     def started(self) -> dict[Node, str]:
-        """Return the new container of each node that has one."""
         return {node: it.new_id for node, it in self.begun if it.new_id is not None}
 
     @property

@@ -221,10 +221,7 @@ def _hold_first_start(nodes: Nodes, deployment: str, settings: Settings) -> Reco
 
 
 def abandon(host: DockerHost, deployment: str, *, crashes_dir: Path, reason: str) -> Recovery:
-    """Give up a new container that still starts: the old one is back, and may be replaced anew.
-
-    `reason` goes into the new container's evidence.
-    """
+    """Give up what still starts: the old one is back. `reason` goes into the new one's evidence."""
     found = find_deployment(host, deployment)
     if found is None or found.replaced is None:
         return Recovery("nothing")

@@ -72,7 +72,6 @@ class Replacement:
         return self.new_id
 
     def is_in_place(self) -> bool:
-        """Say whether the new container still is the deployment's."""
         fact = self.host.find_container(container_name(self.deployment))
         return fact is not None and fact.container_id == self.new_id
 

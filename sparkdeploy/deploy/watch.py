@@ -178,7 +178,6 @@ class End:
         return moment - timedelta(seconds=self.member.clock_skew_s) if moment else None
 
     def error(self) -> SparkdeployError:
-        """Return the error that names the node and the root cause."""
         node = self.member.node
         if self.lost is not None:
             message = self.lost.message.removeprefix(f"{node}: ")
@@ -247,7 +246,6 @@ class GroupWatch:
 
 
 def _ends(members: Iterable[Member]) -> list[End]:
-    """Return how those have ended that have, of all that answer."""
     found: list[End | None] = []
     for member in members:
         with contextlib.suppress(NodeError):
