@@ -12,9 +12,10 @@ from sparkdeploy.checkpoint.draft_vocabulary import bring_vocabulary
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.console import console, format_bytes
-from sparkdeploy.deploy.images import build_images, same_images
-from sparkdeploy.deploy.weights import same_weights
+from sparkdeploy.deploy.travel import same_images, same_weights
 from sparkdeploy.errors import CheckpointError, NodeError
+from sparkdeploy.image.build import build_stage
+from sparkdeploy.image.compilation import refuse_start
 from sparkdeploy.node import facts
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.launch import Exposure
@@ -25,6 +26,7 @@ from sparkdeploy.plan.steps import Action
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.settings import Settings
@@ -51,6 +53,19 @@ def prepare(plan: Plan, nodes: Nodes, settings: Settings) -> None:
         )
     if plan.head.spec is not None:
         prepare_folders(plan, nodes)
+
+
+def build_images(plan: Plan, host: DockerHost, settings: Settings) -> None:
+    """Build what is missing; raise BuildError with the end of the log when a stage fails."""
+    missing = [image.stage for image in plan.images if image.action is Action.BUILD]
+    for stage in missing:
+        if stage.source is not None:
+            # Before the base is fetched: what cannot be compiled is not worth ten gigabytes.
+            refuse_start(stage, host, settings)
+    for stage in missing:
+        with console.step(f"image {stage.name}") as step:
+            fact = build_stage(host, stage, settings, step)
+        console.info(f"  {stage.tag}, {format_bytes(fact.size_bytes)}")
 
 
 def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
@@ -98,7 +113,6 @@ def _make_cache(node: Node, cache: Path, user: str) -> None:
 
 
 def _write_key(path: Path, uid: int, gid: int) -> None:
-    """Keep a key that is there; otherwise make a random one."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not path.exists():
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

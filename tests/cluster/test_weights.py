@@ -25,7 +25,7 @@ FOLDER = f"{HOME}/weights"
 SLOWLY = 'exec /usr/bin/rsync --bwlimit=4M "$@"'
 SEND = f"""\
 from pathlib import Path
-from sparkdeploy.deploy.weights import same_tree
+from sparkdeploy.deploy.travel import same_tree
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.cluster import open_nodes
 from sparkdeploy.plan.place import Tree

@@ -17,7 +17,7 @@ from sparkdeploy import shell
 from sparkdeploy.checks import survey
 from sparkdeploy.commands.cluster import Host, addresses_of, fabric_of, section
 from sparkdeploy.deploy.cluster_record import ClusterRecord
-from sparkdeploy.deploy.weights import compare
+from sparkdeploy.deploy.travel import compare
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node import fabric as node_fabric
 from sparkdeploy.node.cluster import FabricPort, read_cluster

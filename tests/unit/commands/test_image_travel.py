@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.deploy import images
+from sparkdeploy.deploy import travel
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.node import Node
@@ -54,9 +54,9 @@ def worker(**changes: Any) -> Node:
 def test_the_heads_own_engine_is_not_called_the_workers(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(images, "free_bytes_on", lambda *_: None)
+    monkeypatch.setattr(travel, "free_bytes_on", lambda *_: None)
     with pytest.raises(NodeError) as caught:
-        images._bring(STAGE, STAGE, head(**changes), worker(), cast("Settings", None))
+        travel._bring(STAGE, STAGE, head(**changes), worker(), cast("Settings", None))
     assert caught.value.message == "docker: the disk of this engine is broken"
 
 
@@ -64,7 +64,7 @@ def test_the_heads_own_engine_is_not_called_the_workers(
 def test_the_workers_engine_is_named(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(images, "free_bytes_on", lambda *_: None)
+    monkeypatch.setattr(travel, "free_bytes_on", lambda *_: None)
     with pytest.raises(NodeError) as caught:
-        images._bring(STAGE, STAGE, head(), worker(**changes), cast("Settings", None))
+        travel._bring(STAGE, STAGE, head(), worker(**changes), cast("Settings", None))
     assert caught.value.message == "spark-2: docker: the disk of this engine is broken"

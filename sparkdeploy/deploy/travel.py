@@ -1,52 +1,46 @@
-"""The same image on every node: stages are built here, the engine travels, the plugin is built.
+"""What goes from the head to the other nodes: the engine's image and the weights that differ.
 
-What is there by fingerprint stays where it is.
+What is there by fingerprint or by hash stays where it is. The plugin's image is built on each node.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy import shell
 from sparkdeploy.console import console, format_bytes
-from sparkdeploy.errors import NodeError
+from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.image.build import build_stage, find_built
-from sparkdeploy.image.compilation import refuse_start
 from sparkdeploy.image.context import write_tar
 from sparkdeploy.node.facts import free_bytes_on
-from sparkdeploy.node.node import named
+from sparkdeploy.node.node import at_once, named
+from sparkdeploy.node.tree import Entry, Ledger, hashes, list_tree
+from sparkdeploy.plan.place import move_to, trees_of
 from sparkdeploy.plan.problems import LOAD_FACTOR
-from sparkdeploy.plan.steps import Action
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sparkdeploy.console import Step
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
-    from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.plan.place import Tree
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.settings import Settings
 
 GZIP = 31
 FASTEST = 1
-
-
-def build_images(plan: Plan, host: DockerHost, settings: Settings) -> None:
-    """Build what is missing; raise BuildError with the end of the log when a stage fails."""
-    missing = [image.stage for image in plan.images if image.action is Action.BUILD]
-    for stage in missing:
-        if stage.source is not None:
-            # Before the base is fetched: what cannot be compiled is not worth ten gigabytes.
-            refuse_start(stage, host, settings)
-    for stage in missing:
-        with console.step(f"image {stage.name}") as step:
-            fact = build_stage(host, stage, settings, step)
-        console.info(f"  {stage.tag}, {format_bytes(fact.size_bytes)}")
+SHOWN_FILES = 3
+PARTIAL = ".sparkdeploy-partial"
+_PROGRESS = re.compile(r"([\d,]+)\s+\d+%")
+_SENT = re.compile(r"^Total bytes sent: ([\d,]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +74,7 @@ def _bring(
         if stranger is not None:
             console.warn(f"{worker.name}: {plugin.tag} is another image there; making it anew")
         has_engine = find_built(worker.docker, engine) is not None
-    sent = 0 if has_engine else _send(engine, head, worker)
+    sent = 0 if has_engine else _send_image(engine, head, worker)
     context_bytes = _context_bytes(plugin)
     title = f"image plugin on {worker.name} ({format_bytes(context_bytes)} of context)"
     with named(worker), console.step(title) as step:
@@ -88,12 +82,12 @@ def _bring(
     return ImageTravel(worker.name, sent, context_bytes)
 
 
-def _send(engine: Stage, head: Node, worker: Node) -> int:
+def _send_image(engine: Stage, head: Node, worker: Node) -> int:
     image = head.docker.find_image(engine.tag)
     if image is None:
         raise NodeError(f"{head.name}: {engine.tag} is not there")
     with named(worker):
-        _require_room(worker, image)
+        _require_image_room(worker, image)
     stream = _Compressed(head.docker.save_images([engine.tag]))
     try:
         with named(worker), console.step(f"image engine to {worker.name}") as step:
@@ -145,7 +139,7 @@ class _Compressed:
             raise
 
 
-def _require_room(worker: Node, image: ImageFact) -> None:
+def _require_image_room(worker: Node, image: ImageFact) -> None:
     free_bytes, root = _docker_room(worker)
     needed_bytes = LOAD_FACTOR * image.size_bytes
     if free_bytes is not None and free_bytes < needed_bytes:
@@ -185,3 +179,113 @@ def _context_bytes(stage: Stage) -> int:
     with tempfile.TemporaryFile() as file:
         write_tar(list(stage.context), file)
         return file.tell()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a worker lacks of a tree, or has otherwise."""
+
+    missing: tuple[str, ...]
+    changed: tuple[str, ...]
+    size_bytes: int
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (*self.missing, *self.changed)
+
+
+def same_weights(plan: Plan, nodes: Nodes, worker: Node, settings: Settings) -> int:
+    """Make a node's folders hold what ours hold; return the bytes that were sent."""
+    move = move_to(plan.observed, worker.name)
+    if move is None:
+        raise NodeError(f"{worker.name} did not name its user's home folder")
+    models = (plan.observed.model, plan.observed.drafter)
+    trees = trees_of(models, plan.folders.chat_template, move)
+    return sum(same_tree(tree, nodes.here, worker, settings) for tree in trees)
+
+
+def same_tree(tree: Tree, head: Node, worker: Node, settings: Settings) -> int:
+    """Make a worker's folder hold what ours holds; return the bytes that were sent.
+
+    Raises CheckpointError when a file is still another one after it was sent, NodeError when
+    there is no room or rsync fails; both name the node.
+    """
+    difference = compare(tree, head, worker, settings)
+    if not difference.paths:
+        return 0
+    for path in difference.changed[:SHOWN_FILES]:
+        console.warn(f"{worker.name}: {tree.there / path} differs from {head.name}'s; sent again")
+    _require_weights_room(tree, difference, worker)
+    sent_bytes = _send_files(tree, difference, worker)
+    left = compare(tree, head, worker, settings)
+    if left.paths:
+        raise CheckpointError(
+            f"{worker.name}: {tree.there / left.paths[0]} is not what {head.name} has, right after "
+            "it was sent",
+            hint=f"its disk may be failing: on {worker.name}: sudo dmesg | tail",
+        )
+    return sent_bytes
+
+
+def compare(tree: Tree, head: Node, worker: Node, settings: Settings) -> Difference:
+    """Hold a worker's files against ours, by sha256; unchanged files are not read again."""
+
+    def look(node: Node) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
+        root = tree.here if node is head else tree.there
+        found = list_tree(node, root)
+        used = {path: found[path] for path in tree.paths if path in found}
+        return used, hashes(node, root, used, Ledger(settings.state_dir, node.name))
+
+    with console.step(f"comparing {tree.here.name} with {worker.name}"):
+        (ours, our_hashes), (theirs, their_hashes) = at_once(look, (head, worker))
+    missing = tuple(path for path in ours if path not in theirs)
+    changed = tuple(
+        path
+        for path, entry in ours.items()
+        if path in theirs
+        and (entry.link, our_hashes.get(path)) != (theirs[path].link, their_hashes.get(path))
+    )
+    return Difference(missing, changed, sum(ours[path].size_bytes for path in missing + changed))
+
+
+def _require_weights_room(tree: Tree, difference: Difference, worker: Node) -> None:
+    folder = shlex.quote(str(tree.there))
+    done = worker.script(f"mkdir -p {folder} && df -B1 --output=avail {folder} | tail -n 1")
+    if done.exit_code != 0:
+        raise NodeError(f"{worker.name}: {tree.there} cannot be made", detail=done.stderr.strip())
+    free = done.stdout.strip()
+    if free.isdigit() and int(free) < difference.size_bytes:
+        raise NodeError(
+            f"{worker.name}: disk: {format_bytes(difference.size_bytes)} of weights are missing "
+            f"there, and {tree.there} has {format_bytes(int(free))} free",
+            hint=f"free some space on {worker.name}",
+        )
+
+
+def _send_files(tree: Tree, difference: Difference, worker: Node) -> int:
+    if worker.link is None:
+        raise NodeError(f"{worker.name} is this machine")
+    title = f"{tree.here.name} to {worker.name} ({format_bytes(difference.size_bytes)})"
+    with console.step(title) as step, shell.list_file(difference.paths) as names:
+        argv = [
+            *("rsync", "--archive", "--numeric-ids", "--ignore-times", "--no-implied-dirs"),
+            *("--partial-dir", PARTIAL, "--no-inc-recursive", "--info=progress2", "--stats"),
+            *("--files-from", str(names), "--rsh", worker.link.rsync_shell(worker.entry.ip)),
+            *(f"{tree.here}/", worker.link.remote_path(f"{tree.there}/")),
+        ]
+
+        def show(text: str) -> None:
+            for match in _PROGRESS.finditer(text):
+                done_bytes = int(match[1].replace(",", ""))
+                step.progress(done_bytes, max(difference.size_bytes, done_bytes))
+
+        done = shell.follow(argv, show)
+    if done.exit_code != 0:
+        raise NodeError(
+            f"{worker.name}: rsync could not send {tree.here.name} (exit code {done.exit_code}): "
+            + next(iter(done.stderr.strip().splitlines()), "it said nothing"),
+            hint="run it again: what arrived is kept",
+            detail=done.stderr.strip(),
+        )
+    sent = _SENT.search(done.stdout)
+    return int(sent[1].replace(",", "")) if sent else difference.size_bytes
