@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 HEALTH_TIMEOUT_S = 1.0
 CALL_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 600.0
+GREEDY = {"temperature": 0.0}
 _SHOWN_CHARACTERS = 500
 
 
@@ -65,7 +66,6 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         return True
 
     def served_models(self) -> tuple[str, ...]:
-        """Return the names the server answers to."""
         return tuple(str(item["id"]) for item in self._models())
 
     def max_model_len(self) -> int | None:
@@ -91,7 +91,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         extra: Mapping[str, Any] | None = None,
     ) -> Completion:
         """Continue a text with /v1/completions, greedily."""
-        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, **(extra or {})}
+        body = {"prompt": prompt, "max_tokens": max_tokens, **GREEDY, **(extra or {})}
         return self._generate("/v1/completions", body, timeout_s)
 
     def chat(
@@ -102,12 +102,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         extra: Mapping[str, Any] | None = None,
     ) -> Completion:
         """Answer a conversation with /v1/chat/completions, greedily."""
-        body = {
-            "messages": messages,
-            "max_tokens": max_tokens,
-            "temperature": 0.0,
-            **(extra or {}),
-        }
+        body = {"messages": messages, "max_tokens": max_tokens, **GREEDY, **(extra or {})}
         return self._generate("/v1/chat/completions", body, ANSWER_TIMEOUT_S)
 
     def ask(
@@ -120,11 +115,9 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         return answer
 
     def exposition(self) -> str:
-        """Return /metrics as it is."""
         return self._call("/metrics").text
 
     def speculation(self) -> Speculation | None:
-        """Return the counters of speculative decoding; None when the server does not speculate."""
         return speculation(parse_samples(self.exposition()))
 
     def _generate(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Completion:

@@ -137,34 +137,24 @@ def guard_reports(log: str) -> list[dict[str, Any]]:
 
     Any process of its container can write such a line: they explain, and decide nothing.
     """
-    found = []
-    for payload in filter(None, map(guard_payload, lines_of(log))):
-        try:
-            report = json.loads(payload)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(report, dict):
-            found.append(report)
-    return found
+    return [report for report in map(_guard_report, lines_of(log)) if report is not None]
+
+
+def _guard_report(text: str) -> dict[str, Any] | None:
+    payload = guard_payload(text)
+    if payload is None:
+        return None
+    try:
+        report = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    return report if isinstance(report, dict) else None
 
 
 def guard_events(log: str, exit_code: int | None) -> list[str]:
     """Return the events that the guard told of, without a memory trip that did not end it."""
     events = [str(report.get("event")) for report in guard_reports(log)]
     return [event for event in events if event != MEMORY_FLOOR or exit_code == EXIT_MEMORY_FLOOR]
-
-
-def until_last_restart(log: str) -> tuple[str, int | None]:
-    """Return a log up to the guard's last restart, and the exit code that came before it."""
-    lines = lines_of(log)
-    for index, text in reversed(list(enumerate(lines))):
-        if guard_payload(text) is None:
-            continue
-        reports = guard_reports(text)
-        if reports and reports[0].get("event") == "restart":
-            code = reports[0].get("exit_code")
-            return "\n".join(lines[:index]), code if isinstance(code, int) else None
-    return log, None
 
 
 def restarts_in(log: str) -> Restarts:
@@ -179,11 +169,17 @@ def restarts_in(log: str) -> Restarts:
 
 
 def end_before_restart(log: str) -> EndOfRun:
-    """Say how vLLM ended before the guard's last restart."""
-    before, exit_code = until_last_restart(log)
+    """Say how vLLM ended before the guard's last restart; without one, how the log ends."""
+    lines, exit_code = lines_of(log), None
+    for index, text in reversed(list(enumerate(lines))):
+        report = _guard_report(text)
+        if report is not None and report.get("event") == "restart":
+            code = report.get("exit_code")
+            log, exit_code = "\n".join(lines[:index]), code if isinstance(code, int) else None
+            break
     # After a memory trip the guard starts nothing again: this code is vLLM's own.
     own = None if exit_code == EXIT_MEMORY_FLOOR else exit_code
-    return EndOfRun(before, exit_code, root_cause(before, own, oom_killed=False))
+    return EndOfRun(log, exit_code, root_cause(log, own, oom_killed=False))
 
 
 def log_tail(log: str, line_count: int) -> str:

@@ -154,7 +154,9 @@ class _Wait:
             raise death(self.host, self.container_id, fact, phase=self.tracker.describe())
         refused_at = self.restarts_before_refusal
         if refused_at is not None and self.tracker.restarts > refused_at:
-            raise _death_by_answering(self.host, self.container_id, fact)
+            end = end_before_restart(recent_log(self.host, self.container_id, EXAMINED_LINES))
+            message = f"{fact.name} died of its first request (exit code {end.exit_code})"
+            raise ContainerDiedError(f"{message}: {end.cause.describe()}", end.cause, end.log)
 
 
 @contextlib.contextmanager
@@ -194,16 +196,6 @@ def death(
     guard = f"; the guard said: {said}" if said else ""
     message = f"{fact.name} died{while_doing} ({code}{guard}): {cause.describe()}"
     return ContainerDiedError(message, cause, log)
-
-
-def _death_by_answering(
-    host: DockerHost, container_id: str, fact: ContainerFact
-) -> ContainerDiedError:
-    """Return the error that tells why the server died before the guard's last restart."""
-    end = end_before_restart(recent_log(host, container_id, EXAMINED_LINES))
-    code, cause = end.exit_code, end.cause
-    message = f"{fact.name} died of its first request (exit code {code}): {cause.describe()}"
-    return ContainerDiedError(message, cause, end.log)
 
 
 def restarts_of(host: DockerHost, container_id: str) -> Restarts:

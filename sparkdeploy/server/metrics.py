@@ -38,7 +38,6 @@ class Speculation:
 
     @property
     def tokens_a_draft(self) -> float | None:
-        """Return tokens drafted a step."""
         return self.draft_tokens / self.drafts if self.drafts else None
 
     def since(self, before: Speculation) -> Speculation:

@@ -86,8 +86,6 @@ _BEGINS_AGAIN = '{"event": "restart"'
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A phase that the start went through, and when it was entered."""
-
     phase: Phase
     entered_s: float
 

@@ -81,7 +81,6 @@ def _agrees(planned: PlannedBackend, seen: str) -> bool:
 
 
 def _graph_rank(mode: str) -> int:
-    """Rank a CUDAGraphMode: any full mode, or else piecewise, or else none."""
     if "FULL" in mode:
         return _GRAPH_RANKS["full"]
     return _GRAPH_RANKS["piecewise" if "PIECEWISE" in mode else "off"]

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from sparkdeploy.server.forensics import (
     Cause,
+    end_before_restart,
     guard_events,
     guard_reports,
     log_tail,
     root_cause,
     signatures,
-    until_last_restart,
 )
 from sparkdeploy.server.log_lines import lines_of, read_line
 from sparkdeploy.server.tracebacks import decisive, tracebacks
@@ -175,7 +175,8 @@ def test_a_quoted_line_of_the_guards_says_nothing(quoted: str) -> None:
     assert guard_reports(quoted) == []
     assert cause_of(quoted, 86).line == ""
     restarted = quoted.replace("memory_floor", "restart")
-    assert until_last_restart(f"a\n{restarted}\nb") == (f"a\n{restarted}\nb", None)
+    end = end_before_restart(f"a\n{restarted}\nb")
+    assert (end.log, end.exit_code) == (f"a\n{restarted}\nb", None)
 
 
 @pytest.mark.parametrize("event", ["refused", "cannot_run"])
@@ -187,7 +188,8 @@ def test_a_prompt_that_quotes_a_failure_of_the_guards_is_not_the_cause(event: st
 
 
 def test_the_guards_own_restart_ends_what_came_before() -> None:
-    assert until_last_restart(f"a\n{RESTART}\nb") == ("a", 1)
+    end = end_before_restart(f"a\n{RESTART}\nb")
+    assert (end.log, end.exit_code) == ("a", 1)
 
 
 def test_a_memory_that_is_too_large_for_a_number_is_no_bug() -> None:
