@@ -211,7 +211,8 @@ def read_log(
         # A chunk may end in the middle of a character.
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         with named(where):
-            for chunk in deployments.deployment_log(where.docker, name, follow=follow, tail=tail):
+            current = deployments.require_deployment(where.docker, name).current
+            for chunk in where.docker.logs(current.container_id, follow=follow, tail=tail):
                 yield decoder.decode(chunk)
 
 

@@ -16,7 +16,7 @@ from sparkdeploy.server.health import restarts_of
 from sparkdeploy.terminal import visible_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
@@ -181,14 +181,6 @@ def down(
             host.stop(fact.container_id, timeout_s=timeout_s)
         host.remove(fact.container_id)
     return tuple(fact.name for fact in facts)
-
-
-def deployment_log(
-    host: DockerHost, name: str, *, follow: bool = False, tail: int | None = None
-) -> Iterator[bytes]:
-    """Return a deployment's log, and with `follow` what comes until its container ends."""
-    deployment = require_deployment(host, name)
-    return host.logs(deployment.current.container_id, follow=follow, tail=tail)
 
 
 def uptime_s(fact: ContainerFact) -> float | None:

@@ -124,7 +124,7 @@ class Launch:
         details: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """Bring the old ones back after an interruption; new ones without old ones go on."""
-        if self.is_settled or not self.begun or not self.replaces:
+        if self.is_settled or not self.replaces:
             return
         with held_back(), changing():
             if self._is_in_place():

@@ -7,7 +7,6 @@ import pytest
 from sparkdeploy.deploy.deployments import (
     DeploymentContainers,
     StatusRow,
-    deployment_log,
     down,
     find_deployment,
     list_deployments,
@@ -121,7 +120,8 @@ def test_the_log_is_followed_until_the_container_ends(
 ) -> None:
     host.start(host.create(make_spec(log="cpu-0.32-mtp", die_after_s=1.5)))
 
-    text = b"".join(deployment_log(host, deployment, follow=True)).decode()
+    current = require_deployment(host, deployment).current
+    text = b"".join(host.logs(current.container_id, follow=True)).decode()
 
     assert "Application startup complete" in text
 
