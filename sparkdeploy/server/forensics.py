@@ -1,18 +1,17 @@
-"""Why a container died, and the evidence that is kept of it."""
+"""Why a container died, as its log and the way it ended tell."""
 
 from __future__ import annotations
 
 import functools
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.console import format_gib
 from sparkdeploy.server.log_lines import LogLine, guard_payload, lines_of, read_line
-from sparkdeploy.server.tracebacks import decisive, tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -49,6 +48,15 @@ _EXIT_HINTS = {
     135: "its shared memory is full, or a mapped model file was cut; verify the checkpoint",
     137: "if nobody stopped it, the kernel did: `sudo dmesg | grep -i oom`",
 }
+_MAX_TRACEBACK_LINES = 200
+_START = "Traceback (most recent call last):"
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*|:)?$")
+_ECHOES = re.compile(
+    r"Engine core initialization failed|EngineDeadError|EngineCore encountered an issue"
+    r"|WorkerProc initialization failed|Failed core proc|Engine process failed to start"
+    r"|^SystemExit|^KeyboardInterrupt|^asyncio\.exceptions\.CancelledError"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,3 +257,58 @@ def _exit_cause(exit_code: int | None) -> Cause:
     if exit_code in _EXIT_MEANINGS:
         return Cause(f"exit_{exit_code}", "", _EXIT_MEANINGS[exit_code], _EXIT_HINTS.get(exit_code))
     return Cause("unknown", "", "its log names no cause")
+
+
+@dataclass(slots=True)
+class Traceback:
+    """One traceback with its chain of exceptions, the cause first."""
+
+    origin: str
+    exceptions: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    _is_in_frames: bool = True
+
+    @property
+    def is_echo(self) -> bool:
+        """Say whether it only repeats that another process failed."""
+        return all(_ECHOES.search(exception) for exception in self.exceptions)
+
+    def begin(self, text: str) -> None:
+        self.lines.append(text)
+        self._is_in_frames = True
+
+    def takes(self, line: LogLine) -> bool:
+        """Read a line of the same process on; False when it is none of the traceback's."""
+        if not self._is_in_frames:
+            if line.level in _QUIET_LEVELS or len(self.lines) >= _MAX_TRACEBACK_LINES:
+                return False
+        elif not line.text[0].isspace():
+            self._is_in_frames = False
+            if _EXCEPTION.match(line.text):
+                self.exceptions.append(line.text)
+        self.lines.append(line.text)
+        return True
+
+
+def tracebacks(lines: Iterable[LogLine]) -> list[Traceback]:
+    """Return every traceback that has an exception line, in order of appearance."""
+    found: list[Traceback] = []
+    unfinished: dict[str, Traceback] = {}
+    for line in lines:
+        text = line.text.strip()
+        trace = unfinished.get(line.origin)
+        if text == _START:
+            if trace is None or not trace.lines[-1].startswith(_CHAIN):
+                trace = unfinished[line.origin] = Traceback(line.origin)
+                found.append(trace)
+            trace.begin(line.text)
+        elif text and trace is not None and not trace.takes(line):
+            del unfinished[line.origin]
+    return [trace for trace in found if trace.exceptions]
+
+
+def decisive(traces: Iterable[Traceback]) -> Traceback | None:
+    """Return the traceback that says why: the last that is no echo of another process."""
+    all_traces = list(traces)
+    own = [trace for trace in all_traces if not trace.is_echo] or all_traces[:1]
+    return own[-1] if own else None

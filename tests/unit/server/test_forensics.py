@@ -8,15 +8,16 @@ from hypothesis import strategies as st
 
 from sparkdeploy.server.forensics import (
     Cause,
+    decisive,
     end_before_restart,
     guard_events,
     guard_reports,
     log_tail,
     root_cause,
     signatures,
+    tracebacks,
 )
 from sparkdeploy.server.log_lines import lines_of, read_line
-from sparkdeploy.server.tracebacks import decisive, tracebacks
 from tests.unit.server.log_files import HEALTHY, healthy_logs, recorded, recorded_crashes
 
 EXIT_CODES = {"memory_floor": 86}
