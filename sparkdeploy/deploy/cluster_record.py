@@ -43,12 +43,9 @@ class ClusterRecord:
         return tuple(sorted(path.stem for path in self.folder.glob("*.json")))
 
     def note(self, deployment: str, nodes: tuple[str, ...]) -> None:
-        """Write a deployment's nodes down; without any, remove the note.
-
-        A name that could lead to another file is ignored.
-        """
+        """Write a deployment's nodes down; without any, remove the note."""
         if not is_name(deployment):
-            return
+            return  # it could lead to another file
         file = self._file(deployment)
         if not nodes:
             file.unlink(missing_ok=True)

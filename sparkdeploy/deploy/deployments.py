@@ -125,10 +125,7 @@ def find_deployment(host: DockerHost, name: str) -> DeploymentContainers | None:
 
 
 def nodes_with(found: DeploymentContainers | None, noted: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the nodes that may have something of a deployment; empty for one machine's own.
-
-    They are noted, or stand on its containers here, kept ones among them.
-    """
+    """Return who may have something of a deployment: noted, or named on its containers here."""
     named_here = (node for fact in (found.containers if found else ()) for node in fact.nodes)
     return tuple(dict.fromkeys((*noted, *named_here)))
 
@@ -168,10 +165,7 @@ def status_rows(
 def down(
     host: DockerHost, name: str, *, timeout_s: int = 30, of_head: str | None = None
 ) -> tuple[str, ...]:
-    """Stop and remove a deployment's containers; return their names, none when there was none.
-
-    With `of_head` those of a deployment that another machine heads are not touched.
-    """
+    """Stop and remove its containers, all or those that `of_head` heads; return their names."""
     deployment = find_deployment(host, name)
     facts = deployment.containers if deployment is not None else ()
     if of_head is not None:

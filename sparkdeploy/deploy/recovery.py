@@ -85,10 +85,7 @@ def end_start(nodes: Nodes, deployment: str, settings: Settings, *, reason: str)
 
 
 def _hold_all(nodes: Nodes, deployment: str, head: ContainerFact) -> None:
-    """Hold what answers against what was planned for it, as the command that died would have.
-
-    The head may answer while a rank is gone: it would hang at the first request.
-    """
+    """Hold all parts against their plan: a head answers without a rank, and hangs when asked."""
     hold(nodes.here, head)
     for name in head.nodes[1:]:
         node = nodes.node(name)
@@ -204,10 +201,7 @@ def recover_here(
 
 
 def _hold_first_start(nodes: Nodes, deployment: str, settings: Settings) -> Recovery:
-    """Hold what took nobody's place against its plan, once, when it answers.
-
-    Nobody has where an `up` was detached, or died. What is not as planned is put away.
-    """
+    """Hold what took nobody's place against its plan, once: the `up` was detached, or died."""
     host, record = nodes.here.docker, ClusterRecord.below(settings.state_dir)
     fact = host.find_container(container_name(deployment))
     if fact is None or not record.is_unsettled(deployment, fact.container_id) or not answers(fact):

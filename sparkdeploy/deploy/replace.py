@@ -101,10 +101,7 @@ class Replacement:
         self.old_id = None
 
     def revert(self, details: Mapping[str, Any] | None = None) -> Path | None:
-        """Save the new container's evidence, put it away, bring the old one back.
-
-        Returns the folder of the evidence; None when there never was a new container.
-        """
+        """Put the new one away and bring the old one back; return the folder of the evidence."""
         folder = self._discard_new(details or {})
         if self.old_id is None:
             return folder
@@ -185,10 +182,7 @@ def begin(
 
 
 def leave(replacement: Replacement) -> None:
-    """Set a running container aside with nothing in its place: this node is needed no more.
-
-    One of another head is not touched.
-    """
+    """Set a running container aside with nothing in its place: this node is needed no more."""
     _refuse_half_done(replacement.host, replacement.deployment)
     _set_aside(replacement)
 

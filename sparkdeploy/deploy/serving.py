@@ -26,10 +26,7 @@ def served_model(host: DockerHost, container_id: str, settings: Settings) -> Ser
 
 
 def model_of(fact: ContainerFact, settings: Settings) -> ServedModel:
-    """Return the client of a container, from its labels and the deployment's key file.
-
-    Raises NodeError where the labels name no port, or the key cannot be read.
-    """
+    """Return a container's client; NodeError without a port in its labels, or a readable key."""
     if fact.port is None:
         raise NodeError(
             f"container {fact.name} has no port in its labels",

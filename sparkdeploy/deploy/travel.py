@@ -55,10 +55,7 @@ class ImageTravel:
 
 
 def same_images(plan: Plan, nodes: Nodes, settings: Settings) -> tuple[ImageTravel, ...]:
-    """Bring every other node the images of the plan; what is there by fingerprint stays.
-
-    Raises NodeError or BuildError naming the node.
-    """
+    """Bring every other node the images of the plan; NodeError or BuildError name the node."""
     *_, engine, plugin = (step.stage for step in plan.images)
     workers = (nodes.node(part.node) for part in plan.parts[1:])
     return tuple(_bring(engine, plugin, nodes.here, worker, settings) for worker in workers)
