@@ -18,7 +18,7 @@ import requests
 
 from sparkdeploy.checkpoint import repo_files
 from sparkdeploy.checkpoint.answers import HubSession, body, is_web_address, open_answer
-from sparkdeploy.checkpoint.repo_files import HOSTILE_HINT, RepoFacts, RepoFile, printable, shown
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, hostile, printable, shown
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import LOGIN, Settings
 
@@ -102,10 +102,9 @@ class Hub:
             for chunk in body(answer):
                 text += chunk
                 if len(text) > LISTING_LIMIT_BYTES:
-                    raise CheckpointError(
+                    raise hostile(
                         f"{repo}: the hub's list of files has more than "
-                        f"{LISTING_LIMIT_BYTES} bytes.",
-                        hint=HOSTILE_HINT,
+                        f"{LISTING_LIMIT_BYTES} bytes."
                     )
         return bytes(text)
 
@@ -172,9 +171,7 @@ def read_listing(repo: str, revision: str, text: bytes) -> RepoFacts:
     commit = content.get("sha")
     repo_files.check_commit(repo, commit)
     if repo_files.is_commit(revision) and commit != revision:
-        raise CheckpointError(
-            f"{repo}: the hub was asked for {revision} and describes {commit}.", hint=HOSTILE_HINT
-        )
+        raise hostile(f"{repo}: the hub was asked for {revision} and describes {commit}.")
     siblings = content.get("siblings")
     if not isinstance(siblings, list) or not siblings:
         raise _malformed(repo, "it lists no files")
@@ -211,7 +208,4 @@ def _license_of(content: dict[str, Any]) -> str | None:
 
 
 def _malformed(repo: str, problem: str) -> CheckpointError:
-    return CheckpointError(
-        f"{repo}: the hub's answer is not the description of a repository: {problem}.",
-        hint=HOSTILE_HINT,
-    )
+    return hostile(f"{repo}: the hub's answer is not the description of a repository: {problem}.")

@@ -24,7 +24,7 @@ FILES_LIMIT = 10_000
 """Files of a commit; the largest models have some hundred."""
 SIZE_LIMIT_BYTES = 1 << 50
 """Of one file; the hub's own limit is a thousandth of it."""
-HOSTILE_HINT = (
+_HOSTILE_HINT = (
     "nothing was fetched; a sound repository lists no such thing, so check that HF_ENDPOINT, "
     "proxies and the network are yours, and tell the repository's owner"
 )
@@ -34,6 +34,10 @@ _SHOWN_CHARACTERS = 120
 _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def hostile(message: str) -> CheckpointError:
+    return CheckpointError(message, hint=_HOSTILE_HINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,7 @@ class RepoFile:
     def __post_init__(self) -> None:
         problem = name_problem(self.name)
         if problem is not None:
-            raise CheckpointError(
-                f"the name of a file, {shown(self.name)}, {problem}.", hint=HOSTILE_HINT
-            )
+            raise hostile(f"the name of a file, {shown(self.name)}, {problem}.")
         size = self.size_bytes
         if type(size) is not int or not 0 <= size <= SIZE_LIMIT_BYTES:
             raise self._wrong(f"a size of {shown(size)}, not 0 to {SIZE_LIMIT_BYTES} bytes")
@@ -71,7 +73,7 @@ class RepoFile:
         return self.sha256 or self.git_sha1 or ""
 
     def _wrong(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.name} is stated with {what}.", hint=HOSTILE_HINT)
+        return hostile(f"{self.name} is stated with {what}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +96,11 @@ class RepoFacts:
         check_revision(self.repo, self.revision)
         check_commit(self.repo, self.commit)
         if len(self.files) > FILES_LIMIT:
-            raise CheckpointError(
-                f"{self.repo}: the hub lists {len(self.files)} files, more than {FILES_LIMIT}.",
-                hint=HOSTILE_HINT,
-            )
+            count = len(self.files)
+            raise hostile(f"{self.repo}: the hub lists {count} files, more than {FILES_LIMIT}.")
         clash = _clash([file.name for file in self.files])
         if clash is not None:
-            raise CheckpointError(f"{self.repo}: the hub lists {clash}.", hint=HOSTILE_HINT)
+            raise hostile(f"{self.repo}: the hub lists {clash}.")
 
     @property
     def size_bytes(self) -> int:
@@ -133,9 +133,8 @@ def is_commit(text: object) -> bool:
 def check_commit(place: str, commit: object) -> None:
     """Raise CheckpointError, which begins with `place`, unless it is a commit hash."""
     if not is_commit(commit):
-        raise CheckpointError(
-            f"{place}: {shown(commit)} stands for the commit, which has 40 hexadecimal digits.",
-            hint=HOSTILE_HINT,
+        raise hostile(
+            f"{place}: {shown(commit)} stands for the commit, which has 40 hexadecimal digits."
         )
 
 

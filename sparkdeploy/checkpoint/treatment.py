@@ -132,7 +132,7 @@ def _check_tensor(source: CheckpointSource, found: Located, shape: tuple[int, ..
 
 
 def check_remote(source: RangeSource, treatment: Treatment) -> None:
-    """Hold configuration, index and headers of a finished hybrid, some megabytes, against it."""
+    """Read configuration, index and headers, some megabytes, and refuse what is no whole hybrid."""
     sizes = model_sizes(read_config(source))
     indexed = index_of(source)
     fp8.find_fp8(source, sizes, indexed)
