@@ -101,14 +101,14 @@ def verify_bytes(folder: Path, stated: Mapping[str, str], on_progress: Progress)
         for path in sorted(folder.rglob("[!.]*"))
         if path.is_file()
     }
-    done_bytes, wrong = 0, []
+    total_bytes, done_bytes, wrong = sum(sizes.values()), 0, []
     hashed = [name for name in sizes if name in hashes]
     for name in hashed:
         done_bytes += sizes[name]
         algorithm: Algorithm = "xxh3" if hashes[name].startswith(XXH3_PREFIX) else "sha256"
         if content_hash(folder / name, algorithm) != hashes[name]:
             wrong.append(name)
-        on_progress(done_bytes, sum(sizes.values()))
+        on_progress(done_bytes, total_bytes)
     if wrong:
         raise CheckpointError(
             f"{folder}: the content of {summary(wrong)} has changed.",
