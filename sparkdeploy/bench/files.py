@@ -8,7 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,8 +20,6 @@ from sparkdeploy.terminal import visible_json
 
 if TYPE_CHECKING:
     from datetime import datetime
-
-Stored = TypeVar("Stored")
 
 
 @functools.cache
@@ -53,25 +51,25 @@ def read_content(path: Path, what: str) -> Any:  # noqa: ANN401 - any JSON
         raise BenchError(f"{path} is no {what}: {error}") from error
 
 
-def checked(content: Any, adapter: TypeAdapter[Stored], path: Path) -> Stored:  # noqa: ANN401
+@functools.cache
+def adapter_of(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def checked(content: Any, kind: type, path: Path) -> Any:  # noqa: ANN401 - JSON as its type
     """Return the content as its type; BenchError names the first field that is damaged."""
     try:
         # As JSON and strictly: the text "nan" is no number.
-        return adapter.validate_json(json.dumps(content), strict=True)
+        return adapter_of(kind).validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise BenchError(f"{path} is damaged: {place}: {first['msg']}") from error
 
 
-@functools.cache
-def _adapter() -> TypeAdapter[Run]:
-    return TypeAdapter(Run)
-
-
 def record_text(run: Run) -> str:
     """Return the record as it is written; control characters in it are escaped as JSON has it."""
-    return visible_json(_adapter().dump_json(run, indent=1).decode()) + "\n"
+    return visible_json(adapter_of(Run).dump_json(run, indent=1).decode()) + "\n"
 
 
 def write_record(run: Run, path: Path) -> None:
@@ -92,7 +90,8 @@ def read_record(path: Path) -> Run:
             f"{path} has schema {version}, and this sparkdeploy reads up to {SCHEMA_VERSION}",
             hint="update sparkdeploy",
         )
-    return checked(content, _adapter(), path)
+    run: Run = checked(content, Run, path)
+    return run
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,8 @@ class Counters:
 
     def generated_since(self, before: Counters) -> int | None:
         """Return the tokens generated after `before`; None where the server does not say."""
-        if "generation_tokens" not in self.values:
-            return None
-        return self.values["generation_tokens"] - before.values.get("generation_tokens", 0)
+        now = self.values.get("generation_tokens")
+        return None if now is None else now - before.values.get("generation_tokens", 0)
 
 
 def read_counters(exposition: str) -> Counters | None:

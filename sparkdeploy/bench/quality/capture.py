@@ -3,7 +3,6 @@
 The file lets one machine compare recipes one after the other: capture, replace, capture, compare.
 """
 
-import functools
 import hashlib
 import json
 import math
@@ -13,10 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from sparkdeploy import __version__
-from sparkdeploy.bench.files import checked, read_content, shipped, write_whole
+from sparkdeploy.bench.files import adapter_of, checked, read_content, shipped, write_whole
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
 
@@ -91,13 +88,8 @@ class Capture:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-@functools.cache
-def _adapter() -> TypeAdapter[Capture]:
-    return TypeAdapter(Capture)
-
-
 def write_capture(capture: Capture, path: Path) -> None:
-    write_whole(_adapter().dump_json(capture).decode() + "\n", path)
+    write_whole(adapter_of(Capture).dump_json(capture).decode() + "\n", path)
 
 
 def read_capture(path: Path) -> Capture:
@@ -113,7 +105,8 @@ def read_capture(path: Path) -> Capture:
             f"{path} has schema {content.get('schema')}, this sparkdeploy reads {SCHEMA_VERSION}",
             hint="take the capture again, or update sparkdeploy",
         )
-    return checked(content, _adapter(), path)
+    capture: Capture = checked(content, Capture, path)
+    return capture
 
 
 def first_texts(count: int | None = None) -> Mapping[str, str]:

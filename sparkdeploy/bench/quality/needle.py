@@ -73,7 +73,6 @@ def is_answer(text: str, code: int) -> bool:
 def search(
     model: ServedModel,
     lengths: Sequence[int],
-    depths: Sequence[float] = DEPTHS,
     *,
     on_progress: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[NeedleResult]:
@@ -82,7 +81,7 @@ def search(
     Raises UnhealthyError when the server does not answer.
     """
     fixed_tokens, tokens_a_line = _measure_prompts(model)
-    cases = [(length, depth) for length in lengths for depth in depths]
+    cases = [(length, depth) for length in lengths for depth in DEPTHS]
     for index, (length, depth) in enumerate(cases):
         on_progress(f"{length} tokens, needle at {depth:.0%} ({index + 1} of {len(cases)})")
         room_tokens = SAFETY * (length - MAX_TOKENS) - fixed_tokens
@@ -102,10 +101,7 @@ def search(
 
 def fitting(lengths: Sequence[int], max_model_len: int | None) -> tuple[int, ...]:
     """Return the lengths a model takes; of those beyond it, its own limit stands for all."""
-    if max_model_len is None:
-        return tuple(sorted(set(lengths)))
-    inside = {length for length in lengths if length <= max_model_len}
-    return tuple(sorted(inside | ({max_model_len} if len(inside) < len(set(lengths)) else set())))
+    return tuple(sorted({min(length, max_model_len or length) for length in lengths}))
 
 
 def needle_lines(found: Sequence[NeedleResult]) -> Iterator[str]:
