@@ -30,8 +30,6 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request as the wire showed it."""
-
     sent_s: float
     ended_s: float
     arrivals: tuple[Arrival, ...] = ()

@@ -119,7 +119,6 @@ def round_result(number: int, measured: Sequence[Measured]) -> RoundResult:
 
 
 def latency(measured: Iterable[Measured]) -> Latency:
-    """Return the quantiles over all of these requests; failed ones are left out."""
     counted = [item for item in measured if item.is_counted]
     samples = [item.sample for item in counted]
     return Latency(

@@ -24,8 +24,6 @@ SWEEP_CLASS = "context"
 
 
 class SuiteName(StrEnum):
-    """What `--suite` takes."""
-
     FIVE = "five"
     DECODE = "decode"
     SWEEP = "sweep"
@@ -34,8 +32,6 @@ class SuiteName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A conversation to be continued, and how far."""
-
     name: str
     messages: tuple[dict[str, str], ...]
     max_tokens: int
@@ -113,7 +109,6 @@ class Ask:
 
 
 def chat_body(ask: Ask, *, model: str, dialect: Dialect) -> dict[str, Any]:
-    """Return the JSON of a streamed chat request at temperature 0."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [dict(message) for message in ask.prompt.messages],

@@ -85,7 +85,6 @@ def judge(case: Case, message: Mapping[str, Any]) -> CaseResult:
 
 
 def tool_lines(results: Sequence[CaseResult]) -> Iterator[str]:
-    """Yield one line a case, and what was said where it went wrong."""
     for result in results:
         yield f"  {result.name:8} {result.problem or 'ok'}"
         if result.problem:

@@ -86,7 +86,6 @@ def _draw(chart: BarChart | LineChart) -> dict[str, str]:
 
 
 def _warnings(shown: Sequence[ShownRun]) -> Iterator[str]:
-    """Yield what a reader must know before comparing."""
     for item in shown:
         for suite in item.run.suites:
             if not suite.is_complete:

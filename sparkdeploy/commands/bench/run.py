@@ -284,13 +284,10 @@ def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
         has_metrics = False
         with contextlib.suppress(UnhealthyError):
             has_metrics = "vllm:" in model.exposition()
-        server = MeasuredServer(
-            streams,
-            endpoint.model,
-            find_dialect(streams, endpoint.model),
-            model.exposition if has_metrics else None,
-        )
-        console.detail(f"each request asks the server to count: {server.dialect.value}")
+        dialect = find_dialect(streams, endpoint.model)
+        exposition = model.exposition if has_metrics else None
+        server = MeasuredServer(streams, endpoint.model, dialect, exposition)
+        console.detail(f"each request asks the server to count: {dialect.value}")
         with BenchWatch(machine, watched.exposition if has_metrics else None) as watch:
             yield server, watch
 
