@@ -191,10 +191,7 @@ def meeting_port(formation: Formation) -> int:
 
 
 def _nccl_env(seat: Seat) -> dict[str, str]:
-    env = {
-        "NCCL_IGNORE_CPU_AFFINITY": "1",
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-    }
+    env = {"NCCL_IGNORE_CPU_AFFINITY": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     if not seat.rdma:
         return {**env, "NCCL_IB_DISABLE": "1"}
     env |= {

@@ -27,13 +27,7 @@ from sparkdeploy.node import facts, ports
 from sparkdeploy.node.container import is_ours
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.plan.container import container_name, container_user
-from sparkdeploy.plan.observed import (
-    MissingModel,
-    ModelFact,
-    Observed,
-    ObservedNode,
-    OverlayFact,
-)
+from sparkdeploy.plan.observed import MissingModel, ModelFact, Observed, ObservedNode, OverlayFact
 from sparkdeploy.plan.place import Move, missing_bytes, trees_of
 from sparkdeploy.settings import resources
 

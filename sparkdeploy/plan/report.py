@@ -17,14 +17,8 @@ if TYPE_CHECKING:
 
 def plan_lines(plan: Plan) -> list[str]:
     """Return the plan as lines: recipe, steps, needs, problems, warnings, what was not seen."""
-    lines = [
-        *_head(plan),
-        *_steps(plan),
-        _needs(plan.needs),
-        *_remarks(plan),
-    ]
-    signs = {line.split()[0] for line in lines[2:]}
-    return [*lines, f"  ({legend(signs)})"]
+    lines = [*_head(plan), *_steps(plan), _needs(plan.needs), *_remarks(plan)]
+    return [*lines, f"  ({legend(line.split()[0] for line in lines[2:])})"]
 
 
 def dockerfile_text(plan: Plan) -> str:
