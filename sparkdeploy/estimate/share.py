@@ -33,16 +33,13 @@ EMBEDDING_BYTES = 2
 """Of one element: embeddings are BF16 also where the layers are quantised."""
 
 
-def share_of_weights(
-    total_bytes: int, *, tensor_parallel: int, pipeline_parallel: int, undivided_bytes: int = 0
-) -> int:
+def share_of_weights(total_bytes: int, ranks: int, undivided_bytes: int = 0) -> int:
     """Return the most bytes that one rank holds of weights of which only the size is known.
 
-    All but `undivided_bytes` (see `embedding_bytes`) is divided by all ranks of a copy. Data
-    parallel divides nothing: every copy is whole.
+    All but `undivided_bytes` (see `embedding_bytes`) is divided by the ranks of one copy.
     """
     kept = min(undivided_bytes, total_bytes)
-    return kept - (kept - total_bytes) // (tensor_parallel * pipeline_parallel)
+    return kept - (kept - total_bytes) // ranks
 
 
 def facts_of_rank(facts: ModelFacts, *, tensor_parallel: int, pipeline_parallel: int) -> ModelFacts:

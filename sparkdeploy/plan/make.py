@@ -205,11 +205,7 @@ def _weights_bytes(plan: Plan) -> int | None:
     model, formation = plan.observed.model, plan.formation
     if model is None or model.size_bytes is None:
         return None
-    copies = formation.tensor_parallel * formation.pipeline_parallel
-    ranks = copies * formation.data_parallel // len(formation.seats)
-    return ranks * share_of_weights(
-        model.size_bytes,
-        tensor_parallel=formation.tensor_parallel,
-        pipeline_parallel=formation.pipeline_parallel,
-        undivided_bytes=model.embedding_bytes if isinstance(model, ModelFact) else 0,
-    )
+    ranks = formation.tensor_parallel * formation.pipeline_parallel
+    ranks_here = ranks * formation.data_parallel // len(formation.seats)
+    undivided_bytes = model.embedding_bytes if isinstance(model, ModelFact) else 0
+    return ranks_here * share_of_weights(model.size_bytes, ranks, undivided_bytes)

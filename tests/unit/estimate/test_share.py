@@ -30,10 +30,10 @@ TOTALS = st.integers(0, 2**40)
 
 def share(total_bytes: int, facts: ModelFacts | None, tensor: int, pipeline: int) -> int:
     """What one rank holds of a model: by its facts, or without them by its size alone."""
-    sizes = {"tensor_parallel": tensor, "pipeline_parallel": pipeline}
     if facts is None:
-        return share_of_weights(total_bytes, **sizes, undivided_bytes=2**30)
-    return -(-total_bytes * facts_of_rank(facts, **sizes).total_bytes // facts.total_bytes)
+        return share_of_weights(total_bytes, tensor * pipeline, 2**30)
+    held = facts_of_rank(facts, tensor_parallel=tensor, pipeline_parallel=pipeline)
+    return -(-total_bytes * held.total_bytes // facts.total_bytes)
 
 
 @given(TOTALS, KNOWN)
@@ -76,9 +76,8 @@ def test_half_of_the_122b_is_half_of_its_layers_and_its_whole_embeddings() -> No
 
 
 def test_without_facts_only_what_config_json_gives_is_undivided() -> None:
-    halves = {"tensor_parallel": 2, "pipeline_parallel": 2}
-    assert share_of_weights(1000, **halves) == 250
-    assert share_of_weights(1000, **halves, undivided_bytes=200) == 400
+    assert share_of_weights(1000, 2 * 2) == 250
+    assert share_of_weights(1000, 2 * 2, undivided_bytes=200) == 400
 
 
 @pytest.mark.parametrize(
