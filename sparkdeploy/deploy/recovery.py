@@ -15,7 +15,7 @@ from sparkdeploy.deploy.deployments import (
     uptime_s,
 )
 from sparkdeploy.deploy.expectation import hold
-from sparkdeploy.deploy.replace import Origin, Replacement
+from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.node import named
@@ -250,7 +250,7 @@ def follow(host: DockerHost, deployment: str, *, head: Head, crashes_dir: Path) 
     if new is None or is_of_head:
         return Recovery("nothing")
     # One that the head keeps is kept here too.
-    half_done.origin = Origin.KEPT if new.launch in head.launches else Origin.MADE
+    half_done.was_kept = new.launch in head.launches
     return _reverted(half_done, "its head has no container of the same start")
 
 
@@ -265,16 +265,15 @@ def _reverted(started: Replacement, reason: str) -> Recovery:
 def _half_done(host: DockerHost, found: DeploymentContainers, crashes_dir: Path) -> Replacement:
     """Return what a command that died had begun, as far as the containers tell."""
     new, old = found.serving, found.replaced
-    # A rollback is told from an upgrade: a container that comes back is older than the other. One
-    # of which no time is known was made.
-    returns = new is not None and old is not None and "" < new.created_at < old.created_at
     return Replacement(
         host,
         found.name,
         crashes_dir,
         old_id=old.container_id if old is not None else None,
         new_id=new.container_id if new is not None else None,
-        origin=Origin.KEPT if returns else Origin.MADE,
+        # A rollback is told from an upgrade: a container that comes back is older than the other.
+        # One of which no time is known was made.
+        was_kept=new is not None and old is not None and "" < new.created_at < old.created_at,
         # Nobody knows whether the command that died had told it to stop: it may end any moment.
         is_old_told_to_stop=old is not None and old.is_running,
     )

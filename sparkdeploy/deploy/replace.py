@@ -15,7 +15,6 @@ and `rollback` may end a start. Whoever waited then finds its container gone and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
@@ -33,13 +32,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
-
-
-class Origin(Enum):
-    """Where the container that is tried comes from, and so where it goes when it fails."""
-
-    MADE = "it was made for this, and is removed"
-    KEPT = "it was kept for a rollback, and is kept again"
 
 
 class TakenAwayError(UnhealthyError):
@@ -61,7 +53,8 @@ class Replacement:
     crashes_dir: Path
     old_id: str | None = None
     new_id: str | None = None
-    origin: Origin = Origin.MADE
+    was_kept: bool = False
+    """The new one was kept for a rollback: if it fails it is kept again, one that was made goes."""
     is_old_told_to_stop: bool = False
     """From then on the old one may end at any moment, although it still runs."""
 
@@ -81,7 +74,7 @@ class Replacement:
         new = self.host.find_container(self.container_id)
         wanted = new.keep_count if new is not None else 0
         # What was rolled back from is kept in any case: that is how to go forward again.
-        return max(wanted, 1) if self.origin is Origin.KEPT else wanted
+        return max(wanted, 1) if self.was_kept else wanted
 
     def commit(self, keep: int | None = None) -> None:
         """Let the new one stay; keep `keep` of its predecessors, or as many as its label says."""
@@ -121,7 +114,7 @@ class Replacement:
         if self.new_id is None or self.host.find_container(self.new_id) is None:
             return None
         folder = self.evidence_of(self.new_id, details)
-        if self.origin is Origin.KEPT:
+        if self.was_kept:
             self.host.stop(self.new_id)
             self._keep(self.new_id)
         else:
@@ -168,7 +161,7 @@ def begin(
         if isinstance(part, ContainerSpec):
             replacement.new_id = host.create(part)
         else:
-            replacement.origin = Origin.KEPT
+            replacement.was_kept = True
             host.rename(part.container_id, container_name(deployment))
             replacement.new_id = part.container_id
         host.start(replacement.new_id)
