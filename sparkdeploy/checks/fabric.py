@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.console import format_gib
 from sparkdeploy.node.fabric import twin_key
@@ -36,9 +36,6 @@ class Check:
     def describe(self) -> str:
         wanted = f", expected {self.expected}" if self.expected and self.verdict != "ok" else ""
         return f"{self.node}: {self.subject}: {self.value}{wanted}"
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def _check(node: str, subject: str, good: bool, value: str, expected: str, fix: str) -> Check:

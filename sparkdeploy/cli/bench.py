@@ -11,11 +11,12 @@ import typer
 from typer.core import TyperGroup
 
 from sparkdeploy.cli.options import JsonOption, OnOption
+from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console
 from sparkdeploy.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from sparkdeploy.bench.quality.capture import Capture
     from sparkdeploy.bench.quality.comparison import Thresholds
@@ -142,7 +143,7 @@ def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
         }
         for item in kept
     ]
-    _answer(list_lines(kept), content, as_json=as_json)
+    answer(list_lines(kept), content, as_json=as_json)
 
 
 def show_run(
@@ -179,7 +180,7 @@ def compare_runs(
     base, *others = [shelf.find(name).run for name in runs]
     comparisons = [compare(base, other) for other in others]
     lines = (line for comparison in comparisons for line in comparison_lines(comparison))
-    _answer(lines, [asdict(item) for item in comparisons], as_json=as_json)
+    answer(lines, [asdict(item) for item in comparisons], as_json=as_json)
 
 
 def quality(
@@ -260,7 +261,7 @@ def needle(
 
     side, access = _one_side(name, url), Access(key_file, model)
     found = search_needles(side, parse_counts(lengths, "--lengths"), load_settings(), access)
-    _answer(needle_lines(found), [asdict(item) for item in found], as_json=as_json)
+    answer(needle_lines(found), [asdict(item) for item in found], as_json=as_json)
     missed = sum(not item.is_found for item in found)
     if gate and missed:
         raise BenchError(f"{missed} of {len(found)} needles were not found")
@@ -281,7 +282,7 @@ def tools(
     from sparkdeploy.settings import load_settings
 
     results = try_tools(_one_side(name, url), load_settings(), Access(key_file, model))
-    _answer(tool_lines(results), [asdict(item) for item in results], as_json=as_json)
+    answer(tool_lines(results), [asdict(item) for item in results], as_json=as_json)
     wrong = sum(bool(item.problem) for item in results)
     if gate and wrong:
         raise BenchError(f"{wrong} of {len(results)} tool calls went wrong")
@@ -312,14 +313,6 @@ def _one_side(name: str | None, url: str | None) -> str:
     if name and url:
         raise UsageError("give a deployment's name or --url, not both")
     return url or name or "main"
-
-
-def _answer(lines: Iterable[str], content: object, *, as_json: bool) -> None:
-    if as_json:
-        console.answer_json(content)
-        return
-    for line in lines:
-        console.answer(line)
 
 
 def _print_run(run: Run, *, as_json: bool) -> None:
@@ -363,6 +356,6 @@ def _compare(
     comparison = compare(first, second)
     failed = tuple(failures(comparison, thresholds)) if thresholds is not None else None
     lines = comparison_lines(comparison, failed)
-    _answer(lines, comparison_as_dict(comparison, failed), as_json=as_json)
+    answer(lines, comparison_as_dict(comparison, failed), as_json=as_json)
     if failed:
         raise BenchError(f"{second.label} is not close enough to {first.label}: {failed[0]}")

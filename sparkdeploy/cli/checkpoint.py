@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, OnOption, RecipeArgument, SetOption, YesOption
+from sparkdeploy.cli.options import (
+    JsonOption,
+    OnOption,
+    RecipeArgument,
+    SetOption,
+    YesOption,
+    current_settings,
+    requested,
+)
+from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_bytes
 
 group = typer.Typer(
@@ -16,15 +25,9 @@ group = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="checkpoint")
-
-
-@group.callback()
-def _group() -> None:
-    """Checkpoints: downloads, what is made of them, and the miniature for rehearsals."""
+StoredArgument = Annotated[
+    str, typer.Argument(help="A folder, or a name that `checkpoint ls` shows.")
+]
 
 
 @group.command()
@@ -38,33 +41,22 @@ def pull(
 ) -> None:
     """Download a model or what a recipe needs; verify every file, and keep to that commit."""
     from sparkdeploy.commands.checkpoint_fetch import pull_repositories
-    from sparkdeploy.settings import load_settings
 
-    pulled = pull_repositories(name, load_settings(), anew=update)
-    if as_json:
-        console.answer_json([asdict(item) for item in pulled])
-        return
-    for item in pulled:
-        console.answer(str(item.path))
+    pulled = pull_repositories(name, current_settings(), anew=update)
+    answer((str(item.path) for item in pulled), [asdict(item) for item in pulled], as_json=as_json)
 
 
 @group.command("ls")
-def list_stored(
-    as_json: JsonOption = False,
-    _on: OnOption = None,
-) -> None:
+def list_stored(as_json: JsonOption = False, _on: OnOption = None) -> None:
     """List downloads and prepared checkpoints."""
     from sparkdeploy.checkpoint.store import stored
-    from sparkdeploy.settings import load_settings
 
-    found = stored(load_settings())
-    if as_json:
-        console.answer_json([asdict(item) for item in found])
-        return
-    for item in found:
-        console.answer(
-            f"{item.kind:<9} {format_bytes(item.size_bytes):>9}  {item.name}  ({item.state})"
-        )
+    found = stored(current_settings())
+    lines = (
+        f"{item.kind:<9} {format_bytes(item.size_bytes):>9}  {item.name}  ({item.state})"
+        for item in found
+    )
+    answer(lines, [asdict(item) for item in found], as_json=as_json)
 
 
 @group.command("rm")
@@ -75,10 +67,9 @@ def remove(
 ) -> None:
     """Delete a download or a prepared checkpoint that no deployment runs from."""
     from sparkdeploy.commands.checkpoint import remove_stored
-    from sparkdeploy.settings import load_settings
 
     consent = (lambda _question: True) if yes else console.confirm
-    item = remove_stored(name, load_settings(), consent)
+    item = remove_stored(name, current_settings(), consent)
     console.answer(f"deleted {item.path}, {format_bytes(item.size_bytes)}")
 
 
@@ -91,19 +82,18 @@ def plan_checkpoint(
 ) -> None:
     """State bytes to fetch, bytes to write and free space, before anything starts."""
     from sparkdeploy.commands.checkpoint import checkpoint_needs
-    from sparkdeploy.settings import load_settings
 
-    settings = load_settings()
-    needs = checkpoint_needs(recipe or settings.default_recipe, assignments or (), settings)
-    if as_json:
-        console.answer_json(asdict(needs))
-        return
+    settings = current_settings()
+    needs = checkpoint_needs(requested(recipe, assignments, settings), settings)
     place = "is here" if needs.is_here else "is not here"
-    console.answer(f"model {needs.model} {place} (sizes: {needs.known_from})")
     fetch, hub_free = _bytes(needs.fetch_bytes), _bytes(needs.hub_free_bytes)
-    console.answer(f"to fetch {fetch}, free in the hub's cache {hub_free}")
-    console.answer(f"to write {_bytes(needs.write_bytes)}, free {_bytes(needs.free_bytes)}")
-    console.answer(f"--standalone would write {_bytes(needs.standalone_bytes)}")
+    lines = (
+        f"model {needs.model} {place} (sizes: {needs.known_from})",
+        f"to fetch {fetch}, free in the hub's cache {hub_free}",
+        f"to write {_bytes(needs.write_bytes)}, free {_bytes(needs.free_bytes)}",
+        f"--standalone would write {_bytes(needs.standalone_bytes)}",
+    )
+    answer(lines, asdict(needs), as_json=as_json)
 
 
 def _bytes(size_bytes: int | None) -> str:
@@ -129,12 +119,10 @@ def build(
     """Write a recipe's model with FP8 shared experts as a complete checkpoint for any stack."""
     from sparkdeploy.checkpoint.fp8 import Mismatch
     from sparkdeploy.commands.checkpoint import write_standalone
-    from sparkdeploy.settings import load_settings
 
-    settings = load_settings()
+    settings = current_settings()
     manifest = write_standalone(
-        recipe or settings.default_recipe,
-        assignments or (),
+        requested(recipe, assignments, settings),
         standalone,
         settings,
         mismatch=Mismatch.LEAVE if allow_mismatch else Mismatch.REFUSE,
@@ -148,7 +136,7 @@ def build(
 
 @group.command()
 def verify(
-    name: Annotated[str, typer.Argument(help="A folder, or a name that `checkpoint ls` shows.")],
+    name: StoredArgument,
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -156,45 +144,38 @@ def verify(
     from sparkdeploy.checkpoint.store import find_folder
     from sparkdeploy.checkpoint.verify import verify_headers
     from sparkdeploy.commands.checkpoint import verify_deep
-    from sparkdeploy.settings import load_settings
 
-    settings = load_settings()
+    settings = current_settings()
     folder = find_folder(name, settings)
     found = verify_deep(folder, settings) if deep else verify_headers(folder)
-    if as_json:
-        console.answer_json(asdict(found))
-        return
-    console.answer(
+    lines = [
         f"sound: {found.tensors} tensors in {found.files} files, {found.fp8_weights} FP8 weights, "
         f"{found.mtp_tensors} MTP tensors"
-    )
+    ]
     if deep:
-        console.answer(f"hashed {found.hashed_files} files, {format_bytes(found.hashed_bytes)}")
-        for file in found.unhashed:
-            console.answer(f"not hashed, no hash of it is known: {file}")
+        lines.append(f"hashed {found.hashed_files} files, {format_bytes(found.hashed_bytes)}")
+        lines += [f"not hashed, no hash of it is known: {file}" for file in found.unhashed]
+    answer(lines, asdict(found), as_json=as_json)
 
 
 @group.command()
 def inspect(
-    name: Annotated[str, typer.Argument(help="A folder, or a name that `checkpoint ls` shows.")],
+    name: StoredArgument,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a checkpoint is: tensors and bytes by kind and dtype."""
     from sparkdeploy.checkpoint.store import find_folder
     from sparkdeploy.checkpoint.verify import inspect_checkpoint
-    from sparkdeploy.settings import load_settings
 
-    found = inspect_checkpoint(find_folder(name, load_settings()))
-    if as_json:
-        console.answer_json(asdict(found))
-        return
-    console.answer(
+    found = inspect_checkpoint(find_folder(name, current_settings()))
+    lines = [
         f"{found.tensors} tensors in {found.files} files, {format_bytes(found.size_bytes)}, "
         f"quantization {found.quantization}"
-    )
+    ]
     for share in found.shares:
         size = format_bytes(share.size_bytes)
-        console.answer(f"  {share.kind:<16} {share.dtype:<9} {share.tensors:>7}  {size:>9}")
+        lines.append(f"  {share.kind:<16} {share.dtype:<9} {share.tensors:>7}  {size:>9}")
+    answer(lines, asdict(found), as_json=as_json)
 
 
 @group.command("draft-vocab")
@@ -206,16 +187,14 @@ def draft_vocabulary(
 ) -> None:
     """Count a model's tokens in text of yours, for recipes with checkpoint.draft_lm_head."""
     from sparkdeploy.commands.checkpoint import count_for
-    from sparkdeploy.settings import load_settings
 
-    found = count_for(recipe, tuple(assignments or ()), texts, load_settings())
-    if as_json:
-        console.answer_json({"counted": found.counted, "distinct": found.distinct})
-        return
-    console.answer(
+    settings = current_settings()
+    found = count_for(requested(recipe, assignments, settings), texts, settings)
+    line = (
         f"{found.counted:,} tokens counted, {found.distinct:,} different ones of "
         f"{len(found.tokens):,}; the next `up` of a recipe with a draft head uses them"
     )
+    answer([line], {"counted": found.counted, "distinct": found.distinct}, as_json=as_json)
 
 
 @group.command()
@@ -233,12 +212,11 @@ def twin(
     """Make a miniature checkpoint with the real tensor names; the same bytes for the same seed."""
     from sparkdeploy.checkpoint.twin.build import build_twin
     from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
-    from sparkdeploy.commands.request import Request, resolve
-    from sparkdeploy.settings import load_settings
+    from sparkdeploy.commands.request import resolve
 
-    settings = load_settings()
+    settings = current_settings()
     # A recipe that does not exist is refused; whatever it serves, the twin is one of Qwen3.5-MoE.
-    resolve(Request(like or settings.default_recipe), settings)
+    resolve(requested(like, None, settings), settings)
     shape = TwinShape(
         layers=layers,
         hidden=hidden,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption
+from sparkdeploy.cli.options import JsonOption, current_settings
+from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_gib
+from sparkdeploy.errors import NodeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,50 +20,40 @@ if TYPE_CHECKING:
 SIGNS = {"ok": "=", "warning": "!", "failed": "x"}
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Two or more nodes: who they are, and whether they fit together.")
-    group.command("show")(show)
-    group.command("check")(check)
-    group.command("discover")(discover)
-    app.add_typer(group, name="cluster")
+group = typer.Typer(help="Two or more nodes: who they are, and whether they fit together.")
 
 
+@group.command()
 def show(as_json: JsonOption = False) -> None:
     """Show the configured nodes and what each says of itself."""
     from sparkdeploy.commands.cluster import survey_of_all
 
     found = survey_of_all()
-    if as_json:
-        from dataclasses import asdict
-
-        seen = {name: asdict(item) for name, item in found.seen.items()}
-        config = found.config.model_dump()
-        console.answer_json({"head": found.here, "config": config, "seen": seen})
-        return
-    for line in _node_lines(found):
-        console.answer(line)
+    seen = {name: asdict(item) for name, item in found.seen.items()}
+    content = {"head": found.here, "config": found.config.model_dump(), "seen": seen}
+    answer(_node_lines(found), content, as_json=as_json)
 
 
+@group.command()
 def check(as_json: JsonOption = False) -> None:
     """Ask every node, probe the fabric, and say what stands in the way of `up --cluster`."""
     from sparkdeploy.checks.report import legend
     from sparkdeploy.commands.cluster import check_all
-    from sparkdeploy.errors import NodeError
 
     checks = check_all()
-    if as_json:
-        console.answer_json([item.as_dict() for item in checks])
-    else:
-        for item in checks:
-            console.answer(f"{SIGNS[item.verdict]} {item.describe()}")
-            if item.verdict != "ok" and item.fix:
-                console.answer(f"    fix: {item.fix}")
-        console.answer(legend(SIGNS.values()))
+    lines = []
+    for item in checks:
+        lines.append(f"{SIGNS[item.verdict]} {item.describe()}")
+        if item.verdict != "ok" and item.fix:
+            lines.append(f"    fix: {item.fix}")
+    lines.append(legend(SIGNS.values()))
+    answer(lines, [asdict(item) for item in checks], as_json=as_json)
     failed = sum(item.verdict == "failed" for item in checks)
     if failed:
         raise NodeError(f"{failed} of {len(checks)} checks failed")
 
 
+@group.command()
 def discover(
     subnet: Annotated[str | None, typer.Option(help="Look in here: 192.168.177.0/24.")] = None,
     hosts: Annotated[str, typer.Option(help="Ask these: A,B.")] = "",
@@ -69,14 +62,10 @@ def discover(
 ) -> None:
     """Print the `cluster:` section for config.yaml; a host needs ssh, Docker and a GPU to count."""
     from sparkdeploy.commands import cluster
-    from sparkdeploy.errors import NodeError
-    from sparkdeploy.settings import load_settings
 
     named = [item for item in hosts.split(",") if item]
-    found = cluster.discover(cluster.addresses_of(subnet, named), user, load_settings())
+    found = cluster.discover(cluster.addresses_of(subnet, named), user, current_settings())
     if as_json:
-        from dataclasses import asdict
-
         console.answer_json([asdict(item) for item in found])
         return
     for item in found:

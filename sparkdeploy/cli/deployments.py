@@ -1,41 +1,95 @@
-"""`status`, `logs`, `down` and `rollback`: what runs."""
+"""`up`, `status`, `logs`, `down`, `rollback`, `diagnose` and `rehearse`: what runs."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, OnOption, PageCacheOption
+from sparkdeploy.cli.options import (
+    ClusterOption,
+    JsonOption,
+    KnownBadOption,
+    NameOption,
+    OnOption,
+    PageCacheOption,
+    PublicOption,
+    RecipeArgument,
+    SetOption,
+    UnsafeOption,
+    YesOption,
+    current_settings,
+    requested,
+    with_consent,
+)
+from sparkdeploy.cli.printing import answer, print_plan, require_no_problems
 from sparkdeploy.console import console, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.commands.rehearse import Report
 
 NameArgument = Annotated[str, typer.Argument(help="The deployment's name.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("status")(status)
-    app.command("logs")(logs)
-    app.command("down")(down)
-    app.command("rollback")(rollback)
-    app.command("diagnose")(diagnose)
-
-
-def status(
+def up(
+    recipe: RecipeArgument = None,
+    assignments: SetOption = None,
+    name: NameOption = "main",
+    public: PublicOption = False,
+    cluster: ClusterOption = False,
+    solo: Annotated[bool, typer.Option("--solo", help="Deploy on this machine alone.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, do nothing.")] = False,
+    prepare: Annotated[bool, typer.Option("--prepare", help="Do all but the start.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return after the start.")] = False,
+    known_bad: KnownBadOption = False,
+    unsafe: UnsafeOption = False,
+    keep: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Earlier containers to keep for `rollback`.")
+    ] = 1,
+    drop_page_cache: PageCacheOption = False,
+    yes: YesOption = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
+    """Deploy a recipe: images, checkpoint, container, and the model's first answer."""
+    from sparkdeploy.cli.outcome import deploy_and_print
+    from sparkdeploy.commands.request import plan_for
+    from sparkdeploy.commands.up import Extent, Handover
+    from sparkdeploy.deploy.memory import PageCache
+    from sparkdeploy.errors import UsageError
+
+    if sum((prepare, detach, dry_run)) > 1:
+        raise UsageError("--dry-run, --prepare and --detach exclude each other")
+    if solo and cluster:
+        raise UsageError("--solo and --cluster exclude each other")
+    settings = current_settings()
+    assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
+    request = requested(recipe, assignments, settings, name=name, public=public, cluster=cluster)
+    if dry_run:
+        plan = plan_for(request, settings)
+        print_plan(plan, None, as_json=as_json)
+        require_no_problems(plan)
+        return
+    deploy_and_print(
+        request,
+        settings,
+        extent=Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER,
+        consent=(lambda _question: True) if yes else console.confirm,
+        handover=Handover(keep, PageCache.DROP if drop_page_cache else PageCache.ASK),
+        as_json=as_json,
+    )
+
+
+def status(as_json: JsonOption = False, _on: OnOption = None) -> None:
     """Show every deployment on this machine."""
     from sparkdeploy.commands.operate import current_rows, status_lines
 
     rows = current_rows()
-    if as_json:
-        from dataclasses import asdict
-
-        console.answer_json([asdict(row) for row in rows])
-        return
-    for line in status_lines(rows):
-        console.answer(line)
+    answer(status_lines(rows), [asdict(row) for row in rows], as_json=as_json)
 
 
 def logs(
@@ -77,10 +131,8 @@ def rollback(
     from sparkdeploy.deploy.memory import PageCache
 
     done = roll_back(name, PageCache.DROP if drop_page_cache else PageCache.ASK)
-    if as_json:
-        console.answer_json({"deployment": name, "action": done.action, "text": done.text})
-    else:
-        console.answer(done.text)
+    content = {"deployment": name, "action": done.action, "text": done.text}
+    answer([done.text], content, as_json=as_json)
 
 
 def diagnose(
@@ -98,10 +150,64 @@ def diagnose(
 
     bundle = pack(subject, output)
     if as_json:
-        answer = {"path": bundle.path, "root_cause": bundle.root_cause, "files": bundle.files}
-        console.answer_json(answer)
+        console.answer_json(asdict(bundle))
         return
     console.answer(f"root cause: {bundle.root_cause}")
     for name, size_bytes in bundle.files.items():
         console.info(f"  {format_bytes(size_bytes):>9}  {name}")
     console.answer(f"packed into {bundle.path}; read it before you send it")
+
+
+def rehearse(
+    recipe: RecipeArgument = None,
+    assignments: SetOption = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Make the text without speculation anew.")
+    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the server running.")] = False,
+    cluster: ClusterOption = False,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Serve a recipe's miniature on this machine's CPU and check its text."""
+    from sparkdeploy.commands import rehearse as stage
+    from sparkdeploy.commands.reach import Reach
+
+    settings = current_settings()
+    report = stage.rehearse(
+        recipe or settings.default_recipe,
+        assignments or (),
+        settings,
+        policy=stage.ReferencePolicy.FRESH if fresh else stage.ReferencePolicy.RECORDED,
+        reach=Reach.CLUSTER if cluster else Reach.HERE,
+        afterwards=stage.Afterwards.KEEP if keep else stage.Afterwards.TAKE_DOWN,
+    )
+    content = {**asdict(report), "tokens_a_second": report.tokens_a_second}
+    answer(_rehearsal_lines(report), content, as_json=as_json)
+
+
+def _rehearsal_lines(report: Report) -> Iterator[str]:
+    yield f"rehearsal of {report.recipe}: it answers, and the text is right"
+    for said in report.answers:
+        yield f"  {said.prompt!r} -> {said.text!r}"
+    if report.startup_s is not None:
+        yield f"  start to first answer: {report.startup_s:.1f} s"
+    yield f"  speed: {report.tokens_a_second:.1f} tok/s (a twin on a CPU: it says nothing of a GPU)"
+    if report.lm_head is not None:
+        rows = report.draft_head_rows
+        draft = f", a draft head of {rows} rows" if rows is not None else ""
+        yield f"  converted: {report.fp8_layers} FP8 layers, LM head {report.lm_head}{draft}"
+    else:
+        yield "  converted: nothing (stock checkpoint)"
+    if report.speculation is not None and report.speculation.drafts:
+        drafted = report.speculation
+        yield (
+            f"  speculation: {drafted.tokens_a_draft:.0f} tokens drafted a step, "
+            f"{drafted.draft_tokens} in {drafted.drafts} steps, "
+            f"{drafted.acceptance or 0:.1%} accepted (random weights)"
+        )
+    else:
+        yield "  speculation: none"
+    yield f"  text without speculation: {report.reference}"
+    if report.is_kept:
+        yield f"  still serving at {report.base_url}/v1; `sparkdeploy down rehearsal` ends it"

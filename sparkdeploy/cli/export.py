@@ -13,6 +13,7 @@ from sparkdeploy.cli.options import (
     RecipeArgument,
     SetOption,
     UnsafeOption,
+    current_settings,
     requested,
     with_consent,
 )
@@ -25,27 +26,22 @@ group = typer.Typer(
 )
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="export")
-
-
 @group.command()
 def systemd(
     recipe: RecipeArgument = None,
     assignments: SetOption = None,
     name: NameOption = "main",
     public: PublicOption = False,
-    allow_known_bad: KnownBadOption = False,
-    allow_unsafe: UnsafeOption = False,
+    known_bad: KnownBadOption = False,
+    unsafe: UnsafeOption = False,
 ) -> None:
     """Print a unit that starts the deployment at boot by the same `up`; after 3 tries it stops."""
     from sparkdeploy.commands.export import export_systemd
     from sparkdeploy.export.systemd_unit import unit_name
-    from sparkdeploy.settings import load_settings
 
-    assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
-    settings = load_settings()
-    request = requested(recipe, assignments, name=name, public=public, settings=settings)
+    settings = current_settings()
+    assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
+    request = requested(recipe, assignments, settings, name=name, public=public)
     console.answer_text(export_systemd(request, settings, os.environ))
     unit = unit_name(name)
     console.info(f"to use it: sparkdeploy export systemd ... | sudo tee /etc/systemd/system/{unit}")
@@ -58,14 +54,13 @@ def compose(
     assignments: SetOption = None,
     name: NameOption = "main",
     public: PublicOption = False,
-    allow_known_bad: KnownBadOption = False,
-    allow_unsafe: UnsafeOption = False,
+    known_bad: KnownBadOption = False,
+    unsafe: UnsafeOption = False,
 ) -> None:
     """Print a Compose file of the very container that `up` would start."""
     from sparkdeploy.commands.export import export_compose
-    from sparkdeploy.settings import load_settings
 
-    assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
-    settings = load_settings()
-    request = requested(recipe, assignments, name=name, public=public, settings=settings)
+    settings = current_settings()
+    assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
+    request = requested(recipe, assignments, settings, name=name, public=public)
     console.answer_text(export_compose(request, settings))

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, OnOption
+from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
+from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import ChangesPendingError, UsageError
 
@@ -20,10 +21,6 @@ ImageArgument = Annotated[
     typer.Argument(help="A tag, the start of an id or fingerprint, or an engine for its newest."),
 ]
 EngineArgument = Annotated[str, typer.Argument(help="An engine's name, as `list` shows it.")]
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="image")
 
 
 @group.command()
@@ -40,17 +37,15 @@ def lock(
 ) -> None:
     """Make an engine's locks anew, for both platforms and every Python, and show what differs."""
     from sparkdeploy.commands.image import remake_locks, write_locks
-    from sparkdeploy.settings import load_settings
 
-    remade = remake_locks(engine, _day(date), load_settings())
-    if as_json:
-        console.answer_json({item.path.name: list(item.differences) for item in remade})
-    else:
-        for item in remade:
-            state = "new" if item.is_new else f"{len(item.differences)} differ"
-            console.answer(f"{item.path.name}: {state if item.differences else 'reproduced'}")
-            for line in item.differences:
-                console.answer(f"  {line}")
+    remade = remake_locks(engine, _day(date), current_settings())
+    lines = []
+    for item in remade:
+        state = "new" if item.is_new else f"{len(item.differences)} differ"
+        lines.append(f"{item.path.name}: {state if item.differences else 'reproduced'}")
+        lines += [f"  {line}" for line in item.differences]
+    content = {item.path.name: list(item.differences) for item in remade}
+    answer(lines, content, as_json=as_json)
     if check and any(item.differences for item in remade):
         raise ChangesPendingError("the locks differ", hint=f"sparkdeploy image lock {engine}")
     if not check:
@@ -68,27 +63,22 @@ def wheelhouse(
 ) -> None:
     """Fetch every wheel of an engine's lock, verified, for builds without a network."""
     from sparkdeploy.commands.image import make_wheelhouse
-    from sparkdeploy.settings import load_settings
 
-    wheels = make_wheelhouse(engine, folder, load_settings(), architecture=platform)
+    wheels = make_wheelhouse(engine, folder, current_settings(), architecture=platform)
     size_bytes = sum(wheel.stat().st_size for wheel in wheels)
-    if as_json:
-        console.answer_json({"wheels": len(wheels), "size_bytes": size_bytes})
-        return
-    console.answer(f"{folder}: {len(wheels)} wheels, {format_bytes(size_bytes)}")
-    console.answer(f"build from it: SPARKDEPLOY_WHEELHOUSE={folder.resolve()} sparkdeploy up ...")
+    lines = (
+        f"{folder}: {len(wheels)} wheels, {format_bytes(size_bytes)}",
+        f"build from it: SPARKDEPLOY_WHEELHOUSE={folder.resolve()} sparkdeploy up ...",
+    )
+    answer(lines, {"wheels": len(wheels), "size_bytes": size_bytes}, as_json=as_json)
 
 
 @group.command("ls")
-def list_images(
-    as_json: JsonOption = False,
-    _on: OnOption = None,
-) -> None:
+def list_images(as_json: JsonOption = False, _on: OnOption = None) -> None:
     """List sparkdeploy's images on this machine."""
     from sparkdeploy.commands.image import list_images
-    from sparkdeploy.settings import load_settings
 
-    rows = list_images(load_settings())
+    rows = list_images(current_settings())
     if as_json:
         console.answer_json([asdict(row) for row in rows])
         return
@@ -99,16 +89,11 @@ def list_images(
 
 
 @group.command("show")
-def show_image(
-    image: ImageArgument,
-    as_json: JsonOption = False,
-    _on: OnOption = None,
-) -> None:
+def show_image(image: ImageArgument, as_json: JsonOption = False, _on: OnOption = None) -> None:
     """Show what an image holds: versions, kernels, the plugin's self-check, its inputs."""
     from sparkdeploy.commands.image import show_image
-    from sparkdeploy.settings import load_settings
 
-    facts = show_image(image, load_settings())
+    facts = show_image(image, current_settings())
     if as_json:
         console.answer_json(facts)
         return
@@ -128,9 +113,8 @@ def remove_images(
 ) -> None:
     """Remove images that sparkdeploy made, and no others."""
     from sparkdeploy.commands.image import remove_images
-    from sparkdeploy.settings import load_settings
 
-    for tag in remove_images(images, load_settings()):
+    for tag in remove_images(images, current_settings()):
         console.answer(f"removed {tag}")
 
 
@@ -140,9 +124,8 @@ def export_image(
 ) -> None:
     """Write an image, with the stages below it, into a tar for a machine without a network."""
     from sparkdeploy.commands.image import export_images
-    from sparkdeploy.settings import load_settings
 
-    for written in export_images(image, file, load_settings()):
+    for written in export_images(image, file, current_settings()):
         console.answer(f"{written.image_id} {written.tags[0]}")
 
 
@@ -155,9 +138,8 @@ def import_image(
 ) -> None:
     """Load a tar of images after every byte of it was held against its digest."""
     from sparkdeploy.commands.image import import_images
-    from sparkdeploy.settings import load_settings
 
-    for image in import_images(file, digest, load_settings()):
+    for image in import_images(file, digest, current_settings()):
         console.answer(f"sha256:{image.digest} {' '.join(image.tags)}")
 
 

@@ -12,19 +12,7 @@ from typing import Annotated
 import typer
 
 from sparkdeploy import __version__
-from sparkdeploy.cli import (
-    bench,
-    checkpoint,
-    cluster,
-    deployments,
-    doctor,
-    export,
-    image,
-    recipes,
-    rehearse,
-    up,
-    upkeep,
-)
+from sparkdeploy.cli import bench, checkpoint, cluster, deployments, export, image, recipes, upkeep
 from sparkdeploy.console import console
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.terminal import nothing_raw, visible
@@ -37,17 +25,24 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-recipes.register(app)
-up.register(app)
-deployments.register(app)
-doctor.register(app)
-export.register(app)
-upkeep.register(app)
-rehearse.register(app)
-checkpoint.register(app)
-image.register(app)
+app.command("list")(recipes.list_recipes)
+app.command("show")(recipes.show_recipe)
+app.command("plan")(recipes.plan_recipe)
+app.command("up")(deployments.up)
+app.command("status")(deployments.status)
+app.command("logs")(deployments.logs)
+app.command("down")(deployments.down)
+app.command("rollback")(deployments.rollback)
+app.command("diagnose")(deployments.diagnose)
+app.command("doctor")(upkeep.doctor)
+app.command("config")(upkeep.config)
+app.command("clean")(upkeep.clean)
+app.command("rehearse")(deployments.rehearse)
+app.add_typer(export.group, name="export")
+app.add_typer(checkpoint.group, name="checkpoint")
+app.add_typer(image.group, name="image")
 bench.register(app)
-cluster.register(app)
+app.add_typer(cluster.group, name="cluster")
 
 BUG_EXIT_CODE = 70
 INTERRUPTED_EXIT_CODE = 130

@@ -13,13 +13,20 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
+def current_settings() -> Settings:
+    """Read the configuration; not at the top of a module: pydantic takes longer than `--help`."""
+    from sparkdeploy.settings import load_settings
+
+    return load_settings()
+
+
 def _run_there(context: typer.Context, node: str | None) -> None:
     """Run the same command on the machine that was named, or that an ssh `docker_host` names."""
-    from sparkdeploy.settings import ON_VARIABLE, load_settings
+    from sparkdeploy.settings import ON_VARIABLE
 
     if context.resilient_parsing:
         return
-    settings = load_settings()
+    settings = current_settings()
     # What was brought somewhere stays there, also where both machines share their configuration.
     is_there = ON_VARIABLE in os.environ
     if node is None and not is_there and (settings.docker_host or "").startswith("ssh://"):
@@ -75,21 +82,20 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def with_consent(
-    assignments: list[str] | None, *, known_bad: bool, unsafe: bool
-) -> list[str] | None:
+    assignments: list[str] | None, *, known_bad: bool = False, unsafe: bool = False
+) -> list[str]:
     """Return the overrides with what the user consents to among them."""
     given = {"allow_known_bad=true": known_bad, "allow_unsafe=true": unsafe}
-    consents = [assignment for assignment, is_given in given.items() if is_given]
-    return [*(assignments or ()), *consents] if consents else assignments
+    return [*(assignments or ()), *(consent for consent, is_given in given.items() if is_given)]
 
 
 def requested(
     recipe: str | None,
     assignments: list[str] | None,
-    *,
-    name: str,
-    public: bool,
     settings: Settings,
+    *,
+    name: str = "main",
+    public: bool = False,
     cluster: bool = False,
 ) -> Request:
     """Return what the options ask for; raise UsageError for a name Docker would not take."""

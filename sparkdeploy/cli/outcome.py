@@ -6,6 +6,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.cli.printing import answer
 from sparkdeploy.commands.request import resolve, up_words
 from sparkdeploy.commands.up import Extent, Handover, Outcome, up
 from sparkdeploy.console import console
@@ -35,22 +36,13 @@ def deploy_and_print(
     outcome = up(resolved, request, settings, extent=extent, consent=consent, handover=handover)
     if extent is Extent.ANSWER:
         _say_way_in(outcome)
-    if as_json:
-        console.answer_json(_as_dict(outcome, extent))
-        return
-    for line in _lines(outcome, extent, request):
-        console.answer(line)
-
-
-def start_command(request: Request) -> str:
-    """Return the `up` that starts what a request with `--prepare` has prepared."""
-    return shlex.join(["sparkdeploy", *up_words(request)])
+    answer(_lines(outcome, extent, request), _as_dict(outcome, extent), as_json=as_json)
 
 
 def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
     name = outcome.plan.deployment.name
     if extent is Extent.PREPARE:
-        yield f"ready to start: {start_command(request)}"
+        yield f"ready to start: {shlex.join(['sparkdeploy', *up_words(request)])}"
         return
     if extent is Extent.DETACH and outcome.changed:
         yield f"{name} is starting; `sparkdeploy status` shows when it answers"
@@ -75,12 +67,11 @@ def _say_way_in(outcome: Outcome) -> None:
 def _example(outcome: Outcome) -> str:
     model = outcome.plan.resolved.recipe.model.served_name
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    command = ["curl", "-s", f"{outcome.base_url}/v1/chat/completions"]
-    command += ["-H", "Content-Type: application/json"]
+    url = f"{outcome.base_url}/v1/chat/completions"
+    command = shlex.join(["curl", "-s", url, "-H", "Content-Type: application/json"])
     if outcome.plan.deployment.exposure is Exposure.PUBLIC:
-        key = f'-H "Authorization: Bearer $(cat {outcome.plan.folders.key_file})" '
-        return f"{shlex.join(command)} {key}-d {shlex.quote(body)}"
-    return f"{shlex.join(command)} -d {shlex.quote(body)}"
+        command += f' -H "Authorization: Bearer $(cat {outcome.plan.folders.key_file})"'
+    return f"{command} -d {shlex.quote(body)}"
 
 
 def _as_dict(outcome: Outcome, extent: Extent) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How plans and estimates are printed."""
+"""How answers, plans and estimates are printed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, SparkdeployError
-from sparkdeploy.plan import report
-from sparkdeploy.plan.steps import plan_as_dict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,22 +13,30 @@ if TYPE_CHECKING:
 
     from sparkdeploy.plan.steps import Plan
 
-SHOWN = {
-    "dockerfile": report.dockerfile_text,
-    "args": report.arguments_text,
-    "container": report.container_text,
-}
+
+def answer(lines: Iterable[str], content: object, *, as_json: bool) -> None:
+    """Print lines for a person, or the same for a program."""
+    if as_json:
+        console.answer_json(content)
+        return
+    for line in lines:
+        console.answer(line)
 
 
 def print_plan(plan: Plan, shown: str | None, *, as_json: bool) -> None:
     """Print what `--show` names, the plan as JSON, or the plan in words."""
+    from sparkdeploy.plan import report
+    from sparkdeploy.plan.steps import plan_as_dict
+
     if shown is not None:
-        console.answer(SHOWN[shown](plan))
-    elif as_json:
-        console.answer_json(plan_as_dict(plan))
-    else:
-        for line in report.plan_lines(plan):
-            console.answer(line)
+        texts = {
+            "dockerfile": report.dockerfile_text,
+            "args": report.arguments_text,
+            "container": report.container_text,
+        }
+        console.answer(texts[shown](plan))
+        return
+    answer(report.plan_lines(plan), plan_as_dict(plan), as_json=as_json)
 
 
 def require_no_problems(plan: Plan) -> None:
@@ -43,7 +49,7 @@ def require_no_problems(plan: Plan) -> None:
 
 def print_outlook(
     recipe: str | None,
-    assignments: Iterable[str] | None,
+    assignments: Iterable[str],
     *,
     hardware: str | None,
     html: Path | None,
@@ -63,26 +69,8 @@ def print_outlook(
     )
     if html is not None:
         _write_page(html, outlook.page())
-    if as_json:
-        console.answer_json(outlook.as_dict())
-        return
-    for line in (*outlook.capacity_lines(), *outlook.speed_lines()):
-        console.answer(line)
-
-
-def print_capacity(
-    recipe: str | None, assignments: Iterable[str] | None, *, cluster: bool, as_json: bool
-) -> None:
-    """Print the memory and the KV cache on this machine."""
-    from sparkdeploy.commands.estimate import HERE, Among, outlook_for
-
-    among = Among.CLUSTER if cluster else Among.ONE
-    outlook = outlook_for(recipe, assignments, hardware=HERE, among=among)
-    if as_json:
-        console.answer_json(outlook.as_dict())
-        return
-    for line in outlook.capacity_lines():
-        console.answer(line)
+    lines = (*outlook.capacity_lines(), *outlook.speed_lines())
+    answer(lines, outlook.as_dict(), as_json=as_json)
 
 
 def _write_page(path: Path, text: str) -> None:

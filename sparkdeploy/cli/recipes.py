@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,10 +17,17 @@ from sparkdeploy.cli.options import (
     RecipeArgument,
     SetOption,
     UnsafeOption,
+    current_settings,
     requested,
     with_consent,
 )
-from sparkdeploy.console import console
+from sparkdeploy.cli.printing import (
+    answer,
+    print_outlook,
+    print_plan,
+    require_no_problems,
+)
+from sparkdeploy.errors import ChangesPendingError, UsageError
 
 HardwareOption = Annotated[
     str | None,
@@ -36,33 +42,15 @@ HeadersOption = Annotated[
 ]
 
 
-class Shown(StrEnum):
-    """What `plan --show` prints alone, in full."""
-
-    DOCKERFILE = "dockerfile"
-    ARGS = "args"
-    CONTAINER = "container"
-
-
-def register(app: typer.Typer) -> None:
-    app.command("list")(list_recipes)
-    app.command("show")(show_recipe)
-    app.command("plan")(plan_recipe)
-
-
 def list_recipes(as_json: JsonOption = False) -> None:
     """List the recipes and engines."""
     from sparkdeploy.recipe import report
     from sparkdeploy.recipe.load import library
-    from sparkdeploy.settings import load_settings
 
-    shelf = library(load_settings())
+    shelf = library(current_settings())
     recipes, engines = report.recipe_rows(shelf), report.engine_rows(shelf)
-    if as_json:
-        console.answer_json({"recipes": recipes, "engines": engines})
-        return
-    for line in report.list_lines(recipes, engines):
-        console.answer(line)
+    content = {"recipes": recipes, "engines": engines}
+    answer(report.list_lines(recipes, engines), content, as_json=as_json)
 
 
 def show_recipe(
@@ -74,36 +62,31 @@ def show_recipe(
     cluster: Annotated[
         bool, typer.Option("--cluster", help="With --capacity: of one of the recipe's nodes.")
     ] = False,
-    allow_unsafe: UnsafeOption = False,
+    unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
     """Show a recipe with everything it inherits, and where each value was written."""
     if cluster and not capacity:
-        from sparkdeploy.errors import UsageError
-
         raise UsageError(
             "`show --cluster` is about --capacity",
             hint="a recipe is the same on one node and on several: `sparkdeploy show`",
         )
-    assignments = with_consent(assignments, known_bad=False, unsafe=allow_unsafe)
+    assignments = with_consent(assignments, unsafe=unsafe)
     if capacity:
-        from sparkdeploy.cli.printing import print_capacity
+        from sparkdeploy.commands.estimate import HERE, Among, outlook_for
 
-        print_capacity(recipe, assignments, cluster=cluster, as_json=as_json)
+        among = Among.CLUSTER if cluster else Among.ONE
+        outlook = outlook_for(recipe, assignments, hardware=HERE, among=among)
+        answer(outlook.capacity_lines(), outlook.as_dict(), as_json=as_json)
         return
-    from sparkdeploy.commands.request import Request, resolve
+    from sparkdeploy.commands.request import resolve
     from sparkdeploy.recipe import report
-    from sparkdeploy.settings import load_settings
 
-    settings = load_settings()
-    request = Request(recipe or settings.default_recipe, tuple(assignments or ()))
-    resolved = resolve(request, settings)
-    if as_json:
-        console.answer_json(resolved.recipe.model_dump(by_alias=True, mode="json"))
-        return
-    for line in report.origin_lines(resolved):
-        console.answer(line)
+    settings = current_settings()
+    resolved = resolve(requested(recipe, assignments, settings), settings)
+    content = resolved.recipe.model_dump(by_alias=True, mode="json")
+    answer(report.origin_lines(resolved), content, as_json=as_json)
 
 
 def plan_recipe(
@@ -113,26 +96,27 @@ def plan_recipe(
     public: PublicOption = False,
     cluster: ClusterOption = False,
     show: Annotated[
-        Shown | None,
+        Literal["dockerfile", "args", "container"] | None,
         typer.Option(help="Print Dockerfiles, vLLM's arguments or the container in full."),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit 9 when there is work.")] = False,
     hardware: HardwareOption = None,
     html: HtmlOption = None,
     headers: HeadersOption = False,
-    allow_known_bad: KnownBadOption = False,
-    allow_unsafe: UnsafeOption = False,
+    known_bad: KnownBadOption = False,
+    unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
     """Say what `up` would do, and do nothing; with --hardware, what would fit and how fast."""
-    from sparkdeploy.settings import load_settings
-
-    assignments = with_consent(assignments, known_bad=allow_known_bad, unsafe=allow_unsafe)
+    assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
     if hardware is not None or html is not None or headers:
-        from sparkdeploy.cli.printing import print_outlook
-
-        _refuse_parts_of_a_plan(show=show, check=check)
+        # An estimate has no steps to show or to check.
+        if show is not None or check:
+            raise UsageError(
+                "--hardware, --html and --headers estimate; --show and --check are about the plan",
+                hint="run `sparkdeploy plan` once with each",
+            )
         print_outlook(
             recipe,
             assignments,
@@ -143,28 +127,13 @@ def plan_recipe(
             as_json=as_json,
         )
         return
-    from sparkdeploy.cli.printing import print_plan, require_no_problems
     from sparkdeploy.commands.request import plan_for
-    from sparkdeploy.errors import ChangesPendingError
 
-    settings = load_settings()
-    request = requested(
-        recipe, assignments, name=name, public=public, settings=settings, cluster=cluster
-    )
+    settings = current_settings()
+    request = requested(recipe, assignments, settings, name=name, public=public, cluster=cluster)
     plan = plan_for(request, settings)
-    print_plan(plan, show.value if show else None, as_json=as_json)
+    print_plan(plan, show, as_json=as_json)
     if check and plan.has_work:
         raise ChangesPendingError("the plan has work to do", hint="run `sparkdeploy up`")
     if show is None:
         require_no_problems(plan)
-
-
-def _refuse_parts_of_a_plan(*, show: Shown | None, check: bool) -> None:
-    """An estimate has no steps to show or to check."""
-    if show is not None or check:
-        from sparkdeploy.errors import UsageError
-
-        raise UsageError(
-            "--hardware, --html and --headers estimate; --show and --check are about the plan",
-            hint="run `sparkdeploy plan` once with each",
-        )

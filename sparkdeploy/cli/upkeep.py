@@ -1,4 +1,4 @@
-"""`config` and `clean`: the settings of this installation, and what it has left behind."""
+"""`doctor`, `config` and `clean`: this machine, its settings, and what was left behind on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, OnOption, YesOption
+from sparkdeploy.cli.options import (
+    JsonOption,
+    OnOption,
+    RecipeArgument,
+    SetOption,
+    UnsafeOption,
+    YesOption,
+    current_settings,
+    requested,
+    with_consent,
+)
+from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_bytes
 
 if TYPE_CHECKING:
@@ -16,21 +27,37 @@ if TYPE_CHECKING:
     from sparkdeploy.commands.clean import Leftover
 
 
-def register(app: typer.Typer) -> None:
-    app.command("config")(config)
-    app.command("clean")(clean)
+def doctor(
+    recipe: RecipeArgument = None,
+    assignments: SetOption = None,
+    unsafe: UnsafeOption = False,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Check this machine for a recipe: GPU, memory, Docker, folders, ports, network."""
+    from sparkdeploy.checks import report
+    from sparkdeploy.commands.doctor import examine
+    from sparkdeploy.commands.request import resolve
+    from sparkdeploy.errors import NodeError
+
+    settings = current_settings()
+    request = requested(recipe, with_consent(assignments, unsafe=unsafe), settings)
+    findings = examine(resolve(request, settings), settings)
+    answer(report.lines(findings), report.as_dict(findings), as_json=as_json)
+    failed = report.failures(findings)
+    if failed:
+        count = "1 check" if failed == 1 else f"{failed} checks"
+        raise NodeError(f"{count} failed", hint="the commands above, then `sparkdeploy doctor`")
 
 
 def config(as_json: JsonOption = False) -> None:
     """Show every setting with its value and whether it comes from the environment or a file."""
-    from sparkdeploy.settings import describe, load_settings
+    from sparkdeploy.settings import describe
 
-    rows = describe(load_settings())
-    if as_json:
-        console.answer_json({name: {"value": it, "source": source} for name, it, source in rows})
-        return
-    for name, value, source in rows:
-        console.answer(f"{name:<20} {value or '-':<56} {source}")
+    rows = describe(current_settings())
+    lines = (f"{name:<20} {value or '-':<56} {source}" for name, value, source in rows)
+    content = {name: {"value": value, "source": source} for name, value, source in rows}
+    answer(lines, content, as_json=as_json)
 
 
 def clean(
@@ -44,13 +71,12 @@ def clean(
 
     from sparkdeploy.commands import clean as cleaning
     from sparkdeploy.commands.reach import connect
-    from sparkdeploy.settings import load_settings
 
     def agrees(found: Sequence[Leftover]) -> bool:
         _show(found)
         return yes or console.confirm("Remove them?")
 
-    settings = load_settings()
+    settings = current_settings()
     with connect(settings) as host:
         if dry_run:
             found = cleaning.find_leftovers(settings, host, now_s=time.time())

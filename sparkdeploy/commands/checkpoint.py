@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
 
 def write_standalone(
-    recipe: str,
-    assignments: Sequence[str],
+    request: Request,
     out: Path,
     settings: Settings,
     *,
@@ -58,12 +57,12 @@ def write_standalone(
     Raises CheckpointError when the model is not here, the recipe names no FP8 source, or the
     source does not hold what the model needs.
     """
-    resolved = resolve(Request(recipe, tuple(assignments)), settings).recipe
-    located = locate_model(resolved, settings)
+    recipe = resolve(request, settings).recipe
+    located = locate_model(recipe, settings)
     if located.source is None or not isinstance(located.fact, ModelFact):
         raise CheckpointError(
-            f"{resolved.model.repo} is not on this machine.",
-            hint=f"sparkdeploy checkpoint pull {resolved.model.repo}",
+            f"{recipe.model.repo} is not on this machine.",
+            hint=f"sparkdeploy checkpoint pull {recipe.model.repo}",
         )
     size_bytes, free_bytes = located.fact.size_bytes, facts.free_bytes(out.absolute().parent)
     if free_bytes is not None and size_bytes > free_bytes:
@@ -71,7 +70,7 @@ def write_standalone(
             f"disk: {out} takes {format_bytes(size_bytes)}, {format_bytes(free_bytes)} are free.",
             hint="name a folder on another disk",
         )
-    shard = bring_fp8(resolved.checkpoint, located.source, settings, mismatch)
+    shard = bring_fp8(recipe.checkpoint, located.source, settings, mismatch)
     if shard is None:
         raise CheckpointError(
             "the recipe names no repository of FP8 tensors.",
@@ -163,31 +162,29 @@ class CheckpointNeeds:
     """What `--standalone` would write."""
 
 
-def checkpoint_needs(
-    recipe: str, assignments: Sequence[str], settings: Settings
-) -> CheckpointNeeds:
+def checkpoint_needs(request: Request, settings: Settings) -> CheckpointNeeds:
     """State bytes to fetch, bytes to write and free space; nothing is changed, not even a pin.
 
     The hub is asked about a model that is neither here nor pinned; where it does not answer, the
     shipped facts do.
     """
-    resolved = resolve(Request(recipe, tuple(assignments)), settings).recipe
-    located = locate_model(resolved, settings)
+    recipe = resolve(request, settings).recipe
+    located = locate_model(recipe, settings)
     fact, overlay_bytes = located.fact, OVERLAY_WRITE_BYTES
     fetch_bytes: int | None
     model_bytes: int | None
     if is_here := isinstance(fact, ModelFact) and located.source is not None:
         known_from, model_bytes = "the files", fact.size_bytes
-        fetch_bytes = fp8_bytes(resolved.checkpoint, located.source, settings)
+        fetch_bytes = fp8_bytes(recipe.checkpoint, located.source, settings)
         if fact.overlay is None or fact.overlay.is_complete:
             overlay_bytes = 0
     else:
-        known_from, model_bytes, shard_bytes = _sizes_elsewhere(resolved, settings)
+        known_from, model_bytes, shard_bytes = _sizes_elsewhere(recipe, settings)
         fetch_bytes = None
         if model_bytes is not None and shard_bytes is not None:
             fetch_bytes = model_bytes + shard_bytes
     return CheckpointNeeds(
-        model=resolved.model.path or resolved.model.repo,
+        model=recipe.model.path or recipe.model.repo,
         is_here=is_here,
         known_from=known_from,
         fetch_bytes=fetch_bytes,
@@ -237,19 +234,17 @@ def _sizes_on_hub(model: Model, settings: Settings, *, takes_fp8: bool) -> tuple
     return known_from, found.size_bytes, expected_bytes(model_sizes(config))
 
 
-def count_for(
-    recipe: str, assignments: Sequence[str], texts: Sequence[Path], settings: Settings
-) -> DraftVocabulary:
+def count_for(request: Request, texts: Sequence[Path], settings: Settings) -> DraftVocabulary:
     """Count the tokens of a recipe's model in files and in the files of folders; keep the order.
 
     Raises CheckpointError when the model is not here or when there is nothing to count.
     """
-    wanted = resolve(Request(recipe, tuple(assignments)), settings).recipe
-    source = locate_model(wanted, settings).source
+    recipe = resolve(request, settings).recipe
+    source = locate_model(recipe, settings).source
     if source is None:
         raise CheckpointError(
-            f"{wanted.model.repo} is not here, and its tokenizer is needed",
-            hint=f"sparkdeploy checkpoint pull {recipe}",
+            f"{recipe.model.repo} is not here, and its tokenizer is needed",
+            hint=f"sparkdeploy checkpoint pull {request.recipe}",
         )
     files = [
         file
@@ -267,5 +262,5 @@ def count_for(
         distinct=len(counted.counts),
         texts=tuple(map(str, texts)),
     )
-    write_vocabulary(vocabulary_file(wanted.model, settings), vocabulary)
+    write_vocabulary(vocabulary_file(recipe.model, settings), vocabulary)
     return vocabulary

@@ -176,7 +176,7 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         ],
         "nodes": {part.node: _spec_as_dict(part) for part in plan.parts},
         "needs": asdict(plan.needs),
-        "checks": [check.as_dict() for check in plan.observed.checks],
+        "checks": [asdict(check) for check in plan.observed.checks],
         # Readers of the JSON know a subject; nothing but nodes has problems.
         "problems": [{**asdict(item), "subject": "node"} for item in plan.problems],
         "warnings": [
