@@ -49,7 +49,7 @@ def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
         return
     model = outcome.plan.resolved.recipe.model.served_name
     state = "answers" if outcome.changed else "was up already and answers"
-    yield f"{name} {state} at {outcome.base_url}/v1 as {model}"
+    yield f"{name} {state} at {outcome.plan.base_url}/v1 as {model}"
     yield f"try: {_example(outcome)}"
     if outcome.plan.deployment.exposure is Exposure.PUBLIC:
         yield f"key: {outcome.plan.folders.key_file}"
@@ -59,7 +59,7 @@ def _say_way_in(outcome: Outcome) -> None:
     """Say how the machine that this was typed on reaches a loopback server here."""
     typed_as = os.environ.get(ON_VARIABLE)
     if typed_as and outcome.plan.deployment.exposure is Exposure.LOOPBACK:
-        port = outcome.base_url.rpartition(":")[2]
+        port = outcome.plan.base_url.rpartition(":")[2]
         command = shlex.join(["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", typed_as])
         console.info(f"to reach it from where you are: {command}")
 
@@ -67,7 +67,7 @@ def _say_way_in(outcome: Outcome) -> None:
 def _example(outcome: Outcome) -> str:
     model = outcome.plan.resolved.recipe.model.served_name
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    url = f"{outcome.base_url}/v1/chat/completions"
+    url = f"{outcome.plan.base_url}/v1/chat/completions"
     command = shlex.join(["curl", "-s", url, "-H", "Content-Type: application/json"])
     if outcome.plan.deployment.exposure is Exposure.PUBLIC:
         command += f' -H "Authorization: Bearer $(cat {outcome.plan.folders.key_file})"'
@@ -80,7 +80,7 @@ def _as_dict(outcome: Outcome, extent: Extent) -> dict[str, Any]:
         "deployment": outcome.plan.deployment.name,
         "recipe": outcome.plan.resolved.recipe.name,
         "extent": extent.name.lower(),
-        "base_url": outcome.base_url,
+        "base_url": outcome.plan.base_url,
         "changed": outcome.changed,
         "startup_s": readiness.startup_s if readiness else None,
         "phases_s": dict(readiness.phases_s) if readiness else None,

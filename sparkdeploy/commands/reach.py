@@ -36,14 +36,13 @@ def connect(settings: Settings) -> DockerHost:
     return DockerHost(settings.docker_host)
 
 
-@contextlib.contextmanager
-def serving(resolved: Resolved, reach: Reach, settings: Settings) -> Iterator[Nodes]:
+def serving(
+    resolved: Resolved, reach: Reach, settings: Settings
+) -> contextlib.AbstractContextManager[Nodes]:
     """Connect to the nodes that are to serve a recipe."""
-    with contextlib.ExitStack() as opened:
-        if reach is Reach.HERE:
-            yield opened.enter_context(this_node(settings))
-        else:
-            yield opened.enter_context(open_nodes(settings, needed(resolved, reach, settings)))
+    if reach is Reach.HERE:
+        return this_node(settings)
+    return open_nodes(settings, needed(resolved, reach, settings))
 
 
 def needed(resolved: Resolved, reach: Reach, settings: Settings) -> frozenset[str]:
@@ -66,16 +65,13 @@ def everyone(
     noted = ClusterRecord.below(settings.state_dir).nodes(deployment)
     with contextlib.ExitStack() as opened:
         here = opened.enter_context(this_node(settings))
-        found = find_deployment(here.here.docker, deployment)
+        nodes, found = here, find_deployment(here.here.docker, deployment)
         names = {*also, *nodes_with(found, noted)}
-        if not names:
-            yield here
-            return
         try:
-            nodes = opened.enter_context(open_nodes(settings, frozenset(names)))
+            if names:
+                nodes = opened.enter_context(open_nodes(settings, frozenset(names)))
         except (NodeError, RecipeError) as error:
             if also:
                 raise
             console.warn(f"{error.message}; containers of {deployment} may be on other nodes")
-            nodes = here
         yield nodes

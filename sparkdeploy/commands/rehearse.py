@@ -219,7 +219,7 @@ def _reference_file(resolved: Resolved, settings: Settings) -> Path:
 def _serve(resolved: Resolved, settings: Settings, reach: Reach = Reach.HERE) -> _Run:
     request = Request(resolved.recipe.name, (), DEPLOYMENT, reach)
     outcome = up(resolved, request, settings, extent=Extent.ANSWER, consent=lambda _question: True)
-    with ServedModel(outcome.base_url, model=resolved.recipe.model.served_name) as model:
+    with ServedModel(outcome.plan.base_url, model=resolved.recipe.model.served_name) as model:
         before = model.speculation()
         answers = tuple(_ask(model, prompt) for prompt in PROMPTS)
         after = model.speculation()
@@ -256,6 +256,6 @@ def _report(small: Miniature, run: _Run, source: str, *, is_kept: bool) -> Repor
         lm_head=readiness.facts.lm_head if readiness else None,
         draft_head_rows=readiness.facts.draft_head_rows if readiness else None,
         reference=source,
-        base_url=run.outcome.base_url,
+        base_url=run.outcome.plan.base_url,
         is_kept=is_kept,
     )

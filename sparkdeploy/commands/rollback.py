@@ -75,21 +75,20 @@ def _begin(
     if found is None or not found.kept:
         return RolledBack("nothing", f"nothing to do: no earlier container of {name} is kept")
     kept = _kept_parts(nodes, found.kept[0])
+    claims = {}
     for node, fact in kept:
-        if expectation_on(fact) is None:
+        expected = expectation_on(fact)
+        if expected is None:
             console.warn(
                 f"{fact.name} on {node.name} is of an earlier version: its memory and log are not "
                 "checked"
             )
-    expected = {node.name: expectation_on(fact) for node, fact in kept}
+        claims[node.name] = expected.memory if expected is not None else None
 
     def make_room(node: Node) -> None:
-        wanted = expected[node.name]
-        claim = wanted.memory if wanted is not None else None
-        make_room_for(node, name, claim, page_cache)
+        make_room_for(node, name, claims[node.name], page_cache)
 
-    command = f"rollback {name}"
-    with starting_together([node for node, _ in kept], settings, command):
+    with starting_together([node for node, _ in kept], settings, f"rollback {name}"):
         for node, _ in kept:
             _refuse_others(node, nodes.here.name)
         leaving = parts_elsewhere(nodes, name, [node.name for node, _ in kept])
@@ -113,9 +112,11 @@ def _refuse_others(node: Node, head: str) -> None:
 
 def _kept_parts(nodes: Nodes, head: ContainerFact) -> list[tuple[Node, ContainerFact]]:
     """Return what was kept of the launch that a kept container was part of; workers first."""
-    parts = [(_node_of(nodes, name), name) for name in head.nodes[1:]]
     found = []
-    for node, name in parts:
+    for name in head.nodes[1:]:
+        node = nodes.node(name)
+        if node.is_here:
+            raise NodeError(f"{name} is this machine, and a kept container names it as a worker")
         with named(node):
             deployment = find_deployment(node.docker, head.deployment)
         kept = deployment.kept if deployment is not None else ()
@@ -131,27 +132,17 @@ def _kept_parts(nodes: Nodes, head: ContainerFact) -> list[tuple[Node, Container
     return [*found, (nodes.here, head)]
 
 
-def _node_of(nodes: Nodes, name: str) -> Node:
-    node = nodes.node(name)
-    if node.is_here:
-        raise NodeError(f"{name} is this machine, and a kept container names it as a worker")
-    return node
-
-
 def _watch(launch: Launch, settings: Settings) -> Watch:
     fact = launch.head.host.find_container(launch.head.container_id)
-    timeout_s = fact.startup_timeout_s if fact is not None else None
+    timeout_s, pace = None, "rollback"
+    if fact is not None:
+        timeout_s = fact.startup_timeout_s
+        pace = f"{fact.image_id} {fact.labels.get(labels.RECIPE, '')}"
     return Watch(
         deployment=launch.deployment,
         command=f"rollback {launch.deployment}",
         deadline_s=timeout_s if timeout_s is not None else Limits().startup_timeout_s,
-        pace=_pace(fact),
+        pace=pace,
         parts=launch.started,
         settings=settings,
     )
-
-
-def _pace(fact: ContainerFact | None) -> str:
-    if fact is None:
-        return "rollback"
-    return f"{fact.image_id} {fact.labels.get(labels.RECIPE, '')}"

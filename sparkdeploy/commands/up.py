@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sparkdeploy.commands.request import Request
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.plan.steps import Part, Plan
     from sparkdeploy.recipe.load import Resolved
@@ -67,8 +67,6 @@ class Extent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What becomes of what was there before."""
-
     keep: int = 0
     """How many earlier containers of the deployment stay, stopped, for `rollback`."""
     page_cache: PageCache = PageCache.ASK
@@ -76,16 +74,10 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What `up` did."""
-
     plan: Plan
     changed: bool
     readiness: Readiness | None = None
     """None when nothing was started, or nobody waited."""
-
-    @property
-    def base_url(self) -> str:
-        return self.plan.base_url
 
 
 def up(
@@ -109,33 +101,29 @@ def up(
     name = request.deployment.name
     with everyone(settings, name, together) as nodes:
         serving = nodes.only(together) if request.reach is Reach.CLUSTER else nodes.alone()
-        run = _Up(resolved, request, settings, nodes, serving, extent, consent, handover)
-        return run.apply()
+        # Made before anything is begun: whatever interrupts finds here how far it came.
+        launch = Launch(name, crashes_dir(settings), ClusterRecord.below(settings.state_dir))
+        asked = (extent, consent, handover or Handover())
+        return _Up(resolved, request, settings, nodes, serving, launch, *asked).apply()
 
 
+@dataclass(frozen=True, slots=True)
 class _Up:
     """One `up`, with what it was asked for and what it has begun."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - one call, above
-        self,
-        resolved: Resolved,
-        request: Request,
-        settings: Settings,
-        nodes: Nodes,
-        serving: Nodes,
-        extent: Extent,
-        consent: Callable[[str], bool],
-        handover: Handover | None,
-    ) -> None:
-        self.resolved, self.request, self.settings = resolved, request, settings
-        self.nodes, self.serving = nodes, serving
-        self.extent, self.consent = extent, consent
-        self.handover = handover or Handover()
-        self.name = request.deployment.name
-        # Made before anything is begun: whatever interrupts finds here how far it came.
-        self.launch = Launch(
-            self.name, crashes_dir(settings), ClusterRecord.below(settings.state_dir)
-        )
+    resolved: Resolved
+    request: Request
+    settings: Settings
+    nodes: Nodes
+    serving: Nodes
+    launch: Launch
+    extent: Extent
+    consent: Callable[[str], bool]
+    handover: Handover
+
+    @property
+    def name(self) -> str:
+        return self.launch.deployment
 
     def apply(self) -> Outcome:
         try:
@@ -162,23 +150,27 @@ class _Up:
 
     def _begin(self) -> tuple[Plan, bool]:
         """Do everything but the wait; return the plan, and whether something starts already."""
-        refuse = refuse_to_prepare if self.extent is Extent.PREPARE else refuse_to_start
+        starts = self.extent is not Extent.PREPARE
+        refuse = refuse_to_start if starts else refuse_to_prepare
         plan = self._draft()
         refuse(plan)
         if bring_models(plan, self.settings, self.consent):
             plan = self._draft()
             refuse(plan)
-        if self.extent is not Extent.PREPARE and not plan.has_work:
+        if starts and not plan.has_work:
             where = "" if plan.formation.is_alone else " on every node"
             recipe = plan.resolved.recipe.name
             console.info(f"nothing to do: {self.name} runs{where} as {recipe} says")
             return plan, self._is_starting()
         for line in plan_lines(plan):
             console.info(line)
-        if self.extent is not Extent.PREPARE:
+        if starts:
             self._ask(plan)
-        self._prepare(plan)
-        if self.extent is not Extent.PREPARE and any(part.action.is_work for part in plan.parts):
+        # The usual `up` has nothing to prepare, and is there sooner without all that builds.
+        from sparkdeploy.deploy.prepare import prepare  # noqa: PLC0415
+
+        prepare(plan, self.serving, self.settings)
+        if starts and any(part.action.is_work for part in plan.parts):
             self._start(plan)
         return plan, False
 
@@ -196,18 +188,14 @@ class _Up:
         if not running:
             return
         reason = next(part.reason for part in plan.parts if part.action is Action.REPLACE)
-        name = f"deployment {self.name}{_of_another(running[0])}"
+        # Users of one machine share its names: whoever replaces another's should know.
+        user = running[0].user
+        name = f"deployment {self.name}{f' of {user}' if is_another(user) else ''}"
         if not self.consent(f"{name} is running and will be replaced ({reason}). Go on?"):
             raise SparkdeployError(
                 f"deployment {self.name} was not replaced",
                 hint="say yes, or pass --yes; another --name starts a second one beside it",
             )
-
-    def _prepare(self, plan: Plan) -> None:
-        # The usual `up` has nothing to prepare, and is there sooner without all that builds.
-        from sparkdeploy.deploy.prepare import prepare  # noqa: PLC0415
-
-        prepare(plan, self.serving, self.settings)
 
     def _start(self, plan: Plan) -> None:
         """Start all parts together: a rank that is left over from before cannot join anew."""
@@ -328,11 +316,6 @@ class _Up:
             f"{self.name} goes on starting; `sparkdeploy status` and `sparkdeploy logs {self.name}`"
             " show it"
         )
-
-
-def _of_another(fact: ContainerFact) -> str:
-    """Users of one machine share its names: whoever replaces another's should know."""
-    return f" of {fact.user}" if is_another(fact.user) else ""
 
 
 def _labelled(plan: Plan, part: Part, handover: Handover) -> ContainerSpec:

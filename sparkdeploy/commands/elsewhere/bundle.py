@@ -8,7 +8,7 @@ import hashlib
 import io
 import secrets
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
@@ -44,20 +44,30 @@ class BundleFolder:
     into: str
     name: str
     keep: int
+    _staged: str = field(default_factory=lambda: f".new-{secrets.token_hex(8)}", init=False)
+    """Beside it, for what is not whole yet."""
 
     @property
     def path(self) -> str:
-        """Where the files are once all have arrived."""
         return f"{self.into}/{self.name}"
 
-    def staged(self) -> str:
-        """Return a new path beside it, for what is not whole yet."""
-        return f"{self.into}/.new-{secrets.token_hex(8)}"
-
-    def script(self, body: str, staged: str, **values: str) -> str:
+    def script(self, body: str, **values: str) -> str:
         """Return a script that knows the place under the names that the bodies above use."""
-        place = {"into": self.into, "name": self.name, "keep": str(self.keep), "staged": staged}
-        return assigned(body, **place, **values)
+        place = {"into": self.into, "name": self.name, "keep": str(self.keep)}
+        return assigned(body, **place, staged=f"{self.into}/{self._staged}", **values)
+
+    def unpack(self, link: SshLink, files: Sequence[ContextFile], *, then: str = "") -> None:
+        """Send files and unpack them beside the place; NodeError when they did not arrive."""
+        tar = io.BytesIO()
+        write_tar(files, tar)
+        packed = base64.encodebytes(gzip.compress(tar.getvalue(), mtime=0)).decode()
+        done = link.run(self.script(UNPACK + then), stdin=packed)
+        if done.exit_code:
+            raise NodeError(
+                f"{link.name}: files could not be unpacked below {self.into}",
+                detail=done.stderr,
+                hint="is that disk full, or the folder another user's?",
+            )
 
 
 def assigned(body: str, **values: str) -> str:
@@ -70,17 +80,3 @@ def digest_of(files: Sequence[ContextFile]) -> str:
     """Return 16 hex digits over names, modes and contents."""
     lines = [f"{file.path} {file.digest()}\n" for file in sorted(files, key=lambda it: it.path)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
-
-
-def unpack(link: SshLink, script: str, files: Sequence[ContextFile], into: str) -> None:
-    """Run a script that begins with UNPACK; NodeError when the files did not arrive."""
-    tar = io.BytesIO()
-    write_tar(files, tar)
-    packed = base64.encodebytes(gzip.compress(tar.getvalue(), mtime=0)).decode()
-    done = link.run(script, stdin=packed)
-    if done.exit_code:
-        raise NodeError(
-            f"{link.name}: files could not be unpacked below {into}",
-            detail=done.stderr,
-            hint="is that disk full, or the folder another user's?",
-        )

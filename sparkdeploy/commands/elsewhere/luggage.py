@@ -33,27 +33,27 @@ CONSENT = "--allow-unsafe"
 
 @dataclass(frozen=True, slots=True)
 class Luggage:
-    """The command's arguments with the files they need, and which of these are the user's own."""
+    """The command's arguments with the files they need."""
 
     argv: tuple[str, ...]
     paths: frozenset[str]
     """Those of the arguments that name files in the luggage."""
     files: tuple[ContextFile, ...]
     own_recipes: Path
+    """The folder of the user's own recipes."""
 
     @property
     def digest(self) -> str:
-        """Name the folder of these files; empty where there are none."""
+        """Empty where there are no files."""
         return digest_of(self.files) if self.files else ""
 
     def argv_in(self, folder: str) -> tuple[str, ...]:
-        """Return the arguments once the files are in `folder`."""
         return tuple(
             f"{folder}/{_place(Path(word))}" if word in self.paths else word for word in self.argv
         )
 
     def variables_in(self, folder: str) -> dict[str, str]:
-        """Return how the program there learns of them."""
+        """Return how the program there learns of the files in `folder`."""
         own, found = _place(self.own_recipes), {file.path for file in self.files}
         variables = {}
         if any(path.startswith(f"{own}/") for path in found):

@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import __version__, shell
-from sparkdeploy.commands.elsewhere.bundle import (
-    PUT,
-    UNPACK,
-    BundleFolder,
-    assigned,
-    digest_of,
-    unpack,
-)
+from sparkdeploy.commands.elsewhere.bundle import PUT, BundleFolder, assigned, digest_of
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.context import ContextFile
@@ -120,15 +113,17 @@ def ask(link: SshLink, digest: str) -> MachineReport:
             f"{link.name}: ssh logs in, but no shell script runs there",
             hint="a forced command or a login shell that is none? Try: ssh NODE echo hello",
         )
-    program = (told["python"], *AS_MODULE) if "python" in told else None
-    installed = (told["command"],) if "command" in told else None
-    return MachineReport(told["cache"], program or installed, "sent" in told)
+    program: tuple[str, ...] | None = None
+    if "python" in told:
+        program = (told["python"], *AS_MODULE)
+    elif "command" in told:
+        program = (told["command"],)
+    return MachineReport(told["cache"], program, "sent" in told)
 
 
 def bring(link: SshLink, answer: MachineReport) -> tuple[str, ...]:
     """Send this program, make it a virtual environment there, and return how it is called."""
     place = BundleFolder(f"{answer.cache}/program", identity(), KEPT_PROGRAMS)
-    staged = place.staged()
     requirements = metadata.requires("sparkdeploy") or []
     files = (
         *program_files(),
@@ -138,8 +133,8 @@ def bring(link: SshLink, answer: MachineReport) -> tuple[str, ...]:
     )
     with console.step(f"sparkdeploy {place.name} to {link.name}") as step:
         step.say("sending it")
-        unpack(link, place.script(UNPACK, staged), files, place.into)
-        script = place.script(INSTALL + PUT, staged, identity=place.name)
+        place.unpack(link, files)
+        script = place.script(INSTALL + PUT, identity=place.name)
 
         def show(text: str) -> None:
             for line in text.splitlines()[-1:]:

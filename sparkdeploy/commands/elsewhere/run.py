@@ -9,7 +9,8 @@ import shlex
 from typing import TYPE_CHECKING
 
 from sparkdeploy import shell
-from sparkdeploy.commands.elsewhere import bundle, program
+from sparkdeploy.commands.elsewhere import program
+from sparkdeploy.commands.elsewhere.bundle import PUT, BundleFolder, assigned
 from sparkdeploy.commands.elsewhere.luggage import pack
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.cluster import configured
@@ -45,12 +46,11 @@ def run_on(node: str, argv: Sequence[str], settings: Settings) -> int:
     with SshLink(target) as link:
         answer = program.ask(link, luggage.digest)
         there = answer.program or program.bring(link, answer)
-        place = bundle.BundleFolder(f"{answer.cache}/from", luggage.digest, KEPT_LUGGAGE)
+        place = BundleFolder(f"{answer.cache}/from", luggage.digest, KEPT_LUGGAGE)
         if luggage.files and not answer.has_files:
-            staged = place.staged()
-            script = place.script(bundle.UNPACK + bundle.PUT, staged)
-            bundle.unpack(link, script, luggage.files, place.into)
-        variables = {ON_VARIABLE: _words(target), **luggage.variables_in(place.path)}
+            place.unpack(link, luggage.files, then=PUT)
+        words = f"{target.user}@{target.address}" if target.user else target.address
+        variables = {ON_VARIABLE: words, **luggage.variables_in(place.path)}
         command = (*there, *luggage.argv_in(place.path))
         return _attached(link, node, command, variables, f"{answer.cache}/running")
 
@@ -86,10 +86,6 @@ def without_option(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _words(target: SshTarget) -> str:
-    return f"{target.user}@{target.address}" if target.user else target.address
-
-
 def _attached(
     link: SshLink, node: str, command: tuple[str, ...], variables: dict[str, str], folder: str
 ) -> int:
@@ -97,7 +93,7 @@ def _attached(
     at_terminal = shell.is_at_terminal()
     note = "" if at_terminal else f"{folder}/{secrets.token_hex(8)}"
     exports = "".join(f"export {name}={shlex.quote(it)}\n" for name, it in variables.items())
-    script = bundle.assigned(exports + RUN + shlex.join(command), note=note)
+    script = assigned(exports + RUN + shlex.join(command), note=note)
 
     def interrupt() -> None:
         if note:
