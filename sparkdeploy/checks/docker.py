@@ -55,11 +55,8 @@ def check_endless_restarts(names: Sequence[str]) -> Finding:
     check = "docker.restarts"
     if not names:
         return ok(check, "no GPU container is restarted for ever")
-    return warn(
-        check,
-        f"{', '.join(names)}: restarted for ever, and every death costs memory",
-        f"docker update --restart=no {' '.join(names)}",
-    )
+    seen = f"{', '.join(names)}: restarted for ever, and every death costs memory"
+    return warn(check, seen, f"docker update --restart=no {' '.join(names)}")
 
 
 def deployment_findings(

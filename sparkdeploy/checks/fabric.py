@@ -24,7 +24,7 @@ TOOLS = {"rsync": "rsync", "ping": "iputils-ping", "sha256sum": "coreutils"}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question to one node: what was found, what is needed, and the command that helps."""
+    """One question to one node."""
 
     node: str
     subject: str
@@ -43,14 +43,12 @@ def _check(node: str, subject: str, good: bool, value: str, expected: str, fix: 
 
 
 def unreachable_checks(unreachable: Mapping[str, NodeError]) -> Iterator[Check]:
-    """Yield a failed check for every node that did not answer ssh or docker."""
     for node, error in unreachable.items():
         value = error.message.removeprefix(f"{node}: ")
         yield Check(node, "reachable", "failed", value, "ssh and docker answer", error.hint or "")
 
 
 def node_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Check]:
-    """Yield what each node's own facts say."""
     for node in entries:
         fact = seen.get(node.name)
         if fact is None or fact.fabric is None:
@@ -65,20 +63,15 @@ def node_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) ->
 
 
 def pair_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Check]:
-    """Yield what must be equal on all nodes: each is held against the first."""
+    """Yield what must be equal on all nodes."""
     nodes = [node for node in entries if node.name in seen]
     for node in nodes[1:]:
         ours, theirs = seen[node.name], seen[nodes[0].name]
         yield from _same_mtu(nodes[0], node, ours.fabric, theirs.fabric)
         yield _same_driver(nodes[0], node, ours, theirs)
-        yield _check(
-            node.name,
-            "architecture",
-            ours.architecture == theirs.architecture,
-            ours.architecture,
-            theirs.architecture,
-            "use machines of one kind",
-        )
+        own, first = ours.architecture, theirs.architecture
+        fix = "use machines of one kind"
+        yield _check(node.name, "architecture", own == first, own, first, fix)
 
 
 def version_checks(versions: Mapping[str, str]) -> Iterator[Check]:
@@ -92,79 +85,54 @@ def version_checks(versions: Mapping[str, str]) -> Iterator[Check]:
 def packet_checks(packets: Sequence[Packet]) -> Iterator[Check]:
     """Yield whether full-size packets arrive: small ones may pass where those of a model hang."""
     for packet in packets:
-        yield _check(
-            packet.source,
-            f"path MTU to {packet.target} over {packet.interface}",
-            packet.arrived,
-            f"{packet.mtu} bytes {'pass' if packet.arrived else 'do not pass'}",
-            f"{packet.mtu} bytes to pass",
-            f"on both nodes: sudo ip link set {packet.interface} mtu {packet.mtu}; a switch "
-            "between them must allow jumbo frames",
-        )
+        subject = f"path MTU to {packet.target} over {packet.interface}"
+        value = f"{packet.mtu} bytes {'pass' if packet.arrived else 'do not pass'}"
+        expected = f"{packet.mtu} bytes to pass"
+        fix = f"on both nodes: sudo ip link set {packet.interface} mtu {packet.mtu}; a switch "
+        fix += "between them must allow jumbo frames"
+        yield _check(packet.source, subject, packet.arrived, value, expected, fix)
 
 
 def connection_checks(connections: Sequence[Connection]) -> Iterator[Check]:
-    """Yield whether TCP connects to every port that will be used."""
     for item in connections:
         port = str(item.port) if item.port else "any free port"
+        subject = f"TCP to {item.target} at {item.address}, {port}"
+        value = item.error or "connects"
         subnet = ipaddress.ip_network(f"{item.address}/24", strict=False)
-        yield _check(
-            item.source,
-            f"TCP to {item.target} at {item.address}, {port}",
-            not item.error,
-            item.error or "connects",
-            "a connection",
-            f"on {item.target}, let the fabric through its firewall: sudo ufw allow from {subnet}",
-        )
+        fix = f"on {item.target}, let the fabric through its firewall: sudo ufw allow from {subnet}"
+        yield _check(item.source, subject, not item.error, value, "a connection", fix)
 
 
 def _clock(node: ClusterNode, skew_s: float) -> Check:
-    return _check(
-        node.name,
-        "clock",
-        abs(skew_s) <= CLOCK_TOLERANCE_S,
-        f"{skew_s:+.1f} s from this machine's",
-        f"within {CLOCK_TOLERANCE_S:g} s",
-        "on both nodes: sudo timedatectl set-ntp true",
-    )
+    good = abs(skew_s) <= CLOCK_TOLERANCE_S
+    value, expected = f"{skew_s:+.1f} s from this machine's", f"within {CLOCK_TOLERANCE_S:g} s"
+    fix = "on both nodes: sudo timedatectl set-ntp true"
+    return _check(node.name, "clock", good, value, expected, fix)
 
 
 def _tools(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
     for tool, package in TOOLS.items():
         if tool not in facts.tools:
-            yield Check(
-                node.name, tool, "failed", "not installed", "installed",
-                f"on {node.name}: sudo apt-get install {package}",
-            )  # fmt: skip
+            fix = f"on {node.name}: sudo apt-get install {package}"
+            yield Check(node.name, tool, "failed", "not installed", "installed", fix)
 
 
 def _interface(node: ClusterNode, port: FabricPort, facts: FabricFact) -> Iterator[Check]:
     found = facts.interface(port.interface)
     if found is None:
-        there = ", ".join(item.name for item in facts.interfaces)
-        yield Check(
-            node.name, port.interface, "failed", "no such interface", f"one of: {there}",
-            "correct `fabric:` in config.yaml; `sparkdeploy cluster discover` shows them",
-        )  # fmt: skip
+        there = "one of: " + ", ".join(item.name for item in facts.interfaces)
+        fix = "correct `fabric:` in config.yaml; `sparkdeploy cluster discover` shows them"
+        yield Check(node.name, port.interface, "failed", "no such interface", there, fix)
         return
-    yield _check(
-        node.name,
-        f"{port.interface} link",
-        found.is_up,
-        "up" if found.is_up else "down",
-        "up",
-        f"is the cable in the same port of both nodes? on {node.name}: "
-        f"sudo ip link set {port.interface} up",
-    )
-    yield _check(
-        node.name,
-        f"{port.interface} address",
-        port.address in found.addresses,
-        ", ".join(found.addresses) or "none",
-        port.address,
-        f"on {node.name}: sudo ip address add {port.address} dev {port.interface} "
-        "(for good: netplan, docs/cluster.md)",
-    )
+    subject, value = f"{port.interface} link", "up" if found.is_up else "down"
+    fix = f"is the cable in the same port of both nodes? on {node.name}: "
+    fix += f"sudo ip link set {port.interface} up"
+    yield _check(node.name, subject, found.is_up, value, "up", fix)
+    subject, value = f"{port.interface} address", ", ".join(found.addresses) or "none"
+    fix = f"on {node.name}: sudo ip address add {port.address} dev {port.interface} "
+    fix += "(for good: netplan, docs/cluster.md)"
+    good = port.address in found.addresses
+    yield _check(node.name, subject, good, value, port.address, fix)
 
 
 def _subnets(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
@@ -172,42 +140,31 @@ def _subnets(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
     used: dict[str, str] = {}
     for port in node.fabric:
         found = facts.interface(port.interface)
-        for address in found.addresses if found else (port.address,):
-            subnet = str(ipaddress.IPv4Interface(address).network)
+        for subnet in found.networks if found else (port.subnet,):
             other = used.setdefault(subnet, port.interface)
             if other != port.interface:
-                yield Check(
-                    node.name,
-                    "subnets",
-                    "failed",
-                    f"{other} and {port.interface} are both in {subnet}",
-                    "a subnet of its own for each",
-                    f"give {port.interface} an address in another subnet on every node "
-                    "(netplan, docs/cluster.md)",
-                )
+                value = f"{other} and {port.interface} are both in {subnet}"
+                fix = f"give {port.interface} an address in another subnet on every node "
+                fix += "(netplan, docs/cluster.md)"
+                wanted = "a subnet of its own for each"
+                yield Check(node.name, "subnets", "failed", value, wanted, fix)
 
 
 def _rdma(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
     for port in node.fabric:
         if port.rdma is None:
             continue
-        found = facts.rdma_device(port.rdma)
-        there = ", ".join(item.name for item in facts.rdma) or "none"
+        found, subject = facts.rdma_device(port.rdma), f"RDMA {port.rdma}"
         if found is None:
-            yield Check(
-                node.name, f"RDMA {port.rdma}", "failed", f"not there; there is: {there}",
-                "an RDMA device", "correct `rdma:` in config.yaml; on the node: rdma link",
-            )  # fmt: skip
+            there = ", ".join(item.name for item in facts.rdma) or "none"
+            value = f"not there; there is: {there}"
+            fix = "correct `rdma:` in config.yaml; on the node: rdma link"
+            yield Check(node.name, subject, "failed", value, "an RDMA device", fix)
             continue
         good = found.is_active and found.interface == port.interface
-        yield _check(
-            node.name,
-            f"RDMA {port.rdma}",
-            good,
-            f"{'active' if found.is_active else 'not active'} on {found.interface}",
-            f"active on {port.interface}",
-            "correct `rdma:` in config.yaml, or see to the cable; on the node: rdma link",
-        )
+        value = f"{'active' if found.is_active else 'not active'} on {found.interface}"
+        fix = "correct `rdma:` in config.yaml, or see to the cable; on the node: rdma link"
+        yield _check(node.name, subject, good, value, f"active on {port.interface}", fix)
     yield from _forgotten_twin(node, facts)
 
 
@@ -217,10 +174,9 @@ def _forgotten_twin(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
     keys = {twin_key(name) for name in used} - {None}
     for item in facts.interfaces:
         if item.name not in used and twin_key(item.name) in keys and item.is_up:
-            yield Check(
-                node.name, "twins", "warning", f"{item.name} is up and not in config.yaml",
-                "both twins of the port", f"add {item.name} to `fabric:` of {node.name}",
-            )  # fmt: skip
+            value = f"{item.name} is up and not in config.yaml"
+            fix = f"add {item.name} to `fabric:` of {node.name}"
+            yield Check(node.name, "twins", "warning", value, "both twins of the port", fix)
 
 
 def _same_mtu(
@@ -232,14 +188,9 @@ def _same_mtu(
         here, there = ours.interface(own_port.interface), theirs.interface(first_port.interface)
         if here is None or there is None:
             continue
-        yield _check(
-            node.name,
-            f"{own_port.interface} MTU",
-            here.mtu == there.mtu,
-            str(here.mtu),
-            f"{there.mtu}, as on {first.name}",
-            f"on {node.name}: sudo ip link set {own_port.interface} mtu {there.mtu}",
-        )
+        subject, expected = f"{own_port.interface} MTU", f"{there.mtu}, as on {first.name}"
+        fix = f"on {node.name}: sudo ip link set {own_port.interface} mtu {there.mtu}"
+        yield _check(node.name, subject, here.mtu == there.mtu, str(here.mtu), expected, fix)
 
 
 def _same_driver(first: ClusterNode, node: ClusterNode, ours: NodeFact, theirs: NodeFact) -> Check:

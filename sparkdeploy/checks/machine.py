@@ -39,9 +39,8 @@ def check_architecture(found: str | None) -> Finding:
         return not_seen(check, "`uname -m` did not answer")
     if found in {"aarch64", "x86_64"}:
         return ok(check, found)
-    return fail(
-        check, f"there is no vLLM for {found}", "use a machine with x86_64 or aarch64 processors"
-    )
+    fix = "use a machine with x86_64 or aarch64 processors"
+    return fail(check, f"there is no vLLM for {found}", fix)
 
 
 def check_system(name: str | None) -> Finding:
@@ -76,7 +75,6 @@ def gpu_findings(gpu: GpuFact) -> Iterator[Finding]:
 
 
 def _check_capability(gpu: GpuFact) -> Finding:
-    """Say whether the kernels that recipes rely on exist for this GPU."""
     check = "machine.compute_capability"
     if gpu.compute_capability is None:
         return not_seen(check, "the driver does not name the GPU's compute capability")
@@ -125,16 +123,12 @@ def _check_clocks(gpu: GpuFact) -> Finding:
 
 
 def check_other_users(processes: tuple[GpuProcess, ...], own_containers: frozenset[str]) -> Finding:
-    """Name the programs, not in a container of ours, that compute on the GPU."""
     check = "gpu.other_users"
     foreign = [item for item in processes if item.container_id not in own_containers]
     if not foreign:
         return ok(check, "no other program computes on the GPU")
-    return warn(
-        check,
-        f"also on the GPU: {', '.join(map(_describe, foreign))}; memory is shared with them",
-        f"stop them, for example: kill {foreign[0].pid}",
-    )
+    seen = f"also on the GPU: {', '.join(map(_describe, foreign))}; memory is shared with them"
+    return warn(check, seen, f"stop them, for example: kill {foreign[0].pid}")
 
 
 def _describe(process: GpuProcess) -> str:
@@ -186,11 +180,8 @@ def check_oom_kills(vmstat: str | None) -> Finding:
     if count == 0:
         return ok(check, "the kernel has killed nothing for memory since the start")
     killed = f"{count} program{'s' if count > 1 else ''}"
-    return warn(
-        check,
-        f"the kernel has killed {killed} for memory since the machine started",
-        "sudo dmesg | grep -i 'killed process'",
-    )
+    seen = f"the kernel has killed {killed} for memory since the machine started"
+    return warn(check, seen, "sudo dmesg | grep -i 'killed process'")
 
 
 def folder_findings(folders: Iterable[Folder], *, caller_uid: int) -> Iterator[Finding]:
@@ -203,12 +194,9 @@ def folder_findings(folders: Iterable[Folder], *, caller_uid: int) -> Iterator[F
         elif folder.is_writable:
             yield ok(check, folder.path)
         else:
-            yield fail(
-                check,
-                f"{folder.path} belongs to uid {folder.owner_uid} and cannot be written by "
-                f"uid {caller_uid}",
-                f"sudo chown -R {caller_uid} {folder.path}",
-            )
+            seen = f"{folder.path} belongs to uid {folder.owner_uid} and cannot be written by "
+            seen += f"uid {caller_uid}"
+            yield fail(check, seen, f"sudo chown -R {caller_uid} {folder.path}")
 
 
 def _check_lock(check: str, folder: Folder, owner_uid: int, caller_uid: int) -> Finding:
@@ -225,8 +213,5 @@ def check_duplicates(copies: Sequence[str], hub_cache: str) -> Finding:
     check = "folders.duplicates"
     if not copies:
         return ok(check, "the model lies in no second cache")
-    return warn(
-        check,
-        f"the model lies in {', '.join(copies)} too, and {hub_cache} is the cache in use",
-        f"rm -r {copies[0]}, or point HF_HUB_CACHE at that cache instead",
-    )
+    seen = f"the model lies in {', '.join(copies)} too, and {hub_cache} is the cache in use"
+    return warn(check, seen, f"rm -r {copies[0]}, or point HF_HUB_CACHE at that cache instead")

@@ -9,7 +9,8 @@ from sparkdeploy.checks.finding import Finding, not_seen, ok, warn
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.checks.surroundings import Link, NeededHost
+    from sparkdeploy.checks.surroundings import NeededHost
+    from sparkdeploy.node.fabric import Interface
 
 NEEDED_FOR = {
     "hub": (
@@ -78,12 +79,12 @@ def check_open_ports(open_ports: frozenset[int] | None) -> Finding:
     )
 
 
-def check_fabric(links: Sequence[Link] | None) -> Finding:
+def check_fabric(interfaces: Sequence[Interface] | None) -> Finding:
     """Say whether the ports between two Sparks are set up as they must be; one needs none."""
     check = "network.fabric"
-    if links is None:
+    if interfaces is None:
         return not_seen(check, "`ip -json addr` did not answer")
-    known = {link.name: link for link in links}
+    known = {item.name: item for item in interfaces}
     cabled = [
         [known[name] for name in pair if name in known]
         for pair in FABRIC_TWINS
@@ -92,20 +93,20 @@ def check_fabric(links: Sequence[Link] | None) -> Finding:
     if not cabled:
         return ok(check, "no cable between two Sparks; one alone needs none")
     faults = [fault for twins in cabled for fault in _faults_of_port(twins)]
-    names = ", ".join(link.name for twins in cabled for link in twins)
+    names = ", ".join(item.name for twins in cabled for item in twins)
     if not faults:
         return ok(check, f"{names} are up, in networks of their own")
     return warn(check, "; ".join(faults), "sudo netplan try, after docs/doctor.md's example")
 
 
-def _faults_of_port(twins: Sequence[Link]) -> Iterator[str]:
+def _faults_of_port(twins: Sequence[Interface]) -> Iterator[str]:
     first, last = twins[0], twins[-1]
-    down = [link.name for link in twins if not link.is_up]
+    down = [item.name for item in twins if not item.is_up]
     if len(twins) < 2 or down:
         missing = down[0] if down else "its twin"
         yield f"{first.name} carries half of the speed: {missing} is not up"
         return
-    bare = [link.name for link in twins if not link.networks]
+    bare = [item.name for item in twins if not item.networks]
     if bare:
         yield f"{' and '.join(bare)} ha{'s' if len(bare) == 1 else 've'} no IPv4 address"
     elif set(first.networks) & set(last.networks):

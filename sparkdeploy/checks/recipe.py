@@ -79,17 +79,11 @@ def _check_tool_parser(recipe: Recipe) -> Finding:
     check = "recipe.tool_parser"
     parser, automatic = recipe.serve.tool_call_parser, recipe.serve.enable_auto_tool_choice
     if parser in EATS_TOOL_CALLS and "qwen" in recipe.model.repo.lower():
-        return warn(
-            check,
-            f"the parser {parser} leaves this model's tool calls empty",
-            f"--set serve.tool_call_parser={EATS_TOOL_CALLS[parser]}",
-        )
+        seen = f"the parser {parser} leaves this model's tool calls empty"
+        return warn(check, seen, f"--set serve.tool_call_parser={EATS_TOOL_CALLS[parser]}")
     if parser is not None and not automatic:
-        return warn(
-            check,
-            f"the parser {parser} is never asked without automatic tool choice",
-            "--set serve.enable_auto_tool_choice=true",
-        )
+        seen = f"the parser {parser} is never asked without automatic tool choice"
+        return warn(check, seen, "--set serve.enable_auto_tool_choice=true")
     return ok(check, parser or "no tool calls")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checks.finding import Verdict
@@ -42,13 +43,7 @@ def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
         "schema": 1,
         "verdict": worst.value,
         "checks": [
-            {
-                "check": item.check,
-                "group": item.group,
-                "verdict": item.verdict.value,
-                "seen": item.seen,
-                "fix": item.fix,
-            }
+            {**asdict(item), "group": item.group, "verdict": item.verdict.value}
             for item in _in_order(findings)
         ],
     }
@@ -66,19 +61,15 @@ def lines(findings: Sequence[Finding]) -> Iterator[str]:
         if item.fix:
             yield f"      fix: {item.fix}"
     yield legend(SIGNS[item.verdict] for item in findings)
-    failed, warned = failures(findings), _count(findings, Verdict.WARN)
+    failed, warned = failures(findings), sum(item.verdict is Verdict.WARN for item in findings)
     counts = [f"{failed} failed"] * bool(failed) + [f"{warned} to look at"] * bool(warned)
     yield f"{len(findings)} checks: {', '.join(counts) or 'all well'}"
 
 
 def failures(findings: Sequence[Finding]) -> int:
-    return _count(findings, Verdict.FAIL)
+    return sum(item.verdict is Verdict.FAIL for item in findings)
 
 
 def _in_order(findings: Sequence[Finding]) -> list[Finding]:
     """By group; within a group in the order in which they came."""
     return sorted(findings, key=lambda item: GROUPS.index(item.group))
-
-
-def _count(findings: Sequence[Finding], verdict: Verdict) -> int:
-    return sum(item.verdict is verdict for item in findings)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ipaddress
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from sparkdeploy.node.fabric import read_interfaces
 from sparkdeploy.node.facts import output_or_none, read_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sparkdeploy.node.fabric import Interface
     from sparkdeploy.node.facts import Machine
     from sparkdeploy.shell import Completed
 
@@ -35,8 +35,6 @@ TargetName = Literal["hub", "package_index", "container_registry"]
 
 @dataclass(frozen=True, slots=True)
 class NeededHost:
-    """A host of the outside world that something needs."""
-
     name: TargetName
     host: str
     port: int
@@ -46,10 +44,8 @@ class NeededHost:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What is to be looked at: our own folders by role, and hosts."""
-
     folders: Mapping[str, str]
-    """By role: hub_cache, state, cache, data; lock, which all users share."""
+    """Our own by role: hub_cache, state, cache, data; lock, which all users share."""
     other_hub_caches: tuple[str, ...] = ()
     """Where the same models may lie a second time."""
     model_folder: str = ""
@@ -68,15 +64,6 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    name: str
-    mtu: int
-    is_up: bool
-    networks: tuple[str, ...] = ()
-    """IPv4 networks of its addresses, such as 192.168.177.0/24."""
-
-
-@dataclass(frozen=True, slots=True)
 class Surroundings:
     """Everything that was read; None or an empty tuple where nothing could be."""
 
@@ -89,7 +76,7 @@ class Surroundings:
     open_ports: frozenset[int] | None = None
     """Ports on which someone listens on every address."""
     reached: Mapping[NeededHost, bool] = field(default_factory=dict)
-    links: tuple[Link, ...] | None = None
+    interfaces: tuple[Interface, ...] | None = None
     localhost: tuple[str, ...] = ()
     """Addresses of `localhost` in the order in which programs try them."""
     booting: frozenset[str] = frozenset()
@@ -125,7 +112,7 @@ def read_surroundings(machine: Machine, places: Places) -> Surroundings:
             item: pool.submit(_output, machine, "bash", "-c", KNOCK, item.host, str(item.port))
             for item in places.targets
         }
-        links = pool.submit(_links, machine)
+        interfaces = pool.submit(_interfaces, machine)
         localhost = pool.submit(_output, machine, "getent", "ahosts", "localhost")
         architecture = pool.submit(_output, machine, "uname", "-m")
         tables = [read_or_none(machine, f"/proc/net/{name}") for name in ("tcp", "tcp6")]
@@ -137,7 +124,7 @@ def read_surroundings(machine: Machine, places: Places) -> Surroundings:
             duplicates=tuple(path for path, item in copies.items() if item.result() is not None),
             open_ports=_open_ports(*filter(None, tables)) if any(tables) else None,
             reached={target: item.result() is not None for target, item in knocks.items()},
-            links=links.result(),
+            interfaces=interfaces.result(),
             localhost=_first_words(localhost.result() or ""),
             booting=frozenset(UNIT.findall(_output(machine, "ls", UNITS) or "")),
         )
@@ -181,27 +168,9 @@ def _open_ports(*tables: str) -> frozenset[int]:
     )
 
 
-def _links(machine: Machine) -> tuple[Link, ...] | None:
+def _interfaces(machine: Machine) -> tuple[Interface, ...] | None:
     output = _output(machine, "ip", "-json", "addr")
     try:
-        return None if output is None else read_links(output)
-    except (ValueError, KeyError, TypeError):
+        return None if output is None else read_interfaces(output)
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
-
-
-def read_links(text: str) -> tuple[Link, ...]:
-    """Read `ip -json addr`; raises ValueError, KeyError or TypeError for anything else."""
-    return tuple(
-        Link(
-            name=item["ifname"],
-            mtu=int(item["mtu"]),
-            is_up="LOWER_UP" in item.get("flags", ()),
-            networks=tuple(
-                str(ipaddress.ip_interface(f"{address['local']}/{address['prefixlen']}").network)
-                for address in item.get("addr_info", ())
-                if address.get("family") == "inet"
-            ),
-        )
-        for item in json.loads(text)
-        if "ifname" in item
-    )

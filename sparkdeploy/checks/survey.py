@@ -14,7 +14,7 @@ from sparkdeploy.node.facts import NodeFact, look_at
 from sparkdeploy.node.node import at_once, named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sparkdeploy.checks.fabric import Check
@@ -78,8 +78,8 @@ def _look(node: Node, models: Path, machine: Machine | None, *, is_alone: bool) 
     except NodeError:
         if not is_alone:
             raise
-    place = None if is_alone else look_at_fabric(node)
-    return look_at(machine or node, node.name, docker, models, place)
+    fabric_fact = None if is_alone else look_at_fabric(node)
+    return look_at(machine or node, node.name, docker, models, fabric_fact)
 
 
 def compare(nodes: Nodes, found: Survey) -> tuple[Check, ...]:
@@ -113,15 +113,14 @@ def connections(nodes: Nodes, workers: Sequence[Node]) -> list[Connection]:
     """Try every connection that a launch needs, all at once: silence costs its time only once."""
     if nodes.config is None:
         return []
-    ways: list[Callable[[], list[Connection]]] = [
-        lambda port=port: node_fabric.connect_to_here(nodes.here, workers, port)  # type: ignore[misc]
-        for port in (nodes.config.master_port, nodes.config.ray_port, TALKS_TO_ALL)
-    ]
-    ways += [
-        lambda worker=worker: [node_fabric.connect_to_worker(nodes.here, worker)]  # type: ignore[misc]
-        for worker in workers
-    ]
-    return [item for found in at_once(lambda way: way(), ways) for item in found]
+    ports = (nodes.config.master_port, nodes.config.ray_port, TALKS_TO_ALL)
+
+    def connect(end: int | Node) -> list[Connection]:
+        if isinstance(end, int):
+            return node_fabric.connect_to_here(nodes.here, workers, end)
+        return [node_fabric.connect_to_worker(nodes.here, end)]
+
+    return [item for found in at_once(connect, (*ports, *workers)) for item in found]
 
 
 def _ways(ready: Sequence[Node], found: Survey) -> Iterator[tuple[Node, Node, int, int]]:
@@ -142,10 +141,8 @@ def _ready_mtu(node: Node, port: int, found: Survey) -> int | None:
 
 
 def _gid_index(entry: ClusterNode, fact: NodeFact) -> int:
-    devices = [
-        fact.fabric.rdma_device(port.rdma)
-        for port in entry.fabric
-        if port.rdma and fact.fabric is not None
-    ]
-    known = [device.gid_index for device in devices if device and device.gid_index is not None]
-    return known[0] if known else FALLBACK_GID_INDEX
+    for port in entry.fabric:
+        device = fact.fabric.rdma_device(port.rdma) if port.rdma and fact.fabric else None
+        if device is not None and device.gid_index is not None:
+            return device.gid_index
+    return FALLBACK_GID_INDEX

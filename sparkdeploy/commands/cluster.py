@@ -117,11 +117,15 @@ def fabric_of(facts: FabricFact, others: Sequence[FabricFact]) -> tuple[Interfac
     twins = tuple(item for item in ready if twin_key(item.name) is not None)
     if twins:
         return twins
-    shared = [_subnets(other) for other in others if other is not facts]
+    shared = [
+        {network for port in other.interfaces for network in port.networks}
+        for other in others
+        if other is not facts
+    ]
     return tuple(
         item
         for item in ready
-        if shared and all(_subnets_of(item) & subnets for subnets in shared)
+        if shared and all(networks.intersection(item.networks) for networks in shared)
         if item.name != "lo" and not item.name.startswith("docker")
     )
 
@@ -163,11 +167,3 @@ def _node(
         fabric.append({**port, "rdma": device} if device else port)
     node: dict[str, Any] = {"name": facts.host_name.lower(), "ssh": address}
     return {**node, **({"user": user} if user else {}), "fabric": fabric}
-
-
-def _subnets(facts: FabricFact) -> set[str]:
-    return set().union(*(_subnets_of(item) for item in facts.interfaces))
-
-
-def _subnets_of(item: Interface) -> set[str]:
-    return {str(ipaddress.IPv4Interface(address).network) for address in item.addresses}

@@ -179,7 +179,7 @@ def _surroundings_findings(seen: Surroundings) -> Iterator[Finding]:
     yield network.check_open_ports(seen.open_ports)
     yield from network.reach_findings(seen.reached)
     yield network.check_localhost(seen.localhost)
-    yield network.check_fabric(seen.links)
+    yield network.check_fabric(seen.interfaces)
 
 
 def _places(resolved: Resolved, settings: Settings) -> Places:

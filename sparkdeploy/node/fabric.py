@@ -70,6 +70,11 @@ class Interface:
     mtu: int
     addresses: tuple[str, ...]
 
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """Return the networks of its addresses, such as 192.168.177.0/24."""
+        return tuple(str(ipaddress.IPv4Interface(item).network) for item in self.addresses)
+
 
 @dataclass(frozen=True, slots=True)
 class RdmaDevice:
@@ -140,7 +145,7 @@ def read_fabric(text: str) -> FabricFact:
         gid=int(gid),
         home=home,
         clock_s=float(parts["clock"][0]),
-        interfaces=tuple(_interfaces("".join(parts["addresses"]))),
+        interfaces=read_interfaces("".join(parts["addresses"])),
         rdma=tuple(_rdma(parts["rdma"])),
         tools=frozenset(line.rpartition("/")[2] for line in parts["tools"]),
     )
@@ -166,13 +171,13 @@ def _sections(text: str) -> Mapping[str, list[str]]:
     return {name: parts.get(name, []) for name in (*parts, "rdma")}
 
 
-def _interfaces(text: str) -> Iterator[Interface]:
-    for item in json.loads(text or "[]"):
-        flags = item.get("flags") or ()
-        yield Interface(
+def read_interfaces(text: str) -> tuple[Interface, ...]:
+    """Read `ip -json address`; ValueError, LookupError, TypeError or AttributeError for others."""
+    return tuple(
+        Interface(
             name=item["ifname"],
             # A virtual link's state may be UNKNOWN; LOWER_UP is the carrier itself.
-            is_up="UP" in flags and "LOWER_UP" in flags,
+            is_up={"UP", "LOWER_UP"} <= set(item.get("flags") or ()),
             mtu=int(item.get("mtu") or 0),
             addresses=tuple(
                 f"{entry['local']}/{entry['prefixlen']}"
@@ -180,6 +185,8 @@ def _interfaces(text: str) -> Iterator[Interface]:
                 if entry.get("family") == "inet"
             ),
         )
+        for item in json.loads(text or "[]")
+    )
 
 
 def _rdma(lines: list[str]) -> Iterator[RdmaDevice]:

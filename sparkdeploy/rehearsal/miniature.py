@@ -22,10 +22,9 @@ MEMORY_FLOOR_GIB = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Miniature:
-    """The recipe that is rehearsed, and what had to be left out, in sentences."""
-
     resolved: Resolved
     dropped: tuple[str, ...]
+    """What had to be left out, in sentences."""
 
 
 def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -> Miniature:
@@ -44,22 +43,20 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
         "memory_floor_gib": min(recipe.limits.memory_floor_gib, MEMORY_FLOOR_GIB),
         "startup_timeout_s": STARTUP_TIMEOUT_S,
     }
-    small = recipe.model_copy(
-        update={
-            "engine": engine.name,
-            "model": recipe.model.model_copy(update={"path": str(twin)}),
-            "checkpoint": checkpoint,
-            "serve": serve,
-            "cluster": cluster,
-            "limits": recipe.limits.model_copy(update=limits),
-        }
-    )
+    changed = {
+        "engine": engine.name,
+        "model": recipe.model.model_copy(update={"path": str(twin)}),
+        "checkpoint": checkpoint,
+        "serve": serve,
+        "cluster": cluster,
+        "limits": recipe.limits.model_copy(update=limits),
+    }
     notes = (f"engine {resolved.engine.name} -> {engine.name}", *dropped, *fewer, *free)
-    return Miniature(replace(resolved, recipe=small, engine=engine), notes)
+    small = replace(resolved, recipe=recipe.model_copy(update=changed), engine=engine)
+    return Miniature(small, notes)
 
 
 def without_speculation(resolved: Resolved) -> Resolved:
-    """Return the same recipe without a drafter: what its greedy text is compared with."""
     serve = resolved.recipe.serve.model_copy(update={"speculative": None})
     return replace(resolved, recipe=resolved.recipe.model_copy(update={"serve": serve}))
 

@@ -18,6 +18,7 @@ from sparkdeploy.checks.recipe import recipe_findings
 from sparkdeploy.checks.surroundings import READ_TIMEOUT_S, HurriedMachine, read_surroundings
 from sparkdeploy.commands import doctor as room
 from sparkdeploy.errors import NodeError
+from sparkdeploy.node.fabric import read_interfaces
 from sparkdeploy.node.facts import parse_gpu_processes, parse_gpus
 from sparkdeploy.node.lock import node_lock, watching
 from sparkdeploy.plan.observed import ObservedNode
@@ -266,10 +267,10 @@ def test_no_output_of_a_command_is_too_strange(first: str, second: str) -> None:
 
 
 def test_one_twin_alone_carries_half_of_the_speed() -> None:
-    links = surroundings.read_links(
-        json.dumps([{"ifname": "enp1s0f0np0", "mtu": 9000, "flags": ["LOWER_UP"]}])
+    interfaces = read_interfaces(
+        json.dumps([{"ifname": "enp1s0f0np0", "mtu": 9000, "flags": ["UP", "LOWER_UP"]}])
     )
-    assert "half of the speed" in network.check_fabric(links).seen
+    assert "half of the speed" in network.check_fabric(interfaces).seen
 
 
 def test_a_proxy_takes_the_place_of_the_host_behind_it() -> None:
