@@ -15,10 +15,8 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import grimp
-import typer
 
 REPOSITORY = Path(__file__).parents[1]
 PLUGIN_TREE = REPOSITORY / "sparkdeploy" / "vllm_plugin"
@@ -66,14 +64,10 @@ def is_test_file(module: str) -> bool:
 
 def commands() -> dict[str, str]:
     """Return the module of each command and of each group of commands."""
-    found: dict[str, str] = {}
-    for value in vars(importlib.import_module(PROGRAM)).values():
-        if isinstance(value, ModuleType) and value.__name__.startswith("sparkdeploy.cli."):
-            app = typer.Typer()
-            value.register(app)
-            names = [one.name for one in app.registered_commands]
-            names += [one.name for one in app.registered_groups]
-            found |= {str(name): value.__name__ for name in names}
+    app = importlib.import_module(PROGRAM).app
+    found = {one.name: one.callback.__module__ for one in app.registered_commands}
+    for group in app.registered_groups:
+        found[group.name] = group.typer_instance.registered_commands[0].callback.__module__
     return found
 
 

@@ -56,9 +56,10 @@ def up(
     _on: OnOption = None,
 ) -> None:
     """Deploy a recipe: images, checkpoint, container, and the model's first answer."""
-    from sparkdeploy.cli.outcome import deploy_and_print
-    from sparkdeploy.commands.request import plan_for
+    from sparkdeploy.cli.outcome import print_outcome
+    from sparkdeploy.commands.request import plan_for, resolve
     from sparkdeploy.commands.up import Extent, Handover
+    from sparkdeploy.commands.up import up as deploy
     from sparkdeploy.deploy.memory import PageCache
     from sparkdeploy.errors import UsageError
 
@@ -74,14 +75,16 @@ def up(
         print_plan(plan, None, as_json=as_json)
         require_no_problems(plan)
         return
-    deploy_and_print(
+    extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
+    outcome = deploy(
+        resolve(request, settings),
         request,
         settings,
-        extent=Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER,
+        extent=extent,
         consent=(lambda _question: True) if yes else console.confirm,
         handover=Handover(keep, PageCache.DROP if drop_page_cache else PageCache.ASK),
-        as_json=as_json,
     )
+    print_outcome(outcome, request, extent, as_json=as_json)
 
 
 def status(as_json: JsonOption = False, _on: OnOption = None) -> None:

@@ -62,8 +62,7 @@ KnownBadOption = Annotated[
     ),
 ]
 UnsafeOption = Annotated[
-    bool,
-    typer.Option("--allow-unsafe", help="Allow all that a recipe from elsewhere asks for."),
+    bool, typer.Option("--allow-unsafe", help="Allow all that a recipe from elsewhere asks for.")
 ]
 NameOption = Annotated[str, typer.Option("--name", help="The deployment's name.")]
 PublicOption = Annotated[

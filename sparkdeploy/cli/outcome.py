@@ -7,8 +7,8 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.commands.request import resolve, up_words
-from sparkdeploy.commands.up import Extent, Handover, Outcome, up
+from sparkdeploy.commands.request import up_words
+from sparkdeploy.commands.up import Extent
 from sparkdeploy.console import console
 from sparkdeploy.plan.backends import planned_backends
 from sparkdeploy.plan.launch import Exposure
@@ -16,24 +16,14 @@ from sparkdeploy.server.truth import findings
 from sparkdeploy.settings import ON_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from sparkdeploy.commands.request import Request
-    from sparkdeploy.settings import Settings
+    from sparkdeploy.commands.up import Outcome
 
 
-def deploy_and_print(
-    request: Request,
-    settings: Settings,
-    *,
-    extent: Extent,
-    consent: Callable[[str], bool],
-    handover: Handover,
-    as_json: bool,
-) -> None:
-    """Run `up`, and print where the model answers."""
-    resolved = resolve(request, settings)
-    outcome = up(resolved, request, settings, extent=extent, consent=consent, handover=handover)
+def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json: bool) -> None:
+    """Print where the model answers, or what to do that it will."""
     if extent is Extent.ANSWER:
         _say_way_in(outcome)
     answer(_lines(outcome, extent, request), _as_dict(outcome, extent), as_json=as_json)

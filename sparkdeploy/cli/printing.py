@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from sparkdeploy.commands.estimate import Outlook
     from sparkdeploy.plan.steps import Plan
 
 
@@ -47,35 +48,13 @@ def require_no_problems(plan: Plan) -> None:
         raise NodeError(f"`up` would refuse this, for {reasons}", hint="the lines with x say why")
 
 
-def print_outlook(
-    recipe: str | None,
-    assignments: Iterable[str],
-    *,
-    hardware: str | None,
-    html: Path | None,
-    headers: bool,
-    cluster: bool,
-    as_json: bool,
-) -> None:
+def print_outlook(outlook: Outlook, page: Path | None, *, as_json: bool) -> None:
     """Print what fits and how fast it would be, and write the page when one is wanted."""
-    from sparkdeploy.commands.estimate import Among, WhenMissing, outlook_for
-
-    outlook = outlook_for(
-        recipe,
-        assignments,
-        hardware=hardware or "spark",
-        when_missing=WhenMissing.HUB if headers else WhenMissing.SHIPPED,
-        among=Among.CLUSTER if cluster else Among.ONE,
-    )
-    if html is not None:
-        _write_page(html, outlook.page())
+    if page is not None:
+        try:
+            page.write_text(outlook.page(), encoding="utf-8")
+        except OSError as error:
+            raise SparkdeployError(f"{page} cannot be written: {error.strerror}") from error
+        console.info(f"wrote {page}")
     lines = (*outlook.capacity_lines(), *outlook.speed_lines())
     answer(lines, outlook.as_dict(), as_json=as_json)
-
-
-def _write_page(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SparkdeployError(f"{path} cannot be written: {error.strerror}") from error
-    console.info(f"wrote {path}")

@@ -1,4 +1,4 @@
-"""`list`, `show` and `plan`: what there is and what would be done."""
+"""`list`, `show`, `plan` and `doctor`: what there is, what would be done, what may go wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sparkdeploy.cli.printing import (
     print_plan,
     require_no_problems,
 )
-from sparkdeploy.errors import ChangesPendingError, UsageError
+from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
 
 HardwareOption = Annotated[
     str | None,
@@ -117,15 +117,16 @@ def plan_recipe(
                 "--hardware, --html and --headers estimate; --show and --check are about the plan",
                 hint="run `sparkdeploy plan` once with each",
             )
-        print_outlook(
+        from sparkdeploy.commands.estimate import Among, WhenMissing, outlook_for
+
+        outlook = outlook_for(
             recipe,
             assignments,
-            hardware=hardware,
-            html=html,
-            headers=headers,
-            cluster=cluster,
-            as_json=as_json,
+            hardware=hardware or "spark",
+            when_missing=WhenMissing.HUB if headers else WhenMissing.SHIPPED,
+            among=Among.CLUSTER if cluster else Among.ONE,
         )
+        print_outlook(outlook, html, as_json=as_json)
         return
     from sparkdeploy.commands.request import plan_for
 
@@ -137,3 +138,25 @@ def plan_recipe(
         raise ChangesPendingError("the plan has work to do", hint="run `sparkdeploy up`")
     if show is None:
         require_no_problems(plan)
+
+
+def doctor(
+    recipe: RecipeArgument = None,
+    assignments: SetOption = None,
+    unsafe: UnsafeOption = False,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Check this machine for a recipe: GPU, memory, Docker, folders, ports, network."""
+    from sparkdeploy.checks import report
+    from sparkdeploy.commands.doctor import examine
+    from sparkdeploy.commands.request import resolve
+
+    settings = current_settings()
+    request = requested(recipe, with_consent(assignments, unsafe=unsafe), settings)
+    findings = examine(resolve(request, settings), settings)
+    answer(report.lines(findings), report.as_dict(findings), as_json=as_json)
+    failed = report.failures(findings)
+    if failed:
+        count = "1 check" if failed == 1 else f"{failed} checks"
+        raise NodeError(f"{count} failed", hint="the commands above, then `sparkdeploy doctor`")

@@ -1,4 +1,4 @@
-"""`doctor`, `config` and `clean`: this machine, its settings, and what was left behind on it."""
+"""`config` and `clean`: the settings of this installation, and what it has left behind."""
 
 from __future__ import annotations
 
@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.options import (
-    JsonOption,
-    OnOption,
-    RecipeArgument,
-    SetOption,
-    UnsafeOption,
-    YesOption,
-    current_settings,
-    requested,
-    with_consent,
-)
+from sparkdeploy.cli.options import JsonOption, OnOption, YesOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_bytes
 
@@ -25,29 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkdeploy.commands.clean import Leftover
-
-
-def doctor(
-    recipe: RecipeArgument = None,
-    assignments: SetOption = None,
-    unsafe: UnsafeOption = False,
-    as_json: JsonOption = False,
-    _on: OnOption = None,
-) -> None:
-    """Check this machine for a recipe: GPU, memory, Docker, folders, ports, network."""
-    from sparkdeploy.checks import report
-    from sparkdeploy.commands.doctor import examine
-    from sparkdeploy.commands.request import resolve
-    from sparkdeploy.errors import NodeError
-
-    settings = current_settings()
-    request = requested(recipe, with_consent(assignments, unsafe=unsafe), settings)
-    findings = examine(resolve(request, settings), settings)
-    answer(report.lines(findings), report.as_dict(findings), as_json=as_json)
-    failed = report.failures(findings)
-    if failed:
-        count = "1 check" if failed == 1 else f"{failed} checks"
-        raise NodeError(f"{count} failed", hint="the commands above, then `sparkdeploy doctor`")
 
 
 def config(as_json: JsonOption = False) -> None:

@@ -18,7 +18,7 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
 from sparkdeploy.checkpoint.fp8 import Mismatch, expected_bytes
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.prebuilt import bring_fp8, fp8_bytes
+from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.checkpoint.ranges import HubRanges, read_config
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sparkdeploy.checkpoint.manifest import Manifest
+    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.recipe.schema import Model, Recipe
 
@@ -111,7 +112,6 @@ def _refuse_if_mounted(item: Stored, settings: Settings) -> None:
     """Raise NodeError naming the deployments that run from this folder, and how to stop them.
 
     A stopped one that needs it, also one that is kept for `rollback`, is named and stops nothing.
-    Where no Docker Engine answers, this only warns.
     """
     try:
         host = connect(settings)
@@ -130,15 +130,13 @@ def _refuse_if_mounted(item: Stored, settings: Settings) -> None:
 def _running_from(item: Stored, host: DockerHost) -> list[str]:
     running: list[str] = []
     folder = item.path.resolve()
+
+    def uses(fact: ContainerFact) -> bool:
+        sources = map(Path, host.mounted_from(fact.container_id))
+        return any(source.resolve().is_relative_to(folder) for source in sources)
+
     for deployment in list_deployments(host):
-        users = [
-            fact
-            for fact in deployment.containers
-            if any(
-                Path(source).resolve().is_relative_to(folder)
-                for source in host.mounted_from(fact.container_id)
-            )
-        ]
+        users = [fact for fact in deployment.containers if uses(fact)]
         if any(fact.is_running for fact in users):
             running.append(deployment.name)
         elif users:
@@ -153,7 +151,6 @@ class CheckpointNeeds:
     model: str
     is_here: bool
     known_from: str
-    """Who states the sizes: files, the hub, or facts that were shipped and derived."""
     fetch_bytes: int | None
     write_bytes: int | None
     free_bytes: int | None
@@ -169,20 +166,16 @@ def checkpoint_needs(request: Request, settings: Settings) -> CheckpointNeeds:
     shipped facts do.
     """
     recipe = resolve(request, settings).recipe
-    located = locate_model(recipe, settings)
-    fact, overlay_bytes = located.fact, OVERLAY_WRITE_BYTES
+    fact, overlay_bytes = locate_model(recipe, settings).fact, OVERLAY_WRITE_BYTES
     fetch_bytes: int | None
     model_bytes: int | None
-    if is_here := isinstance(fact, ModelFact) and located.source is not None:
-        known_from, model_bytes = "the files", fact.size_bytes
-        fetch_bytes = fp8_bytes(recipe.checkpoint, located.source, settings)
+    if is_here := isinstance(fact, ModelFact):
+        known_from, model_bytes, fetch_bytes = "the files", fact.size_bytes, fact.fp8_bytes
         if fact.overlay is None or fact.overlay.is_complete:
             overlay_bytes = 0
     else:
         known_from, model_bytes, shard_bytes = _sizes_elsewhere(recipe, settings)
-        fetch_bytes = None
-        if model_bytes is not None and shard_bytes is not None:
-            fetch_bytes = model_bytes + shard_bytes
+        fetch_bytes = None if model_bytes is None else model_bytes + shard_bytes
     return CheckpointNeeds(
         model=recipe.model.path or recipe.model.repo,
         is_here=is_here,
@@ -195,7 +188,7 @@ def checkpoint_needs(request: Request, settings: Settings) -> CheckpointNeeds:
     )
 
 
-def _sizes_elsewhere(recipe: Recipe, settings: Settings) -> tuple[str, int | None, int | None]:
+def _sizes_elsewhere(recipe: Recipe, settings: Settings) -> tuple[str, int | None, int]:
     """Who states it, bytes of the model's repository, and of the FP8 tensors it would take."""
     takes_fp8 = recipe.checkpoint.fp8_dense.source is not None
     try:
@@ -204,7 +197,7 @@ def _sizes_elsewhere(recipe: Recipe, settings: Settings) -> tuple[str, int | Non
         shipped = read_shipped_facts(resources() / "recipes" / "facts" / "models.yaml")
         known = shipped.get(recipe.model.repo)
         if known is None:
-            return f"nobody: {error.message}", None, None
+            return f"nobody: {error.message}", None, 0
         shape = known.architecture
         sizes = ModelSizes(
             layers=shape.layers,

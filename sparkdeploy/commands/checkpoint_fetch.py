@@ -48,8 +48,7 @@ def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool])
     lock = HubLock(settings.state_dir)
     wanted = list(_repositories(recipe, settings))
     for item in wanted:
-        source = find_pinned(item.repo, item.revision, settings.hub_cache, lock)
-        if source is not None:
+        if source := find_pinned(item.repo, item.revision, settings.hub_cache, lock):
             pin_found(source, item.revision, lock)
     resolved_anew = resolve_fp8(recipe.checkpoint, settings)
     absent = {

@@ -31,8 +31,6 @@ KEPT_DAYS = 14
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """One thing that nobody needs any more."""
-
     kind: Literal["image", "crash folder", "cache"]
     name: str
     """An image's tag, or a folder's path."""
@@ -79,7 +77,7 @@ def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tup
         for source in host.mounted_from(container.container_id)
     }
     return (
-        *(_image(image) for image in old),
+        *map(_image, old),
         *_old_crashes(crashes_dir(settings), now_s),
         *_old_caches(caches_of_engines(settings), staying, wanted, frozenset(mounted)),
     )
@@ -122,7 +120,6 @@ def old_images(
 
 
 def wanted_here(settings: Settings) -> WantedImages:
-    """Return the images of the shipped engines and of those in the user's folder."""
     shelf = library(settings)
     stages: list[Stage] = []
     opaque: set[str] = set()
@@ -150,10 +147,8 @@ def wanted_here(settings: Settings) -> WantedImages:
 
 def _image(image: ImageFact) -> Leftover:
     said = image.labels.get(labels.ENGINE, "")
-    engine = said if is_name(said) else "its engine"
-    return Leftover(
-        "image", image.tags[0], image.size_bytes, f"{engine} is now built from other inputs"
-    )
+    why = f"{said if is_name(said) else 'its engine'} is now built from other inputs"
+    return Leftover("image", image.tags[0], image.size_bytes, why)
 
 
 def _old_crashes(folder: Path, now_s: float) -> Iterator[Leftover]:

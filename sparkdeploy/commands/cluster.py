@@ -34,15 +34,13 @@ MAX_ADDRESSES = 1024
 
 @dataclass(frozen=True, slots=True)
 class SurveyOfNodes:
-    """The nodes of config.yaml and what was seen of those that answer."""
-
     config: ClusterConfig
     here: str
     seen: Mapping[str, NodeFact]
+    """Of those that answer."""
 
 
 def survey_of_all() -> SurveyOfNodes:
-    """Look at every node of config.yaml."""
     settings = load_settings()
     with open_nodes(settings, frozenset(configured(settings).names)) as nodes:
         seen = survey(nodes, settings.hub_cache).seen
@@ -50,7 +48,6 @@ def survey_of_all() -> SurveyOfNodes:
 
 
 def check_all() -> tuple[Check, ...]:
-    """Look at every node, try the ways between them, and return what was found."""
     settings = load_settings()
     with (
         open_nodes(settings, frozenset(configured(settings).names)) as nodes,
@@ -64,11 +61,10 @@ def check_all() -> tuple[Check, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host that was asked: its facts, or the question it did not answer."""
-
     address: str
     facts: FabricFact | None
     refusal: str = ""
+    """Why it does not count."""
 
 
 def addresses_of(subnet: str | None, hosts: Sequence[str]) -> list[str]:

@@ -44,8 +44,6 @@ MAX_FILE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What was packed, and where to."""
-
     path: Path
     root_cause: str
     files: dict[str, int]

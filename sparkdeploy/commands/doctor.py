@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from sparkdeploy.checks import docker, network, report
 from sparkdeploy.checks import machine as machine_checks
@@ -43,23 +43,19 @@ DEADLINE_S = 2.5
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
 class _Task(Generic[T]):
     """Work in a thread of its own that nobody has to wait for."""
 
-    work: Callable[[], T]
-    result: T | None = None
-    error: SparkdeployError | None = None
-    _thread: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Start; a daemon thread does not keep the program from ending."""
-        self._thread = threading.Thread(target=self._run, daemon=True)
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.result: T | None = None
+        self.error: SparkdeployError | None = None
+        # A daemon thread does not keep the program from ending.
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], T]) -> None:
         try:
-            self.result = self.work()
+            self.result = work()
         except SparkdeployError as error:
             self.error = error
 
@@ -92,7 +88,11 @@ def examine(
     def make() -> Plan:
         if plan is not None and not plan.formation.is_alone:
             return plan
-        return _draft(resolved, settings, deployment, host, hurried)
+        nodes = Nodes(node_behind(settings.node_name, host))
+        observed = observe(
+            resolved, settings, nodes, deployment, machine=hurried, registry=Registry.ASSUMED
+        )
+        return decide(resolved, settings, observed, deployment)
 
     hurried = HurriedMachine(machine)
     started_s = time.monotonic()
@@ -104,7 +104,9 @@ def examine(
     seen_plan = draft.wait(started_s + DEADLINE_S)
     endless = restarts.wait(started_s + DEADLINE_S)
     findings = (
-        *_machine_findings(seen),
+        machine_checks.check_architecture(seen.architecture),
+        machine_checks.check_system(seen.system),
+        machine_checks.check_oom_kills(seen.vmstat),
         _engine_finding(connection, seen_plan),
         *([] if host is None or endless is None else [docker.check_endless_restarts(endless)]),
         *_plan_findings(draft, seen_plan, seen, settings),
@@ -114,30 +116,6 @@ def examine(
     if host is not None and seen_plan is not None and endless is not None:
         host.__exit__()
     return findings
-
-
-def _draft(
-    resolved: Resolved,
-    settings: Settings,
-    deployment: Deployment,
-    host: DockerHost | None,
-    machine: Machine,
-) -> Plan:
-    observed = observe(
-        resolved,
-        settings,
-        Nodes(node_behind(settings.node_name, host)),
-        deployment,
-        machine=machine,
-        registry=Registry.ASSUMED,
-    )
-    return decide(resolved, settings, observed, deployment)
-
-
-def _machine_findings(seen: Surroundings) -> Iterator[Finding]:
-    yield machine_checks.check_architecture(seen.architecture)
-    yield machine_checks.check_system(seen.system)
-    yield machine_checks.check_oom_kills(seen.vmstat)
 
 
 def _engine_finding(connection: _Task[DockerHost], plan: Plan | None) -> Finding:
@@ -200,7 +178,6 @@ def _places(resolved: Resolved, settings: Settings) -> Places:
 
 
 def _targets(settings: Settings) -> Iterator[NeededHost]:
-    """Yield the hosts that are needed, or the proxy through which each is reached."""
     hosts = settings.hosts
     yield _target("hub", hosts.hub, settings)
     yield _target("package_index", settings.build.index_url or hosts.package_index, settings)
@@ -215,15 +192,11 @@ def _target(name: TargetName, url: str, settings: Settings) -> NeededHost:
         proxy = None
     # curl and requests take a proxy without a scheme for an http one.
     parts = urlsplit(url if not proxy else proxy if "://" in proxy else f"http://{proxy}")
-    port = _port_of(parts) or (443 if parts.scheme == "https" else 80)
+    port = 443 if parts.scheme == "https" else 80
+    # What is no number is for those who connect to refuse.
+    with contextlib.suppress(ValueError):
+        port = parts.port or port
     return NeededHost(name, parts.hostname or "", port, is_proxy=proxy is not None)
-
-
-def _port_of(parts: SplitResult) -> int | None:
-    try:
-        return parts.port
-    except ValueError:
-        return None
 
 
 def _is_bypassed(host: str, no_proxy: str) -> bool:

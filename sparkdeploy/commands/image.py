@@ -34,8 +34,6 @@ SHORTEST_ABBREVIATION = 4
 
 @dataclass(frozen=True, slots=True)
 class RemadeLock:
-    """One lock file as it would be today."""
-
     path: Path
     text: str
     differences: tuple[str, ...]
@@ -45,14 +43,11 @@ class RemadeLock:
 
 @dataclass(frozen=True, slots=True)
 class ShelfImage:
-    """One image of ours."""
-
     tag: str
     stage: str
     engine: str
     size_bytes: int
     deployments: tuple[str, ...]
-    """Who runs from it."""
 
 
 def remake_locks(name: str, date: str | None, settings: Settings) -> tuple[RemadeLock, ...]:
@@ -127,10 +122,9 @@ def _text_of(path: Path) -> str:
 def write_locks(remade: tuple[RemadeLock, ...]) -> None:
     """Put the locks that differ in their place; raise NodeError where that may not be written."""
     for item in remade:
-        if not (item.differences or item.is_new):
-            continue
         try:
-            durable.write_text(item.path, item.text)
+            if item.differences or item.is_new:
+                durable.write_text(item.path, item.text)
         except OSError as error:
             raise NodeError(
                 f"{item.path} cannot be written: {error.strerror}",
@@ -225,9 +219,8 @@ def remove_images(references: Sequence[str], settings: Settings) -> tuple[str, .
 
 def _refuse_needed(going: list[ImageFact], staying: list[ImageFact], host: DockerHost) -> None:
     tags = {tag for image in going for tag in image.tags}
-    ids = {image.image_id for image in going}
     for container in host.own_containers():
-        if container.image_id in ids:
+        if any(container.image_id == image.image_id for image in going):
             raise NodeError(
                 f"an image to be removed has a container of deployment {container.deployment}",
                 hint=f"sparkdeploy down {container.deployment}",
@@ -298,18 +291,16 @@ def find_own(images: Iterable[ImageFact], reference: str) -> ImageFact:
     Raises UsageError when there is none; Docker lists images newest first.
     """
     tagged = [image for image in images if image.tags]
-    named = [image for image in tagged if _is_named(image, reference)]
-    engines = [
-        image
-        for image in tagged
-        if image.labels.get(labels.ENGINE) == reference
-        and image.labels.get(labels.STAGE) == "plugin"
-    ]
-    if not (named or engines):
-        raise UsageError(
-            f"no image of sparkdeploy is known as {reference}", hint="sparkdeploy image ls"
-        )
-    return (named or engines)[0]
+    wanted = (reference, "plugin")
+    for image in tagged:
+        if _is_named(image, reference):
+            return image
+    for image in tagged:
+        if (image.labels.get(labels.ENGINE), image.labels.get(labels.STAGE)) == wanted:
+            return image
+    raise UsageError(
+        f"no image of sparkdeploy is known as {reference}", hint="sparkdeploy image ls"
+    )
 
 
 def _is_named(image: ImageFact, reference: str) -> bool:

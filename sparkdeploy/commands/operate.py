@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ from sparkdeploy.settings import load_settings
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.deploy.deployments import DeploymentContainers, StatusRow
+    from sparkdeploy.deploy.deployments import StatusRow
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Nodes
     from sparkdeploy.settings import Settings
@@ -39,29 +38,22 @@ NOT_CONFIGURED = "not in config.yaml"
 
 
 def current_rows() -> tuple[StatusRow, ...]:
-    """Return a row for every deployment on this node."""
     settings = load_settings()
     record = ClusterRecord.below(settings.state_dir)
     with connect(settings) as host:
         by_name = {item.name: item for item in deployments.list_deployments(host)}
-        rows = deployments.status_rows(host, by_name.values(), _is_healthy)
+        rows = deployments.status_rows(host, by_name.values(), lambda it: answers(it.current))
         _name_strangers(host)
     names = dict.fromkeys((*by_name, *record.deployments()))
     nodes = {name: nodes_with(by_name.get(name), record.nodes(name)) for name in names}
-    asked = {name: found for name, found in nodes.items() if found and name not in _headed(rows)}
+    # Another machine that heads a deployment knows its other nodes.
+    headed = {row.name for row in rows if row.head}
+    asked = {name: found for name, found in nodes.items() if found and name not in headed}
     members = _members(asked, rows, settings)
     here = {row.name for row in rows}
     left = (_left_over(name, members.get(name, ())) for name in asked if name not in here)
     whole = (_with_members(row, members.get(row.name, ())) for row in rows)
-    return (
-        *(_watched(row, settings) for row in whole),
-        *(row for row in left if row.members),
-    )
-
-
-def _headed(rows: tuple[StatusRow, ...]) -> set[str]:
-    """Return the deployments that another machine heads: it knows their other nodes."""
-    return {row.name for row in rows if row.head}
+    return (*(_watched(row, settings) for row in whole), *(row for row in left if row.members))
 
 
 def _members(
@@ -84,19 +76,16 @@ def _ask(
     opened: Nodes, name: str, nodes: tuple[str, ...], heads: Mapping[str, StatusRow]
 ) -> tuple[MemberRow, ...]:
     head = heads.get(name)
+    needed = head.nodes if head is not None else ()
     # The head is this machine also where config.yaml calls it otherwise by now.
-    own = {opened.here.name, *_needed(head)[:1]}
+    own = {opened.here.name, *needed[:1]}
     others = [node for node in nodes if node not in own]
     states = at_once(partial(_state_on, opened, name, head), others)
     return tuple(
         MemberRow(other, state)
         for other, state in zip(others, states, strict=True)
-        if state != NO_CONTAINER or other in _needed(head)
+        if state != NO_CONTAINER or other in needed
     )
-
-
-def _needed(head: StatusRow | None) -> tuple[str, ...]:
-    return head.nodes if head is not None else ()
 
 
 def _state_on(nodes: Nodes, deployment: str, head: StatusRow | None, name: str) -> str:
@@ -170,7 +159,6 @@ def _watched(row: StatusRow, settings: Settings) -> StatusRow:
 
 
 def status_lines(rows: tuple[StatusRow, ...]) -> Iterator[str]:
-    """Yield the table a person reads."""
     if not rows:
         yield "nothing is deployed"
         return
@@ -201,13 +189,9 @@ def read_log(
 ) -> Iterator[str]:
     """Yield a deployment's log as text, on a cluster that of `node` or of its head."""
     settings = load_settings()
-    with contextlib.ExitStack() as opened:
-        if node is None:
-            nodes = opened.enter_context(this_node(settings))
-            where = nodes.here
-        else:
-            nodes = opened.enter_context(open_nodes(settings, frozenset({node})))
-            where = nodes.node(node)
+    opened = this_node(settings) if node is None else open_nodes(settings, frozenset({node}))
+    with opened as nodes:
+        where = nodes.here if node is None else nodes.node(node)
         # A chunk may end in the middle of a character.
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         with named(where):
@@ -292,16 +276,10 @@ def _end(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
 
 def _name_strangers(host: DockerHost) -> None:
     """Anybody who may use the Docker Engine can write our labels on what is none of ours."""
-    names = host.strangers()
-    if names:
+    if names := host.strangers():
         more = len(names) - NAMED_STRANGERS
         rest = f" and {more} more" if more > 0 else ""
+        shown = ", ".join(name[:SHOWN_CHARACTERS] for name in names[:NAMED_STRANGERS])
         console.warn(
-            "left alone, for they carry sparkdeploy's labels and other names: "
-            + ", ".join(name[:SHOWN_CHARACTERS] for name in names[:NAMED_STRANGERS])
-            + rest
+            f"left alone, for they carry sparkdeploy's labels and other names: {shown}{rest}"
         )
-
-
-def _is_healthy(deployment: DeploymentContainers) -> bool:
-    return answers(deployment.current)

@@ -24,14 +24,19 @@ from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.rehearsal import reference
-from sparkdeploy.rehearsal.miniature import Miniature, miniature_of, without_speculation
+from sparkdeploy.rehearsal.miniature import (
+    Miniature,
+    count_twin,
+    miniature_of,
+    twin_to_serve,
+    with_fp8_twin,
+    without_speculation,
+)
 from sparkdeploy.rehearsal.reference import Answer
-from sparkdeploy.rehearsal.twin import count_twin, twin_to_serve, with_fp8_twin
 from sparkdeploy.server.client import ServedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from sparkdeploy.recipe.load import Resolved
@@ -56,7 +61,7 @@ PROMPTS = (
 
 
 class ReferencePolicy(Enum):
-    """Whether a recorded text without speculation is good enough."""
+    """What is done with a recorded text without speculation."""
 
     RECORDED = "use the recorded one"
     FRESH = "make it anew"
@@ -71,8 +76,6 @@ class Afterwards(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a rehearsal showed."""
-
     recipe: str
     changes: tuple[str, ...]
     startup_s: float | None
@@ -86,7 +89,6 @@ class Report:
     """Where the text without speculation came from."""
     base_url: str
     is_kept: bool
-    """Whether the server goes on at `base_url`."""
 
     @property
     def tokens_a_second(self) -> float:
@@ -122,19 +124,15 @@ def rehearse(
         small = replace(small, resolved=for_cluster(small.resolved))
     for note in small.dropped:
         console.info(f"  changed for the rehearsal: {note}")
-    with _alone(recipe, settings):
-        return _rehearse(small, settings, policy=policy, afterwards=afterwards, reach=reach)
-
-
-def _alone(recipe: str, settings: Settings) -> AbstractContextManager[None]:
-    """Keep other rehearsals out until this one has asked its last prompt."""
-    return node_lock(
+    alone = node_lock(
         settings.lock_dir,
         f"{settings.node_name}-{DEPLOYMENT.name}",
         command=f"sparkdeploy rehearse {recipe}",
         wait_s=LOCK_WAIT_S,
         on_wait=console.info,
     )
+    with alone:
+        return _rehearse(small, settings, policy=policy, afterwards=afterwards, reach=reach)
 
 
 def _rehearse(
@@ -188,10 +186,10 @@ def _miniature(request: Request, settings: Settings) -> Miniature:
 
 
 def _free_port() -> int:
-    for port in PORTS:
-        if is_port_free(port):
-            return port
-    raise NodeError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free")
+    port = next(filter(is_port_free, PORTS), None)
+    if port is None:
+        raise NodeError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free")
+    return port
 
 
 def _texts_without_speculation(
@@ -246,15 +244,16 @@ def _check_drafting(resolved: Resolved, drafted: Speculation | None) -> None:
 
 def _report(small: Miniature, run: _Run, source: str, *, is_kept: bool) -> Report:
     readiness = run.outcome.readiness
+    facts = readiness.facts if readiness else None
     return Report(
         recipe=small.resolved.recipe.name,
         changes=small.dropped,
         startup_s=readiness.startup_s if readiness else None,
         answers=run.answers,
         speculation=run.speculation,
-        fp8_layers=readiness.facts.fp8_layers if readiness else None,
-        lm_head=readiness.facts.lm_head if readiness else None,
-        draft_head_rows=readiness.facts.draft_head_rows if readiness else None,
+        fp8_layers=facts.fp8_layers if facts else None,
+        lm_head=facts.lm_head if facts else None,
+        draft_head_rows=facts.draft_head_rows if facts else None,
         reference=source,
         base_url=run.outcome.plan.base_url,
         is_kept=is_kept,

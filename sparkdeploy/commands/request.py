@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be deployed, under which name, by whom."""
-
     recipe: str
     assignments: tuple[str, ...] = ()
     deployment: Deployment = field(default_factory=lambda: Deployment("main"))

@@ -131,14 +131,13 @@ class _Up:
                 self.serving.require_all()
                 recover(self.nodes, self.name, self.settings)
                 plan, is_starting = self._begin()
-            outcome = self._finish(plan, is_starting)
+            return self._finish(plan, is_starting)
         except KeyboardInterrupt:
             self.launch.undo(self._settling)
             with held_back():
                 if self.launch.begun:
                     console.warn(self._after_interrupt())
             raise
-        return outcome
 
     @property
     def _command(self) -> str:
@@ -210,12 +209,8 @@ class _Up:
 
         with starting_together(self.serving, self.settings, self._command):
             self._require_free(plan)
-            end_start(
-                self.nodes,
-                self.name,
-                self.settings,
-                reason="another `up` took its place before it answered",
-            )
+            reason = "another `up` took its place before it answered"
+            end_start(self.nodes, self.name, self.settings, reason=reason)
             leaving = parts_elsewhere(self.nodes, self.name, plan.formation.nodes)
             self.launch.start(specs, make_room, leaving)
 
@@ -263,13 +258,9 @@ class _Up:
             return self._watch(plan, found).wait()
         except ContainerDiedError as error:
             # The guard may have started it again, and it would look as if it came up.
+            host, crashes = self.nodes.here.docker, crashes_dir(self.settings)
             with self._settling():
-                abandon(
-                    self.nodes.here.docker,
-                    self.name,
-                    crashes_dir=crashes_dir(self.settings),
-                    reason=error.message,
-                )
+                abandon(host, self.name, crashes_dir=crashes, reason=error.message)
             raise
         finally:
             # What an `up --detach` left half replaced is finished, or reverted without an answer.
@@ -299,11 +290,8 @@ class _Up:
     def _details(self, plan: Plan, watch: Watch) -> dict[str, Any]:
         from sparkdeploy.commands.doctor import doctor_report  # noqa: PLC0415 - for failures only
 
-        return {
-            "plan": plan_as_dict(plan),
-            "doctor": doctor_report(plan.resolved, self.settings, plan),
-            **watch.details(),
-        }
+        report = doctor_report(plan.resolved, self.settings, plan)
+        return {"plan": plan_as_dict(plan), "doctor": report, **watch.details()}
 
     def _after_interrupt(self) -> str:
         found = find_deployment(self.nodes.here.docker, self.name)
@@ -312,10 +300,8 @@ class _Up:
             return f"{self.name} was not started"
         if found.serving.container_id not in ours:
             return f"{self.name} was not replaced: the deployment that was there is starting again"
-        return (
-            f"{self.name} goes on starting; `sparkdeploy status` and `sparkdeploy logs {self.name}`"
-            " show it"
-        )
+        look = f"`sparkdeploy status` and `sparkdeploy logs {self.name}`"
+        return f"{self.name} goes on starting; {look} show it"
 
 
 def _labelled(plan: Plan, part: Part, handover: Handover) -> ContainerSpec:

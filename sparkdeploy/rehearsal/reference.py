@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checkpoint import durable
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import read_json
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One greedy text of a served model."""
-
     prompt: str
     text: str
     tokens: int
@@ -59,9 +58,7 @@ def read_reference(path: Path) -> dict[str, str] | None:
 def write_reference(path: Path, answers: Sequence[Answer]) -> None:
     """Record the texts; the file appears whole or not at all."""
     make_private(path.parent)
-    staged = path.with_suffix(".new")
-    staged.write_text(json.dumps({item.prompt: item.text for item in answers}), encoding="utf-8")
-    staged.replace(path)
+    durable.write_text(path, json.dumps({item.prompt: item.text for item in answers}))
 
 
 def compare_with_reference(answers: Sequence[Answer], texts: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import yaml_text
-from sparkdeploy.commands.elsewhere.bundle import digest_of
+from sparkdeploy.commands.elsewhere.program import digest_of
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.recipe.document import read_document

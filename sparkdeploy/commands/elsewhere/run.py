@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import shell
 from sparkdeploy.commands.elsewhere import program
-from sparkdeploy.commands.elsewhere.bundle import PUT, BundleFolder, assigned
 from sparkdeploy.commands.elsewhere.luggage import pack
+from sparkdeploy.commands.elsewhere.program import PUT, BundleFolder, assigned
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.cluster import configured
 from sparkdeploy.node.ssh import SSH_FAILED, SshLink, SshTarget
