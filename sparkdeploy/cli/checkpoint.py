@@ -108,8 +108,7 @@ def build(
     recipe: RecipeArgument = None,
     assignments: SetOption = None,
     allow_mismatch: Annotated[
-        bool,
-        typer.Option("--allow-mismatch", help="Leave modules in BF16 whose FP8 does not fit."),
+        bool, typer.Option("--allow-mismatch", help="Leave modules in BF16 whose FP8 does not fit.")
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace another checkpoint in that folder.")
@@ -128,10 +127,8 @@ def build(
         mismatch=Mismatch.LEAVE if allow_mismatch else Mismatch.REFUSE,
         replaces=lambda _out: overwrite,
     )
-    console.answer(
-        f"{standalone}: {manifest.fp8_layer_count} FP8 weights, "
-        f"{manifest.mtp_tensor_count} MTP tensors"
-    )
+    fp8, mtp = manifest.fp8_layer_count, manifest.mtp_tensor_count
+    console.answer(f"{standalone}: {fp8} FP8 weights, {mtp} MTP tensors")
 
 
 @group.command()

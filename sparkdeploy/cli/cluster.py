@@ -93,8 +93,5 @@ def _node_lines(found: SurveyOfNodes) -> Iterator[str]:
         for port in entry.fabric:
             interface = fact.fabric.interface(port.interface)
             state = "missing" if interface is None else "up" if interface.is_up else "down"
-            mtu = interface.mtu if interface else "-"
-            yield (
-                f"  {port.interface:<15} {port.address:<18} {state:<7} MTU {mtu}  "
-                f"{port.rdma or 'no RDMA'}"
-            )
+            mtu, rdma = interface.mtu if interface else "-", port.rdma or "no RDMA"
+            yield f"  {port.interface:<15} {port.address:<18} {state:<7} MTU {mtu}  {rdma}"

@@ -27,8 +27,7 @@ EngineArgument = Annotated[str, typer.Argument(help="An engine's name, as `list`
 def lock(
     engine: EngineArgument,
     date: Annotated[
-        str | None,
-        typer.Option(help="Ignore packages published after this day (YYYY-MM-DD)."),
+        str | None, typer.Option(help="Ignore packages published after this day (YYYY-MM-DD).")
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit 9 if a lock differs.")

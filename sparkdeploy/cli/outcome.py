@@ -79,7 +79,6 @@ def _as_dict(outcome: Outcome, extent: Extent) -> dict[str, Any]:
 
 
 def _backends(outcome: Outcome) -> list[dict[str, str | None]] | None:
-    """Return what was planned, what the log tells, and how they agree."""
     if outcome.readiness is None:
         return None
     planned = planned_backends(outcome.plan.resolved)

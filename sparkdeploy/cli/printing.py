@@ -25,7 +25,7 @@ def answer(lines: Iterable[str], content: object, *, as_json: bool) -> None:
 
 
 def print_plan(plan: Plan, shown: str | None, *, as_json: bool) -> None:
-    """Print what `--show` names, the plan as JSON, or the plan in words."""
+    """Print what `--show` names, or the plan."""
     from sparkdeploy.plan import report
     from sparkdeploy.plan.steps import plan_as_dict
 

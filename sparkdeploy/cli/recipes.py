@@ -30,15 +30,13 @@ from sparkdeploy.cli.printing import (
 from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
 
 HardwareOption = Annotated[
-    str | None,
-    typer.Option(help="Say what fits and how fast it is on: spark, h200, here."),
+    str | None, typer.Option(help="Say what fits and how fast it is on: spark, h200, here.")
 ]
 HtmlOption = Annotated[
     Path | None, typer.Option(help="Write the estimate as a page with a picture.")
 ]
 HeadersOption = Annotated[
-    bool,
-    typer.Option("--headers", help="Estimate from the model's headers on the hub (some MB)."),
+    bool, typer.Option("--headers", help="Estimate from the model's headers on the hub (some MB).")
 ]
 
 

@@ -57,8 +57,7 @@ def clean(
 
 def _show(found: Sequence[Leftover]) -> None:
     for item in found:
-        console.info(
-            f"{item.kind:<12} {format_bytes(item.size_bytes):>9}  {item.name} ({item.why})"
-        )
+        size = format_bytes(item.size_bytes)
+        console.info(f"{item.kind:<12} {size:>9}  {item.name} ({item.why})")
     total = format_bytes(sum(item.size_bytes for item in found))
     console.info(f"{len(found)} leftovers, at most {total}: images share layers")

@@ -78,10 +78,9 @@ def write_standalone(
             hint="--set checkpoint.fp8_dense.mode=prebuilt "
             "--set checkpoint.fp8_dense.source=Qwen/Qwen3.5-122B-A10B-FP8",
         )
+    source = located.source
     with console.step(f"standalone checkpoint {out}") as step:
-        return build_standalone(
-            located.source, shard, out, replaces=replaces, on_progress=step.progress
-        )
+        return build_standalone(source, shard, out, replaces=replaces, on_progress=step.progress)
 
 
 def verify_deep(folder: Path, settings: Settings) -> Verified:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy import labels
@@ -19,7 +21,6 @@ from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
@@ -71,15 +72,12 @@ def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tup
     images = host.own_images()
     old = old_images(images, host.images_in_use(), wanted)
     staying = [image for image in images if image not in old]
-    mounted = {
-        source
-        for container in host.own_containers()
-        for source in host.mounted_from(container.container_id)
-    }
+    sources = (host.mounted_from(container.container_id) for container in host.own_containers())
+    mounted = frozenset(itertools.chain.from_iterable(sources))
     return (
         *map(_image, old),
         *_old_crashes(crashes_dir(settings), now_s),
-        *_old_caches(caches_of_engines(settings), staying, wanted, frozenset(mounted)),
+        *_old_caches(caches_of_engines(settings), staying, wanted, mounted),
     )
 
 
@@ -90,9 +88,8 @@ def _remove(item: Leftover, host: DockerHost) -> None:
     try:
         shutil.rmtree(item.name)
     except OSError as error:
-        raise NodeError(
-            f"{item.name} cannot be removed: {error.strerror}", hint=f"sudo rm -r {item.name}"
-        ) from error
+        told = f"{item.name} cannot be removed: {error.strerror}"
+        raise NodeError(told, hint=f"sudo rm -r {item.name}") from error
 
 
 def old_images(
@@ -169,9 +166,7 @@ def _old_caches(
     here = {image.labels.get(labels.FINGERPRINT, "") for image in images}
     keys = {fingerprint[:ENGINE_DIGITS] for fingerprint in here | wanted.engine_fingerprints}
     is_opaque = any(image.labels.get(labels.ENGINE) in wanted.opaque_engines for image in images)
-    for engine in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not engine.is_dir():
-            continue
+    for engine in sorted(filter(Path.is_dir, folder.iterdir())) if folder.is_dir() else ():
         if engine.name not in keys and not is_opaque:
             yield _old_folder("cache", engine, "its engine's image is gone")
             continue

@@ -42,9 +42,9 @@ class SurveyOfNodes:
 
 def survey_of_all() -> SurveyOfNodes:
     settings = load_settings()
-    with open_nodes(settings, frozenset(configured(settings).names)) as nodes:
-        seen = survey(nodes, settings.hub_cache).seen
-        return SurveyOfNodes(configured(settings), nodes.here.name, seen)
+    config = configured(settings)
+    with open_nodes(settings, frozenset(config.names)) as nodes:
+        return SurveyOfNodes(config, nodes.here.name, survey(nodes, settings.hub_cache).seen)
 
 
 def check_all() -> tuple[Check, ...]:
@@ -101,7 +101,7 @@ def discover(addresses: Sequence[str], user: str | None, settings: Settings) -> 
 
 
 def section(found: Iterable[Host], user: str | None) -> str:
-    """Return the `cluster:` section for config.yaml that holds every host that counts."""
+    """Return the section for config.yaml that holds every host that counts."""
     good = [(item.address, item.facts) for item in found if item.facts is not None]
     nodes = [_node(address, facts, user, [other for _, other in good]) for address, facts in good]
     return yaml_text.dump({"cluster": {"nodes": nodes}})

@@ -82,15 +82,13 @@ def diagnose(subject: str, output: Path | None) -> Bundle:
 def _collect(
     subject: str, scratch: Path, settings: Settings, keys: tuple[str, ...]
 ) -> dict[str, str]:
-    folder = _named_folder(subject, settings)
-    if folder is not None:
+    if (folder := _named_folder(subject, settings)) is not None:
         return _read_folder(folder, "crash")
     newest = _newest_crash(subject, settings)
     found = {} if newest is None else _read_folder(newest, "crash")
     try:
         with connect(settings) as host:
-            deployment = find_deployment(host, subject)
-            if deployment is not None:
+            if (deployment := find_deployment(host, subject)) is not None:
                 container_id = deployment.current.container_id
                 write_evidence(host, container_id, scratch, details={}, keys=keys)
                 found |= _read_folder(scratch, "now")

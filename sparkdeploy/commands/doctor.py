@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from sparkdeploy.checks.surroundings import Surroundings, TargetName
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.facts import Machine
-    from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
@@ -88,10 +87,8 @@ def examine(
     def make() -> Plan:
         if plan is not None and not plan.formation.is_alone:
             return plan
-        nodes = Nodes(node_behind(settings.node_name, host))
-        observed = observe(
-            resolved, settings, nodes, deployment, machine=hurried, registry=Registry.ASSUMED
-        )
+        nodes, assumed = Nodes(node_behind(settings.node_name, host)), Registry.ASSUMED
+        observed = observe(resolved, settings, nodes, deployment, machine=hurried, registry=assumed)
         return decide(resolved, settings, observed, deployment)
 
     hurried = HurriedMachine(machine)
@@ -107,7 +104,7 @@ def examine(
         machine_checks.check_architecture(seen.architecture),
         machine_checks.check_system(seen.system),
         machine_checks.check_oom_kills(seen.vmstat),
-        _engine_finding(connection, seen_plan),
+        _engine_finding(connection.error, seen_plan),
         *([] if host is None or endless is None else [docker.check_endless_restarts(endless)]),
         *_plan_findings(draft, seen_plan, seen, settings),
         *_surroundings_findings(seen),
@@ -118,12 +115,12 @@ def examine(
     return findings
 
 
-def _engine_finding(connection: _Task[DockerHost], plan: Plan | None) -> Finding:
-    if connection.error is None:
-        info = plan.observed.head.facts.docker if plan is not None else None
-        late = f"docker did not answer within {DEADLINE_S:g} s"
-        return docker.check_engine(info, late, "sudo systemctl restart docker")
-    return docker.check_engine(None, connection.error.message, connection.error.hint)
+def _engine_finding(error: SparkdeployError | None, plan: Plan | None) -> Finding:
+    if error is not None:
+        return docker.check_engine(None, error.message, error.hint)
+    info = plan.observed.head.facts.docker if plan is not None else None
+    late = f"docker did not answer within {DEADLINE_S:g} s"
+    return docker.check_engine(info, late, "sudo systemctl restart docker")
 
 
 def _plan_findings(
@@ -131,11 +128,12 @@ def _plan_findings(
 ) -> Iterator[Finding]:
     if plan is not None:
         yield from plan_findings(plan)
+        head = plan.observed.head
         yield from docker.deployment_findings(
-            plan.observed.head.containers,
-            memory_total_bytes=plan.observed.head.facts.memory_total_bytes,
+            head.containers,
+            memory_total_bytes=head.facts.memory_total_bytes,
             booting=seen.booting,
-            attended=_attended(plan.observed.head.containers, settings),
+            attended=_attended(head.containers, settings),
         )
     elif draft.error is not None:
         yield fail("folders.model", draft.error.message, draft.error.hint or "")

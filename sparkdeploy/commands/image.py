@@ -156,7 +156,6 @@ def make_wheelhouse(
 
 
 def list_images(settings: Settings) -> tuple[ShelfImage, ...]:
-    """Return our images, by engine and stage, the newest first."""
     with connect(settings) as host:
         images = [image for image in host.own_images() if image.tags]
         users = [(item.image_id, item.deployment) for item in host.own_containers()]
@@ -174,7 +173,6 @@ def list_images(settings: Settings) -> tuple[ShelfImage, ...]:
 
 
 def show_image(reference: str, settings: Settings) -> dict[str, Any]:
-    """Return everything an image of ours says of itself, and what it stands on."""
     with connect(settings) as host:
         chain = image_chain(host, find_own(host.own_images(), reference))
     first, inputs = chain[0], f"{labels.PREFIX}input."
@@ -298,9 +296,8 @@ def find_own(images: Iterable[ImageFact], reference: str) -> ImageFact:
     for image in tagged:
         if (image.labels.get(labels.ENGINE), image.labels.get(labels.STAGE)) == wanted:
             return image
-    raise UsageError(
-        f"no image of sparkdeploy is known as {reference}", hint="sparkdeploy image ls"
-    )
+    unknown = f"no image of sparkdeploy is known as {reference}"
+    raise UsageError(unknown, hint="sparkdeploy image ls")
 
 
 def _is_named(image: ImageFact, reference: str) -> bool:

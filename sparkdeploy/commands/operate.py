@@ -89,7 +89,6 @@ def _ask(
 
 
 def _state_on(nodes: Nodes, deployment: str, head: StatusRow | None, name: str) -> str:
-    """Return how another node's part is, as the head of the deployment sees it."""
     if not _is_configured(nodes, name):
         return NOT_CONFIGURED
     try:
@@ -280,6 +279,5 @@ def _name_strangers(host: DockerHost) -> None:
         more = len(names) - NAMED_STRANGERS
         rest = f" and {more} more" if more > 0 else ""
         shown = ", ".join(name[:SHOWN_CHARACTERS] for name in names[:NAMED_STRANGERS])
-        console.warn(
-            f"left alone, for they carry sparkdeploy's labels and other names: {shown}{rest}"
-        )
+        told = "left alone, for they carry sparkdeploy's labels and other names"
+        console.warn(f"{told}: {shown}{rest}")

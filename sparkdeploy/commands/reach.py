@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class Reach(Enum):
-    """Who serves."""
-
     HERE = "this machine alone"
     CLUSTER = "as many nodes of config.yaml as the recipe needs, this machine as their head"
 
@@ -39,14 +37,13 @@ def connect(settings: Settings) -> DockerHost:
 def serving(
     resolved: Resolved, reach: Reach, settings: Settings
 ) -> contextlib.AbstractContextManager[Nodes]:
-    """Connect to the nodes that are to serve a recipe."""
     if reach is Reach.HERE:
         return this_node(settings)
     return open_nodes(settings, needed(resolved, reach, settings))
 
 
 def needed(resolved: Resolved, reach: Reach, settings: Settings) -> frozenset[str]:
-    """Return the names of the nodes that serve a recipe together; none for a machine alone."""
+    """Return the nodes that serve a recipe together, by name; none for a machine alone."""
     if reach is Reach.HERE:
         return frozenset()
     config = configured(settings)

@@ -61,15 +61,11 @@ PROMPTS = (
 
 
 class ReferencePolicy(Enum):
-    """What is done with a recorded text without speculation."""
-
     RECORDED = "use the recorded one"
     FRESH = "make it anew"
 
 
 class Afterwards(Enum):
-    """What becomes of the rehearsal's container."""
-
     TAKE_DOWN = "take it down"
     KEEP = "leave it running"
 
@@ -98,8 +94,6 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One deployment of the miniature that has answered."""
-
     outcome: Outcome
     answers: tuple[Answer, ...]
     speculation: Speculation | None

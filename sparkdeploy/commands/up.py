@@ -58,8 +58,6 @@ if TYPE_CHECKING:
 
 
 class Extent(Enum):
-    """How far `up` goes."""
-
     PREPARE = "images and checkpoint only"
     DETACH = "start, and return at once"
     ANSWER = "start, and wait for the first answer"

@@ -33,8 +33,6 @@ CONSENT = "--allow-unsafe"
 
 @dataclass(frozen=True, slots=True)
 class Luggage:
-    """The command's arguments with the files they need."""
-
     argv: tuple[str, ...]
     paths: frozenset[str]
     """Those of the arguments that name files in the luggage."""

@@ -134,7 +134,6 @@ class BundleFolder:
 
 
 def assigned(body: str, **values: str) -> str:
-    """Return a shell script with values of ours as its variables."""
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     return "\n".join([*lines, body])
 
@@ -147,10 +146,9 @@ def digest_of(files: Sequence[ContextFile]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """What a machine says of itself: its cache folder, the program there, what was sent before."""
-
     cache: str
     program: tuple[str, ...] | None
+    """How it is called there."""
     has_files: bool
 
 
@@ -228,6 +226,5 @@ def _not_installed(link: SshLink, said: str) -> NodeError:
     elif "ensurepip" in said or "No module named venv" in said:
         hint = "on that node: sudo apt-get install -y python3-venv (or install uv)"
     detail = "\n".join(said.splitlines()[-SHOWN_LINES:])
-    return NodeError(
-        f"{link.name}: sparkdeploy could not be installed there", hint=hint, detail=detail
-    )
+    told = f"{link.name}: sparkdeploy could not be installed there"
+    return NodeError(told, hint=hint, detail=detail)

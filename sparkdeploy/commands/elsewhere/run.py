@@ -73,7 +73,6 @@ def target_of(node: str, settings: Settings) -> SshTarget:
 
 
 def without_option(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments without `--on NODE`."""
     kept: list[str] = []
     words = iter(argv)
     for word in words:
@@ -118,7 +117,6 @@ def _attached(
 
 
 def _broken(link: SshLink, look: str) -> NodeError:
-    """Say whether the connection or the program was cut short."""
     try:
         link.run(":")
     except NodeError as error:
