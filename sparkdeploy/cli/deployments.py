@@ -174,15 +174,13 @@ def rehearse(
 ) -> None:
     """Serve a recipe's miniature on this machine's CPU and check its text."""
     from sparkdeploy.commands import rehearse as stage
-    from sparkdeploy.commands.reach import Reach
 
     settings = current_settings()
+    name = stage.DEPLOYMENT.name
     report = stage.rehearse(
-        recipe or settings.default_recipe,
-        assignments or (),
+        requested(recipe, assignments, settings, name=name, cluster=cluster),
         settings,
         policy=stage.ReferencePolicy.FRESH if fresh else stage.ReferencePolicy.RECORDED,
-        reach=Reach.CLUSTER if cluster else Reach.HERE,
         afterwards=stage.Afterwards.KEEP if keep else stage.Afterwards.TAKE_DOWN,
     )
     content = {**asdict(report), "tokens_a_second": report.tokens_a_second}

@@ -36,7 +36,7 @@ from sparkdeploy.rehearsal.reference import Answer
 from sparkdeploy.server.client import ServedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from sparkdeploy.recipe.load import Resolved
@@ -100,20 +100,16 @@ class _Run:
 
 
 def rehearse(
-    recipe: str,
-    assignments: Sequence[str],
-    settings: Settings,
-    *,
-    policy: ReferencePolicy,
-    afterwards: Afterwards,
-    reach: Reach = Reach.HERE,
+    request: Request, settings: Settings, *, policy: ReferencePolicy, afterwards: Afterwards
 ) -> Report:
     """Serve a recipe's miniature and compare its greedy text with the text without speculation.
 
     Raises UnhealthyError when the texts differ, when nothing was drafted although the recipe
     speculates, or when the plugin converted something else than the recipe asks for.
     """
-    small = _miniature(Request(recipe, tuple(assignments), DEPLOYMENT), settings)
+    reach = request.reach
+    # What the recipe says of several nodes is for its miniature.
+    small = _miniature(replace(request, reach=Reach.HERE), settings)
     if reach is Reach.CLUSTER:
         small = replace(small, resolved=for_cluster(small.resolved))
     for note in small.dropped:
@@ -121,7 +117,7 @@ def rehearse(
     alone = node_lock(
         settings.lock_dir,
         f"{settings.node_name}-{DEPLOYMENT.name}",
-        command=f"sparkdeploy rehearse {recipe}",
+        command=f"sparkdeploy rehearse {request.recipe}",
         wait_s=LOCK_WAIT_S,
         on_wait=console.info,
     )

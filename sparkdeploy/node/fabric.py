@@ -180,7 +180,7 @@ def read_interfaces(text: str) -> tuple[Interface, ...]:
             is_up={"UP", "LOWER_UP"} <= set(item.get("flags") or ()),
             mtu=int(item.get("mtu") or 0),
             addresses=tuple(
-                f"{entry['local']}/{entry['prefixlen']}"
+                str(ipaddress.IPv4Interface(f"{entry['local']}/{entry['prefixlen']}"))
                 for entry in item.get("addr_info") or ()
                 if entry.get("family") == "inet"
             ),
