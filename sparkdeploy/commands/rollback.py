@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from sparkdeploy.deploy.deployments import find_deployment, refuse_as_worker
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.launch import Launch, parts_elsewhere
 from sparkdeploy.deploy.memory import PageCache, make_room_for
-from sparkdeploy.deploy.recovery import end_start
+from sparkdeploy.deploy.recovery import Recovery, end_start
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.node import named
@@ -29,14 +28,7 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class RolledBack:
-    action: str
-    """nothing, finished, reverted or returned."""
-    text: str
-
-
-def roll_back(name: str, page_cache: PageCache = PageCache.ASK) -> RolledBack:
+def roll_back(name: str, page_cache: PageCache = PageCache.ASK) -> Recovery:
     """Bring a deployment to a whole and earlier state, and wait until that answers.
 
     A replacement that was interrupted is finished when the new containers answer, and reverted
@@ -60,20 +52,20 @@ def roll_back(name: str, page_cache: PageCache = PageCache.ASK) -> RolledBack:
         except KeyboardInterrupt:
             launch.undo(settling)
             raise
-    return RolledBack("returned", f"{name}: the earlier container is back and answers")
+    return Recovery("returned", f"{name}: the earlier container is back and answers")
 
 
 def _begin(
     nodes: Nodes, launch: Launch, settings: Settings, page_cache: PageCache
-) -> RolledBack | None:
+) -> Recovery | None:
     """End what is half done, or start what was kept; None when that is to be waited for."""
     name = launch.deployment
     done = end_start(nodes, name, settings, reason="`rollback` gave it up")
     if done.action not in {"nothing", "held"}:
-        return RolledBack(done.action, done.text)
+        return done
     found = find_deployment(nodes.here.docker, name)
     if found is None or not found.kept:
-        return RolledBack("nothing", f"nothing to do: no earlier container of {name} is kept")
+        return Recovery("nothing", f"nothing to do: no earlier container of {name} is kept")
     kept = _kept_parts(nodes, found.kept[0])
     claims = {}
     for node, fact in kept:

@@ -40,8 +40,8 @@ ALONE = "alone"
 class Recovery:
     """What was found half done, and what became of it."""
 
-    action: Literal["nothing", "held", "waiting", "finished", "reverted"]
-    """held: a start that nobody had looked at is what was planned."""
+    action: Literal["nothing", "held", "waiting", "finished", "reverted", "returned"]
+    """held: a start that nobody had looked at is what was planned; returned: by `rollback`."""
     text: str = ""
 
 
