@@ -155,8 +155,9 @@ def begin(
     host, deployment = replacement.host, replacement.deployment
     _refuse_anothers(host, deployment, part.labels)
     _refuse_half_done(host, deployment)
+    # Not within what follows: until the old one is known to be the old one, it would look new.
+    _set_aside(replacement)
     try:
-        _set_aside(replacement)
         before_start()
         if isinstance(part, ContainerSpec):
             replacement.new_id = host.create(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from sparkdeploy.deploy import launch as deploy_launch
 from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.plan.steps import Action
-from tests.unit.commands.lab import NEW, Killed, Lab, build, interrupts
+from tests.unit.commands.lab import NEW, Engine, Killed, Lab, build, interrupts
 from tests.unit.commands.test_up_of_any_number import LATER, OLD, check_whole, deployed
 
 if TYPE_CHECKING:
@@ -123,6 +124,35 @@ def test_a_detached_first_start_that_is_as_planned_is_looked_at_once(
     lab.up(OLD)
     assert len(seen) == 2
     check_whole(lab, "1")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("question", ["find_container", "own_containers"])
+def test_ctrl_c_at_any_question_leaves_the_old_or_the_new_one_whole(
+    lab_of: Callable[[int], Lab], monkeypatch: pytest.MonkeyPatch, count: int, question: str
+) -> None:
+    ask = getattr(Engine, question)
+    for at in range(1, 60):
+        lab = deployed(lab_of(count))
+        asked: list[Engine] = []
+
+        def interrupted(
+            engine: Engine, *about: str, at: int = at, asked: list[Engine] = asked
+        ) -> object:
+            # A watch asks from threads of its own.
+            if threading.current_thread() is threading.main_thread():
+                asked.append(engine)
+                if len(asked) == at:
+                    signal.raise_signal(signal.SIGINT)
+            return ask(engine, *about)
+
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(Engine, question, interrupted)
+            lab.up(LATER)
+        check_whole(lab, lab.running()[0] or f"nothing runs after {at}")
+        if len(asked) < at:
+            return
+    pytest.fail("it never ended")
 
 
 def test_ctrl_c_between_two_parts_puts_the_first_back(
