@@ -232,13 +232,11 @@ def copy_bandwidth(clock: Callable[[], float] = time.perf_counter) -> float:
 def _machine(wanted: str, table: Mapping[str, Hardware]) -> Hardware:
     if wanted != HERE:
         return hardware_named(wanted, table)
-    gpu = next(iter(node_facts.read_gpus().gpus), None)
     return hardware_seen(
-        gpu=gpu.name if gpu is not None else None,
-        gpu_memory_bytes=gpu.memory_bytes if gpu is not None else None,
+        next(iter(node_facts.read_gpus().gpus), None),
+        table,
         memory_bytes=node_facts.read_meminfo().get("MemTotal", 0),
         copy_bytes_s=copy_bandwidth(),
-        table=table,
     )
 
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from sparkdeploy.node.gpu import GpuFact
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -56,28 +58,24 @@ def read_hardware(path: Path) -> Mapping[str, Hardware]:
 
 
 def hardware_seen(
-    *,
-    gpu: str | None,
-    gpu_memory_bytes: int | None,
-    memory_bytes: int,
-    copy_bytes_s: float,
-    table: Mapping[str, Hardware],
+    gpu: GpuFact | None, table: Mapping[str, Hardware], *, memory_bytes: int, copy_bytes_s: float
 ) -> Hardware:
     """Return the machine at hand: its GPU's row with its own memory, or its measured memory.
 
     `copy_bytes_s` is what one core moves, read and written, where no GPU of the table is seen. A
     GPU without memory of its own, as on a Spark, has the machine's.
     """
+    gpu_name, own_bytes = (gpu.name, gpu.memory_bytes) if gpu is not None else ("", None)
     for known in table.values():
-        if gpu is not None and known.gpu is not None and known.gpu in gpu:
-            return replace(known, memory_bytes=gpu_memory_bytes or memory_bytes)
+        if known.gpu is not None and known.gpu in gpu_name:
+            return replace(known, memory_bytes=own_bytes or memory_bytes)
     return Hardware(
         name="here",
-        title=gpu or "this machine, which has no GPU",
-        memory_bytes=gpu_memory_bytes or memory_bytes,
+        title=gpu_name or "this machine, which has no GPU",
+        memory_bytes=own_bytes or memory_bytes,
         bandwidth_bytes_s=copy_bytes_s,
         source="measured now: one core copying memory, read and written bytes counted",
-        shares_memory=gpu_memory_bytes is None,
+        shares_memory=own_bytes is None,
     )
 
 

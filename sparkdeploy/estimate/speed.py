@@ -52,10 +52,6 @@ class Acceptance:
     positions: tuple[float, ...]
     source: str
 
-    def tokens_per_step(self, drafted: int) -> float | None:
-        """None when no rate is known for that many drafts."""
-        return None if drafted > len(self.positions) else 1 + sum(self.positions[:drafted])
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
@@ -240,7 +236,8 @@ def _tokens_per_step(
         return 1.0
     if speculative.model is not None or speculative.method not in acceptance:
         return None
-    return acceptance[speculative.method].tokens_per_step(speculative.tokens)
+    known, drafted = acceptance[speculative.method].positions, speculative.tokens
+    return 1 + sum(known[:drafted]) if drafted <= len(known) else None
 
 
 def _verifying(

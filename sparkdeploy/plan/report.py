@@ -32,14 +32,14 @@ def arguments_text(plan: Plan) -> str:
     """Return vLLM's command as it would be typed, a line a node; or why there is none yet."""
     if plan.head.spec is None:
         return "(the model is not here yet, so its path is unknown)"
-    commands = (
-        (part.node, shlex.join(part.spec.command[part.spec.command.index("--") + 1 :]))
+    commands = {
+        part.node: shlex.join(part.spec.command[part.spec.command.index("--") + 1 :])
         for part in plan.parts
         if part.spec is not None
-    )
+    }
     if plan.formation.is_alone:
-        return next(command for _, command in commands)
-    return "\n".join(f"{node}: {command}" for node, command in commands)
+        return commands[plan.head.node]
+    return "\n".join(f"{node}: {command}" for node, command in commands.items())
 
 
 def container_text(plan: Plan) -> str:

@@ -32,6 +32,7 @@ from sparkdeploy.estimate.speed_report import (
     next_lines,
     speed_lines,
 )
+from sparkdeploy.node.gpu import GpuFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.conftest import REPOSITORY
 from tests.unit.golden import assert_golden
@@ -127,13 +128,8 @@ def test_a_narrower_cache_shows_at_long_context_and_not_at_short() -> None:
 
 def test_a_machine_at_hand_is_known_by_its_gpu_and_else_measured() -> None:
     def seen(gpu: str | None, gpu_memory_bytes: int | None) -> tuple[str, int, float]:
-        found = hardware_seen(
-            gpu=gpu,
-            gpu_memory_bytes=gpu_memory_bytes,
-            memory_bytes=7,
-            copy_bytes_s=11.0,
-            table=HARDWARE,
-        )
+        fact = GpuFact(gpu, memory_bytes=gpu_memory_bytes) if gpu is not None else None
+        found = hardware_seen(fact, HARDWARE, memory_bytes=7, copy_bytes_s=11.0)
         return found.name, found.memory_bytes, found.bandwidth_bytes_s
 
     assert seen("NVIDIA GB10", None) == ("spark", 7, 273e9)
