@@ -197,7 +197,7 @@ class _Up:
     def _start(self, plan: Plan) -> None:
         """Start all parts together: a rank that is left over from before cannot join anew."""
         specs = [
-            (self.serving.node(seat.node), _labelled(plan, plan.part(seat.node), self.handover))
+            (self.serving.node(seat.node), _labelled(plan, plan.parts[seat.rank], self.handover))
             for seat in plan.formation.start_order
         ]
         claims = {part.node: part.claim for part in plan.parts}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from sparkdeploy.node.gpu import GpuFact
+    from sparkdeploy.node.facts import GpuFact
 
 
 @dataclass(frozen=True, slots=True)

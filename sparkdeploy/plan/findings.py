@@ -104,7 +104,7 @@ def _passed(plan: Plan) -> Iterator[Finding]:
 
 def _memory(plan: Plan) -> Finding:
     check = "machine.memory"
-    node, needed = plan.observed.head.facts, plan.needs.memory_bytes
+    node, needed = plan.observed.head.facts, plan.head.needs.memory_bytes
     if node.memory_available_bytes is None or needed is None:
         return not_seen(check, "/proc/meminfo cannot be read")
     return ok(

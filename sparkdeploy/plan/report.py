@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def plan_lines(plan: Plan) -> list[str]:
     """Return the plan as lines: recipe, steps, needs, problems, warnings, what was not seen."""
-    lines = [*_head(plan), *_steps(plan), _needs(plan.needs), *_remarks(plan)]
+    lines = [*_title(plan), *_steps(plan), _needs(plan.head.needs), *_remarks(plan)]
     return [*lines, f"  ({legend(line.split()[0] for line in lines[2:])})"]
 
 
@@ -51,7 +51,7 @@ def container_text(plan: Plan) -> str:
     return json.dumps(shown, indent=2, sort_keys=True)
 
 
-def _head(plan: Plan) -> Iterator[str]:
+def _title(plan: Plan) -> Iterator[str]:
     recipe, engine = plan.resolved.recipe, plan.resolved.engine
     yield f"{recipe.name}: {recipe.title}"
     where = ", ".join(plan.formation.nodes)

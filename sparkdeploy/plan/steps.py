@@ -122,15 +122,8 @@ class Plan:
         return self.parts[0]
 
     @property
-    def needs(self) -> Needs:
-        return self.head.needs
-
-    @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.resolved.recipe.serve.port}"
-
-    def part(self, node: str) -> Part:
-        return next(part for part in self.parts if part.node == node)
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
@@ -175,7 +168,7 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
             for part in plan.parts
         ],
         "nodes": {part.node: _spec_as_dict(part) for part in plan.parts},
-        "needs": asdict(plan.needs),
+        "needs": asdict(plan.head.needs),
         "checks": [asdict(check) for check in plan.observed.checks],
         # Readers of the JSON know a subject; nothing but nodes has problems.
         "problems": [{**asdict(item), "subject": "node"} for item in plan.problems],

@@ -284,6 +284,6 @@ def test_resolving_an_fp8_repository_makes_the_plan_anew(fp8_double: HubDouble) 
     plan = plan_of("hybrid", *sets)
     assert not bring_models(plan, load_settings(), lambda _question: False)
     assert "of FP8 tensors to fetch" in plan.checkpoint.reason
-    fetched = plan.needs.download_bytes
+    fetched = plan.head.needs.download_bytes
     assert fetched is not None
     assert fetched > 0

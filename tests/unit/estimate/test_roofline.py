@@ -32,7 +32,7 @@ from sparkdeploy.estimate.speed_report import (
     next_lines,
     speed_lines,
 )
-from sparkdeploy.node.gpu import GpuFact
+from sparkdeploy.node.facts import GpuFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.conftest import REPOSITORY
 from tests.unit.golden import assert_golden

@@ -94,7 +94,7 @@ def test_a_missing_overlay_is_prepared(shipped: Library) -> None:
     overlay = OverlayFact(Path("/x/m/ck/q"), False)
     made = plan(shipped, observed(model=model_fact(overlay=overlay)))
     assert made.checkpoint.action is Action.PREPARE
-    assert made.needs.write_bytes == made.checkpoint.write_bytes > 0
+    assert made.head.needs.write_bytes == made.checkpoint.write_bytes > 0
 
 
 def test_baseline_mounts_the_untouched_download(shipped: Library) -> None:
@@ -113,7 +113,7 @@ def test_a_missing_model_is_fetched_and_its_bytes_are_said(shipped: Library) -> 
     assert made.checkpoint.action is Action.FETCH
     assert made.head.spec is None
     assert made.problems == ()
-    assert made.needs.download_bytes == 72 * 10**9
+    assert made.head.needs.download_bytes == 72 * 10**9
 
 
 def test_a_model_larger_than_the_disk_is_told_before_the_download(shipped: Library) -> None:
@@ -127,7 +127,7 @@ def test_a_download_that_was_cut_needs_room_for_the_rest_only(shipped: Library) 
     cut = MissingModel("a/b", "sparkdeploy checkpoint pull a/b", 72 * 10**9, "main", 60 * 10**9)
     made = plan(shipped, observed(node=node, model=cut))
     assert made.problems == ()
-    assert made.needs.download_bytes == 12 * 10**9
+    assert made.head.needs.download_bytes == 12 * 10**9
     assert "a/b is incomplete: 12.0 GB of 72.0 GB to download" in made.checkpoint.reason
     full = replace(SPARK, data_free_bytes=10**9)
     told = messages(plan(shipped, observed(node=full, model=cut)))
@@ -225,4 +225,4 @@ def test_a_docker_disk_too_small_for_the_build_is_told_before(shipped: Library) 
     node = replace(SPARK, docker_free_bytes=10**9)
     made = plan(shipped, observed(node=node), "v2", "engine=cpu-0.32")
     assert "disk: building the images takes 5.5 GB and /var/lib/docker has 1.0 GB" in messages(made)
-    assert made.needs.image_bytes == 5_500_000_000
+    assert made.head.needs.image_bytes == 5_500_000_000
