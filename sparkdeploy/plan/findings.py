@@ -18,6 +18,7 @@ from sparkdeploy.checks.machine import (
 )
 from sparkdeploy.checks.recipe import trust_findings
 from sparkdeploy.console import format_bytes, format_gib
+from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
 
@@ -97,7 +98,8 @@ def _passed(plan: Plan) -> Iterator[Finding]:
     yield _model(plan)
     if isinstance(plan.observed.model, ModelFact):
         yield ok("folders.readable", "the container's user can read every file of the model")
-        yield ok("folders.owner", f"the container runs as uid {plan.observed.model.owner_uid}")
+        uid, _ = container_user(plan.observed.model)
+        yield ok("folders.owner", f"the container runs as uid {uid}")
     if node.docker is not None:
         yield _image(plan)
 

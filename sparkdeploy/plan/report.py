@@ -120,13 +120,14 @@ def _memory(size_bytes: int | None) -> str:
 
 
 def _remarks(plan: Plan) -> Iterator[str]:
-    for problem in plan.problems:
-        yield f"  x {problem.message}"
-        yield f"      fix: {problem.fix}"
-    warnings = [(finding.seen, finding.fix) for finding in plan.warnings]
     checks = [check for check in plan.observed.checks if check.verdict == "warning"]
-    for seen, fix in (*warnings, *((check.describe(), check.fix) for check in checks)):
-        yield f"  ! {seen}"
+    remarks = (
+        *(("x", problem.message, problem.fix) for problem in plan.problems),
+        *(("!", finding.seen, finding.fix) for finding in plan.warnings),
+        *(("!", check.describe(), check.fix) for check in checks),
+    )
+    for sign, seen, fix in remarks:
+        yield f"  {sign} {seen}"
         if fix:
             yield f"      fix: {fix}"
     for sentence in plan.observed.unobserved:

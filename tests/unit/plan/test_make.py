@@ -11,6 +11,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.node.facts import NodeFact
 from sparkdeploy.node.ports import PortOwner
+from sparkdeploy.plan.findings import plan_findings
 from sparkdeploy.plan.observed import MissingModel, Observed, ObservedNode, OverlayFact
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, Plan, plan_as_dict
@@ -182,6 +183,12 @@ def test_a_port_of_somebody_else_is_a_problem_and_our_own_is_not(shipped: Librar
 def test_an_unreadable_model_file_is_named(shipped: Library) -> None:
     made = plan(shipped, observed(model=model_fact(unreadable=(Path("/models/a.safetensors"),))))
     assert "/models/a.safetensors cannot be read" in messages(made)
+
+
+def test_the_doctor_names_the_user_that_the_container_has(shipped: Library) -> None:
+    facts = observed(model=model_fact(owner_uid=0, owner_gid=0))
+    found = {item.check: item.seen for item in plan_findings(plan(shipped, facts))}
+    assert found["folders.owner"] == "the container runs as uid 65532"
 
 
 def test_nothing_observed_still_gives_a_plan(shipped: Library) -> None:
