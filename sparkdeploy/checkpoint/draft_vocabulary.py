@@ -72,12 +72,12 @@ def read_vocabulary(path: Path) -> DraftVocabulary | None:
     """Return what `write_vocabulary` wrote, None where nothing usable is."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        version = content.pop("version")
+        lists = {name: tuple(content[name]) for name in ("tokens", "texts")}
+        vocabulary = DraftVocabulary(**{**content, **lists})
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return None
-    if not isinstance(content, dict) or content.pop("version", None) != _VERSION:
-        return None
-    tokens, texts = tuple(content.pop("tokens")), tuple(content.pop("texts"))
-    return DraftVocabulary(tokens=tokens, texts=texts, **content)
+    return vocabulary if version == _VERSION else None
 
 
 def write_vocabulary(path: Path, vocabulary: DraftVocabulary) -> None:

@@ -14,6 +14,7 @@ from sparkdeploy.checkpoint.durable import Progress, only_one
 from sparkdeploy.checkpoint.ranges import Meter, RangeSource, Span, coalesced, index_of
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.stored_json import read_json
 
 SHARD_FILE = "sparkdeploy-fp8.safetensors"
 DONE_FILE = "sparkdeploy-fp8.json"
@@ -58,13 +59,13 @@ def shard_folder(store: Path, order: Order) -> Path:
 def read_shard(folder: Path) -> Fp8Shard | None:
     """The finished shard of a folder, or None; its content is not read again."""
     try:
-        content = json.loads((folder / DONE_FILE).read_text(encoding="utf-8"))
-        size_bytes = (folder / SHARD_FILE).stat().st_size
-    except (OSError, ValueError):
+        content = read_json(folder / DONE_FILE)
+        wanted = (_VERSION, (folder / SHARD_FILE).stat().st_size)
+        stated = (content["version"], content["size_bytes"])
+        shard = Fp8Shard(folder / SHARD_FILE, content["origin"], dict(content["digests"]))
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    if content.get("version") != _VERSION or content.get("size_bytes") != size_bytes:
-        return None
-    return Fp8Shard(folder / SHARD_FILE, content["origin"], content["digests"])
+    return shard if stated == wanted else None
 
 
 def take_shard(folder: Path) -> Fp8Shard | None:

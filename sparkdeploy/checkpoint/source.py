@@ -87,7 +87,7 @@ def source_identity(source: CheckpointSource) -> str:
     """
     digest = hashlib.sha256()
     for relative in source.files():
-        file = _real(source.files_dir / relative)
+        file = real_path(source.files_dir / relative)
         status = file.stat()
         is_blob = file.parent == source.root.resolve() / "blobs"
         content = file.name if is_blob else str(status.st_mtime_ns)
@@ -105,7 +105,7 @@ def unreadable_by(source: CheckpointSource, uid: int, gid: int) -> tuple[Path, .
     blocked: dict[Path, None] = {}
     for relative in source.files():
         named = source.files_dir / relative
-        real = _real(named)
+        real = real_path(named)
         folders = [*_folders_down_to(source.root, named), *_folders_down_to(source.root, real)]
         shut = [folder for folder in folders if not _permits(folder, uid, gid, stat.S_IXOTH)]
         blocked.update(dict.fromkeys(shut))
@@ -145,7 +145,7 @@ def _checked(source: CheckpointSource) -> CheckpointSource:
     root = source.root.resolve()
     for relative in source.files():
         named = source.files_dir / relative
-        real = _real(named)
+        real = real_path(named)
         if not real.exists():
             again = "Download the model again; an interrupted download looks like this."
             raise CheckpointError(f"{named} links to {real}, which is not there.", hint=again)
@@ -173,7 +173,7 @@ def _files_below(folder: Path, relative: Path) -> Iterator[Path]:
                 yield relative / entry.name
 
 
-def _real(path: Path) -> Path:
+def real_path(path: Path) -> Path:
     """The file behind all links; Path.resolve raises on links that go in circles."""
     return Path(os.path.realpath(path))
 

@@ -14,6 +14,7 @@ from sparkdeploy.checkpoint.durable import XXH3_PREFIX, Algorithm, Progress, con
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
+from sparkdeploy.checkpoint.source import real_path
 from sparkdeploy.errors import CheckpointError
 
 _BLOB = re.compile(r"[0-9a-f]{64}")
@@ -137,12 +138,16 @@ def _index_problems(
         yield f"the index does not list {summary(unlisted)}"
     # An engine that reads whole files would see them twice.
     counts = collections.Counter(
-        name for file in set(places.values()) for name in headers[file].tensors
+        name for file in headers.keys() & places.values() for name in headers[file].tensors
     )
     repeated = sorted(name for name, count in counts.items() if count > 1)
     if repeated:
         yield f"two indexed files hold {summary(repeated)}"
-    stated = content.get("metadata", {}).get("total_size")
+    metadata = content.get("metadata", {})
+    if not isinstance(metadata, dict):
+        yield "the metadata of the index is not an object"
+        return
+    stated = metadata.get("total_size")
     total = sum(item.info.size_bytes for item in tensors.values())
     if stated is not None and stated != total:
         yield f"the index states {stated} bytes of tensors, the files have {total}"
@@ -151,8 +156,8 @@ def _index_problems(
 def _fp8_problems(
     folder: Path, config: Mapping[str, Any], sizes: ModelSizes, tensors: Mapping[str, Located]
 ) -> Iterator[str]:
-    block = (config.get("quantization_config") or {}).get("spark_hybrid") or {}
-    mode = (block.get("fp8") or {}).get("mode")
+    block = _object_of(_object_of(config, "quantization_config"), "spark_hybrid")
+    mode = _object_of(block, "fp8").get("mode")
     own: dict[str, TensorInfo] = {}
     original: dict[str, TensorInfo] = {}
     for name, item in tensors.items():
@@ -172,6 +177,13 @@ def _fp8_problems(
             yield from (error.detail or error.message).splitlines()
     if block and block.get("expected_fp8_layers") != (3 * sizes.layers if mode else 0):
         yield f"config.json expects {block.get('expected_fp8_layers')} FP8 layers"
+
+
+def _object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    part = config.get(key) or {}
+    if not isinstance(part, dict):
+        raise CheckpointError(f"config.json: {key} is not an object.")
+    return part
 
 
 def _model_problems(sizes: ModelSizes, tensors: Mapping[str, Located]) -> Iterator[str]:
@@ -210,7 +222,7 @@ def _blob_hashes(folder: Path) -> dict[str, str]:
     """What files of a hub's cache are called, which is the sha256 of the large ones."""
     hashes = {}
     for path in folder.rglob("*"):
-        real = path.resolve()
+        real = real_path(path)
         if path.is_symlink() and real.parent.name == "blobs" and _BLOB.fullmatch(real.name):
             hashes[str(path.relative_to(folder))] = real.name
     return hashes

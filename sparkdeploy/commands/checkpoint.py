@@ -20,6 +20,7 @@ from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.checkpoint.ranges import HubRanges, read_config
+from sparkdeploy.checkpoint.source import real_path
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
 from sparkdeploy.checkpoint.verify import Verified, verify_bytes
@@ -128,7 +129,7 @@ def _refuse_if_mounted(item: Stored, settings: Settings) -> None:
 
 def _running_from(item: Stored, host: DockerHost) -> list[str]:
     running: list[str] = []
-    folder = item.path.resolve()
+    folder = real_path(item.path)
 
     def uses(fact: ContainerFact) -> bool:
         sources = map(Path, host.mounted_from(fact.container_id))

@@ -55,7 +55,18 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_vocabulary(file) is None
     write_vocabulary(file, SMALL)
     assert read_vocabulary(file) == SMALL
-    file.write_text('{"version": 0}')
+    whole = json.loads(file.read_text())
+    file.write_text(json.dumps({**whole, "version": 0}))
+    assert read_vocabulary(file) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[], 3, {"version": 1}, {"version": 1, "tokens": 3, "texts": []}, {"tokens": [], "texts": []}],
+)
+def test_what_is_no_vocabulary_is_none(tmp_path: Path, content: object) -> None:
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(content))
     assert read_vocabulary(file) is None
 
 

@@ -233,6 +233,16 @@ def test_what_passes_does_not_show_in_the_shard(
     assert fault.times == 0
 
 
+@pytest.mark.parametrize("content", [[], 3, "x", {"version": 1}])
+def test_what_does_not_say_that_a_shard_is_finished_is_none(
+    ranges: HubRanges, fetch: Callable[[RangeSource], Fp8Shard], content: object
+) -> None:
+    folder = fetch(ranges).path.parent
+    assert read_shard(folder) is not None
+    (folder / DONE_FILE).write_text(json.dumps(content))
+    assert read_shard(folder) is None
+
+
 def test_a_hub_that_stays_down_leaves_what_came_and_the_next_try_goes_on(
     ranges: HubRanges,
     fetch: Callable[[RangeSource], Fp8Shard],

@@ -233,6 +233,10 @@ def _index(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     (folder / INDEX).write_text(json.dumps(content))
 
 
+def _name_another_kind_of_file(folder: Path) -> None:
+    _index(folder, lambda content: content["weight_map"].update({"lm_head.weight": "config.json"}))
+
+
 def _grow_config(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["hidden_size"] = 256
@@ -256,12 +260,18 @@ def _duplicate(folder: Path) -> None:
         (lambda f: _edit(f, _halve_scale), r"weight_scale_inv is BF16 \[1, 1\]"),
         (lambda f: _index(f, lambda c: c["weight_map"].pop("lm_head.weight")), "does not list"),
         (lambda f: _index(f, lambda c: c["metadata"].update(total_size=1)), "states 1 bytes"),
+        (lambda f: _index(f, lambda c: c.update(metadata=[])), "metadata of the index is not"),
+        (lambda f: _index(f, lambda c: c.update(metadata=None)), "metadata of the index is not"),
+        (_name_another_kind_of_file, "names another file for lm_head.weight"),
         (_grow_config, "config.json says"),
         (_duplicate, "two indexed files hold lm_head.weight"),
         (lambda f: (f / MANIFEST_FILE).write_text("{"), "is not whole"),
         (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json of sparkdeploy.json"),
     ],
-    ids=["mtp", "scale", "scale-shape", "unlisted", "total", "config", "twice", "manifest", "lost"],
+    ids=[
+        *("mtp", "scale", "scale-shape", "unlisted", "total", "metadata", "no-metadata"),
+        *("kind", "config", "twice", "manifest", "lost"),
+    ],
 )
 def test_every_flaw_is_found_and_named(
     made: Path, damage: Callable[[Path], object], said: str
@@ -270,6 +280,27 @@ def test_every_flaw_is_found_and_named(
     with pytest.raises(CheckpointError) as caught:
         verify_headers(made)
     assert re.search(said, f"{caught.value.message}\n{caught.value.detail}")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "named"),
+    [
+        ([1], "quantization_config"),
+        ({"spark_hybrid": [1]}, "spark_hybrid"),
+        ({"spark_hybrid": {"fp8": [1]}}, "fp8"),
+    ],
+)
+def test_a_configuration_of_lists_is_named(folder: Path, quantization: object, named: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = quantization
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"config.json: {named} is not an object"):
+        verify_headers(folder)
+
+
+def test_links_that_go_in_circles_are_no_files_to_hash(folder: Path) -> None:
+    (folder / "circle").symlink_to("circle")
+    assert "circle" not in verify_bytes(folder, {}, _ignore).unhashed
 
 
 def test_a_checkpoint_is_told_by_kind_and_dtype(made: Path) -> None:
