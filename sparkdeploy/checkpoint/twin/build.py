@@ -1,4 +1,4 @@
-"""Write a twin to disk, and know what it must answer when it is served."""
+"""Write a twin to disk."""
 
 import json
 from collections.abc import Mapping
@@ -46,26 +46,11 @@ def build_twin(out: Path, shape: TwinShape, *, seed: int) -> None:
 
 
 def is_twin_of(folder: Path, shape: TwinShape, *, seed: int) -> bool:
-    """Whether `folder` was completed by `build_twin` for this shape and seed."""
     try:
         found = json.loads((folder / TWIN_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return bool(found == _identity(shape, seed))
-
-
-def expected_reply(shape: TwinShape, *, seed: int, token_count: int) -> str:
-    """The first tokens of the greedy reply to any chat, thinking included.
-
-    The grammar looks at two tokens, and every chat prompt ends with the same two: `<think>` and a
-    line break. Treatments and speculation may not change a letter of this text.
-    """
-    tokenizer = TwinTokenizer(shape.vocab)
-    text = Grammar(shape, seed, tokenizer.printed_ids)
-    tokens = [tokenizer.token_id("<think>"), tokenizer.newline_id]
-    for _ in range(token_count):
-        tokens.append(text.next_token(tokens[-2], tokens[-1]))
-    return tokenizer.decode(tokens[2:])
 
 
 def _identity(shape: TwinShape, seed: int) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """How large a twin is."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -47,7 +48,7 @@ class TwinShape:
     expert_format: ExpertFormat = ExpertFormat.BF16
 
     def __post_init__(self) -> None:
-        if problems := [*self._not_grouped(), *self._out_of_range()]:
+        if problems := list(self._problems()):
             raise CheckpointError(f"This twin cannot be built: {'; '.join(problems)}.")
 
     @property
@@ -84,7 +85,7 @@ class TwinShape:
     def linear_value_width(self) -> int:
         return self.linear_value_heads * self.linear_head_dim
 
-    def _not_grouped(self) -> list[str]:
+    def _problems(self) -> Iterator[str]:
         grouped = {
             "hidden": self.hidden,
             "expert_intermediate": self.expert_intermediate,
@@ -92,28 +93,27 @@ class TwinShape:
             "attention_heads x head_dim": self.query_width,
             "linear_value_heads x linear_head_dim": self.linear_value_width,
         }
-        return [
-            f"{name} is {size}, not a multiple of {GROUP_SIZE}"
-            for name, size in grouped.items()
-            if size < GROUP_SIZE or size % GROUP_SIZE
-        ]
-
-    def _out_of_range(self) -> list[str]:
-        checks = {
-            f"layers is {self.layers}, less than {FULL_ATTENTION_INTERVAL}, so that no layer has "
-            "full attention": self.layers >= FULL_ATTENTION_INTERVAL,
-            f"vocab is {self.vocab}, not between 320 and 400000": 320 <= self.vocab <= 400_000,
-            f"experts_per_token is {self.experts_per_token}, with {self.experts} experts": (
-                1 <= self.experts_per_token <= self.experts
-            ),
-            "attention_heads must be a multiple of kv_heads": (
-                self.kv_heads > 0 and self.attention_heads % self.kv_heads == 0
-            ),
+        for name, size in grouped.items():
+            if size < GROUP_SIZE or size % GROUP_SIZE:
+                yield f"{name} is {size}, not a multiple of {GROUP_SIZE}"
+        if self.layers < FULL_ATTENTION_INTERVAL:
+            least = FULL_ATTENTION_INTERVAL
+            yield f"layers is {self.layers}, less than {least}, so that no layer has full attention"
+        if not 320 <= self.vocab <= 400_000:
+            yield f"vocab is {self.vocab}, not between 320 and 400000"
+        if not 1 <= self.experts_per_token <= self.experts:
+            yield f"experts_per_token is {self.experts_per_token}, with {self.experts} experts"
+        multiples = {
+            "attention_heads must be a multiple of kv_heads": (self.attention_heads, self.kv_heads),
             "linear_value_heads must be a multiple of linear_key_heads": (
-                self.linear_key_heads > 0 and self.linear_value_heads % self.linear_key_heads == 0
+                self.linear_value_heads,
+                self.linear_key_heads,
             ),
             "vision_hidden must be a multiple of vision_heads": (
-                self.vision_heads > 0 and self.vision_hidden % self.vision_heads == 0
+                self.vision_hidden,
+                self.vision_heads,
             ),
         }
-        return [problem for problem, holds in checks.items() if not holds]
+        for problem, (size, divisor) in multiples.items():
+            if divisor <= 0 or size % divisor:
+                yield problem

@@ -30,13 +30,13 @@ def language_tensors(text: Grammar) -> Tensors:
     by_token = (shape.vocab, shape.hidden)
     tensors: dict[str, TensorData] = {
         f"{TEXT_PREFIX}.embed_tokens.weight": ("BF16", by_token, text.embeddings),
-        f"{TEXT_PREFIX}.norm.weight": make.offset_norm(f"{TEXT_PREFIX}.norm.weight", shape.hidden),
+        **make.offset_norms(shape.hidden, f"{TEXT_PREFIX}.norm"),
         "lm_head.weight": ("BF16", by_token, text.head),
     }
     for layer, kind in enumerate(shape.layer_types):
         name = f"{TEXT_PREFIX}.layers.{layer}"
         mixer = _linear_attention if kind == "linear_attention" else _full_attention
-        tensors |= _layer_norms(make, name)
+        tensors |= make.layer_offset_norms(name)
         tensors |= mixer(make, name)
         tensors |= _mlp(make, f"{name}.mlp", shape.expert_format)
     for part, change in grammar.remembering(shape).items():
@@ -54,11 +54,9 @@ def mtp_tensors(shape: TwinShape, seed: int) -> Tensors:
             make.normal("mtp.fc.weight", (hidden, 2 * hidden), std=0.2 / math.sqrt(2 * hidden)),
             partial(grammar.draft_projection, hidden=hidden),
         ),
-        **{
-            f"mtp.{name}.weight": make.offset_norm(f"mtp.{name}.weight", shape.hidden)
-            for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")
-        },
-        **_layer_norms(make, layer),
+        **make.offset_norms(hidden, "mtp.norm"),
+        **make.offset_norms(hidden, "mtp.pre_fc_norm_hidden", "mtp.pre_fc_norm_embedding"),
+        **make.layer_offset_norms(layer),
         **_mlp(make, f"{layer}.mlp", ExpertFormat.BF16),
         **_attention_norms(make, f"{layer}.self_attn"),
     }
@@ -108,9 +106,14 @@ class _Maker:
         draw = partial(values.uniform_f32, self.seed, name, count=count, low=low, high=high)
         return "F32", (count,), draw
 
-    def offset_norm(self, name: str, width: int) -> TensorData:
-        """An RMS norm that multiplies by one plus its weight."""
-        return self.normal(name, (width,), std=0.05)
+    def offset_norms(self, width: int, *names: str) -> Tensors:
+        """RMS norms that multiply by one plus their weight."""
+        weights = [f"{name}.weight" for name in names]
+        return {weight: self.normal(weight, (width,), std=0.05) for weight in weights}
+
+    def layer_offset_norms(self, layer: str) -> Tensors:
+        names = (f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm")
+        return self.offset_norms(self.shape.hidden, *names)
 
     def linear(self, name: str, outputs: int, inputs: int, *, gain: float = 1.0) -> Tensors:
         weight = f"{name}.weight"
@@ -145,11 +148,6 @@ class _Maker:
         return dtype, shape, lambda: adjust(payload if isinstance(payload, bytes) else payload())
 
 
-def _layer_norms(make: _Maker, layer: str) -> Tensors:
-    names = (f"{layer}.input_layernorm.weight", f"{layer}.post_attention_layernorm.weight")
-    return {name: make.offset_norm(name, make.shape.hidden) for name in names}
-
-
 def _full_attention(make: _Maker, layer: str) -> Tensors:
     tensors = dict(_attention_norms(make, f"{layer}.self_attn"))
     for name, outputs, inputs, gain in _attention_linears(make.shape):
@@ -158,8 +156,7 @@ def _full_attention(make: _Maker, layer: str) -> Tensors:
 
 
 def _attention_norms(make: _Maker, attention: str) -> Tensors:
-    names = (f"{attention}.q_norm.weight", f"{attention}.k_norm.weight")
-    return {name: make.offset_norm(name, make.shape.head_dim) for name in names}
+    return make.offset_norms(make.shape.head_dim, f"{attention}.q_norm", f"{attention}.k_norm")
 
 
 def _attention_linears(shape: TwinShape) -> Iterator[tuple[str, int, int, float]]:

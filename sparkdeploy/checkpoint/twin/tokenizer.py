@@ -1,6 +1,6 @@
 """A byte-level BPE tokenizer with Qwen's special tokens, made from nothing but rules."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, product
@@ -31,21 +31,6 @@ class TwinTokenizer:
 
     def token_id(self, token: str) -> int:
         return self._ids[token]
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text of token ids, special ones included."""
-        known = {number: token for token, number in self._ids.items()}
-        signs = {sign: byte for byte, sign in enumerate(_BYTE_SIGNS)}
-        content = b"".join(
-            token.encode() if token in _SPECIAL_TOKENS else bytes(signs[sign] for sign in token)
-            for token in map(known.__getitem__, tokens)
-        )
-        return content.decode("utf-8", errors="replace")
-
-    @property
-    def newline_id(self) -> int:
-        """The token that ends a chat prompt."""
-        return self._ids[_BYTE_SIGNS[ord("\n")]]
 
     @cached_property
     def printed_ids(self) -> frozenset[int]:
