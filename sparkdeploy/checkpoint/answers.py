@@ -181,7 +181,6 @@ class TimedAdapter(HTTPAdapter):
 
 
 def _timed_response(deadline: Deadline, sock: socket.socket, method: str) -> HTTPResponse:
-    """An answer of which headers, body and trailers are read until the deadline."""
     response = HTTPResponse(sock, method=method)
     response.fp = io.BufferedReader(_TimedReader(deadline, sock, response.fp.detach()))
     return response

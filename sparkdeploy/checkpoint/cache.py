@@ -134,7 +134,6 @@ def _part_bytes(file: RepoFile, part: Path | str, *, folder: int | None = None) 
 
 
 def _folders(snapshot: Path, file: RepoFile) -> tuple[str, ...]:
-    """The folders from the repository's own down to the one that holds the file."""
     return (SNAPSHOTS, snapshot.name, *file.name.split("/")[:-1])
 
 
@@ -194,7 +193,6 @@ def _create_file(folder: int, name: str, mode: Literal["ab", "wb"]) -> IO[bytes]
 
 
 def _remove(folder: int, name: str) -> None:
-    """Remove a name of an open folder if it is there; where a link leads is left alone."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
 

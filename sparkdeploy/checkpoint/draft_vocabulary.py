@@ -108,14 +108,7 @@ def bring_vocabulary(recipe: Recipe, settings: Settings) -> DraftVocabulary | No
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
-    counts: Mapping[int, int]
-    special: frozenset[int]
-    vocabulary: int
-
-
-def count_tokens(folder: Path, texts: Sequence[Path], *, on_progress: Progress) -> TokenCounts:
+def count_tokens(folder: Path, texts: Sequence[Path], *, on_progress: Progress) -> DraftVocabulary:
     """Tokenise `texts` with the tokenizer of the model in `folder`; CheckpointError without."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - only this command needs it
 
@@ -137,5 +130,7 @@ def count_tokens(folder: Path, texts: Sequence[Path], *, on_progress: Progress) 
     except OSError as error:
         named = error.filename or "a text"
         raise CheckpointError(f"{named} cannot be read: {error.strerror}") from error
-    special = frozenset(tokenizer.get_added_tokens_decoder())
-    return TokenCounts(counts, special, tokenizer.get_vocab_size(with_added_tokens=True))
+    special = tokenizer.get_added_tokens_decoder()
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    tokens = rank_tokens(counts, special=special, vocabulary=size)
+    return DraftVocabulary(tokens, counts.total(), len(counts), tuple(map(str, texts)))

@@ -114,7 +114,6 @@ def _fetch(
     folder: Path,
     on_progress: Progress,
 ) -> dict[str, str]:
-    """Bring what is missing into the part file; return the sha256 of every tensor in it."""
     part = folder / _PART_FILE
     shard = folder / SHARD_FILE
     if shard.exists() and shard.stat().st_nlink == 1:
@@ -182,7 +181,6 @@ def _groups(pieces: Sequence[_Piece]) -> Iterator[tuple[Span, list[_Piece]]]:
 def _copy_group(
     source: RangeSource, group: tuple[Span, list[_Piece]], file: BinaryIO, meter: Meter
 ) -> dict[str, str]:
-    """Write one span's tensors to their places, synced; return the sha256 of each."""
     span, pieces = group
     digests = {piece.target.name: hashlib.sha256() for piece in pieces}
     position = span.begin
@@ -203,7 +201,6 @@ def _copy_group(
 
 
 def _trusted(file: BinaryIO, journal: Path, pieces: Sequence[_Piece]) -> dict[str, str]:
-    """Tensors that the journal lists and that are in the file as it lists them."""
     noted = durable.read_journal(journal)
     trusted: dict[str, str] = {}
     for piece in pieces:

@@ -91,7 +91,6 @@ class Hub:
             raise RetryError(f"HTTP {status}", response.headers.get("Retry-After"))
 
     def _listing(self, repo: str, url: str) -> bytes:
-        """The API's answer, as long as it is one that can be read in little memory."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         text = bytearray()
         session = HubSession()

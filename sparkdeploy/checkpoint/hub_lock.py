@@ -136,11 +136,11 @@ class HubLock:
 
 def _read_pin(entry: object) -> RevisionPin:
     """What `asdict` made of a pin; TypeError or KeyError for anything else."""
-    if not isinstance(entry, dict):
-        raise TypeError
-    if not all(isinstance(entry[name], kind) for name, kind in _KINDS.items()):
-        raise TypeError
-    if not (entry["license"] or "").isprintable():
+    if (
+        not isinstance(entry, dict)
+        or not all(isinstance(entry[name], kind) for name, kind in _KINDS.items())
+        or not (entry["license"] or "").isprintable()
+    ):
         raise TypeError
     files = tuple(RepoFile(**file) for file in entry["files"])
     return RevisionPin(**{**entry, "files": files})

@@ -8,6 +8,7 @@ from sparkdeploy.checkpoint.fp8 import Mismatch, expected_bytes
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, RangeSource
+from sparkdeploy.checkpoint.repo_files import repo_and_revision
 from sparkdeploy.checkpoint.source import CheckpointSource, open_folder, source_identity
 from sparkdeploy.console import console
 from sparkdeploy.recipe.paths import is_folder
@@ -25,7 +26,7 @@ def fp8_origin(checkpoint: Checkpoint, settings: Settings) -> str:
         return ""
     if is_folder(source):
         return f"folder {source} {source_identity(open_folder(Path(source)))}"
-    repo, revision = _repository(source)
+    repo, revision = repo_and_revision(source)
     return f"{repo}@{HubLock(settings.state_dir).commit(repo, revision)}"
 
 
@@ -34,7 +35,7 @@ def resolve_fp8(checkpoint: Checkpoint, settings: Settings) -> bool:
     source = _source_of(checkpoint)
     if not source or is_folder(source):
         return False
-    repo, revision = _repository(source)
+    repo, revision = repo_and_revision(source)
     lock = HubLock(settings.state_dir)
     if lock.pin(repo, revision) is not None:
         return False
@@ -83,15 +84,10 @@ def _open_ranges(source: str, settings: Settings) -> RangeSource:
     if is_folder(source):
         return FolderRanges(open_folder(Path(source)).files_dir)
     hub, lock = open_hub(settings), HubLock(settings.state_dir)
-    return HubRanges(hub, pull.resolve(hub, lock, *_repository(source), anew=False))
+    return HubRanges(hub, pull.resolve(hub, lock, *repo_and_revision(source), anew=False))
 
 
 def _source_of(checkpoint: Checkpoint) -> str:
     """A folder, or ORG/NAME[@REVISION]; empty when the recipe takes no prebuilt tensors."""
     fp8 = checkpoint.fp8_dense
     return fp8.source or "" if fp8.mode == "prebuilt" else ""
-
-
-def _repository(source: str) -> tuple[str, str]:
-    repo, _, revision = source.partition("@")
-    return repo, revision or "main"

@@ -42,8 +42,6 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A repository that is here, whole and verified."""
-
     repo: str
     revision: str
     commit: str
@@ -101,7 +99,6 @@ def resolve(hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool) ->
 
 
 def plan_download(hub: Hub, lock: HubLock, facts: RepoFacts, *, free_bytes: int) -> Download:
-    """Say what is missing of a repository; nothing is written."""
     pin = lock.pin(facts.repo, facts.revision)
     missing = cache.missing_in(
         cache.snapshot_folder(hub.cache, facts.repo, facts.commit), facts.files

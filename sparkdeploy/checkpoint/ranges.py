@@ -41,8 +41,6 @@ class RangeSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a file: from `begin` up to `end`."""
-
     file: str
     begin: int
     end: int

@@ -107,6 +107,12 @@ class RepoFacts:
         return sum(file.size_bytes for file in self.files)
 
 
+def repo_and_revision(name: str) -> tuple[str, str]:
+    """What ORG/NAME[@REVISION] names."""
+    repo, _, revision = name.partition("@")
+    return repo, revision or "main"
+
+
 def check_repo(repo: str) -> None:
     """The cache writes `/` as `--`, so that a name with `--` would share a folder with another."""
     if not _matches(_REPO, repo) or "--" in repo or ".." in repo or repo.endswith((".", "-")):

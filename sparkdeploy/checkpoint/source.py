@@ -63,16 +63,8 @@ def open_folder(path: Path) -> CheckpointSource:
     folder = folder.resolve()
     # Two folders may share a name; the mounts of a machine must not.
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
-    return _checked(
-        CheckpointSource(
-            kind="folder",
-            name=folder.name,
-            root=folder,
-            files_dir=folder,
-            revision=None,
-            mount_name=f"local--{folder.name}-{digest}",
-        )
-    )
+    mount_name = f"local--{folder.name}-{digest}"
+    return _checked(CheckpointSource("folder", folder.name, folder, folder, None, mount_name))
 
 
 def fetch_command(repo: str, revision: str | None) -> str:
@@ -129,16 +121,8 @@ def _resolved_revision(root: Path, revision: str) -> str | None:
 
 
 def _snapshot(root: Path, repo: str, commit: str) -> CheckpointSource:
-    return _checked(
-        CheckpointSource(
-            kind="hub",
-            name=repo,
-            root=root,
-            files_dir=root / SNAPSHOTS / commit,
-            revision=commit,
-            mount_name=root.name,
-        )
-    )
+    snapshot = root / SNAPSHOTS / commit
+    return _checked(CheckpointSource("hub", repo, root, snapshot, commit, mount_name=root.name))
 
 
 def _checked(source: CheckpointSource) -> CheckpointSource:

@@ -199,7 +199,6 @@ def _add_run(runs: list[Span], path: Path, begin: int, size_bytes: int) -> None:
 def _write_last(
     source: CheckpointSource, shard: Fp8Shard, staging: Path, journal: _Journal, fingerprint: str
 ) -> Manifest:
-    """Write configuration, index and, when all of it fits together, the manifest."""
     replaced = sum(name.endswith(OWN_SUFFIXES[WEIGHT_SUFFIX]) for name in shard.digests)
     config = contents.read_config(source.files_dir)
     config[HYBRID_NOTE] = f"{replaced} shared-expert weights in FP8, from {shard.origin}"

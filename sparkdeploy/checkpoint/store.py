@@ -11,6 +11,7 @@ from sparkdeploy.checkpoint.fp8_shard import read_shard
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.prebuilt import shard_store
+from sparkdeploy.checkpoint.repo_files import repo_and_revision
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import Settings
 
@@ -29,7 +30,6 @@ class Stored:
 
 
 def stored(settings: Settings) -> Iterator[Stored]:
-    """Everything in the hub's cache, our own checkpoints, and the FP8 tensors kept for them."""
     pins = HubLock(settings.state_dir).pins()
     for root in sorted(settings.hub_cache.glob("models--*--*")):
         repo = repo_of(root)
@@ -53,7 +53,6 @@ def stored(settings: Settings) -> Iterator[Stored]:
 
 
 def find_stored(name: str, settings: Settings) -> Stored:
-    """The thing of this name; CheckpointError when there is none."""
     for item in stored(settings):
         if item.name == name:
             return item
@@ -65,8 +64,8 @@ def find_folder(name: str, settings: Settings) -> Path:
     for candidate in (Path(name).expanduser(), _prepared_folder(settings) / name):
         if (candidate / "config.json").is_file():
             return candidate.absolute()
-    repo, _, revision = name.partition("@")
-    pin = HubLock(settings.state_dir).pin(repo, revision or "main")
+    repo, revision = repo_and_revision(name)
+    pin = HubLock(settings.state_dir).pin(repo, revision)
     if pin is not None:
         return snapshot_folder(settings.hub_cache, repo, pin.commit)
     raise CheckpointError(f"{name} is no checkpoint on this machine.", hint=HINT)

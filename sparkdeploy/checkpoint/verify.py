@@ -128,7 +128,7 @@ def _index_problems(
         if len({item.file for item in tensors.values()}) > 1:
             yield f"there are several files and no {INDEX_FILE}"
         return
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_bytes())
     places: Mapping[str, str] = content["weight_map"]
     elsewhere = [name for name, file in places.items() if tensors[name].file != file]
     if elsewhere:
@@ -220,12 +220,12 @@ def _manifest_problems(folder: Path, tensors: Mapping[str, Located]) -> Iterator
 
 def _blob_hashes(folder: Path) -> dict[str, str]:
     """What files of a hub's cache are called, which is the sha256 of the large ones."""
-    hashes = {}
-    for path in folder.rglob("*"):
-        real = real_path(path)
-        if path.is_symlink() and real.parent.name == "blobs" and _BLOB.fullmatch(real.name):
-            hashes[str(path.relative_to(folder))] = real.name
-    return hashes
+    links = {path: real_path(path) for path in folder.rglob("*") if path.is_symlink()}
+    return {
+        str(path.relative_to(folder)): real.name
+        for path, real in links.items()
+        if real.parent.name == "blobs" and _BLOB.fullmatch(real.name)
+    }
 
 
 def inspect_checkpoint(folder: Path) -> Inspection:

@@ -156,10 +156,7 @@ def verify(
 
 
 @group.command()
-def inspect(
-    name: StoredArgument,
-    as_json: JsonOption = False,
-) -> None:
+def inspect(name: StoredArgument, as_json: JsonOption = False) -> None:
     """Say what a checkpoint is: tensors and bytes by kind and dtype."""
     from sparkdeploy.checkpoint.store import find_folder
     from sparkdeploy.checkpoint.verify import inspect_checkpoint
@@ -214,12 +211,8 @@ def twin(
     settings = current_settings()
     # A recipe that does not exist is refused; whatever it serves, the twin is one of Qwen3.5-MoE.
     resolve(requested(like, None, settings), settings)
-    shape = TwinShape(
-        layers=layers,
-        hidden=hidden,
-        vocab=vocab,
-        expert_format=ExpertFormat.INT4 if int4_experts else ExpertFormat.BF16,
-    )
+    experts = ExpertFormat.INT4 if int4_experts else ExpertFormat.BF16
+    shape = TwinShape(layers=layers, hidden=hidden, vocab=vocab, expert_format=experts)
     with console.step(f"twin {out}"):
         build_twin(out, shape, seed=seed)
     console.answer(str(out))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.contents import ModelSizes, model_sizes
+from sparkdeploy.checkpoint.contents import model_sizes
 from sparkdeploy.checkpoint.draft_vocabulary import (
     HINT,
     DraftVocabulary,
     count_tokens,
-    rank_tokens,
     vocabulary_file,
     write_vocabulary,
 )
@@ -61,31 +60,30 @@ def write_standalone(
     """
     recipe = resolve(request, settings).recipe
     located = locate_model(recipe, settings)
-    if located.source is None or not isinstance(located.fact, ModelFact):
+    source, fact = located.source, located.fact
+    if source is None or not isinstance(fact, ModelFact):
         raise CheckpointError(
             f"{recipe.model.repo} is not on this machine.",
             hint=f"sparkdeploy checkpoint pull {recipe.model.repo}",
         )
-    size_bytes, free_bytes = located.fact.size_bytes, facts.free_bytes(out.absolute().parent)
+    size_bytes, free_bytes = fact.size_bytes, facts.free_bytes(out.absolute().parent)
     if free_bytes is not None and size_bytes > free_bytes:
         raise CheckpointError(
             f"disk: {out} takes {format_bytes(size_bytes)}, {format_bytes(free_bytes)} are free.",
             hint="name a folder on another disk",
         )
-    shard = bring_fp8(recipe.checkpoint, located.source, settings, mismatch)
+    shard = bring_fp8(recipe.checkpoint, source, settings, mismatch)
     if shard is None:
         raise CheckpointError(
             "the recipe names no repository of FP8 tensors.",
             hint="--set checkpoint.fp8_dense.mode=prebuilt "
             "--set checkpoint.fp8_dense.source=Qwen/Qwen3.5-122B-A10B-FP8",
         )
-    source = located.source
     with console.step(f"standalone checkpoint {out}") as step:
         return build_standalone(source, shard, out, replaces=replaces, on_progress=step.progress)
 
 
 def verify_deep(folder: Path, settings: Settings) -> Verified:
-    """Check headers, and every byte of the files whose hash is known."""
     pins = HubLock(settings.state_dir).pins().values()
     files = next((pin.files for pin in pins if pin.commit == folder.name), ())
     stated = {file.name: file.sha256 for file in files if file.sha256 is not None}
@@ -198,18 +196,12 @@ def _sizes_elsewhere(recipe: Recipe, settings: Settings) -> tuple[str, int | Non
         known = shipped.get(recipe.model.repo)
         if known is None:
             return f"nobody: {error.message}", None, 0
-        shape = known.architecture
-        sizes = ModelSizes(
-            layers=shape.layers,
-            hidden=shape.hidden_size,
-            vocab=shape.vocab_size,
-            experts=shape.num_experts,
-            shared_expert_intermediate=shape.shared_expert_intermediate_size,
-            mtp_layers=shape.mtp_num_hidden_layers,
-            ties_embeddings=False,
-        )
         said = f"shipped facts, derived, because {error.message}"
-        return said, known.total_bytes, expected_bytes(sizes) if takes_fp8 else 0
+        if not takes_fp8:
+            return said, known.total_bytes, 0
+        shape = known.architecture
+        sizes = model_sizes({**asdict(shape), "num_hidden_layers": shape.layers})
+        return said, known.total_bytes, expected_bytes(sizes)
 
 
 def _sizes_on_hub(model: Model, settings: Settings, *, takes_fp8: bool) -> tuple[str, int, int]:
@@ -247,13 +239,8 @@ def count_for(request: Request, texts: Sequence[Path], settings: Settings) -> Dr
     ]
     with console.step(f"tokens of {len(files)} files") as step:
         counted = count_tokens(source.files_dir, files, on_progress=step.progress)
-    if not counted.counts:
+    if not counted.counted:
         raise CheckpointError("the named files hold no text", hint=HINT)
-    vocabulary = DraftVocabulary(
-        tokens=rank_tokens(counted.counts, special=counted.special, vocabulary=counted.vocabulary),
-        counted=sum(counted.counts.values()),
-        distinct=len(counted.counts),
-        texts=tuple(map(str, texts)),
-    )
+    vocabulary = replace(counted, texts=tuple(map(str, texts)))
     write_vocabulary(vocabulary_file(recipe.model, settings), vocabulary)
     return vocabulary

@@ -8,6 +8,7 @@ from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned, pin_found
 from sparkdeploy.checkpoint.prebuilt import resolve_fp8
 from sparkdeploy.checkpoint.pull import Pulled, WantedRepository, announce, fetch
+from sparkdeploy.checkpoint.repo_files import repo_and_revision
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.console import format_bytes
 from sparkdeploy.errors import CheckpointError
@@ -29,8 +30,7 @@ def pull_repositories(name: str, settings: Settings, *, anew: bool) -> tuple[Pul
     network, or files that stay wrong.
     """
     if "/" in name and not name.startswith((".", "/", "~")) and not name.endswith(".yaml"):
-        repo, _, revision = name.partition("@")
-        wanted = [WantedRepository(repo, revision or "main")]
+        wanted = [WantedRepository(*repo_and_revision(name))]
     else:
         wanted = list(_repositories(resolve(Request(name), settings).recipe, settings))
     hub, lock = open_hub(settings), HubLock(settings.state_dir)

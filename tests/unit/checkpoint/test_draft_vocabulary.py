@@ -18,6 +18,7 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
 from sparkdeploy.checkpoint.overlay import build_overlay, overlay_fingerprint
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment
+from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
 from sparkdeploy.errors import CheckpointError
 
 SMALL = DraftVocabulary(tokens=(4, 0, 3, 1, 2), counted=9, distinct=2, texts=("a.txt",))
@@ -79,9 +80,12 @@ def test_text_is_counted_in_the_model_s_own_tokens(small_twin: Path, tmp_path: P
         small_twin, [first, second], on_progress=lambda done, total: told.append((done, total))
     )
     assert told[-1] == (52, 52)
-    assert max(seen.counts.values()) >= 9
-    assert seen.vocabulary == 320
-    assert set(seen.special) & set(seen.counts), "a special token in the text is one token"
+    tokenizer = TwinTokenizer(320)
+    assert len(seen.tokens) == 320
+    assert seen.tokens[0] == tokenizer.token_id("<|im_end|>"), "in the text it is one token"
+    assert set(seen.tokens[: len(tokenizer.special_ids)]) == set(tokenizer.special_ids.values())
+    assert seen.tokens[len(tokenizer.special_ids)] == ord("e")
+    assert seen.distinct < seen.counted < 52
 
 
 def test_a_text_that_is_not_there_is_named(small_twin: Path, tmp_path: Path) -> None:
