@@ -7,11 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.cache import missing_in, snapshot_folder
 from sparkdeploy.checkpoint.durable import disk_errors, only_one, write_text
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit, is_commit, shown
-from sparkdeploy.checkpoint.source import CheckpointSource
+from sparkdeploy.checkpoint.source import CheckpointSource, find_in_hub_cache
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import MAX_BYTES, read_json
@@ -156,11 +155,11 @@ def find_pinned(
     """
     pin = lock.pin(repo, revision)
     if pin is None:
-        return sources.find_in_hub_cache(repo, revision, hub_cache)
+        return find_in_hub_cache(repo, revision, hub_cache)
     snapshot = snapshot_folder(hub_cache, repo, pin.commit)
     if not pin.can_serve or missing_in(snapshot, pin.files):
         return None
-    return sources.find_in_hub_cache(repo, pin.commit, hub_cache)
+    return find_in_hub_cache(repo, pin.commit, hub_cache)
 
 
 def pin_found(source: CheckpointSource, revision: str, lock: HubLock) -> None:

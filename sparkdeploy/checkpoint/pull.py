@@ -100,9 +100,8 @@ def resolve(hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool) ->
 
 def plan_download(hub: Hub, lock: HubLock, facts: RepoFacts, *, free_bytes: int) -> Download:
     pin = lock.pin(facts.repo, facts.revision)
-    missing = cache.missing_in(
-        cache.snapshot_folder(hub.cache, facts.repo, facts.commit), facts.files
-    )
+    snapshot = cache.snapshot_folder(hub.cache, facts.repo, facts.commit)
+    missing = cache.missing_in(snapshot, facts.files)
     is_pinned = pin is not None and pin.is_verified and pin.commit == facts.commit
     missing_bytes = download_bytes(hub.cache, facts)
     return Download(facts, missing, missing_bytes, is_pinned and not missing, free_bytes)

@@ -92,10 +92,7 @@ def verify_deep(folder: Path, settings: Settings) -> Verified:
 
 
 def remove_stored(name: str, settings: Settings, consent: Callable[[str], bool]) -> Stored:
-    """Delete a download or a prepared checkpoint after asking; nothing is started meanwhile.
-
-    Raises NodeError while deployments run from it, before anybody is asked and again after.
-    """
+    """Raises NodeError while deployments run from it, before anybody is asked and again after."""
     item = find_stored(name, settings)
     _refuse_if_mounted(item, settings)
     if not consent(f"Delete {item.path} ({format_bytes(item.size_bytes)})?"):
@@ -107,10 +104,7 @@ def remove_stored(name: str, settings: Settings, consent: Callable[[str], bool])
 
 
 def _refuse_if_mounted(item: Stored, settings: Settings) -> None:
-    """Raise NodeError naming the deployments that run from this folder, and how to stop them.
-
-    A stopped one that needs it, also one that is kept for `rollback`, is named and stops nothing.
-    """
+    """A stopped deployment that needs it, also one kept for `rollback`, is only named."""
     try:
         host = connect(settings)
     except NodeError as error:
@@ -158,11 +152,7 @@ class CheckpointNeeds:
 
 
 def checkpoint_needs(request: Request, settings: Settings) -> CheckpointNeeds:
-    """State bytes to fetch, bytes to write and free space; nothing is changed, not even a pin.
-
-    The hub is asked about a model that is neither here nor pinned; where it does not answer, the
-    shipped facts do.
-    """
+    """State bytes to fetch, bytes to write and free space; nothing is changed, not even a pin."""
     recipe = resolve(request, settings).recipe
     fact, overlay_bytes = locate_model(recipe, settings).fact, OVERLAY_WRITE_BYTES
     fetch_bytes: int | None
@@ -187,7 +177,7 @@ def checkpoint_needs(request: Request, settings: Settings) -> CheckpointNeeds:
 
 
 def _sizes_elsewhere(recipe: Recipe, settings: Settings) -> tuple[str, int | None, int]:
-    """Who states it, bytes of the model's repository, and of the FP8 tensors it would take."""
+    """Who states it, the pin, the hub or shipped facts; bytes of model and of FP8 tensors."""
     takes_fp8 = recipe.checkpoint.fp8_dense.source is not None
     try:
         return _sizes_on_hub(recipe.model, settings, takes_fp8=takes_fp8)
