@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdeploy.checkpoint.durable import content_hash, write_text
+from sparkdeploy.checkpoint.repo_files import name_problem
 from sparkdeploy.checkpoint.source import CheckpointSource
 from sparkdeploy.stored_json import read_json
 
@@ -78,6 +79,5 @@ def write_manifest(
 def _are_digests(digests: object) -> bool:
     """Whether it is hashes of files that lie in the checkpoint; a download may bring a manifest."""
     return isinstance(digests, dict) and all(
-        isinstance(digest, str) and not name.startswith("/") and ".." not in name.split("/")
-        for name, digest in digests.items()
+        isinstance(digest, str) and name_problem(name) is None for name, digest in digests.items()
     )
