@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 HASH_TIMEOUT_S = 3600.0
 """72 GB at 0.5 GB/s take three minutes; a disk that is slower than that is still not stuck."""
-_LIST = r"find {root} -printf '%P\t%y\t%s\t%T@\t%C@\t%i\t%l\n' 2>/dev/null || true"
+_LIST = r"find {root} -printf '%P\t%y\t%s\t%T@\t%C@\t%i\t%l\0' 2>/dev/null || true"
+_FIELDS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,21 @@ class Entry:
 def list_tree(node: Node, root: Path) -> dict[str, Entry]:
     """Return every file and link below a root by its relative path; none when it is missing."""
     done = node.script(_LIST.format(root=shlex.quote(str(root))))
-    return read_listing(done.stdout)
+    return read_listing(done.stdout, node.name, root)
 
 
-def read_listing(text: str) -> dict[str, Entry]:
+def read_listing(text: str, node: str, root: Path) -> dict[str, Entry]:
+    """Read what _LIST printed; NodeError names a file that no list of lines can hold."""
     entries: dict[str, Entry] = {}
-    for line in text.splitlines():
-        path, kind, size, changed, status, inode, link = line.split("\t")
+    for record in text.split("\0")[:-1]:
+        fields = record.split("\t")
+        if len(fields) != _FIELDS or record.splitlines() != [record]:
+            raise NodeError(
+                f"{node}: the name of {str(root / fields[0])!r}, or of what it links to, has a tab "
+                "or a line end",
+                hint=f"rename it on {node}",
+            )
+        path, kind, size, changed, status, inode, link = fields
         if kind in {"f", "l"}:
             entries[path] = Entry(kind, int(size), f"{size} {changed} {status} {inode}", link)
     return entries

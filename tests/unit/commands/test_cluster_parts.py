@@ -37,11 +37,21 @@ HERE = Node("spark-1", spark(1))
 
 
 def test_a_listing_tells_files_links_and_stamps() -> None:
-    text = "a\tf\t5\t1.5\t2.5\t77\t\nb\tl\t3\t1\t2\t78\t../blobs/x\n\td\t0\t1\t1\t1\t\n"
-    found = read_listing(text)
+    text = "a\tf\t5\t1.5\t2.5\t77\t\0b\tl\t3\t1\t2\t78\t../blobs/x\0\td\t0\t1\t1\t1\t\0"
+    found = read_listing(text, "spark-1", Path("/models"))
     assert set(found) == {"a", "b"}
     assert (found["a"].size_bytes, found["a"].stamp) == (5, "5 1.5 2.5 77")
     assert found["b"].link == "../blobs/x"
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("a\tb", "x"), ("a\nb", "x"), ("a", "\n"), ("a", "\t")]
+)
+def test_a_name_that_no_list_can_hold_is_refused(tmp_path: Path, name: str, target: str) -> None:
+    (tmp_path / name).symlink_to(target)
+    with pytest.raises(NodeError, match=f"spark-1.*{tmp_path}/a") as refused:
+        list_tree(HERE, tmp_path)
+    assert "rename it on spark-1" in (refused.value.hint or "")
 
 
 def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
