@@ -67,12 +67,14 @@ class Ledger:
             known = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             known = {}
-        self._known: dict[str, list[str]] = known if isinstance(known, dict) else {}
+        self._known: dict[str, object] = known if isinstance(known, dict) else {}
 
     def find(self, path: Path, entry: Entry) -> str | None:
         """Return the hash of a file that has not changed since."""
-        stamp, digest = self._known.get(str(path), ("", ""))
-        return digest if stamp == entry.stamp else None
+        match self._known.get(str(path)):
+            case [entry.stamp, str(digest)]:
+                return digest
+        return None
 
     def remember(self, digests: Mapping[Path, tuple[Entry, str]]) -> None:
         """Keep these; the file appears whole or not at all."""

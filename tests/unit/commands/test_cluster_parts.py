@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import socket
 import threading
@@ -71,6 +72,19 @@ def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
     file.write_bytes(b"two")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert digest() == hashlib.sha256(b"two").hexdigest()
+
+
+@pytest.mark.parametrize("known", [["1"], "ab", None, ["{stamp}", 7], [["{stamp}"], "a", "b"]])
+def test_a_damaged_ledger_knows_nothing(tmp_path: Path, known: object) -> None:
+    (tmp_path / "weights").write_bytes(b"one")
+    entries = list_tree(HERE, tmp_path)
+    (tmp_path / "cluster").mkdir()
+    text = json.dumps({str(tmp_path / "weights"): known}).replace(
+        "{stamp}", entries["weights"].stamp
+    )
+    (tmp_path / "cluster" / "hashes-n.json").write_text(text)
+    found = hashes(HERE, tmp_path, entries, Ledger(tmp_path, "n"))
+    assert found["weights"] == hashlib.sha256(b"one").hexdigest()
 
 
 def test_a_difference_is_found_by_content(tmp_path: Path) -> None:
