@@ -57,7 +57,8 @@ def explain(said: str, address: str, user: str | None) -> tuple[str, str]:
         ),
         "Could not resolve hostname": (
             f"the name {address} is not known",
-            "write its address into `ssh:` in config.yaml",
+            "check the name, or give its address: `ssh:` in config.yaml, or HostName in"
+            " ~/.ssh/config",
         ),
     }
     last = said.strip().splitlines()[-1:] or ["it did not answer"]

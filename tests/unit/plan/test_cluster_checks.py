@@ -286,7 +286,11 @@ def test_twins_are_known_by_name(name: str, key: str | None) -> None:
         ),
         ("ada@b: Permission denied (publickey).", "password or a key", "ssh-copy-id ada@b"),
         ("ssh: connect to host b port 22: Connection refused", "nothing listens", "systemctl"),
-        ("ssh: Could not resolve hostname b: Name or service not known", "not known", "config"),
+        (
+            "ssh: Could not resolve hostname b: Name or service not known",
+            "not known",
+            "check the name, or give its address: `ssh:` in config.yaml, or HostName in",
+        ),
         ("ssh: connect to host b port 22: No route to host", "No route to host", "is it on"),
         ("", "did not answer", "is it on"),
     ],
