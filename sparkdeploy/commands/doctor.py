@@ -48,6 +48,7 @@ class _Task(Generic[T]):
     def __init__(self, work: Callable[[], T]) -> None:
         self.result: T | None = None
         self.error: SparkdeployError | None = None
+        self._bug: Exception | None = None
         # A daemon thread does not keep the program from ending.
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         self._thread.start()
@@ -57,10 +58,14 @@ class _Task(Generic[T]):
             self.result = work()
         except SparkdeployError as error:
             self.error = error
+        except Exception as error:  # noqa: BLE001 - whoever waits raises it
+            self._bug = error
 
     def wait(self, until_s: float) -> T | None:
-        """Return the result, or None when it has failed or is not there in time."""
+        """Return the result, or None when it has failed or is not there in time; raise a bug."""
         self._thread.join(max(until_s - time.monotonic(), 0.0))
+        if self._bug is not None:
+            raise self._bug
         return self.result
 
 

@@ -249,6 +249,18 @@ def test_no_command_is_waited_for_longer_than_a_patient_would(
     assert max(slow.patience_s) <= READ_TIMEOUT_S
 
 
+def test_a_bug_in_a_thread_is_raised_where_it_is_waited_for(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(*_: object, **__: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(room, "connect", no_engine)
+    monkeypatch.setattr(room, "observe", break_down)
+    with pytest.raises(KeyError, match="a bug"):
+        room.examine(load_recipe(shipped, "v2"), settings_of_ada(), load("nothing"))
+
+
 @given(st.text(), st.text())
 def test_no_output_of_a_command_is_too_strange(first: str, second: str) -> None:
     """Whatever the programs of a machine print, reading it does not raise."""
