@@ -116,7 +116,9 @@ def plan_recipe(
                 hint="run `sparkdeploy plan` once with each",
             )
         from sparkdeploy.commands.estimate import Among, WhenMissing, outlook_for
+        from sparkdeploy.node.container import refuse_no_name
 
+        refuse_no_name(name)
         outlook = outlook_for(
             recipe,
             assignments,

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.reach import Reach, serving
 from sparkdeploy.errors import NodeError, UsageError
-from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX
+from sparkdeploy.node.container import refuse_no_name
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import library, load_recipe
-from sparkdeploy.recipe.schema import NAME_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,16 +42,7 @@ def make_request(
     reach: Reach = Reach.HERE,
 ) -> Request:
     """Return the request; raise UsageError for a name Docker would not take."""
-    if not re.fullmatch(NAME_PATTERN, name):
-        raise UsageError(
-            f"{name!r} is no deployment name", hint="use lower-case letters, digits, . _ -"
-        )
-    if name.endswith(REPLACED_SUFFIX) or KEPT_MARK in name:
-        raise UsageError(
-            f"{name!r} is no deployment name: {REPLACED_SUFFIX} and {KEPT_MARK}N mark containers "
-            "that are being replaced or kept",
-            hint="choose another name",
-        )
+    refuse_no_name(name)
     wanted = recipe or settings.default_recipe
     return Request(wanted, tuple(assignments or ()), Deployment(name, exposure), reach)
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdeploy import labels
+from sparkdeploy.errors import UsageError
 from sparkdeploy.recipe.schema import NAME_PATTERN
 
 if TYPE_CHECKING:
@@ -182,6 +183,20 @@ def is_ours(name: str, marks: Mapping[str, str]) -> bool:
 def own_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Return the tags that sparkdeploy gives to images."""
     return tuple(tag for tag in tags if tag.startswith(TAG_START))
+
+
+def refuse_no_name(name: str) -> None:
+    """Raise UsageError for what no new deployment may be called."""
+    if not is_name(name):
+        raise UsageError(
+            f"{name!r} is no deployment name", hint="use lower-case letters, digits, . _ -"
+        )
+    if name.endswith(REPLACED_SUFFIX) or KEPT_MARK in name:
+        raise UsageError(
+            f"{name!r} is no deployment name: {REPLACED_SUFFIX} and {KEPT_MARK}N mark containers "
+            "that are being replaced or kept",
+            hint="choose another name",
+        )
 
 
 def is_name(text: str) -> bool:

@@ -158,6 +158,7 @@ def test_an_inherited_chat_template_stands_beside_the_recipe_that_names_it(
         ("up", "--solo", "--cluster"),
         ("plan", "--name", "Not A Name"),
         ("plan", "--name", "main\n"),
+        ("plan", "--hardware", "spark", "--name", "A!"),
         ("no-such-command",),
     ],
 )
