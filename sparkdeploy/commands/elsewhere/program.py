@@ -33,71 +33,6 @@ KEPT_PROGRAMS = 2
 SHOWN_LINES = 20
 # -P: a folder of the user's that is called sparkdeploy is not the program.
 AS_MODULE = ("-P", "-m", "sparkdeploy")
-# Cheapest first: a folder's name says what it holds, an installed program has to start.
-ASK = """\
-cache="${SPARKDEPLOY_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/sparkdeploy}"
-PATH="$PATH:$HOME/.local/bin"
-tell() { printf '\\nsparkdeploy:%s=%s\\n' "$1" "$2"; }
-# Another user there may have made what stands at a path of ours, as below /tmp.
-ours() {
-  path="$1"
-  while [ -n "$path" ]; do
-    case "$(stat -c %u "$path")" in 0 | "$(id -u)") ;; *) return 1 ;; esac
-    path="${path%/*}"
-  done
-}
-same() { [ "$("$@" --identity 2>/dev/null </dev/null)" = "$identity" ]; }
-tell cache "$cache"
-if [ -d "$cache/from/$digest" ]; then touch "$cache/from/$digest"; tell sent "$digest"; fi
-brought="$cache/program/$identity"
-if [ -x "$brought/venv/bin/python" ]; then
-  touch "$brought"
-  tell python "$brought/venv/bin/python"
-elif [ -x "$interpreter" ] && ours "$interpreter" && same "$interpreter" -P -m sparkdeploy; then
-  tell python "$interpreter"
-elif installed="$(command -v sparkdeploy)" && same "$installed"; then
-  tell command "$installed"
-fi
-"""
-# uv does not read pip's configuration, where a machine's package index often stands.
-INSTALL = """\
-exec 2>&1 </dev/null
-set -eu
-umask 077
-cd "$staged"
-PATH="$PATH:$HOME/.local/bin:$HOME/.cargo/bin"
-if ! {
-  command -v uv >/dev/null && uv venv --python '>=3.11' venv &&
-    uv pip install --python venv/bin/python --requirement requirements.txt
-}; then
-  rm -rf venv
-  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    { echo "python3 there is older than 3.11"; exit 1; }
-  python3 -m venv venv
-  venv/bin/python -m pip install --disable-pip-version-check --requirement requirements.txt
-fi
-export PYTHONDONTWRITEBYTECODE=1
-found="$(PYTHONPATH="$staged" venv/bin/python -P -m sparkdeploy --identity)"
-[ "$found" = "$identity" ] || { echo "it is $found, and not $identity"; exit 1; }
-site="$(venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-printf '%s\\n' "$into/$name" >"$site/sparkdeploy.pth"
-[ -x "$into/$name/venv/bin/python" ] || rm -rf "$into/$name"
-"""
-# What a killed bringing left is removed by a later one; two may be at it at the same time.
-UNPACK = """\
-set -eu
-umask 077
-mkdir -p "$into"
-find "$into" -maxdepth 1 -name '.new-*' -mmin +120 -exec rm -rf {} +
-mkdir "$staged"
-base64 -d | tar -xz -C "$staged"
-"""
-# A folder has its name only once it is whole. Somebody else's with that name is the same.
-PUT = """\
-touch "$staged"
-if ! mv -T "$staged" "$into/$name" 2>/dev/null; then rm -rf "$staged"; [ -d "$into/$name" ]; fi
-ls -1td "$into"/*/ | tail -n "+$((keep + 1))" | while read -r old; do rm -rf "$old"; done
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +50,7 @@ class BundleFolder:
         return f"{self.into}/{self.name}"
 
     def script(self, body: str, **values: str) -> str:
-        """Return a script that knows the place under the names that the bodies above use."""
+        """Return a script that knows the place under the names that the scripts use."""
         place = {"into": self.into, "name": self.name, "keep": str(self.keep)}
         return assigned(body, **place, staged=f"{self.into}/{self._staged}", **values)
 
@@ -124,13 +59,17 @@ class BundleFolder:
         tar = io.BytesIO()
         write_tar(files, tar)
         packed = base64.encodebytes(gzip.compress(tar.getvalue(), mtime=0)).decode()
-        done = link.run(self.script(UNPACK + then), stdin=packed)
+        done = link.run(self.script(body_of("unpack") + then), stdin=packed)
         if done.exit_code:
             raise NodeError(
                 f"{link.name}: files could not be unpacked below {self.into}",
                 detail=done.stderr,
                 hint="is that disk full, or the folder another user's?",
             )
+
+
+def body_of(name: str) -> str:
+    return Path(__file__).with_name(f"{name}.sh").read_text(encoding="utf-8")
 
 
 def assigned(body: str, **values: str) -> str:
@@ -172,7 +111,7 @@ def program_files() -> Iterator[ContextFile]:
 def ask(link: SshLink, digest: str) -> MachineReport:
     """Ask in one go; a file in the user's shell start-up may print before."""
     values = {"identity": identity(), "interpreter": sys.executable, "digest": digest}
-    said = link.run(assigned(ASK, **values)).stdout.splitlines()
+    said = link.run(assigned(body_of("ask"), **values)).stdout.splitlines()
     told = dict(line.removeprefix(MARK).split("=", 1) for line in said if line.startswith(MARK))
     if "cache" not in told:
         raise NodeError(
@@ -200,7 +139,7 @@ def bring(link: SshLink, answer: MachineReport) -> tuple[str, ...]:
     with console.step(f"sparkdeploy {place.name} to {link.name}") as step:
         step.say("sending it")
         place.unpack(link, files)
-        script = place.script(INSTALL + PUT, identity=place.name)
+        script = place.script(body_of("install") + body_of("put"), identity=place.name)
 
         def show(text: str) -> None:
             for line in text.splitlines()[-1:]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import shell
 from sparkdeploy.commands.elsewhere import program
 from sparkdeploy.commands.elsewhere.luggage import pack
-from sparkdeploy.commands.elsewhere.program import PUT, BundleFolder, assigned
+from sparkdeploy.commands.elsewhere.program import BundleFolder, assigned, body_of
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.cluster import configured
 from sparkdeploy.node.ssh import SSH_FAILED, SshLink, SshTarget
@@ -48,7 +48,7 @@ def run_on(node: str, argv: Sequence[str], settings: Settings) -> int:
         there = answer.program or program.bring(link, answer)
         place = BundleFolder(f"{answer.cache}/from", luggage.digest, KEPT_LUGGAGE)
         if luggage.files and not answer.has_files:
-            place.unpack(link, luggage.files, then=PUT)
+            place.unpack(link, luggage.files, then=body_of("put"))
         words = f"{target.user}@{target.address}" if target.user else target.address
         variables = {ON_VARIABLE: words, **luggage.variables_in(place.path)}
         command = (*there, *luggage.argv_in(place.path))
