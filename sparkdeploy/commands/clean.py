@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy import labels
 from sparkdeploy.deploy.changing import changing, crashes_dir
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.stages import UPPERMOST_FIRST, stages_of
@@ -99,21 +98,21 @@ def old_images(
 
     What a kept image stands on is kept; those that stand on others come first.
     """
-    ours = [image for image in images if image.labels.get(labels.STAGE) in UPPERMOST_FIRST]
+    ours = [image for image in images if image.stage in UPPERMOST_FIRST]
     kept = [
         image
         for image in ours
         if image.image_id in used
         or wanted.tags & set(image.tags)
-        or image.labels.get(labels.ENGINE) in wanted.opaque_engines
+        or image.engine in wanted.opaque_engines
     ]
     by_tag = {tag: image for image in ours for tag in image.tags}
     for image in kept:
-        below = by_tag.get(image.labels.get(labels.BELOW, ""))
+        below = by_tag.get(image.below)
         if below is not None and below not in kept:
             kept.append(below)
     old = [image for image in ours if image not in kept and image.tags]
-    return tuple(sorted(old, key=lambda image: UPPERMOST_FIRST[image.labels[labels.STAGE]]))
+    return tuple(sorted(old, key=lambda image: UPPERMOST_FIRST[image.stage]))
 
 
 def wanted_here(settings: Settings) -> WantedImages:
@@ -143,8 +142,9 @@ def wanted_here(settings: Settings) -> WantedImages:
 
 
 def _image(image: ImageFact) -> Leftover:
-    said = image.labels.get(labels.ENGINE, "")
-    why = f"{said if is_name(said) else 'its engine'} is now built from other inputs"
+    why = (
+        f"{image.engine if is_name(image.engine) else 'its engine'} is now built from other inputs"
+    )
     return Leftover("image", image.tags[0], image.size_bytes, why)
 
 
@@ -163,9 +163,9 @@ def _old_caches(
     Of an engine that is here, only caches that one deployment had for itself are left over.
     `mounted` are the host paths that our containers mount, those that wait for a rollback too.
     """
-    here = {image.labels.get(labels.FINGERPRINT, "") for image in images}
+    here = {image.fingerprint for image in images}
     keys = {fingerprint[:ENGINE_DIGITS] for fingerprint in here | wanted.engine_fingerprints}
-    is_opaque = any(image.labels.get(labels.ENGINE) in wanted.opaque_engines for image in images)
+    is_opaque = any(image.engine in wanted.opaque_engines for image in images)
     for engine in sorted(filter(Path.is_dir, folder.iterdir())) if folder.is_dir() else ():
         if engine.name not in keys and not is_opaque:
             yield _old_folder("cache", engine, "its engine's image is gone")

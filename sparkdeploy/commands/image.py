@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -162,8 +161,8 @@ def list_images(settings: Settings) -> tuple[ShelfImage, ...]:
     rows = [
         ShelfImage(
             tag=image.tags[0],
-            stage=image.labels.get(labels.STAGE, ""),
-            engine=image.labels.get(labels.ENGINE, ""),
+            stage=image.stage,
+            engine=image.engine,
             size_bytes=image.size_bytes,
             deployments=tuple(name for image_id, name in users if image_id == image.image_id),
         )
@@ -185,11 +184,7 @@ def show_image(reference: str, settings: Settings) -> dict[str, Any]:
         "fingerprint": first.labels.get(labels.FINGERPRINT),
         "version": first.labels.get(labels.VERSION),
         "stands_on": [image.tags[0] for image in chain[1:]],
-        "proof": {
-            image.labels[labels.STAGE]: json.loads(image.labels[labels.PROOF])
-            for image in chain
-            if labels.PROOF in image.labels
-        },
+        "proof": {image.stage: image.proof for image in chain if labels.PROOF in image.labels},
         "inputs": {
             name.removeprefix(inputs): value
             for name, value in sorted(first.labels.items())
@@ -208,7 +203,7 @@ def remove_images(references: Sequence[str], settings: Settings) -> tuple[str, .
         chosen = {find_own(own, reference).image_id for reference in references}
         going = [image for image in own if image.image_id in chosen]
         _refuse_needed(going, [image for image in own if image.image_id not in chosen], host)
-        going.sort(key=lambda image: UPPERMOST_FIRST.get(image.labels.get(labels.STAGE, ""), 3))
+        going.sort(key=lambda image: UPPERMOST_FIRST.get(image.stage, 3))
         for image in going:
             for tag in image.tags:
                 host.remove_image(tag)
@@ -224,11 +219,10 @@ def _refuse_needed(going: list[ImageFact], staying: list[ImageFact], host: Docke
                 hint=f"sparkdeploy down {container.deployment}",
             )
     for image in staying:
-        below = image.labels.get(labels.BELOW)
-        if below in tags:
+        if image.below in tags:
             raise NodeError(
-                f"{image.tags[0]} is built on {below}",
-                hint=f"remove both: sparkdeploy image rm {image.tags[0]} {below}",
+                f"{image.tags[0]} is built on {image.below}",
+                hint=f"remove both: sparkdeploy image rm {image.tags[0]} {image.below}",
             )
 
 
@@ -289,12 +283,11 @@ def find_own(images: Iterable[ImageFact], reference: str) -> ImageFact:
     Raises UsageError when there is none; Docker lists images newest first.
     """
     tagged = [image for image in images if image.tags]
-    wanted = (reference, "plugin")
     for image in tagged:
         if _is_named(image, reference):
             return image
     for image in tagged:
-        if (image.labels.get(labels.ENGINE), image.labels.get(labels.STAGE)) == wanted:
+        if (image.engine, image.stage) == (reference, "plugin"):
             return image
     unknown = f"no image of sparkdeploy is known as {reference}"
     raise UsageError(unknown, hint="sparkdeploy image ls")
@@ -302,7 +295,7 @@ def find_own(images: Iterable[ImageFact], reference: str) -> ImageFact:
 
 def _is_named(image: ImageFact, reference: str) -> bool:
     start = reference.removeprefix("sha256:")
-    known = (image.image_id.removeprefix("sha256:"), image.labels.get(labels.FINGERPRINT, ""))
+    known = (image.image_id.removeprefix("sha256:"), image.fingerprint)
     is_begun = len(reference) >= SHORTEST_ABBREVIATION and any(it.startswith(start) for it in known)
     return reference in image.tags or is_begun
 
@@ -310,7 +303,7 @@ def _is_named(image: ImageFact, reference: str) -> bool:
 def image_chain(host: DockerHost, image: ImageFact) -> tuple[ImageFact, ...]:
     """Return an image and those it stands on, downwards, as far as they are here."""
     chain = [image]
-    while below := chain[-1].labels.get(labels.BELOW):
+    while below := chain[-1].below:
         found = host.find_image(below)
         # A label may name the very image that bears it.
         if found is None or found.image_id in {image.image_id for image in chain}:

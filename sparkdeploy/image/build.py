@@ -52,7 +52,7 @@ def find_built(host: DockerHost, stage: Stage) -> ImageFact | None:
             f"image {stage.tag} exists and was not made by sparkdeploy",
             hint=f"give it another name: docker tag {stage.tag} OTHER && docker rmi {stage.tag}",
         )
-    return image if image.labels.get(labels.FINGERPRINT) == stage.fingerprint else None
+    return image if image.fingerprint == stage.fingerprint else None
 
 
 def build_stage(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> ImageFact:
@@ -94,7 +94,7 @@ def _require_below(host: DockerHost, stage: Stage) -> None:
     if stage.below is None:
         return
     image = host.find_image(stage.below)
-    if image is None or image.labels.get(labels.FINGERPRINT) != stage.inputs["below"]:
+    if image is None or image.fingerprint != stage.inputs["below"]:
         raise BuildError(
             f"stage {stage.name} of engine {stage.engine} stands on {stage.below}, which is not"
             " there",

@@ -165,6 +165,32 @@ class ImageFact:
     labels: Mapping[str, str]
     size_bytes: int
 
+    @property
+    def stage(self) -> str:
+        return self.labels.get(labels.STAGE, "")
+
+    @property
+    def engine(self) -> str:
+        return self.labels.get(labels.ENGINE, "")
+
+    @property
+    def below(self) -> str:
+        """The tag of the image it stands on."""
+        return self.labels.get(labels.BELOW, "")
+
+    @property
+    def fingerprint(self) -> str:
+        return self.labels.get(labels.FINGERPRINT, "")
+
+    @property
+    def proof(self) -> dict[str, Any]:
+        """What was found in it at its build; empty where nothing is told, or a damaged label."""
+        try:
+            content = json.loads(self.labels.get(labels.PROOF, ""))
+        except (ValueError, RecursionError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
 
 def is_ours(name: str, marks: Mapping[str, str]) -> bool:
     """Say whether a container of that name and with those labels is a deployment's."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparkdeploy import labels
 from sparkdeploy.checks.docker import check_low_disk, check_nvidia_runtime
 from sparkdeploy.checks.finding import Finding, Verdict, fail, not_seen, ok, warn
 from sparkdeploy.checks.machine import (
@@ -133,12 +131,8 @@ def _image(plan: Plan) -> Finding:
     if image is None or step.action is not Action.REUSE:
         return ok(check, f"{step.stage.tag} will be built by `up`")
     rebuild = f"sparkdeploy image rm {step.stage.tag}, then `sparkdeploy up` builds it anew"
-    try:
-        proof = json.loads(image.labels.get(labels.PROOF, ""))
-    except (ValueError, RecursionError):
-        proof = None
-    if not isinstance(proof, dict):
+    if not image.proof:
         return warn(check, f"{step.stage.tag} has no record of what it holds", rebuild)
-    if proof.get("selfcheck") != "fits":
+    if image.proof.get("selfcheck") != "fits":
         return fail(check, f"{step.stage.tag}: the plugin does not fit its vLLM", rebuild)
-    return ok(check, f"{step.stage.tag}: vLLM {proof.get('vllm')}, the plugin fits")
+    return ok(check, f"{step.stage.tag}: vLLM {image.proof.get('vllm')}, the plugin fits")

@@ -76,15 +76,14 @@ def image_steps(stages: Sequence[Stage], images: Mapping[str, ImageFact]) -> tup
 
 def _is_here(stage: Stage, images: Mapping[str, ImageFact]) -> bool:
     image = images.get(stage.tag)
-    return image is not None and image.labels.get(labels.FINGERPRINT) == stage.fingerprint
+    return image is not None and image.fingerprint == stage.fingerprint
 
 
 def _why_built(stage: Stage, images: Mapping[str, ImageFact]) -> str:
     older = [
         image
         for image in images.values()
-        if image.labels.get(labels.STAGE) == stage.name
-        and image.labels.get(labels.ENGINE) == stage.engine
+        if image.stage == stage.name and image.engine == stage.engine
     ]
     if not older:
         return "image is missing"

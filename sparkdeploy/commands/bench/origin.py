@@ -127,8 +127,8 @@ def image_origins(
         ImageOrigin(
             reference if image is upper else next(iter(image.tags), image.image_id),
             image.image_id,
-            image.labels.get(labels.FINGERPRINT, ""),
-            _versions(image.labels.get(labels.PROOF, "")),
+            image.fingerprint,
+            _versions(image.proof),
         )
         for image in image_chain(host, upper)
     )
@@ -191,14 +191,10 @@ def _client_origin(where: str) -> ClientOrigin:
     return ClientOrigin(__version__, platform.python_version(), where)
 
 
-def _versions(proof: str) -> dict[str, str]:
+def _versions(proof: dict[str, Any]) -> dict[str, str]:
     """Return the versions an image's proof tells; an image of another origin has none."""
-    try:
-        content = json.loads(proof)
-    except (ValueError, RecursionError):
+    more = proof.get("versions", {})
+    if not isinstance(more, dict):
         return {}
-    if not isinstance(content, dict) or not isinstance(content.get("versions", {}), dict):
-        return {}
-    said = {name: content[name] for name in ("vllm", "python", "cuda") if content.get(name)}
-    found = {**said, **content.get("versions", {})}
-    return {str(name): str(value) for name, value in found.items()}
+    said = {name: proof[name] for name in ("vllm", "python", "cuda") if proof.get(name)}
+    return {str(name): str(value) for name, value in {**said, **more}.items()}

@@ -349,5 +349,22 @@ def test_images_that_stand_on_each_other_are_told_once() -> None:
 
 @pytest.mark.parametrize("proof", ["", "[]", "5", "[" * 5000, '{"versions": []}', '{"vllm": {}}'])
 def test_a_proof_that_is_none_tells_no_versions(proof: str) -> None:
-    told = bench_origin._versions(proof)
+    told = bench_origin._versions(proved(proof).proof)
     assert all(isinstance(value, str) for value in told.values())
+
+
+@pytest.mark.parametrize("proof", ["", "[]", "{", "[" * 5000])
+def test_an_image_with_a_damaged_proof_is_shown_without_one(
+    monkeypatch: pytest.MonkeyPatch, proof: str
+) -> None:
+    class Engine(contextlib.nullcontext[Any]):
+        def own_images(self) -> list[ImageFact]:
+            return [proved(proof)]
+
+    monkeypatch.setattr(image_shelf, "connect", lambda _: Engine(Engine()))
+    assert image_shelf.show_image("sparkdeploy/a:1", load_settings())["proof"] == {"engine": {}}
+
+
+def proved(proof: str) -> ImageFact:
+    marks = {labels.PROOF: proof, labels.STAGE: "engine"}
+    return ImageFact("sha256:1", ("sparkdeploy/a:1",), marks, 1)
