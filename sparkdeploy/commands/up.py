@@ -288,7 +288,11 @@ class _Up:
     def _details(self, plan: Plan, watch: Watch) -> dict[str, Any]:
         from sparkdeploy.commands.doctor import doctor_report  # noqa: PLC0415 - for failures only
 
-        report = doctor_report(plan.resolved, self.settings, plan)
+        report: dict[str, Any]
+        try:
+            report = doctor_report(plan.resolved, self.settings, plan)
+        except Exception as error:  # noqa: BLE001 - a bug in it must not keep the old one down
+            report = {"not_seen": repr(error)}
         return {"plan": plan_as_dict(plan), "doctor": report, **watch.details()}
 
     def _after_interrupt(self) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from sparkdeploy.checks.finding import Finding, Verdict, fail, ok, warn
 from sparkdeploy.checks.recipe import recipe_findings
 from sparkdeploy.checks.surroundings import READ_TIMEOUT_S, HurriedMachine, read_surroundings
 from sparkdeploy.commands import doctor as room
+from sparkdeploy.commands.up import _Up
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.fabric import read_interfaces
 from sparkdeploy.node.facts import parse_gpu_processes, parse_gpus
@@ -259,6 +261,19 @@ def test_a_bug_in_a_thread_is_raised_where_it_is_waited_for(
     monkeypatch.setattr(room, "observe", break_down)
     with pytest.raises(KeyError, match="a bug"):
         room.examine(load_recipe(shipped, "v2"), settings_of_ada(), load("nothing"))
+
+
+def test_a_bug_of_doctor_does_not_keep_up_from_settling_a_failure(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(*_: object, **__: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(room, "doctor_report", break_down)
+    plan = several(shipped, ObservedNode(node(2)))
+    attempt: Any = SimpleNamespace(settings=settings_of_ada())
+    watch: Any = SimpleNamespace(details=dict)
+    assert _Up._details(attempt, plan, watch)["doctor"] == {"not_seen": "KeyError('a bug')"}
 
 
 @given(st.text(), st.text())
