@@ -206,14 +206,13 @@ def _absolute(text: str, where: str) -> Path:
 @functools.cache
 def _default_hosts() -> Mapping[str, str]:
     """Return what registries.yaml says; it is a part of the program, like its code."""
-    path = Path(__file__).parent / "registries.yaml"
-    return dict(yaml_text.load(yaml_text.read_text(path), str(path)))
+    return dict(yaml_text.load_file(Path(__file__).parent / "registries.yaml"))
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    content = yaml_text.load(yaml_text.read_text(path), str(path)) or {}
+    content = yaml_text.load_file(path) or {}
     try:
         return _ConfigFile.model_validate(content).model_dump()
     except ValidationError as error:
@@ -234,7 +233,7 @@ def mistakes(error: ValidationError, *above: str) -> str:
 
 def _sent_cluster(env: Mapping[str, str]) -> dict[str, Any] | None:
     file = env.get(CLUSTER_VARIABLE)
-    return yaml_text.load(yaml_text.read_text(Path(file)), file) if file else None
+    return yaml_text.load_file(Path(file)) if file else None
 
 
 def _hub_cache(env: Mapping[str, str]) -> Path:

@@ -87,6 +87,10 @@ def load(text: str, where: str) -> Any:  # noqa: ANN401 - YAML content
         raise RecipeError(f"{where} is not valid YAML", detail=str(error)) from error
 
 
+def load_file(path: Path) -> Any:  # noqa: ANN401 - YAML content
+    return load(read_text(path), str(path))
+
+
 def load_mapping(text: str, where: str) -> Marked:
     """Return a YAML mapping with the line of each value; RecipeError as for `load`."""
     try:

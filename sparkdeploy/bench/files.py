@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 @functools.cache
 def shipped(name: str) -> Any:  # noqa: ANN401 - YAML content
     """Return what a YAML file of this room holds; it is a part of the program, like its code."""
-    path = Path(__file__).parent / name
-    return yaml_text.load(yaml_text.read_text(path), str(path))
+    return yaml_text.load_file(Path(__file__).parent / name)
 
 
 def write_whole(text: str, path: Path) -> None:

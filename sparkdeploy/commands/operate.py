@@ -134,11 +134,6 @@ def _left_over(name: str, members: tuple[MemberRow, ...]) -> StatusRow:
         name=name,
         recipe="",
         state="left over",
-        port=None,
-        uptime_s=None,
-        memory_bytes=None,
-        exit_code=None,
-        container="",
         half_done=f"`sparkdeploy down {name}` {does}",
         members=members,
     )

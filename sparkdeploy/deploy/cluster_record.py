@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.node.container import is_name
-from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
@@ -47,20 +47,15 @@ class ClusterRecord:
         if not is_name(deployment):
             return  # it could lead to another file
         file = self._file(deployment)
-        if not nodes:
+        if nodes:
+            write_private(file, json.dumps(nodes))
+        else:
             file.unlink(missing_ok=True)
-            return
-        make_private(self.folder)
-        staged = file.with_suffix(".new")
-        staged.write_text(json.dumps(nodes), encoding="utf-8")
-        staged.replace(file)
 
     def unsettle(self, deployment: str, container_id: str) -> None:
         """Keep that a container was started and has not been held against its plan yet."""
         if is_name(deployment):
-            file = self._unsettled(deployment)
-            make_private(file.parent)
-            file.write_text(container_id, encoding="utf-8")
+            write_private(self._unsettled(deployment), container_id)
 
     def settle(self, deployment: str) -> None:
         if is_name(deployment):

@@ -81,11 +81,11 @@ class StatusRow:
     state: str
     """healthy, starting, exited (N), created, half or being replaced; stopped: only kept ones;
     broken: a cluster that lost a node."""
-    port: int | None
-    uptime_s: float | None
-    memory_bytes: int | None
-    exit_code: int | None
-    container: str
+    port: int | None = None
+    uptime_s: float | None = None
+    memory_bytes: int | None = None
+    exit_code: int | None = None
+    container: str = ""
     half_done: str = ""
     """What a replacement under way or interrupted has come to."""
     kept: int = 0

@@ -22,6 +22,14 @@ def make_private(folder: Path) -> None:
         path.mkdir(mode=PRIVATE_MODE, exist_ok=True)
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a file into a private folder; it appears whole or not at all."""
+    make_private(path.parent)
+    staged = path.with_name(f".{path.name}.new")
+    staged.write_text(text, encoding="utf-8")
+    staged.replace(path)
+
+
 def keep_private(folder: Path) -> None:
     """Make a folder of ours for this user alone, and take others' rights from an old one."""
     make_private(folder)

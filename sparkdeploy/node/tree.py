@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.node.private_folder import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,13 +77,9 @@ class Ledger:
         return None
 
     def remember(self, digests: Mapping[Path, tuple[Entry, str]]) -> None:
-        """Keep these; the file appears whole or not at all."""
         for path, (entry, digest) in digests.items():
             self._known[str(path)] = [entry.stamp, digest]
-        make_private(self._file.parent)
-        staged = self._file.with_suffix(".new")
-        staged.write_text(json.dumps(self._known), encoding="utf-8")
-        staged.replace(self._file)
+        write_private(self._file, json.dumps(self._known))
 
 
 def hashes(node: Node, root: Path, entries: Mapping[str, Entry], ledger: Ledger) -> dict[str, str]:

@@ -215,7 +215,7 @@ def _missing(repo: str, revision: str, settings: Settings) -> MissingModel:
 
 def _shipped_size_bytes(repo: str) -> int | None:
     facts = resources() / "recipes" / "facts" / "models.yaml"
-    known = yaml_text.load(yaml_text.read_text(facts), str(facts))["models"]
+    known = yaml_text.load_file(facts)["models"]
     size_bytes: int | None = known.get(repo, {}).get("size_bytes")
     return size_bytes
 

@@ -117,7 +117,7 @@ class Lists(_Row):
 @functools.cache
 def lists() -> Lists:
     """Return what harmless.yaml says; it is a part of the program, like its code."""
-    return Lists.model_validate(yaml_text.load(yaml_text.read_text(FILE), str(FILE)))
+    return Lists.model_validate(yaml_text.load_file(FILE))
 
 
 def shown(text: object) -> str:

@@ -74,7 +74,7 @@ class Signature:
 @functools.cache
 def signatures() -> tuple[Signature, ...]:
     """Return what signatures.yaml says, in its order; it is a part of the program."""
-    rows = yaml_text.load(yaml_text.read_text(SIGNATURES), str(SIGNATURES))
+    rows = yaml_text.load_file(SIGNATURES)
     return tuple(Signature(pattern="|".join(row.pop("says")), **row) for row in rows)
 
 

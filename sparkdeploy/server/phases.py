@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.server.facts import EngineFacts, read_facts
 from sparkdeploy.server.log_lines import LineSplitter, guard_payload
 from sparkdeploy.stored_json import read_json
@@ -203,13 +203,10 @@ def recall_durations(
 
 def remember_durations(state_dir: Path, key: str, phases_s: Mapping[str, float]) -> None:
     """Keep what a successful start took; `key` names image, recipe and hardware."""
-    path = _durations_file(state_dir, key)
-    staged = path.with_suffix(".new")
+    rounded = {name: round(value, 2) for name, value in phases_s.items()}
     # A full disk costs the next start its estimate, and this one nothing.
     with contextlib.suppress(OSError):
-        make_private(path.parent)
-        staged.write_text(json.dumps({name: round(value, 2) for name, value in phases_s.items()}))
-        staged.replace(path)
+        write_private(_durations_file(state_dir, key), json.dumps(rounded))
 
 
 def _durations_file(state_dir: Path, key: str) -> Path:
