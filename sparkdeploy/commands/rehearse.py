@@ -14,10 +14,9 @@ from sparkdeploy.commands.reach import Reach
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.commands.up import Extent, Outcome, up
 from sparkdeploy.console import console
-from sparkdeploy.deploy.changing import LOCK_WAIT_S, held_back
+from sparkdeploy.deploy.changing import held_back, locked_here
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
-from sparkdeploy.node.lock import node_lock
 from sparkdeploy.node.ports import is_port_free
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import draft_plan
@@ -114,14 +113,8 @@ def rehearse(
         small = replace(small, resolved=for_cluster(small.resolved))
     for note in small.dropped:
         console.info(f"  changed for the rehearsal: {note}")
-    alone = node_lock(
-        settings.lock_dir,
-        f"{settings.node_name}-{DEPLOYMENT.name}",
-        command=f"sparkdeploy rehearse {request.recipe}",
-        wait_s=LOCK_WAIT_S,
-        on_wait=console.info,
-    )
-    with alone:
+    lock = f"{settings.node_name}-{DEPLOYMENT.name}"
+    with locked_here(settings, lock, f"rehearse {request.recipe}"):
         return _rehearse(small, settings, policy=policy, afterwards=afterwards, reach=reach)
 
 

@@ -64,7 +64,7 @@ def changing(
     with contextlib.suppress(OSError):
         keep_private(settings.state_dir)
         make_private(settings.cache_dir)
-    return _locked_here(settings, settings.node_name, command, wait_s)
+    return locked_here(settings, settings.node_name, command, wait_s)
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ def starting_together(nodes: Iterable[Node], settings: Settings, command: str) -
         for node in by_name if len(by_name) > 1 else ():
             name = f"{node.name}-parts"
             if node.is_here:
-                held.enter_context(_locked_here(settings, name, command, SETTLE_WAIT_S))
+                held.enter_context(locked_here(settings, name, command, SETTLE_WAIT_S))
                 continue
             # What SPARKDEPLOY_LOCK_DIR is there is unknown.
             path = lock_path(Path(SHARED_LOCK_DIR), name)
@@ -87,9 +87,10 @@ def starting_together(nodes: Iterable[Node], settings: Settings, command: str) -
         yield
 
 
-def _locked_here(
-    settings: Settings, name: str, command: str, wait_s: float
+def locked_here(
+    settings: Settings, name: str, command: str, wait_s: float = LOCK_WAIT_S
 ) -> AbstractContextManager[None]:
+    """Hold the lock of that name on this machine, as `changing` holds the node's."""
     return node_lock(
         settings.lock_dir,
         name,
