@@ -12,6 +12,7 @@ import shlex
 import socket
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
@@ -23,26 +24,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.node import Node
     from sparkdeploy.shell import Completed
 
-SCRIPT = r"""
-echo "== who"; uname -n; id -u; id -g
-echo "${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}"
-echo "== clock"; date +%s.%N
-echo "== addresses"; ip -j address show
-echo "== rdma"
-for device in /sys/class/infiniband/*; do
-  [ -e "$device" ] || continue
-  name=${device##*/}
-  echo "device $name $(ls "$device/device/net" 2>/dev/null | head -n 1) \
-$(cat "$device/ports/1/state" 2>/dev/null)"
-  for type in "$device"/ports/1/gid_attrs/types/*; do
-    index=${type##*/}
-    kind=$(cat "$type" 2>/dev/null) || continue
-    echo "gid $name $index $(cat "$device/ports/1/gids/$index") $kind"
-  done
-done
-echo "== tools"
-for tool in rsync ping python3 sha256sum; do command -v "$tool" || true; done
-"""
+SCRIPT = Path(__file__).with_name("fabric.sh").read_text(encoding="utf-8")
 IP_AND_ICMP_BYTES = 28
 CONNECT_TIMEOUT_S = 5
 LISTEN_TIMEOUT_S = 20.0
