@@ -65,16 +65,13 @@ class ContainerSpec:
     stop_timeout_s: int = 30
     labels: Mapping[str, str] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def with_fingerprint(self) -> ContainerSpec:
         """Return the spec with its own fingerprint on it: that is how a plan knows it again."""
         return replace(self, labels={**self.labels, labels.FINGERPRINT: self.fingerprint()})
 
     def fingerprint(self) -> str:
         """Return the sha256 over everything but the name and the labels."""
-        content = self.as_dict()
+        content = asdict(self)
         del content["labels"], content["name"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.report import legend
@@ -44,7 +45,7 @@ def arguments_text(plan: Plan) -> str:
 
 def container_text(plan: Plan) -> str:
     """Return the container's spec as JSON, by node where there are several; or why not."""
-    specs = {part.node: part.spec.as_dict() for part in plan.parts if part.spec is not None}
+    specs = {part.node: asdict(part.spec) for part in plan.parts if part.spec is not None}
     if not specs:
         return "(the model is not here yet, so the container's user and mounts are unknown)"
     shown = specs if len(plan.parts) > 1 else next(iter(specs.values()))

@@ -192,7 +192,7 @@ def _checkpoint_as_dict(plan: Plan) -> dict[str, Any]:
 
 
 def _spec_as_dict(part: Part) -> dict[str, Any] | None:
-    return part.spec.as_dict() if part.spec is not None else None
+    return asdict(part.spec) if part.spec is not None else None
 
 
 def _done_and_why(step: ImageStep | CheckpointStep | Part) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -76,7 +77,7 @@ def test_the_containers_of_v2_over_several_nodes(
     resolved = load_recipe(
         shipped, "v2", [f"cluster.backend={backend}", f"cluster.tensor_parallel={count}"]
     )
-    specs = {name: spec.as_dict() for name, spec in specs_of(resolved, count).items()}
+    specs = {name: asdict(spec) for name, spec in specs_of(resolved, count).items()}
     text = json.dumps(specs, indent=2, sort_keys=True) + "\n"
     assert_golden(request, f"cluster/{backend}-{count}.json", text)
 

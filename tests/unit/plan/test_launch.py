@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,7 +48,7 @@ def test_the_solo_container_of_a_recipe(
     request: pytest.FixtureRequest, shipped: Library, name: str
 ) -> None:
     spec = spec_of(load_recipe(shipped, name))
-    text = json.dumps(spec.as_dict(), indent=2, sort_keys=True) + "\n"
+    text = json.dumps(asdict(spec), indent=2, sort_keys=True) + "\n"
     assert_golden(request, f"{name}/container.json", text)
 
 
@@ -66,7 +66,7 @@ def test_a_public_container_listens_everywhere_behind_the_key(
     request: pytest.FixtureRequest, shipped: Library
 ) -> None:
     spec = spec_of(load_recipe(shipped, "v2"), Exposure.PUBLIC)
-    text = json.dumps(spec.as_dict(), indent=2, sort_keys=True) + "\n"
+    text = json.dumps(asdict(spec), indent=2, sort_keys=True) + "\n"
     assert_golden(request, "v2/container-public.json", text)
     assert "0.0.0.0" in spec.command
     assert "--key-file" in spec.command
