@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.bench.files import shipped
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -19,29 +21,12 @@ if TYPE_CHECKING:
 
 DEPTHS = (0.1, 0.5, 0.9)
 MAX_TOKENS = 64
+TEXTS = "quality/needle.yaml"
 SAFETY = 0.95
 """Lines differ in length; a haystack a little too short is better than one that is refused."""
-
 SAMPLE_LINES = (2, 8)
 """Of the prompts that measure how many tokens a line takes; every answer measures it again."""
 _SHOWN_CHARACTERS = 120
-_GOODS = ("candles", "rope", "salt", "tiles", "wool", "lamp oil", "nails", "barley", "glass", "tea")
-_TOWNS = (
-    "Turku",
-    "Bergen",
-    "Lisbon",
-    "Gdansk",
-    "Cork",
-    "Trieste",
-    "Visby",
-    "Nantes",
-    "Riga",
-    "Bari",
-)
-_QUESTION = (
-    "The text above is a harbour's ledger. Somewhere in it stands the number that opens the safe "
-    "in the lighthouse. Which number is it? Answer with the number alone."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +45,11 @@ def haystack(line_count: int, depth: float, code: int, *, seed: int) -> str:
     """Return `line_count` lines of ledger with the needle at `depth` (0 to 1) of them."""
     source = random.Random(seed)  # noqa: S311 - not for secrets
     lines = [_ledger_line(number, source) for number in range(1, line_count + 1)]
-    needle = f"Note: the safe in the lighthouse opens with {code}."
-    lines.insert(round(depth * line_count), needle)
+    lines.insert(round(depth * line_count), shipped(TEXTS)["needle"].format(code=code))
     return "\n".join(lines)
 
 
 def is_answer(text: str, code: int) -> bool:
-    """Say whether a text names the number, as a whole number of its own."""
     return re.search(rf"(?<!\d){code}(?!\d)", text.replace(",", "")) is not None
 
 
@@ -76,10 +59,7 @@ def search(
     *,
     on_progress: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[NeedleResult]:
-    """Ask for every length and depth; each has a ledger and a number of its own.
-
-    Raises UnhealthyError when the server does not answer.
-    """
+    """Ask at every length and depth; UnhealthyError when the server does not answer."""
     fixed_tokens, tokens_a_line = _measure_prompts(model)
     cases = [(length, depth) for length in lengths for depth in DEPTHS]
     for index, (length, depth) in enumerate(cases):
@@ -88,7 +68,7 @@ def search(
         line_count = max(int(room_tokens / tokens_a_line), 1)
         code = 10_000 + (index * 7919 + length) % 90_000
         text = haystack(line_count, depth, code, seed=index)
-        done = _ask(model, f"{text}\n\n{_QUESTION}", MAX_TOKENS)
+        done = _ask(model, text, MAX_TOKENS)
         tokens_a_line = max((done.prompt_tokens - fixed_tokens) / line_count, 1.0)
         yield NeedleResult(
             length=length,
@@ -105,7 +85,6 @@ def fitting(lengths: Sequence[int], max_model_len: int | None) -> tuple[int, ...
 
 
 def needle_lines(found: Sequence[NeedleResult]) -> Iterator[str]:
-    """Yield a table, one row a length: `+` where the number was found, `-` where it was not."""
     depths = sorted({item.depth for item in found})
     yield "  tokens  " + "".join(f"{depth:>7.0%}" for depth in depths)
     for length in sorted({item.length for item in found}):
@@ -120,7 +99,8 @@ def needle_lines(found: Sequence[NeedleResult]) -> Iterator[str]:
 
 
 def _ledger_line(number: int, source: random.Random) -> str:
-    count, goods, town = source.randint(2, 900), source.choice(_GOODS), source.choice(_TOWNS)
+    count = source.randint(2, 900)
+    goods, town = (source.choice(shipped(TEXTS)[kind]) for kind in ("goods", "towns"))
     day, shelf = source.randint(1, 365), f"{source.choice('ABCDEFGH')}{source.randint(1, 99)}"
     return f"{number:05}. Day {day}: {count} crates of {goods} from {town}, put on shelf {shelf}."
 
@@ -129,7 +109,7 @@ def _measure_prompts(model: ServedModel) -> tuple[float, float]:
     """Return the tokens of the question with all around it, and those of one line."""
     few, many = SAMPLE_LINES
     short, long = (
-        _ask(model, f"{haystack(line_count, 0.5, 0, seed=0)}\n\n{_QUESTION}", 1).prompt_tokens
+        _ask(model, haystack(line_count, 0.5, 0, seed=0), 1).prompt_tokens
         for line_count in SAMPLE_LINES
     )
     tokens_a_line = max((long - short) / (many - few), 1.0)
@@ -138,7 +118,7 @@ def _measure_prompts(model: ServedModel) -> tuple[float, float]:
 
 def _ask(model: ServedModel, text: str, max_tokens: int) -> Completion:
     return model.chat(
-        [{"role": "user", "content": text}],
+        [{"role": "user", "content": f"{text}\n\n{shipped(TEXTS)['question']}"}],
         max_tokens,
         # What matters is whether it finds the number, not how long it thinks about that.
         extra={"chat_template_kwargs": {"enable_thinking": False}},
