@@ -1,4 +1,4 @@
-"""Build the plugin's wheel with the standard library alone: a PEP 517 backend and a function.
+"""Build the plugin's wheel with the standard library alone.
 
 The wheel is byte-for-byte the same for the same sources (fixed times, sorted names), so an image
 stage that contains it keeps its fingerprint. No build tool has to be downloaded inside an image.
@@ -31,15 +31,6 @@ def write_wheel(target_dir: Path, *, source_tree: Path = SOURCE_TREE) -> Path:
     )
     files[record_name] = f"{record}{record_name},,\n".encode()
     return _write_zip(target_dir / f"{stem}-py3-none-any.whl", files)
-
-
-def build_wheel(
-    wheel_directory: str,
-    config_settings: Mapping[str, object] | None = None,  # noqa: ARG001 - fixed by PEP 517
-    metadata_directory: str | None = None,  # noqa: ARG001 - fixed by PEP 517
-) -> str:
-    """PEP 517: build into `wheel_directory`, return the file's name."""
-    return write_wheel(Path(wheel_directory)).name
 
 
 def _dist_info(folder: str, project: Mapping[str, object]) -> dict[str, bytes]:
