@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
-from sparkdeploy.cli.options import JsonOption, OnOption
+from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console
 from sparkdeploy.errors import BenchError, UsageError
@@ -99,7 +99,6 @@ def measure(
     from sparkdeploy.bench import compare as gates
     from sparkdeploy.bench.suites import parse_counts, parse_suites
     from sparkdeploy.commands.bench import run as stage
-    from sparkdeploy.settings import load_settings
 
     wanted = stage.WantedRun(
         suites=parse_suites(suite or ["five"]),
@@ -108,7 +107,7 @@ def measure(
         context=parse_counts(context, "--context"),
         save=save,
     )
-    settings = load_settings()
+    settings = current_settings()
     is_gated = gate or floor is not None
     if is_gated:
         gates.require_gated_suite(wanted.suites)
@@ -130,9 +129,8 @@ def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
     """List the runs that were kept."""
     from sparkdeploy.bench.tables import list_lines
     from sparkdeploy.commands.bench.run import kept_runs
-    from sparkdeploy.settings import load_settings
 
-    kept = kept_runs(load_settings())
+    kept = kept_runs(current_settings())
     content = [
         {
             "run_id": item.run.run_id,
@@ -153,9 +151,8 @@ def show_run(
 ) -> None:
     """Show one run: what made it and what it measured."""
     from sparkdeploy.commands.bench.run import shelf_of
-    from sparkdeploy.settings import load_settings
 
-    _print_run(shelf_of(load_settings()).find(run).run, as_json=as_json)
+    _print_run(shelf_of(current_settings()).find(run).run, as_json=as_json)
 
 
 def compare_runs(
@@ -172,11 +169,10 @@ def compare_runs(
     from sparkdeploy.bench.compare import compare
     from sparkdeploy.bench.tables import comparison_lines
     from sparkdeploy.commands.bench.run import shelf_of
-    from sparkdeploy.settings import load_settings
 
     if len(runs) < 2:
         raise UsageError("compare needs two runs or more", hint="`sparkdeploy bench ls` lists them")
-    shelf = shelf_of(load_settings())
+    shelf = shelf_of(current_settings())
     base, *others = [shelf.find(name).run for name in runs]
     comparisons = [compare(base, other) for other in others]
     lines = (line for comparison in comparisons for line in comparison_lines(comparison))
@@ -222,9 +218,8 @@ def quality(
     """
     from sparkdeploy.bench.quality.comparison import Thresholds
     from sparkdeploy.commands.bench.run import Access, capture_of
-    from sparkdeploy.settings import load_settings
 
-    settings, access = load_settings(), Access(key_file, model)
+    settings, access = current_settings(), Access(key_file, model)
     ask = partial(capture_of, count=texts, tokens=tokens, settings=settings, access=access)
     asked = [*(sides or ()), *(url or ())]
     if save is not None:
@@ -257,10 +252,9 @@ def needle(
     from sparkdeploy.bench.quality.needle import needle_lines
     from sparkdeploy.bench.suites import parse_counts
     from sparkdeploy.commands.bench.run import Access, search_needles
-    from sparkdeploy.settings import load_settings
 
     side, access = _one_side(name, url), Access(key_file, model)
-    found = search_needles(side, parse_counts(lengths, "--lengths"), load_settings(), access)
+    found = search_needles(side, parse_counts(lengths, "--lengths"), current_settings(), access)
     answer(needle_lines(found), [asdict(item) for item in found], as_json=as_json)
     missed = sum(not item.is_found for item in found)
     if gate and missed:
@@ -279,9 +273,8 @@ def tools(
     """See whether tool calls come out of the parser as calls."""
     from sparkdeploy.bench.quality.tool_calls import tool_lines
     from sparkdeploy.commands.bench.run import Access, try_tools
-    from sparkdeploy.settings import load_settings
 
-    results = try_tools(_one_side(name, url), load_settings(), Access(key_file, model))
+    results = try_tools(_one_side(name, url), current_settings(), Access(key_file, model))
     answer(tool_lines(results), [asdict(item) for item in results], as_json=as_json)
     wrong = sum(bool(item.problem) for item in results)
     if gate and wrong:
@@ -302,14 +295,12 @@ def report(
     It has charts, the table of each, and published figures beside them.
     """
     from sparkdeploy.commands.bench.run import write_report
-    from sparkdeploy.settings import load_settings
 
-    count = write_report(runs or (), output, load_settings())
+    count = write_report(runs or (), output, current_settings())
     console.answer(f"wrote {output}: {count} run{'' if count == 1 else 's'}")
 
 
 def _one_side(name: str | None, url: str | None) -> str:
-    """Return the address or the deployment's name; UsageError when both were given."""
     if name and url:
         raise UsageError("give a deployment's name or --url, not both")
     return url or name or "main"
