@@ -1,7 +1,4 @@
-"""What a streamed answer says, from its bytes and the moments they came: pure, no sockets.
-
-The client only stores bytes while it measures; all reading happens here, afterwards.
-"""
+"""What a streamed answer says, from its bytes and their moments; read when all is measured."""
 
 from __future__ import annotations
 
@@ -81,7 +78,6 @@ class _UnusableError(Exception):
 
 
 def read_answer(exchange: Exchange) -> CountedAnswer:
-    """Count an answer's tokens and say when they came, or why it cannot be counted."""
     reading = _Reading()
     try:
         for at_s, text in server_events(exchange.arrivals):
@@ -210,7 +206,6 @@ def _by_usage(reading: _Reading) -> list[TokenArrival] | None:
 
 
 def _together(counted: Iterable[TokenArrival]) -> tuple[TokenArrival, ...]:
-    """Merge what came at one moment, and leave out what held no token."""
     some = (item for item in counted if item.tokens)
     return tuple(
         TokenArrival(at_s, sum(item.tokens for item in moment))

@@ -180,10 +180,7 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, obje
 
 
 def floor_of(origin: RunOrigin, floor_tok_s: float | None) -> tuple[float, str]:
-    """Return the floor and who says so: the given one, else the recipe's.
-
-    Raises UsageError when there is none, before an hour is spent on measuring.
-    """
+    """UsageError when there is none, before an hour is spent on measuring."""
     if floor_tok_s is not None:
         return floor_tok_s, "--floor"
     recipe = origin.recipe
@@ -201,10 +198,7 @@ def require_gated_suite(suites: Sequence[str]) -> None:
 
 
 def require_gate(run: Run, floor_tok_s: float, source: str) -> None:
-    """Hold the mean over the five prompts, end to end, as published figures are taken.
-
-    Raises BenchError when it is below the floor, or when a request failed.
-    """
+    """Judge the mean of the five prompts, end to end, as published figures are taken."""
     suite = run.suite(GATED_SUITE)
     cells = suite.cells if suite is not None else ()
     failures = sum(cell.failures for cell in cells)

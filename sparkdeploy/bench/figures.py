@@ -1,7 +1,4 @@
-"""From counted answers to figures: of a request, of a round, of a cell. docs/bench.md defines them.
-
-A failed request is counted, and no figure of any other knows of it.
-"""
+"""From counted answers to figures; docs/bench.md defines them. A failed request is in none."""
 
 from __future__ import annotations
 
@@ -150,7 +147,6 @@ def cell_of(
 
 
 def figures_of(result: RoundResult) -> dict[str, float]:
-    """Return a round's figures by METRICS' names; what was not measured is not there."""
     waiting = result.latency
     found = {
         "end_to_end_tok_s": result.end_to_end_tok_s,
@@ -198,7 +194,6 @@ def quantiles(values: Iterable[float]) -> Quantiles | None:
 
 
 def summarise(values: Sequence[float]) -> Summary | None:
-    """Return mean, median and, from two values on, their spread and the mean's interval."""
     if not values:
         return None
     mean, median = statistics.fmean(values), statistics.median(values)

@@ -76,10 +76,7 @@ def write_record(run: Run, path: Path) -> None:
 
 
 def read_record(path: Path) -> Run:
-    """Read a record; raise BenchError for one that is damaged or of a newer schema.
-
-    Within a schema version fields may be added, with defaults; unknown ones are passed over.
-    """
+    """Within a schema version fields may be added, with defaults; unknown ones are passed over."""
     content = read_content(path, "record of a run")
     version = content.get("schema") if isinstance(content, dict) else None
     if not isinstance(version, int):
@@ -130,6 +127,5 @@ class Shelf:
 
 
 def run_id(started: datetime, label: str, suites: str) -> str:
-    """Return an id that sorts by time and says what it is."""
     words = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{label}-{suites}").strip("-")
     return f"{started:%Y%m%dT%H%M%SZ}-{words}"

@@ -63,7 +63,6 @@ class _Collected:
 
 
 def find_dialect(streams: Streams, model: str) -> Dialect:
-    """Return the best dialect the server takes; BenchError when it takes none."""
     words = ""
     for dialect in Dialect:
         body = chat_body(Ask(_GREETING, Length.EXACT), model=model, dialect=dialect)

@@ -38,7 +38,6 @@ class Prompt:
 
 
 def asked(suite: str) -> tuple[Prompt, ...]:
-    """Return the fixed prompts of a suite, as prompts.yaml has them; none for another suite."""
     return tuple(
         Prompt(item["name"], tuple(item["messages"]), item["max_tokens"])
         for item in shipped("prompts.yaml").get(suite, ())
@@ -76,7 +75,6 @@ def context_prompt(words: int, *, seed: int, max_tokens: int) -> Prompt:
 
 
 def digest(prompts: tuple[Prompt, ...]) -> str:
-    """Return what makes two suites ask the same."""
     content = [(item.name, item.messages, item.max_tokens) for item in prompts]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -139,10 +137,7 @@ REACH = 3
 
 @dataclass(slots=True)
 class Sizer:
-    """Words and the prompt tokens they became; the more is learnt, the longer the better.
-
-    Tokens grow linearly with the words of our filler, after a chat template's constant.
-    """
+    """Words and the tokens they became: linear in our filler, after a chat template's constant."""
 
     _known: dict[int, int] = field(default_factory=dict)
 
@@ -202,10 +197,7 @@ class Suite:
 
 
 def fixed_suite(name: SuiteName, rounds: int) -> Suite:
-    """Return a suite of fixed prompts, one stream each.
-
-    Rounds go over all prompts in turn, so that a machine that warms up slows all alike.
-    """
+    """Rounds go over all prompts in turn, so that a machine that warms up slows all alike."""
     prompts = asked(name)
     conditions = [Condition(item.name, item.max_tokens) for item in prompts]
     turns = tuple(
@@ -221,11 +213,7 @@ def sweep_suite(
     context: Sequence[int] = SWEEP_CONTEXT,
     max_model_len: int | None = None,
 ) -> Suite:
-    """Return concurrency at the shortest context, then context with one stream.
-
-    A condition is finished before the next one, so that an interrupted sweep holds whole ones.
-    Contexts the model does not serve are left out with a note; UsageError when none is left.
-    """
+    """A condition is finished before the next, so that an interrupted sweep holds whole ones."""
     fitting = [length for length in sorted(set(context)) if length <= (max_model_len or length)]
     notes = tuple(
         f"context {length} left out: the model serves up to {max_model_len} tokens"
@@ -268,7 +256,6 @@ class Forecast:
         self.decode_s += decode_s
 
     def remaining_s(self, turns: Sequence[Turn]) -> float | None:
-        """None before anything was learnt."""
         if not self.prompt_tokens or not self.decode_tokens:
             return None
         return sum(self._turn_s(turn.condition) for turn in turns)

@@ -62,7 +62,6 @@ def suite_lines(suite: SuiteResult) -> Iterator[str]:
 
 
 def comparison_lines(comparison: RunComparison) -> Iterator[str]:
-    """Yield the differences of the figures that matter to each suite."""
     yield f"{comparison.other} against {comparison.base}"
     for shown in ((suite, metric) for suite, metrics in _SHOWN.items() for metric in metrics):
         found = [item for item in comparison.differences if (item.suite, item.metric) == shown]
@@ -119,7 +118,6 @@ def machine_facts(cells: Iterable[Cell]) -> Iterator[tuple[str, str]]:
 
 
 def origin_facts(origin: RunOrigin) -> Iterator[tuple[str, str]]:
-    """Yield what made a run, as name and value; what is not known is left out."""
     recipe, weights = origin.recipe, origin.checkpoint
     engine, machine = origin.engine, origin.machine
     cache_tokens = engine.kv_cache_tokens if engine else None

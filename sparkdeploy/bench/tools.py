@@ -1,7 +1,4 @@
-"""Suite `standard`: `vllm bench serve` inside the container, llama-benchy outside.
-
-How they are called, and what their reports say.
-"""
+"""Suite `standard`: how `vllm bench serve` and llama-benchy are called, and their reports."""
 
 from __future__ import annotations
 
@@ -70,7 +67,6 @@ def load_for(base_url: str, model: str, *, rounds: int, max_model_len: int | Non
 
 
 def tool_options(tool: str, load: Load, **places: str) -> tuple[str, ...]:
-    """Return a tool's options, as tools.yaml has them; `places` are the paths and URLs in them."""
     folder, _, file = places["result"].rpartition("/")
     own = {"folder": folder or "/", "file": file, "prompts": PROMPTS_A_ROUND * load.rounds}
     values = {**asdict(load), **places, **own}
@@ -78,7 +74,6 @@ def tool_options(tool: str, load: Load, **places: str) -> tuple[str, ...]:
 
 
 def read_vllm_bench(text: str, *, version: str, command: Sequence[str]) -> ToolResult:
-    """Raise BenchError when nothing was completed."""
     report = _object(text, VLLM_BENCH)
     if not report.get("completed"):
         raise BenchError(f"{VLLM_BENCH}: no request succeeded")
@@ -86,7 +81,6 @@ def read_vllm_bench(text: str, *, version: str, command: Sequence[str]) -> ToolR
 
 
 def read_llama_benchy(text: str, *, command: Sequence[str]) -> ToolResult:
-    """Raise BenchError when nothing was measured."""
     report = _object(text, LLAMA_BENCHY)
     test = (report.get("benchmarks") or [{}])[0]
     means = {key: item.get("mean") for key, item in test.items() if isinstance(item, dict)}
@@ -118,10 +112,7 @@ def _object(text: str, tool: str) -> Mapping[str, Any]:
 def measure_with_tools(
     host: DockerHost, load: Load, container_id: str, *, has_key: bool
 ) -> SuiteResult:
-    """Run both tools and fold their reports in; what cannot be run here is left out with a note.
-
-    Raises BenchError when neither could be run.
-    """
+    """Run both tools; one that cannot be run here is left out with a note, BenchError for both."""
     found: list[ToolResult] = []
     notes: list[str] = []
     is_complete = True
@@ -216,7 +207,6 @@ def _model(host: DockerHost, container_id: str) -> str:
 
 
 def _on_host(host: DockerHost, container_id: str, path: str) -> Path:
-    """Return where a path of the container is on this machine."""
     for mount in host.inspect(container_id)["Mounts"]:
         target = str(mount["Destination"])
         if path == target or path.startswith(target + "/"):

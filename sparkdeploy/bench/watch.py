@@ -97,10 +97,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 def kv_usage(exposition: str) -> float | None:
-    """Return the highest KV cache usage of all engines, 0 to 1.
-
-    Reads no more than that: a whole exposition would take milliseconds from the client's clock.
-    """
+    """Read the highest of all engines, 0 to 1; parsing all would take milliseconds of the clock."""
     return max(map(float, _KV_USAGE.findall(exposition)), default=None)
 
 
@@ -115,10 +112,7 @@ class Reading:
 
 
 class BenchWatch:
-    """A thread that looks now and then; a context manager.
-
-    `machine` is None where the server runs elsewhere, `exposition` returns /metrics or raises.
-    """
+    """A thread that looks now and then; `machine` is None where the server runs elsewhere."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""The client: concurrent streamed requests over HTTP/1.1, timed at the socket.
-
-While a round is under way bytes are only kept; what they say is read afterwards.
-"""
+"""The client: concurrent streamed requests over HTTP/1.1, timed at the socket, read later."""
 
 from __future__ import annotations
 
@@ -46,7 +43,6 @@ class Response:
 
 
 def request_bytes(*, host: str, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """Return one POST; the server is asked to close the connection when it has answered."""
     lines = [f"POST {path} HTTP/1.1", f"Host: {host}", "Connection: close"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     lines += [f"Content-Length: {len(body)}", "", ""]
@@ -167,7 +163,6 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         self._runner.close()
 
     def round(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[Exchange, ...]:
-        """Send all bodies at once; return what came back, in the same order."""
         requests = [self._request(body=json.dumps(body).encode()) for body in bodies]
         with _without_pauses():
             seen = self._runner.run(self._exchange_all(requests))
@@ -198,7 +193,6 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         return sent_s, ended_s, pieces, failure
 
     async def _wait(self, receiver: _Receiver) -> Failure | None:
-        """Wait for the end; return a failure when nothing came for too long."""
         now = asyncio.get_running_loop().time
         while not receiver.ended.done():
             left_s = receiver.heard_s + self._silence_s - now()

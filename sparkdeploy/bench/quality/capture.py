@@ -1,7 +1,4 @@
-"""What one deployment said to the quality texts: how it is asked, and the file that is kept.
-
-The file lets one machine compare recipes one after the other: capture, replace, capture, compare.
-"""
+"""What one deployment said to the quality texts, kept in a file to be compared later."""
 
 import hashlib
 import json
@@ -93,7 +90,6 @@ def write_capture(capture: Capture, path: Path) -> None:
 
 
 def read_capture(path: Path) -> Capture:
-    """Read a capture; BenchError for anything else, or one of a newer schema."""
     content = read_content(path, "quality capture")
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise BenchError(
@@ -110,7 +106,6 @@ def read_capture(path: Path) -> Capture:
 
 
 def first_texts(count: int | None = None) -> Mapping[str, str]:
-    """Return the first texts by name; all of them without a count."""
     return dict(list(shipped("quality/texts.yaml").items())[:count])
 
 
@@ -123,11 +118,7 @@ def take_capture(
     now: datetime,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Capture:
-    """Ask for every text; `now` is an aware time, `on_progress` hears of texts done and in all.
-
-    Raises BenchError when the server returns no log-probabilities of a prompt, and
-    UnhealthyError when it does not answer.
-    """
+    """`now` is aware, `on_progress` hears of texts done and in all; UnhealthyError: no answer."""
     texts: list[TextCapture] = []
     for name, text in asked.items():
         on_progress(len(texts), len(asked))

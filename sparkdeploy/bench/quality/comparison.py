@@ -155,11 +155,7 @@ class Thresholds:
 
 
 def compare(first: Capture, second: Capture) -> QualityComparison:
-    """Hold two captures of the same texts against each other.
-
-    Raises BenchError when their tokens differ (other texts, or another tokenizer): probabilities
-    of different tokens have nothing to do with each other.
-    """
+    """BenchError for other tokens, whose probabilities have nothing to do with each other."""
     if first.fingerprint != second.fingerprint:
         raise BenchError(
             f"{first.label} and {second.label} were not asked the same tokens",

@@ -148,10 +148,7 @@ def interval(summary: Summary | None) -> str:
 
 
 def bounds(summary: Summary) -> tuple[float | None, float | None]:
-    """Return the interval's ends for a chart: both or none.
-
-    Few rounds that differ much give an interval below zero, where no figure of ours can be.
-    """
+    """Return both ends or none: rounds that differ much give one below zero, where no figure is."""
     if summary.low95 is None or not plottable(summary.high95):
         return None, None
     low = max(summary.low95, 0.0)

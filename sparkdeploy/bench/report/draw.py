@@ -74,7 +74,6 @@ class Logarithmic:
     end: float
 
     def place(self, value: float) -> float:
-        """Return where a value stands; a single one stands in the middle."""
         if self.high <= self.low:
             return (self.start + self.end) / 2
         share = math.log(value / self.low) / math.log(self.high / self.low)
@@ -82,10 +81,7 @@ class Logarithmic:
 
 
 def draw_bars(chart: BarChart, width: float) -> str:
-    """Return the chart `width` user units wide; its height follows from the number of bars.
-
-    Every value must be plottable (`chart.plottable`), and there must be a bar.
-    """
+    """Every value must be plottable (`chart.plottable`), and there must be a bar."""
     bars = [bar for group in chart.groups for bar in group.bars]
     left = min(0.34 * width, max(width_of(bar.label, SMALL) for bar in bars) + 10.0)
     right = width - max(width_of(f"{bar.value:.1f}", FONT) for bar in bars) - 10.0
@@ -117,10 +113,7 @@ def draw_bars(chart: BarChart, width: float) -> str:
 
 
 def draw_lines(chart: LineChart, width: float) -> str:
-    """Return the chart `width` user units wide, every point marked, every line named at its end.
-
-    Every x must be positive, every y plottable, and there must be a point.
-    """
+    """Every x must be positive, every y plottable, and there must be a point."""
     points = [point for line in chart.lines for point in line.points]
     plot_height = max(PLOT_HEIGHT, LABEL_EVERY * len(chart.lines))
     marks = ticks(max(max(point.y, point.high or 0.0) for point in points), 5)
@@ -152,10 +145,7 @@ def ticks(largest: float, about: int) -> tuple[float, ...]:
 
 
 def spread(places: Sequence[float], *, apart: float, low: float, high: float) -> list[float]:
-    """Return places near the given ones, in the same order, at least `apart` where there is room.
-
-    Pushes down from the top, then up from the bottom; all stay between `low` and `high`.
-    """
+    """Return places in the same order from `low` to `high`, `apart` where there is room."""
     gap = min(apart, (high - low) / max(len(places) - 1, 1))
     order = sorted(range(len(places)), key=lambda index: places[index])
     found = list(places)
@@ -182,10 +172,7 @@ def thin(places: Iterable[float], apart: float) -> list[int]:
 
 
 def element(name: str, content: str = "", **attributes: object) -> str:
-    """Return an element, every attribute escaped; `content` is SVG already.
-
-    `font_size=12` becomes `font-size="12"`.
-    """
+    """`content` is SVG already; attributes are escaped, `font_size=12` becomes `font-size="12"`."""
     written = "".join(
         f" {key.rstrip('_').replace('_', '-')}={quoteattr(_plain(value))}"
         for key, value in attributes.items()
@@ -203,7 +190,6 @@ def hint(text: str) -> str:
 
 
 def fitted(text: str, width: float, size: float) -> str:
-    """Return the text, cut with an ellipsis when it is wider than `width` at a font size."""
     room = max(int(width / (size * CHARACTER_WIDTH)), 1)
     clean = printable(text)
     return clean if len(clean) <= room else clean[: max(room - 1, 0)].rstrip() + "…"

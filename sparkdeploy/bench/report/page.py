@@ -58,7 +58,6 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _named(runs: Sequence[Run]) -> Iterator[ShownRun]:
-    """Give every run a name of its own: its label, with a number where labels are alike."""
     labels = [run.label for run in runs]
     for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
         number = f" ({labels[: index + 1].count(label)})" if labels.count(label) > 1 else ""

@@ -86,7 +86,6 @@ def _published(prompts: Mapping[str, float] | None = None, **entry: Any) -> Publ
 
 
 def speed_section(runs: Sequence[ShownRun], field: Field, suite: str) -> Section | None:
-    """Speed by prompt of a suite of SPEEDS, beside published figures of the same recipe."""
     metric = SPEEDS[suite]
     by_prompt: dict[str, list[tuple[ShownRun, Cell]]] = {}
     for shown in runs:
@@ -156,11 +155,13 @@ def _speed_row(
 
 
 def acceptance_section(runs: Sequence[ShownRun]) -> Section | None:
-    """How often drafts were accepted, by their position in a step; by prompt in the table."""
     drafting = [(shown, _drafting(shown)) for shown in runs]
     groups: dict[int, list[Bar]] = {}
     for shown, cells in drafting:
-        for position, rate in enumerate(_rates(cells), 1):
+        # Each cell is weighted by its steps.
+        summed = together((delta for _, delta in cells), kv_usage_peak=None)
+        rates = summed.acceptance_per_position[:MOST_POSITIONS] if summed is not None else ()
+        for position, rate in enumerate(rates, 1):
             if plottable(rate):
                 bar = Bar(shown.name, 100 * rate, series=shown.series)
                 groups.setdefault(position, []).append(bar)
@@ -192,12 +193,6 @@ def _has_drafted(delta: ServerDelta) -> bool:
     return (delta.drafts or 0) > 0 and all(map(plottable, (delta.drafts, *counters)))
 
 
-def _rates(cells: Drafting) -> tuple[float, ...]:
-    """Each cell is weighted by its steps."""
-    summed = together((delta for _, delta in cells), kv_usage_peak=None)
-    return summed.acceptance_per_position[:MOST_POSITIONS] if summed is not None else ()
-
-
 def _acceptance_rows(shown: ShownRun, cells: Drafting) -> Iterator[tuple[str, ...]]:
     for cell, delta in cells:
         name = title_of("prompts", cell.prompt)
@@ -215,7 +210,6 @@ def _acceptance_rows(shown: ShownRun, cells: Drafting) -> Iterator[tuple[str, ..
 
 
 def published_section(runs: Sequence[ShownRun], field: Field) -> Section:
-    """Every published figure of the runs' recipes, and what others reached with other set-ups."""
     others = [
         (other.what, figure(other.tok_s), f"{other.method}; {other.source}")
         for other in field.others

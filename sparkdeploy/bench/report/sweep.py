@@ -31,19 +31,19 @@ TO_P95, INTERVAL = "median to 95th percentile", "95 % interval"
 
 
 def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
-    """Waiting and throughput as more requests come at once, at the shortest context swept."""
     swept = [(shown, _at_shortest_context(shown)) for shown in runs]
     charts = (
         _chart(swept, STREAMS, "Time to first token", f"seconds, {TO_P95}", _ttft),
         _chart(swept, STREAMS, "Time per output token", f"milliseconds, {TO_P95}", _tpot),
         _chart(swept, STREAMS, "All requests together", f"tok/s, decoding, {INTERVAL}", _speed),
     )
-    notes = (*_unequal_contexts(swept), *_notes(runs))
+    suites = [(shown.name, shown.run.suite("sweep")) for shown in runs]
+    told = (f"{name}: {note}." for name, suite in suites if suite for note in suite.notes)
+    notes = (*_unequal_contexts(swept), *told)
     return _section("concurrency", swept, charts, _concurrency_row, notes)
 
 
 def context_section(runs: Sequence[ShownRun]) -> Section | None:
-    """Speed and waiting as the prompt grows, one request at a time."""
     swept = [(shown, _alone(shown)) for shown in runs]
     charts = (
         _chart(swept, CONTEXT, "Decode speed", f"tok/s, {INTERVAL}", _stream_speed),
@@ -164,9 +164,3 @@ def _unequal_contexts(swept: Swept) -> Iterator[str]:
     if len(set(told.values())) > 1:
         words = "; ".join(f"{name}: {tokens:,} tokens" for name, tokens in told.items())
         yield f"The context is not the same in all runs: {words}."
-
-
-def _notes(runs: Sequence[ShownRun]) -> Iterator[str]:
-    for shown in runs:
-        if (suite := shown.run.suite("sweep")) is not None:
-            yield from (f"{shown.name}: {note}." for note in suite.notes)

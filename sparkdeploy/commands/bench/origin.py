@@ -118,7 +118,6 @@ def _origin_of(recipe: Recipe) -> RecipeOrigin:
 def image_origins(
     host: DockerHost, fact: ContainerFact, record: dict[str, Any]
 ) -> tuple[ImageOrigin, ...]:
-    """Return the image that runs and those it stands on, with what was found in each at build."""
     reference = str(record["Config"]["Image"])
     upper = host.find_image(fact.image_id)
     if upper is None:

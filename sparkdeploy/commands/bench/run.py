@@ -92,7 +92,6 @@ def shelf_of(settings: Settings) -> Shelf:
 
 
 def reach_deployment(name: str, settings: Settings) -> Endpoint:
-    """Return the server of a deployment; UnhealthyError when it does not answer."""
     with connect(settings) as host:
         fact = require_deployment(host, name).current
         with model_of(fact, settings) as model:
@@ -105,7 +104,6 @@ def reach_deployment(name: str, settings: Settings) -> Endpoint:
 
 
 def server_at(url: str, access: Access) -> ServedModel:
-    """Return any OpenAI-compatible server; UsageError for what is no address."""
     base_url = url.rstrip("/").removesuffix("/v1")
     parts = urlsplit(base_url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -169,7 +167,6 @@ def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) 
 
 
 def require_figures(finished: Finished) -> None:
-    """Raise what a run that did not come to its end, or counted nothing, has to say."""
     if finished.failure is not None:
         raise finished.failure
     for suite in finished.run.suites:
@@ -190,11 +187,7 @@ def require_figures(finished: Finished) -> None:
 
 
 def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
-    """Write the page about the named runs and return how many; BenchError when there is none.
-
-    A run is named by its id, its label (the newest wins) or its file; without names the newest run
-    of each label is shown.
-    """
+    """A run is named by its id, its label (the newest wins) or its file."""
     shelf = shelf_of(settings)
     runs = [shelf.find(name).run for name in names]
     if not names:
@@ -313,7 +306,6 @@ def capture_of(
 
 
 def _served_side(side: str, settings: Settings, access: Access) -> tuple[ServedModel, str]:
-    """Return a server by its address or its deployment's name, and what to call it."""
     if "://" in side:
         return server_at(side, access), side
     with connect(settings) as host:
