@@ -1,7 +1,4 @@
-"""The plugin's logger: below vLLM's own name, so that vLLM's handlers, level and format apply.
-
-What is said once is not said again in this process.
-"""
+"""The plugin's logger, below vLLM's own name, so that its handlers, level and format apply."""
 
 from functools import cache
 

@@ -91,11 +91,7 @@ def chosen_head(processor: Module, lm_head: Module) -> Module:
 
 
 def draft_head_method(wanted: DraftHead, vocabulary: int) -> DraftHeadMethod:
-    """Read the frequent tokens that lie beside the checkpoint's config.json.
-
-    ValueError when the list is not what the configuration announces, or not of this vocabulary,
-    and for a server that can be put to sleep.
-    """
+    """Read the frequent tokens that lie beside the checkpoint's config.json."""
     model_config = get_current_vllm_config().model_config
     if model_config.enable_sleep_mode:
         # Level 2 gives the weights' memory away, and vLLM reloads the target's weights only: which

@@ -138,10 +138,7 @@ def add_fp8_parameters(
 
 
 def check_loaded(layer: Module, entry: LedgerEntry) -> None:
-    """Raise ConversionMismatchError unless every weight is a number and every scale positive.
-
-    Parameters begin as what no checkpoint holds, so this also finds what was never loaded.
-    """
+    """Parameters begin as what no checkpoint holds, so this also finds what was never loaded."""
     if not entry.checks_weights():
         return
     scales = layer.weight_scale_inv.data.float()
@@ -154,10 +151,7 @@ def check_loaded(layer: Module, entry: LedgerEntry) -> None:
 
 
 def take_own_parameters(layer: Module, entry: LedgerEntry) -> None:
-    """Put the FP8 tensors in the place of the BF16 weight, which is freed.
-
-    ConversionMismatchError when they were not loaded or are not this layer's weights.
-    """
+    """Put the FP8 tensors in the place of the BF16 weight, which is freed."""
     own = [getattr(layer, name).data for name in OWN_NAMES]
     if entry.checks_weights():
         difference = largest_difference(layer.weight.data, *own)
@@ -173,10 +167,7 @@ def take_own_parameters(layer: Module, entry: LedgerEntry) -> None:
 
 
 def largest_difference(weight: Tensor, quantized: Tensor, scales: Tensor) -> float:
-    """How far the FP8 [N, K] of any block is from `weight` [N, K], as a part of the block's norm.
-
-    Not a number when a weight or a scale is none.
-    """
+    """How far FP8 [N, K] is from `weight` in any block, as a part of its norm; may be no number."""
     exact = weight.float()
     error = dequantize_blocks(quantized, scales) - exact
     blocks = (weight.shape[0] // FP8_BLOCK, FP8_BLOCK, weight.shape[1] // FP8_BLOCK, FP8_BLOCK)

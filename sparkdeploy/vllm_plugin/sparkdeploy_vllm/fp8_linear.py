@@ -1,7 +1,4 @@
-"""How a BF16 linear layer of the checkpoint becomes FP8 while it is loaded, and who counts it.
-
-A layer's line in the books is kept also where the method is vLLM's own.
-"""
+"""How a BF16 linear layer of the checkpoint becomes FP8 while it is loaded, and who counts it."""
 
 from typing import Any
 
@@ -33,7 +30,6 @@ class LedgerEntry:
         """Whether no weights are loaded, so that those of a checkpoint cannot be looked for."""
 
     def checks_weights(self) -> bool:
-        """Whether there is a checkpoint's content to check; says it in the log when not."""
         if self.is_made_up:
             warn_once("sparkdeploy: load_format is dummy: FP8 weights are made up, not checked")
         return not self.is_made_up
@@ -124,9 +120,7 @@ class ReferenceFp8LinearMethod(LinearMethodBase):
 
 
 def fp8_linear_method(entry: LedgerEntry) -> LinearMethodBase:
-    """Return the method for this platform; ValueError when this vLLM has none for its GPU.
-
-    On GPUs vLLM's own (CUTLASS on SM12x), for releases that cannot be told the layers; on CPUs
+    """On GPUs vLLM's own (CUTLASS on SM12x), for releases that cannot be told the layers; on CPUs
     ours, as vLLM's kernels for them need AMX and leave the activations BF16.
     """
     if current_platform.is_cpu():

@@ -15,10 +15,7 @@ from sparkdeploy_vllm.treatment import FP8_LAYER, FP8_SCHEME, checkpoint_modules
 
 
 class SharedExpertTargets(OnlineQuantizationConfig):
-    """The shared experts as targets of vLLM's; what it makes of them is entered in our books.
-
-    At module level, as instances travel to engine processes by pickle.
-    """
+    """The shared experts as targets of vLLM's, in our books; at module level, for pickle."""
 
     def __init__(self, ledger: ConversionLedger) -> None:
         super().__init__(QuantizationConfigArgs(targets={f"re:{FP8_LAYER}": FP8_SCHEME}))

@@ -39,10 +39,7 @@ unconverted parameters, FP8 and INT8 would be taken for BF16 without their scale
 
 
 class SparkHybridConfig(INCConfig):
-    """vLLM's AutoRound config with two exceptions: shared experts and the LM head.
-
-    Defined at module level and cheap to import: instances travel to engine processes by pickle.
-    """
+    """vLLM's AutoRound config with two exceptions; travels to engine processes by pickle."""
 
     treatment: HybridTreatment
     ledger: ConversionLedger
@@ -60,7 +57,6 @@ class SparkHybridConfig(INCConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "SparkHybridConfig":
-        """ValueError when our block is missing or asks for something this plugin does not know."""
         rest = dict(config)
         block = rest.pop(BLOCK_KEY, None)
         if block is None:

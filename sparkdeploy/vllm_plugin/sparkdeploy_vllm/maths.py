@@ -41,10 +41,7 @@ def linear_per_row(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise [N, K] to e4m3 [N, K] and FP32 scales [ceil(N / 128), ceil(K / 128)].
-
-    Blocks at the edges may be partial. `weight ~ quantized * scale`.
-    """
+    """Quantise [N, K] to e4m3 [N, K] and FP32 scales [ceil(N / 128), ceil(K / 128)]."""
     rows, columns = weight.shape
     padded = functional.pad(weight.float(), (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK))
     tiles = padded.view(padded.shape[0] // FP8_BLOCK, FP8_BLOCK, -1, FP8_BLOCK)

@@ -20,7 +20,6 @@ EXIT_NOT_JOINED = 87
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start, wait, and become the server; a code is returned only when that failed."""
     options = _parser().parse_args(argv)
     timeout_s = options.join_timeout_s
     code = try_again(lambda: start(options), timeout_s=timeout_s, event="ray_head_not_started")
@@ -62,7 +61,6 @@ def wait_for_nodes(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """The last count: `wanted` or more, or less when time is up."""
     deadline_s = clock() + timeout_s
     while (joined := count()) < wanted and clock() < deadline_s:
         sleep(POLL_S)

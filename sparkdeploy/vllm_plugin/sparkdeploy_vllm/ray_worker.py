@@ -34,7 +34,6 @@ def try_again(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Attempt until it succeeds or time is up, reporting each failure; return the last code."""
     deadline_s = clock() + timeout_s
     while (code := attempt()) != 0 and clock() < deadline_s:
         report(event, exit_code=code)

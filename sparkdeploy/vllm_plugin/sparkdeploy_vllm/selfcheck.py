@@ -51,8 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     findings = check(root, vllm=installed_version()) if root else absent
     findings.append(_entry_point_finding())
     fits = all(finding.fits for finding in findings if finding.required)
-    text = _as_json(findings, fits) if options.json else _as_table(findings, fits)
-    sys.stdout.write(f"{text}\n")
+    apis = [{**asdict(finding), "fits": finding.fits} for finding in findings]
+    as_json = json.dumps({"vllm": installed_version(), "fits": fits, "apis": apis})
+    sys.stdout.write(f"{as_json if options.json else _as_table(findings, fits)}\n")
     return 0 if fits else 1
 
 
@@ -146,11 +147,6 @@ def _entry_point_finding() -> HookFinding:
     found = [point.value for point in metadata.entry_points(group="vllm.general_plugins")]
     problem = "" if ENTRY_POINT in found else "not installed: vLLM will not load the plugin"
     return HookFinding(f"entry point {ENTRY_POINT}", problem)
-
-
-def _as_json(findings: Sequence[HookFinding], fits: bool) -> str:
-    apis = [{**asdict(finding), "fits": finding.fits} for finding in findings]
-    return json.dumps({"vllm": installed_version(), "fits": fits, "apis": apis})
 
 
 def _as_table(findings: Sequence[HookFinding], fits: bool) -> str:

@@ -18,7 +18,6 @@ class SourceTree:
         self._parsed: dict[str, ast.Module] = {}
 
     def find(self, module: str, dotted: str) -> Definition | None:
-        """The definition of `name` or `Class.member`, None when there is none."""
         first, _, member = dotted.partition(".")
         if not member:
             located = self._locate(module, first, _MAX_HOPS)

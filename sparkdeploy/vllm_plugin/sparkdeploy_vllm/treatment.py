@@ -29,7 +29,6 @@ class DraftHead:
 
     @classmethod
     def from_block(cls, block: object) -> "DraftHead | None":
-        """None for null; ValueError when it asks for something this plugin does not know."""
         if block is None:
             return None
         if not isinstance(block, Mapping) or block.get("dtype") != "int8":

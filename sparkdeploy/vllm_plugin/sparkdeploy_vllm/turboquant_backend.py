@@ -86,7 +86,6 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
 
 
 def refuse_what_is_ignored(*args: Any, **kwargs: Any) -> None:
-    """Raise ValueError when a layer, with these arguments, asks for one of IGNORED."""
     wanted = signature(turboquant_attn.TurboQuantAttentionImpl).bind(*args, **kwargs).arguments
     wanted |= wanted.pop("kwargs", {})
     # vLLM's models say "no window" and "no cap" by None, zero or a negative number.

@@ -1,7 +1,4 @@
-"""The container's entrypoint: runs vLLM as its child, and kills it before memory runs out.
-
-Standard library only; importing it imports neither vLLM nor torch.
-"""
+"""The container's entrypoint: kills its child, vLLM, before memory runs out. Imports no vLLM."""
 
 import signal
 

@@ -28,10 +28,7 @@ def become_subreaper() -> None:
 
 
 def shut_out_others() -> None:
-    """Keep processes of the same user out of this one: its files, memory and environment.
-
-    The child has the guard's uid; otherwise it could open /proc/1/fd or trace its own guard.
-    """
+    """Keep the child, which has our uid, out of this process: its files, memory, environment."""
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -72,10 +69,7 @@ class OfferToTheKernel:
 
 
 def start(argv: Sequence[str], env: Mapping[str, str], offer: OfferToTheKernel) -> int:
-    """Start `argv` as leader of a session (and group) of its own; return its pid.
-
-    Python's ignored signals are reset and no signal is blocked. OSError when it cannot be run.
-    """
+    """Lead a session (and group) of its own, no signal blocked; OSError when it cannot be run."""
     with offer:
         return os.posix_spawnp(
             argv[0], list(argv), dict(env), setsid=True, setsigmask=(), setsigdef=_RESET_SIGNALS

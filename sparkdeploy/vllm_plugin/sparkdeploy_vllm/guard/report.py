@@ -16,10 +16,7 @@ _RETRY_S = 0.005
 
 
 class _Stderr:
-    """Writes whole lines without ever being held up by who should read them.
-
-    A hung Docker daemon leaves the pipe full, and the guard has more to do than to wait for it.
-    """
+    """Writes whole lines and waits for no reader: a hung Docker daemon leaves the pipe full."""
 
     def __init__(self) -> None:
         self.dropped_lines = 0
@@ -35,10 +32,7 @@ _stderr = _Stderr()
 
 
 def report(event: str, **facts: object) -> None:
-    """Write `sparkdeploy-guard: {"event": ..., ...}`, and give it up after PATIENCE_S.
-
-    How many lines before it were given up stands in the next one, as `dropped_lines`.
-    """
+    """Write `sparkdeploy-guard: {"event": ..., ...}`; it is given up after PATIENCE_S."""
     _stderr.say(event, facts)
 
 

@@ -84,10 +84,7 @@ class AvailableMemory:
 
 @dataclass(slots=True)
 class HealthProbe:
-    """One request at a time on a non-blocking socket, moved forward by every tick.
-
-    `host` is an address or a name that resolves at once (it is resolved once, at creation).
-    """
+    """One request at a time on a non-blocking socket, moved forward by every tick."""
 
     host: str
     port: int
@@ -100,7 +97,6 @@ class HealthProbe:
 
     @classmethod
     def from_url(cls, url: str) -> "HealthProbe":
-        """ValueError unless `url` is plain http with a port this machine can connect to."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ValueError(
@@ -178,7 +174,6 @@ class Supervision:
         self.trip_below_bytes = 0 if floor is None else floor + TRIP_MARGIN_BYTES
 
     def run(self) -> int:
-        """Start the child, and again where the orders allow it; return the guard's exit code."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         crash_code: int | None = None
         while (stop := _pending_stop()) is None:
@@ -282,10 +277,7 @@ def _pending_stop() -> int | None:
 
 
 def _say_who_is_left(pids: Sequence[int], exit_code: int) -> None:
-    """Name the processes that outlived SIGKILL: what they hold is free when they are gone.
-
-    Another vLLM beside them would not have that memory, and a Spark that runs out of it freezes.
-    """
+    """Another vLLM would not have what they still hold, and a Spark out of memory freezes."""
     report(
         "still_there",
         processes=[processes.description_of(pid) for pid in pids[:MAX_NAMED]],
@@ -296,10 +288,7 @@ def _say_who_is_left(pids: Sequence[int], exit_code: int) -> None:
 
 
 def _make_ready(memory: AvailableMemory) -> None:
-    """Go once through what an emergency needs, keep all of it in RAM, and collect no more.
-
-    When memory is gone, a page that is not there yet may never come.
-    """
+    """Fetch all that an emergency needs: without memory, a missing page may never come."""
     memory.read_bytes()
     processes.descendants(os.getpid())
     line_of("memory_floor", mem_available_bytes=0)
@@ -328,7 +317,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _child_env(env: Mapping[str, str], key_file: Path | None) -> dict[str, str]:
-    """The child's environment: ours, and the key when there is a key file (nowhere else)."""
     child_env = dict(env)
     if key_file is not None:
         key = key_file.read_text(encoding="utf-8").strip()

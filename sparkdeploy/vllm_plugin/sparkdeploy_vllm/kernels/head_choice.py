@@ -1,7 +1,4 @@
-"""Which tiles the INT8 head of a card and a shape uses: tuned, those that ship, or the default.
-
-Standard library only. Asked once per matrix while the model loads, never in a forward pass.
-"""
+"""Which tiles the INT8 head of a card and a shape uses. Asked once per matrix, while it loads."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -22,10 +22,7 @@ SMALLEST_LIMIT_BYTES = 99 * 1024
 
 
 class CudaStand:
-    """A `Stand` with two heads of one shape; launches alternate, so that no cache keeps one.
-
-    Takes twice the INT8 matrix plus about 2 GB.
-    """
+    """A `Stand` with two heads, so that no cache keeps one: twice the INT8 matrix plus 2 GB."""
 
     def __init__(self, vocab: int, hidden: int, dtype: torch.dtype = torch.bfloat16) -> None:
         self.drawn = torch.Generator("cuda").manual_seed(1)

@@ -98,10 +98,7 @@ def read_tuned(key: HeadKey, folder: Path) -> tuple[HeadTile, ...] | None:
 def write_tuned(
     key: HeadKey, tuned: Sequence[TunedTile], made_with: Mapping[str, str], folder: Path
 ) -> Path:
-    """Write the tiles for `key` and return the file; a reader sees the old one or the new one.
-
-    OSError when the folder cannot be written, UnusableTilesError when `read_tuned` would refuse it.
-    """
+    """A reader sees the old file or the new; UnusableTilesError for what it would refuse."""
     document = {
         "schema": SCHEMA,
         "key": asdict(key),

@@ -1,7 +1,4 @@
-"""The search for the INT8 head's fastest tiles on one card; what runs them is passed in.
-
-Standard library only. Runs when it is asked for (`tune_head`); nothing that serves imports it.
-"""
+"""The search for the INT8 head's fastest tiles. Standard library; nothing that serves uses it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
