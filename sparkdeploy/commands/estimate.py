@@ -17,7 +17,7 @@ from sparkdeploy.estimate.hardware import Hardware, hardware_named, hardware_see
 from sparkdeploy.estimate.share import facts_of_rank, facts_of_step
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.load import Library, load_recipe, recipe_folders
-from sparkdeploy.recipe.parallel import nodes_needed
+from sparkdeploy.recipe.rules import nodes_needed
 from sparkdeploy.settings import load_settings, resources
 
 if TYPE_CHECKING:

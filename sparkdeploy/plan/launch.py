@@ -127,10 +127,10 @@ def _flag_arguments(recipe: Recipe) -> Iterator[str]:
         value = getattr(serve, field)
         if value is not None and (field, value) != ("kv_cache_dtype", "auto"):
             yield from (flag, f"{value:g}" if isinstance(value, float) else str(value))
-    for field, name in flags.SWITCH_FLAGS.items():
+    for field, flag in flags.SWITCH_FLAGS.items():
         value = getattr(serve, field)
         if value is not None:
-            yield f"--{name}" if value else f"--no-{name}"
+            yield flag if value else f"--no-{flag.removeprefix('--')}"
     for field, flag in flags.JSON_FLAGS.items():
         value = getattr(serve, field)
         if value is not None:

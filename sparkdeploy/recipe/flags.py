@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import re
 
-VALUE_FLAGS: dict[str, str] = {
-    "max_model_len": "--max-model-len",
-    "gpu_memory_utilization": "--gpu-memory-utilization",
-    "attention_backend": "--attention-backend",
-    "kv_cache_dtype": "--kv-cache-dtype",
-    "reasoning_parser": "--reasoning-parser",
-    "tool_call_parser": "--tool-call-parser",
-    "load_format": "--load-format",
-    "max_num_batched_tokens": "--max-num-batched-tokens",
-    "max_num_seqs": "--max-num-seqs",
-}
+
+def _by_field(*fields: str) -> dict[str, str]:
+    return {field: "--" + field.replace("_", "-") for field in fields}
+
+
+VALUE_FLAGS = _by_field(
+    "max_model_len",
+    "gpu_memory_utilization",
+    "attention_backend",
+    "kv_cache_dtype",
+    "reasoning_parser",
+    "tool_call_parser",
+    "load_format",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+)
 """Fields whose value follows the flag, in the order in which they are written."""
-
-SWITCH_FLAGS: dict[str, str] = {
-    "enable_chunked_prefill": "enable-chunked-prefill",
-    "enable_prefix_caching": "enable-prefix-caching",
-    "enable_auto_tool_choice": "enable-auto-tool-choice",
-    "enforce_eager": "enforce-eager",
-    "trust_remote_code": "trust-remote-code",
-}
+SWITCH_FLAGS = _by_field(
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "enable_auto_tool_choice",
+    "enforce_eager",
+    "trust_remote_code",
+)
 """Fields that are on (`--x`), off (`--no-x`) or left to vLLM (null)."""
-
-JSON_FLAGS: dict[str, str] = {
-    "override_generation_config": "--override-generation-config",
-    "compilation_config": "--compilation-config",
-}
-"""Fields that are passed as JSON."""
+JSON_FLAGS = _by_field("override_generation_config", "compilation_config")
+FIELD_OF_FLAG = {flag: field for field, flag in (VALUE_FLAGS | SWITCH_FLAGS | JSON_FLAGS).items()}
 
 OWNED_FLAGS: dict[str, str] = {
     "--model": "model.repo or model.path",
@@ -87,10 +87,6 @@ SHORT_FORMS = {
     "-sc": "--speculative-config",
     "-cc": "--compilation-config",
     "-O": "--compilation-config",
-}
-FIELD_OF_FLAG = {
-    **{flag: field for field, flag in (VALUE_FLAGS | JSON_FLAGS).items()},
-    **{f"--{name}": field for field, name in SWITCH_FLAGS.items()},
 }
 
 FORBIDDEN_ENV: dict[str, str] = {

@@ -14,10 +14,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from sparkdeploy import yaml_text
 from sparkdeploy.recipe import flags
+from sparkdeploy.recipe.schema import Strict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,26 +36,14 @@ CLEAR_SHORT_FORMS = ("-dcp", "-ep")
 """Others have meant different flags in different releases (`-O`), or are sparkdeploy's to set."""
 
 
-def _compiles(text: str) -> str:
-    try:
-        re.compile(text, re.ASCII)
-    except re.error as error:
-        raise ValueError(f"{text!r} is no regular expression: {error}") from error
-    return text
-
-
-class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Pattern(_Row):
+class Pattern(Strict):
     """A pattern with a name: what a value has to match as a whole, and that in words."""
 
-    match: Annotated[str, AfterValidator(_compiles)]
+    match: str
     words: Annotated[str, Field(min_length=3)]
 
 
-class Allowed(_Row):
+class Allowed(Strict):
     """What is allowed of one name: values of a pattern, a mapping's keys, or neither: a switch."""
 
     value: str | None = None
@@ -70,7 +59,7 @@ class Allowed(_Row):
         return self.value is None and self.keys is None
 
 
-class Lists(_Row):
+class Lists(Strict):
     """harmless.yaml as it stands there; every name a row refers to exists."""
 
     patterns: dict[str, Pattern]
@@ -83,7 +72,7 @@ class Lists(_Row):
     @model_validator(mode="after")
     def _refers_to_what_exists(self) -> Lists:
         for name, row in self.rows():
-            _compiles(self.pattern(row))
+            re.compile(self.pattern(row), re.ASCII)
             if row.keys is not None and row.keys not in self.keys:
                 raise ValueError(f"{name}: there is no table {row.keys}")
         return self
@@ -93,20 +82,18 @@ class Lists(_Row):
             yield from table.items()
 
     def pattern(self, row: Allowed) -> str:
-        """Return the regular expression of a row's values; one that nothing matches for none."""
         if row.value is None:
-            return r"(?!)"
+            return r"(?!)"  # nothing matches it
         named = self.patterns.get(row.value)
         return row.value if named is None else named.match
 
     def without_consent(self, row: Allowed) -> str:
-        """Return what a value is held to in words, or by the pattern where it has no name."""
         named = self.patterns.get(row.value or "")
         words = named.words if named is not None else row.value
         return f"without consent it is {words} ({row.why})"
 
     def matches(self, row: Allowed, value: Any) -> bool:  # noqa: ANN401 - YAML content
-        """Say whether one value, that is no mapping or list, is harmless."""
+        """Say whether one value is harmless; mappings and lists are for others."""
         text = value if isinstance(value, str) else json.dumps(value, default=repr)
         return (
             len(text) <= MAX_VALUE_LENGTH
@@ -116,7 +103,7 @@ class Lists(_Row):
 
 @functools.cache
 def lists() -> Lists:
-    """Return what harmless.yaml says; it is a part of the program, like its code."""
+    """Read the program's own file: no folder of a user can stand in for it."""
     return Lists.model_validate(yaml_text.load_file(FILE))
 
 
@@ -129,7 +116,7 @@ def shown(text: object) -> str:
 
 
 def questions(arguments: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield the place of every argument that needs consent, and what it is."""
+    """Yield every argument that needs consent by its place, and what it is."""
     index = 0
     while index < len(arguments):
         flag, equals, inline = arguments[index].partition("=")
@@ -181,7 +168,7 @@ def _written_out(name: str) -> str:
 
 
 def _below(row: Allowed, keys: list[str], values: list[str]) -> Iterator[str]:
-    """Judge `--flag.key.key value`, which is one value of the flag's mapping."""
+    # `--flag.key.key value` is one value of the flag's mapping.
     if row.keys is None or not values:
         yield "it takes no keys" if row.keys is None else "it needs a value"
         return

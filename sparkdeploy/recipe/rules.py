@@ -1,17 +1,18 @@
-"""Contradictions within a recipe: settings that are valid alone and wrong together."""
+"""Settings that are valid alone and wrong together, among them the sizes of a cluster."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import features, flags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.recipe.document import KeyPath
-    from sparkdeploy.recipe.schema import Engine, Recipe
+    from sparkdeploy.recipe.schema import Cluster, Engine, Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Mistake:
 
 
 def find_contradictions(recipe: Recipe, engine: Engine | None) -> list[Mistake]:
-    rules = (_turboquant, _speculation, _draft_head, _fp8, _extra_arguments, _environment, _cluster)
+    rules = (_turboquant, _speculation, _fp8, _extra_arguments, _environment, _cluster)
     problems = [mistake for rule in rules for mistake in rule(recipe)]
     if engine is not None:
         problems += _engine_support(recipe, engine)
@@ -40,38 +41,33 @@ def _turboquant(recipe: Recipe) -> Iterator[Mistake]:
 
 
 def _speculation(recipe: Recipe) -> Iterator[Mistake]:
-    speculative = recipe.serve.speculative
-    if speculative is None:
-        return
-    if speculative.method == "mtp" and recipe.checkpoint.mtp == "off":
+    speculative, checkpoint = recipe.serve.speculative, recipe.checkpoint
+    is_mtp = speculative is not None and speculative.method == "mtp"
+    drafter = speculative.model if speculative is not None else None
+    if is_mtp and checkpoint.mtp == "off":
         yield Mistake(
             ("serve", "speculative"),
             "speculative decoding by MTP needs the MTP weights, and checkpoint.mtp is off",
             "set checkpoint.mtp to required, or serve.speculative to null",
         )
-    if speculative.method == "mtp" and speculative.model is not None:
+    if is_mtp and drafter is not None:
         yield Mistake(
             ("serve", "speculative", "model"),
             "MTP drafts with the served model's own layer; it takes no model",
             "remove serve.speculative.model",
         )
-    if speculative.method == "dflash" and speculative.model is None:
+    if speculative is not None and not is_mtp and drafter is None:
         yield Mistake(
             ("serve", "speculative"),
             "DFlash needs a drafter",
             "set serve.speculative.model to the drafter's repository",
         )
-
-
-def _draft_head(recipe: Recipe) -> Iterator[Mistake]:
-    speculative = recipe.serve.speculative
-    if recipe.checkpoint.draft_lm_head is None or (speculative and speculative.method == "mtp"):
-        return
-    yield Mistake(
-        ("checkpoint", "draft_lm_head"),
-        "a draft head belongs to the MTP layer, and this recipe does not draft by MTP",
-        "set serve.speculative to {method: mtp, tokens: 2}, or remove checkpoint.draft_lm_head",
-    )
+    if checkpoint.draft_lm_head is not None and not is_mtp:
+        yield Mistake(
+            ("checkpoint", "draft_lm_head"),
+            "a draft head belongs to the MTP layer, and this recipe does not draft by MTP",
+            "set serve.speculative to {method: mtp, tokens: 2}, or remove checkpoint.draft_lm_head",
+        )
 
 
 def _fp8(recipe: Recipe) -> Iterator[Mistake]:
@@ -190,11 +186,10 @@ def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
                 "choose another engine (`sparkdeploy list` shows them), or drop the setting",
             )
     yield from _turboquant_with_mtp(recipe, engine)
-    yield from _known_bad(recipe, engine)
-    yield from _own_image(engine)
+    yield from _engine_itself(recipe, engine)
 
 
-def _known_bad(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
+def _engine_itself(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     reason = features.known_bad(engine.vllm)
     if reason is not None and engine.runs_on == "cuda" and not recipe.allow_known_bad:
         yield Mistake(
@@ -202,9 +197,6 @@ def _known_bad(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
             f"engine {engine.name}: vLLM {engine.vllm} is known to be bad: {reason}",
             "choose another engine, or insist with --allow-known-bad",
         )
-
-
-def _own_image(engine: Engine) -> Iterator[Mistake]:
     if engine.kind == "image" and engine.image is None:
         yield Mistake(
             ("engine",),
@@ -236,3 +228,55 @@ def _turboquant_with_mtp(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
             "set serve.compilation_config to {cudagraph_mode: PIECEWISE}, "
             "or serve.speculative to null",
         )
+
+
+def world_size(cluster: Cluster) -> int:
+    """Return the GPUs of all nodes together."""
+    return cluster.tensor_parallel * cluster.pipeline_parallel * cluster.data_parallel
+
+
+def nodes_needed(cluster: Cluster, gpus_per_node: int) -> int:
+    """Return how many nodes the sizes take; RecipeError where such nodes cannot serve them."""
+    copy, world = cluster.tensor_parallel * cluster.pipeline_parallel, world_size(cluster)
+    if cluster.data_parallel > 1 and copy > gpus_per_node:
+        raise RecipeError(
+            f"cluster.data_parallel is {cluster.data_parallel}, and one copy of the model takes "
+            f"{copy} GPUs: more than the {gpus_per_node} of a node",
+            hint="set cluster.data_parallel to 1: copies that span nodes are not supported",
+        )
+    nodes = -(-world // gpus_per_node)
+    is_even = world % gpus_per_node == 0 and (copy >= gpus_per_node or gpus_per_node % copy == 0)
+    if nodes > 1 and not is_even:
+        raise RecipeError(
+            f"{world} GPUs ({_sizes(cluster)}) do not fill nodes of {gpus_per_node} GPUs evenly",
+            hint=f"choose sizes whose product is a multiple of {gpus_per_node}",
+        )
+    hold_node_limits(cluster, nodes)
+    return nodes
+
+
+def hold_node_limits(cluster: Cluster, nodes: int) -> None:
+    if cluster.min_nodes is not None and nodes < cluster.min_nodes:
+        raise RecipeError(
+            f"the recipe needs at least {_nodes(cluster.min_nodes)} (cluster.min_nodes), and "
+            f"{_nodes(nodes)} would serve it",
+            hint="serve it with --cluster, and raise cluster.tensor_parallel where that gives "
+            "fewer nodes",
+        )
+    if cluster.max_nodes is not None and nodes > cluster.max_nodes:
+        raise RecipeError(
+            f"the recipe takes at most {_nodes(cluster.max_nodes)} (cluster.max_nodes), and "
+            f"{_sizes(cluster)} takes {_nodes(nodes)}",
+            hint="lower cluster.tensor_parallel, pipeline_parallel or data_parallel",
+        )
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _sizes(cluster: Cluster) -> str:
+    return (
+        f"tensor {cluster.tensor_parallel} x pipeline {cluster.pipeline_parallel} x "
+        f"data {cluster.data_parallel}"
+    )

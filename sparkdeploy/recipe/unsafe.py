@@ -40,7 +40,6 @@ class Judge:
     model_folders: tuple[Path, ...] = ()
 
     def self_consents(self) -> Iterator[Mistake]:
-        """Yield the consents that a file gives to itself; no option takes these."""
         for field, option in CONSENT_OPTIONS.items():
             # A recipe of the user's own may insist on a release; on foreign code only a command.
             is_own = field != "allow_unsafe" and not self._is_foreign((field,))
@@ -59,13 +58,10 @@ class Judge:
         """
         if self.recipe.allow_unsafe or not self.foreign_files:
             return
-        settings = (*self._fields(), *self._environment(), *self._arguments(), *self._serve())
-        for path, question in settings:
-            if not self._is_typed(path):
-                yield Mistake(path, question, "")
-        for path, question in self._paths():
-            if self._is_foreign(path):
-                yield Mistake(path, question, "")
+        settings = (*self._fields(), *self._environment(), *self._flags())
+        asked = [item for item in settings if not self._is_typed(item[0])]
+        asked += [item for item in self._paths() if self._is_foreign(item[0])]
+        yield from (Mistake(path, question, "") for path, question in asked)
 
     def _origin(self, path: KeyPath) -> ValueOrigin | None:
         return self.origins.get(written_part(path, self.origins))
@@ -101,13 +97,11 @@ class Judge:
             elif not lists().matches(row, value):
                 yield path, f"{said}: {lists().without_consent(row)}"
 
-    def _arguments(self) -> Iterator[tuple[KeyPath, str]]:
+    def _flags(self) -> Iterator[tuple[KeyPath, str]]:
         for index, question in harmless.questions(self.recipe.serve.extra_args):
             yield ("serve", "extra_args", index), question
-
-    def _serve(self) -> Iterator[tuple[KeyPath, str]]:
         # Fields that become flags are held against the flags' own rows.
-        for field, flag in {**flags.VALUE_FLAGS, **flags.JSON_FLAGS}.items():
+        for field, flag in (flags.VALUE_FLAGS | flags.JSON_FLAGS).items():
             value, row = getattr(self.recipe.serve, field), lists().flags[flag]
             if isinstance(value, dict) and row.keys is not None:
                 for below, question in harmless.mapping_questions(row.keys, value):
@@ -128,6 +122,5 @@ class Judge:
 
 
 def consent_hint(wanted: str) -> str:
-    """Return how to read a recipe without running it, and how to consent to it."""
     command = f"sparkdeploy show {shlex.quote(shown(wanted))} --allow-unsafe"
     return f"`{command}` prints it and runs nothing; --allow-unsafe takes all of the above"

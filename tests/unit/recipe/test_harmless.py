@@ -370,7 +370,7 @@ def test_a_short_form_means_its_flag_in_every_spelling(short: str) -> None:
 
 
 def test_every_flag_of_a_field_has_a_row() -> None:
-    switches = {f"--{name}" for name in SWITCH_FLAGS.values()} - {"--trust-remote-code"}
+    switches = {*SWITCH_FLAGS.values()} - {"--trust-remote-code"}
     assert {*VALUE_FLAGS.values(), *JSON_FLAGS.values(), *switches} <= set(lists().flags)
 
 
