@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from sparkdeploy import yaml_text
 from sparkdeploy.recipe import flags
@@ -36,10 +36,18 @@ CLEAR_SHORT_FORMS = ("-dcp", "-ep")
 """Others have meant different flags in different releases (`-O`), or are sparkdeploy's to set."""
 
 
+def _compiles(text: str) -> str:
+    try:
+        re.compile(text, re.ASCII)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from error
+    return text
+
+
 class Pattern(Strict):
     """A pattern with a name: what a value has to match as a whole, and that in words."""
 
-    match: str
+    match: Annotated[str, AfterValidator(_compiles)]
     words: Annotated[str, Field(min_length=3)]
 
 
@@ -72,7 +80,7 @@ class Lists(Strict):
     @model_validator(mode="after")
     def _refers_to_what_exists(self) -> Lists:
         for name, row in self.rows():
-            re.compile(self.pattern(row), re.ASCII)
+            _compiles(self.pattern(row))
             if row.keys is not None and row.keys not in self.keys:
                 raise ValueError(f"{name}: there is no table {row.keys}")
         return self
