@@ -78,8 +78,7 @@ def _verified(archive: tarfile.TarFile, entry: Mapping[str, Any]) -> ArchivedIma
 
 
 def _digest_in(name: str) -> str | None:
-    found = _DIGEST.search(name)
-    return found[1] if found else None
+    return found[1] if (found := _DIGEST.search(name)) else None
 
 
 def _open(archive: tarfile.TarFile, name: str) -> IO[bytes]:

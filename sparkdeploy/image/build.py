@@ -40,10 +40,7 @@ _IMAGE_ID = re.compile(r"^ ---> ([0-9a-f]{12})$")
 
 
 def find_built(host: DockerHost, stage: Stage) -> ImageFact | None:
-    """Return the stage's image when it is there: by our label, never because a tag exists.
-
-    Raises NodeError when the tag is on an image that is not ours.
-    """
+    """Return the stage's image by our label; NodeError when its tag is on one that is not ours."""
     image = host.find_image(stage.tag)
     if image is None:
         return None
@@ -56,11 +53,10 @@ def find_built(host: DockerHost, stage: Stage) -> ImageFact | None:
 
 
 def build_stage(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> ImageFact:
-    """Build a stage unless its fingerprint is there already; return the image.
+    """Build a stage unless its fingerprint is there; its tag appears with the finished image.
 
-    The tag appears with the finished image and never before. Raises BuildError with the end of
-    the log, RecipeError for an index URL with credentials and NodeError when Docker does not
-    answer.
+    Raises BuildError with the end of the log, RecipeError for an index URL with credentials and
+    NodeError when Docker does not answer.
     """
     found = find_built(host, stage)
     if found is not None:
@@ -129,17 +125,15 @@ class _Build:
             try:
                 proof = _prove(self.host, self.stage, image.image_id)
             except NodeError as error:
-                raise self._ended_by(error) from error
-            proven = replace(
-                self.stage, dockerfile=f"FROM {unproven}\n", context=(), needs_network=False
-            )
+                raise ended_by_node(self.stage, error, where=self.where, log=self.log) from error
+            dockerfile = f"FROM {unproven}\n"
+            proven = replace(self.stage, dockerfile=dockerfile, context=(), needs_network=False)
             self.run(proven, self.stage.tag, {**proven.labels(), labels.PROOF: proof})
         finally:
             self.host.remove_leftover_tag(unproven)
 
     def run(self, stage: Stage, tag: str, image_labels: Mapping[str, str]) -> None:
-        settings = self.settings
-        dockerfile = _labelled(stage.dockerfile, image_labels)
+        settings, dockerfile = self.settings, _labelled(stage.dockerfile, image_labels)
         files = [ContextFile("Dockerfile", dockerfile.encode()), *stage.context]
         make_private(settings.cache_dir)
         try:
@@ -159,7 +153,7 @@ class _Build:
         except NodeError as error:
             # Nobody is there to remove them; the next build of this stage finds and removes them.
             self.image_ids.clear()
-            raise self._ended_by(error) from error
+            raise ended_by_node(stage, error, where=self.where, log=self.log) from error
         except OSError as error:
             raise BuildError(
                 f"the context of stage {stage.name} of engine {stage.engine} could not be written:"
@@ -169,9 +163,6 @@ class _Build:
         finally:
             # From the last one down: a leftover that still has children cannot go.
             self.host.remove_leftovers(tuple(reversed(self.image_ids)))
-
-    def _ended_by(self, error: NodeError) -> BuildError:
-        return ended_by_node(self.stage, error, where=self.where, log=self.log)
 
     def _follow(self, event: BuildEvent) -> None:
         if event.layer and event.done_bytes is not None and event.total_bytes:
@@ -209,11 +200,7 @@ def _labelled(dockerfile: str, values: Mapping[str, str]) -> str:
 
 
 def _prove(host: DockerHost, stage: Stage, image_id: str) -> str:
-    """Return the proof of an engine or plugin image as JSON for its label.
-
-    Raises BuildError when it cannot be read, when a CUDA engine has a CPU build of torch or no
-    kernel for the Spark's GPU, or when the plugin does not fit.
-    """
+    """Return the proof as JSON for its label; BuildError for an unusable image or no proof."""
     if stage.name == "plugin":
         found = _selfcheck(host, image_id)
     else:

@@ -102,12 +102,11 @@ def refuse_unreachable(engine: str, settings: Settings) -> None:
 
 def compile_wheel(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> Path:
     """Return the kept wheel, or compile it; BuildError has the end of the compiler's output."""
-    kept = find_wheel(stage, settings)
-    if kept is not None:
+    if kept := find_wheel(stage, settings):
         return kept
     wheels, ccache = wheel_folder(stage, settings), settings.cache_dir / "ccache"
-    for made in (wheels, ccache):
-        make_private(made)
+    make_private(wheels)
+    make_private(ccache)
     with tempfile.TemporaryDirectory(prefix="compile-", dir=settings.cache_dir) as scratch:
         inputs, work = Path(scratch) / "compile", Path(scratch) / "work"
         work.mkdir()

@@ -48,8 +48,6 @@ class PackagePin:
 
 @dataclass(frozen=True, slots=True)
 class LockedPackage:
-    """One distribution of a lock: its version, and the files it may come from."""
-
     pin: PackagePin
     hashes: frozenset[str] = frozenset()
     """sha256 in hex; empty where no file was at hand when the lock was made."""
@@ -57,8 +55,6 @@ class LockedPackage:
 
 @dataclass(frozen=True, slots=True)
 class WheelPlatform:
-    """The machine and the Python that wheels have to fit."""
-
     architecture: str
     python: str
 
@@ -143,12 +139,18 @@ def find_wheel(
     package: LockedPackage, folders: Iterable[Path], platform: WheelPlatform
 ) -> Path | None:
     """Return a wheel of these folders with a hash of the lock."""
-    for folder in folders:
-        for path in sorted(folder.glob("*.whl")):
-            is_named = platform.pin_of(path.name) == package.pin
-            if is_named and (not package.hashes or sha256_of(path) in package.hashes):
-                return path
+    for path, pin in wheels_in(folders, platform):
+        if pin == package.pin and (not package.hashes or sha256_of(path) in package.hashes):
+            return path
     return None
+
+
+def wheels_in(
+    folders: Iterable[Path], platform: WheelPlatform
+) -> Iterator[tuple[Path, PackagePin]]:
+    for path in (path for folder in folders for path in sorted(folder.glob("*.whl"))):
+        if pin := platform.pin_of(path.name):
+            yield path, pin
 
 
 def sha256_of(path: Path) -> str:
@@ -189,7 +191,6 @@ def find_uv() -> Path:
 
 
 def date_of(text: str) -> str | None:
-    """Return the day a lock was made for, as its head states it."""
     found = _AS_OF.search(text)
     return found[1] if found else None
 
@@ -254,10 +255,9 @@ def make_lock(
 
 def make_torch_lock(version: str, wheel: Path | None) -> str:
     """Return the lock of PyTorch's CPU build, with the hash of the wheel that was seen."""
-    if wheel is None:
-        head = "No hash: no wheel of this build was at hand when the lock was made."
-        return f"# {head}\n{_lock_entry(f'torch=={version}+cpu')}"
-    return f"# {wheel.name}\n{_lock_entry(f'torch=={version}+cpu', sha256_of(wheel))}"
+    missing = "No hash: no wheel of this build was at hand when the lock was made."
+    head, hashes = (wheel.name, [sha256_of(wheel)]) if wheel else (missing, [])
+    return f"# {head}\n{_lock_entry(f'torch=={version}+cpu', *hashes)}"
 
 
 def _lock_entry(pin: str, *hashes: str) -> str:
@@ -273,7 +273,6 @@ def _uv_environment(network: BuildNetwork) -> dict[str, str]:
 
 
 def index_variables(network: BuildNetwork) -> dict[str, str]:
-    """Return the variables that name the package indexes to uv and to pip."""
     variables: dict[str, str] = {}
     if network.index_url:
         variables |= {"UV_DEFAULT_INDEX": network.index_url, "PIP_INDEX_URL": network.index_url}

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.context import ContextFile
-from sparkdeploy.image.lock import WheelPlatform, index_variables
+from sparkdeploy.image.lock import WheelPlatform, index_variables, wheels_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -62,7 +62,7 @@ def registry_reference(image: str, container_registry: str) -> str:
 
 
 def build_args(stage: Stage, settings: Settings) -> dict[str, str]:
-    """Return the arguments of a stage's build; proxies go by names that Docker does not keep."""
+    """Proxies go by names that Docker does not keep."""
     arguments = dict(settings.build.proxies) if stage.needs_network else {}
     if stage.registry_image is not None:
         arguments["BASE_IMAGE"] = registry_reference(
@@ -104,12 +104,10 @@ def find_wheels(stage: Stage, folders: Iterable[Path]) -> dict[Path, PackagePin]
     """Return the wheels of these folders that the stage's lock pins, each file name once."""
     if not stage.pins:
         return {}
-    platform = WheelPlatform(stage.architecture, stage.python)
     found: dict[str, tuple[Path, PackagePin]] = {}
-    for folder in folders:
-        for path in sorted(folder.glob("*.whl")):
-            if (pin := platform.pin_of(path.name)) in stage.pins:
-                found.setdefault(path.name, (path, pin))
+    for path, pin in wheels_in(folders, WheelPlatform(stage.architecture, stage.python)):
+        if pin in stage.pins:
+            found.setdefault(path.name, (path, pin))
     return dict(found.values())
 
 
@@ -144,7 +142,6 @@ def _is_complete(stage: Stage, wheels: Mapping[Path, PackagePin]) -> bool:
 
 
 def _torch_source(stage: Stage, settings: Settings, wheels: Mapping[Path, PackagePin]) -> str:
-    """Return where CPU torch comes from: a wheel that travels along, or PyTorch's index."""
     torch = {pin for pin in stage.pins if pin.name == "torch"}
     if torch and torch <= set(wheels.values()):
         return "--no-index"

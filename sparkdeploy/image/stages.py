@@ -37,8 +37,6 @@ _TRACES = ("etc/apt/apt.conf.d/99mmdebstrap", "etc/apt/sources.list")
 
 @dataclass(frozen=True, slots=True)
 class DebianRecipe:
-    """A base made from Debian packages rather than from a registry's image."""
-
     suite: str
     packages: tuple[str, ...]
 
@@ -104,8 +102,6 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class _StageMaker:
-    """What the stages of one engine have in common."""
-
     engine: Engine
     base_source: BaseSource
     architecture: lock.Architecture
@@ -187,7 +183,6 @@ def stages_of(
 
 
 def fingerprint(inputs: Mapping[str, str]) -> str:
-    """Return the sha256 over named digests, whatever their order."""
     return _sha256(json.dumps(dict(inputs), sort_keys=True))
 
 
@@ -227,8 +222,8 @@ def _base(maker: _StageMaker, base: Base) -> Stage:
 def _engine(maker: _StageMaker, below: Stage) -> Stage:
     engine = maker.engine
     files = lock.lock_files(engine, architecture=maker.architecture, resources=maker.resources)
-    texts = {f"lock/{name}": path.read_bytes() for name, path in files.items()}
-    context = [ContextFile(path, content) for path, content in texts.items()]
+    texts = {name: path.read_bytes() for name, path in files.items()}
+    context = [ContextFile(f"lock/{name}", content) for name, content in texts.items()]
     match engine.kind:
         case "cpu":
             fixups = maker.plugin_tree / "cpu_fixups" / "cpu_engine_fixups.py"

@@ -37,7 +37,6 @@ def render_page(folder: Path, template: str, **values: object) -> str:
 
 @functools.cache
 def _environment(folder: Path, *, is_html: bool) -> jinja2.Environment:
-    """Make it once per folder: it keeps the templates it has compiled."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=is_html,  # noqa: S701 - a Dockerfile is no HTML

@@ -32,8 +32,6 @@ _LINK = re.compile(r"""<a\s[^>]*href=["']([^"'#]+)#sha256=([0-9a-f]{64})["']""",
 
 @dataclass(frozen=True, slots=True)
 class Wheelhouse:
-    """A folder of wheels for one platform, and where they come from."""
-
     folder: Path
     platform: WheelPlatform
     indexes: tuple[str, ...]
@@ -145,5 +143,4 @@ def _place(target: Path, hashes: Collection[str], chunks: Iterable[bytes]) -> Pa
 
 def _read(path: Path) -> Iterator[bytes]:
     with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            yield chunk
+        yield from iter(lambda: stream.read(CHUNK_BYTES), b"")

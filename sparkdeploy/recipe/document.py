@@ -34,8 +34,6 @@ NOWHERE = ValueOrigin("?", 0)
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A mapping and the origin of every key in it."""
-
     content: dict[str, Any]
     origins: dict[KeyPath, ValueOrigin]
     duplicates: tuple[KeyPath, ...] = ()

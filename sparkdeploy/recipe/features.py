@@ -80,6 +80,5 @@ def lacks(vllm: str, feature: Feature) -> str:
 
 
 def known_bad(vllm: str) -> str | None:
-    """Return why a release should not run on a Spark, or None."""
     version = parse_version(vllm)
     return next((why for first, last, why in KNOWN_BAD_ON_SPARK if first <= version <= last), None)

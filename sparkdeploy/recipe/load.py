@@ -54,7 +54,6 @@ class Library:
     model_folders: tuple[Path, ...] = ()
 
     def recipe_files(self) -> dict[str, Path]:
-        """Return every recipe by name; the first folder that has a name wins."""
         return self._files("*.yaml")
 
     def engine_files(self) -> dict[str, Path]:
@@ -72,7 +71,7 @@ class Library:
 
     def _files(self, pattern: str) -> dict[str, Path]:
         found: dict[str, Path] = {}
-        for folder in self.folders:
+        for folder in self.folders:  # the first that has a name wins
             for path in sorted(folder.glob(pattern)):
                 found.setdefault(path.stem, path)
         return found
@@ -91,8 +90,6 @@ def library(settings: Settings) -> Library:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A recipe that is valid, its engine, and where each of its values was written."""
-
     recipe: Recipe
     engine: Engine
     origins: Mapping[KeyPath, ValueOrigin]
@@ -198,11 +195,10 @@ def _engine_of(library: Library, document: Document) -> tuple[Engine | None, lis
     name = document.content.get("engine")
     if not isinstance(name, str):
         return None, []
-    files = library.engine_files()
-    if name not in files:
-        problem = Mistake(("engine",), f"there is no engine {shown(name)}", _closest(name, files))
-        return None, [problem]
-    return load_engine(library, name), []
+    if name in (files := library.engine_files()):
+        return load_engine(library, name), []
+    problem = Mistake(("engine",), f"there is no engine {shown(name)}", _closest(name, files))
+    return None, [problem]
 
 
 def _validate(document: Document, model: type[T]) -> tuple[T | None, list[Mistake]]:

@@ -93,7 +93,6 @@ def template_question(meant: Path, beside: Path) -> str | None:
 
 
 def model_question(meant: Path, beside: Path, model_folders: tuple[Path, ...]) -> str | None:
-    """Say why a folder is no harmless model; None where it is."""
     reasons = [_not_below(meant, folder) for folder in model_folders]
     if all(reasons) and (reason := _not_below(meant, beside)):
         return reason

@@ -19,8 +19,6 @@ LEFT_OUT = "(left out)"
 
 
 def recipe_rows(library: Library) -> list[dict[str, Any]]:
-    """Return name, title, engine and the reported figure of every recipe; broken ones too."""
-
     def row(name: str) -> dict[str, Any]:
         recipe = load_recipe(library, name).recipe
         expect = recipe.expect

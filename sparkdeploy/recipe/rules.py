@@ -231,7 +231,6 @@ def _turboquant_with_mtp(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
 
 
 def world_size(cluster: Cluster) -> int:
-    """Return the GPUs of all nodes together."""
     return cluster.tensor_parallel * cluster.pipeline_parallel * cluster.data_parallel
 
 

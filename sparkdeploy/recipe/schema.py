@@ -141,8 +141,6 @@ class Cluster(Strict):
 
 
 class Limits(Strict):
-    """What the deployment may take from the machine."""
-
     memory_floor_gib: Annotated[float, Field(ge=0, le=512, strict=False)] = 4.0
     startup_timeout_s: Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)] = 1800.0
 
@@ -225,8 +223,6 @@ class SourceBuild(Strict):
 
 
 class Engine(Strict):
-    """Where vLLM comes from."""
-
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     title: Printable
@@ -250,5 +246,4 @@ class Engine(Strict):
 
     @property
     def runs_on(self) -> Literal["cuda", "cpu"]:
-        """What its vLLM computes on."""
         return self.device or ("cpu" if self.kind == "cpu" else "cuda")
