@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SCRIPT = Path(__file__).with_name("fabric.sh").read_text(encoding="utf-8")
 IP_AND_ICMP_BYTES = 28
 CONNECT_TIMEOUT_S = 5
+LISTEN_TRIES = 2
 LISTEN_TIMEOUT_S = 20.0
 """A busy machine takes its time to start a Python."""
 LISTEN = """
@@ -237,16 +238,23 @@ def connect_to_here(here: Node, workers: Sequence[Node], port: int) -> list[Conn
 
         return at_once(connect, workers)
 
-    try:
-        listener = socket.create_server((address, port), backlog=max(len(workers), 1))
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            # Somebody listens already, such as the deployment that is to be replaced.
-            return all_connect(port)
-        words = f"cannot listen: {error.strerror or error}"
-        return [Connection(worker.name, here.name, address, port, words) for worker in workers]
-    with listener:
-        return all_connect(int(listener.getsockname()[1]))
+    found: list[Connection] = []
+    for _ in range(LISTEN_TRIES):
+        try:
+            listener = socket.create_server((address, port), backlog=max(len(workers), 1))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                words = f"cannot listen: {error.strerror or error}"
+                return [Connection(item.name, here.name, address, port, words) for item in workers]
+            # Somebody listens already, such as the deployment that is to be replaced. One that
+            # was just ended has gone meanwhile, and the port with it: then it is tried once more.
+            found = all_connect(port)
+            if not any(item.error for item in found):
+                break
+            continue
+        with listener:
+            return all_connect(int(listener.getsockname()[1]))
+    return found
 
 
 def connect_to_worker(here: Node, worker: Node) -> Connection:

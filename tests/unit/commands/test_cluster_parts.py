@@ -199,3 +199,26 @@ def test_two_workers_share_one_listener(monkeypatch: pytest.MonkeyPatch) -> None
     workers = [Node(f"spark-{number}", spark(number)) for number in (2, 3)]
     found = node_fabric.connect_to_here(HERE, workers, 0)
     assert [(item.source, item.error) for item in found] == [("spark-2", ""), ("spark-3", "")]
+
+
+def test_a_listener_that_ends_as_it_is_tried_is_no_closed_door(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The deployment that had the port was just ended: nobody listens when a worker connects."""
+    ending = socket.create_server(("127.0.0.1", 0))
+    refusals: list[str] = []
+
+    def connect_from(_worker: Node, address: str, port: int) -> str:
+        ending.close()
+        try:
+            socket.create_connection((address, port), 5).close()
+        except ConnectionRefusedError as error:
+            refusals.append(str(error))
+            return str(error)
+        return ""
+
+    monkeypatch.setattr(node_fabric, "_connect_from", connect_from)
+    monkeypatch.setattr(FabricPort, "ip", "127.0.0.1")
+    port = ending.getsockname()[1]
+    (found,) = node_fabric.connect_to_here(HERE, [Node("spark-2", spark(2))], port)
+    assert (found.error, len(refusals)) == ("", 1)
