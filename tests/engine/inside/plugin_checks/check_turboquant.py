@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 from sparkdeploy_vllm import register
@@ -16,6 +17,7 @@ from sparkdeploy_vllm.turboquant_backend import (
     verification_as_decoding,
 )
 from vllm.config import VllmConfig, get_current_vllm_config, set_current_vllm_config
+from vllm.v1.attention.backends import turboquant_attn
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.backends.turboquant_attn import TurboQuantMetadata
 
@@ -131,7 +133,12 @@ def _made(**wanted):  # type: ignore[no-untyped-def]  # noqa: ANN003, ANN202
         current = get_current_vllm_config()
         current.scheduler_config.max_num_seqs = 4
         object.__setattr__(current, "model_config", SimpleNamespace(max_model_len=64))
-        return SparkTurboQuantImpl(4, 128, 0.1, 2, kv_cache_dtype="turboquant_4bit_nc", **wanted)
+        # To ask for it vLLM loads ROCm's platform, and that a second build of vLLM's CPU library: a
+        # processor with AVX-512 and without its BF16 has another one already, and PyTorch aborts.
+        with mock.patch.object(turboquant_attn, "is_flydsl_available", return_value=False):
+            return SparkTurboQuantImpl(
+                4, 128, 0.1, 2, kv_cache_dtype="turboquant_4bit_nc", **wanted
+            )
 
 
 def check_what_turboquant_would_ignore_is_refused() -> None:
