@@ -51,7 +51,7 @@ def list_stored(as_json: JsonOption = False, _on: OnOption = None) -> None:
     """List downloads and prepared checkpoints."""
     from sparkdeploy.checkpoint.store import stored
 
-    found = stored(current_settings())
+    found = tuple(stored(current_settings()))
     lines = (
         f"{item.kind:<9} {format_bytes(item.size_bytes):>9}  {item.name}  ({item.state})"
         for item in found
