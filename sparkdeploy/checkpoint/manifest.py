@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdeploy.checkpoint.durable import content_hash, write_text
-from sparkdeploy.checkpoint.repo_files import name_problem
+from sparkdeploy.checkpoint.repo_files import PART_LIMIT_BYTES
 from sparkdeploy.checkpoint.source import CheckpointSource
 from sparkdeploy.stored_json import read_json
 
@@ -79,5 +79,12 @@ def write_manifest(
 def _are_digests(digests: object) -> bool:
     """Whether it is hashes of files that lie in the checkpoint; a download may bring a manifest."""
     return isinstance(digests, dict) and all(
-        isinstance(digest, str) and name_problem(name) is None for name, digest in digests.items()
+        isinstance(digest, str) and _is_below(name) for name, digest in digests.items()
     )
+
+
+def _is_below(name: str) -> bool:
+    # A folder of the user's own may have names that no hub may list, such as with a backslash.
+    parts = name.split("/")
+    longest = max(len(part.encode("utf-8", "surrogatepass")) for part in parts)
+    return not name.startswith("/") and ".." not in parts and longest <= PART_LIMIT_BYTES

@@ -206,7 +206,7 @@ def test_a_model_with_a_file_of_our_name_is_refused_and_not_written_to(
 
 @pytest.mark.parametrize(
     "digests",
-    [{"../victim": "a"}, {"/x": "a"}, {"a" * 300: "a"}, {"a\x1b": "a"}, {"a": 3}, [], None, "x"],
+    [{"../victim": "a"}, {"/x": "a"}, {"a" * 300: "a"}, {"a": 3}, [], None, "x"],
 )
 def test_a_manifest_of_files_elsewhere_is_none(folder: Path, digests: object) -> None:
     out = folder.parent / "m" / "ck" / "v2"
