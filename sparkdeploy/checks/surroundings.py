@@ -171,6 +171,6 @@ def _open_ports(*tables: str) -> frozenset[int]:
 def _interfaces(machine: Machine) -> tuple[Interface, ...] | None:
     output = _output(machine, "ip", "-json", "addr")
     try:
-        return None if output is None else read_interfaces(output)
+        return read_interfaces(output) if output and output.strip() else None
     except (ValueError, LookupError, TypeError, AttributeError):
         return None

@@ -169,6 +169,7 @@ def read_interfaces(text: str) -> tuple[Interface, ...]:
             ),
         )
         for item in json.loads(text or "[]")
+        if "ifname" in item
     )
 
 
