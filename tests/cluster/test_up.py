@@ -166,6 +166,7 @@ def test_a_detached_start_is_waited_for_and_settled(
     assert whole(head, worker) == 1
 
 
+@pytest.mark.slow
 def test_a_detached_part_that_fell_back_is_reverted(
     program: Program, head: Machine, worker: Machine
 ) -> None:
@@ -255,6 +256,7 @@ def test_a_worker_ends_and_replaces_nothing_of_its_heads(
     assert program.answer("status")[0]["state"] == "healthy"
 
 
+@pytest.mark.slow
 def test_a_former_worker_heads_without_the_base_image(
     program: Program, there: Program, head: Machine, worker: Machine
 ) -> None:
@@ -272,6 +274,7 @@ def test_a_former_worker_heads_without_the_base_image(
 def test_a_detached_first_start_that_fell_back_is_never_nothing_to_do(
     program: Program, head: Machine, worker: Machine
 ) -> None:
+    assert program.run("down", "main").returncode == 0
     assert up(program, *WORKER_FELL_BACK, "--detach").returncode == 0
     until(lambda: program.answer("status")[0]["state"] == "healthy")
     done = up(program, *WORKER_FELL_BACK)
@@ -281,7 +284,7 @@ def test_a_detached_first_start_that_fell_back_is_never_nothing_to_do(
     assert ours(head) == ours(worker) == []
 
 
-@pytest.mark.parametrize("size", ["pipeline", "data"])
+@pytest.mark.parametrize("size", ["pipeline", pytest.param("data", marks=pytest.mark.slow)])
 def test_stages_and_copies_of_a_model_are_started_on_both(
     program: Program, head: Machine, worker: Machine, size: str
 ) -> None:
