@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
+from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image import inside, network
+from sparkdeploy.image import network
 from sparkdeploy.image.base import make_debian_base
 from sparkdeploy.image.compilation import compile_wheel, refuse_start
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.failures import ended_by_node, failed
-from sparkdeploy.image.inside.prove import MARK, runs_on
+from sparkdeploy.image.inside import prove, rdma
 from sparkdeploy.image.stages import LEFTOVER_LABEL, SPARK_CAPABILITY
 from sparkdeploy.node.private_folder import make_private
 
@@ -204,12 +205,35 @@ def _prove(host: DockerHost, stage: Stage, image_id: str) -> str:
     if stage.name == "plugin":
         found = _selfcheck(host, image_id)
     else:
-        program = (Path(inside.__file__).parent / "prove.py").read_text(encoding="utf-8")
-        failure = "the finished image could not be looked into"
-        found = _said(host, image_id, ["-I", "-c", program], mark=MARK, failure=failure)
+        found = _told(host, image_id, prove.__file__, prove.MARK)
         if stage.runs_on == "cuda":
             _refuse_unusable(stage.engine, found)
+            found["rdma_missing"] = _told(host, image_id, rdma.__file__, rdma.MARK)["missing"]
+            _judge_rdma(stage, found["rdma_missing"])
     return json.dumps(found, sort_keys=True, separators=(",", ":"))
+
+
+def _told(host: DockerHost, image_id: str, program: str, mark: str) -> dict[str, Any]:
+    """Return what a program of ours says of the image in which it runs."""
+    command = ["-I", "-c", Path(program).read_text(encoding="utf-8")]
+    failure = "the finished image could not be looked into"
+    return _said(host, image_id, command, mark=mark, failure=failure)
+
+
+def _judge_rdma(stage: Stage, missing: Mapping[str, str]) -> None:
+    """Refuse an engine of ours that has no RDMA; who brings an image is told what it lacks."""
+    if not missing:
+        return
+    lacks = "; ".join(missing.values())
+    if stage.below is not None:
+        raise BuildError(
+            f"engine {stage.engine} cannot reach RDMA adapters: {lacks}",
+            hint="its file's `base.packages` lack libibverbs1 or ibverbs-providers",
+        )
+    console.warn(
+        f"engine {stage.engine} serves on one machine alone, for it cannot reach RDMA adapters: "
+        f"{lacks}; for several, install {', '.join(rdma.PACKAGES)} in that image"
+    )
 
 
 def _refuse_unusable(engine: str, found: Mapping[str, Any]) -> None:
@@ -219,7 +243,7 @@ def _refuse_unusable(engine: str, found: Mapping[str, Any]) -> None:
             hint="the lock or the image has to bring the CUDA build",
         )
     kernels = {name for counts in found["kernels"].values() for name in counts}
-    if not any(runs_on(name, SPARK_CAPABILITY) for name in kernels):
+    if not any(prove.runs_on(name, SPARK_CAPABILITY) for name in kernels):
         raise BuildError(
             f"engine {engine} has no kernel for SM{SPARK_CAPABILITY}: vLLM's libraries hold"
             f" {', '.join(sorted(kernels)) or 'none at all'}",

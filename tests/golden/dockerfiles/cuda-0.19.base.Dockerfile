@@ -16,6 +16,9 @@ RUN . /network/environment \
       git \
       ccache \
       libnuma1 \
+      libibverbs1 \
+      ibverbs-providers \
+      ibverbs-utils \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/* /network
 
 FROM scratch

@@ -14,6 +14,9 @@ RUN . /network/environment \
       gcc \
       g++ \
       libnuma1 \
+      libibverbs1 \
+      ibverbs-providers \
+      ibverbs-utils \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/* /network
 
 FROM scratch

@@ -15,6 +15,7 @@ from sparkdeploy.console import Step
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import base
 from sparkdeploy.image.build import build_stage, find_built
+from sparkdeploy.image.inside import rdma
 from sparkdeploy.image.inside.prove import MARK
 from sparkdeploy.image.stages import DebianRecipe, Stage, stages_of
 from sparkdeploy.node.container import ImageFact
@@ -48,6 +49,7 @@ class ScriptedHost:
     stage: Stage | None = None
     networks: list[str | None] = field(default_factory=list)
     said: tuple[int, str] = (0, "")
+    rdma_missing: dict[str, str] = field(default_factory=dict)
 
     def find_image(self, reference: str) -> ImageFact | None:
         return self.images.get(reference)
@@ -70,7 +72,9 @@ class ScriptedHost:
         if self.stage is not None and not any(event.error for event in self.events):
             self.images[tag] = ImageFact("sha256:new", (tag,), labels_in(dockerfile), 1)
 
-    def run_once(self, image: str, *_: object, **__: object) -> tuple[int, str]:
+    def run_once(self, image: str, command: list[str], **_: object) -> tuple[int, str]:
+        if rdma.MARK in command[-1]:
+            return 0, rdma.MARK + json.dumps({"missing": self.rdma_missing})
         return self.said
 
     def remove_leftover_tag(self, reference: str) -> None:
@@ -325,6 +329,35 @@ def test_an_engine_that_could_not_serve_gets_no_tag(
     with pytest.raises(BuildError, match=words):
         run(host, stage, make_settings)
     assert set(host.images) == {below.tags[0]}
+
+
+NO_VERBS = {"libibverbs.so.1": "libibverbs.so.1: cannot open shared object file"}
+SOUND = (0, proof_of({"_C.so": {"sm_120f": 1}}, "13.0"))
+
+
+def test_an_engine_of_ours_without_rdma_gets_no_tag(
+    cuda_engine: tuple[Stage, ImageFact], make_settings: MakeSettings
+) -> None:
+    stage, below = cuda_engine
+    there = {below.tags[0]: below}
+    host = ScriptedHost([], there, stage=stage, said=SOUND, rdma_missing=NO_VERBS)
+    with pytest.raises(BuildError, match="cannot reach RDMA adapters: libibverbs"):
+        run(host, stage, make_settings)
+    assert set(host.images) == {below.tags[0]}
+
+
+def test_who_brings_an_image_without_rdma_is_told_what_it_lacks(
+    load: LoadEngine, make_settings: MakeSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = load("image").model_copy(update={"image": "0123456789ab"})
+    stage = stages_of(
+        engine, base_source="registry", architecture="aarch64", resources=resources()
+    )[0]
+    there = {"0123456789ab": ImageFact("sha256:x", (), {}, 1)}
+    host = ScriptedHost([], there, stage=stage, said=SOUND, rdma_missing=NO_VERBS)
+    fact, _ = run(host, stage, make_settings)
+    assert fact.proof["rdma_missing"] == NO_VERBS
+    assert "libibverbs1, ibverbs-providers" in capsys.readouterr().err
 
 
 def test_the_reason_an_image_gives_for_not_fitting_is_the_message(
