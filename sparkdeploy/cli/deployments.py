@@ -100,12 +100,14 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on reading.")] = False,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines.")] = None,
     node: Annotated[str | None, typer.Option(help="On a cluster: this node's log.")] = None,
+    nccl: Annotated[bool, typer.Option("--nccl", help="With what NCCL tells of itself.")] = False,
     _on: OnOption = None,
 ) -> None:
     """Show a deployment's log."""
-    from sparkdeploy.commands.operate import read_log
+    from sparkdeploy.commands.operate import read_log, read_quiet_log
 
-    console.answer_log(read_log(name, node=node, follow=follow, tail=tail))
+    read = read_log if nccl else read_quiet_log
+    console.answer_log(read(name, node=node, follow=follow, tail=tail))
 
 
 def down(

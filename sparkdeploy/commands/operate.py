@@ -20,6 +20,7 @@ from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.plan.container import container_name
+from sparkdeploy.server.nccl import without_chatter
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 BEING_REPLACED = "being replaced"
 NAMED_STRANGERS = 3
 SHOWN_CHARACTERS = 80
+CHATTER_LINES = 2000
+"""More than NCCL writes at a start, so that the last lines asked for are found behind it."""
 NO_CONTAINER = "no container"
 NOT_CONFIGURED = "not in config.yaml"
 
@@ -176,6 +179,18 @@ def status_lines(rows: tuple[StatusRow, ...]) -> Iterator[str]:
         if row.kept:
             earlier = "an earlier one is" if row.kept == 1 else f"{row.kept} earlier ones are"
             yield f"  {earlier} kept: `sparkdeploy rollback {row.name}` brings the newest back"
+
+
+def read_quiet_log(
+    name: str, *, node: str | None = None, follow: bool, tail: int | None
+) -> Iterator[str]:
+    """As `read_log`, without the hundreds of lines in which NCCL tells what it does."""
+    asked = tail if follow or tail is None else tail + CHATTER_LINES
+    text = without_chatter(read_log(name, node=node, follow=follow, tail=asked))
+    if tail is None or follow:
+        return text
+    lines = "".join(text).splitlines(keepends=True)
+    return iter(lines[-tail:] if tail else ())
 
 
 def read_log(

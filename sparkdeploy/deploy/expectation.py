@@ -16,7 +16,7 @@ from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError, UnhealthyError
 from sparkdeploy.estimate.memory_claim import MemoryClaim  # noqa: TC001 - read from a label
 from sparkdeploy.node.node import named
-from sparkdeploy.plan.backends import PlannedBackend, planned_backends
+from sparkdeploy.plan.backends import PlannedBackend, planned_backends, planned_transport
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.server.phases import read_whole
 from sparkdeploy.server.truth import Agreement, findings
@@ -78,7 +78,10 @@ def _reader() -> TypeAdapter[Expectation]:
 
 def expectation_of(plan: Plan, part: Part) -> Expectation:
     """Raises CheckpointError when a prepared checkpoint has lost its manifest."""
-    return Expectation(part.claim, planned_backends(plan.resolved), _treatment(plan))
+    backends = planned_backends(plan.resolved)
+    if part.spec is not None:
+        backends += planned_transport(plan.resolved, part.spec.env)
+    return Expectation(part.claim, backends, _treatment(plan))
 
 
 def expectation_on(fact: ContainerFact) -> Expectation | None:

@@ -1,4 +1,4 @@
-"""What the engine's log has to show after a start, from the recipe alone."""
+"""What the engine's log has to show after a start."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 from sparkdeploy.recipe.schema import Subject  # noqa: TC001 - read from a label, it is checked
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sparkdeploy.recipe.load import Resolved
+
+
+SOCKETS_COST = "every sum between the nodes then takes several times as long"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBackend:
-    """One choice of vLLM's, as the recipe wants it."""
+    """One choice of vLLM's or NCCL's, as it is wanted."""
 
     subject: Subject
     wanted: str
@@ -43,3 +48,21 @@ def planned_backends(resolved: Resolved) -> tuple[PlannedBackend, ...]:
         for subject, value in wanted.items()
         if value is not None
     )
+
+
+def planned_transport(resolved: Resolved, env: Mapping[str, str]) -> tuple[PlannedBackend, ...]:
+    """Return how NCCL is to reach the other nodes, from a part's environment; sockets need none."""
+    adapters = env.get("NCCL_IB_HCA", "").split(",")
+    if adapters == [""] or uses_sockets(env):
+        return ()
+    wanted = f"NET/IB over {', '.join(adapters)}"
+    return (PlannedBackend("transport", wanted, allows_sockets(resolved)),)
+
+
+def uses_sockets(env: Mapping[str, str]) -> bool:
+    return env.get("NCCL_IB_DISABLE") == "1" or env.get("NCCL_NET") == "Socket"
+
+
+def allows_sockets(resolved: Resolved) -> bool:
+    """Say whether a recipe puts up with NCCL's own choice of transport."""
+    return "transport" in resolved.recipe.backends.warn_only

@@ -10,6 +10,7 @@ import json
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.plan.backends import allows_sockets
 from sparkdeploy.recipe import flags
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ CUDA_ENV = {
 }
 CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 """In GiB."""
+NCCL_TELLS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
+"""Its choice of transport stands in the log, once a start."""
 RENDEZVOUS_TIMEOUT_S = 180
 """torch waits 600 s by default, and then says only that it gives up."""
 RENDEZVOUS_FLAG = "--distributed-timeout-seconds"
@@ -156,10 +159,15 @@ def fabric_env(resolved: Resolved, formation: Formation, seat: Seat) -> dict[str
     env = {"VLLM_HOST_IP": seat.address, "VLLM_ENGINE_READY_TIMEOUT_S": str(READY_TIMEOUT_S)}
     env |= dict.fromkeys(INTERFACE_VARIABLES, seat.interface)
     if resolved.engine.runs_on == "cuda":
-        env |= _nccl_env(seat)
+        env |= _nccl_env(resolved, seat)
     if formation.backend == "ray":
         env |= _ray_env(seat)
     return env
+
+
+def nccl_choices(recipe: Recipe) -> dict[str, str]:
+    """Return what a recipe says of NCCL: it goes before what follows from config.yaml."""
+    return {name: value for name, value in recipe.serve.env.items() if name.startswith("NCCL_")}
 
 
 def rank_command(
@@ -190,21 +198,24 @@ def meeting_port(formation: Formation) -> int:
     return DATA_PARALLEL_RPC_PORT if formation.data_parallel > 1 else formation.master_port
 
 
-def _nccl_env(seat: Seat) -> dict[str, str]:
+def _nccl_env(resolved: Resolved, seat: Seat) -> dict[str, str]:
     env = {"NCCL_IGNORE_CPU_AFFINITY": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    if not seat.rdma:
-        return {**env, "NCCL_IB_DISABLE": "1"}
-    env |= {
-        "NCCL_IB_HCA": ",".join(seat.rdma),
-        "NCCL_IB_DISABLE": "0",
-        # Without it NCCL falls back to TCP in silence: 12 tok/s where 30 are possible.
-        "NCCL_NET": "IB",
-        "NCCL_CROSS_NIC": "1",
-        "UCX_NET_DEVICES": ",".join(f"{device}:1" for device in seat.rdma),
-    }
-    if seat.gid_index is not None:
-        env["NCCL_IB_GID_INDEX"] = str(seat.gid_index)
-    return env
+    env |= NCCL_TELLS
+    if seat.rdma:
+        env |= {
+            "NCCL_IB_HCA": ",".join(seat.rdma),
+            "NCCL_IB_DISABLE": "0",
+            "NCCL_CROSS_NIC": "1",
+            "UCX_NET_DEVICES": ",".join(f"{device}:1" for device in seat.rdma),
+        }
+        if not allows_sockets(resolved):
+            # Without it NCCL falls back to TCP in silence: 12 tok/s where 30 are possible.
+            env["NCCL_NET"] = "IB"
+        if seat.gid_index is not None:
+            env["NCCL_IB_GID_INDEX"] = str(seat.gid_index)
+    else:
+        env["NCCL_IB_DISABLE"] = "1"
+    return env | nccl_choices(resolved.recipe)
 
 
 def _ray_env(seat: Seat) -> dict[str, str]:

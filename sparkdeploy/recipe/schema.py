@@ -145,8 +145,8 @@ class Limits(Strict):
     startup_timeout_s: Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)] = 1800.0
 
 
-Subject = Literal["attention", "moe", "linear", "kv_cache", "speculation", "graphs"]
-"""What vLLM chooses while it starts, and tells in its log."""
+Subject = Literal["attention", "moe", "linear", "kv_cache", "speculation", "graphs", "transport"]
+"""What vLLM chooses while it starts, or NCCL below it, and tells in its log."""
 
 
 class Backends(Strict):

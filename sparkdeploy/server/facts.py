@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.server.log_lines import said
+from sparkdeploy.server.nccl import Transport, read_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,6 +41,8 @@ class EngineFacts:
     mean_acceptance_length: float | None = None
     draft_acceptance_percent: float | None = None
     engine_init_s: float | None = None
+    transport: Transport = field(default_factory=Transport)
+    """Of the last communicator; vLLM makes several that all choose alike."""
 
     @property
     def plugin_spoke(self) -> bool:
@@ -53,6 +56,8 @@ def read_facts(text: str, known: EngineFacts) -> EngineFacts:
     for pattern in _PLUGIN_LINES:
         if match := pattern.match(words):
             known = _merged(known, match)
+    if (transport := read_transport(words, known.transport)) is not known.transport:
+        return replace(known, transport=transport)
     for pattern in _VLLM_LINES:
         if match := pattern.search(text):
             known = _merged(known, match)

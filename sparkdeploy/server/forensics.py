@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import yaml_text
 from sparkdeploy.console import format_gib
 from sparkdeploy.server.log_lines import LogLine, guard_payload, lines_of, read_line
+from sparkdeploy.server.nccl import is_chatter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -69,6 +70,8 @@ class Signature:
     hint: str
     is_certain: bool = True
     """False for words that also occur in harmless tracebacks; those need the fatal one."""
+    beside: str = ""
+    """What another line has to say as well; empty where one line is enough."""
 
 
 @functools.cache
@@ -191,8 +194,9 @@ def end_before_restart(log: str) -> EndOfRun:
 
 
 def log_tail(log: str, line_count: int) -> str:
-    """Return a log's last lines, progress bars and terminal codes undone."""
-    return "\n".join(lines_of(log)[-line_count:])
+    """Return a log's last lines without NCCL's talk, progress bars and terminal codes undone."""
+    lines = [line for line in lines_of(log) if not is_chatter(line)]
+    return "\n".join(lines[-line_count:])
 
 
 def _memory_left(log: str) -> str:
@@ -212,28 +216,45 @@ def _gib(report: Mapping[str, Any], key: str) -> str:
 
 
 def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
-    """Fatal traceback by signature, certain signatures anywhere, traceback as it is, last words."""
+    """Signatures of two lines, the fatal traceback by signature, certain signatures anywhere,
+    the traceback as it is, last words.
+    """
     suspects = [line.text for line in lines if _is_suspect(line)]
-    certain = [signature for signature in signatures() if signature.is_certain]
+    if by_two := _by_two_lines([line.text for line in lines]):
+        return by_two
+    known = [signature for signature in signatures() if not signature.beside]
+    certain = [signature for signature in known if signature.is_certain]
     if by_signal:
         return _by_signature(suspects, certain)
     trace = decisive(tracebacks(lines))
     words = Cause("exception", trace.exceptions[0], "the engine failed") if trace else None
     fatal = trace.exceptions + trace.lines if trace and not trace.is_echo else []
     return (
-        _by_signature(fatal, signatures())
+        _by_signature(fatal, known)
         or _by_signature(suspects, certain)
         or words
-        or _by_signature(suspects, signatures())
+        or _by_signature(suspects, known)
         or _last_words(lines)
     )
 
 
 def _is_suspect(line: LogLine) -> bool:
+    if is_chatter(line.text):
+        return False
     payload = None if line.origin or line.level else guard_payload(line.text)
     if payload is not None:
         return _GUARD_FAILURE.search(payload) is not None
     return line.level not in _QUIET_LEVELS
+
+
+def _by_two_lines(texts: Sequence[str]) -> Cause | None:
+    """Find a cause that its line alone does not prove, whatever the level of either line."""
+    told = [
+        signature
+        for signature in signatures()
+        if signature.beside and any(re.search(signature.beside, text) for text in texts)
+    ]
+    return _by_signature(texts, told)
 
 
 def _by_signature(texts: Sequence[str], known: Iterable[Signature]) -> Cause | None:

@@ -129,7 +129,7 @@ class _Wait:
         return answer
 
     def too_late(self, deadline_s: float) -> UnhealthyError:
-        tail = recent_log(self.host, self.container_id, TAIL_LINES)
+        tail = recent_log(self.host, self.container_id, EXAMINED_LINES)
         return UnhealthyError(
             f"no answer within {format_seconds(deadline_s)}, still {self.tracker.describe()}"
             + (f" ({self.refusal})" if self.refusal else ""),

@@ -17,6 +17,10 @@ _FORMATS = {"fp8": {"fp8", "fp8_e4m3"}}
 """Names of vLLM's for the same KV cache format."""
 
 
+_COSTS = {"transport": "; one adapter has half the rate of a port, and sockets far less"}
+"""What is lost by another choice, where its name does not say so."""
+
+
 class Agreement(Enum):
     """How the log answers to a plan."""
 
@@ -41,7 +45,8 @@ class BackendFinding:
 
     def describe(self) -> str:
         told = self.seen if self.seen is not None else "the log does not say"
-        return f"{self.planned.subject}: planned {self.planned.wanted}, runs {told}"
+        costs = _COSTS.get(self.planned.subject, "")
+        return f"{self.planned.subject}: planned {self.planned.wanted}, runs {told}{costs}"
 
 
 def findings(planned: Iterable[PlannedBackend], facts: EngineFacts) -> tuple[BackendFinding, ...]:
@@ -53,6 +58,7 @@ def findings(planned: Iterable[PlannedBackend], facts: EngineFacts) -> tuple[Bac
         "kv_cache": facts.kv_cache_dtype,
         "speculation": facts.speculation,
         "graphs": facts.graph_mode,
+        "transport": facts.transport.describe(),
     }
     return tuple(
         BackendFinding(item, told[item.subject], _agreement(item, told[item.subject]))
@@ -75,9 +81,18 @@ def _agrees(planned: PlannedBackend, seen: str) -> bool:
     if planned.subject == "speculation":
         # Some releases name the method after the model: qwen3_5_mtp.
         return seen.endswith(wanted)
+    if planned.subject == "transport":
+        network, names = _split_transport(wanted)
+        seen_network, seen_names = _split_transport(seen)
+        return network == seen_network and names <= seen_names
     if planned.subject == "graphs":
         return _graph_rank(seen) >= _GRAPH_RANKS[wanted]
     return seen.upper() == wanted.upper()
+
+
+def _split_transport(text: str) -> tuple[str, set[str]]:
+    network, _, names = text.partition(" over ")
+    return network, set(names.split(", "))
 
 
 def _graph_rank(mode: str) -> int:

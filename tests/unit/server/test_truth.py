@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdeploy.plan.backends import PlannedBackend, planned_backends
+from sparkdeploy.plan.backends import PlannedBackend, planned_backends, planned_transport
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from sparkdeploy.server.facts import EngineFacts, read_facts
 from sparkdeploy.server.phases import read_whole
@@ -125,6 +125,52 @@ def test_a_drafters_own_back_end_is_not_the_models() -> None:
     )
 
     assert facts.attention_backend == "FLASHINFER"
+
+
+ADAPTERS = "rocep1s0f1,roceP2p1s0f1"
+ROCE = {"NCCL_IB_HCA": ADAPTERS, "NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"}
+
+
+def transport(name: str, env: dict[str, str], *settings: str) -> list[BackendFinding]:
+    facts = read_whole([recorded(f"nccl/{name}")]).facts
+    return list(findings(planned_transport(resolved("v2", *settings), env), facts))
+
+
+def test_the_adapters_of_config_yaml_are_held_against_what_nccl_took() -> None:
+    (finding,) = transport("2.30.4-roce", ROCE)
+
+    assert finding.agreement is Agreement.AS_PLANNED
+
+
+def test_a_transport_that_fell_back_to_sockets_is_a_failure_with_what_it_costs() -> None:
+    (finding,) = transport("2.30.4-fallen-back", ROCE)
+
+    assert finding.is_failure
+    assert finding.describe() == (
+        "transport: planned NET/IB over rocep1s0f1, roceP2p1s0f1, runs NET/Socket over lo; "
+        "one adapter has half the rate of a port, and sockets far less"
+    )
+
+
+def test_one_twin_is_less_than_both() -> None:
+    (finding,) = transport("2.30.4-roce", {**ROCE, "NCCL_IB_HCA": f"{ADAPTERS},rocep3s0f1"})
+
+    assert finding.is_failure
+
+
+def test_a_recipe_that_allows_sockets_is_only_told() -> None:
+    (finding,) = transport("2.28.9-fallen-back", ROCE, "backends.warn_only=[transport]")
+
+    assert finding.agreement is Agreement.DIFFERS
+    assert not finding.is_failure
+
+
+@pytest.mark.parametrize("name", ["NCCL_NET", "NCCL_IB_DISABLE"])
+def test_sockets_that_were_asked_for_are_no_surprise(name: str) -> None:
+    asked = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
+
+    assert transport("2.30.4-socket", {**ROCE, name: asked[name]}) == []
+    assert transport("2.30.4-socket", {"NCCL_IB_DISABLE": "1"}) == []
 
 
 def test_a_log_that_tells_nothing_fails_nothing() -> None:

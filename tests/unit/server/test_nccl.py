@@ -1,0 +1,66 @@
+"""NCCL's own lines: real logs of two releases, recorded as tests/gpu/fabric says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.server.log_lines import lines_of
+from sparkdeploy.server.nccl import Transport, is_chatter, over, without_chatter
+from sparkdeploy.server.phases import read_whole
+from tests.unit.server.log_files import recorded
+
+ADAPTERS = ("rocep1s0f1", "roceP2p1s0f1")
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("2.28.9-socket", "NET/Socket over lo"),
+        ("2.30.4-socket", "NET/Socket over lo"),
+        ("2.28.9-fallen-back", "NET/Socket over lo"),
+        ("2.30.4-fallen-back", "NET/Socket over lo"),
+        ("2.30.4-roce", over("IB", ADAPTERS)),
+    ],
+)
+def test_the_transport_of_a_recorded_start_is_read(name: str, wanted: str) -> None:
+    assert read_whole([recorded(f"nccl/{name}")]).facts.transport.describe() == wanted
+
+
+def test_the_same_lines_count_behind_rays_names_of_processes() -> None:
+    log = recorded("nccl/2.30.4-roce").decode().replace("vm:", "(Worker pid=7) spark-2:")
+    assert read_whole([log.encode()]).facts.transport.adapters == ADAPTERS
+
+
+def test_a_start_that_ends_before_nccl_has_chosen_tells_no_transport() -> None:
+    facts = read_whole([recorded("crashes/nccl_no_library")]).facts
+    assert facts.transport == Transport()
+    assert facts.transport.describe() is None
+
+
+def test_a_prompt_that_quotes_nccl_tells_nothing() -> None:
+    quoted = b"INFO 01-01 00:00:00 [x.py:1] prompt: 'vm:1:1 [0] NCCL INFO Using network Socket'\n"
+    assert read_whole([quoted]).facts.transport.network is None
+
+
+def test_what_nccl_warns_of_stays_and_its_talk_goes() -> None:
+    lines = lines_of(recorded("crashes/nccl_no_rights"))
+    left = [line for line in lines if not is_chatter(line)]
+    assert sum("NCCL WARN" in line for line in lines) == sum("NCCL WARN" in it for it in left) == 5
+    assert not any("NCCL INFO" in line for line in left)
+    assert any(line.startswith("torch.distributed.DistBackendError") for line in left)
+
+
+@given(st.lists(st.integers(1, 400), max_size=30))
+def test_the_log_is_the_same_wherever_its_pieces_end(sizes: list[int]) -> None:
+    text = recorded("nccl/2.30.4-socket").decode() + "no line end"
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(text[at : at + size])
+        at += size
+    pieces.append(text[at:])
+    left = "".join(without_chatter(pieces))
+    assert left == "".join(without_chatter([text]))
+    assert left.endswith("no line end")
+    assert "NCCL INFO" not in left
