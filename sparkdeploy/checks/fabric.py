@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.fabric import Connection, FabricFact, Packet
     from sparkdeploy.node.facts import NodeFact
 
-Verdict = Literal["ok", "warning", "failed"]
+Verdict = Literal["ok", "warning", "failed", "not seen"]
 CLOCK_TOLERANCE_S = 5.0
 TOOLS = {"rsync": "rsync", "ping": "iputils-ping", "sha256sum": "coreutils"}
 

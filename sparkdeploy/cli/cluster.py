@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, current_settings
+from sparkdeploy.cli.options import (
+    JsonOption,
+    RecipeArgument,
+    SetOption,
+    current_settings,
+    requested,
+)
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_gib
 from sparkdeploy.errors import NodeError
@@ -17,7 +23,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.commands.cluster import SurveyOfNodes
 
-SIGNS = {"ok": "=", "warning": "!", "failed": "x"}
+SIGNS = {"ok": "=", "warning": "!", "failed": "x", "not seen": "?"}
 
 
 group = typer.Typer(help="Two or more nodes: who they are, and whether they fit together.")
@@ -35,12 +41,19 @@ def show(as_json: JsonOption = False) -> None:
 
 
 @group.command()
-def check(as_json: JsonOption = False) -> None:
-    """Ask every node, probe the fabric, and say what stands in the way of `up --cluster`."""
+def check(
+    recipe: RecipeArgument = None,
+    assignments: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what stands in the way of `up RECIPE --cluster`, on the nodes, between them, and inside
+    the engine's containers: adapters, rights, and a sum over all nodes where they have GPUs.
+    """
     from sparkdeploy.checks.report import legend
     from sparkdeploy.commands.cluster import check_all
 
-    checks = check_all()
+    settings = current_settings()
+    checks = check_all(requested(recipe, assignments, settings, cluster=True), settings)
     lines = []
     for item in checks:
         lines.append(f"{SIGNS[item.verdict]} {item.describe()}")

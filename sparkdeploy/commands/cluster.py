@@ -8,22 +8,30 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
+from sparkdeploy.checks.fabric import Check
 from sparkdeploy.checks.survey import compare, probe, survey
+from sparkdeploy.commands.reach import needed
+from sparkdeploy.commands.request import resolve
 from sparkdeploy.console import console
-from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.deploy.inside import add_up, look_inside
+from sparkdeploy.errors import NodeError, SparkdeployError, UsageError
 from sparkdeploy.node.cluster import configured, open_nodes
 from sparkdeploy.node.fabric import FabricFact, Interface, look_at_fabric, twin_key
 from sparkdeploy.node.facts import QUERY_TIMEOUT_S, THIS_MACHINE, output_or_none
 from sparkdeploy.node.node import Node, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
+from sparkdeploy.plan.draft import decide, form
+from sparkdeploy.plan.observe import Registry, observe
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sparkdeploy.checks.fabric import Check
+    from sparkdeploy.commands.request import Request
     from sparkdeploy.node.cluster import ClusterConfig
     from sparkdeploy.node.facts import NodeFact
+    from sparkdeploy.node.node import Nodes
+    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
 
 SSH_PORT = 22
@@ -47,8 +55,12 @@ def survey_of_all() -> SurveyOfNodes:
         return SurveyOfNodes(config, nodes.here.name, survey(nodes, settings.hub_cache).seen)
 
 
-def check_all() -> tuple[Check, ...]:
-    settings = load_settings()
+def check_all(request: Request, settings: Settings) -> tuple[Check, ...]:
+    """Ask the nodes, try the ways between them, and look into the engine's containers there.
+
+    Those are of the request's recipe. Raises RecipeError for a recipe that cannot be read.
+    """
+    resolved = resolve(request, settings)
     with (
         open_nodes(settings, frozenset(configured(settings).names)) as nodes,
         console.step("cluster check") as step,
@@ -56,7 +68,25 @@ def check_all() -> tuple[Check, ...]:
         step.say("asking every node")
         found = survey(nodes, settings.hub_cache)
         step.say("sending full-size packets and opening connections")
-        return (*compare(nodes, found), *probe(nodes, found))
+        outside = (*compare(nodes, found), *probe(nodes, found))
+        step.say(f"looking into containers of {request.recipe}")
+        return (*outside, *_check_inside(resolved, request, settings, nodes))
+
+
+def _check_inside(
+    resolved: Resolved, request: Request, settings: Settings, nodes: Nodes
+) -> tuple[Check, ...]:
+    """Return what containers of the recipe's engine see, or why nobody could look."""
+    try:
+        nodes = nodes.only(needed(resolved, request.reach, settings))
+        nodes.require_all()
+        seen = observe(resolved, settings, nodes, request.deployment, registry=Registry.ASSUMED)
+        formation = form(resolved, nodes, seen)
+        plan = decide(resolved, settings, seen, request.deployment, formation)
+        return (*look_inside(plan, nodes), *add_up(plan, nodes))
+    except SparkdeployError as error:
+        reason = f"containers of {request.recipe} were not looked into: {error.message}"
+        return (Check(nodes.here.name, "engine", "not seen", reason, fix=error.hint or ""),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,9 +164,12 @@ class _Up:
         if starts:
             self._ask(plan)
         # The usual `up` has nothing to prepare, and is there sooner without all that builds.
+        from sparkdeploy.deploy.inside import refuse_blind  # noqa: PLC0415
         from sparkdeploy.deploy.prepare import prepare  # noqa: PLC0415
 
         prepare(plan, self.serving, self.settings)
+        if starts:
+            refuse_blind(plan, self.serving)
         if starts and any(part.action.is_work for part in plan.parts):
             self._start(plan)
         return plan, False

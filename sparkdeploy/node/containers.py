@@ -271,12 +271,21 @@ class Containers(DockerConnection):
                 labels={labels.KIND: "container", labels.ROLE: "check"},
                 host_config=self._api.create_host_config(network_mode="none"),
             )
-            try:
-                self._api.start(created["Id"])
-                code = int(self._api.wait(created["Id"], timeout=timeout_s)["StatusCode"])
-                output = self._api.logs(created["Id"]).decode(errors="replace")
-            finally:
-                self._api.remove_container(created["Id"], force=True, v=True)
+            return self._run_and_remove(created["Id"], timeout_s)
+
+    def run_to_end(self, spec: ContainerSpec, *, timeout_s: int) -> tuple[int, str]:
+        """Run a container until it ends and remove it; return exit code and output."""
+        container_id = self.create(spec)
+        with translated(f"run {spec.name}"):
+            return self._run_and_remove(container_id, timeout_s)
+
+    def _run_and_remove(self, container_id: str, timeout_s: int) -> tuple[int, str]:
+        try:
+            self._api.start(container_id)
+            code = int(self._api.wait(container_id, timeout=timeout_s)["StatusCode"])
+            output = self._api.logs(container_id).decode(errors="replace")
+        finally:
+            self._api.remove_container(container_id, force=True, v=True)
         return code, output
 
 

@@ -50,6 +50,15 @@ def is_port_free(port: int, address: str = "127.0.0.1") -> bool:
     return True
 
 
+def free_port(address: str) -> int:
+    """Return a port that nobody uses there now; NodeError for an address of another machine."""
+    try:
+        with socket.create_server((address, 0)) as server:
+            return int(server.getsockname()[1])
+    except OSError as error:
+        raise NodeError(f"{address} is no address of this machine: {error.strerror}") from error
+
+
 def port_owner(
     port: int, containers: Iterable[ContainerFact], proc: Path = Path("/proc")
 ) -> PortOwner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,8 @@ SHM_SIZE_BYTES = 10 * 2**30
 GUARD_MEMLOCK_BYTES = 256 * 2**20
 """Lets the guard lock its own pages, so that it still runs when memory is gone."""
 GIB = 2**30
-GUARD_ENTRYPOINT = ("/opt/venv/bin/python", "-I", "-m", "sparkdeploy_vllm.guard")
+PYTHON = ("/opt/venv/bin/python", "-I")
+GUARD_ENTRYPOINT = (*PYTHON, "-m", "sparkdeploy_vllm.guard")
 MAX_RESTARTS = 3
 INFINIBAND = "/dev/infiniband"
 UNLIMITED = -1
@@ -62,6 +63,11 @@ def _path_inside(model: ModelFact) -> str:
     return str(PurePosixPath("/m/hub") / model.name / model.files)
 
 
+def wants_rdma(resolved: Resolved, formation: Formation, seat: Seat) -> bool:
+    # One node of several that are configured may serve alone: it has nobody to reach.
+    return bool(seat.rdma) and resolved.engine.runs_on == "cuda" and not formation.is_alone
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """What one node holds for its container, at its own paths."""
@@ -86,7 +92,7 @@ def part_spec(
     fabric's environment, the labels and, with RDMA, in /dev/infiniband and the right to lock
     memory. Only the head has an API, and a key.
     """
-    recipe, engine, drafter = resolved.recipe, resolved.engine, place.drafter
+    recipe, drafter = resolved.recipe, place.drafter
     exposure = deployment.exposure if seat.is_head else Exposure.LOOPBACK
     uid, gid = container_user(place.model)
     serve = launch.serve_argv(
@@ -95,22 +101,59 @@ def part_spec(
         exposure,
         drafter=_path_inside(drafter) if drafter is not None else None,
     )
-    env = launch.serve_env(recipe, engine) | launch.fabric_env(resolved, formation, seat)
-    # One node of several that are configured may serve alone: it has nobody to reach.
-    with_rdma = bool(seat.rdma) and engine.runs_on == "cuda" and not formation.is_alone
-    memlock = UNLIMITED if with_rdma else GUARD_MEMLOCK_BYTES
-    return ContainerSpec(
+    empty = _empty(resolved, formation, seat, image=image, user=f"{uid}:{gid}")
+    return replace(
+        empty,
         name=container_name(deployment.name),
-        image=image,
         entrypoint=GUARD_ENTRYPOINT,
         command=(
             *_guard_options(recipe, exposure, formation),
             "--",
             *launch.rank_command(recipe, formation, seat, serve),
         ),
-        env=dict(sorted(env.items())),
         mounts=_mounts(place, exposure),
-        user=f"{uid}:{gid}",
+        labels=_labels(recipe, deployment, exposure, formation, seat),
+    )
+
+
+def look_spec(
+    resolved: Resolved,
+    formation: Formation,
+    seat: Seat,
+    *,
+    image: str,
+    model: ModelFact | None,
+    command: tuple[str, ...],
+) -> ContainerSpec:
+    """Return a container without a name that is like a node's own, with a program instead of vLLM.
+
+    A model that is not here has no owner yet: then it runs as the container of root's would.
+    """
+    uid, gid = container_user(model) if model is not None else (UNPRIVILEGED_ID, UNPRIVILEGED_ID)
+    return replace(
+        _empty(resolved, formation, seat, image=image, user=f"{uid}:{gid}"),
+        entrypoint=PYTHON,
+        command=command,
+        labels={labels.KIND: "container", labels.ROLE: "check"},
+    )
+
+
+def _empty(
+    resolved: Resolved, formation: Formation, seat: Seat, *, image: str, user: str
+) -> ContainerSpec:
+    """Return what a node's containers have in common, whatever runs in them."""
+    engine = resolved.engine
+    env = launch.serve_env(resolved.recipe, engine) | launch.fabric_env(resolved, formation, seat)
+    with_rdma = wants_rdma(resolved, formation, seat)
+    memlock = UNLIMITED if with_rdma else GUARD_MEMLOCK_BYTES
+    return ContainerSpec(
+        name="",
+        image=image,
+        entrypoint=(),
+        command=(),
+        env=dict(sorted(env.items())),
+        mounts=(),
+        user=user,
         gpus="none" if engine.runs_on == "cpu" else "all",
         # Docker's own default for /tmp is noexec, where compiled kernels cannot be loaded from.
         tmpfs={"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # noqa: S108 - inside the container
@@ -119,7 +162,6 @@ def part_spec(
         ulimits=(Ulimit("memlock", memlock),) if engine.runs_on != "cpu" else (),
         devices=(INFINIBAND,) if with_rdma else (),
         cap_add=("IPC_LOCK",) if with_rdma else (),
-        labels=_labels(recipe, deployment, exposure, formation, seat),
     )
 
 

@@ -16,7 +16,9 @@ from sparkdeploy.checks.machine import (
 )
 from sparkdeploy.checks.recipe import trust_findings
 from sparkdeploy.console import format_bytes, format_gib
-from sparkdeploy.plan.container import container_user
+from sparkdeploy.plan.backends import SOCKETS_COST, allows_sockets, uses_sockets
+from sparkdeploy.plan.container import container_user, wants_rdma
+from sparkdeploy.plan.launch import fabric_env
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
 
@@ -42,6 +44,23 @@ def machine_findings(plan: Plan) -> Iterator[Finding]:
             yield replace(finding, seen=prefix + finding.seen)
         if part.seat.is_head:
             yield from trust_findings(plan.resolved.recipe)
+            yield from _transport(plan)
+
+
+def _transport(plan: Plan) -> Iterator[Finding]:
+    """Say what a recipe gives away that lets NCCL do without the adapters of config.yaml."""
+    parts = [it for it in plan.parts if wants_rdma(plan.resolved, plan.formation, it.seat)]
+    if not parts:
+        return
+    env = fabric_env(plan.resolved, plan.formation, parts[0].seat)
+    fix = "leave it out, unless RDMA does not work there: `sparkdeploy cluster check` says so"
+    if uses_sockets(env):
+        seen = "the recipe makes NCCL use sockets, and config.yaml names RDMA adapters"
+    elif allows_sockets(plan.resolved):
+        seen = "the recipe lets NCCL fall back to sockets (backends.warn_only)"
+    else:
+        return
+    yield warn("network.transport", f"{seen}: {SOCKETS_COST}", fix)
 
 
 def _findings_of_node(resolved: Resolved, seen: ObservedNode, part: Part) -> Iterator[Finding]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.errors import NodeError
-from sparkdeploy.plan.container import container_name, container_user
+from sparkdeploy.image.inside.rdma import PACKAGES
+from sparkdeploy.plan.backends import allows_sockets
+from sparkdeploy.plan.container import container_name, container_user, wants_rdma
 from sparkdeploy.plan.launch import meeting_port
 from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.plan.steps import Action, Problem
@@ -42,6 +44,7 @@ def find_problems(plan: Plan) -> Iterator[Problem]:
     yield from _disk_problems(plan.observed)
     yield from _port_problems(plan)
     yield from _meeting_problems(plan)
+    yield from _rdma_problems(plan)
     yield from _model_problems(plan.observed)
     yield from _draft_problems(plan.resolved, plan.observed)
     yield from _owner_problems(plan.observed)
@@ -227,6 +230,25 @@ def _meeting_problems(plan: Plan) -> Iterator[Problem]:
                 f"{', '.join(fact.nodes)}, and the nodes of both would meet at port {port}",
                 f"sparkdeploy down {fact.deployment}; or serve one of the two without --cluster",
             )
+
+
+def _rdma_problems(plan: Plan) -> Iterator[Problem]:
+    """Say what a finished engine image lacks; one that is to be built is looked into then."""
+    wanted = any(wants_rdma(plan.resolved, plan.formation, part.seat) for part in plan.parts)
+    images = plan.observed.head.images
+    engine = next(
+        (images.get(it.stage.tag) for it in plan.images if it.stage.name == "engine"), None
+    )
+    missing = engine.proof.get("rdma_missing") if engine is not None else None
+    if wanted and isinstance(missing, dict) and missing and not allows_sockets(plan.resolved):
+        yield Problem(
+            "docker.rdma",
+            f"engine {plan.resolved.engine.name} cannot reach RDMA adapters: "
+            f"{'; '.join(map(str, missing.values()))}",
+            f"install {', '.join(PACKAGES)} in that image, or let NCCL use sockets: "
+            "--set backends.warn_only=[transport]",
+            blocks="prepare",
+        )
 
 
 def _model_problems(observed: Observed) -> Iterator[Problem]:

@@ -33,6 +33,7 @@ from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.settings import load_settings
+from tests.unit.checks.adapters import told_inside
 from tests.unit.conftest import REPOSITORY
 from tests.unit.fake_containers import FakeContainers
 from tests.unit.plan.facts import FOLDERS, SPARK, built, model_fact
@@ -64,6 +65,8 @@ class Engine(FakeContainers):
 
     lab: Lab | None = None
     made: int = 0
+    inside: dict[str, object] = field(default_factory=dict)
+    """What a container here sees otherwise than on a sound Spark."""
 
     def _step(self) -> None:
         if self.lab is not None:
@@ -98,6 +101,13 @@ class Engine(FakeContainers):
 
     def memory_bytes(self, _key: str) -> int:
         return 0
+
+    def find_image(self, _reference: str) -> object:
+        return object()
+
+    def run_to_end(self, spec: ContainerSpec, *, timeout_s: int) -> tuple[int, str]:
+        del timeout_s
+        return 0, told_inside(int(spec.env["VLLM_HOST_IP"][-1]), **self.inside)
 
     def mounted_from(self, _key: str) -> tuple[str, ...]:
         return ()

@@ -14,7 +14,7 @@ from sparkdeploy import labels, shell
 from sparkdeploy.checks import fabric as checks
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.stages import stages_of
-from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.container import ContainerFact, ImageFact
 from sparkdeploy.node.fabric import (
     SCRIPT,
     Connection,
@@ -184,6 +184,59 @@ def several(shipped: Library, second: ObservedNode, **changes: Any) -> Plan:
 
 def said(made: Plan) -> str:
     return "\n".join(problem.message for problem in made.problems)
+
+
+def with_engine(shipped: Library, proof: str, *settings: str) -> Plan:
+    """A plan of two nodes where the engine's image is there and told this at its build."""
+    resolved = load_recipe(shipped, "v2", settings)
+    stages = stages_of(
+        resolved.engine, base_source="registry", architecture="aarch64", resources=REPOSITORY
+    )
+    marks = {**stages[1].labels(), labels.PROOF: proof}
+    images = {stages[1].tag: ImageFact("sha256:1", (stages[1].tag,), marks, 1)}
+    seen = Observed(
+        (ObservedNode(node(1), images=images), ObservedNode(node(2))), "registry", model_fact()
+    )
+    return make_plan(
+        resolved,
+        seen,
+        stages=stages,
+        deployment=Deployment("main"),
+        folders=FOLDERS,
+        formation=form_up(resolved, CONFIG, "spark-1"),
+    )
+
+
+def test_an_image_without_rdma_is_refused_before_anything_is_sent(shipped: Library) -> None:
+    lacks = '{"rdma_missing": {"libibverbs.so.1": "cannot open libibverbs.so.1"}}'
+    (found,) = [it for it in with_engine(shipped, lacks).problems if it.check == "docker.rdma"]
+    assert (
+        found.message == "engine cuda-0.25 cannot reach RDMA adapters: cannot open libibverbs.so.1"
+    )
+    assert "libibverbs1, ibverbs-providers" in found.fix
+    for proof in ('{"rdma_missing": {}}', "{}", "damaged", '{"rdma_missing": 7}'):
+        assert "RDMA adapters" not in said(with_engine(shipped, proof))
+    allowed = with_engine(shipped, lacks, "backends.warn_only=[transport]")
+    assert "RDMA adapters" not in said(allowed)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("backends.warn_only=[transport]", "lets NCCL fall back to sockets"),
+        ("serve.env.NCCL_NET=Socket", "makes NCCL use sockets"),
+        ("serve.env.NCCL_IB_DISABLE='1'", "makes NCCL use sockets"),
+    ],
+)
+def test_a_recipe_that_allows_sockets_is_told_what_it_loses(
+    shipped: Library, setting: str, words: str
+) -> None:
+    found = with_engine(shipped, "{}", setting).warnings
+    (warning,) = [item for item in found if item.check == "network.transport"]
+    assert words in warning.seen
+    assert "several times as long" in warning.seen
+    plain = with_engine(shipped, "{}").warnings
+    assert not [item for item in plain if item.check == "network.transport"]
 
 
 def test_memory_and_gpu_are_asked_of_every_node(shipped: Library) -> None:

@@ -11,7 +11,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort, read_cluster
-from sparkdeploy.plan.container import GUARD_MEMLOCK_BYTES, Deployment, Place, part_spec
+from sparkdeploy.plan.container import GUARD_MEMLOCK_BYTES, Deployment, Place, look_spec, part_spec
 from sparkdeploy.plan.formation import Formation, for_cluster, form_up
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe import flags
@@ -167,6 +167,38 @@ def test_without_rdma_nccl_uses_sockets_and_nothing_more_is_granted(shipped: Lib
     )
     assert spec.env["NCCL_IB_DISABLE"] == "1"
     assert (spec.devices, spec.cap_add) == ((), ())
+
+
+def test_a_recipe_that_allows_sockets_leaves_the_transport_to_nccl(shipped: Library) -> None:
+    resolved = load_recipe(shipped, "v2", ["backends.warn_only=[transport]"])
+    for spec in specs_of(resolved, 2).values():
+        assert "NCCL_NET" not in spec.env
+        assert spec.env["NCCL_IB_HCA"] == "rocep1s0f1,roceP2p1s0f1"
+
+
+def test_what_a_recipe_says_of_nccl_goes_before_what_follows_from_the_nodes(
+    shipped: Library,
+) -> None:
+    chosen = ("serve.env.NCCL_NET=Socket", "serve.env.NCCL_DEBUG=WARN")
+    for spec in specs_of(load_recipe(shipped, "v2", chosen), 2).values():
+        assert (spec.env["NCCL_NET"], spec.env["NCCL_DEBUG"]) == ("Socket", "WARN")
+        assert spec.env["NCCL_SOCKET_IFNAME"] == "enp1s0f1np1"
+
+
+def test_a_container_that_looks_is_like_the_one_of_the_launch(shipped: Library) -> None:
+    resolved = load_recipe(shipped, "v2")
+    formation = form_up(resolved, sparks(2), "spark-1", {"spark-1": 3, "spark-2": 5})
+    for seat in formation.seats:
+        serving = part_spec(
+            resolved, formation, seat, image=IMAGE, deployment=Deployment("main"), place=PLACE
+        )
+        looking = look_spec(
+            resolved, formation, seat, image=IMAGE, model=PLACE.model, command=("-c", "1")
+        )
+        differs = {key for key, value in asdict(serving).items() if value != asdict(looking)[key]}
+        assert differs == {"name", "entrypoint", "command", "mounts", "labels"}
+        without = look_spec(resolved, formation, seat, image=IMAGE, model=None, command=())
+        assert without.user == "65532:65532"
 
 
 @pytest.mark.parametrize(

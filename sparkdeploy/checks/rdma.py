@@ -1,0 +1,189 @@
+"""What an engine's container sees of the RDMA adapters, held against config.yaml. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.checks.fabric import Check
+from sparkdeploy.console import format_bytes
+from sparkdeploy.image.inside.rdma import PACKAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sparkdeploy.node.cluster import ClusterNode, FabricPort
+
+ACTIVE, ROCE_V2 = "PORT_ACTIVE", "RoCE v2"
+FULL_MTU_BYTES = 4096
+"""The largest of an RDMA packet; an interface with an MTU of 9000 allows it."""
+_DEVICE = re.compile(r"^hca_id:\s+(\S+)", re.MULTILINE)
+_STATE = re.compile(r"^\s+state:\s+(\w+)", re.MULTILINE)
+_MTU = re.compile(r"^\s+active_mtu:\s+(\d+)", re.MULTILINE)
+_GID = re.compile(r"^\s+GID\[\s*(\d+)\]:\s+([0-9a-f:.]+), (RoCE v[12])", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Gid:
+    address: str
+    kind: str
+    """`RoCE v1` or `RoCE v2`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Port 1 of an RDMA device, as ibv_devinfo tells of it."""
+
+    name: str
+    state: str
+    mtu_bytes: int | None
+    gids: Mapping[int, Gid] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaFact:
+    """What a program inside the container told (image/inside/rdma.py)."""
+
+    user: str
+    """uid:gid."""
+    missing: Mapping[str, str]
+    """Why a library cannot be opened, by its name."""
+    memlock_bytes: int | None
+    """None: unlimited."""
+    nodes: Mapping[str, str]
+    """Why a device file may not be opened, by its path; empty where it may."""
+    adapters: tuple[Adapter, ...] | None
+    """None where the image has no ibv_devinfo."""
+
+
+def read_rdma(told: Mapping[str, Any]) -> RdmaFact:
+    devinfo = told["devinfo"]
+    return RdmaFact(
+        user=told["user"],
+        missing=told["missing"],
+        memlock_bytes=told["memlock_bytes"],
+        nodes=told["nodes"],
+        adapters=None if devinfo is None else read_devinfo(devinfo),
+    )
+
+
+def read_devinfo(text: str) -> tuple[Adapter, ...]:
+    """Read `ibv_devinfo -v`; of several ports the first counts, as NCCL is told devices alone."""
+    _, *parts = _DEVICE.split(text)
+    return tuple(map(_adapter, parts[::2], parts[1::2]))
+
+
+def _adapter(name: str, text: str) -> Adapter:
+    state, mtu = _STATE.search(text), _MTU.search(text)
+    return Adapter(
+        name=name,
+        state=state[1] if state else "unknown",
+        mtu_bytes=int(mtu[1]) if mtu else None,
+        gids={int(index): Gid(address, kind) for index, address, kind in _GID.findall(text)},
+    )
+
+
+def rdma_checks(node: ClusterNode, fact: RdmaFact, gid_index: int) -> Iterator[Check]:
+    """Yield what keeps NCCL from the adapters, in the order in which it would meet it.
+
+    `gid_index` is the one that NCCL is given. Without the libraries nothing else can be seen.
+    """
+    if fact.missing:
+        yield _libraries(node, fact)
+        return
+    rights = _rights(node, fact)
+    yield rights
+    yield _memlock(node, fact)
+    if rights.verdict == "failed":
+        return
+    if fact.adapters is None:
+        fix = f"install {PACKAGES[-1]} in that image"
+        yield Check(node.name, "adapters in the image", "not seen", "no ibv_devinfo in it", fix=fix)
+        return
+    seen = {adapter.name: adapter for adapter in fact.adapters}
+    for port in node.fabric:
+        if port.rdma is not None:
+            yield from _adapter_checks(node, port, seen, gid_index)
+
+
+def _libraries(node: ClusterNode, fact: RdmaFact) -> Check:
+    fix = f"install {', '.join(PACKAGES)} in that image, or take an engine that sparkdeploy builds"
+    value, wanted = "; ".join(fact.missing.values()), "libibverbs and the provider of mlx5"
+    return Check(node.name, "RDMA libraries of the image", "failed", value, wanted, fix)
+
+
+def _rights(node: ClusterNode, fact: RdmaFact) -> Check:
+    subject, wanted = "/dev/infiniband in the container", f"user {fact.user} may open it"
+    if not fact.nodes:
+        fix = f"on {node.name}: sudo modprobe ib_uverbs mlx5_ib; ls -l /dev/infiniband"
+        return Check(node.name, subject, "failed", "no adapter in it", wanted, fix)
+    refused = [f"{path}: {why}" for path, why in fact.nodes.items() if why]
+    if refused:
+        fix = f"on {node.name}: sudo chmod a+rw /dev/infiniband/uverbs* (for good: docs/cluster.md)"
+        value = f"user {fact.user} may not open {'; '.join(refused)}"
+        return Check(node.name, subject, "failed", value, wanted, fix)
+    return Check(node.name, subject, "ok", f"user {fact.user} may open {len(fact.nodes)} of it")
+
+
+def _memlock(node: ClusterNode, fact: RdmaFact) -> Check:
+    subject = "memory that may be locked"
+    if fact.memlock_bytes is None:
+        return Check(node.name, subject, "ok", "unlimited")
+    fix = f"on {node.name}: LimitMEMLOCK=infinity for docker.service; rootless Docker cannot"
+    value = format_bytes(fact.memlock_bytes)
+    return Check(node.name, subject, "failed", value, "unlimited", fix)
+
+
+def _adapter_checks(
+    node: ClusterNode, port: FabricPort, seen: Mapping[str, Adapter], gid_index: int
+) -> Iterator[Check]:
+    adapter, subject = seen.get(port.rdma or ""), f"{port.rdma} in the container"
+    if adapter is None:
+        value = f"not seen; it sees: {', '.join(seen) or 'none'}"
+        fix = f"correct `rdma:` in config.yaml; on {node.name}: rdma link; ibv_devinfo"
+        yield Check(node.name, subject, "failed", value, "an adapter", fix)
+        return
+    if adapter.state != ACTIVE:
+        fix = f"is the cable in? on {node.name}: sudo ip link set {port.interface} up; rdma link"
+        yield Check(node.name, subject, "failed", adapter.state, ACTIVE, fix)
+        return
+    yield Check(node.name, subject, "ok", ACTIVE)
+    yield _mtu(node, port, adapter)
+    yield _gid(node, port, adapter, gid_index)
+
+
+def _mtu(node: ClusterNode, port: FabricPort, adapter: Adapter) -> Check:
+    subject = f"{port.rdma} packets"
+    if adapter.mtu_bytes is None or adapter.mtu_bytes >= FULL_MTU_BYTES:
+        return Check(node.name, subject, "ok", f"{adapter.mtu_bytes or 'unknown'} bytes")
+    fix = f"on every node: sudo ip link set {port.interface} mtu 9000 (for good: netplan)"
+    value, wanted = f"{adapter.mtu_bytes} bytes", f"{FULL_MTU_BYTES} bytes"
+    return Check(node.name, subject, "warning", value, wanted, fix)
+
+
+def _gid(node: ClusterNode, port: FabricPort, adapter: Adapter, gid_index: int) -> Check:
+    subject, wanted = f"{port.rdma} GID {gid_index}", f"{ROCE_V2} of {port.ip}"
+    gid = adapter.gids.get(gid_index)
+    if gid is not None and gid.kind == ROCE_V2 and _ipv4(gid.address) == port.ip:
+        return Check(node.name, subject, "ok", wanted)
+    value = f"{gid.kind} of {_ipv4(gid.address) or gid.address}" if gid else "not set"
+    right = [
+        index
+        for index, other in adapter.gids.items()
+        if other.kind == ROCE_V2 and _ipv4(other.address) == port.ip
+    ]
+    fix = f"on {node.name}: give {port.interface} the one address {port.address} (netplan)"
+    if right:
+        fix = f"the right one is {right[0]}: --set serve.env.NCCL_IB_GID_INDEX={right[0]}; or {fix}"
+    return Check(node.name, subject, "failed", value, wanted, fix)
+
+
+def _ipv4(address: str) -> str | None:
+    """Return the IPv4 address that a GID stands for; None for a link-local one."""
+    try:
+        mapped = ipaddress.IPv6Address(address).ipv4_mapped
+    except ValueError:
+        return None
+    return str(mapped) if mapped is not None else None

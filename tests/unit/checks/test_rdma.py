@@ -1,0 +1,179 @@
+"""What a container must see of the adapters before a launch, and each thing that may be wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.checks.rdma import RdmaFact, rdma_checks, read_devinfo, read_rdma
+from sparkdeploy.image.inside import rdma
+from tests.unit.checks.adapters import DEVINFO, SOUND
+from tests.unit.plan.test_cluster_launch import sparks
+from tests.verbs import build_stand_in
+
+if TYPE_CHECKING:
+    from sparkdeploy.checks.fabric import Check
+
+NODE = sparks(2).nodes[0]
+DEVICES = "rocep1s0f1=192.168.177.11,roceP2p1s0f1=192.168.178.11"
+GID = 3
+
+
+def fact(**changes: object) -> RdmaFact:
+    return read_rdma({**SOUND, "devinfo": DEVINFO, **changes})
+
+
+def objections(seen: RdmaFact, gid_index: int = GID) -> list[Check]:
+    return [check for check in rdma_checks(NODE, seen, gid_index) if check.verdict != "ok"]
+
+
+def test_two_sound_adapters_have_nothing_to_object() -> None:
+    assert objections(fact()) == []
+    assert len(list(rdma_checks(NODE, fact(), GID))) == 8
+
+
+MESSAGES = {
+    "a library is missing": (
+        fact(missing={"libibverbs.so.1": "libibverbs.so.1: cannot open shared object file"}),
+        "spark-1: RDMA libraries of the image: libibverbs.so.1: cannot open shared object file, "
+        "expected libibverbs and the provider of mlx5",
+    ),
+    "the provider is missing": (
+        fact(missing={"libmlx5-rdmav*.so": "/usr/lib/aarch64-linux-gnu/libibverbs has none"}),
+        "spark-1: RDMA libraries of the image: /usr/lib/aarch64-linux-gnu/libibverbs has none, "
+        "expected libibverbs and the provider of mlx5",
+    ),
+    "no rights": (
+        fact(nodes={"/dev/infiniband/uverbs0": "Permission denied"}),
+        "spark-1: /dev/infiniband in the container: user 1000:1000 may not open "
+        "/dev/infiniband/uverbs0: Permission denied, expected user 1000:1000 may open it",
+    ),
+    "no device files": (
+        fact(nodes={}),
+        "spark-1: /dev/infiniband in the container: no adapter in it, "
+        "expected user 1000:1000 may open it",
+    ),
+    "a limit of memory": (
+        fact(memlock_bytes=8 * 2**20),
+        "spark-1: memory that may be locked: 8.4 MB, expected unlimited",
+    ),
+    "a port is down": (
+        fact(devinfo=DEVINFO.replace("PORT_ACTIVE (4)", "PORT_DOWN (1)", 1)),
+        "spark-1: rocep1s0f1 in the container: PORT_DOWN, expected PORT_ACTIVE",
+    ),
+    "another adapter": (
+        fact(devinfo=DEVINFO.replace("roceP2p1s0f1", "mlx5_9")),
+        "spark-1: roceP2p1s0f1 in the container: not seen; it sees: rocep1s0f1, mlx5_9, "
+        "expected an adapter",
+    ),
+    "no adapter": (
+        fact(devinfo="No IB devices found\n"),
+        "spark-1: rocep1s0f1 in the container: not seen; it sees: none, expected an adapter",
+    ),
+    "small packets": (
+        fact(devinfo=DEVINFO.replace("active_mtu:\t\t4096 (5)", "active_mtu:\t\t1024 (3)", 1)),
+        "spark-1: rocep1s0f1 packets: 1024 bytes, expected 4096 bytes",
+    ),
+    "RoCE v1": (
+        fact(
+            devinfo=DEVINFO.replace(
+                "::ffff:192.168.177.11, RoCE v2", "::ffff:192.168.177.11, RoCE v1"
+            )
+        ),
+        "spark-1: rocep1s0f1 GID 3: RoCE v1 of 192.168.177.11, expected RoCE v2 of 192.168.177.11",
+    ),
+    "another address": (
+        fact(devinfo=DEVINFO.replace("::ffff:192.168.177.11", "::ffff:169.254.3.4")),
+        "spark-1: rocep1s0f1 GID 3: RoCE v2 of 169.254.3.4, expected RoCE v2 of 192.168.177.11",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_what_is_wrong_has_a_message_of_its_own_and_a_fix(name: str) -> None:
+    seen, message = MESSAGES[name]
+    first = objections(seen)[0]
+    assert first.describe() == message
+    assert first.fix
+    assert first.verdict == ("warning" if name == "small packets" else "failed")
+
+
+def test_the_right_gid_is_named_where_there_is_one() -> None:
+    first = objections(fact(), gid_index=1)[0]
+    assert first.describe().startswith("spark-1: rocep1s0f1 GID 1: RoCE v2 of fe80::1, expected")
+    assert "--set serve.env.NCCL_IB_GID_INDEX=3" in first.fix
+    assert objections(fact(), gid_index=9)[0].value == "not set"
+
+
+def test_an_image_without_ibv_devinfo_is_not_accused() -> None:
+    (check,) = objections(fact(devinfo=None))
+    assert (check.verdict, check.value) == ("not seen", "no ibv_devinfo in it")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "garbage", "hca_id:\tx\n", "hca_id:\tx\n\tGID[  3]:\t\tz, RoCE v2"]
+)
+def test_text_of_another_shape_is_no_bug(text: str) -> None:
+    for adapter in read_devinfo(text):
+        assert (adapter.name, adapter.state, adapter.mtu_bytes) == ("x", "unknown", None)
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a libibverbs that plays two adapters."""
+    if shutil.which("ibv_devinfo") is None:
+        pytest.skip("ibv_devinfo is not installed (Debian's ibverbs-utils)")
+    return build_stand_in(tmp_path_factory.mktemp("verbs"))
+
+
+def look(stand_in: Path, fault: str = "") -> RdmaFact:
+    """Run the program as a container would, with the real ibv_devinfo."""
+    env = {
+        "LD_LIBRARY_PATH": str(stand_in),
+        "PATH": "/usr/bin:/bin",
+        "STAND_IN_DEVICES": DEVICES,
+        "STAND_IN_FAULT": fault,
+    }
+    argv = [sys.executable, "-I", "-c", Path(rdma.__file__).read_text()]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    line = done.stdout.splitlines()[-1]
+    return read_rdma(json.loads(line.removeprefix(rdma.MARK)))
+
+
+@pytest.mark.outside
+def test_the_real_ibv_devinfo_is_read_with_adapters_that_a_library_plays(stand_in: Path) -> None:
+    seen = look(stand_in)
+    # This machine has no provider beside the stand-in, no device files and limits of its own.
+    assert list(seen.missing) == [rdma.PROVIDER]
+    sound = replace(fact(), adapters=seen.adapters)
+    assert objections(sound) == []
+
+
+@pytest.mark.outside
+@pytest.mark.parametrize(
+    ("fault", "value"),
+    [
+        ("denied", "not seen; it sees: none"),
+        ("down", "PORT_DOWN"),
+        ("mtu", "1024 bytes"),
+        ("v1", "RoCE v1 of 192.168.177.11"),
+    ],
+)
+def test_what_a_library_plays_is_told(stand_in: Path, fault: str, value: str) -> None:
+    sound = replace(fact(), adapters=look(stand_in, fault).adapters)
+    assert objections(sound)[0].value == value
+
+
+@pytest.mark.outside
+def test_a_library_that_cannot_be_opened_is_told_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / rdma.LIBRARY).write_text("no library")
+    seen = look(tmp_path)
+    assert list(seen.missing) == [rdma.LIBRARY]
+    assert "RDMA libraries of the image" in objections(seen)[0].subject

@@ -1,0 +1,182 @@
+"""What is looked at in the engine's containers before a launch, over fakes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.commands import cluster
+from sparkdeploy.commands.reach import Reach
+from sparkdeploy.commands.request import Request, resolve
+from sparkdeploy.deploy.inside import SUBJECT, add_up, look_inside
+from sparkdeploy.errors import NodeError
+from sparkdeploy.image.inside import all_reduce, rdma
+from sparkdeploy.settings import load_settings
+from tests.unit.commands.lab import Engine, Lab, build
+from tests.unit.server.log_files import recorded
+
+if TYPE_CHECKING:
+    from sparkdeploy.checks.fabric import Check
+    from sparkdeploy.node.container import ContainerSpec
+    from sparkdeploy.recipe.load import Library
+
+DENIED: dict[str, object] = {"nodes": {"/dev/infiniband/uverbs0": "Permission denied"}}
+BOTH = frozenset({"spark-1", "spark-2"})
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
+    """Two Sparks."""
+    return build(monkeypatch, shipped, 2)
+
+
+def test_a_launch_that_nccl_could_not_begin_is_refused_and_the_old_one_serves(lab: Lab) -> None:
+    lab.up("serve.max_num_seqs=1")
+    lab.is_answering, before = True, lab.running()
+    lab.engines[1].inside = DENIED
+    with pytest.raises(
+        NodeError, match="v2 cannot start on spark-1, spark-2, for 1 reason"
+    ) as caught:
+        lab.up("serve.max_num_seqs=2")
+    assert "spark-2: /dev/infiniband in the container: user 1000:1000 may not" in (
+        caught.value.detail or ""
+    )
+    assert "sudo chmod a+rw /dev/infiniband" in (caught.value.detail or "")
+    assert (lab.running(), lab.steps) == (before, 0)
+
+
+@pytest.fixture(autouse=True)
+def any_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The addresses of the fakes are none of this machine's."""
+    monkeypatch.setattr("sparkdeploy.deploy.inside.free_port", lambda _address: 40000)
+
+
+def test_one_machine_alone_is_not_looked_into(
+    monkeypatch: pytest.MonkeyPatch, shipped: Library
+) -> None:
+    alone = build(monkeypatch, shipped, 1)
+    alone.engines[0].inside = DENIED
+    assert alone.up("serve.max_num_seqs=1").changed
+
+
+def planned(lab: Lab) -> tuple[Check, ...]:
+    """Every check that is made inside, of the plan that was applied last."""
+    nodes = lab.nodes(BOTH)
+    plan = lab.planned[-1]
+    return (*look_inside(plan, nodes), *add_up(plan, nodes))
+
+
+class Answers:
+    """An engine whose containers answer the two programs as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, said: object, code: int = 0) -> None:
+        self.specs: list[ContainerSpec] = []
+        look = Engine.run_to_end
+
+        def run_to_end(engine: Engine, spec: ContainerSpec, *, timeout_s: int) -> tuple[int, str]:
+            self.specs.append(spec)
+            if rdma.MARK in spec.command[1]:
+                return look(engine, spec, timeout_s=timeout_s)
+            if isinstance(said, NodeError):
+                raise said
+            return code, str(said)
+
+        monkeypatch.setattr(Engine, "run_to_end", run_to_end)
+
+
+def summed(log: str, total: float = 2.0) -> str:
+    told = {"sum": total, "gb_per_s": 21.5}
+    return recorded(f"nccl/{log}").decode() + f"{all_reduce.MARK}{json.dumps(told)}\n"
+
+
+def test_a_sum_over_the_adapters_of_the_plan_is_well(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.up()
+    answers = Answers(monkeypatch, summed("2.30.4-roce"))
+    checks = planned(lab)
+    assert {check.verdict for check in checks} == {"ok"}
+    sums = [check for check in checks if check.subject == SUBJECT]
+    assert [check.describe() for check in sums] == [
+        f"spark-{n}: NCCL all-reduce: NET/IB over rocep1s0f1, roceP2p1s0f1, 21.5 GB/s"
+        for n in (1, 2)
+    ]
+    adding = [spec for spec in answers.specs if spec.gpus == "all"]
+    looking = [spec for spec in answers.specs if spec.gpus == "none"]
+    assert (len(adding), len(looking)) == (2, 2)
+    assert sorted(spec.command[2:5] for spec in adding) == [
+        (rank, "2", "192.168.177.11") for rank in ("0", "1")
+    ]
+    assert {spec.devices for spec in answers.specs} == {("/dev/infiniband",)}
+    assert all(not spec.mounts for spec in answers.specs)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "value"),
+    [
+        (summed("2.30.4-fallen-back"), 0, "NET/Socket over lo, 21.5 GB/s"),
+        (summed("2.30.4-roce", total=1.0), 0, "1"),
+        (
+            recorded("crashes/nccl_no_library").decode(),
+            1,
+            "NCCL is to use RDMA, and the image lacks",
+        ),
+        (recorded("crashes/nccl_no_rights").decode(), 1, "NCCL may not open the RDMA adapters"),
+        (recorded("crashes/nccl_no_adapter").decode(), 1, "NCCL sees none of the RDMA adapters"),
+        (recorded("crashes/nccl_gid").decode(), 1, "the adapters of two nodes do not reach each"),
+    ],
+    ids=["sockets", "wrong sum", "no library", "no rights", "no adapter", "gid"],
+)
+def test_each_way_a_sum_can_fail_has_its_own_words(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, said: str, code: int, value: str
+) -> None:
+    lab.up()
+    Answers(monkeypatch, said, code)
+    sums = [check for check in planned(lab) if check.subject == SUBJECT]
+    assert {check.verdict for check in sums} == {"failed"}
+    assert all(check.value.startswith(value) and check.fix for check in sums)
+
+
+def test_a_container_that_docker_cannot_start_is_a_check_that_failed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.up()
+
+    def refuse(_engine: Engine, spec: ContainerSpec, *, timeout_s: int) -> tuple[int, str]:
+        raise NodeError(f"run {spec.name}: no such device /dev/infiniband")
+
+    monkeypatch.setattr(Engine, "run_to_end", refuse)
+    found = look_inside(lab.planned[-1], lab.nodes(BOTH))
+    assert [check.verdict for check in found] == ["failed", "failed"]
+    assert "no such device /dev/infiniband" in found[0].value
+    assert "ls -l /dev/infiniband" in found[0].fix
+
+
+def test_what_could_not_be_looked_into_is_not_seen(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.up()
+    monkeypatch.setattr(Engine, "find_image", lambda *_: None)
+    found = planned(lab)
+    assert {check.verdict for check in found} == {"not seen"}
+    assert "sparkdeploy up v2 --cluster --prepare" in found[0].fix
+
+
+def test_a_program_that_says_nothing_is_not_seen(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.up()
+    monkeypatch.setattr(Engine, "run_to_end", lambda *_a, **_k: (1, "exec: no such file\n\n"))
+    found = look_inside(lab.planned[-1], lab.nodes(BOTH))
+    assert [(check.verdict, check.value) for check in found] == [
+        ("not seen", "exec: no such file")
+    ] * 2
+
+
+def test_a_recipe_that_does_not_fit_the_nodes_does_not_end_the_check(lab: Lab) -> None:
+    settings = load_settings()
+    request = Request("v2", ("cluster.tensor_parallel=4",), reach=Reach.CLUSTER)
+    resolved = resolve(request, settings)
+    (found,) = cluster._check_inside(resolved, request, settings, lab.nodes(BOTH))
+    assert found.verdict == "not seen"
+    assert "over 4 nodes, and 2 are configured" in found.value
