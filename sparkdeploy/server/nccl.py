@@ -40,7 +40,8 @@ class Transport:
 
 
 def over(network: str, names: Iterable[str]) -> str:
-    return f"NET/{network} over {', '.join(names) or 'nothing'}"
+    listed = ", ".join(names)
+    return f"NET/{network}{' over ' if listed else ''}{listed}"
 
 
 def read_transport(text: str, known: Transport) -> Transport:

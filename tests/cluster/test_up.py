@@ -47,6 +47,9 @@ FELL_BACK = (
     "Initializing a V1 LLM engine (v0.32.0) with config: model='/model', "
     "speculative_config=SpeculativeConfig(method='mtp', model='/model', num_spec_tokens=2), "
 )
+NCCL_USES_SOCKETS = "spark-b:9:9 [0] NCCL INFO Using network Socket"
+ROCE = {"NCCL_IB_DISABLE": "0", "NCCL_IB_HCA": "rocep1s0f1"}
+WORKER_WITHOUT_ROCE = {**ROCE, "STAND_IN_WORKER_SAYS": NCCL_USES_SOCKETS}
 WORKER_FELL_BACK = ("--set", f"serve.env={json.dumps({'STAND_IN_WORKER_SAYS': FELL_BACK})}")
 DIES_BEFORE_THE_HEAD = """
 import os, signal, sys
@@ -210,6 +213,19 @@ def test_a_worker_that_is_killed_brings_the_old_one_back(
     done = program.finish(process)
     assert done.returncode == 7, done.stderr
     assert "spark-b: sparkdeploy-main died (exit code 137" in done.stderr
+    assert whole(head, worker) == 1
+
+
+def test_a_worker_whose_nccl_took_sockets_brings_the_old_one_back(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    done = up(program, *TWO, "--set", f"serve.env={json.dumps(WORKER_WITHOUT_ROCE)}")
+    assert done.returncode == 7, done.stderr
+    assert (
+        "spark-b: the engine fell back to something else than the recipe says: transport: planned "
+        "NET/IB over rocep1s0f1, runs NET/Socket; "
+    ) in done.stderr
+    assert "say so in the recipe: `backends: {warn_only: [transport]}`" in done.stderr
     assert whole(head, worker) == 1
 
 
@@ -387,8 +403,13 @@ def third(program: Program, head: Machine, worker: Machine, stand_in: str) -> It
 
 CHECK = """
 from sparkdeploy.commands.cluster import check_all
+from sparkdeploy.commands.reach import Reach
+from sparkdeploy.commands.request import Request
+from sparkdeploy.settings import load_settings
+request = Request("tiny", reach=Reach.CLUSTER)
 for _ in range(6):
-    print([check.describe() for check in check_all() if check.verdict == "failed"])
+    found = check_all(request, load_settings())
+    print([check.describe() for check in found if check.verdict == "failed"])
 """
 
 
