@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.finding import fail, ok, warn
+from sparkdeploy.checks.finding import fail, not_seen, ok, warn
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX
 
@@ -28,6 +28,21 @@ def check_engine(info: EngineInfo | None, failure: str, fix: str | None) -> Find
     if info is None:
         return fail("docker.engine", failure or "docker does not answer", fix or "start docker")
     return ok("docker.engine", f"Docker Engine {info.version} on {info.architecture}")
+
+
+def check_architecture(engine: str, processor: str | None) -> Finding:
+    """Say whether the engine's images are for this machine's own processor, both in our words."""
+    check = "docker.architecture"
+    if processor is None:
+        return not_seen(check, "`uname -m` did not answer")
+    if engine == processor:
+        return ok(check, f"images are for {engine}, like this machine")
+    return warn(
+        check,
+        f"the Docker Engine is for {engine} and this machine is {processor}: images are built for"
+        f" {engine}",
+        "if that is not meant, `docker_host` in config.yaml or DOCKER_HOST names another engine",
+    )
 
 
 def check_nvidia_runtime(info: EngineInfo) -> Finding:

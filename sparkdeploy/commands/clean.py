@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.deploy.changing import changing, crashes_dir
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image.stages import UPPERMOST_FIRST, stages_of
+from sparkdeploy.image.lock import ARCHITECTURES
+from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of
 from sparkdeploy.node import facts
 from sparkdeploy.node.container import is_name
 from sparkdeploy.plan.caches import ENGINE_DIGITS, caches_of_engines, unused_caches
@@ -21,6 +22,7 @@ from sparkdeploy.settings import resources
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from sparkdeploy.image.lock import Architecture
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
@@ -41,7 +43,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class WantedImages:
-    """The images that this version would use, and the engines whose images it cannot name."""
+    """The images that this version would build, and the engines whose images it cannot name."""
 
     tags: frozenset[str]
     engine_fingerprints: frozenset[str]
@@ -67,7 +69,7 @@ def clean(
 
 def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tuple[Leftover, ...]:
     """Return our own old images, crash folders and caches; nothing of anybody else's."""
-    wanted = wanted_here(settings)
+    wanted = wanted_by(settings, facts.architecture_of(host.info()))
     images = host.own_images()
     old = old_images(images, host.images_in_use(), wanted)
     staying = [image for image in images if image not in old]
@@ -115,7 +117,11 @@ def old_images(
     return tuple(sorted(old, key=lambda image: UPPERMOST_FIRST[image.stage]))
 
 
-def wanted_here(settings: Settings) -> WantedImages:
+def wanted_by(settings: Settings, architecture: Architecture) -> WantedImages:
+    """Return what this version would build for any machine.
+
+    An engine that cannot be built for `architecture` is opaque.
+    """
     shelf = library(settings)
     stages: list[Stage] = []
     opaque: set[str] = set()
@@ -124,16 +130,15 @@ def wanted_here(settings: Settings) -> WantedImages:
         if engine.kind == "image":
             opaque.add(name)
             continue
-        for source in ("registry", "debian"):
+        # What was prepared here for machines of another kind is no leftover.
+        for target, source in itertools.product(ARCHITECTURES, BASE_SOURCES):
             try:
                 stages += stages_of(
-                    engine,
-                    base_source=source,
-                    architecture=facts.architecture(),
-                    resources=resources(),
+                    engine, base_source=source, architecture=target, resources=resources()
                 )
             except BuildError:
-                opaque.add(name)
+                if target == architecture:
+                    opaque.add(name)
     return WantedImages(
         frozenset(stage.tag for stage in stages),
         frozenset(stage.fingerprint for stage in stages if stage.name == "engine"),

@@ -17,7 +17,7 @@ from sparkdeploy.checks.surroundings import HurriedMachine, NeededHost, Places, 
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.container import REPLACED_SUFFIX
-from sparkdeploy.node.facts import THIS_MACHINE, current_uid
+from sparkdeploy.node.facts import SPELLINGS, THIS_MACHINE, current_uid
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
@@ -110,6 +110,7 @@ def examine(
         machine_checks.check_system(seen.system),
         machine_checks.check_oom_kills(seen.vmstat),
         _engine_finding(connection.error, seen_plan),
+        *_architecture_findings(seen_plan, seen),
         *([] if host is None or endless is None else [docker.check_endless_restarts(endless)]),
         *_plan_findings(draft, seen_plan, seen, settings),
         *_surroundings_findings(seen),
@@ -126,6 +127,13 @@ def _engine_finding(error: SparkdeployError | None, plan: Plan | None) -> Findin
     info = plan.observed.head.facts.docker if plan is not None else None
     late = f"docker did not answer within {DEADLINE_S:g} s"
     return docker.check_engine(info, late, "sudo systemctl restart docker")
+
+
+def _architecture_findings(plan: Plan | None, seen: Surroundings) -> Iterator[Finding]:
+    node = plan.observed.head.facts if plan is not None else None
+    if node is not None and node.docker is not None:
+        processor = SPELLINGS.get(seen.architecture or "", seen.architecture)
+        yield docker.check_architecture(node.architecture, processor)
 
 
 def _plan_findings(

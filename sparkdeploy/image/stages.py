@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.schema import Base, Engine, SourceBuild
 
 BaseSource = Literal["registry", "debian"]
+BASE_SOURCES: tuple[BaseSource, ...] = ("registry", "debian")
 StageName = Literal["base", "engine", "plugin"]
 UPPERMOST_FIRST = {"plugin": 0, "engine": 1, "base": 2}
 

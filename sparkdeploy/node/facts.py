@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from sparkdeploy.shell import Completed
 
 Architecture = Literal["x86_64", "aarch64"]
+SPELLINGS: Mapping[str, Architecture] = {
+    "x86_64": "x86_64",
+    "amd64": "x86_64",
+    "aarch64": "aarch64",
+    "arm64": "aarch64",
+}
+"""What kernels and Docker Engines call the processors that there is a vLLM for."""
 QUERY_TIMEOUT_S = 10.0
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 MIB = 2**20
@@ -94,6 +101,7 @@ class NodeFact:
 
     name: str
     architecture: Architecture
+    """Of its Docker Engine, which builds and runs the images; the machine's own without one."""
     memory_total_bytes: int | None
     memory_available_bytes: int | None
     gpu: GpuFact | None
@@ -138,13 +146,13 @@ def look_at(
     models: Path,
     fabric: FabricFact | None = None,
 ) -> NodeFact:
-    """Return what a machine is and what is free on it; NodeError for an unknown processor."""
+    """Return what a machine is and what is free on it; NodeError for what no vLLM is built for."""
     memory = read_meminfo(machine)
     seen = read_gpus(machine)
     root = docker.root_dir if docker is not None else None
     return NodeFact(
         name=name,
-        architecture=architecture(machine),
+        architecture=architecture_of(docker, machine),
         memory_total_bytes=memory.get("MemTotal"),
         memory_available_bytes=memory.get("MemAvailable"),
         gpu=next(iter(seen.gpus), None),
@@ -257,17 +265,31 @@ def _measured(text: str) -> float | None:
         return None
 
 
+def architecture_of(docker: EngineInfo | None, machine: Machine = THIS_MACHINE) -> Architecture:
+    """Return what images have to be for; where no Docker answers, what the processor is.
+
+    Raises NodeError for what no vLLM is built for.
+    """
+    # An engine may be another machine's, or emulated: it alone knows what it can run.
+    if docker is not None and docker.architecture:
+        return known_architecture(docker.architecture)
+    return architecture(machine)
+
+
+def known_architecture(name: str) -> Architecture:
+    """Return our word for a kernel's or a Docker Engine's; NodeError when there is no vLLM."""
+    if name not in SPELLINGS:
+        raise NodeError(f"there is no vLLM for {name}", hint="use a machine with x86_64 or aarch64")
+    return SPELLINGS[name]
+
+
 def architecture(machine: Machine = THIS_MACHINE) -> Architecture:
     """Return what the kernel calls the processor; NodeError for one no engine is built for."""
     if isinstance(machine, Node) and not machine.is_here:
         found = machine.run(("uname", "-m")).stdout.strip()
     else:
         found = platform.machine()
-    if found == "aarch64":
-        return "aarch64"
-    if found == "x86_64":
-        return "x86_64"
-    raise NodeError(f"there is no vLLM for {found}", hint="use a machine with x86_64 or aarch64")
+    return known_architecture(found)
 
 
 def free_bytes(path: Path) -> int | None:

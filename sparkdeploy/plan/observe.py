@@ -22,7 +22,7 @@ from sparkdeploy.checks.survey import compare, survey
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.estimate.share import embedding_bytes
 from sparkdeploy.image.network import registry_reference
-from sparkdeploy.image.stages import UPPERMOST_FIRST, stages_of
+from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of
 from sparkdeploy.node import facts, ports
 from sparkdeploy.node.container import is_ours
 from sparkdeploy.node.node import at_once, named
@@ -284,7 +284,7 @@ def source_already_here(
         return "registry"
     made = [
         stage
-        for source in ("registry", "debian")
+        for source in BASE_SOURCES
         for stage in stages_of(
             engine, base_source=source, architecture=architecture, resources=resources
         )

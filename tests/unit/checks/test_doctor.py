@@ -135,6 +135,24 @@ def test_words_name_the_thing_and_its_value(
     assert "same network 192.168.177.0/24" in found["network.fabric"].seen
 
 
+@pytest.mark.parametrize(
+    ("engine", "processor", "verdict"),
+    [
+        ("aarch64", "x86_64", Verdict.WARN),
+        ("x86_64", "x86_64", Verdict.OK),
+        ("aarch64", "riscv64", Verdict.WARN),
+        ("aarch64", None, Verdict.NOT_SEEN),
+    ],
+)
+def test_an_engine_for_other_processors_than_the_machines_is_worth_a_look(
+    engine: str, processor: str | None, verdict: Verdict
+) -> None:
+    found = docker.check_architecture(engine, processor)
+    assert found.verdict is verdict
+    if verdict is Verdict.WARN:
+        assert f"for {engine} and this machine is {processor}" in found.seen
+
+
 @pytest.mark.parametrize("moment", ["it waits", "it changes containers"])
 def test_a_replacement_that_somebody_waits_for_is_no_trouble(
     shipped: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str

@@ -18,10 +18,12 @@ from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact, 
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import decide
 from sparkdeploy.settings import load_settings
-from tests.unit.plan.facts import model_fact, observed
+from tests.unit.plan.facts import DOCKER, model_fact, observed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from sparkdeploy.node.reports import EngineInfo
 
 TRUSTED = {
     "v2": (),
@@ -190,6 +192,9 @@ class _Engine:
 
     def __init__(self, spec: ContainerSpec, image: ImageFact) -> None:
         self.spec, self.image = spec, image
+
+    def info(self) -> EngineInfo:
+        return DOCKER
 
     def own_images(self) -> tuple[ImageFact, ...]:
         return (self.image,)

@@ -11,12 +11,14 @@ from sparkdeploy import labels
 from sparkdeploy.commands.clean import KEPT_DAYS, WantedImages, clean, find_leftovers, old_images
 from sparkdeploy.node.container import ContainerFact, ImageFact
 from sparkdeploy.settings import describe, load_settings
+from tests.unit.plan.facts import DOCKER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from sparkdeploy.commands.clean import Leftover
+    from sparkdeploy.node.reports import EngineInfo
 
 NOW_S = 1_800_000_000.0
 
@@ -54,6 +56,9 @@ class _Engine:
 
     def __init__(self) -> None:
         self.removed: list[str] = []
+
+    def info(self) -> EngineInfo:
+        return DOCKER
 
     def own_images(self) -> tuple[ImageFact, ...]:
         return (OLD_ENGINE, PLUGIN)

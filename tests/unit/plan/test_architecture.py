@@ -1,0 +1,120 @@
+"""For which processors images are: what the Docker Engine says, not the machine's kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.checks.survey import survey
+from sparkdeploy.commands.clean import wanted_by
+from sparkdeploy.errors import BuildError, NodeError
+from sparkdeploy.image.stages import BASE_SOURCES, stages_of
+from sparkdeploy.node import facts
+from sparkdeploy.node.node import Node, Nodes, node_behind
+from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.draft import draft_plan
+from sparkdeploy.recipe.load import Library, load_engine, load_recipe
+from sparkdeploy.settings import load_settings, resources
+from tests.unit.plan.facts import DOCKER
+
+if TYPE_CHECKING:
+    from sparkdeploy.node.reports import EngineInfo
+
+
+class _Engine:
+    """A Docker Engine of some architecture, without anything, whose registry answers."""
+
+    def __init__(self, architecture: str) -> None:
+        self.architecture = architecture
+
+    def info(self) -> EngineInfo:
+        return replace(DOCKER, architecture=self.architecture)
+
+    def own_images(self) -> tuple[()]:
+        return ()
+
+    def own_containers(self) -> tuple[()]:
+        return ()
+
+    def find_container(self, _reference: str) -> None:
+        pass
+
+    def registry_digest(self, _reference: str) -> str:
+        return "sha256:0"
+
+
+def nodes_with(architecture: str) -> Nodes:
+    return Nodes(node_behind("here", _Engine(architecture)))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+
+
+@pytest.mark.parametrize(
+    ("told", "ours"),
+    [("aarch64", "aarch64"), ("arm64", "aarch64"), ("x86_64", "x86_64"), ("amd64", "x86_64")],
+)
+@pytest.mark.usefixtures("on_x86")
+def test_images_and_locks_are_for_the_docker_engine(
+    shipped: Library, told: str, ours: facts.Architecture
+) -> None:
+    resolved = load_recipe(shipped, "v2")
+    plan = draft_plan(resolved, load_settings(), nodes_with(told), Deployment("main"))
+    assert plan.observed.head.facts.architecture == ours
+    wanted = stages_of(
+        resolved.engine, base_source="registry", architecture=ours, resources=resources()
+    )
+    assert [step.stage for step in plan.images] == list(wanted)
+
+
+@pytest.mark.parametrize("told", ["armv7l", "riscv64"])
+def test_an_engine_that_no_vllm_is_built_for_is_refused(told: str) -> None:
+    nodes = nodes_with(told)
+    found = survey(nodes, load_settings().hub_cache)
+    assert found.failures["here"].message == f"there is no vLLM for {told}"
+
+
+@pytest.mark.usefixtures("on_x86")
+def test_without_docker_the_processor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(_node: Any) -> None:
+        raise NodeError("docker does not answer")
+
+    monkeypatch.setattr(Node, "docker", property(silent))
+    found = survey(Nodes(Node("here")), load_settings().hub_cache)
+    assert found.seen["here"].architecture == "x86_64"
+    assert facts.architecture_of(replace(DOCKER, architecture="")) == "x86_64"
+
+
+def test_clean_keeps_what_was_prepared_for_machines_of_another_kind() -> None:
+    of_spark, of_laptop = (wanted_by(load_settings(), kind) for kind in ("aarch64", "x86_64"))
+    assert of_spark == of_laptop
+
+
+@pytest.mark.parametrize("name", ["cpu-0.32", "cuda-0.19", "cuda-0.25", "cuda-0.33"])
+def test_fingerprints_do_not_depend_on_where_they_are_computed(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    engine = load_engine(shipped, name)
+    found = {}
+    for processor in ("x86_64", "aarch64"):
+        monkeypatch.setattr("platform.machine", lambda processor=processor: processor)
+        found[processor] = {
+            (architecture, source): _marks(engine, architecture, source)
+            for architecture in ("x86_64", "aarch64")
+            for source in BASE_SOURCES
+        }
+    assert found["x86_64"] == found["aarch64"]
+
+
+def _marks(engine: Any, architecture: Any, source: Any) -> list[str]:
+    try:
+        stages = stages_of(
+            engine, base_source=source, architecture=architecture, resources=resources()
+        )
+    except BuildError as error:
+        return [error.message]
+    return [stage.fingerprint for stage in stages]
