@@ -69,9 +69,21 @@ def pair_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) ->
         ours, theirs = seen[node.name], seen[nodes[0].name]
         yield from _same_mtu(nodes[0], node, ours.fabric, theirs.fabric)
         yield _same_driver(nodes[0], node, ours, theirs)
-        own, first = ours.architecture, theirs.architecture
-        fix = "use machines of one kind"
-        yield _check(node.name, "architecture", own == first, own, first, fix)
+    yield from _architectures({node.name: seen[node.name].architecture for node in nodes})
+
+
+def _architectures(found: Mapping[str, str]) -> Iterator[Check]:
+    """Yield which nodes' Docker Engines are unlike most: one image serves all nodes."""
+    common = max(found.values(), key=list(found.values()).count, default="")
+    like = next((node for node, own in found.items() if own == common), "")
+    for node, own in found.items():
+        if node == like:
+            continue
+        value = own if own == common else f"{own}, and {like} is {common}"
+        expected = "one kind, for one image serves all nodes"
+        fix = f"leave {node} out: take it from `cluster:` in config.yaml, or serve on one node "
+        fix += "alone (without --cluster)"
+        yield _check(node, "architecture", own == common, value, expected, fix)
 
 
 def version_checks(versions: Mapping[str, str]) -> Iterator[Check]:

@@ -32,6 +32,7 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.formation import form_up
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
+from sparkdeploy.plan.problems import refuse_to_prepare
 from sparkdeploy.recipe.load import load_recipe
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plan.facts import DOCKER, FOLDERS, SPARK, model_fact
@@ -180,6 +181,41 @@ def several(shipped: Library, second: ObservedNode, **changes: Any) -> Plan:
         folders=FOLDERS,
         formation=form_up(resolved, CONFIG, "spark-1"),
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third", "odd", "like"),
+    [
+        ("aarch64", "x86_64", "aarch64", "spark-2", "spark-1"),
+        ("x86_64", "aarch64", "aarch64", "spark-1", "spark-2"),
+        ("x86_64", "x86_64", "aarch64", "spark-3", "spark-1"),
+    ],
+)
+def test_the_node_that_is_unlike_most_is_the_one_to_leave_out(
+    first: Any, second: Any, third: Any, odd: str, like: str
+) -> None:
+    kinds = dict(zip(("spark-1", "spark-2", "spark-3"), (first, second, third), strict=True))
+    seen = {
+        name: node(number, architecture=kinds[name]) for number, name in enumerate(sorted(kinds), 1)
+    }
+    found = [it for it in checks.pair_checks(sparks(3).nodes, seen) if it.subject == "architecture"]
+    (failed,) = [it for it in found if it.verdict == "failed"]
+    assert failed.describe() == (
+        f"{odd}: architecture: {kinds[odd]}, and {like} is {kinds[like]}, "
+        "expected one kind, for one image serves all nodes"
+    )
+    assert failed.fix.startswith(f"leave {odd} out: ")
+    assert {it.node for it in found} == kinds.keys() - {like}
+
+
+def test_a_mixed_cluster_is_refused_before_anything_is_built_or_sent(shipped: Library) -> None:
+    mixed = node(2, architecture="x86_64")
+    told = tuple(checks.pair_checks(CONFIG.nodes, {"spark-1": node(1), "spark-2": mixed}))
+    made = several(shipped, ObservedNode(mixed), checks=told)
+    with pytest.raises(NodeError) as caught:
+        refuse_to_prepare(made)
+    assert "spark-2: architecture: x86_64, and spark-1 is aarch64" in (caught.value.detail or "")
+    assert "fix: leave spark-2 out" in (caught.value.detail or "")
 
 
 def said(made: Plan) -> str:
