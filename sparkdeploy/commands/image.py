@@ -13,7 +13,7 @@ from sparkdeploy.errors import BuildError, NodeError, UsageError
 from sparkdeploy.image import lock, network
 from sparkdeploy.image.archive import ArchivedImage, read_archive
 from sparkdeploy.image.stages import UPPERMOST_FIRST
-from sparkdeploy.image.wheelhouse import Wheelhouse
+from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.settings import resources
 
@@ -138,10 +138,11 @@ def make_wheelhouse(
     engine, build = load_engine(library(settings), name), settings.build
     network.refuse_credentials(settings)
     files = lock.lock_files(engine, architecture=architecture, resources=resources())
-    packages = [item for path in files.values() for item in lock.read_packages(_text_of(path))]
-    indexes = [build.index_url or settings.hosts.package_index, *build.extra_index_urls]
-    if "torch.txt" in files:
-        indexes.append(settings.hosts.torch_cpu_index)
+    locked = {name: lock.read_packages(_text_of(path)) for name, path in files.items()}
+    packages = [package for found in locked.values() for package in found]
+    indexes = tuple(_indexes(engine, settings, locked.get("torch.txt", ())))
+    if warning := lock.unverified(name, architecture, packages):
+        console.warn(warning)
     with console.step(f"wheels of {name} for {architecture}") as step:
         done: list[int] = []
 
@@ -150,8 +151,21 @@ def make_wheelhouse(
             step.say(f"{len(done)} of {len(packages)}, {format_bytes(sum(done))}: {path.name}")
 
         platform = lock.WheelPlatform(architecture, lock.python_of(engine))
-        house = Wheelhouse(folder, platform, tuple(indexes), build.find_links, build.ca_bundle)
+        house = Wheelhouse(folder, platform, indexes, build.find_links, build.ca_bundle)
         return house.fetch(packages, on_wheel=count)
+
+
+def _indexes(
+    engine: Engine, settings: Settings, torch: Iterable[lock.LockedPackage]
+) -> Iterator[PackageIndex]:
+    build, hosts = settings.build, settings.hosts
+    yield PackageIndex(build.index_url or hosts.package_index, "index_url")
+    yield from (PackageIndex(url, "PIP_EXTRA_INDEX_URL") for url in build.extra_index_urls)
+    names = frozenset(package.pin.name for package in torch)
+    if engine.runs_on == "cuda":
+        yield PackageIndex(hosts.torch_cuda_index, "torch_cuda_index", names)
+    else:
+        yield PackageIndex(hosts.torch_cpu_index, "torch_cpu_index", names)
 
 
 def list_images(settings: Settings) -> tuple[ShelfImage, ...]:

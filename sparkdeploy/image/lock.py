@@ -135,6 +135,19 @@ def read_pins(text: str) -> tuple[PackagePin, ...]:
     return tuple(package.pin for package in read_packages(text))
 
 
+def unverified(engine: str, architecture: str, packages: Iterable[LockedPackage]) -> str:
+    """Return the warning about packages without a hash; empty where each has one."""
+    pins = [package.pin for package in packages if not package.hashes]
+    if not pins:
+        return ""
+    named = ", ".join(f"{pin.name}=={pin.version}" for pin in pins)
+    have, they = ("has", "it") if len(pins) == 1 else ("have", "them")
+    text = f"{named} for {architecture} {have} no hash in the lock: what the index sends is taken"
+    if any(pin.version.endswith("+cpu") for pin in pins):
+        text += f"; with the wheel in `wheelhouse`, `sparkdeploy image lock {engine}` pins {they}"
+    return text
+
+
 def find_wheel(
     package: LockedPackage, folders: Iterable[Path], platform: WheelPlatform
 ) -> Path | None:

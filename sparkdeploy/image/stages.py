@@ -74,6 +74,8 @@ class Stage:
     needs_network: bool = False
     pins: tuple[lock.PackagePin, ...] = ()
     """The distributions it installs; only their wheels travel from a wheelhouse."""
+    unhashed: tuple[lock.LockedPackage, ...] = ()
+    """Those whose content nothing is held against."""
     python: str = ""
     architecture: str = ""
     registry_image: str | None = None
@@ -241,9 +243,12 @@ def _engine(maker: _StageMaker, below: Stage) -> Stage:
         python=lock.python_of(engine),
         capability=SPARK_CAPABILITY,
     )
-    pins = tuple(pin for content in texts.values() for pin in lock.read_pins(content.decode()))
+    packages = [it for content in texts.values() for it in lock.read_packages(content.decode())]
     return replace(
-        maker.stage("engine", dockerfile, context, below=below), needs_network=True, pins=pins
+        maker.stage("engine", dockerfile, context, below=below),
+        needs_network=True,
+        pins=tuple(package.pin for package in packages),
+        unhashed=tuple(package for package in packages if not package.hashes),
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from sparkdeploy.image.lock import LockedPackage, WheelPlatform
+    from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
 
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
 TIMEOUT_S = 60
@@ -31,11 +31,25 @@ _LINK = re.compile(r"""<a\s[^>]*href=["']([^"'#]+)#sha256=([0-9a-f]{64})["']""",
 
 
 @dataclass(frozen=True, slots=True)
+class PackageIndex:
+    url: str
+    """PEP 503 or 691."""
+    setting: str
+    """What names another one: a key of config.yaml, or a variable of pip's."""
+    packages: frozenset[str] | None = None
+    """It is asked for these alone; None for every package."""
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or self.url
+
+
+@dataclass(frozen=True, slots=True)
 class Wheelhouse:
     folder: Path
     platform: WheelPlatform
-    indexes: tuple[str, ...]
-    """PEP 503 or 691; asked in order."""
+    indexes: tuple[PackageIndex, ...]
+    """Asked in order."""
     at_hand: tuple[Path, ...] = ()
     """Local folders, looked into before any index is asked."""
     ca_bundle: Path | None = None
@@ -62,23 +76,36 @@ class Wheelhouse:
     def _fetch(self, package: LockedPackage) -> Path:
         if (local := find_wheel(package, self.at_hand, self.platform)) is not None:
             return _place(self.folder / local.name, package.hashes, _read(local))
-        pin, platform = package.pin, self.platform
-        for index in self.indexes:
-            for filename, url, sha256 in self._offers(pin.name, index):
-                is_named = platform.pin_of(filename) == pin
+        pin = package.pin
+        asked = [
+            index
+            for index in self.indexes
+            if index.packages is None or package.pin.name in index.packages
+        ]
+        for index in asked:
+            for filename, url, sha256 in self._offers(pin, index):
+                is_named = self.platform.pin_of(filename) == pin
                 if is_named and (not package.hashes or sha256 in package.hashes):
-                    return _place(self.folder / filename, {sha256}, self._download(url))
-        raise BuildError(
+                    chunks = self._download(url, pin, index)
+                    return _place(self.folder / filename, {sha256}, chunks)
+        raise self._nowhere(package, asked)
+
+    def _nowhere(self, package: LockedPackage, asked: Sequence[PackageIndex]) -> BuildError:
+        pin, platform = package.pin, self.platform
+        with_hash = " with a hash of the lock" if package.hashes else ""
+        hosts = ", ".join(dict.fromkeys(index.host for index in asked))
+        # The last one is asked for few packages: it is the one that should have them.
+        named = f"`{asked[-1].setting}` names another index; " if asked else ""
+        return BuildError(
             f"no index has {pin.name} {pin.version} for {platform.architecture} and Python"
-            f" {platform.python} with a hash of the lock",
-            hint="was the lock made from another index? `index_url` in config.yaml names the one"
-            " asked",
+            f" {platform.python}{with_hash} (asked: {hosts or 'none'})",
+            hint=f"{named}a folder that has the wheel is named by `wheelhouse` in config.yaml",
         )
 
-    def _offers(self, name: str, index: str) -> Iterator[tuple[str, str, str]]:
+    def _offers(self, pin: PackagePin, index: PackageIndex) -> Iterator[tuple[str, str, str]]:
         """Yield name, address and sha256 of each file of a project; nothing for an unknown one."""
-        page = f"{index.rstrip('/')}/{name}/"
-        with self._answer(page) as answer:
+        page = f"{index.url.rstrip('/')}/{pin.name}/"
+        with self._answer(page, pin, index) as answer:
             if answer.status_code in {403, 404}:
                 return
             answer.raise_for_status()
@@ -93,13 +120,15 @@ class Wheelhouse:
         for filename, url, sha256 in listed:
             yield filename, urljoin(page, url), sha256
 
-    def _download(self, url: str) -> Iterator[bytes]:
-        with self._answer(url) as answer:
+    def _download(self, url: str, pin: PackagePin, index: PackageIndex) -> Iterator[bytes]:
+        with self._answer(url, pin, index) as answer:
             answer.raise_for_status()
             yield from answer.iter_content(CHUNK_BYTES)
 
     @contextlib.contextmanager
-    def _answer(self, url: str) -> Iterator[requests.Response]:
+    def _answer(
+        self, url: str, pin: PackagePin, index: PackageIndex
+    ) -> Iterator[requests.Response]:
         """Ask; raise BuildError naming the host when it does not answer, also in the middle."""
         try:
             with requests.get(
@@ -112,9 +141,10 @@ class Wheelhouse:
                 yield answer
         except requests.RequestException as error:
             raise BuildError(
-                f"the package index at {urlsplit(url).hostname} does not answer",
+                f"{pin.name} {pin.version}: the index at {urlsplit(url).hostname} does not answer",
                 detail=str(error),
-                hint="set https_proxy, or `index_url` and `ca_bundle` in config.yaml",
+                hint=f"set https_proxy or `ca_bundle`; `{index.setting}` names another index, and"
+                " `wheelhouse` a folder that has the wheel",
             ) from error
 
 

@@ -14,7 +14,7 @@ from sparkdeploy.commands.image import make_wheelhouse
 from sparkdeploy.image import lock, network
 from sparkdeploy.image.inside.prove import kernels_of, runs_on
 from sparkdeploy.image.stages import Stage
-from sparkdeploy.image.wheelhouse import Wheelhouse
+from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.node.host import DockerHost
@@ -138,7 +138,7 @@ def test_the_sparks_own_wheels_match_their_hashes_and_run_on_its_gpu(
     house = Wheelhouse(
         tmp_path,
         lock.WheelPlatform("aarch64", "3.11"),
-        (index,),
+        (PackageIndex(index, "index_url"),),
         ca_bundle=settings.build.ca_bundle,
     )
     (wheel,) = house.fetch(

@@ -12,7 +12,7 @@ from sparkdeploy.commands import image as image_shelf
 from sparkdeploy.errors import BuildError, NodeError, UsageError
 from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
 from sparkdeploy.image.stages import Stage
-from sparkdeploy.image.wheelhouse import Wheelhouse
+from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import BuildNetwork, Settings, load_settings
 from tests.engine.lab_stages import build, make_stage
@@ -107,7 +107,9 @@ def test_a_whole_wheelhouse_builds_without_a_network(
     index = build_network.index_url or settings.hosts.package_index
     package = LockedPackage(IDNA, frozenset({SHA256}))
     platform = WheelPlatform("x86_64", "3.11")
-    house = Wheelhouse(tmp_path, platform, (index,), ca_bundle=build_network.ca_bundle)
+    house = Wheelhouse(
+        tmp_path, platform, (PackageIndex(index, "index_url"),), ca_bundle=build_network.ca_bundle
+    )
     house.fetch([package], on_wheel=lambda _path: None)
     dockerfile = (
         f"FROM {python_base_image} AS environment\n"
