@@ -9,7 +9,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
+from sparkdeploy.cli.options import (
+    JsonOption,
+    KnownBadOption,
+    OnOption,
+    SetOption,
+    UnsafeOption,
+    current_settings,
+    with_consent,
+)
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import ChangesPendingError, UsageError
@@ -21,6 +29,34 @@ ImageArgument = Annotated[
     typer.Argument(help="A tag, the start of an id or fingerprint, or an engine for its newest."),
 ]
 EngineArgument = Annotated[str, typer.Argument(help="An engine's name, as `list` shows it.")]
+
+
+@group.command()
+def build(
+    name: Annotated[str, typer.Argument(help="A recipe's name or file, or an engine's name.")],
+    platform: Annotated[
+        Literal["linux/arm64", "linux/amd64"] | None,
+        typer.Option(help="For which machines; a Spark is linux/arm64. Docker's own if left out."),
+    ] = None,
+    assignments: SetOption = None,
+    known_bad: KnownBadOption = False,
+    unsafe: UnsafeOption = False,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Build all images of an engine, or of a recipe's, without a model, a GPU or a deployment."""
+    from sparkdeploy.commands.image_build import build_engine
+
+    values = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
+    images = build_engine(name, values, platform, current_settings())
+    lines = [
+        f"{image.tag:<38} {image.platform:<11} {format_bytes(image.size_bytes):>9}"
+        f"  {'built' if image.was_built else 'unchanged'}  {image.fingerprint}"
+        for image in images
+    ]
+    answer(lines, [asdict(image) for image in images], as_json=as_json)
+    if platform is not None:
+        console.info(f"to take it along: sparkdeploy image export {images[-1].tag} FILE")
 
 
 @group.command()
@@ -84,7 +120,8 @@ def list_images(as_json: JsonOption = False, _on: OnOption = None) -> None:
     for row in rows:
         used = f"  used by {', '.join(row.deployments)}" if row.deployments else ""
         size = format_bytes(row.size_bytes)
-        console.answer(f"{row.tag:<38} {row.engine:<12} {row.stage:<7} {size:>9}{used}")
+        kind = f"{row.engine:<12} {row.stage:<7} {row.platform:<11}"
+        console.answer(f"{row.tag:<38} {kind} {size:>9}{used}")
 
 
 @group.command("show")

@@ -12,6 +12,7 @@ from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import BuildError, NodeError, UsageError
 from sparkdeploy.image import lock, network
 from sparkdeploy.image.archive import ArchivedImage, read_archive
+from sparkdeploy.image.emulation import platform_of
 from sparkdeploy.image.stages import UPPERMOST_FIRST
 from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.recipe.load import library, load_engine
@@ -45,6 +46,7 @@ class ShelfImage:
     tag: str
     stage: str
     engine: str
+    platform: str
     size_bytes: int
     deployments: tuple[str, ...]
 
@@ -177,6 +179,7 @@ def list_images(settings: Settings) -> tuple[ShelfImage, ...]:
             tag=image.tags[0],
             stage=image.stage,
             engine=image.engine,
+            platform=platform_of(image.built_for),
             size_bytes=image.size_bytes,
             deployments=tuple(name for image_id, name in users if image_id == image.image_id),
         )
@@ -195,6 +198,7 @@ def show_image(reference: str, settings: Settings) -> dict[str, Any]:
         "size_bytes": first.size_bytes,
         "engine": first.labels.get(labels.ENGINE),
         "stage": first.labels.get(labels.STAGE),
+        "platform": platform_of(first.built_for),
         "fingerprint": first.labels.get(labels.FINGERPRINT),
         "version": first.labels.get(labels.VERSION),
         "stands_on": [image.tags[0] for image in chain[1:]],

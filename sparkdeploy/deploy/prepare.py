@@ -16,6 +16,7 @@ from sparkdeploy.deploy.travel import same_images, same_weights
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.compilation import refuse_start
+from sparkdeploy.image.lock import unverified
 from sparkdeploy.node import facts
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.launch import Exposure
@@ -24,8 +25,10 @@ from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.plan.steps import Plan
@@ -58,7 +61,14 @@ def prepare(plan: Plan, nodes: Nodes, settings: Settings) -> None:
 def build_images(plan: Plan, host: DockerHost, settings: Settings) -> None:
     """Build what is missing; raise BuildError with the end of the log when a stage fails."""
     missing = [image.stage for image in plan.images if image.action is Action.BUILD]
+    build_stages(missing, host, settings)
+
+
+def build_stages(missing: Sequence[Stage], host: DockerHost, settings: Settings) -> None:
+    """Build stages, lowest first; raise BuildError with the end of the log when one fails."""
     for stage in missing:
+        if warning := unverified(stage.engine, stage.architecture, stage.unhashed):
+            console.warn(warning)
         if stage.source is not None:
             # Before the base is fetched: what cannot be compiled is not worth ten gigabytes.
             refuse_start(stage, host, settings)

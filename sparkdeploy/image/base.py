@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -15,6 +16,8 @@ from sparkdeploy.image.failures import ended_by_node
 from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sparkdeploy.console import Step
     from sparkdeploy.image.stages import DebianRecipe, Stage
     from sparkdeploy.node.host import DockerHost
@@ -23,12 +26,17 @@ if TYPE_CHECKING:
 POLL_EVERY_S = 0.5
 MAKE_TIMEOUT_S = 3600
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_CONFIGURATION = (f"ENV PATH={SEARCH_PATH}", 'CMD ["/bin/sh"]')
 DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> None:
-    """Import what mmdebstrap makes; raise NodeError where it is missing, BuildError if it fails."""
+@contextlib.contextmanager
+def debian_root(stage: Stage, settings: Settings, step: Step) -> Iterator[Path]:
+    """Yield the tar of a root file system that mmdebstrap makes.
+
+    Raises NodeError where mmdebstrap is missing, and BuildError where it fails.
+    """
     if stage.debian is None:
         raise BuildError(f"stage {stage.tag} is not made from Debian packages")
     if shell.which("mmdebstrap") is None:
@@ -36,19 +44,34 @@ def make_debian_base(host: DockerHost, stage: Stage, settings: Settings, step: S
             "mmdebstrap is not installed, and no registry answers for the base image",
             hint=f"sudo apt-get install --yes {' '.join(_missing_packages())}",
         )
+    if stage.platform is not None and shell.which("arch-test") is None:
+        raise NodeError(
+            f"arch-test is not installed: without it mmdebstrap makes nothing for {stage.platform}",
+            hint="sudo apt-get install --yes arch-test",
+        )
     make_private(settings.cache_dir)
     with tempfile.TemporaryDirectory(prefix="base-", dir=settings.cache_dir) as scratch:
         archive, log = Path(scratch) / "root.tar", Path(scratch) / "mmdebstrap.log"
         argv = mmdebstrap_argv(stage.debian, stage.architecture, settings, archive, log)
         _run_watched(argv, log, step)
-        step.say(f"importing {format_bytes(archive.stat().st_size)}")
-        changes = [f'LABEL "{name}"="{value}"' for name, value in stage.labels().items()]
-        changes += [f"ENV PATH={SEARCH_PATH}", 'CMD ["/bin/sh"]']
-        try:
-            with archive.open("rb") as stream:
-                host.import_rootfs(stream, reference=stage.tag, changes=changes)
-        except NodeError as error:
-            raise ended_by_node(stage, error) from error
+        yield archive
+
+
+def import_root(host: DockerHost, stage: Stage, archive: Path, step: Step) -> None:
+    """Make the base of a root file system's tar, for the engine's own architecture."""
+    step.say(f"importing {format_bytes(archive.stat().st_size)}")
+    changes = [f'LABEL "{name}"="{value}"' for name, value in stage.labels().items()]
+    changes += _CONFIGURATION
+    try:
+        with archive.open("rb") as stream:
+            host.import_rootfs(stream, reference=stage.tag, changes=changes)
+    except NodeError as error:
+        raise ended_by_node(stage, error) from error
+
+
+def base_of_root(name: str) -> str:
+    """Return the Dockerfile that makes the same base of that tar, for whatever platform."""
+    return "\n".join(["FROM scratch", f"ADD {name} /", *_CONFIGURATION, ""])
 
 
 def _missing_packages() -> list[str]:

@@ -14,12 +14,13 @@ from sparkdeploy import labels
 from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import network
-from sparkdeploy.image.base import make_debian_base
+from sparkdeploy.image.base import base_of_root, debian_root, import_root
 from sparkdeploy.image.compilation import compile_wheel, refuse_start
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.failures import ended_by_node, failed
 from sparkdeploy.image.inside import prove, rdma
 from sparkdeploy.image.stages import LEFTOVER_LABEL, SPARK_CAPABILITY
+from sparkdeploy.node.facts import SPELLINGS
 from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
@@ -53,6 +54,18 @@ def find_built(host: DockerHost, stage: Stage) -> ImageFact | None:
     return image if image.fingerprint == stage.fingerprint else None
 
 
+def _require_architecture(stage: Stage, image: ImageFact) -> None:
+    """Refuse an image that Docker made for other processors than its stage is for."""
+    if not stage.architecture or not image.architecture:
+        return
+    if SPELLINGS.get(image.architecture) != stage.architecture:
+        raise BuildError(
+            f"{stage.tag} is for {stage.architecture}, and Docker made it for {image.architecture}",
+            hint="what it stands on may be of that kind: `docker images` shows it, and `docker rmi`"
+            " lets the next build pull it anew",
+        )
+
+
 def build_stage(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> ImageFact:
     """Build a stage unless its fingerprint is there; its tag appears with the finished image.
 
@@ -63,7 +76,8 @@ def build_stage(host: DockerHost, stage: Stage, settings: Settings, step: Step) 
     if found is not None:
         return found
     if stage.debian is not None:
-        make_debian_base(host, stage, settings, step)
+        with debian_root(stage, settings, step) as archive:
+            _make_base(host, stage, archive, settings, step)
     else:
         _require_below(host, stage)
         if stage.source is not None:
@@ -77,7 +91,24 @@ def build_stage(host: DockerHost, stage: Stage, settings: Settings, step: Step) 
     built = find_built(host, stage)
     if built is None:
         raise BuildError(f"{stage.tag} did not appear after its build")
+    try:
+        _require_architecture(stage, built)
+    except BuildError:
+        host.remove_image(stage.tag)
+        raise
     return built
+
+
+def _make_base(
+    host: DockerHost, stage: Stage, archive: Path, settings: Settings, step: Step
+) -> None:
+    if stage.platform is None:
+        import_root(host, stage, archive, step)
+        return
+    # Older engines note their own architecture on whatever they import.
+    root = ContextFile("root.tar", archive)
+    made = replace(stage, dockerfile=base_of_root(root.path), context=(root,))
+    _Build(host, made, settings, step).run(made, made.tag, made.labels())
 
 
 def _require_below(host: DockerHost, stage: Stage) -> None:
@@ -122,6 +153,7 @@ class _Build:
             image = self.host.find_image(unproven)
             if image is None:
                 raise BuildError(f"{unproven} did not appear after its build")
+            _require_architecture(self.stage, image)
             self.step.say("looking into the finished image")
             try:
                 proof = _prove(self.host, self.stage, image.image_id)
@@ -147,6 +179,7 @@ class _Build:
                     build_args=network.build_args(stage, settings),
                     image_labels={},
                     network=network.build_network(stage, settings),
+                    platform=stage.platform,
                 ):
                     self._follow(event)
                     if event.error is not None:
@@ -191,7 +224,13 @@ def _labelled(dockerfile: str, values: Mapping[str, str]) -> str:
     """
     before, begin, last_half = f"\n{dockerfile.strip()}".rpartition("\nFROM ")
     base, _, instructions = last_half.partition("\n")
-    dockerfile = f"{before}{begin}{base}\nLABEL {LEFTOVER_LABEL}\n{instructions}".lstrip("\n")
+    first = ""
+    if base == "scratch":
+        # An older engine makes what begins with anything but files for its own architecture.
+        first, _, instructions = instructions.partition("\n")
+        first += "\n"
+    leftover = f"LABEL {LEFTOVER_LABEL}\n"
+    dockerfile = f"{before}{begin}{base}\n{first}{leftover}{instructions}".lstrip("\n")
     # The Dockerfile's parser would take a `$` for a variable.
     pairs = (
         f"{json.dumps(name)}={json.dumps(value)}".replace("$", "\\$")

@@ -78,6 +78,8 @@ class Stage:
     """Those whose content nothing is held against."""
     python: str = ""
     architecture: str = ""
+    platform: str | None = None
+    """What Docker is asked to build for, such as linux/arm64; None for its own."""
     registry_image: str | None = None
     local_image: str | None = None
     """The id of an image that has to be on the machine already."""

@@ -161,6 +161,8 @@ class ImageFact:
     tags: tuple[str, ...]
     labels: Mapping[str, str]
     size_bytes: int
+    architecture: str = field(default="", compare=False)
+    """As Docker spells it; empty in lists, which do not tell."""
 
     @property
     def stage(self) -> str:
@@ -178,6 +180,11 @@ class ImageFact:
     @property
     def fingerprint(self) -> str:
         return self.labels.get(labels.FINGERPRINT, "")
+
+    @property
+    def built_for(self) -> str:
+        """The architecture that its stage was made for, in our words."""
+        return self.labels.get(f"{labels.PREFIX}input.architecture", "")
 
     @property
     def proof(self) -> dict[str, Any]:

@@ -48,11 +48,13 @@ class DockerHost(Containers):
         build_args: Mapping[str, str],
         image_labels: Mapping[str, str],
         network: str | None = None,
+        platform: str | None = None,
     ) -> Iterator[BuildEvent]:
         """Build from a context tar with a Dockerfile in it, one event at a time.
 
         A failing build yields an event with `error` set and ends. `network` is the mode of the
-        build's containers: `none`, or Docker's default.
+        build's containers: `none`, or Docker's default; `platform`, such as linux/arm64, is
+        Docker's own when left out.
         """
         with translated(f"build {tag}"):
             stream = self._api.build(
@@ -62,6 +64,7 @@ class DockerHost(Containers):
                 buildargs=dict(build_args),
                 labels=dict(image_labels),
                 network_mode=network,
+                platform=platform,
                 rm=True,
                 forcerm=True,
                 decode=True,

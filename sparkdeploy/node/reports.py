@@ -76,7 +76,8 @@ def read_image(item: Mapping[str, Any]) -> ImageFact:
     """Read an image of a list, or one that was inspected and has its labels further down."""
     tags = tuple(tag for tag in item.get("RepoTags") or () if tag != "<none>:<none>")
     marks = item.get("Config", item).get("Labels") or {}
-    return ImageFact(item["Id"], tags, marks, int(item["Size"]))
+    architecture = item.get("Architecture") or ""
+    return ImageFact(item["Id"], tags, marks, int(item["Size"]), architecture)
 
 
 def read_container(item: Mapping[str, Any]) -> ContainerFact:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sparkdeploy.image.stages import BaseSource
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.facts import Machine
+    from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.node.ports import PortOwner
     from sparkdeploy.plan.container import Deployment
@@ -261,14 +262,29 @@ def _overlay_fact(
 def _base_source(
     engine: Engine, settings: Settings, head: ObservedNode, node: Node, registry: Registry
 ) -> BaseSource:
-    """Keep to the base of the images that are here; otherwise the registry's, if it answers."""
-    known = source_already_here(engine, head.facts.architecture, resources(), head.images)
+    is_asked = head.facts.docker is not None and registry is Registry.ASKED
+    asked = node.docker if is_asked else None
+    return choose_base_source(engine, head.facts.architecture, head.images, settings, asked)
+
+
+def choose_base_source(
+    engine: Engine,
+    architecture: Architecture,
+    tags: Container[str],
+    settings: Settings,
+    asked: DockerHost | None,
+) -> BaseSource:
+    """Keep to the base of the images with these tags; otherwise the registry's, if it answers.
+
+    `asked` is the Docker Engine that asks it; without one it is assumed to answer.
+    """
+    known = source_already_here(engine, architecture, resources(), tags)
     if known is not None:
         return known
-    if engine.base is None or head.facts.docker is None or registry is Registry.ASSUMED:
+    if engine.base is None or asked is None:
         return "registry"
     reference = registry_reference(engine.base.image, settings.hosts.container_registry)
-    return "registry" if node.docker.registry_digest(reference) else "debian"
+    return "registry" if asked.registry_digest(reference) else "debian"
 
 
 def source_already_here(

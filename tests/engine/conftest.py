@@ -17,8 +17,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError
-from sparkdeploy.image.base import make_debian_base
-from sparkdeploy.image.build import find_built
+from sparkdeploy.image.build import build_stage, find_built
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.client import ServedModel
@@ -69,7 +68,7 @@ def python_base_image(host: DockerHost) -> str:
     stage = shipped_stages()[0]
     if find_built(host, stage) is None:
         with console.step("base image for tests") as step:
-            make_debian_base(host, stage, load_settings(), step)
+            build_stage(host, stage, load_settings(), step)
     return stage.tag
 
 

@@ -4,7 +4,7 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, cast
 
@@ -14,10 +14,10 @@ from sparkdeploy import labels
 from sparkdeploy.console import Step
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import base
-from sparkdeploy.image.build import build_stage, find_built
+from sparkdeploy.image.build import _labelled, build_stage, find_built
 from sparkdeploy.image.inside import rdma
 from sparkdeploy.image.inside.prove import MARK
-from sparkdeploy.image.stages import DebianRecipe, Stage, stages_of
+from sparkdeploy.image.stages import LEFTOVER_LABEL, DebianRecipe, Stage, stages_of
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.reports import BuildEvent
@@ -48,6 +48,7 @@ class ScriptedHost:
     removed: list[str] = field(default_factory=list)
     stage: Stage | None = None
     networks: list[str | None] = field(default_factory=list)
+    platforms: list[str | None] = field(default_factory=list)
     said: tuple[int, str] = (0, "")
     rdma_missing: dict[str, str] = field(default_factory=dict)
 
@@ -62,6 +63,7 @@ class ScriptedHost:
         build_args: Mapping[str, str],
         image_labels: object,
         network: str | None,
+        platform: str | None = None,
     ) -> Iterator[BuildEvent]:
         with tarfile.open(fileobj=context) as archive:
             member = archive.extractfile("Dockerfile")
@@ -69,6 +71,7 @@ class ScriptedHost:
             dockerfile = member.read().decode()
         yield from self.events
         self.networks.append(network)
+        self.platforms.append(platform)
         if self.stage is not None and not any(event.error for event in self.events):
             self.images[tag] = ImageFact("sha256:new", (tag,), labels_in(dockerfile), 1)
 
@@ -281,6 +284,38 @@ def test_mmdebstrap_gets_the_packages_and_leaves_no_trace_of_this_machine(
     assert argv[-1] == "http://debian.test/debian"
     assert '--customize-hook=rm -f "$1/etc/apt/sources.list"' in argv
     assert not any("secret" in word for word in argv)
+
+
+def test_a_base_for_another_platform_is_built_rather_than_imported(
+    debian_base: Stage,
+    make_settings: MakeSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("mmdebstrap", "arch-test"):
+        # The last but one argument is the tar to write.
+        (tmp_path / name).write_text("#!/bin/sh\nwhile [ $# -gt 2 ]; do shift; done\n: > $1\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    foreign = replace(debian_base, platform="linux/arm64")
+    host = ScriptedHost([], stage=foreign)
+    run(host, foreign, make_settings)
+    assert host.platforms == ["linux/arm64"]
+    assert host.images[foreign.tag].fingerprint == debian_base.fingerprint
+    (tmp_path / "arch-test").unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NodeError, match="arch-test is not installed"):
+        run(ScriptedHost([]), foreign, make_settings)
+
+
+def test_nothing_stands_between_an_empty_image_and_its_first_files() -> None:
+    lines = _labelled(
+        "FROM a AS b\nRUN c\n\nFROM scratch\nCOPY --from=b / /\nENV d=e\n", {"f": "g"}
+    )
+    before, leftover, after = lines.partition(f"LABEL {LEFTOVER_LABEL}\n")
+    assert before.endswith("FROM scratch\nCOPY --from=b / /\n")
+    assert leftover
+    assert after == 'ENV d=e\nLABEL "f"="g"\n'
 
 
 def proof_of(kernels: Mapping[str, Mapping[str, int]], torch_cuda: str | None) -> str:

@@ -1,0 +1,146 @@
+"""`image build`: an engine's images alone, for this machine's Docker Engine or for another kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparkdeploy.commands.reach import connect
+from sparkdeploy.deploy.changing import changing
+from sparkdeploy.deploy.prepare import build_stages
+from sparkdeploy.errors import BuildError, NodeError, RecipeError, UsageError
+from sparkdeploy.image.emulation import PLATFORMS, platform_of, refuse_without_emulation
+from sparkdeploy.image.network import refuse_credentials, registry_reference
+from sparkdeploy.image.stages import stages_of
+from sparkdeploy.node import facts
+from sparkdeploy.plan.make import image_steps
+from sparkdeploy.plan.observe import choose_base_source
+from sparkdeploy.plan.steps import Action
+from sparkdeploy.recipe.load import library, load_engine, load_recipe
+from sparkdeploy.settings import resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkdeploy.image.lock import Architecture
+    from sparkdeploy.image.stages import Stage
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.plan.steps import ImageStep
+    from sparkdeploy.recipe.schema import Engine
+    from sparkdeploy.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class StageImage:
+    """An image of an engine's stage, built now or before."""
+
+    stage: str
+    tag: str
+    image_id: str
+    engine: str
+    platform: str
+    size_bytes: int
+    fingerprint: str
+    was_built: bool
+
+
+def build_engine(
+    name: str, assignments: Sequence[str], platform: str | None, settings: Settings
+) -> tuple[StageImage, ...]:
+    """Build every stage of an engine, or of a recipe's, that is not here; return them all.
+
+    `platform` is Docker's word, and its own where there is None. Raises NodeError before anything
+    is built where this machine cannot run the other platform's programs, and BuildError.
+    """
+    engine = engine_meant(name, assignments, settings)
+    refuse_credentials(settings)
+    with changing(settings, f"image build {name}"), connect(settings) as host:
+        own = facts.architecture_of(host.info())
+        wanted = own if platform is None else PLATFORMS[platform]
+        if wanted != own:
+            _refuse_foreign(engine, wanted, own)
+        steps = _steps(engine, wanted, host, settings)
+        missing = [step.stage for step in steps if step.action is Action.BUILD]
+        if wanted != own:
+            missing = [_for_platform(stage, host, settings) for stage in missing]
+        build_stages(missing, host, settings)
+        return tuple(_seen(steps, host))
+
+
+def engine_meant(name: str, assignments: Sequence[str], settings: Settings) -> Engine:
+    """Return an engine by its name, or that of a recipe; UsageError for a changed engine."""
+    shelf = library(settings)
+    if name in shelf.engine_files():
+        if assignments:
+            raise UsageError(
+                f"{name} is an engine: values of recipes say nothing to it",
+                hint="name a recipe, or leave out --set and --allow-...",
+            )
+        return load_engine(shelf, name)
+    try:
+        return load_recipe(shelf, name, assignments).engine
+    except RecipeError as error:
+        if error.message.startswith("there is no recipe "):
+            raise RecipeError(
+                error.message.replace("no recipe", "no engine and no recipe", 1), hint=error.hint
+            ) from error
+        raise
+
+
+def _refuse_foreign(engine: Engine, wanted: Architecture, own: Architecture) -> None:
+    platform = platform_of(wanted)
+    if engine.kind == "source":
+        raise BuildError(
+            f"engine {engine.name} compiles vLLM, which takes days where {platform} is emulated",
+            hint="build it on such a machine, and `sparkdeploy image export` it there",
+        )
+    processor = facts.architecture()
+    if processor != own:
+        raise NodeError(
+            f"the Docker Engine is for {own} and this machine is {processor}: whether {platform}"
+            " can be emulated there is not known here",
+            hint="run this on the Docker Engine's own machine",
+        )
+    refuse_without_emulation(wanted)
+
+
+def _steps(
+    engine: Engine, architecture: Architecture, host: DockerHost, settings: Settings
+) -> tuple[ImageStep, ...]:
+    images = {tag: image for image in host.own_images() for tag in image.tags}
+    stages = stages_of(
+        engine,
+        base_source=choose_base_source(engine, architecture, images, settings, host),
+        architecture=architecture,
+        resources=resources(),
+    )
+    return image_steps(stages, images)
+
+
+def _for_platform(stage: Stage, host: DockerHost, settings: Settings) -> Stage:
+    """Return the stage as it is built where another platform is emulated."""
+    stage = replace(stage, platform=platform_of(stage.architecture))
+    image = stage.registry_image
+    if image is None or "@" in image:
+        return stage
+    # A pulled tag would stay here with the other platform's image, and the next build for this
+    # machine would stand on it. A digest is nobody's default.
+    digest = host.registry_digest(registry_reference(image, settings.hosts.container_registry))
+    return stage if digest is None else replace(stage, registry_image=f"{image}@{digest}")
+
+
+def _seen(steps: Sequence[ImageStep], host: DockerHost) -> Iterator[StageImage]:
+    for step in steps:
+        stage, image = step.stage, host.find_image(step.stage.tag)
+        # What lies below a stage that was here may be gone.
+        if image is not None:
+            yield StageImage(
+                stage=stage.name,
+                tag=stage.tag,
+                image_id=image.image_id,
+                engine=stage.engine,
+                platform=platform_of(stage.architecture),
+                size_bytes=image.size_bytes,
+                fingerprint=stage.fingerprint,
+                was_built=step.action is Action.BUILD,
+            )

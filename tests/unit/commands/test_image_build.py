@@ -1,0 +1,145 @@
+"""`image build`: which stages are built, for which platform, and what is refused before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.commands import image_build as room
+from sparkdeploy.errors import BuildError, NodeError, RecipeError, UsageError
+from sparkdeploy.image.stages import stages_of
+from sparkdeploy.recipe.load import load_engine
+from sparkdeploy.settings import load_settings, resources
+from tests.unit.plan.facts import DOCKER, built
+
+if TYPE_CHECKING:
+    from sparkdeploy.image.stages import Stage
+    from sparkdeploy.node.container import ImageFact
+    from sparkdeploy.node.reports import EngineInfo
+    from sparkdeploy.recipe.load import Library
+
+
+class _Engine:
+    """A Docker Engine of a laptop, which makes an image of whatever stage it is given."""
+
+    def __init__(self) -> None:
+        self.images: dict[str, ImageFact] = {}
+        self.asked: list[Stage] = []
+        self.digest: str | None = "sha256:0"
+
+    def __enter__(self) -> _Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def info(self) -> EngineInfo:
+        return replace(DOCKER, architecture="x86_64")
+
+    def own_images(self) -> tuple[ImageFact, ...]:
+        return tuple(self.images.values())
+
+    def find_image(self, reference: str) -> ImageFact | None:
+        return self.images.get(reference)
+
+    def registry_digest(self, _reference: str) -> str | None:
+        return self.digest
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> _Engine:
+    """A laptop's engine, on a laptop that emulates everything."""
+    made = _Engine()
+
+    def build_stage(_host: object, stage: Stage, *_: object) -> ImageFact:
+        made.asked.append(stage)
+        made.images[stage.tag] = built(stage)
+        return made.images[stage.tag]
+
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(room, "connect", lambda _settings: made)
+    monkeypatch.setattr(room, "refuse_without_emulation", lambda _wanted: None)
+    monkeypatch.setattr("sparkdeploy.deploy.prepare.build_stage", build_stage)
+    return made
+
+
+def stages(shipped: Library, name: str, architecture: Any, source: Any) -> tuple[Stage, ...]:
+    return stages_of(
+        load_engine(shipped, name),
+        base_source=source,
+        architecture=architecture,
+        resources=resources(),
+    )
+
+
+@pytest.mark.parametrize(("name", "by"), [("cuda-0.25", "engine"), ("v2", "recipe")])
+def test_every_stage_is_built_for_the_docker_engines_own_platform(
+    shipped: Library, engine: _Engine, name: str, by: str
+) -> None:
+    wanted = room.engine_meant(name, (), load_settings()).name
+    images = room.build_engine(name, (), None, load_settings())
+    assert engine.asked == list(stages(shipped, wanted, "x86_64", "registry")), by
+    assert [image.platform for image in images] == ["linux/amd64"] * 3
+    assert all(image.was_built for image in images)
+    again = room.build_engine(name, (), None, load_settings())
+    assert [image.tag for image in again] == [image.tag for image in images]
+    assert not any(image.was_built for image in again)
+
+
+@pytest.mark.parametrize(("digest", "source"), [("sha256:0", "registry"), (None, "debian")])
+def test_what_is_built_for_a_spark_is_what_a_spark_would_look_for(
+    shipped: Library, engine: _Engine, digest: str | None, source: str
+) -> None:
+    engine.digest = digest
+    images = room.build_engine("cuda-0.25", (), "linux/arm64", load_settings())
+    there = stages(shipped, "cuda-0.25", "aarch64", source)
+    assert [(it.tag, it.fingerprint) for it in images] == [(it.tag, it.fingerprint) for it in there]
+    assert [stage.platform for stage in engine.asked] == ["linux/arm64"] * 3
+    assert [stage.labels() for stage in engine.asked] == [stage.labels() for stage in there]
+
+
+def test_a_tag_of_the_registry_is_not_moved_to_another_platforms_image(engine: _Engine) -> None:
+    room.build_engine("cuda-0.25", (), "linux/arm64", load_settings())
+    assert engine.asked[0].registry_image == "debian:bookworm-slim@sha256:0"
+    own = _Engine()
+    engine.images, engine.asked = own.images, own.asked
+    room.build_engine("cuda-0.25", (), "linux/amd64", load_settings())
+    assert engine.asked[0].registry_image == "debian:bookworm-slim"
+    assert engine.asked[0].platform is None
+
+
+def test_without_emulation_nothing_is_built(
+    engine: _Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_wanted: str) -> None:
+        raise NodeError("this machine cannot run programs for linux/arm64")
+
+    monkeypatch.setattr(room, "refuse_without_emulation", refuse)
+    with pytest.raises(NodeError, match="linux/arm64"):
+        room.build_engine("cuda-0.25", (), "linux/arm64", load_settings())
+    assert engine.asked == []
+
+
+def test_what_cannot_be_emulated_or_known_is_refused(
+    engine: _Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BuildError, match=r"cuda-0\.19 compiles vLLM"):
+        room.build_engine("cuda-0.19", (), "linux/arm64", load_settings())
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(NodeError, match="the Docker Engine is for x86_64 and this machine is"):
+        room.build_engine("cuda-0.25", (), "linux/arm64", load_settings())
+    assert engine.asked == []
+
+
+def test_names_are_engines_before_they_are_recipes() -> None:
+    settings = load_settings()
+    with pytest.raises(RecipeError, match="there is no engine and no recipe v22") as caught:
+        room.engine_meant("v22", (), settings)
+    assert caught.value.hint == "did you mean v2?"
+    with pytest.raises(UsageError, match=r"cuda-0\.25 is an engine"):
+        room.engine_meant("cuda-0.25", ("serve.port=1",), settings)
+    picture = f"sha256:{'0' * 64}"
+    chosen = room.engine_meant("v2", ("engine=image", f"image={picture}"), settings)
+    assert (chosen.name, chosen.image) == ("image", picture)
