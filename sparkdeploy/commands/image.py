@@ -143,7 +143,7 @@ def make_wheelhouse(
     locked = {name: lock.read_packages(_text_of(path)) for name, path in files.items()}
     packages = [package for found in locked.values() for package in found]
     indexes = tuple(_indexes(engine, settings, locked.get("torch.txt", ())))
-    if warning := lock.unverified(name, architecture, packages):
+    if warning := lock.unverified(engine.lock or name, architecture, packages):
         console.warn(warning)
     with console.step(f"wheels of {name} for {architecture}") as step:
         done: list[int] = []

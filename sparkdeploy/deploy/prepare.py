@@ -16,7 +16,6 @@ from sparkdeploy.deploy.travel import same_images, same_weights
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.compilation import refuse_start
-from sparkdeploy.image.lock import unverified
 from sparkdeploy.node import facts
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.launch import Exposure
@@ -67,8 +66,8 @@ def build_images(plan: Plan, host: DockerHost, settings: Settings) -> None:
 def build_stages(missing: Sequence[Stage], host: DockerHost, settings: Settings) -> None:
     """Build stages, lowest first; raise BuildError with the end of the log when one fails."""
     for stage in missing:
-        if warning := unverified(stage.engine, stage.architecture, stage.unhashed):
-            console.warn(warning)
+        if stage.unverified:
+            console.warn(stage.unverified)
         if stage.source is not None:
             # Before the base is fetched: what cannot be compiled is not worth ten gigabytes.
             refuse_start(stage, host, settings)

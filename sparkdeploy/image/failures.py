@@ -48,10 +48,15 @@ def failed(stage: Stage, where: str, log: Iterable[str]) -> BuildError:
             f"engine {stage.engine} does not fit what it stands on: {refused[1]}", detail=detail
         )
     place = f" at {where}" if where else ""
+    hint = next((hint for cause, hint in _HINTS.items() if re.search(cause, detail)), None)
+    if hint is not None and "$TORCH_SOURCE" in detail:
+        # That instruction asks PyTorch's index alone.
+        own = "torch_cuda_index" if stage.runs_on == "cuda" else "torch_cpu_index"
+        hint = hint.replace("`index_url`", f"`{own}`")
     return BuildError(
         f"stage {stage.name} of engine {stage.engine} did not build: it failed{place}",
         detail=detail,
-        hint=next((hint for cause, hint in _HINTS.items() if re.search(cause, detail)), None),
+        hint=hint,
     )
 
 

@@ -74,8 +74,8 @@ class Stage:
     needs_network: bool = False
     pins: tuple[lock.PackagePin, ...] = ()
     """The distributions it installs; only their wheels travel from a wheelhouse."""
-    unhashed: tuple[lock.LockedPackage, ...] = ()
-    """Those whose content nothing is held against."""
+    unverified: str = ""
+    """The warning about those whose content nothing is held against; empty without any."""
     python: str = ""
     architecture: str = ""
     platform: str | None = None
@@ -250,7 +250,7 @@ def _engine(maker: _StageMaker, below: Stage) -> Stage:
         maker.stage("engine", dockerfile, context, below=below),
         needs_network=True,
         pins=tuple(package.pin for package in packages),
-        unhashed=tuple(package for package in packages if not package.hashes),
+        unverified=lock.unverified(engine.lock or engine.name, maker.architecture, packages),
     )
 
 

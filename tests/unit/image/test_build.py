@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import pytest
 
@@ -159,6 +159,22 @@ def test_a_known_cause_comes_with_its_fix(
     with pytest.raises(BuildError) as caught:
         run(ScriptedHost(events), stages[0], make_settings)
     assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("device", "setting"), [("cpu", "torch_cpu_index"), ("cuda", "torch_cuda_index")]
+)
+def test_pytorchs_own_index_is_named_where_it_is_asked(
+    stages: tuple[Stage, ...], make_settings: MakeSettings, device: Any, setting: str
+) -> None:
+    events = [
+        BuildEvent("Step 8/16 : RUN uv pip install $TORCH_SOURCE --requirement /lock/torch.txt\n"),
+        BuildEvent("dns error: failed to lookup address information\n"),
+        BuildEvent("failed", error="failed"),
+    ]
+    with pytest.raises(BuildError) as caught:
+        run(ScriptedHost(events), replace(stages[0], runs_on=device), make_settings)
+    assert f"`{setting}` or `wheelhouse`" in (caught.value.hint or "")
 
 
 def test_a_stage_that_is_there_is_not_built(

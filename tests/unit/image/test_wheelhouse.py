@@ -192,14 +192,20 @@ def test_what_is_taken_unverified_is_said_with_what_pins_it(load: LoadEngine) ->
         stages = stages_of(
             load(name), base_source="debian", architecture=architecture, resources=resources()
         )
-        found = lock.unverified(name, architecture, stages[1].unhashed)
-        said |= {(name, architecture): found} if found else {}
+        if warning := "".join(stage.unverified for stage in stages):
+            said[name, architecture] = warning
     assert said == {
         ("cpu-0.32", "aarch64"): (
             "torch==2.13.0+cpu for aarch64 has no hash in the lock: what the index sends is taken; "
             "with the wheel in `wheelhouse`, `sparkdeploy image lock cpu-0.32` pins it"
         )
     }
+
+
+def test_the_lock_that_is_to_be_completed_is_the_one_an_engine_shares(load: LoadEngine) -> None:
+    mine = load("cpu-0.32").model_copy(update={"name": "mine", "lock": "cpu-0.32"})
+    stages = stages_of(mine, base_source="debian", architecture="aarch64", resources=resources())
+    assert "`sparkdeploy image lock cpu-0.32` pins it" in stages[1].unverified
 
 
 def test_a_wheel_at_hand_is_copied(index: Index, tmp_path: Path) -> None:
