@@ -109,7 +109,7 @@ def examine(
         machine_checks.check_architecture(seen.architecture),
         machine_checks.check_system(seen.system),
         machine_checks.check_oom_kills(seen.vmstat),
-        _engine_finding(connection.error, seen_plan),
+        _engine_finding(connection.error, draft.error, seen_plan),
         *_architecture_findings(seen_plan, seen),
         *([] if host is None or endless is None else [docker.check_endless_restarts(endless)]),
         *_plan_findings(draft, seen_plan, seen, settings),
@@ -121,9 +121,15 @@ def examine(
     return findings
 
 
-def _engine_finding(error: SparkdeployError | None, plan: Plan | None) -> Finding:
+def _engine_finding(
+    error: SparkdeployError | None, unplanned: SparkdeployError | None, plan: Plan | None
+) -> Finding:
     if error is not None:
         return docker.check_engine(None, error.message, error.hint)
+    if unplanned is not None:
+        return not_seen(
+            "docker.engine", f"it answers, but nothing was planned: {unplanned.message}"
+        )
     info = plan.observed.head.facts.docker if plan is not None else None
     late = f"docker did not answer within {DEADLINE_S:g} s"
     return docker.check_engine(info, late, "sudo systemctl restart docker")

@@ -153,6 +153,20 @@ def test_an_engine_for_other_processors_than_the_machines_is_worth_a_look(
         assert f"for {engine} and this machine is {processor}" in found.seen
 
 
+def test_an_engine_that_answers_and_is_of_no_use_is_not_called_silent(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = load("spark")
+    assert recording.docker is not None
+    info = {**recording.docker["info"], "Architecture": "armv7l"}
+    other = replace(recording, docker={**recording.docker, "info": info})
+    monkeypatch.setattr("tests.unit.checks.test_doctor.load", lambda _name: other)
+    found = examined("spark", shipped, monkeypatch)
+    assert found["folders.model"].seen == "there is no vLLM for armv7l"
+    assert found["docker.engine"].verdict is Verdict.NOT_SEEN
+    assert "there is no vLLM for armv7l" in found["docker.engine"].seen
+
+
 @pytest.mark.parametrize("moment", ["it waits", "it changes containers"])
 def test_a_replacement_that_somebody_waits_for_is_no_trouble(
     shipped: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
