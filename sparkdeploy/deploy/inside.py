@@ -172,8 +172,12 @@ def _image_to_come(plan: Plan, part: Part) -> Check:
 
 
 def _told(said: str, mark: str) -> dict[str, object] | None:
-    lines = [line for line in said.splitlines() if line.startswith(mark)]
-    return dict(json.loads(lines[-1].removeprefix(mark))) if lines else None
+    """Return the last object behind a mark, wherever other programs' words end before it."""
+    _, found, text = said.rpartition(mark)
+    if not found:
+        return None
+    value, _ = json.JSONDecoder().raw_decode(text)
+    return dict(value)
 
 
 def _last_line(said: str) -> str:

@@ -56,8 +56,13 @@ CUDA_ENV = {
 }
 CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 """In GiB."""
-NCCL_TELLS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
-"""Its choice of transport stands in the log, once a start."""
+NCCL_TELLS = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,NET",
+    # To a file it writes line by line; to stdout in blocks that end within lines, the last unseen.
+    "NCCL_DEBUG_FILE": "/dev/stderr",
+}
+"""Its choice of transport stands in the log."""
 RENDEZVOUS_TIMEOUT_S = 180
 """torch waits 600 s by default, and then says only that it gives up."""
 RENDEZVOUS_FLAG = "--distributed-timeout-seconds"
