@@ -162,14 +162,14 @@ def export_image(
     from sparkdeploy.commands.image import export_images
 
     for written in export_images(image, file, current_settings()):
-        console.answer(f"{written.image_id} {written.tags[0]}")
+        console.answer(f"sha256:{written.digest} {written.tags[0]}")
 
 
 @group.command("import")
 def import_image(
     file: Annotated[Path, typer.Argument(help="A tar that `export` wrote.")],
     digest: Annotated[
-        str | None, typer.Option(help="An id that `export` printed; no other image is taken.")
+        str | None, typer.Option(help="A digest that `export` printed; no other image is taken.")
     ] = None,
 ) -> None:
     """Load a tar of images after every byte of it was held against its digest."""

@@ -11,7 +11,7 @@ from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import BuildError, NodeError, UsageError
 from sparkdeploy.image import lock, network
-from sparkdeploy.image.archive import ArchivedImage, read_archive
+from sparkdeploy.image.archive import ArchivedImage, list_archive, read_archive
 from sparkdeploy.image.emulation import platform_of
 from sparkdeploy.image.stages import UPPERMOST_FIRST
 from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
@@ -244,8 +244,10 @@ def _refuse_needed(going: list[ImageFact], staying: list[ImageFact], host: Docke
             )
 
 
-def export_images(reference: str, file: Path, settings: Settings) -> tuple[ImageFact, ...]:
+def export_images(reference: str, file: Path, settings: Settings) -> tuple[ArchivedImage, ...]:
     """Write an image and those it stands on into a tar; it appears only when it is complete.
+
+    The images are named as the archive names them: ids are another thing on another engine.
 
     Raises NodeError for an image that is not here, and for a tar that cannot be written.
     """
@@ -258,6 +260,7 @@ def export_images(reference: str, file: Path, settings: Settings) -> tuple[Image
                 for chunk in host.save_images(tags):
                     stream.write(chunk)
                     step.progress(stream.tell(), max(chain[0].size_bytes, stream.tell()))
+            written = list_archive(part)
             part.replace(file)
         except OSError as error:
             raise NodeError(
@@ -266,7 +269,7 @@ def export_images(reference: str, file: Path, settings: Settings) -> tuple[Image
             ) from error
         finally:
             part.unlink(missing_ok=True)
-    return chain
+    return tuple(sorted(written, key=lambda image: tags.index(image.tags[0])))
 
 
 def import_images(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import posixpath
 import re
 import tarfile
+import zlib
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
@@ -14,20 +16,24 @@ from sparkdeploy import labels
 from sparkdeploy.errors import BuildError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 _DIGEST = re.compile(r"([0-9a-f]{64})(?:\.json)?$")
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedImage:
-    """One image of an archive, every byte of which was held against its digest."""
+    """One image of an archive."""
 
     digest: str
     """sha256 of its configuration in hex, which names every layer: the image's own identity."""
     tags: tuple[str, ...]
     labels: Mapping[str, str]
+    layers: tuple[str, ...] = ()
+    """sha256 of each as it is unpacked."""
 
 
 def read_archive(path: Path) -> tuple[ArchivedImage, ...]:
@@ -36,11 +42,22 @@ def read_archive(path: Path) -> tuple[ArchivedImage, ...]:
     An image's configuration is named by its sha256 and lists the sha256 of every layer, so a
     changed byte cannot hide; images without our label are refused.
     """
+    return _read(path, _verified)
+
+
+def list_archive(path: Path) -> tuple[ArchivedImage, ...]:
+    """Return the images of an archive of ours without a look into their layers."""
+    return _read(path, _described)
+
+
+def _read(
+    path: Path, read: Callable[[tarfile.TarFile, Mapping[str, Any]], ArchivedImage]
+) -> tuple[ArchivedImage, ...]:
     try:
         with tarfile.open(path, mode="r:") as archive:
             with _open(archive, "manifest.json") as stream:
                 entries = json.load(stream)
-            return tuple(_verified(archive, entry) for entry in entries)
+            return tuple(read(archive, entry) for entry in entries)
     except (tarfile.TarError, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BuildError(
             f"{path} is no image archive, or a part of it is missing: {error}",
@@ -50,7 +67,7 @@ def read_archive(path: Path) -> tuple[ArchivedImage, ...]:
         raise BuildError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _verified(archive: tarfile.TarFile, entry: Mapping[str, Any]) -> ArchivedImage:
+def _described(archive: tarfile.TarFile, entry: Mapping[str, Any]) -> ArchivedImage:
     tags = tuple(entry.get("RepoTags") or ())
     with _open(archive, entry["Config"]) as stream:
         content = stream.read()
@@ -64,17 +81,47 @@ def _verified(archive: tarfile.TarFile, entry: Mapping[str, Any]) -> ArchivedIma
             f"{', '.join(tags) or digest} in the archive was not made by sparkdeploy",
             hint="load it with docker, and name it: --set engine=image --set image=sha256:...",
         )
-    layers, diff_ids = entry["Layers"], config["rootfs"]["diff_ids"]
-    if len(layers) != len(diff_ids):
-        raise _changed(tags, "its list of layers")
-    for layer, diff_id in zip(layers, diff_ids, strict=True):
-        with _open(archive, layer) as stream:
-            read = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-        # Newer engines name layers by digest and may keep them compressed.
-        named = _digest_in(layer) if "blobs/sha256/" in layer else None
-        if read not in {diff_id.removeprefix("sha256:"), named}:
-            raise _changed(tags, f"layer {diff_id[:19]}")
-    return ArchivedImage(digest, tags, found)
+    return ArchivedImage(digest, tags, found, tuple(config["rootfs"]["diff_ids"]))
+
+
+def _verified(archive: tarfile.TarFile, entry: Mapping[str, Any]) -> ArchivedImage:
+    image = _described(archive, entry)
+    if len(entry["Layers"]) != len(image.layers):
+        raise _changed(image.tags, "its list of layers")
+    for name, layer in zip(entry["Layers"], image.layers, strict=True):
+        with _open(archive, name) as stream:
+            if not _is_as_named(stream, name) or _unpacked(stream, image.tags) != layer:
+                raise _changed(image.tags, f"layer {layer[:19]}")
+    return image
+
+
+def _is_as_named(stream: IO[bytes], name: str) -> bool:
+    """Hold a layer against its name, where that is a digest as newer engines give it."""
+    return "blobs/sha256/" not in name or _digest_of(stream) == f"sha256:{_digest_in(name)}"
+
+
+def _unpacked(stream: IO[bytes], tags: Sequence[str]) -> str | None:
+    """Return a layer's digest as configurations have it; None when it cannot be unpacked."""
+    stream.seek(0)
+    begin = stream.read(len(_ZSTD))
+    stream.seek(0)
+    if begin == _ZSTD:
+        raise BuildError(
+            f"{', '.join(tags)} in the archive has a layer packed with zstd, which is not verified",
+            hint="export it from an engine with Docker's classic image store",
+        )
+    if not begin.startswith(_GZIP):
+        return _digest_of(stream)
+    # containerd's store keeps layers as they were pulled or made: mostly packed.
+    try:
+        with gzip.open(stream) as unpacked:
+            return _digest_of(unpacked)
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        return None
+
+
+def _digest_of(stream: IO[bytes] | gzip.GzipFile) -> str:
+    return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"  # type: ignore[arg-type]
 
 
 def _digest_in(name: str) -> str | None:

@@ -66,15 +66,15 @@ def test_images_travel_as_one_verified_tar(
 ) -> None:
     lower, upper = pair
     file = tmp_path / "images.tar"
-    chain = image_shelf.export_images(upper.tag, file, settings)
-    assert [image.tags[0] for image in chain] == [upper.tag, lower.tag]
+    before = [host.find_image(stage.tag) for stage in pair]
+    written = image_shelf.export_images(upper.tag, file, settings)
+    assert [image.tags[0] for image in written] == [upper.tag, lower.tag]
     image_shelf.remove_images([lower.tag, upper.tag], settings)
     with pytest.raises(BuildError, match="holds no image with the digest"):
         image_shelf.import_images(file, "sha256:" + "0" * 64, settings)
     assert host.find_image(upper.tag) is None
-    image_shelf.import_images(file, chain[0].image_id, settings)
-    for stage, before in ((upper, chain[0]), (lower, chain[1])):
-        assert host.find_image(stage.tag) == before
+    image_shelf.import_images(file, f"sha256:{written[0].digest}", settings)
+    assert [host.find_image(stage.tag) for stage in pair] == before
 
 
 def test_a_damaged_tar_loads_nothing(

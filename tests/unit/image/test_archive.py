@@ -1,5 +1,6 @@
 """Image archives that are whole, damaged or somebody else's."""
 
+import gzip
 import hashlib
 import io
 import json
@@ -11,7 +12,7 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.errors import BuildError
-from sparkdeploy.image.archive import read_archive
+from sparkdeploy.image.archive import list_archive, read_archive
 
 TAG = "sparkdeploy/plugin:0123"
 LAYER = b"the bytes of a layer"
@@ -21,7 +22,12 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def files(kind: str = "image", *, style: str = "legacy") -> dict[str, bytes]:
+def files(
+    kind: str = "image", *, style: str = "legacy", stored: bytes | None = None
+) -> dict[str, bytes]:
+    """Return an archive's files; `stored` is the layer as it lies there, packed by default."""
+    if stored is None:
+        stored = gzip.compress(LAYER, mtime=0) if style == "packed" else LAYER
     config = json.dumps(
         {
             "config": {"Labels": {labels.KIND: kind}},
@@ -30,9 +36,9 @@ def files(kind: str = "image", *, style: str = "legacy") -> dict[str, bytes]:
     ).encode()
     is_legacy = style == "legacy"
     name = f"{sha256(config)}.json" if is_legacy else f"blobs/sha256/{sha256(config)}"
-    layer = "l1/layer.tar" if is_legacy else f"blobs/sha256/{sha256(LAYER)}"
+    layer = "l1/layer.tar" if is_legacy else f"blobs/sha256/{sha256(stored)}"
     manifest = [{"Config": name, "RepoTags": [TAG], "Layers": [layer]}]
-    return {"manifest.json": json.dumps(manifest).encode(), name: config, layer: LAYER}
+    return {"manifest.json": json.dumps(manifest).encode(), name: config, layer: stored}
 
 
 def write(path: Path, content: Mapping[str, bytes]) -> Path:
@@ -44,7 +50,7 @@ def write(path: Path, content: Mapping[str, bytes]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("style", ["legacy", "blobs"])
+@pytest.mark.parametrize("style", ["legacy", "blobs", "packed"])
 def test_a_whole_archive_names_its_images(tmp_path: Path, style: str) -> None:
     content = files(style=style)
     (image,) = read_archive(write(tmp_path / "a.tar", content))
@@ -67,7 +73,7 @@ def test_a_layer_that_two_images_share_is_followed(tmp_path: Path) -> None:
     assert len(read_archive(path)) == 1
 
 
-@pytest.mark.parametrize("style", ["legacy", "blobs"])
+@pytest.mark.parametrize("style", ["legacy", "blobs", "packed"])
 def test_one_changed_byte_anywhere_is_found(tmp_path: Path, style: str) -> None:
     for name, data in files(style=style).items():
         if name == "manifest.json":
@@ -75,6 +81,25 @@ def test_one_changed_byte_anywhere_is_found(tmp_path: Path, style: str) -> None:
         changed = {**files(style=style), name: bytes([data[0] ^ 1]) + data[1:]}
         with pytest.raises(BuildError, match="is damaged"):
             read_archive(write(tmp_path / "a.tar", changed))
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [gzip.compress(b"other bytes"), gzip.compress(LAYER)[:-9], b"\x1f\x8b other bytes"],
+    ids=["other-bytes", "cut-off", "not-gzip"],
+)
+def test_a_packed_layer_counts_by_what_is_in_it(tmp_path: Path, stored: bytes) -> None:
+    content = files(style="packed", stored=stored)
+    with pytest.raises(BuildError, match=r"is damaged: layer sha256:\w+ differs"):
+        read_archive(write(tmp_path / "a.tar", content))
+    assert list_archive(tmp_path / "a.tar")[0].tags == (TAG,)
+
+
+def test_a_layer_that_cannot_be_unpacked_is_not_believed(tmp_path: Path) -> None:
+    content = files(style="packed", stored=b"\x28\xb5\x2f\xfd and so on")
+    with pytest.raises(BuildError, match="packed with zstd, which is not verified") as caught:
+        read_archive(write(tmp_path / "a.tar", content))
+    assert "classic image store" in (caught.value.hint or "")
 
 
 def test_an_archive_that_was_cut_off_is_found(tmp_path: Path) -> None:
