@@ -27,7 +27,10 @@ def check_engine(info: EngineInfo | None, failure: str, fix: str | None) -> Find
     """Say whether the engine answers; `failure` and `fix` are the connection's own words."""
     if info is None:
         return fail("docker.engine", failure or "docker does not answer", fix or "start docker")
-    return ok("docker.engine", f"Docker Engine {info.version} on {info.architecture}")
+    seen = f"Docker Engine {info.version} on {info.architecture}"
+    if info.has_containerd_store:
+        seen += ", images in containerd's store"
+    return ok("docker.engine", seen)
 
 
 def check_architecture(engine: str, processor: str | None) -> Finding:

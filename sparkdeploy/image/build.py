@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 TAIL_LINES = 30
 PYTHON = "/opt/venv/bin/python"
 PROOF_TIMEOUT_S = 600
+NEWEST_WITH_BUILDER = 29
+"""The newest one of which that is known (docs/engines.md)."""
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _DOCKERFILE_STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
 _IMAGE_ID = re.compile(r"^ ---> ([0-9a-f]{12})$")
@@ -75,6 +77,7 @@ def build_stage(host: DockerHost, stage: Stage, settings: Settings, step: Step) 
     found = find_built(host, stage)
     if found is not None:
         return found
+    _require_builder(host)
     if stage.debian is not None:
         with debian_root(stage, settings, step) as archive:
             _make_base(host, stage, archive, settings, step)
@@ -109,6 +112,18 @@ def _make_base(
     root = ContextFile("root.tar", archive)
     made = replace(stage, dockerfile=base_of_root(root.path), context=(root,))
     _Build(host, made, settings, step).run(made, made.tag, made.labels())
+
+
+def _require_builder(host: DockerHost) -> None:
+    """Refuse an engine that could not build what stands on this stage, before anything is done."""
+    refusal = host.builder_refusal()
+    if refusal is not None:
+        raise BuildError(
+            "this Docker Engine no longer has the builder that sparkdeploy uses",
+            hint="build on another machine, and bring the images with `sparkdeploy image export`"
+            f" and `sparkdeploy image import`; or install Docker Engine {NEWEST_WITH_BUILDER}",
+            detail=refusal,
+        )
 
 
 def _require_below(host: DockerHost, stage: Stage) -> None:

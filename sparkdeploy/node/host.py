@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.reports import BuildEvent
 
+_EMPTY_TAR = bytes(1024)
+_NOT_IMPLEMENTED = 501
+_BUILDER_IS_GONE = re.compile("buildkit|(legacy|classic) builder", re.IGNORECASE)
+
 
 class DockerHost(Containers):
     """One Docker Engine with its images and containers; a context manager.
@@ -31,14 +37,40 @@ class DockerHost(Containers):
         """Return every image that carries our label, with those of its tags that are ours."""
         with translated("list images"):
             found = self._api.images(filters={"label": f"{labels.KIND}=image"})
-        images = map(reports.read_image, found)
+        images = (self._sized(reports.read_image(item)) for item in found)
         # Who writes our labels on an image of theirs, or a tag of theirs on ours, keeps the tag.
         return tuple(replace(image, tags=own_tags(image.tags)) for image in images)
 
     def find_image(self, reference: str) -> ImageFact | None:
         with suppress(NotInDockerError), translated(f"inspect image {reference}"):
-            return reports.read_image(self._api.inspect_image(reference))  # type: ignore[no-untyped-call]
+            found = self._api.inspect_image(reference)  # type: ignore[no-untyped-call]
+            return self._sized(reports.read_image(found))
         return None
+
+    @cached_property
+    def _has_containerd_store(self) -> bool:
+        return self.info().has_containerd_store
+
+    def _sized(self, image: ImageFact) -> ImageFact:
+        """Return the image with the size of its layers: containerd's store says other things."""
+        # There the list says packed and unpacked together, the inspection says packed.
+        if not self._has_containerd_store:
+            return image
+        with suppress(NodeError), translated(f"measure image {image.image_id}"):
+            layers = self._api.history(image.image_id)  # type: ignore[no-untyped-call]
+            return replace(image, size_bytes=sum(int(layer["Size"]) for layer in layers))
+        return image
+
+    def builder_refusal(self) -> str | None:
+        """Return what an engine without the builder that `build` needs says; None with one."""
+        with translated("ask for the builder"):
+            url = self._api._url("/build")  # type: ignore[attr-defined]
+            headers = {"Content-Type": "application/x-tar"}
+            answer = self._api._post(url, data=_EMPTY_TAR, headers=headers)  # type: ignore[attr-defined]
+            said = str(answer.text).strip()
+        # One with a builder refuses as well: the tar holds no Dockerfile.
+        is_gone = answer.status_code == _NOT_IMPLEMENTED or _BUILDER_IS_GONE.search(said)
+        return said if is_gone else None
 
     def build(
         self,
@@ -139,8 +171,9 @@ class DockerHost(Containers):
             url = self._api._url("/images/load")  # type: ignore[attr-defined]
             answer = self._api._post(url, data=archive, stream=True, timeout=None)  # type: ignore[attr-defined]
             for message in self._api._stream_helper(answer, decode=True):  # type: ignore[attr-defined]
-                if "error" in message:
-                    raise NodeError(f"load images: {str(message['error']).strip()}")
+                failure = reports.read_failure(message)
+                if failure is not None:
+                    raise NodeError(f"load images: {failure}")
 
     def registry_digest(self, reference: str) -> str | None:
         """Return the digest the registry has for a reference, or None when it does not answer."""

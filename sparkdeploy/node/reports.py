@@ -11,16 +11,22 @@ from sparkdeploy.node.container import ContainerFact, ImageFact
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_SYSTEM_CONTAINERD = "/run/containerd/containerd.sock"
+_SYSTEM_CONTAINERD_ROOT = "/var/lib/containerd"
+
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     name: str
     version: str
     root_dir: str
+    """The folder that fills up with images."""
     architecture: str
     memory_bytes: int
     cpu_count: int
     has_nvidia_runtime: bool
+    has_containerd_store: bool = False
+    """Images are kept by containerd, packed and unpacked, and named by their manifests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +52,33 @@ def parse_time(text: str) -> datetime | None:
 
 
 def read_engine_info(item: Mapping[str, Any]) -> EngineInfo:
+    status = [value for pair in item.get("DriverStatus") or () for value in pair]
+    has_containerd_store = "io.containerd.snapshotter.v1" in status
+    containerd = (item.get("Containerd") or {}).get("Address")  # engines before 27 do not say
+    is_elsewhere = has_containerd_store and containerd == _SYSTEM_CONTAINERD
     return EngineInfo(
         name=item.get("Name", ""),
         version=item.get("ServerVersion", ""),
-        root_dir=item.get("DockerRootDir", ""),
+        root_dir=_SYSTEM_CONTAINERD_ROOT if is_elsewhere else item.get("DockerRootDir", ""),
         architecture=item.get("Architecture", ""),
         memory_bytes=int(item.get("MemTotal", 0)),
         cpu_count=int(item.get("NCPU", 0)),
         has_nvidia_runtime="nvidia" in (item.get("Runtimes") or {}),
+        has_containerd_store=has_containerd_store,
     )
 
 
+def read_failure(message: Mapping[str, Any]) -> str | None:
+    """Return why a build or a load failed, where a message of its stream says so."""
+    # `error` is deprecated from API 1.48 on, in favour of what engines have said beside it.
+    failure = (message.get("errorDetail") or {}).get("message") or message.get("error")
+    return str(failure).strip() if failure else None
+
+
 def read_build_event(message: Mapping[str, Any]) -> BuildEvent:
-    if "error" in message:
-        return BuildEvent(text=str(message["error"]), error=str(message["error"]).strip())
+    failure = read_failure(message)
+    if failure is not None:
+        return BuildEvent(text=failure, error=failure)
     progress = message.get("progressDetail") or {}
     aux = message.get("aux") or {}
     text = message.get("stream") or message.get("status") or ""
@@ -75,7 +94,7 @@ def read_build_event(message: Mapping[str, Any]) -> BuildEvent:
 def read_image(item: Mapping[str, Any]) -> ImageFact:
     """Read an image of a list, or one that was inspected and has its labels further down."""
     tags = tuple(tag for tag in item.get("RepoTags") or () if tag != "<none>:<none>")
-    marks = item.get("Config", item).get("Labels") or {}
+    marks = (item.get("Config") or item).get("Labels") or {}
     architecture = item.get("Architecture") or ""
     return ImageFact(item["Id"], tags, marks, int(item["Size"]), architecture)
 

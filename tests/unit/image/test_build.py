@@ -6,11 +6,11 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 import pytest
 
-from sparkdeploy import labels
+from sparkdeploy import labels, shell
 from sparkdeploy.console import Step
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import base
@@ -51,9 +51,13 @@ class ScriptedHost:
     platforms: list[str | None] = field(default_factory=list)
     said: tuple[int, str] = (0, "")
     rdma_missing: dict[str, str] = field(default_factory=dict)
+    refusal: str | None = None
 
     def find_image(self, reference: str) -> ImageFact | None:
         return self.images.get(reference)
+
+    def builder_refusal(self) -> str | None:
+        return self.refusal
 
     def build(
         self,
@@ -425,3 +429,22 @@ def test_the_reason_an_image_gives_for_not_fitting_is_the_message(
         run(ScriptedHost(events, there), stage, make_settings)
     with pytest.raises(BuildError, match="not on this machine"):
         run(ScriptedHost(events), stage, make_settings)
+
+
+@pytest.mark.parametrize("base_source", ["registry", "debian"])
+def test_an_engine_without_a_builder_is_named_before_anything_is_made(
+    load: LoadEngine,
+    make_settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    base_source: Literal["registry", "debian"],
+) -> None:
+    monkeypatch.setattr(shell, "run", lambda *_, **__: pytest.fail("a base was made"))
+    stage = stages_of(
+        load("cpu-0.32"), base_source=base_source, architecture="x86_64", resources=resources()
+    )[0]
+    host = ScriptedHost([], refusal="only BuildKit is supported")
+    with pytest.raises(BuildError, match="no longer has the builder") as caught:
+        run(host, stage, make_settings)
+    assert caught.value.detail == "only BuildKit is supported"
+    assert "sparkdeploy image import" in (caught.value.hint or "")
+    assert host.networks == []

@@ -1,0 +1,147 @@
+"""What Docker Engines of different versions and stores say, and how it is read."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import socketserver
+import threading
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.checks.docker import check_engine
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node import reports
+from sparkdeploy.node.host import DockerHost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CONTAINERD = {
+    "ServerVersion": "29.0.0",
+    "Architecture": "aarch64",
+    "DockerRootDir": "/data/docker",
+    "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]],
+}
+CLASSIC = {**CONTAINERD, "DriverStatus": [["Backing Filesystem", "extfs"]]}
+NO_DOCKERFILE = "Cannot locate specified Dockerfile: Dockerfile"
+
+
+@contextlib.contextmanager
+def engine(folder: Path, path: str, status: int, body: object) -> Iterator[DockerHost]:
+    """Serve one answer to POST of a path, and what the SDK asks first; no real engine does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.0"
+
+        def do_GET(self) -> None:
+            self.answer(200, {"ApiVersion": "1.60"})
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            assert self.path.startswith(f"/v1.60{path}")
+            self.answer(status, body)
+
+        def answer(self, code: int, content: object) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(content).encode())
+
+        def address_string(self) -> str:
+            return "here"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    address = str(folder / "docker.sock")
+    with socketserver.ThreadingUnixStreamServer(address, Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            with DockerHost(f"unix://{address}") as host:
+                yield host
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.outside
+@pytest.mark.parametrize(
+    ("status", "message", "is_gone"),
+    [
+        (500, NO_DOCKERFILE, False),
+        (400, NO_DOCKERFILE, False),
+        (501, "not implemented", True),
+        (400, "the legacy builder was removed", True),
+        (500, "this engine builds with BuildKit only", True),
+    ],
+)
+def test_an_engine_without_a_builder_is_known_by_its_answer(
+    tmp_path: Path, status: int, message: str, is_gone: bool
+) -> None:
+    with engine(tmp_path, "/build", status, {"message": message}) as host:
+        refusal = host.builder_refusal()
+    assert (refusal is not None) is is_gone
+    assert message in (refusal or message)
+
+
+@pytest.mark.outside
+def test_a_load_that_fails_in_the_words_of_new_engines_fails(tmp_path: Path) -> None:
+    body = {"errorDetail": {"message": "unexpected end"}}
+    with (
+        engine(tmp_path, "/images/load", 200, body) as host,
+        pytest.raises(NodeError, match="load images: unexpected end"),
+    ):
+        host.load_images(io.BytesIO(b""))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"error": "no space\n", "errorDetail": {"message": "no space"}},
+        {"error": "no space"},
+        {"errorDetail": {"code": 1, "message": "no space"}},
+    ],
+)
+def test_a_failed_build_is_read_from_old_and_new_engines(message: dict[str, Any]) -> None:
+    assert reports.read_build_event(message).error == "no space"
+
+
+def test_an_image_is_read_without_what_new_engines_leave_out() -> None:
+    image = reports.read_image({"Id": "sha256:1", "Size": 1, "Config": None})
+    assert (image.tags, image.labels) == ((), {})
+    image = reports.read_image({"Id": "sha256:1", "RepoTags": None, "Size": 1, "Config": {}})
+    assert (image.tags, image.labels) == ((), {})
+
+
+@pytest.mark.parametrize(
+    ("said", "folder"),
+    [
+        (CLASSIC, "/data/docker"),
+        ({**CLASSIC, "Containerd": {"Address": "/run/containerd/containerd.sock"}}, "/data/docker"),
+        (CONTAINERD, "/data/docker"),
+        ({**CONTAINERD, "Containerd": {"Address": "/run/docker/containerd/x"}}, "/data/docker"),
+        (
+            {**CONTAINERD, "Containerd": {"Address": "/run/containerd/containerd.sock"}},
+            "/var/lib/containerd",
+        ),
+    ],
+)
+def test_the_folder_that_fills_up_is_the_one_of_the_store(
+    said: dict[str, Any], folder: str
+) -> None:
+    assert reports.read_engine_info(said).root_dir == folder
+
+
+def test_doctor_names_containerds_store() -> None:
+    seen = [
+        check_engine(reports.read_engine_info(item), "", None).seen
+        for item in (CLASSIC, CONTAINERD)
+    ]
+    assert seen == [
+        "Docker Engine 29.0.0 on aarch64",
+        "Docker Engine 29.0.0 on aarch64, images in containerd's store",
+    ]
