@@ -132,7 +132,15 @@ def ground(
     with small_engine(disk_mib) as engine:
         with DockerHost(engine.address) as own:
             copy_image(host, own, image)
-            user = install(own, root, port)
-        env = {**user.env, "DOCKER_HOST": engine.address}
-        with engine.network(), WarmCli(env, root) as cli:
-            yield Ground(engine, cli, root, port)
+        with ground_on(engine, root, port) as made:
+            yield made
+
+
+@contextlib.contextmanager
+def ground_on(engine: SmallEngine, root: Path, port: int) -> Iterator[Ground]:
+    """Make a user of an engine that has the stand-in's image."""
+    with DockerHost(engine.address) as own:
+        user = install(own, root, port)
+    env = {**user.env, "DOCKER_HOST": engine.address}
+    with engine.network(), WarmCli(env, root) as cli:
+        yield Ground(engine, cli, root, port)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.host import DockerHost
@@ -28,12 +29,35 @@ START_DEADLINE_S = 60.0
 DISK_MIB = 96
 
 
+@dataclass(frozen=True)
+class EngineProgram:
+    """Which Docker Engine runs, and what keeps its images."""
+
+    usr: Path | None = None
+    """A /usr with another one (other_engines.py); None is the machine's own."""
+    store: Literal["classic", "containerd"] = "classic"
+
+    def options(self, folder: Path) -> tuple[str, ...]:
+        """Return the options of dockerd that choose the store; `folder` is for its settings."""
+        if self.store == "classic" and self.usr is None:
+            return ("--storage-driver", "overlay2")
+        settings = folder / "daemon.json"
+        # Said in both cases: the default is another one from 29 on.
+        features = {"containerd-snapshotter": self.store == "containerd"}
+        settings.write_text(json.dumps({"features": features}))
+        return ("--config-file", str(settings))
+
+
+OWN_PROGRAM = EngineProgram()
+
+
 @dataclass
 class SmallEngine:
     """One dockerd; `folder` holds its socket, its log and the mount point of its disk."""
 
     folder: Path
     init_pid: int
+    program: EngineProgram = OWN_PROGRAM
     daemon: subprocess.Popen[bytes] | None = None
 
     @property
@@ -51,7 +75,7 @@ class SmallEngine:
         argv = (
             "nsenter", f"--target={self.init_pid}", "--mount", "--pid", "--net", "--",
             "dockerd", "--host", self.address,
-            "--data-root", f"{self.folder}/disk/root", "--storage-driver", "overlay2",
+            "--data-root", f"{self.folder}/disk/root", *self.program.options(self.folder),
             "--exec-root", "/run/docker", "--pidfile", "/run/docker.pid",
             "--bridge", "none", "--iptables=false", "--ip-masq=false",
         )  # fmt: skip
@@ -133,14 +157,18 @@ class SmallEngine:
 
 
 @contextlib.contextmanager
-def small_engine(disk_mib: int = DISK_MIB) -> Iterator[SmallEngine]:
+def small_engine(
+    disk_mib: int = DISK_MIB, program: EngineProgram = OWN_PROGRAM
+) -> Iterator[SmallEngine]:
     """Start one; at the end it and all that it holds are gone. The disk is memory."""
+    # Every other path stays the machine's, so containers mount what the test wrote.
+    programs = f" && mount --bind {program.usr} /usr" if program.usr is not None else ""
     with tempfile.TemporaryDirectory(prefix="small-engine-") as name:
         folder = Path(name)
         (folder / "disk").mkdir()
         prepare = (
             f"mount -t tmpfs -o size={disk_mib}m tmpfs {folder}/disk"
-            " && mount -t tmpfs tmpfs /run && ip link set lo up && echo ready"
+            f" && mount -t tmpfs tmpfs /run && ip link set lo up{programs} && echo ready"
             # A first process has to reap: a dead containerd that stays would count as running.
             " && while :; do sleep 3600 & wait $!; done"
         )
@@ -150,7 +178,7 @@ def small_engine(disk_mib: int = DISK_MIB) -> Iterator[SmallEngine]:
             try:
                 assert namespace.stdout is not None
                 assert namespace.stdout.readline() == "ready\n", "no namespace: is this root?"
-                engine = SmallEngine(folder, init_pid=_children(namespace.pid)[0])
+                engine = SmallEngine(folder, _children(namespace.pid)[0], program)
                 engine.start()
                 yield engine
             finally:

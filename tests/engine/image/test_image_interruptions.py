@@ -26,7 +26,14 @@ from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import Settings, load_settings
 from tests.engine.conftest import until
 from tests.engine.lab_stages import build, make_stage, rootfs
-from tests.engine.small_engine import SmallEngine, small_engine
+from tests.engine.other_engines import usr_of
+from tests.engine.small_engine import (
+    DISK_MIB,
+    OWN_PROGRAM,
+    EngineProgram,
+    SmallEngine,
+    small_engine,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,12 +56,20 @@ with DockerHost(sys.argv[1]) as host:
 """
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SmallEngine]:
+@pytest.fixture(
+    scope="module",
+    params=["own", pytest.param("sid", marks=pytest.mark.slow)],
+    ids=["own-classic", "sid-containerd"],
+)
+def engine(request: pytest.FixtureRequest) -> Iterator[SmallEngine]:
     """The engine that fills up and dies; the machine's own keeps its network."""
     bridge = Path("/sys/class/net/docker0")
     had_bridge = bridge.exists()
-    with small_engine() as started:
+    # containerd keeps each layer twice, packed and unpacked.
+    disk_mib, program = DISK_MIB, OWN_PROGRAM
+    if request.param != "own":
+        disk_mib, program = 3 * DISK_MIB, EngineProgram(usr_of(request.param), "containerd")
+    with small_engine(disk_mib, program) as started:
         yield started
     assert bridge.exists() == had_bridge
 

@@ -1,0 +1,297 @@
+"""The same way through builds, deployments and archives on every Docker Engine that runs here.
+
+The machine's own engine, and Debian's newer ones, with Docker's classic store of images and with
+containerd's. Every test leaves the engine as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import tarfile
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from sparkdeploy.deploy import travel
+from sparkdeploy.errors import BuildError
+from sparkdeploy.image.context import ContextFile
+from sparkdeploy.image.inside.prove import MARK
+from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.node.node import Node
+from sparkdeploy.settings import Settings, load_settings
+from tests.engine.conftest import free_port
+from tests.engine.ground import Ground, ground_on
+from tests.engine.lab_stages import build, make_stage, rootfs
+from tests.engine.other_engines import usr_of
+from tests.engine.small_engine import EngineProgram, SmallEngine, small_engine
+from tests.engine.small_python import small_python
+from tests.engine.stand_in.engine import build_image, copy_image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sparkdeploy.node.container import ImageFact
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.runs("clean", "down", "image", "rollback", "status", "up"),
+]
+DISK_MIB = 1536
+PROOF = {"versions": {"vllm": "0.0"}}
+PYTHON = f"#!/bin/sh\necho '{MARK}{json.dumps(PROOF)}'\n".encode()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An engine to run."""
+
+    suite: str
+    """Debian's; `own` for the machine's engine."""
+    store: Literal["classic", "containerd"]
+
+    def program(self) -> EngineProgram:
+        """Return it; a suite's is unpacked at first use."""
+        return EngineProgram(None if self.suite == "own" else usr_of(self.suite), self.store)
+
+
+NEWEST = Variant("sid", "containerd")
+OTHERS = (
+    Variant("sid", "classic"),
+    Variant("trixie", "containerd"),
+    Variant("trixie", "classic"),
+)
+OWN = Variant("own", "classic")
+
+
+def newest_and(*others: Variant) -> list[Any]:
+    """Return the newest engine, and others for the slow run."""
+    slow = [pytest.param(item, marks=pytest.mark.slow, id=name_of(item)) for item in others]
+    return [pytest.param(NEWEST, id=name_of(NEWEST)), *slow]
+
+
+def name_of(variant: Variant) -> str:
+    return f"{variant.suite}-{variant.store}"
+
+
+@pytest.fixture(scope="module", params=newest_and(*OTHERS, OWN))
+def place(
+    request: pytest.FixtureRequest,
+    host: DockerHost,
+    python_base_image: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Ground]:
+    """A user with the stand-in on one of the engines."""
+    base = small_python(host, python_base_image)
+    root = tmp_path_factory.mktemp("engines")
+    with small_engine(DISK_MIB, request.param.program()) as engine:
+        with DockerHost(engine.address) as own:
+            assert own.info().has_containerd_store is (request.param.store == "containerd")
+            copy_image(host, own, base)
+            build_image(own, base)
+        with ground_on(engine, root, free_port()) as made:
+            yield made
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return replace(load_settings(), cache_dir=tmp_path / "cache")
+
+
+@contextlib.contextmanager
+def unchanged(host: DockerHost) -> Iterator[None]:
+    """Hold that no image stays that was not there before, named or not, and no container."""
+    before = held(host)
+    yield
+    assert held(host) == before
+
+
+def held(host: DockerHost) -> tuple[set[str], set[str]]:
+    """Return the ids of all images, and of all containers."""
+    images = {str(item["Id"]) for item in host._api.images(all=True)}
+    return images, {str(item["Id"]) for item in host._api.containers(all=True)}
+
+
+def import_base(host: DockerHost) -> Stage:
+    """Make a base as `make_debian_base` does, without Debian."""
+    stage = make_stage("engine", "# no Dockerfile makes it")
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for file in rootfs():
+            tar.add(str(file.content), file.path.removeprefix("rootfs/"))
+    archive.seek(0)
+    changes = [f'LABEL "{name}"="{value}"' for name, value in stage.labels().items()]
+    changes += ["ENV PATH=/bin", 'CMD ["/bin/sh"]']
+    host.import_rootfs(archive, reference=stage.tag, changes=changes)
+    return stage
+
+
+def engine_stage(base: Stage, command: str = "true") -> Stage:
+    """Return a stage in halves with a proof, like an engine's."""
+    dockerfile = (
+        f"FROM {base.tag} AS environment\nLABEL {LEFTOVER_LABEL}\nCOPY venv/ /opt/venv/\n"
+        f"RUN head -c 3000000 /dev/urandom > /made && {command}\n"
+        f"FROM {base.tag}\nCOPY --from=environment /opt/venv /opt/venv\n"
+        "COPY --from=environment /made /made\n"
+    )
+    context = (ContextFile("venv/bin/python", PYTHON, 0o755),)
+    return make_stage("engine", dockerfile, base, context=context, runs_on="cpu")
+
+
+@contextlib.contextmanager
+def built(host: DockerHost, settings: Settings) -> Iterator[tuple[Stage, Stage, Stage]]:
+    """Build a base, an engine and a plugin stage; remove what is left of them."""
+    base = import_base(host)
+    engine = engine_stage(base)
+    plugin = make_stage("plugin", f"FROM {engine.tag}\nCOPY hello /hello\n", engine)
+    try:
+        for stage in (engine, plugin):
+            build(host, stage, settings)
+        yield base, engine, plugin
+    finally:
+        for stage in (plugin, engine, base):
+            host.remove_image(stage.tag)
+
+
+def test_stages_are_built_proven_and_found_again(place: Ground, settings: Settings) -> None:
+    with place.host() as host, unchanged(host), built(host, settings) as stages:
+        found = [host.find_image(stage.tag) for stage in stages]
+        images = [image for image in found if image is not None]
+        assert [image.fingerprint for image in images] == [stage.fingerprint for stage in stages]
+        assert images[1].proof == PROOF
+        assert images[0].size_bytes < 10e6 < images[0].size_bytes + 30e6
+        assert 3e6 <= images[1].size_bytes - images[0].size_bytes < 3.1e6
+        assert {image.tags[0]: image for image in images}.items() <= listed(host).items()
+        assert host.run_once(images[0].image_id, ["sh", "-c", "echo $PATH"]) == (0, "/bin\n")
+        with unchanged(host):
+            for stage, image in zip(stages, images, strict=True):
+                assert build(host, stage, settings) == image
+        assert not host._api.images(filters={"dangling": True})
+
+
+def listed(host: DockerHost) -> dict[str, ImageFact]:
+    return {image.tags[0]: image for image in host.own_images() if image.tags}
+
+
+@pytest.mark.parametrize(
+    ("command", "python"),
+    [("nothing-here", PYTHON), ("true", b"#!/bin/sh\nexit 3\n")],
+    ids=["a-program", "the-proof"],
+)
+def test_a_build_that_fails_leaves_nothing(
+    place: Ground, settings: Settings, command: str, python: bytes
+) -> None:
+    with place.host() as host, unchanged(host):
+        base = import_base(host)
+        stage = engine_stage(base, command)
+        stage = replace(stage, context=(ContextFile("venv/bin/python", python, 0o755),))
+        with unchanged(host), pytest.raises(BuildError, match=r"did not build|looked into"):
+            build(host, stage, settings)
+        host.remove_image(base.tag)
+
+
+def test_a_deployment_starts_is_replaced_comes_back_and_goes(place: Ground) -> None:
+    with place.host() as host, unchanged(host):
+        old = import_base(host)
+        for text in ("old", "new"):
+            code, output = place.up(text, "--keep", "1")
+            assert code == 0, output
+            assert place.text() == text
+        assert "nothing to do" in place.up("new", "--keep", "1")[1]
+        assert place.cli.run("image", "ls")[1].count("used by main") == 1
+        said(place, "rollback")
+        place.check_whole("old")
+        found = answer(place, "clean", "--yes")
+        assert [item["name"] for item in found if item["kind"] == "image"] == [old.tag]
+        place.check_whole("old")
+        said(place, "down")
+
+
+def test_images_are_shown_exported_removed_and_imported(
+    place: Ground, settings: Settings, tmp_path: Path
+) -> None:
+    file = tmp_path / "images.tar"
+    with place.host() as host, unchanged(host), built(host, settings) as (base, engine, plugin):
+        before = listed(host)
+        shown = answer(place, "image", "show", plugin.tag)
+        assert shown["stands_on"] == [engine.tag, base.tag]
+        assert shown["proof"]["engine"] == PROOF
+        rows = {row["tag"]: row["size_bytes"] for row in answer(place, "image", "ls")}
+        assert rows[plugin.tag] == shown["size_bytes"] == before[plugin.tag].size_bytes
+        written = said(place, "image", "export", plugin.tag, str(file)).splitlines()
+        digests = [line.split() for line in written if line.startswith("sha256:")]
+        assert [tag for _, tag in digests] == [plugin.tag, engine.tag, base.tag]
+        code, refused = place.cli.run("image", "rm", base.tag)
+        assert code == 4, refused
+        said(place, "image", "rm", plugin.tag, engine.tag, base.tag)
+        assert not {base.tag, engine.tag, plugin.tag} & listed(host).keys()
+
+        code, refused = place.cli.run("image", "import", str(file), "--digest", "0" * 64)
+        assert code == 5, refused
+        assert "holds no image with the digest" in refused
+        said(place, "image", "import", str(file), "--digest", digests[0][0])
+        assert same_content(listed(host), before)
+        assert build(host, plugin, settings).fingerprint == plugin.fingerprint
+
+
+def same_content(some: dict[str, ImageFact], others: dict[str, ImageFact]) -> bool:
+    """Compare without ids: what is loaded into containerd's store has a manifest of its own."""
+    return {tag: (it.labels, it.size_bytes) for tag, it in some.items()} == {
+        tag: (it.labels, it.size_bytes) for tag, it in others.items()
+    }
+
+
+def said(place: Ground, *argv: str) -> str:
+    code, text = place.cli.run(*argv)
+    assert code == 0, text
+    return text
+
+
+def answer(place: Ground, *argv: str) -> Any:
+    """Return the JSON at the end of what a command said."""
+    text = said(place, *argv, "--json")
+    begin = re.search(r"^[\[{]", text, re.MULTILINE)
+    assert begin is not None, text
+    return json.loads(text[begin.start() :])
+
+
+@pytest.fixture(scope="module", params=newest_and(*OTHERS))
+def other(request: pytest.FixtureRequest) -> Iterator[SmallEngine]:
+    """An engine beside the machine's own kind."""
+    with small_engine(256, request.param.program()) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def own(host: DockerHost) -> Iterator[SmallEngine]:
+    with small_engine(256) as engine:
+        yield engine
+
+
+def test_images_travel_between_nodes_with_different_engines(
+    own: SmallEngine, other: SmallEngine, settings: Settings
+) -> None:
+    one, two = (Node(f"node-{at[-20:]}", docker_host=at) for at in (other.address, own.address))
+    with (
+        one,
+        two,
+        unchanged(one.docker),
+        unchanged(two.docker),
+        built(one.docker, settings) as (_, engine, plugin),
+    ):
+        before = listed(one.docker)
+        for head, worker in ((one, two), (two, one)):
+            sent = travel._bring(engine, plugin, head, worker, settings)
+            assert sent.engine_bytes > 0
+            again = travel._bring(engine, plugin, head, worker, settings)
+            assert (again.engine_bytes, again.context_bytes) == (0, 0)
+            for stage in (plugin, engine):
+                arrived = listed(worker.docker)[stage.tag]
+                assert arrived.labels == before[stage.tag].labels
+                assert arrived.size_bytes == pytest.approx(before[stage.tag].size_bytes, rel=0.02)
+                head.docker.remove_image(stage.tag)
