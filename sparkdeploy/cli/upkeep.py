@@ -33,7 +33,7 @@ def clean(
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
-    """Remove our own old images, crash folders and caches, after showing them and their size."""
+    """Remove our own old images, crash folders, caches and ended checks, after showing them."""
     import time
 
     from sparkdeploy.commands import clean as cleaning

@@ -33,9 +33,9 @@ KEPT_DAYS = 14
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    kind: Literal["image", "crash folder", "cache"]
+    kind: Literal["container", "image", "crash folder", "cache"]
     name: str
-    """An image's tag, or a folder's path."""
+    """A container's id, an image's tag, or a folder's path."""
     size_bytes: int
     """Of an image with all its layers: what it shares with others stays."""
     why: str
@@ -76,6 +76,7 @@ def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tup
     sources = (host.mounted_from(container.container_id) for container in host.own_containers())
     mounted = frozenset(itertools.chain.from_iterable(sources))
     return (
+        *map(_container, host.ended_checks()),
         *map(_image, old),
         *_old_crashes(crashes_dir(settings), now_s),
         *_old_caches(caches_of_engines(settings), staying, wanted, mounted),
@@ -83,6 +84,9 @@ def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tup
 
 
 def _remove(item: Leftover, host: DockerHost) -> None:
+    if item.kind == "container":
+        host.remove(item.name)
+        return
     if item.kind == "image":
         host.remove_image(item.name)
         return
@@ -91,6 +95,11 @@ def _remove(item: Leftover, host: DockerHost) -> None:
     except OSError as error:
         told = f"{item.name} cannot be removed: {error.strerror}"
         raise NodeError(told, hint=f"sudo rm -r {item.name}") from error
+
+
+def _container(container_id: str) -> Leftover:
+    why = "it looked into an image for a command that was killed"
+    return Leftover("container", container_id[:12], 0, why)
 
 
 def old_images(

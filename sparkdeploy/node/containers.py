@@ -86,6 +86,13 @@ class Containers(DockerConnection):
         found = [item for item in self._labelled() if not _is_own(item)]
         return tuple(name for item in found for name in _names(item)[:1])
 
+    def ended_checks(self) -> tuple[str, ...]:
+        """Return the ids of what looked into images or machines for a command that was killed."""
+        marks = [f"{labels.KIND}=container", f"{labels.ROLE}=check"]
+        with translated("list containers"):
+            filters = {"label": marks, "status": ["created", "exited", "dead"]}
+            return tuple(item["Id"] for item in self._api.containers(all=True, filters=filters))
+
     def _labelled(self) -> list[dict[str, Any]]:
         return self._listed({"label": labels.DEPLOYMENT})
 

@@ -138,6 +138,25 @@ def test_clean_removes_what_is_ours_and_unused_and_nothing_else(place: Place) ->
     assert place.program.answer("clean", "--yes") == []
 
 
+def test_clean_removes_what_looked_into_an_image_for_a_command_that_was_killed(
+    place: Place,
+) -> None:
+    marks = {labels.KIND: "container", labels.ROLE: "check"}
+    made = [
+        place.client.containers.create(place.ground.tag, list(command), labels=marks)
+        for command in (NOTHING, NOTHING, FOR_EVER)
+    ]
+    ended, _created, looking = made
+    for container in (ended, looking):
+        container.start()
+    ended.wait()
+    shown = place.program.answer("clean", "--yes")
+    assert {(item["kind"], item["name"]) for item in shown} == {
+        ("container", container.id[:12]) for container in made[:2]
+    }
+    assert [item.id for item in place.client.containers.list(all=True)] == [looking.id]
+
+
 def test_a_model_that_a_deployment_runs_from_stays(place: Place, tmp_path: Path) -> None:
     model = tmp_path / "hub" / "models--lab--twin"
     other = tmp_path / "hub" / "models--lab--other"

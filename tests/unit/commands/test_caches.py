@@ -199,6 +199,9 @@ class _Engine:
     def own_images(self) -> tuple[ImageFact, ...]:
         return (self.image,)
 
+    def ended_checks(self) -> tuple[str, ...]:
+        return ()
+
     def images_in_use(self) -> set[str]:
         return {self.image.image_id}
 

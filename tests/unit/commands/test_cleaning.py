@@ -63,6 +63,9 @@ class _Engine:
     def own_images(self) -> tuple[ImageFact, ...]:
         return (OLD_ENGINE, PLUGIN)
 
+    def ended_checks(self) -> tuple[str, ...]:
+        return ()
+
     def images_in_use(self) -> set[str]:
         return {"sha256:p1"}
 
