@@ -12,7 +12,7 @@ from sparkdeploy.console import format_bytes
 from sparkdeploy.image.inside.rdma import PACKAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.node.cluster import ClusterNode, FabricPort
 
@@ -85,10 +85,11 @@ def _adapter(name: str, text: str) -> Adapter:
     )
 
 
-def rdma_checks(node: ClusterNode, fact: RdmaFact, gid_index: int) -> Iterator[Check]:
+def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> Iterator[Check]:
     """Yield what keeps NCCL from the adapters, in the order in which it would meet it.
 
-    `gid_index` is the one that NCCL is given. Without the libraries nothing else can be seen.
+    `env` is the container's: the adapters and the GID that NCCL is told to take. Without the
+    libraries nothing else can be seen.
     """
     if fact.missing:
         yield _libraries(node, fact)
@@ -103,9 +104,14 @@ def rdma_checks(node: ClusterNode, fact: RdmaFact, gid_index: int) -> Iterator[C
         yield Check(node.name, "adapters in the image", "not seen", "no ibv_devinfo in it", fix=fix)
         return
     seen = {adapter.name: adapter for adapter in fact.adapters}
-    for port in node.fabric:
-        if port.rdma is not None:
-            yield from _adapter_checks(node, port, seen, gid_index)
+    told = {name.lstrip("=").partition(":")[0] for name in env["NCCL_IB_HCA"].split(",")}
+    ports = [port for port in node.fabric if port.rdma in told]
+    index = env.get("NCCL_IB_GID_INDEX", "")
+    for port in ports:
+        yield from _adapter_checks(node, port, seen)
+    # Without a number NCCL looks for one itself.
+    if index.isdecimal():
+        yield from _gid_checks(node, ports, seen, int(index))
 
 
 def _libraries(node: ClusterNode, fact: RdmaFact) -> Check:
@@ -137,7 +143,7 @@ def _memlock(node: ClusterNode, fact: RdmaFact) -> Check:
 
 
 def _adapter_checks(
-    node: ClusterNode, port: FabricPort, seen: Mapping[str, Adapter], gid_index: int
+    node: ClusterNode, port: FabricPort, seen: Mapping[str, Adapter]
 ) -> Iterator[Check]:
     adapter, subject = seen.get(port.rdma or ""), f"{port.rdma} in the container"
     if adapter is None:
@@ -151,7 +157,6 @@ def _adapter_checks(
         return
     yield Check(node.name, subject, "ok", ACTIVE)
     yield _mtu(node, port, adapter)
-    yield _gid(node, port, adapter, gid_index)
 
 
 def _mtu(node: ClusterNode, port: FabricPort, adapter: Adapter) -> Check:
@@ -163,21 +168,37 @@ def _mtu(node: ClusterNode, port: FabricPort, adapter: Adapter) -> Check:
     return Check(node.name, subject, "warning", value, wanted, fix)
 
 
-def _gid(node: ClusterNode, port: FabricPort, adapter: Adapter, gid_index: int) -> Check:
-    subject, wanted = f"{port.rdma} GID {gid_index}", f"{ROCE_V2} of {port.ip}"
-    gid = adapter.gids.get(gid_index)
-    if gid is not None and gid.kind == ROCE_V2 and _ipv4(gid.address) == port.ip:
-        return Check(node.name, subject, "ok", wanted)
-    value = f"{gid.kind} of {_ipv4(gid.address) or gid.address}" if gid else "not set"
-    right = [
+def _gid_checks(
+    node: ClusterNode, ports: Sequence[FabricPort], seen: Mapping[str, Adapter], index: int
+) -> Iterator[Check]:
+    active = {
+        port: adapter
+        for port in ports
+        if (adapter := seen.get(port.rdma or "")) is not None and adapter.state == ACTIVE
+    }
+    right = [_right_gids(port, adapter) for port, adapter in active.items()]
+    # NCCL takes one number for all adapters.
+    common = set.intersection(*right) if right else set()
+    for (port, adapter), fitting in zip(active.items(), right, strict=True):
+        subject, wanted = f"{port.rdma} GID {index}", f"{ROCE_V2} of {port.ip}"
+        if index in fitting:
+            yield Check(node.name, subject, "ok", wanted)
+            continue
+        gid = adapter.gids.get(index)
+        value = f"{gid.kind} of {_ipv4(gid.address) or gid.address}" if gid else "not set"
+        fix = f"on {node.name}: give {port.interface} the one address {port.address} (netplan)"
+        if common:
+            setting = f"serve.env.NCCL_IB_GID_INDEX='{min(common)}'"
+            fix += f'; or, if it fits every node: --set "{setting}"'
+        yield Check(node.name, subject, "failed", value, wanted, fix)
+
+
+def _right_gids(port: FabricPort, adapter: Adapter) -> set[int]:
+    return {
         index
-        for index, other in adapter.gids.items()
-        if other.kind == ROCE_V2 and _ipv4(other.address) == port.ip
-    ]
-    fix = f"on {node.name}: give {port.interface} the one address {port.address} (netplan)"
-    if right:
-        fix = f"the right one is {right[0]}: --set serve.env.NCCL_IB_GID_INDEX={right[0]}; or {fix}"
-    return Check(node.name, subject, "failed", value, wanted, fix)
+        for index, gid in adapter.gids.items()
+        if gid.kind == ROCE_V2 and _ipv4(gid.address) == port.ip
+    }
 
 
 def _ipv4(address: str) -> str | None:

@@ -9,10 +9,13 @@ import typer
 
 from sparkdeploy.cli.options import (
     JsonOption,
+    KnownBadOption,
     RecipeArgument,
     SetOption,
+    UnsafeOption,
     current_settings,
     requested,
+    with_consent,
 )
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_gib
@@ -44,6 +47,8 @@ def show(as_json: JsonOption = False) -> None:
 def check(
     recipe: RecipeArgument = None,
     assignments: SetOption = None,
+    known_bad: KnownBadOption = False,
+    unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what stands in the way of `up RECIPE --cluster`, on the nodes, between them, and inside
@@ -53,6 +58,7 @@ def check(
     from sparkdeploy.commands.cluster import check_all
 
     settings = current_settings()
+    assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
     checks = check_all(requested(recipe, assignments, settings, cluster=True), settings)
     lines = []
     for item in checks:

@@ -77,7 +77,7 @@ def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tup
     mounted = frozenset(itertools.chain.from_iterable(sources))
     return (
         *map(_container, host.ended_checks()),
-        *map(_image, old),
+        *(_image(host.measured(image)) for image in old),
         *_old_crashes(crashes_dir(settings), now_s),
         *_old_caches(caches_of_engines(settings), staying, wanted, mounted),
     )

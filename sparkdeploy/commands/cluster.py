@@ -14,7 +14,7 @@ from sparkdeploy.commands.reach import needed
 from sparkdeploy.commands.request import resolve
 from sparkdeploy.console import console
 from sparkdeploy.deploy.inside import add_up, look_inside
-from sparkdeploy.errors import NodeError, SparkdeployError, UsageError
+from sparkdeploy.errors import NodeError, RecipeError, SparkdeployError, UsageError
 from sparkdeploy.node.cluster import configured, open_nodes
 from sparkdeploy.node.fabric import FabricFact, Interface, look_at_fabric, twin_key
 from sparkdeploy.node.facts import QUERY_TIMEOUT_S, THIS_MACHINE, output_or_none
@@ -58,9 +58,15 @@ def survey_of_all() -> SurveyOfNodes:
 def check_all(request: Request, settings: Settings) -> tuple[Check, ...]:
     """Ask the nodes, try the ways between them, and look into the engine's containers there.
 
-    Those are of the request's recipe. Raises RecipeError for a recipe that cannot be read.
+    Those are of the request's recipe. Raises RecipeError for one that cannot be read, unless it is
+    only the configured default.
     """
-    resolved = resolve(request, settings)
+    try:
+        resolved = resolve(request, settings)
+    except RecipeError:
+        if request.recipe != settings.default_recipe:
+            raise
+        resolved = None
     with (
         open_nodes(settings, frozenset(configured(settings).names)) as nodes,
         console.step("cluster check") as step,
@@ -74,19 +80,23 @@ def check_all(request: Request, settings: Settings) -> tuple[Check, ...]:
 
 
 def _check_inside(
-    resolved: Resolved, request: Request, settings: Settings, nodes: Nodes
+    resolved: Resolved | None, request: Request, settings: Settings, nodes: Nodes
 ) -> tuple[Check, ...]:
     """Return what containers of the recipe's engine see, or why nobody could look."""
     try:
+        resolved = resolved or resolve(request, settings)
         nodes = nodes.only(needed(resolved, request.reach, settings))
         nodes.require_all()
         seen = observe(resolved, settings, nodes, request.deployment, registry=Registry.ASSUMED)
         formation = form(resolved, nodes, seen)
         plan = decide(resolved, settings, seen, request.deployment, formation)
-        return (*look_inside(plan, nodes), *add_up(plan, nodes))
+        inside = look_inside(plan, nodes)
     except SparkdeployError as error:
         reason = f"containers of {request.recipe} were not looked into: {error.message}"
         return (Check(nodes.here.name, "engine", "not seen", reason, fix=error.hint or ""),)
+    if any(check.verdict == "failed" for check in inside):
+        return inside
+    return (*inside, *add_up(plan, nodes))
 
 
 @dataclass(frozen=True, slots=True)

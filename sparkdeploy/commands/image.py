@@ -172,7 +172,7 @@ def _indexes(
 
 def list_images(settings: Settings) -> tuple[ShelfImage, ...]:
     with connect(settings) as host:
-        images = [image for image in host.own_images() if image.tags]
+        images = [host.measured(image) for image in host.own_images() if image.tags]
         users = [(item.image_id, item.deployment) for item in host.own_containers()]
     rows = [
         ShelfImage(

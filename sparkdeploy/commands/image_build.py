@@ -16,7 +16,8 @@ from sparkdeploy.node import facts
 from sparkdeploy.plan.make import image_steps
 from sparkdeploy.plan.observe import choose_base_source
 from sparkdeploy.plan.steps import Action
-from sparkdeploy.recipe.load import library, load_engine, load_recipe
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.load import closest, library, load_engine, load_recipe
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
@@ -77,14 +78,13 @@ def engine_meant(name: str, assignments: Sequence[str], settings: Settings) -> E
                 hint="name a recipe, or leave out --set and --allow-...",
             )
         return load_engine(shelf, name)
-    try:
-        return load_recipe(shelf, name, assignments).engine
-    except RecipeError as error:
-        if error.message.startswith("there is no recipe "):
-            raise RecipeError(
-                error.message.replace("no recipe", "no engine and no recipe", 1), hint=error.hint
-            ) from error
-        raise
+    is_file = name.endswith((".yaml", ".yml")) or "/" in name
+    if not is_file and name not in shelf.recipe_files():
+        raise RecipeError(
+            f"there is no engine and no recipe {shown(name)}",
+            hint=closest(name, {**shelf.engine_files(), **shelf.recipe_files()}),
+        )
+    return load_recipe(shelf, name, assignments).engine
 
 
 def _refuse_foreign(engine: Engine, wanted: Architecture, own: Architecture) -> None:
@@ -126,7 +126,12 @@ def _for_platform(stage: Stage, host: DockerHost, settings: Settings) -> Stage:
     # A pulled tag would stay here with the other platform's image, and the next build for this
     # machine would stand on it. A digest is nobody's default.
     digest = host.registry_digest(registry_reference(image, settings.hosts.container_registry))
-    return stage if digest is None else replace(stage, registry_image=f"{image}@{digest}")
+    if digest is None:
+        raise BuildError(
+            f"no registry answers for {image}, which {stage.engine} stands on for {stage.platform}",
+            hint="does the registry answer? `container_registry` in config.yaml names another",
+        )
+    return replace(stage, registry_image=f"{image}@{digest}")
 
 
 def _seen(steps: Sequence[ImageStep], host: DockerHost) -> Iterator[StageImage]:

@@ -189,8 +189,9 @@ def read_quiet_log(
     text = without_chatter(read_log(name, node=node, follow=follow, tail=asked))
     if tail is None or follow:
         return text
-    lines = "".join(text).splitlines(keepends=True)
-    return iter(lines[-tail:] if tail else ())
+    *lines, rest = "".join(text).split("\n")
+    whole = [f"{line}\n" for line in lines] + ([rest] if rest else [])
+    return iter(whole[-tail:] if tail else ())
 
 
 def read_log(

@@ -168,9 +168,8 @@ class _Up:
         from sparkdeploy.deploy.prepare import prepare  # noqa: PLC0415
 
         prepare(plan, self.serving, self.settings)
-        if starts:
-            refuse_blind(plan, self.serving)
         if starts and any(part.action.is_work for part in plan.parts):
+            refuse_blind(plan, self.serving)
             self._start(plan)
         return plan, False
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.node import Node
     from sparkdeploy.plan.steps import Part, Plan
     from sparkdeploy.server.facts import EngineFacts
+    from sparkdeploy.server.truth import BackendFinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +124,17 @@ def check_truth(expected: Expectation, facts: EngineFacts) -> None:
             console.warn(finding.describe())
     failures = [finding for finding in found if finding.is_failure]
     if failures:
-        subjects = ", ".join(finding.planned.subject for finding in failures)
+        subjects = ", ".join(item.planned.subject for item in found if _may_differ(item))
         raise UnhealthyError(
             "the engine fell back to something else than the recipe says: "
             + "; ".join(finding.describe() for finding in failures),
             hint=f"if that is fine, say so in the recipe: `backends: {{warn_only: [{subjects}]}}`",
         )
+
+
+def _may_differ(finding: BackendFinding) -> bool:
+    """Say whether a recipe has to list it for this start to stay; it may list some already."""
+    return finding.is_failure or finding.planned.warns_only
 
 
 def _check_treatment(expected: ExpectedTreatment, facts: EngineFacts) -> None:

@@ -15,14 +15,14 @@ from uuid import uuid4
 
 from sparkdeploy.checks.fabric import Check
 from sparkdeploy.checks.rdma import rdma_checks, read_rdma
-from sparkdeploy.console import format_gib
+from sparkdeploy.console import console, format_gib
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.inside import all_reduce, rdma
 from sparkdeploy.node.container import NAME_START
-from sparkdeploy.node.fabric import FALLBACK_GID_INDEX
+from sparkdeploy.node.host import DockerRefusedError
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.node.ports import free_port
-from sparkdeploy.plan.backends import planned_transport
+from sparkdeploy.plan.backends import allows_sockets, planned_transport
 from sparkdeploy.plan.container import look_spec, wants_rdma
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.problems import refuse_to_start
@@ -38,33 +38,56 @@ if TYPE_CHECKING:
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.plan.steps import Part, Plan
 
-LOOK_TIMEOUT_S = 30
-SUM_TIMEOUT_S = 60
-"""The program gives up by itself after 25 s; a container with torch in it takes its time."""
+LOOK_TIMEOUT_S = 120
+"""It takes a second; an image that has just arrived is read from a cold disk."""
+SUM_TIMEOUT_S = 120
+"""The program gives up by itself before; importing torch takes its time."""
+GAVE_UP = "Timeout ("
+"""How Python's faulthandler begins its words."""
 SUM_NEEDS_BYTES = 4 * 2**30
 """A CUDA context and NCCL's buffers: on unified memory they are the machine's."""
 SUBJECT = "NCCL all-reduce"
 
 
 def refuse_blind(plan: Plan, nodes: Nodes) -> None:
-    """Raise NodeError with all that would keep NCCL from the adapters of the plan's nodes."""
-    failed = [check for check in look_inside(plan, nodes) if check.verdict == "failed"]
+    """Raise NodeError with all that would keep NCCL from the adapters of the plan's nodes.
+
+    What keeps it from nothing, or could not be seen, is a warning.
+    """
+    checks = look_inside(plan, nodes)
+    failed = [check for check in checks if check.verdict == "failed"]
     problems = tuple(Problem("cluster.check", item.describe(), item.fix) for item in failed)
     refuse_to_start(replace(plan, problems=problems))
+    for check in checks:
+        if check.verdict != "ok":
+            console.warn(check.describe())
 
 
 def look_inside(plan: Plan, nodes: Nodes) -> tuple[Check, ...]:
-    """Look into the engine image on every node whose part uses RDMA; none on machines without."""
+    """Look into the engine image on every node whose part uses RDMA; none on machines without.
+
+    Nothing fails for a recipe that puts up with sockets.
+    """
 
     def look(part: Part) -> list[Check]:
         return list(_look(plan, part, nodes.node(part.node)))
 
-    found = at_once(look, [part for part in plan.parts if _uses_rdma(plan, part)])
-    return tuple(check for checks in found for check in checks)
+    parts = [it for it in plan.parts if wants_rdma(plan.resolved, plan.formation, it.seat)]
+    found = [check for checks in at_once(look, parts) for check in checks]
+    if allows_sockets(plan.resolved):
+        found = [_softened(check) for check in found]
+    return tuple(found)
+
+
+def _softened(check: Check) -> Check:
+    return replace(check, verdict="warning") if check.verdict == "failed" else check
 
 
 def add_up(plan: Plan, nodes: Nodes) -> tuple[Check, ...]:
-    """Let NCCL add a tensor up over all nodes of the plan, in containers like those of a launch."""
+    """Let NCCL add a tensor up over all nodes of the plan, in containers like those of a launch.
+
+    Not beside a deployment: both would take from the same memory, and the guard ends what serves.
+    """
     if reason := _why_not(plan, nodes):
         return (Check(plan.head.node, SUBJECT, "not seen", reason),)
     try:
@@ -77,10 +100,6 @@ def add_up(plan: Plan, nodes: Nodes) -> tuple[Check, ...]:
         return _add(plan, part, nodes.node(part.node), port)
 
     return tuple(at_once(add, plan.parts))
-
-
-def _uses_rdma(plan: Plan, part: Part) -> bool:
-    return wants_rdma(plan.resolved, plan.formation, part.seat)
 
 
 def _spec(plan: Plan, part: Part, program: str, *arguments: str) -> ContainerSpec:
@@ -101,23 +120,22 @@ def _look(plan: Plan, part: Part, node: Node) -> Iterator[Check]:
     if not _has_image(node, spec.image):
         yield _image_to_come(plan, part)
         return
+    subject = "container with /dev/infiniband"
     try:
-        with named(node):
-            code, said = node.docker.run_to_end(spec, timeout_s=LOOK_TIMEOUT_S)
+        code, said = node.docker.run_to_end(spec, timeout_s=LOOK_TIMEOUT_S)
+    except DockerRefusedError as error:
+        # Such as a device that the machine does not have, or a limit that its user may not raise.
+        fix = f"on {part.node}: ls -l /dev/infiniband"
+        yield Check(part.node, subject, "failed", error.message, "one that starts", fix)
+        return
     except NodeError as error:
-        # Docker itself refuses a device that the machine does not have.
-        fix = error.hint or f"on {part.node}: ls -l /dev/infiniband"
-        value = error.message.removeprefix(f"{part.node}: ")
-        yield Check(
-            part.node, "container with /dev/infiniband", "failed", value, "one that starts", fix
-        )
+        yield Check(part.node, subject, "not seen", error.message, fix=error.hint or "")
         return
     told = _told(said, rdma.MARK)
     if code != 0 or told is None:
-        yield Check(part.node, "RDMA in the image", "not seen", _last_line(said))
+        yield Check(part.node, subject, "not seen", _last_line(said))
         return
-    index = int(spec.env.get("NCCL_IB_GID_INDEX", FALLBACK_GID_INDEX))
-    yield from rdma_checks(node.entry, read_rdma(told), index)
+    yield from rdma_checks(node.entry, read_rdma(told), spec.env)
 
 
 def _why_not(plan: Plan, nodes: Nodes) -> str:
@@ -128,6 +146,9 @@ def _why_not(plan: Plan, nodes: Nodes) -> str:
         seen = plan.observed.node(part.node)
         if seen is None or seen.facts.gpu is None:
             return f"no GPU was seen on {part.node}"
+        serving = next((it.deployment for it in seen.containers if it.is_running), None)
+        if serving is not None:
+            return f"{serving} runs on {part.node}, and NCCL would take memory from it"
         if not _has_image(nodes.node(part.node), plan.images[-1].stage.tag):
             return _image_to_come(plan, part).value
         free_bytes = seen.facts.memory_available_bytes or 0
@@ -141,22 +162,32 @@ def _add(plan: Plan, part: Part, node: Node, port: int) -> Check:
     seat, count = part.seat, len(plan.parts)
     arguments = (str(seat.rank), str(count), plan.head.seat.address, str(port))
     spec = _spec(plan, part, all_reduce.__file__, *arguments)
-    with named(node):
+    try:
         code, said = node.docker.run_to_end(spec, timeout_s=SUM_TIMEOUT_S)
+    except NodeError as error:
+        return Check(part.node, SUBJECT, "failed", error.message, "a sum", error.hint or "")
     told = _told(said, all_reduce.MARK)
     if code != 0 or told is None:
-        cause = root_cause(said, code, oom_killed=False)
-        return Check(part.node, SUBJECT, "failed", cause.describe(), "a sum", cause.hint or "")
+        return _no_sum(part, code, said)
     if told["sum"] != count:
-        fix = "sparkdeploy diagnose; this NCCL adds up wrongly over that fabric"
+        fix = "report it with what `sparkdeploy cluster check --json` says: NCCL adds up wrongly"
         return Check(part.node, SUBJECT, "failed", f"{told['sum']:g}", str(count), fix)
     facts = read_whole([said.encode()]).facts
     value = f"{facts.transport.describe() or 'no transport told'}, {told['gb_per_s']:g} GB/s"
     for finding in findings(planned_transport(plan.resolved, spec.env), facts):
         if finding.is_failure:
-            fix = "`sparkdeploy cluster check` above says what the image or the node lacks"
+            fix = "what the image or the node lacks stands above"
             return Check(part.node, SUBJECT, "failed", value, finding.planned.wanted, fix)
     return Check(part.node, SUBJECT, "ok", value)
+
+
+def _no_sum(part: Part, code: int, said: str) -> Check:
+    if GAVE_UP in said:
+        value = f"no sum within {all_reduce.GIVE_UP_S} s"
+        fix = "do packets of full size pass (above)? a switch between them must let RoCE through"
+        return Check(part.node, SUBJECT, "failed", value, "a sum", fix)
+    cause = root_cause(said, code, oom_killed=False)
+    return Check(part.node, SUBJECT, "failed", cause.describe(), "a sum", cause.hint or "")
 
 
 def _has_image(node: Node, tag: str) -> bool:
@@ -168,7 +199,7 @@ def _image_to_come(plan: Plan, part: Part) -> Check:
     recipe = plan.resolved.recipe.name
     value = f"the image of {recipe} is not on {part.node} yet"
     fix = f"sparkdeploy up {recipe} --cluster --prepare"
-    return Check(part.node, "RDMA in the image", "not seen", value, fix=fix)
+    return Check(part.node, "engine image", "not seen", value, fix=fix)
 
 
 def _told(said: str, mark: str) -> dict[str, object] | None:

@@ -90,14 +90,17 @@ def _verified(archive: tarfile.TarFile, entry: Mapping[str, Any]) -> ArchivedIma
         raise _changed(image.tags, "its list of layers")
     for name, layer in zip(entry["Layers"], image.layers, strict=True):
         with _open(archive, name) as stream:
-            if not _is_as_named(stream, name) or _unpacked(stream, image.tags) != layer:
+            if not _is_layer(stream, name, layer, image.tags):
                 raise _changed(image.tags, f"layer {layer[:19]}")
     return image
 
 
-def _is_as_named(stream: IO[bytes], name: str) -> bool:
-    """Hold a layer against its name, where that is a digest as newer engines give it."""
-    return "blobs/sha256/" not in name or _digest_of(stream) == f"sha256:{_digest_in(name)}"
+def _is_layer(stream: IO[bytes], name: str, layer: str, tags: Sequence[str]) -> bool:
+    """Hold what stands in an archive against the layer, and against a name that is a digest."""
+    named = f"sha256:{_digest_in(name)}" if "blobs/sha256/" in name else None
+    if named is not None and named != layer and _digest_of(stream) != named:
+        return False
+    return _unpacked(stream, tags) == layer
 
 
 def _unpacked(stream: IO[bytes], tags: Sequence[str]) -> str | None:

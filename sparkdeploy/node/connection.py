@@ -32,6 +32,10 @@ class NotInDockerError(NodeError):
     """The Docker Engine has no container or image of that name."""
 
 
+class DockerRefusedError(NodeError):
+    """The Docker Engine answered, and did not do what it was asked."""
+
+
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
     """Turn what the SDK raises into NodeError, chained; `doing` begins the message."""
@@ -40,7 +44,7 @@ def translated(doing: str) -> Iterator[None]:
     except docker.errors.NotFound as error:
         raise NotInDockerError(f"{doing}: not found", detail=error.explanation) from error
     except docker.errors.APIError as error:
-        raise NodeError(f"{doing}: {error.explanation or error}") from error
+        raise DockerRefusedError(f"{doing}: {error.explanation or error}") from error
     except SDK_ERRORS as error:
         raise NodeError(
             f"{doing}: the Docker Engine does not answer ({type(error).__name__})",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
-from sparkdeploy.node.connection import NotInDockerError, translated
+from sparkdeploy.node.connection import DockerRefusedError, NotInDockerError, translated
 from sparkdeploy.node.container import own_tags
 from sparkdeploy.node.containers import Containers
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.reports import BuildEvent
 
+__all__ = ["DockerHost", "DockerRefusedError"]
 _EMPTY_TAR = bytes(1024)
 _NOT_IMPLEMENTED = 501
 _BUILDER_IS_GONE = re.compile("buildkit|(legacy|classic) builder", re.IGNORECASE)
@@ -34,24 +35,28 @@ class DockerHost(Containers):
     """
 
     def own_images(self) -> tuple[ImageFact, ...]:
-        """Return every image that carries our label, with those of its tags that are ours."""
+        """Return every image that carries our label, with those of its tags that are ours.
+
+        What a list says of a size is more than that of the layers where containerd keeps images;
+        `measured` asks for each.
+        """
         with translated("list images"):
             found = self._api.images(filters={"label": f"{labels.KIND}=image"})
-        images = (self._sized(reports.read_image(item)) for item in found)
+        images = map(reports.read_image, found)
         # Who writes our labels on an image of theirs, or a tag of theirs on ours, keeps the tag.
         return tuple(replace(image, tags=own_tags(image.tags)) for image in images)
 
     def find_image(self, reference: str) -> ImageFact | None:
         with suppress(NotInDockerError), translated(f"inspect image {reference}"):
             found = self._api.inspect_image(reference)  # type: ignore[no-untyped-call]
-            return self._sized(reports.read_image(found))
+            return self.measured(reports.read_image(found))
         return None
 
     @cached_property
     def _has_containerd_store(self) -> bool:
         return self.info().has_containerd_store
 
-    def _sized(self, image: ImageFact) -> ImageFact:
+    def measured(self, image: ImageFact) -> ImageFact:
         """Return the image with the size of its layers: containerd's store says other things."""
         # There the list says packed and unpacked together, the inspection says packed.
         if not self._has_containerd_store:

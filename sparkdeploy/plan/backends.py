@@ -52,17 +52,33 @@ def planned_backends(resolved: Resolved) -> tuple[PlannedBackend, ...]:
 
 def planned_transport(resolved: Resolved, env: Mapping[str, str]) -> tuple[PlannedBackend, ...]:
     """Return how NCCL is to reach the other nodes, from a part's environment; sockets need none."""
-    adapters = env.get("NCCL_IB_HCA", "").split(",")
-    if adapters == [""] or uses_sockets(env):
+    adapters = adapters_of(env)
+    if not adapters or uses_sockets(env):
         return ()
     wanted = f"NET/IB over {', '.join(adapters)}"
     return (PlannedBackend("transport", wanted, allows_sockets(resolved)),)
 
 
+def adapters_of(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the adapters that NCCL is told to take; none where it is told what to leave out."""
+    told = env.get("NCCL_IB_HCA", "").removeprefix("=")
+    if told.startswith("^"):
+        return ()
+    names = (item.partition(":")[0] for item in told.split(","))
+    return tuple(name for name in names if name)
+
+
 def uses_sockets(env: Mapping[str, str]) -> bool:
-    return env.get("NCCL_IB_DISABLE") == "1" or env.get("NCCL_NET") == "Socket"
+    """Say whether NCCL is told to do without the adapters, or to take somebody's plugin."""
+    return env.get("NCCL_IB_DISABLE") == "1" or env.get("NCCL_NET", "IB").upper() != "IB"
 
 
 def allows_sockets(resolved: Resolved) -> bool:
     """Say whether a recipe puts up with NCCL's own choice of transport."""
     return "transport" in resolved.recipe.backends.warn_only
+
+
+def with_sockets_allowed(resolved: Resolved) -> str:
+    """Return the override that allows them, with what the recipe puts up with already."""
+    subjects = [*resolved.recipe.backends.warn_only, "transport"]
+    return f'--set "backends.warn_only=[{", ".join(subjects)}]"'

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import __version__, labels
 from sparkdeploy.node.container import ContainerSpec, Mount, Ulimit
 from sparkdeploy.plan import launch
+from sparkdeploy.plan.backends import uses_sockets
 from sparkdeploy.plan.launch import Exposure
 
 if TYPE_CHECKING:
@@ -63,9 +64,15 @@ def _path_inside(model: ModelFact) -> str:
     return str(PurePosixPath("/m/hub") / model.name / model.files)
 
 
-def wants_rdma(resolved: Resolved, formation: Formation, seat: Seat) -> bool:
+def has_adapters(resolved: Resolved, formation: Formation, seat: Seat) -> bool:
     # One node of several that are configured may serve alone: it has nobody to reach.
     return bool(seat.rdma) and resolved.engine.runs_on == "cuda" and not formation.is_alone
+
+
+def wants_rdma(resolved: Resolved, formation: Formation, seat: Seat) -> bool:
+    """Say whether a node's container gets the adapters that config.yaml names."""
+    env = launch.fabric_env(resolved, formation, seat)
+    return has_adapters(resolved, formation, seat) and not uses_sockets(env)
 
 
 @dataclass(frozen=True, slots=True)

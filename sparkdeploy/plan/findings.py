@@ -17,7 +17,7 @@ from sparkdeploy.checks.machine import (
 from sparkdeploy.checks.recipe import trust_findings
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.plan.backends import SOCKETS_COST, allows_sockets, uses_sockets
-from sparkdeploy.plan.container import container_user, wants_rdma
+from sparkdeploy.plan.container import container_user, has_adapters
 from sparkdeploy.plan.launch import fabric_env
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
@@ -49,7 +49,7 @@ def machine_findings(plan: Plan) -> Iterator[Finding]:
 
 def _transport(plan: Plan) -> Iterator[Finding]:
     """Say what a recipe gives away that lets NCCL do without the adapters of config.yaml."""
-    parts = [it for it in plan.parts if wants_rdma(plan.resolved, plan.formation, it.seat)]
+    parts = [it for it in plan.parts if has_adapters(plan.resolved, plan.formation, it.seat)]
     if not parts:
         return
     env = fabric_env(plan.resolved, plan.formation, parts[0].seat)

@@ -9,7 +9,7 @@ from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.inside.rdma import PACKAGES
-from sparkdeploy.plan.backends import allows_sockets
+from sparkdeploy.plan.backends import allows_sockets, with_sockets_allowed
 from sparkdeploy.plan.container import container_name, container_user, wants_rdma
 from sparkdeploy.plan.launch import meeting_port
 from sparkdeploy.plan.observed import MissingModel, ModelFact
@@ -246,7 +246,7 @@ def _rdma_problems(plan: Plan) -> Iterator[Problem]:
             f"engine {plan.resolved.engine.name} cannot reach RDMA adapters: "
             f"{'; '.join(map(str, missing.values()))}",
             f"install {', '.join(PACKAGES)} in that image, or let NCCL use sockets: "
-            "--set backends.warn_only=[transport]",
+            f"{with_sockets_allowed(plan.resolved)}",
             blocks="prepare",
         )
 

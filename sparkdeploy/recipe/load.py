@@ -140,11 +140,11 @@ def _locate(library: Library, wanted: str) -> Path:
 
 def _known(files: Mapping[str, Path], name: str, what: str) -> Path:
     if name not in files:
-        raise RecipeError(f"there is no {what} {shown(name)}", hint=_closest(name, files))
+        raise RecipeError(f"there is no {what} {shown(name)}", hint=closest(name, files))
     return files[name]
 
 
-def _closest(wanted: str, known: Iterable[str]) -> str:
+def closest(wanted: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(wanted, names, n=1)
     return f"did you mean {near[0]}?" if near else "known: " + ", ".join(names)
@@ -197,7 +197,7 @@ def _engine_of(library: Library, document: Document) -> tuple[Engine | None, lis
         return None, []
     if name in (files := library.engine_files()):
         return load_engine(library, name), []
-    problem = Mistake(("engine",), f"there is no engine {shown(name)}", _closest(name, files))
+    problem = Mistake(("engine",), f"there is no engine {shown(name)}", closest(name, files))
     return None, [problem]
 
 
@@ -225,7 +225,7 @@ def _problem(item: ErrorDetails, model: type[BaseModel]) -> Mistake:
     path = tuple(item["loc"])
     if item["type"] == "extra_forbidden":
         known = _keys_at(model, path[:-1])
-        return Mistake(path, "unknown key", _closest(str(path[-1]), known))
+        return Mistake(path, "unknown key", closest(str(path[-1]), known))
     if item["type"] == "missing":
         return Mistake(path, "missing", f"add {'.'.join(map(str, path))}")
     return Mistake(path, f"{shown(repr(item.get('input')))} is wrong", item["msg"])

@@ -56,7 +56,7 @@ def read_facts(text: str, known: EngineFacts) -> EngineFacts:
     for pattern in _PLUGIN_LINES:
         if match := pattern.match(words):
             known = _merged(known, match)
-    if (transport := read_transport(words, known.transport)) is not known.transport:
+    if (transport := read_transport(text, known.transport)) is not known.transport:
         return replace(known, transport=transport)
     for pattern in _VLLM_LINES:
         if match := pattern.search(text):

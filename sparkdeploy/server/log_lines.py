@@ -55,10 +55,15 @@ class LineSplitter:
 
     def unfinished(self) -> str:
         """Return the line that has begun and not ended, without terminal codes."""
-        return _ANSI.sub("", self._open.decode(errors="replace")).rstrip()
+        return without_codes(self._open.decode(errors="replace")).rstrip()
 
     def _append(self, piece: bytes) -> None:
         self._open += piece[: MAX_LINE_BYTES - len(self._open)]
+
+
+def without_codes(text: str) -> str:
+    """Return a line without terminal codes, such as colours."""
+    return _ANSI.sub("", text)
 
 
 GUARD_MARK = "sparkdeploy-guard: "

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sparkdeploy.server.log_lines import said, without_codes
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -19,7 +21,6 @@ _LINE = re.compile(
 _NETWORK = re.compile(r"Using network (\w+)")
 _DEVICES = re.compile(r"NET/(IB|Socket) : Using (.*)")
 _NAME = re.compile(r"\[\d+\]([^:\s]+):")
-_LINE_END = re.compile(r"(?<=[\r\n])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +46,39 @@ def over(network: str, names: Iterable[str]) -> str:
 
 
 def read_transport(text: str, known: Transport) -> Transport:
-    """Return what is known after one more line."""
-    said = _LINE.match(text)
-    if said is None:
+    """Return what is known after one more line.
+
+    Under Ray the head's log has the lines of all nodes: one that uses sockets is told, and adapters
+    add up.
+    """
+    line = _LINE.match(said(text))
+    if line is None:
         return known
-    if chosen := _NETWORK.match(said[2]):
-        return replace(known, network=chosen[1])
-    if offered := _DEVICES.match(said[2]):
-        names = tuple(_NAME.findall(offered[2]))
+    if chosen := _NETWORK.match(line[2]):
+        return known if known.network == "Socket" else replace(known, network=chosen[1])
+    if offered := _DEVICES.match(line[2]):
+        names = _NAME.findall(offered[2])
         if offered[1] == "IB":
-            return replace(known, adapters=names)
-        return replace(known, interfaces=names)
+            return replace(known, adapters=tuple(dict.fromkeys((*known.adapters, *names))))
+        return replace(known, interfaces=tuple(dict.fromkeys((*known.interfaces, *names))))
     return known
 
 
 def is_chatter(text: str) -> bool:
     """Say whether a line is one of NCCL's that warn of nothing; a start has hundreds."""
-    said = _LINE.match(text)
-    return said is not None and said[1] != "WARN"
+    line = _LINE.match(said(without_codes(text)))
+    return line is not None and line[1] != "WARN"
 
 
 def without_chatter(pieces: Iterable[str]) -> Iterator[str]:
     """Yield a log's text without those lines, wherever the pieces happen to end."""
     rest = ""
     for piece in pieces:
-        *lines, rest = _LINE_END.split(rest + piece)
-        yield "".join(line for line in lines if not is_chatter(line))
+        *lines, rest = (rest + piece).split("\n")
+        yield from (f"{line}\n" for line in lines if not is_chatter(line))
+        if "\r" in rest.rstrip("\r"):
+            # A bar that is still being drawn: NCCL draws none.
+            yield rest
+            rest = ""
     if not is_chatter(rest):
         yield rest

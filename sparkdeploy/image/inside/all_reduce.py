@@ -8,9 +8,10 @@ import faulthandler
 import json
 import sys
 import time
+from datetime import timedelta
 
 MARK = "sparkdeploy-all-reduce: "
-GIVE_UP_S = 25
+MEET_S, GIVE_UP_S = 60, 25
 ELEMENTS, ROUNDS = 16 * 2**20, 10
 
 
@@ -20,12 +21,12 @@ def main(rank: int, nodes: int, address: str, port: str) -> None:
     import torch  # noqa: PLC0415
     from torch import distributed  # noqa: PLC0415
 
+    gpu, limit = torch.device("cuda", 0), timedelta(seconds=MEET_S)
+    # All are here before the time counts: one machine may take long to import torch.
+    store = distributed.TCPStore(address, int(port), nodes, rank == 0, timeout=limit)
     # A queue pair that never answers hangs in native code, where no exception arrives.
     faulthandler.dump_traceback_later(GIVE_UP_S, exit=True)
-    gpu, meeting = torch.device("cuda", 0), f"tcp://{address}:{port}"
-    distributed.init_process_group(
-        "nccl", init_method=meeting, rank=rank, world_size=nodes, device_id=gpu
-    )
+    distributed.init_process_group("nccl", store=store, rank=rank, world_size=nodes, device_id=gpu)
     one, many = torch.ones(1, device=gpu), torch.ones(ELEMENTS, device=gpu)
     distributed.all_reduce(one)
     distributed.all_reduce(many)

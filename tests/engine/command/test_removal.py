@@ -152,7 +152,7 @@ def test_clean_removes_what_looked_into_an_image_for_a_command_that_was_killed(
     ended.wait()
     shown = place.program.answer("clean", "--yes")
     assert {(item["kind"], item["name"]) for item in shown} == {
-        ("container", container.id[:12]) for container in made[:2]
+        ("container", container.short_id) for container in made[:2]
     }
     assert [item.id for item in place.client.containers.list(all=True)] == [looking.id]
 

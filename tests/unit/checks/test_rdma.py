@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,12 +15,14 @@ import pytest
 
 from sparkdeploy.checks.rdma import RdmaFact, rdma_checks, read_devinfo, read_rdma
 from sparkdeploy.image.inside import rdma
+from sparkdeploy.recipe.load import load_recipe
 from tests.unit.checks.adapters import DEVINFO, SOUND
 from tests.unit.plan.test_cluster_launch import sparks
 from tests.verbs import build_stand_in
 
 if TYPE_CHECKING:
     from sparkdeploy.checks.fabric import Check
+    from sparkdeploy.recipe.load import Library
 
 NODE = sparks(2).nodes[0]
 DEVICES = "rocep1s0f1=192.168.177.11,roceP2p1s0f1=192.168.178.11"
@@ -30,13 +33,17 @@ def fact(**changes: object) -> RdmaFact:
     return read_rdma({**SOUND, "devinfo": DEVINFO, **changes})
 
 
-def objections(seen: RdmaFact, gid_index: int = GID) -> list[Check]:
-    return [check for check in rdma_checks(NODE, seen, gid_index) if check.verdict != "ok"]
+def env(gid_index: object = GID, adapters: str = "rocep1s0f1,roceP2p1s0f1") -> dict[str, str]:
+    return {"NCCL_IB_HCA": adapters, "NCCL_IB_GID_INDEX": str(gid_index)}
+
+
+def objections(seen: RdmaFact, gid_index: object = GID) -> list[Check]:
+    return [check for check in rdma_checks(NODE, seen, env(gid_index)) if check.verdict != "ok"]
 
 
 def test_two_sound_adapters_have_nothing_to_object() -> None:
     assert objections(fact()) == []
-    assert len(list(rdma_checks(NODE, fact(), GID))) == 8
+    assert len(list(rdma_checks(NODE, fact(), env()))) == 8
 
 
 MESSAGES = {
@@ -105,11 +112,34 @@ def test_what_is_wrong_has_a_message_of_its_own_and_a_fix(name: str) -> None:
     assert first.verdict == ("warning" if name == "small packets" else "failed")
 
 
-def test_the_right_gid_is_named_where_there_is_one() -> None:
+def test_the_right_gid_is_named_where_there_is_one_for_all(shipped: Library) -> None:
     first = objections(fact(), gid_index=1)[0]
     assert first.describe().startswith("spark-1: rocep1s0f1 GID 1: RoCE v2 of fe80::1, expected")
-    assert "--set serve.env.NCCL_IB_GID_INDEX=3" in first.fix
+    assert first.fix.endswith("""--set "serve.env.NCCL_IB_GID_INDEX='3'\"""")
+    words = first.fix.rpartition(" --set ")[2]
+    (assignment,) = shlex.split(words)
+    assert load_recipe(shipped, "v2", [assignment]).recipe.serve.env["NCCL_IB_GID_INDEX"] == "3"
     assert objections(fact(), gid_index=9)[0].value == "not set"
+
+
+def test_no_gid_is_named_that_would_only_move_the_failure() -> None:
+    second = DEVINFO.replace(
+        "GID[  3]:\t\t::ffff:192.168.178.11", "GID[  5]:\t\t::ffff:192.168.178.11"
+    )
+    for index in (3, 5):
+        (check,) = objections(fact(devinfo=second), gid_index=index)
+        assert "--set" not in check.fix
+
+
+@pytest.mark.parametrize("index", ["-1", "auto", ""])
+def test_where_nccl_looks_for_a_gid_itself_none_is_held_against_it(index: str) -> None:
+    assert objections(fact(), gid_index=index) == []
+
+
+def test_an_adapter_that_the_recipe_leaves_out_is_not_looked_at() -> None:
+    down = fact(devinfo=DEVINFO.replace("hca_id:\troceP2p1s0f1", "hca_id:\tmlx5_9"))
+    found = rdma_checks(NODE, down, env(adapters="=rocep1s0f1:1"))
+    assert [check for check in found if check.verdict != "ok"] == []
 
 
 def test_an_image_without_ibv_devinfo_is_not_accused() -> None:

@@ -185,6 +185,14 @@ def test_what_a_recipe_says_of_nccl_goes_before_what_follows_from_the_nodes(
         assert spec.env["NCCL_SOCKET_IFNAME"] == "enp1s0f1np1"
 
 
+def test_a_recipe_that_disables_the_adapters_is_not_told_to_use_them(shipped: Library) -> None:
+    disabled = load_recipe(shipped, "v2", ["serve.env.NCCL_IB_DISABLE='1'"])
+    for spec in specs_of(disabled, 2).values():
+        assert spec.env["NCCL_IB_DISABLE"] == "1"
+        assert "NCCL_NET" not in spec.env
+        assert (spec.devices, spec.cap_add) == ((), ())
+
+
 def test_a_container_that_looks_is_like_the_one_of_the_launch(shipped: Library) -> None:
     resolved = load_recipe(shipped, "v2")
     formation = form_up(resolved, sparks(2), "spark-1", {"spark-1": 3, "spark-2": 5})

@@ -33,6 +33,27 @@ def test_the_same_lines_count_behind_rays_names_of_processes() -> None:
     assert read_whole([log.encode()]).facts.transport.adapters == ADAPTERS
 
 
+def test_adapters_of_all_nodes_add_up_and_one_that_took_sockets_is_told() -> None:
+    """As in the log of a head under Ray, which has the lines of all nodes."""
+    own = recorded("nccl/2.30.4-roce").decode()
+    other = "".join(
+        f"\x1b[36m(RayWorkerWrapper pid=7, ip=10.0.0.2)\x1b[0m {line}\n"
+        for line in own.replace("s0f1", "s0f0").splitlines()
+    )
+    both = read_whole([own.encode(), other.encode()]).facts.transport
+    assert set(ADAPTERS) < set(both.adapters)
+    assert "".join(without_chatter([other])).count("NCCL INFO") == 0
+    sockets = "(RayWorkerWrapper pid=7, ip=10.0.0.2) s:1:1 [0] NCCL INFO Using network Socket\n"
+    mixed = read_whole([sockets.encode(), own.encode()]).facts.transport
+    assert mixed.network == "Socket"
+
+
+def test_a_line_end_of_two_signs_leaves_nothing_and_a_bar_is_shown_as_it_grows() -> None:
+    assert "".join(without_chatter(["s:1:1 [0] NCCL INFO x\r", "\nnext\r\n"])) == "next\r\n"
+    pieces = without_chatter(["load\r 1%", "\r 2%", "\n"])
+    assert next(iter(pieces)).endswith("load\r 1%")
+
+
 def test_a_start_that_ends_before_nccl_has_chosen_tells_no_transport() -> None:
     facts = read_whole([recorded("crashes/nccl_no_library")]).facts
     assert facts.transport == Transport()

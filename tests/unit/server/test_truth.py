@@ -165,6 +165,15 @@ def test_a_recipe_that_allows_sockets_is_only_told() -> None:
     assert not finding.is_failure
 
 
+@pytest.mark.parametrize("spelling", [f"={ADAPTERS}", "rocep1s0f1:1,roceP2p1s0f1:1"])
+def test_nccls_own_spellings_of_adapters_are_read(spelling: str) -> None:
+    (finding,) = transport("2.30.4-roce", {**ROCE, "NCCL_IB_HCA": spelling})
+
+    assert finding.agreement is Agreement.AS_PLANNED
+    assert transport("2.30.4-roce", {**ROCE, "NCCL_IB_HCA": "^mlx5_0"}) == []
+    assert transport("2.30.4-socket", {**ROCE, "NCCL_NET": "socket"}) == []
+
+
 @pytest.mark.parametrize("name", ["NCCL_NET", "NCCL_IB_DISABLE"])
 def test_sockets_that_were_asked_for_are_no_surprise(name: str) -> None:
     asked = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
