@@ -190,7 +190,7 @@ def list_images(settings: Settings) -> tuple[ShelfImage, ...]:
 
 def show_image(reference: str, settings: Settings) -> dict[str, Any]:
     with connect(settings) as host:
-        chain = image_chain(host, find_own(host.own_images(), reference))
+        chain = image_chain(host, host.measured(find_own(host.own_images(), reference)))
     first, inputs = chain[0], f"{labels.PREFIX}input."
     return {
         "tag": first.tags[0],
@@ -253,7 +253,7 @@ def export_images(reference: str, file: Path, settings: Settings) -> tuple[Archi
     """
     part = file.with_name(f".{file.name}.part")
     with connect(settings) as host:
-        chain = image_chain(host, find_own(host.own_images(), reference))
+        chain = image_chain(host, host.measured(find_own(host.own_images(), reference)))
         tags = [image.tags[0] for image in chain]
         try:
             with console.step(f"export {tags[0]}") as step, part.open("wb") as stream:

@@ -171,9 +171,7 @@ def check(program: Program, *settings: str) -> dict[str, Any]:
 def test_sound_adapters_are_seen_from_inside_the_containers(
     program: Program, head: Machine, worker: Machine
 ) -> None:
-    found = check(program)
-    assert list(found) == ["spark-a NCCL all-reduce"]
-    assert found["spark-a NCCL all-reduce"]["value"] == "no GPU was seen on spark-a"
+    assert check(program) == {}
     for machine in (head, worker):
         assert machine.run("docker ps -aq").split() == []
 

@@ -175,7 +175,9 @@ def test_stages_are_built_proven_and_found_again(place: Ground, settings: Settin
 
 
 def listed(host: DockerHost) -> dict[str, ImageFact]:
-    return {image.tags[0]: image for image in host.own_images() if image.tags}
+    """What an inspection says of each image of ours that the list has."""
+    tags = [image.tags[0] for image in host.own_images() if image.tags]
+    return {tag: image for tag in tags if (image := host.find_image(tag)) is not None}
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,9 @@ class _Engine:
     def own_containers(self) -> tuple[ContainerFact, ...]:
         return ()
 
+    def measured(self, image: ImageFact) -> ImageFact:
+        return image
+
     def remove_image(self, tag: str) -> None:
         self.removed.append(tag)
 

@@ -361,6 +361,9 @@ def test_an_image_with_a_damaged_proof_is_shown_without_one(
         def own_images(self) -> list[ImageFact]:
             return [proved(proof)]
 
+        def measured(self, image: ImageFact) -> ImageFact:
+            return image
+
     monkeypatch.setattr(image_shelf, "connect", lambda _: Engine(Engine()))
     assert image_shelf.show_image("sparkdeploy/a:1", load_settings())["proof"] == {"engine": {}}
 
