@@ -39,6 +39,10 @@ _BROKEN_STREAM = (
     *SDK_ERRORS,
     OSError,
     struct.error,  # the connection ended inside a frame's header
+    # The SDK looks for the socket at the first read, and asks it for bytes at each one: of a
+    # connection that ended or was closed before that, neither is there.
+    AttributeError,
+    ValueError,
 )
 
 

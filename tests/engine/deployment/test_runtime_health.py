@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
 from sparkdeploy.server.phases import PhaseTracker, read_whole
@@ -166,6 +166,29 @@ def test_the_log_of_a_running_container_can_be_let_go(
         first = next(iter(log))
     assert first
     assert read_whole(host.logs(container_id)).phase.name == "answering"
+
+
+def test_a_log_that_is_let_go_before_its_first_read_ends(
+    host: DockerHost, make_spec: SpecMaker
+) -> None:
+    container_id = start_serving(host, make_spec(log="cpu-0.32-mtp"))
+
+    with host.open_log(container_id) as log:
+        pass
+
+    assert list(log) == []
+
+
+def test_a_log_whose_connection_ends_before_its_first_read_broke_off(
+    host: DockerHost, make_spec: SpecMaker
+) -> None:
+    container_id = start_serving(host, make_spec(log="cpu-0.32-mtp"))
+
+    with host.open_log(container_id) as log:
+        log.release()
+
+        with pytest.raises(NodeError, match="the log broke off"):
+            list(log)
 
 
 def test_what_a_container_takes_of_memory_is_measured(
