@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checks.fabric import Check
 from sparkdeploy.console import format_bytes
-from sparkdeploy.image.inside.rdma import PACKAGES
+from sparkdeploy.image.stages import RDMA_PACKAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -85,6 +85,15 @@ def _adapter(name: str, text: str) -> Adapter:
     )
 
 
+def adapters_of(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the adapters that NCCL is told to take; none where it is told what to leave out."""
+    told = env.get("NCCL_IB_HCA", "").removeprefix("=")
+    if told.startswith("^"):
+        return ()
+    names = (item.partition(":")[0] for item in told.split(","))
+    return tuple(name for name in names if name)
+
+
 def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> Iterator[Check]:
     """Yield what keeps NCCL from the adapters, in the order in which it would meet it.
 
@@ -100,11 +109,11 @@ def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> It
     if rights.verdict == "failed":
         return
     if fact.adapters is None:
-        fix = f"install {PACKAGES[-1]} in that image"
+        fix = f"install {RDMA_PACKAGES[-1]} in that image"
         yield Check(node.name, "adapters in the image", "not seen", "no ibv_devinfo in it", fix=fix)
         return
     seen = {adapter.name: adapter for adapter in fact.adapters}
-    told = {name.lstrip("=").partition(":")[0] for name in env["NCCL_IB_HCA"].split(",")}
+    told = adapters_of(env)
     ports = [port for port in node.fabric if port.rdma in told]
     index = env.get("NCCL_IB_GID_INDEX", "")
     for port in ports:
@@ -115,7 +124,8 @@ def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> It
 
 
 def _libraries(node: ClusterNode, fact: RdmaFact) -> Check:
-    fix = f"install {', '.join(PACKAGES)} in that image, or take an engine that sparkdeploy builds"
+    packages = ", ".join(RDMA_PACKAGES)
+    fix = f"install {packages} in that image, or take an engine that sparkdeploy builds"
     value, wanted = "; ".join(fact.missing.values()), "libibverbs and the provider of mlx5"
     return Check(node.name, "RDMA libraries of the image", "failed", value, wanted, fix)
 

@@ -14,7 +14,7 @@ from sparkdeploy.commands.reach import needed
 from sparkdeploy.commands.request import resolve
 from sparkdeploy.console import console
 from sparkdeploy.deploy.inside import add_up, look_inside
-from sparkdeploy.errors import NodeError, RecipeError, SparkdeployError, UsageError
+from sparkdeploy.errors import NodeError, SparkdeployError, UsageError
 from sparkdeploy.node.cluster import configured, open_nodes
 from sparkdeploy.node.fabric import FabricFact, Interface, look_at_fabric, twin_key
 from sparkdeploy.node.facts import QUERY_TIMEOUT_S, THIS_MACHINE, output_or_none
@@ -27,11 +27,11 @@ from sparkdeploy.settings import load_settings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from sparkdeploy.checks.survey import Survey
     from sparkdeploy.commands.request import Request
     from sparkdeploy.node.cluster import ClusterConfig
     from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.node.node import Nodes
-    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
 
 SSH_PORT = 22
@@ -58,15 +58,11 @@ def survey_of_all() -> SurveyOfNodes:
 def check_all(request: Request, settings: Settings) -> tuple[Check, ...]:
     """Ask the nodes, try the ways between them, and look into the engine's containers there.
 
-    Those are of the request's recipe. Raises RecipeError for one that cannot be read, unless it is
-    only the configured default.
+    Those are of the request's recipe. Raises RecipeError for what was typed and cannot be read; a
+    configured default that cannot be is only not looked into.
     """
-    try:
-        resolved = resolve(request, settings)
-    except RecipeError:
-        if request.recipe != settings.default_recipe:
-            raise
-        resolved = None
+    if request.recipe != settings.default_recipe or request.assignments:
+        resolve(request, settings)
     with (
         open_nodes(settings, frozenset(configured(settings).names)) as nodes,
         console.step("cluster check") as step,
@@ -76,20 +72,20 @@ def check_all(request: Request, settings: Settings) -> tuple[Check, ...]:
         step.say("sending full-size packets and opening connections")
         outside = (*compare(nodes, found), *probe(nodes, found))
         step.say(f"looking into containers of {request.recipe}")
-        return (*outside, *_check_inside(resolved, request, settings, nodes))
+        return (*outside, *_check_inside(request, settings, nodes, found))
 
 
 def _check_inside(
-    resolved: Resolved | None, request: Request, settings: Settings, nodes: Nodes
+    request: Request, settings: Settings, nodes: Nodes, found: Survey
 ) -> tuple[Check, ...]:
     """Return what containers of the recipe's engine see, or why nobody could look."""
     try:
-        resolved = resolved or resolve(request, settings)
+        resolved = resolve(request, settings)
         nodes = nodes.only(needed(resolved, request.reach, settings))
         nodes.require_all()
-        seen = observe(resolved, settings, nodes, request.deployment, registry=Registry.ASSUMED)
-        formation = form(resolved, nodes, seen)
-        plan = decide(resolved, settings, seen, request.deployment, formation)
+        deployment, assumed = request.deployment, Registry.ASSUMED
+        seen = observe(resolved, settings, nodes, deployment, found=found, registry=assumed)
+        plan = decide(resolved, settings, seen, deployment, form(resolved, nodes, seen))
         inside = look_inside(plan, nodes)
     except SparkdeployError as error:
         reason = f"containers of {request.recipe} were not looked into: {error.message}"

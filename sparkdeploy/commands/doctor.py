@@ -14,6 +14,7 @@ from sparkdeploy.checks import machine as machine_checks
 from sparkdeploy.checks.finding import fail, not_seen
 from sparkdeploy.checks.recipe import recipe_findings
 from sparkdeploy.checks.surroundings import HurriedMachine, NeededHost, Places, read_surroundings
+from sparkdeploy.checks.survey import survey
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.container import REPLACED_SUFFIX
@@ -93,7 +94,8 @@ def examine(
         if plan is not None and not plan.formation.is_alone:
             return plan
         nodes, assumed = Nodes(node_behind(settings.node_name, host)), Registry.ASSUMED
-        observed = observe(resolved, settings, nodes, deployment, machine=hurried, registry=assumed)
+        found = survey(nodes, settings.hub_cache, hurried)
+        observed = observe(resolved, settings, nodes, deployment, found=found, registry=assumed)
         return decide(resolved, settings, observed, deployment)
 
     hurried = HurriedMachine(machine)

@@ -19,7 +19,7 @@ from sparkdeploy.image.compilation import compile_wheel, refuse_start
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.failures import ended_by_node, failed
 from sparkdeploy.image.inside import prove, rdma
-from sparkdeploy.image.stages import LEFTOVER_LABEL, SPARK_CAPABILITY
+from sparkdeploy.image.stages import LEFTOVER_LABEL, RDMA_PACKAGES, SPARK_CAPABILITY
 from sparkdeploy.node.facts import SPELLINGS
 from sparkdeploy.node.private_folder import make_private
 
@@ -286,7 +286,7 @@ def _judge_rdma(stage: Stage, missing: Mapping[str, str]) -> None:
         )
     console.warn(
         f"engine {stage.engine} serves on one machine alone, for it cannot reach RDMA adapters: "
-        f"{lacks}; for several, install {', '.join(rdma.PACKAGES)} in that image"
+        f"{lacks}; for several, install {', '.join(RDMA_PACKAGES)} in that image"
     )
 
 

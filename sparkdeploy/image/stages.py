@@ -31,6 +31,8 @@ TAG_HEX_DIGITS = 16
 PACKAGE = Path(sparkdeploy.__file__).parent
 SPARK_CAPABILITY = 121
 """The compute capability of GB10, 12.1."""
+RDMA_PACKAGES = ("libibverbs1", "ibverbs-providers", "ibverbs-utils")
+"""What Debian and Ubuntu call libibverbs, the providers, and the program that lists adapters."""
 _NOT_KEPT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
 _TRACES = ("etc/apt/apt.conf.d/99mmdebstrap", "etc/apt/sources.list")
 """Where mmdebstrap notes this machine's mirror and certificates."""

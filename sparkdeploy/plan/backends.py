@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checks.rdma import adapters_of
 from sparkdeploy.recipe.schema import Subject  # noqa: TC001 - read from a label, it is checked
 
 if TYPE_CHECKING:
@@ -57,15 +58,6 @@ def planned_transport(resolved: Resolved, env: Mapping[str, str]) -> tuple[Plann
         return ()
     wanted = f"NET/IB over {', '.join(adapters)}"
     return (PlannedBackend("transport", wanted, allows_sockets(resolved)),)
-
-
-def adapters_of(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the adapters that NCCL is told to take; none where it is told what to leave out."""
-    told = env.get("NCCL_IB_HCA", "").removeprefix("=")
-    if told.startswith("^"):
-        return ()
-    names = (item.partition(":")[0] for item in told.split(","))
-    return tuple(name for name in names if name)
 
 
 def uses_sockets(env: Mapping[str, str]) -> bool:

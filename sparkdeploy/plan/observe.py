@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from sparkdeploy.image.lock import Architecture
     from sparkdeploy.image.stages import BaseSource
     from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.node.ports import PortOwner
@@ -71,15 +70,15 @@ def observe(
     nodes: Nodes,
     deployment: Deployment,
     *,
-    machine: Machine | None = None,
+    found: Survey | None = None,
     registry: Registry = Registry.ASKED,
 ) -> Observed:
     """Collect every fact that a plan needs; `unobserved` names what could not be seen.
 
-    `machine` answers in the place of the one this command runs on, for a doctor in a hurry.
+    The nodes are asked unless `found` has what they said.
     """
     recipe = resolved.recipe
-    found = survey(nodes, settings.hub_cache, machine)
+    found = found or survey(nodes, settings.hub_cache)
     if nodes.here.name not in found.seen:
         raise found.failures[nodes.here.name]
     model, drafter = locate_model(recipe, settings).fact, _drafter(recipe, settings)

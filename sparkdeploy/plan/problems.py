@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.errors import NodeError
-from sparkdeploy.image.inside.rdma import PACKAGES
+from sparkdeploy.image.stages import RDMA_PACKAGES
 from sparkdeploy.plan.backends import allows_sockets, with_sockets_allowed
 from sparkdeploy.plan.container import container_name, container_user, wants_rdma
 from sparkdeploy.plan.launch import meeting_port
@@ -245,7 +245,7 @@ def _rdma_problems(plan: Plan) -> Iterator[Problem]:
             "docker.rdma",
             f"engine {plan.resolved.engine.name} cannot reach RDMA adapters: "
             f"{'; '.join(map(str, missing.values()))}",
-            f"install {', '.join(PACKAGES)} in that image, or let NCCL use sockets: "
+            f"install {', '.join(RDMA_PACKAGES)} in that image, or let NCCL use sockets: "
             f"{with_sockets_allowed(plan.resolved)}",
             blocks="prepare",
         )

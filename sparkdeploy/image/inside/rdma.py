@@ -18,8 +18,6 @@ from pathlib import Path
 MARK = "sparkdeploy-rdma: "
 LIBRARY = "libibverbs.so.1"
 PROVIDER = "libmlx5-rdmav*.so"
-PACKAGES = ("libibverbs1", "ibverbs-providers", "ibverbs-utils")
-"""What Debian and Ubuntu call them, and the program that lists adapters."""
 DEVICES = Path("/dev/infiniband")
 DEVINFO = "ibv_devinfo"
 DEVINFO_TIMEOUT_S = 10

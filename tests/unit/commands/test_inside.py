@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.checks.survey import Survey
 from sparkdeploy.commands import cluster
 from sparkdeploy.commands.reach import Reach
-from sparkdeploy.commands.request import Request, resolve
+from sparkdeploy.commands.request import Request
 from sparkdeploy.deploy.inside import SUBJECT, add_up, look_inside
-from sparkdeploy.errors import NodeError
+from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image.inside import all_reduce, rdma
 from sparkdeploy.node.host import DockerRefusedError
 from sparkdeploy.settings import load_settings
@@ -172,8 +173,7 @@ def test_a_docker_engine_that_is_slow_is_no_reason_to_refuse_a_launch(
 def check_inside(lab: Lab, *settings: str) -> tuple[Check, ...]:
     """What `cluster check` says of the containers."""
     request = Request("v2", settings, reach=Reach.CLUSTER)
-    resolved = resolve(request, load_settings())
-    return cluster._check_inside(resolved, request, load_settings(), lab.nodes(BOTH))
+    return cluster._check_inside(request, load_settings(), lab.nodes(BOTH), Survey({}))
 
 
 def test_what_failed_inside_is_not_lost_to_a_sum_that_cannot_begin(
@@ -271,7 +271,22 @@ def test_a_program_that_says_nothing_is_not_seen(lab: Lab, monkeypatch: pytest.M
 def test_a_recipe_that_does_not_fit_the_nodes_does_not_end_the_check(lab: Lab) -> None:
     settings = load_settings()
     request = Request("v2", ("cluster.tensor_parallel=4",), reach=Reach.CLUSTER)
-    resolved = resolve(request, settings)
-    (found,) = cluster._check_inside(resolved, request, settings, lab.nodes(BOTH))
+    (found,) = cluster._check_inside(request, settings, lab.nodes(BOTH), Survey({}))
     assert found.verdict == "not seen"
     assert "over 4 nodes, and 2 are configured" in found.value
+
+
+@pytest.mark.parametrize(
+    ("recipe", "typed", "words"),
+    [
+        ("nosuch", (), "there is no recipe nosuch"),
+        ("v2", ("backends.warn_only=[transprot]",), "recipe v2 has 1 mistake"),
+    ],
+)
+def test_what_was_typed_wrongly_ends_the_check_before_anybody_is_asked(
+    recipe: str, typed: tuple[str, ...], words: str
+) -> None:
+    settings = load_settings()
+    assert settings.default_recipe == "v2"
+    with pytest.raises(RecipeError, match=words):
+        cluster.check_all(Request(recipe, typed, reach=Reach.CLUSTER), settings)
