@@ -165,7 +165,8 @@ def fabric_env(resolved: Resolved, formation: Formation, seat: Seat) -> dict[str
     env |= dict.fromkeys(INTERFACE_VARIABLES, seat.interface)
     if resolved.engine.runs_on == "cuda":
         env |= _nccl_env(resolved, seat)
-        if formation.backend == "ray":
+        own_file = nccl_choices(resolved.recipe).get("NCCL_DEBUG_FILE")
+        if formation.backend == "ray" and own_file is None:
             # Ray's workers have a file there, which NCCL would empty.
             env.pop("NCCL_DEBUG_FILE", None)
     if formation.backend == "ray":

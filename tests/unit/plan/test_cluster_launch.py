@@ -185,6 +185,15 @@ def test_what_a_recipe_says_of_nccl_goes_before_what_follows_from_the_nodes(
         assert spec.env["NCCL_SOCKET_IFNAME"] == "enp1s0f1np1"
 
 
+def test_nccl_writes_to_a_file_under_ray_only_where_the_recipe_says_so(shipped: Library) -> None:
+    ray = load_recipe(shipped, "v2", ["cluster.backend=ray"])
+    chosen = ("cluster.backend=ray", "serve.env.NCCL_DEBUG_FILE=/tmp/nccl.log")
+    for spec in specs_of(ray, 2).values():
+        assert "NCCL_DEBUG_FILE" not in spec.env
+    for spec in specs_of(load_recipe(shipped, "v2", chosen), 2).values():
+        assert spec.env["NCCL_DEBUG_FILE"] == "/tmp/nccl.log"
+
+
 def test_a_recipe_that_disables_the_adapters_is_not_told_to_use_them(shipped: Library) -> None:
     disabled = load_recipe(shipped, "v2", ["serve.env.NCCL_IB_DISABLE='1'"])
     for spec in specs_of(disabled, 2).values():
