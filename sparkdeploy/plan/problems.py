@@ -302,7 +302,8 @@ def shortage(claim: MemoryClaim, available_bytes: int) -> Iterator[Problem]:
         yield Problem(
             "machine.memory",
             f"memory: {format_gib(claim.needed_bytes)} needed and {format_gib(claim.floor_bytes)} "
-            f"kept free for the machine, but only {format_gib(available_bytes)} are available",
+            f"kept free for the machine, but only {format_gib(max(available_bytes, 0))} are "
+            "available",
             "stop other programs (`sparkdeploy status` shows ours), drop the page cache, or lower "
             "serve.gpu_memory_utilization",
         )

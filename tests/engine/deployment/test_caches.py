@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy import labels
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.deploy.prepare import prepare_folders
 from sparkdeploy.node.node import Nodes, node_behind
@@ -66,7 +67,8 @@ def run(
             command=(program,),
             gpus="none",
             ulimits=(),
-            labels={**plan.head.spec.labels, TEST_LABEL: mark},
+            # What it promises would count against other tests that deploy on this engine.
+            labels={**plan.head.spec.labels, TEST_LABEL: mark, labels.MEMORY: "0"},
         )
         part = dataclasses.replace(plan.head, spec=spec)
         nodes = Nodes(node_behind("here", host))

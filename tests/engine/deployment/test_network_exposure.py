@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdeploy import labels
 from sparkdeploy.plan.container import Deployment, HostFolders
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.observed import ModelFact
@@ -108,7 +109,8 @@ def serve(
             mounts=(),
             gpus="none",
             ulimits=(),
-            labels={**shape.labels, TEST_LABEL: mark},
+            # What it promises would count against other tests that deploy on this engine.
+            labels={**shape.labels, TEST_LABEL: mark, labels.MEMORY: "0"},
         )
         container_id = host.create(spec)
         host.start(container_id)
