@@ -18,7 +18,7 @@ from sparkdeploy.checks.survey import survey
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.container import REPLACED_SUFFIX
-from sparkdeploy.node.facts import SPELLINGS, THIS_MACHINE, current_uid
+from sparkdeploy.node.facts import THIS_MACHINE, current_uid, spelled
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
@@ -140,7 +140,7 @@ def _engine_finding(
 def _architecture_findings(plan: Plan | None, seen: Surroundings) -> Iterator[Finding]:
     node = plan.observed.head.facts if plan is not None else None
     if node is not None and node.docker is not None:
-        processor = SPELLINGS.get(seen.architecture or "", seen.architecture)
+        processor = spelled(seen.architecture or "") or seen.architecture
         yield docker.check_architecture(node.architecture, processor)
 
 

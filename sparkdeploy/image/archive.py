@@ -58,7 +58,7 @@ def _read(
             with _open(archive, "manifest.json") as stream:
                 entries = json.load(stream)
             return tuple(read(archive, entry) for entry in entries)
-    except (tarfile.TarError, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (tarfile.TarError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise BuildError(
             f"{path} is no image archive, or a part of it is missing: {error}",
             hint="make it with `sparkdeploy image export`, and compare the sizes after copying",

@@ -20,7 +20,7 @@ from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.failures import ended_by_node, failed
 from sparkdeploy.image.inside import prove, rdma
 from sparkdeploy.image.stages import LEFTOVER_LABEL, RDMA_PACKAGES, SPARK_CAPABILITY
-from sparkdeploy.node.facts import SPELLINGS
+from sparkdeploy.node.facts import spelled
 from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _require_architecture(stage: Stage, image: ImageFact) -> None:
     """Refuse an image that Docker made for other processors than its stage is for."""
     if not stage.architecture or not image.architecture:
         return
-    if SPELLINGS.get(image.architecture) != stage.architecture:
+    if spelled(image.architecture) != stage.architecture:
         raise BuildError(
             f"{stage.tag} is for {stage.architecture}, and Docker made it for {image.architecture}",
             hint="what it stands on may be of that kind: `docker images` shows it, and `docker rmi`"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparkdeploy.shell import Completed
 
 Architecture = Literal["x86_64", "aarch64"]
-SPELLINGS: Mapping[str, Architecture] = {
+_SPELLINGS: Mapping[str, Architecture] = {
     "x86_64": "x86_64",
     "amd64": "x86_64",
     "aarch64": "aarch64",
@@ -278,9 +278,15 @@ def architecture_of(docker: EngineInfo | None, machine: Machine = THIS_MACHINE) 
 
 def known_architecture(name: str) -> Architecture:
     """Return our word for a kernel's or a Docker Engine's; NodeError when there is no vLLM."""
-    if name not in SPELLINGS:
+    found = spelled(name)
+    if found is None:
         raise NodeError(f"there is no vLLM for {name}", hint="use a machine with x86_64 or aarch64")
-    return SPELLINGS[name]
+    return found
+
+
+def spelled(name: str) -> Architecture | None:
+    """Return our word, also where a variant follows, as in arm64/v8; None for any other."""
+    return _SPELLINGS.get(name.lower().partition("/")[0])
 
 
 def architecture(machine: Machine = THIS_MACHINE) -> Architecture:

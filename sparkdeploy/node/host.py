@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DockerHost", "DockerRefusedError"]
 _EMPTY_TAR = bytes(1024)
-_NOT_IMPLEMENTED = 501
-_BUILDER_IS_GONE = re.compile("buildkit|(legacy|classic) builder", re.IGNORECASE)
+_NO_SUCH_CALL = frozenset({404, 405, 410, 501})
+_BUILDER_IS_GONE = re.compile("buildkit|builder", re.IGNORECASE)
+_IS_MISSED = "dockerfile"
 
 
 class DockerHost(Containers):
@@ -74,8 +75,10 @@ class DockerHost(Containers):
             answer = self._api._post(url, data=_EMPTY_TAR, headers=headers)  # type: ignore[attr-defined]
             said = str(answer.text).strip()
         # One with a builder refuses as well: the tar holds no Dockerfile.
-        is_gone = answer.status_code == _NOT_IMPLEMENTED or _BUILDER_IS_GONE.search(said)
-        return said if is_gone else None
+        if answer.ok or _IS_MISSED in said.lower():
+            return None
+        is_gone = answer.status_code in _NO_SUCH_CALL or _BUILDER_IS_GONE.search(said)
+        return (said or f"HTTP {answer.status_code}") if is_gone else None
 
     def build(
         self,

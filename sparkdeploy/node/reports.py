@@ -52,7 +52,7 @@ def parse_time(text: str) -> datetime | None:
 
 
 def read_engine_info(item: Mapping[str, Any]) -> EngineInfo:
-    status = [value for pair in item.get("DriverStatus") or () for value in pair]
+    status = [value for pair in item.get("DriverStatus") or () for value in pair or ()]
     has_containerd_store = "io.containerd.snapshotter.v1" in status
     containerd = (item.get("Containerd") or {}).get("Address")  # engines before 27 do not say
     is_elsewhere = has_containerd_store and containerd == _SYSTEM_CONTAINERD
@@ -61,8 +61,8 @@ def read_engine_info(item: Mapping[str, Any]) -> EngineInfo:
         version=item.get("ServerVersion", ""),
         root_dir=_SYSTEM_CONTAINERD_ROOT if is_elsewhere else item.get("DockerRootDir", ""),
         architecture=item.get("Architecture", ""),
-        memory_bytes=int(item.get("MemTotal", 0)),
-        cpu_count=int(item.get("NCPU", 0)),
+        memory_bytes=int(item.get("MemTotal") or 0),
+        cpu_count=int(item.get("NCPU") or 0),
         has_nvidia_runtime="nvidia" in (item.get("Runtimes") or {}),
         has_containerd_store=has_containerd_store,
     )
@@ -71,8 +71,11 @@ def read_engine_info(item: Mapping[str, Any]) -> EngineInfo:
 def read_failure(message: Mapping[str, Any]) -> str | None:
     """Return why a build or a load failed, where a message of its stream says so."""
     # `error` is deprecated from API 1.48 on, in favour of what engines have said beside it.
-    failure = (message.get("errorDetail") or {}).get("message") or message.get("error")
-    return str(failure).strip() if failure else None
+    if "errorDetail" not in message and "error" not in message:
+        return None
+    detail = message.get("errorDetail")
+    said = detail.get("message") if isinstance(detail, dict) else detail
+    return str(said or message.get("error") or "").strip() or "it failed, and did not say why"
 
 
 def read_build_event(message: Mapping[str, Any]) -> BuildEvent:
@@ -96,7 +99,7 @@ def read_image(item: Mapping[str, Any]) -> ImageFact:
     tags = tuple(tag for tag in item.get("RepoTags") or () if tag != "<none>:<none>")
     marks = (item.get("Config") or item).get("Labels") or {}
     architecture = item.get("Architecture") or ""
-    return ImageFact(item["Id"], tags, marks, int(item["Size"]), architecture)
+    return ImageFact(item["Id"], tags, marks, int(item.get("Size") or 0), architecture)
 
 
 def read_container(item: Mapping[str, Any]) -> ContainerFact:

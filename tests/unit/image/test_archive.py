@@ -109,6 +109,17 @@ def test_an_archive_that_was_cut_off_is_found(tmp_path: Path) -> None:
         read_archive(path)
 
 
+@pytest.mark.parametrize("manifest", ["{}x", '{"a": 1}', "null", "[1]", "[{}]", '[{"Config": 1}]'])
+def test_an_archive_with_another_manifest_is_none(tmp_path: Path, manifest: str) -> None:
+    path = tmp_path / "images.tar"
+    with tarfile.open(path, "w") as archive:
+        member = tarfile.TarInfo("manifest.json")
+        member.size = len(manifest)
+        archive.addfile(member, io.BytesIO(manifest.encode()))
+    with pytest.raises(BuildError, match="is no image archive"):
+        read_archive(path)
+
+
 def test_what_is_no_archive_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_text("hello")
     with pytest.raises(BuildError, match="is no image archive"):

@@ -15,6 +15,7 @@ import pytest
 from sparkdeploy.checks.docker import check_engine
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
+from sparkdeploy.node.facts import known_architecture
 from sparkdeploy.node.host import DockerHost
 
 if TYPE_CHECKING:
@@ -77,6 +78,12 @@ def engine(folder: Path, path: str, status: int, body: object) -> Iterator[Docke
         (501, "not implemented", True),
         (400, "the legacy builder was removed", True),
         (500, "this engine builds with BuildKit only", True),
+        (400, "builder version 1 is no longer supported", True),
+        (404, "page not found", True),
+        (405, "method not allowed", True),
+        (410, "build v1 has been removed", True),
+        (404, "no such file: Dockerfile", False),
+        (500, "no space left on device", False),
     ],
 )
 def test_an_engine_without_a_builder_is_known_by_its_answer(
@@ -96,6 +103,23 @@ def test_a_load_that_fails_in_the_words_of_new_engines_fails(tmp_path: Path) -> 
         pytest.raises(NodeError, match="load images: unexpected end"),
     ):
         host.load_images(io.BytesIO(b""))
+
+
+def test_a_failure_without_words_is_one() -> None:
+    for message in ({"error": ""}, {"errorDetail": {"message": ""}}, {"errorDetail": None}):
+        assert "did not say why" in str(reports.read_build_event(message).error)
+    assert reports.read_build_event({"errorDetail": "no space"}).error == "no space"
+
+
+def test_fields_that_an_engine_leaves_empty_are_no_bug() -> None:
+    info = reports.read_engine_info({"MemTotal": None, "NCPU": None, "DriverStatus": [None]})
+    assert (info.memory_bytes, info.cpu_count, info.has_containerd_store) == (0, 0, False)
+    assert reports.read_image({"Id": "sha256:1", "Size": None}).size_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["arm64", "arm64/v8", "ARM64", "aarch64"])
+def test_an_architecture_counts_in_each_spelling(name: str) -> None:
+    assert known_architecture(name) == "aarch64"
 
 
 @pytest.mark.parametrize(
