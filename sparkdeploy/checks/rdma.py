@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
 
 from sparkdeploy.checks.fabric import Check
 from sparkdeploy.console import format_bytes
 from sparkdeploy.image.stages import RDMA_PACKAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.node.cluster import ClusterNode, FabricPort
 
-ACTIVE, ROCE_V2 = "PORT_ACTIVE", "RoCE v2"
+ACTIVE, ETHERNET, ROCE_V2 = "PORT_ACTIVE", "Ethernet", "RoCE v2"
 FULL_MTU_BYTES = 4096
 """The largest of an RDMA packet; an interface with an MTU of 9000 allows it."""
 _DEVICE = re.compile(r"^hca_id:\s+(\S+)", re.MULTILINE)
+_PORT = re.compile(r"^\s+port:\s+\d+", re.MULTILINE)
+_NO_DEVICES = "No IB devices found"
 _STATE = re.compile(r"^\s+state:\s+(\w+)", re.MULTILINE)
 _MTU = re.compile(r"^\s+active_mtu:\s+(\d+)", re.MULTILINE)
+_LINK = re.compile(r"^\s+link_layer:\s+(\w+)", re.MULTILINE)
 _GID = re.compile(r"^\s+GID\[\s*(\d+)\]:\s+([0-9a-f:.]+), (RoCE v[12])", re.MULTILINE)
 
 
@@ -38,6 +44,8 @@ class Adapter:
 
     name: str
     state: str
+    link: str
+    """`Ethernet`, or `InfiniBand` where the port was set to that."""
     mtu_bytes: int | None
     gids: Mapping[int, Gid] = field(default_factory=dict)
 
@@ -54,19 +62,45 @@ class RdmaFact:
     """None: unlimited."""
     nodes: Mapping[str, str]
     """Why a device file may not be opened, by its path; empty where it may."""
-    adapters: tuple[Adapter, ...] | None
-    """None where the image has no ibv_devinfo."""
+    adapters: tuple[Adapter, ...]
+    unread: str = ""
+    """Why ibv_devinfo told of no adapter, where that says nothing of the adapters."""
 
 
-def read_rdma(told: Mapping[str, Any]) -> RdmaFact:
-    devinfo = told["devinfo"]
-    return RdmaFact(
-        user=told["user"],
-        missing=told["missing"],
-        memlock_bytes=told["memlock_bytes"],
-        nodes=told["nodes"],
-        adapters=None if devinfo is None else read_devinfo(devinfo),
-    )
+@dataclass(frozen=True)
+class _Told:
+    """The program's answer, its types held to what they should be."""
+
+    user: str
+    missing: dict[str, str]
+    memlock_bytes: int | None
+    nodes: dict[str, str]
+    devinfo: str | None
+
+
+def read_rdma(text: str) -> RdmaFact | None:
+    """Read the program's answer, a JSON object; None for anything else."""
+    try:
+        told = _reader().validate_json(text, strict=True)
+    except ValueError:
+        return None
+    adapters = read_devinfo(told.devinfo or "")
+    unread = "" if adapters else _unread(told.devinfo)
+    return RdmaFact(told.user, told.missing, told.memlock_bytes, told.nodes, adapters, unread)
+
+
+@functools.cache
+def _reader() -> TypeAdapter[_Told]:
+    return TypeAdapter(_Told)
+
+
+def _unread(devinfo: str | None) -> str:
+    if devinfo is None:
+        return "no ibv_devinfo in it"
+    lines = [line.strip() for line in devinfo.splitlines() if line.strip()]
+    if any(_NO_DEVICES in line for line in lines):
+        return ""
+    return lines[-1] if lines else "ibv_devinfo said nothing"
 
 
 def read_devinfo(text: str) -> tuple[Adapter, ...]:
@@ -76,22 +110,36 @@ def read_devinfo(text: str) -> tuple[Adapter, ...]:
 
 
 def _adapter(name: str, text: str) -> Adapter:
-    state, mtu = _STATE.search(text), _MTU.search(text)
+    _, *ports = _PORT.split(text)
+    first = ports[0] if ports else text
+    state, mtu, link = _STATE.search(first), _MTU.search(first), _LINK.search(first)
     return Adapter(
         name=name,
         state=state[1] if state else "unknown",
+        link=link[1] if link else ETHERNET,
         mtu_bytes=int(mtu[1]) if mtu else None,
-        gids={int(index): Gid(address, kind) for index, address, kind in _GID.findall(text)},
+        gids={int(index): Gid(address, kind) for index, address, kind in _GID.findall(first)},
     )
 
 
-def adapters_of(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the adapters that NCCL is told to take; none where it is told what to leave out."""
-    told = env.get("NCCL_IB_HCA", "").removeprefix("=")
-    if told.startswith("^"):
-        return ()
-    names = (item.partition(":")[0] for item in told.split(","))
-    return tuple(name for name in names if name)
+def chosen_adapters(env: Mapping[str, str], own: Iterable[str]) -> tuple[str, ...]:
+    """Return which of a node's adapters NCCL takes by its variable NCCL_IB_HCA.
+
+    A name counts for all that begin with it, unless `=` stands before the first; `^` leaves out
+    what is named. A port may follow each name.
+    """
+    told = env.get("NCCL_IB_HCA", "").strip()
+    leaves_out, told = told.startswith("^"), told.removeprefix("^")
+    is_exact, told = told.startswith("="), told.removeprefix("=")
+    items = (item.strip().partition(":")[0] for item in told.split(","))
+    named = tuple(item for item in items if item)
+
+    def is_named(adapter: str) -> bool:
+        return adapter in named if is_exact else adapter.startswith(named)
+
+    if not named:
+        return tuple(own)
+    return tuple(adapter for adapter in own if is_named(adapter) != leaves_out)
 
 
 def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> Iterator[Check]:
@@ -108,13 +156,13 @@ def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> It
     yield _memlock(node, fact)
     if rights.verdict == "failed":
         return
-    if fact.adapters is None:
-        fix = f"install {RDMA_PACKAGES[-1]} in that image"
-        yield Check(node.name, "adapters in the image", "not seen", "no ibv_devinfo in it", fix=fix)
+    if fact.unread:
+        fix = f"that image needs {RDMA_PACKAGES[-1]}; on {node.name}: ibv_devinfo"
+        yield Check(node.name, "adapters in the image", "not seen", fact.unread, fix=fix)
         return
     seen = {adapter.name: adapter for adapter in fact.adapters}
-    told = adapters_of(env)
-    ports = [port for port in node.fabric if port.rdma in told]
+    chosen = chosen_adapters(env, [port.rdma for port in node.fabric if port.rdma])
+    ports = [port for port in node.fabric if port.rdma in chosen]
     index = env.get("NCCL_IB_GID_INDEX", "")
     for port in ports:
         yield from _adapter_checks(node, port, seen)
@@ -161,6 +209,10 @@ def _adapter_checks(
         fix = f"correct `rdma:` in config.yaml; on {node.name}: rdma link; ibv_devinfo"
         yield Check(node.name, subject, "failed", value, "an adapter", fix)
         return
+    if adapter.link != ETHERNET:
+        fix = "set the port to Ethernet (mlxconfig, LINK_TYPE_P1=2), as RoCE needs it"
+        yield Check(node.name, subject, "failed", adapter.link, ETHERNET, fix)
+        return
     if adapter.state != ACTIVE:
         fix = f"is the cable in? on {node.name}: sudo ip link set {port.interface} up; rdma link"
         yield Check(node.name, subject, "failed", adapter.state, ACTIVE, fix)
@@ -184,7 +236,8 @@ def _gid_checks(
     active = {
         port: adapter
         for port in ports
-        if (adapter := seen.get(port.rdma or "")) is not None and adapter.state == ACTIVE
+        if (adapter := seen.get(port.rdma or "")) is not None
+        and (adapter.state, adapter.link) == (ACTIVE, ETHERNET)
     }
     right = [_right_gids(port, adapter) for port, adapter in active.items()]
     # NCCL takes one number for all adapters.

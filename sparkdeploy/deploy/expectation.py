@@ -81,8 +81,15 @@ def expectation_of(plan: Plan, part: Part) -> Expectation:
     """Raises CheckpointError when a prepared checkpoint has lost its manifest."""
     backends = planned_backends(plan.resolved)
     if part.spec is not None:
-        backends += planned_transport(plan.resolved, part.spec.env)
+        backends += planned_transport(plan.resolved, part.spec.env, _adapters(plan, part))
     return Expectation(part.claim, backends, _treatment(plan))
+
+
+def _adapters(plan: Plan, part: Part) -> tuple[str, ...]:
+    """Return the adapters that each process whose words stand in a part's log has at least."""
+    if plan.formation.backend == "ray" and part is plan.head:
+        return min((part.seat.rdma for part in plan.parts), key=len)
+    return part.seat.rdma
 
 
 def expectation_on(fact: ContainerFact) -> Expectation | None:

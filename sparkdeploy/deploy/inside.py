@@ -7,11 +7,12 @@ devices and limits, and no model.
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
+
+from pydantic import TypeAdapter
 
 from sparkdeploy.checks.fabric import Check
 from sparkdeploy.checks.rdma import rdma_checks, read_rdma
@@ -29,7 +30,7 @@ from sparkdeploy.plan.problems import refuse_to_start
 from sparkdeploy.plan.steps import Problem
 from sparkdeploy.server.forensics import root_cause
 from sparkdeploy.server.phases import read_whole
-from sparkdeploy.server.truth import findings
+from sparkdeploy.server.truth import Agreement, findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,11 +132,11 @@ def _look(plan: Plan, part: Part, node: Node) -> Iterator[Check]:
     except NodeError as error:
         yield Check(part.node, subject, "not seen", error.message, fix=error.hint or "")
         return
-    told = _told(said, rdma.MARK)
-    if code != 0 or told is None:
+    fact = read_rdma(_told(said, rdma.MARK))
+    if code != 0 or fact is None:
         yield Check(part.node, subject, "not seen", _last_line(said))
         return
-    yield from rdma_checks(node.entry, read_rdma(told), spec.env)
+    yield from rdma_checks(node.entry, fact, spec.env)
 
 
 def _why_not(plan: Plan, nodes: Nodes) -> str:
@@ -166,19 +167,35 @@ def _add(plan: Plan, part: Part, node: Node, port: int) -> Check:
         code, said = node.docker.run_to_end(spec, timeout_s=SUM_TIMEOUT_S)
     except NodeError as error:
         return Check(part.node, SUBJECT, "failed", error.message, "a sum", error.hint or "")
-    told = _told(said, all_reduce.MARK)
-    if code != 0 or told is None:
+    added = _read_sum(_told(said, all_reduce.MARK))
+    if code != 0 or added is None:
         return _no_sum(part, code, said)
-    if told["sum"] != count:
+    if added.sum != count:
         fix = "report it with what `sparkdeploy cluster check --json` says: NCCL adds up wrongly"
-        return Check(part.node, SUBJECT, "failed", f"{told['sum']:g}", str(count), fix)
+        return Check(part.node, SUBJECT, "failed", f"{added.sum:g}", str(count), fix)
     facts = read_whole([said.encode()]).facts
-    value = f"{facts.transport.describe() or 'no transport told'}, {told['gb_per_s']:g} GB/s"
-    for finding in findings(planned_transport(plan.resolved, spec.env), facts):
-        if finding.is_failure:
+    value = f"{facts.transport.describe() or 'no transport told'}, {added.gb_per_s:g} GB/s"
+    for finding in findings(planned_transport(plan.resolved, spec.env, seat.rdma), facts):
+        if finding.agreement is Agreement.DIFFERS:
             fix = "what the image or the node lacks stands above"
-            return Check(part.node, SUBJECT, "failed", value, finding.planned.wanted, fix)
+            check = Check(part.node, SUBJECT, "failed", value, finding.planned.wanted, fix)
+            return check if finding.is_failure else _softened(check)
     return Check(part.node, SUBJECT, "ok", value)
+
+
+@dataclass(frozen=True)
+class _Added:
+    """What the program found: the sum of one element, and the rate of each node."""
+
+    sum: float
+    gb_per_s: float
+
+
+def _read_sum(text: str) -> _Added | None:
+    try:
+        return TypeAdapter(_Added).validate_json(text)
+    except ValueError:
+        return None
 
 
 def _no_sum(part: Part, code: int, said: str) -> Check:
@@ -202,13 +219,10 @@ def _image_to_come(plan: Plan, part: Part) -> Check:
     return Check(part.node, "engine image", "not seen", value, fix=fix)
 
 
-def _told(said: str, mark: str) -> dict[str, object] | None:
-    """Return the last object behind a mark, wherever other programs' words end before it."""
-    _, found, text = said.rpartition(mark)
-    if not found:
-        return None
-    value, _ = json.JSONDecoder().raw_decode(text)
-    return dict(value)
+def _told(said: str, mark: str) -> str:
+    """Return what stands behind the last mark of a line, wherever others' words end before it."""
+    _, _, text = said.rpartition(mark)
+    return text.partition("\n")[0]
 
 
 def _last_line(said: str) -> str:

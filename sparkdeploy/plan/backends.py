@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.rdma import adapters_of
+from sparkdeploy.checks.rdma import chosen_adapters
 from sparkdeploy.recipe.schema import Subject  # noqa: TC001 - read from a label, it is checked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sparkdeploy.recipe.load import Resolved
 
@@ -51,12 +51,18 @@ def planned_backends(resolved: Resolved) -> tuple[PlannedBackend, ...]:
     )
 
 
-def planned_transport(resolved: Resolved, env: Mapping[str, str]) -> tuple[PlannedBackend, ...]:
-    """Return how NCCL is to reach the other nodes, from a part's environment; sockets need none."""
-    adapters = adapters_of(env)
-    if not adapters or uses_sockets(env):
+def planned_transport(
+    resolved: Resolved, env: Mapping[str, str], own: Sequence[str]
+) -> tuple[PlannedBackend, ...]:
+    """Return how NCCL is to reach the other nodes, from a part's environment; sockets need none.
+
+    `own` are the adapters of the node that config.yaml names; a recipe may name others.
+    """
+    if not own or uses_sockets(env):
         return ()
-    wanted = f"NET/IB over {', '.join(adapters)}"
+    wanted = "NET/IB"
+    if adapters := chosen_adapters(env, own):
+        wanted += f" over {', '.join(adapters)}"
     return (PlannedBackend("transport", wanted, allows_sockets(resolved)),)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import yaml_text
 from sparkdeploy.console import format_gib
 from sparkdeploy.server.log_lines import LogLine, guard_payload, lines_of, read_line
-from sparkdeploy.server.nccl import is_chatter
+from sparkdeploy.server.nccl import is_chatter, is_told_by_nccl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -220,7 +220,7 @@ def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
     the traceback as it is, last words.
     """
     suspects = [line.text for line in lines if _is_suspect(line)]
-    if by_two := _by_two_lines([line.text for line in lines]):
+    if by_two := _by_two_lines(lines):
         return by_two
     known = [signature for signature in signatures() if not signature.beside]
     certain = [signature for signature in known if signature.is_certain]
@@ -247,14 +247,15 @@ def _is_suspect(line: LogLine) -> bool:
     return line.level not in _QUIET_LEVELS
 
 
-def _by_two_lines(texts: Sequence[str]) -> Cause | None:
-    """Find a cause that its line alone does not prove, whatever the level of either line."""
+def _by_two_lines(lines: Sequence[LogLine]) -> Cause | None:
+    """Find a cause in NCCL's own words that other words prove, whatever the level of those."""
+    own = [line.text for line in lines if not line.level and is_told_by_nccl(line.text)]
     told = [
         signature
         for signature in signatures()
-        if signature.beside and any(re.search(signature.beside, text) for text in texts)
+        if signature.beside and any(re.search(signature.beside, line.text) for line in lines)
     ]
-    return _by_signature(texts, told)
+    return _by_signature(own, told)
 
 
 def _by_signature(texts: Sequence[str], known: Iterable[Signature]) -> Cause | None:

@@ -7,20 +7,29 @@ The tests hold this against logs of NCCL 2.28.9 and 2.30.4.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.server.log_lines import said, without_codes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 _LINE = re.compile(
-    r"^(?:\[[\d :-]+\] )?[\w.-]+:\d+:\d+ \[-?\d+\] (?:[\w./]+:\d+ )?NCCL ([A-Z]+) ?(.*)"
+    r"^(?:\[[\d :-]+\] )?(?P<process>[\w.-]+:\d+):\d+ \[-?\d+\] (?:[\w./]+:\d+ )?"
+    r"NCCL (?P<level>[A-Z]+) ?(?P<said>.*)"
 )
-_NETWORK = re.compile(r"Using network (\w+)")
-_DEVICES = re.compile(r"NET/(IB|Socket) : Using (.*)")
-_NAME = re.compile(r"\[\d+\]([^:\s]+):")
+_VERBS = "libibverbs: "
+"""How the lines of the library begin that NCCL reaches adapters with."""
+_NETWORK = re.compile(r"Using network (.+)")
+_ADAPTERS = re.compile(r"NET/IB : Using (.*)")
+_INTERFACES = re.compile(r"NET/Socket : Using (.*)")
+# `[0]rocep1s0f1:1/RoCE`; `[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}` where ports are merged.
+_ADAPTER = re.compile(r"\[\d+\] ?([^:\s{}=,]+):\d+/")
+_INTERFACE = re.compile(r"\[\d+\]([^:\s]+):")
+_ENDS_OF_ADAPTERS = ("[RO]", "OOB ")
+"""What follows the last adapter. Under Ray a line may come in two pieces, each read as a line."""
+_NETWORKS = ("IB", "Socket")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +37,18 @@ class Transport:
     """How NCCL reaches other nodes, as far as it has told."""
 
     network: str | None = None
-    """`IB` or `Socket`, once it has chosen."""
-    adapters: tuple[str, ...] = ()
+    """`IB`, `Socket` or a plugin's name, once it has chosen."""
+    offers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The adapters of each process (host:pid): under Ray the head's log has those of all nodes."""
     interfaces: tuple[str, ...] = ()
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Return those of all processes, or of the one that has fewer than the others."""
+        fewest = min(self.offers.values(), key=len, default=())
+        is_even = all(len(names) == len(fewest) for names in self.offers.values())
+        each = self.offers.values() if is_even else [fewest]
+        return tuple(dict.fromkeys(name for names in each for name in names))
 
     def describe(self) -> str | None:
         """Return `NET/IB over rocep1s0f1, roceP2p1s0f1`; None before it has chosen."""
@@ -48,26 +66,47 @@ def over(network: str, names: Iterable[str]) -> str:
 def read_transport(text: str, known: Transport) -> Transport:
     """Return what is known after one more line.
 
-    Under Ray the head's log has the lines of all nodes: one that uses sockets is told, and adapters
-    add up.
+    Under Ray the head's log has the lines of all nodes: one that uses sockets is told.
     """
     line = _LINE.match(said(text))
     if line is None:
         return known
-    if chosen := _NETWORK.match(line[2]):
-        return known if known.network == "Socket" else replace(known, network=chosen[1])
-    if offered := _DEVICES.match(line[2]):
-        names = _NAME.findall(offered[2])
-        if offered[1] == "IB":
-            return replace(known, adapters=tuple(dict.fromkeys((*known.adapters, *names))))
-        return replace(known, interfaces=tuple(dict.fromkeys((*known.interfaces, *names))))
+    if chosen := _NETWORK.match(line["said"]):
+        network = _network(chosen[1].strip())
+        keeps = network is None or known.network == "Socket"
+        return known if keeps else replace(known, network=network)
+    if (offered := _ADAPTERS.match(line["said"])) and _is_whole(offered[1]):
+        names = tuple(dict.fromkeys(_ADAPTER.findall(offered[1])))
+        return replace(known, offers={**known.offers, line["process"]: names}) if names else known
+    if offered := _INTERFACES.match(line["said"]):
+        names = (*known.interfaces, *_INTERFACE.findall(offered[1]))
+        return replace(known, interfaces=tuple(dict.fromkeys(names)))
     return known
+
+
+def _network(name: str) -> str | None:
+    """Return NCCL's choice; None for the first letters of one, which a cut line may end with."""
+    if name.startswith("IB"):
+        # Plugins that drive the same adapters call themselves IBext, IBext_v8 and so on.
+        return "IB"
+    is_cut = any(known.startswith(name) and known != name for known in _NETWORKS)
+    return None if is_cut else name
+
+
+def _is_whole(offered: str) -> bool:
+    return any(end in offered for end in _ENDS_OF_ADAPTERS)
+
+
+def is_told_by_nccl(text: str) -> bool:
+    """Say whether a line is NCCL's own, or the verbs library's, and no quotation of one."""
+    told = said(without_codes(text))
+    return told.startswith(_VERBS) or _LINE.match(told) is not None
 
 
 def is_chatter(text: str) -> bool:
     """Say whether a line is one of NCCL's that warn of nothing; a start has hundreds."""
     line = _LINE.match(said(without_codes(text)))
-    return line is not None and line[1] != "WARN"
+    return line is not None and line["level"] != "WARN"
 
 
 def without_chatter(pieces: Iterable[str]) -> Iterator[str]:

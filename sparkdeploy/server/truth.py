@@ -67,7 +67,7 @@ def findings(planned: Iterable[PlannedBackend], facts: EngineFacts) -> tuple[Bac
 
 
 def _agreement(planned: PlannedBackend, seen: str | None) -> Agreement:
-    if seen is None:
+    if seen is None or _lacks_adapters(planned, seen):
         return Agreement.NOT_TOLD
     return Agreement.AS_PLANNED if _agrees(planned, seen) else Agreement.DIFFERS
 
@@ -90,9 +90,17 @@ def _agrees(planned: PlannedBackend, seen: str) -> bool:
     return seen.upper() == wanted.upper()
 
 
+def _lacks_adapters(planned: PlannedBackend, seen: str) -> bool:
+    """Say whether the network is the planned one, and the log does not say over what."""
+    if planned.subject != "transport":
+        return False
+    network, names = _split_transport(planned.wanted)
+    return bool(names) and _split_transport(seen) == (network, set())
+
+
 def _split_transport(text: str) -> tuple[str, set[str]]:
     network, _, names = text.partition(" over ")
-    return network, set(names.split(", "))
+    return network, set(filter(None, names.split(", ")))
 
 
 def _graph_rank(mode: str) -> int:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checks.rdma import RdmaFact, rdma_checks, read_devinfo, read_rdma
+from sparkdeploy.checks.rdma import (
+    RdmaFact,
+    chosen_adapters,
+    rdma_checks,
+    read_devinfo,
+    read_rdma,
+)
 from sparkdeploy.image.inside import rdma
 from sparkdeploy.recipe.load import load_recipe
 from tests.unit.checks.adapters import DEVINFO, SOUND
@@ -30,7 +36,9 @@ GID = 3
 
 
 def fact(**changes: object) -> RdmaFact:
-    return read_rdma({**SOUND, "devinfo": DEVINFO, **changes})
+    seen = read_rdma(json.dumps({**SOUND, "devinfo": DEVINFO, **changes}))
+    assert seen is not None
+    return seen
 
 
 def env(gid_index: object = GID, adapters: str = "rocep1s0f1,roceP2p1s0f1") -> dict[str, str]:
@@ -83,6 +91,10 @@ MESSAGES = {
     "no adapter": (
         fact(devinfo="No IB devices found\n"),
         "spark-1: rocep1s0f1 in the container: not seen; it sees: none, expected an adapter",
+    ),
+    "InfiniBand": (
+        fact(devinfo=DEVINFO.replace("Ethernet", "InfiniBand", 1)),
+        "spark-1: rocep1s0f1 in the container: InfiniBand, expected Ethernet",
     ),
     "small packets": (
         fact(devinfo=DEVINFO.replace("active_mtu:\t\t4096 (5)", "active_mtu:\t\t1024 (3)", 1)),
@@ -142,9 +154,58 @@ def test_an_adapter_that_the_recipe_leaves_out_is_not_looked_at() -> None:
     assert [check for check in found if check.verdict != "ok"] == []
 
 
-def test_an_image_without_ibv_devinfo_is_not_accused() -> None:
-    (check,) = objections(fact(devinfo=None))
-    assert (check.verdict, check.value) == ("not seen", "no ibv_devinfo in it")
+@pytest.mark.parametrize(
+    ("devinfo", "value"),
+    [
+        (None, "no ibv_devinfo in it"),
+        ("\n", "ibv_devinfo said nothing"),
+        ("a\nibv_devinfo did not end within 10 s\n", "ibv_devinfo did not end within 10 s"),
+    ],
+)
+def test_adapters_that_could_not_be_looked_at_are_not_accused(
+    devinfo: str | None, value: str
+) -> None:
+    (check,) = objections(fact(devinfo=devinfo))
+    assert (check.verdict, check.value) == ("not seen", value)
+
+
+def test_another_port_of_a_device_is_not_the_first() -> None:
+    second = (
+        "\t\tport:\t2\n\t\t\tstate:\t\tPORT_DOWN (1)\n\t\t\tGID[  3]:\t\t::ffff:10.9.9.9, RoCE v2\n"
+    )
+    first, rest = DEVINFO.split("hca_id:\troceP2p1s0f1")
+    assert objections(fact(devinfo=f"{first}{second}hca_id:\troceP2p1s0f1{rest}")) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "chosen"),
+    [
+        ("roce", ("rocep1s0f1", "roceP2p1s0f1")),
+        ("", ("rocep1s0f1", "roceP2p1s0f1")),
+        (" rocep1s0f1 , roceP2p1s0f1:1", ("rocep1s0f1", "roceP2p1s0f1")),
+        ("=rocep1s0f1", ("rocep1s0f1",)),
+        ("=roce", ()),
+        ("^rocep1", ("roceP2p1s0f1",)),
+        ("^=rocep1", ("rocep1s0f1", "roceP2p1s0f1")),
+        ("mlx5_9", ()),
+    ],
+)
+def test_nccl_s_rules_say_which_adapters_are_meant(told: str, chosen: tuple[str, ...]) -> None:
+    assert chosen_adapters({"NCCL_IB_HCA": told}, ("rocep1s0f1", "roceP2p1s0f1")) == chosen
+
+
+def test_adapters_named_by_their_beginning_are_looked_at() -> None:
+    down = fact(devinfo=DEVINFO.replace("PORT_ACTIVE (4)", "PORT_DOWN (1)"))
+    found = rdma_checks(NODE, down, env(adapters="roce"))
+    assert [check.value for check in found if check.verdict == "failed"] == ["PORT_DOWN"] * 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", '{"missing": {}, "user', "[1,2]", "null", "{}", json.dumps({**SOUND, "devinfo": 3})],
+)
+def test_an_answer_of_another_shape_is_none(text: str) -> None:
+    assert read_rdma(text) is None
 
 
 @pytest.mark.parametrize(
@@ -174,7 +235,9 @@ def look(stand_in: Path, fault: str = "") -> RdmaFact:
     argv = [sys.executable, "-I", "-c", Path(rdma.__file__).read_text()]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
     line = done.stdout.splitlines()[-1]
-    return read_rdma(json.loads(line.removeprefix(rdma.MARK)))
+    seen = read_rdma(line.removeprefix(rdma.MARK))
+    assert seen is not None
+    return seen
 
 
 @pytest.mark.outside

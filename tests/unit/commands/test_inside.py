@@ -12,6 +12,7 @@ from sparkdeploy.checks.survey import Survey
 from sparkdeploy.commands import cluster
 from sparkdeploy.commands.reach import Reach
 from sparkdeploy.commands.request import Request
+from sparkdeploy.deploy import expectation
 from sparkdeploy.deploy.inside import SUBJECT, add_up, look_inside
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image.inside import all_reduce, rdma
@@ -140,6 +141,53 @@ def test_each_way_a_sum_can_fail_has_its_own_words(
     sums = [check for check in planned(lab) if check.subject == SUBJECT]
     assert {check.verdict for check in sums} == {"failed"}
     assert all(check.value.startswith(value) and check.fix for check in sums)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"{rdma.MARK}",
+        f'{rdma.MARK}{{"missing": {{}}, "user',
+        f"{rdma.MARK}[1,2]",
+        f"{rdma.MARK}null",
+        f"{rdma.MARK}{{}}",
+        f"{all_reduce.MARK}",
+        f'{all_reduce.MARK}{{"sum": 2',
+        f'{all_reduce.MARK}{{"gb_per_s": 2}}',
+        f'{all_reduce.MARK}{{"sum": 2.0}}',
+        f"{all_reduce.MARK}" + "[" * 100_000,
+    ],
+)
+@pytest.mark.parametrize("code", [0, 1])
+def test_an_answer_of_another_shape_is_told_and_no_bug(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, said: str, code: int
+) -> None:
+    lab.up()
+    monkeypatch.setattr(Engine, "run_to_end", lambda *_args, **_options: (code, said))
+    verdicts = {check.subject: check.verdict for check in planned(lab)}
+    assert verdicts == {"container with /dev/infiniband": "not seen", SUBJECT: "failed"}
+
+
+def test_the_head_under_ray_is_held_to_what_every_node_has(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expectation, "_treatment", lambda _plan: None)
+    lab.up("cluster.backend=ray")
+    head, worker = (plan := lab.planned[-1]).parts
+    fewer = replace(worker, seat=replace(worker.seat, rdma=worker.seat.rdma[:1]))
+    uneven = replace(plan, parts=(head, fewer))
+    for of_all, wanted in ((plan, "rocep1s0f1, roceP2p1s0f1"), (uneven, "rocep1s0f1")):
+        planned = expectation.expectation_of(of_all, of_all.head).backends[-1]
+        assert planned.wanted == f"NET/IB over {wanted}"
+
+
+def test_sockets_that_a_recipe_puts_up_with_are_a_warning(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.up("backends.warn_only=[transport]")
+    Answers(monkeypatch, summed("2.30.4-fallen-back"))
+    sums = [check for check in planned(lab) if check.subject == SUBJECT]
+    assert {check.verdict for check in sums} == {"warning"}
 
 
 def test_a_container_that_docker_cannot_start_is_a_check_that_failed(

@@ -188,6 +188,47 @@ def test_a_prompt_that_quotes_a_failure_of_the_guards_is_not_the_cause(event: st
     assert cause_of(f"{failure}\nfatal error: x\n", 1).line == failure
 
 
+OLDER = "s:1:1 [0] net.cc:345 NCCL WARN Error: network IB not found."
+TORCH = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, invalid usage"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("s:1:1 [0] NCCL INFO Failed to open libibverbs.so[.1]", "nccl_no_library"),
+        ("s:1:1 [0] p2p.cc:1 NCCL WARN NET/IB : Unable to open device mlx5_0", "nccl_no_rights"),
+        ("s:1:1 [0] NCCL INFO NET/IB : No device found.", "nccl_no_adapter"),
+    ],
+)
+def test_an_older_nccl_has_the_same_causes_in_other_words(line: str, cause: str) -> None:
+    assert root_cause(f"{line}\n{OLDER}\n{TORCH}\n", 1, oom_killed=False).name == cause
+
+
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "couldn't open config directory '/etc/libibverbs.d'.",
+        "couldn't load driver 'libmlx5-rdmav34.so': cannot open shared object file",
+        "no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs0",
+    ],
+)
+def test_a_provider_that_is_missing_is_no_matter_of_the_cable(warning: str) -> None:
+    log = f"libibverbs: Warning: {warning}\ns:1:1 [0] NCCL INFO NET/IB : No device found.\n{OLDER}"
+    assert root_cause(log, 1, oom_killed=False).name == "nccl_no_library"
+
+
+def test_a_prompt_that_quotes_nccl_is_not_the_cause() -> None:
+    quoted = "s:1:1 [0] NCCL WARN Call to ibv_modify_qp failed: NCCL error"
+    log = (
+        f"INFO 11-22 10:00:00 [logger.py:1] Received request: prompt: '{quoted}'\n"
+        f"INFO 11-22 10:00:00 [logger.py:1] {quoted}\n"
+        "Traceback (most recent call last):\n"
+        '  File "x.py", line 1, in <module>\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    )
+    assert root_cause(log, 1, oom_killed=False).name == "cuda_oom"
+
+
 def test_the_guards_own_restart_ends_what_came_before() -> None:
     end = end_before_restart(f"a\n{RESTART}\nb")
     assert (end.log, end.exit_code) == ("a", 1)

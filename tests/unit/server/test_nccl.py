@@ -40,12 +40,59 @@ def test_adapters_of_all_nodes_add_up_and_one_that_took_sockets_is_told() -> Non
         f"\x1b[36m(RayWorkerWrapper pid=7, ip=10.0.0.2)\x1b[0m {line}\n"
         for line in own.replace("s0f1", "s0f0").splitlines()
     )
+    other = other.replace("vm:", "spark-2:")
     both = read_whole([own.encode(), other.encode()]).facts.transport
     assert set(ADAPTERS) < set(both.adapters)
     assert "".join(without_chatter([other])).count("NCCL INFO") == 0
     sockets = "(RayWorkerWrapper pid=7, ip=10.0.0.2) s:1:1 [0] NCCL INFO Using network Socket\n"
     mixed = read_whole([sockets.encode(), own.encode()]).facts.transport
     assert mixed.network == "Socket"
+
+
+def test_a_node_with_fewer_adapters_than_the_others_is_told() -> None:
+    own = recorded("nccl/2.30.4-roce").decode()
+    other = own.replace("vm:", "spark-2:").replace(" [1]roceP2p1s0f1:1/RoCE", "")
+    for log in (own + other, other + own):
+        assert read_whole([log.encode()]).facts.transport.describe() == over("IB", ADAPTERS[:1])
+
+
+def transport_of(*words: str) -> str | None:
+    log = "".join(f"s:1:1 [0] {text}\n" for text in words)
+    return read_whole([log.encode()]).facts.transport.describe()
+
+
+@pytest.mark.parametrize(
+    ("offered", "names"),
+    [
+        (
+            "[0]={[0] a:1/RoCE, [1] b:1/RoCE} [1]={[2] c:1/RoCE, [3] d:2/RoCE} [RO]; OOB x:1<0>",
+            "abcd",
+        ),
+        ("[0]a:1/RoCE ; OOB nmn0:10.0.0.1<0>", "a"),
+        ("[0] a:1/RoCE [1] b:1/IB [RO]; OOB x:1<0>", "ab"),
+        ("[0]a:1/RoCE [RO]", "a"),
+        # In two pieces, each of which stands as a line.
+        ("[0]a:1/RoCE [1]b", ""),
+        ("[0]a:1/RoCE", ""),
+        ("[RO]; OOB x:1<0>", ""),
+    ],
+)
+def test_adapters_are_read_as_releases_write_them(offered: str, names: str) -> None:
+    said = (f"NCCL INFO NET/IB : Using {offered}", "NCCL INFO Using network IB")
+    assert transport_of(*said) == over("IB", names)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("IBext_v8", "NET/IB"),
+        ("AWS Libfabric", "NET/AWS Libfabric"),
+        ("I", None),
+        ("Sock", None),
+    ],
+)
+def test_a_network_is_told_by_its_whole_name(name: str, told: str | None) -> None:
+    assert transport_of(f"NCCL INFO Using network {name}") == told
 
 
 def test_a_line_end_of_two_signs_leaves_nothing_and_a_bar_is_shown_as_it_grows() -> None:

@@ -128,12 +128,15 @@ def test_a_drafters_own_back_end_is_not_the_models() -> None:
 
 
 ADAPTERS = "rocep1s0f1,roceP2p1s0f1"
+BOTH = ("rocep1s0f1", "roceP2p1s0f1")
 ROCE = {"NCCL_IB_HCA": ADAPTERS, "NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"}
 
 
-def transport(name: str, env: dict[str, str], *settings: str) -> list[BackendFinding]:
+def transport(
+    name: str, env: dict[str, str], *settings: str, own: tuple[str, ...] = BOTH
+) -> list[BackendFinding]:
     facts = read_whole([recorded(f"nccl/{name}")]).facts
-    return list(findings(planned_transport(resolved("v2", *settings), env), facts))
+    return list(findings(planned_transport(resolved("v2", *settings), env, own), facts))
 
 
 def test_the_adapters_of_config_yaml_are_held_against_what_nccl_took() -> None:
@@ -153,7 +156,8 @@ def test_a_transport_that_fell_back_to_sockets_is_a_failure_with_what_it_costs()
 
 
 def test_one_twin_is_less_than_both() -> None:
-    (finding,) = transport("2.30.4-roce", {**ROCE, "NCCL_IB_HCA": f"{ADAPTERS},rocep3s0f1"})
+    told = {**ROCE, "NCCL_IB_HCA": f"{ADAPTERS},rocep3s0f1"}
+    (finding,) = transport("2.30.4-roce", told, own=(*BOTH, "rocep3s0f1"))
 
     assert finding.is_failure
 
@@ -165,12 +169,13 @@ def test_a_recipe_that_allows_sockets_is_only_told() -> None:
     assert not finding.is_failure
 
 
-@pytest.mark.parametrize("spelling", [f"={ADAPTERS}", "rocep1s0f1:1,roceP2p1s0f1:1"])
+@pytest.mark.parametrize(
+    "spelling", [f"={ADAPTERS}", "rocep1s0f1:1,roceP2p1s0f1:1", "roce", "^mlx5_0", "mlx5_9", ""]
+)
 def test_nccls_own_spellings_of_adapters_are_read(spelling: str) -> None:
     (finding,) = transport("2.30.4-roce", {**ROCE, "NCCL_IB_HCA": spelling})
 
     assert finding.agreement is Agreement.AS_PLANNED
-    assert transport("2.30.4-roce", {**ROCE, "NCCL_IB_HCA": "^mlx5_0"}) == []
     assert transport("2.30.4-socket", {**ROCE, "NCCL_NET": "socket"}) == []
 
 
@@ -179,7 +184,14 @@ def test_sockets_that_were_asked_for_are_no_surprise(name: str) -> None:
     asked = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
 
     assert transport("2.30.4-socket", {**ROCE, name: asked[name]}) == []
-    assert transport("2.30.4-socket", {"NCCL_IB_DISABLE": "1"}) == []
+    assert transport("2.30.4-socket", {"NCCL_IB_DISABLE": "1"}, own=()) == []
+
+
+def test_a_log_that_names_the_network_and_no_adapter_fails_nothing() -> None:
+    facts = told("s:1:1 [0] NCCL INFO Using network IB")
+    (finding,) = findings(planned_transport(resolved("v2"), ROCE, BOTH), facts)
+
+    assert finding.agreement is Agreement.NOT_TOLD
 
 
 def test_a_log_that_tells_nothing_fails_nothing() -> None:
