@@ -131,10 +131,13 @@ class _Up:
                 plan, is_starting = self._begin()
             return self._finish(plan, is_starting)
         except KeyboardInterrupt:
-            self.launch.undo(self._settling)
-            with held_back():
-                if self.launch.begun:
-                    console.warn(self._after_interrupt())
+            try:
+                self.launch.undo(self._settling)
+            finally:
+                # A second Ctrl-C is heard when all is undone, and what became of it is said still.
+                with held_back():
+                    if self.launch.begun:
+                        console.warn(self._after_interrupt())
             raise
 
     @property

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import signal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkdeploy.commands.up import Extent
+from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.node.lock import node_lock
 from sparkdeploy.settings import load_settings
@@ -149,23 +151,45 @@ def changes_of_a_replacement(lab: Lab) -> int:
     return lab.steps
 
 
-@pytest.mark.parametrize("times", [1, 2])
+def test_what_became_of_it_is_said_after_a_second_ctrl_c_too(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(lab)
+    start = Launch.start
+
+    def interrupted(launch: Launch, *arguments: Any, **options: Any) -> None:
+        start(launch, *arguments, **options)
+        # The next change of a container undoes this one.
+        lab.interrupt_at = (lab.steps + 1,)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Launch, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lab.up(LATER)
+    assert "main was not replaced" in capsys.readouterr().err
+    check_whole(lab, "1")
+
+
+@pytest.mark.parametrize("again_after", [0, 2])
 def test_ctrl_c_at_any_change_leaves_the_old_or_the_new_one_whole(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     shipped: Library,
     lab: Lab,
-    times: int,
+    capsys: pytest.CaptureFixture[str],
+    again_after: int,
 ) -> None:
     for at in range(1, changes_of_a_replacement(lab) + 1):
         fresh = deployed(build(monkeypatch, shipped, lab.count))
         # The second Ctrl-C comes while the first one is being undone.
-        fresh.interrupt_at = tuple(range(at, at + 2 * times, 2)) if times > 1 else (at,)
+        fresh.interrupt_at = (at, at + again_after)
         with pytest.raises(KeyboardInterrupt):
             fresh.up(LATER)
         fresh.interrupt_at = ()
         text = fresh.running()[0]
         assert text in {"1", "2"}, at
+        fate = "main was not replaced" if text == "1" else "main goes on starting"
+        assert fate in capsys.readouterr().err, at
         check_whole(fresh, text or "")
 
 
