@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -185,13 +186,31 @@ def read_quiet_log(
     name: str, *, node: str | None = None, follow: bool, tail: int | None
 ) -> Iterator[str]:
     """As `read_log`, without the hundreds of lines in which NCCL tells what it does."""
-    asked = tail if follow or tail is None else tail + CHATTER_LINES
-    text = without_chatter(read_log(name, node=node, follow=follow, tail=asked))
-    if tail is None or follow:
-        return text
-    *lines, rest = "".join(text).split("\n")
-    whole = [f"{line}\n" for line in lines] + ([rest] if rest else [])
-    return iter(whole[-tail:] if tail else ())
+
+    def read(tail: int | None, *, follow: bool) -> Iterator[str]:
+        return without_chatter(read_log(name, node=node, follow=follow, tail=tail))
+
+    def lines(tail: int | None) -> list[str]:
+        return list(io.StringIO("".join(read(tail, follow=False)), newline="\n"))
+
+    if not tail:
+        return read(tail, follow=follow)
+    asked: int | None = tail + CHATTER_LINES
+    found = lines(asked)
+    if len(found) < tail:
+        asked, found = None, lines(None)
+    if not follow:
+        return iter(found[-tail:])
+    return _without_first(max(len(found) - tail, 0), read(asked, follow=True))
+
+
+def _without_first(count: int, pieces: Iterator[str]) -> Iterator[str]:
+    """Leave out as many lines; a piece has one at most."""
+    for piece in pieces:
+        if count == 0:
+            yield piece
+        elif piece.endswith("\n"):
+            count -= 1
 
 
 def read_log(

@@ -50,6 +50,16 @@ def test_the_log_is_vllms_unless_nccl_is_asked_for(more: tuple[str, ...]) -> Non
 def test_the_last_lines_are_found_behind_nccls() -> None:
     everything = shown()
     assert shown("--tail", "4") == everything[-4:]
+    assert shown("--tail", "4", "--follow") == everything[-4:]
+    assert shown("--tail", "99", "--follow") == everything
     assert everything[-4] != LOG.splitlines()[-4]
     assert shown("--tail", "0") == []
     assert shown("--tail", "1", "--nccl") == ["answered"]
+
+
+@pytest.mark.parametrize("more", [(), ("--follow",)])
+def test_more_of_nccls_lines_than_expected_hide_nothing(
+    monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(operate, "CHATTER_LINES", 3)
+    assert shown("--tail", "4", *more) == shown()[-4:]
