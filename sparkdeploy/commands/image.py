@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
@@ -15,6 +15,7 @@ from sparkdeploy.image.archive import ArchivedImage, list_archive, read_archive
 from sparkdeploy.image.emulation import platform_of
 from sparkdeploy.image.stages import UPPERMOST_FIRST
 from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
+from sparkdeploy.node.container import own_tags
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.settings import resources
 
@@ -329,5 +330,6 @@ def image_chain(host: DockerHost, image: ImageFact) -> tuple[ImageFact, ...]:
         # A label may name the very image that bears it.
         if found is None or found.image_id in {image.image_id for image in chain}:
             break
-        chain.append(found)
+        # Tags of the user's own are not what the next build looks for.
+        chain.append(replace(found, tags=own_tags(found.tags) or (below,)))
     return tuple(chain)

@@ -36,6 +36,17 @@ class ArchivedImage:
     """sha256 of each as it is unpacked."""
 
 
+_NO_ARCHIVE = (
+    tarfile.TarError,
+    ValueError,
+    RecursionError,
+    # JSON of another shape.
+    LookupError,
+    TypeError,
+    AttributeError,
+)
+
+
 def read_archive(path: Path) -> tuple[ArchivedImage, ...]:
     """Verify an archive and return its images; raise BuildError for any that is not what it says.
 
@@ -57,8 +68,11 @@ def _read(
         with tarfile.open(path, mode="r:") as archive:
             with _open(archive, "manifest.json") as stream:
                 entries = json.load(stream)
-            return tuple(read(archive, entry) for entry in entries)
-    except (tarfile.TarError, LookupError, TypeError, AttributeError, ValueError) as error:
+            found = tuple(read(archive, entry) for entry in entries)
+            if not found:
+                raise ValueError("it holds no image")
+            return found
+    except _NO_ARCHIVE as error:
         raise BuildError(
             f"{path} is no image archive, or a part of it is missing: {error}",
             hint="make it with `sparkdeploy image export`, and compare the sizes after copying",

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DockerHost", "DockerRefusedError"]
 _EMPTY_TAR = bytes(1024)
-_NO_SUCH_CALL = frozenset({404, 405, 410, 501})
-_BUILDER_IS_GONE = re.compile("buildkit|builder", re.IGNORECASE)
+_NOT_FOUND = 404
+_NO_SUCH_CALL = frozenset({_NOT_FOUND, 405, 410, 501})
+_BUILDER_IS_GONE = re.compile(r"buildkit|\b(legacy|classic|v1) builder|\bbuilder version", re.I)
 _IS_MISSED = "dockerfile"
 
 
@@ -64,7 +65,8 @@ class DockerHost(Containers):
             return image
         with suppress(NodeError), translated(f"measure image {image.image_id}"):
             layers = self._api.history(image.image_id)  # type: ignore[no-untyped-call]
-            return replace(image, size_bytes=sum(int(layer["Size"]) for layer in layers))
+            sizes = (int(layer.get("Size") or 0) for layer in layers or ())
+            return replace(image, size_bytes=sum(sizes))
         return image
 
     def builder_refusal(self) -> str | None:
@@ -75,9 +77,9 @@ class DockerHost(Containers):
             answer = self._api._post(url, data=_EMPTY_TAR, headers=headers)  # type: ignore[attr-defined]
             said = str(answer.text).strip()
         # One with a builder refuses as well: the tar holds no Dockerfile.
-        if answer.ok or _IS_MISSED in said.lower():
-            return None
-        is_gone = answer.status_code in _NO_SUCH_CALL or _BUILDER_IS_GONE.search(said)
+        is_missed = answer.status_code == _NOT_FOUND and _IS_MISSED in said.lower()
+        is_unknown = answer.status_code in _NO_SUCH_CALL and not is_missed
+        is_gone = is_unknown or _BUILDER_IS_GONE.search(said)
         return (said or f"HTTP {answer.status_code}") if is_gone else None
 
     def build(

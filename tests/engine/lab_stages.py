@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
+from sparkdeploy.errors import BuildError
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.stages import Stage, fingerprint
@@ -61,4 +62,8 @@ def rootfs() -> Iterator[ContextFile]:
 def build(host: DockerHost, stage: Stage, settings: Settings) -> ImageFact:
     """Build a stage as `up` does."""
     with console.step(stage.tag) as step:
-        return build_stage(host, stage, settings, step)
+        try:
+            return build_stage(host, stage, settings, step)
+        except BuildError as error:
+            error.add_note(error.detail or "")
+            raise

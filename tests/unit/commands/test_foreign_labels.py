@@ -337,6 +337,25 @@ class Circle:
         return ImageFact(f"sha256:{reference[-3]}", (reference,), {labels.BELOW: other}, 1)
 
 
+@dataclass
+class Tagged:
+    """An engine with one image, which its user has given a name of their own as well."""
+
+    tags: tuple[str, ...]
+
+    def find_image(self, _reference: str) -> ImageFact:
+        return ImageFact("sha256:2", self.tags, {}, 1)
+
+
+@pytest.mark.parametrize("tags", [("mine:latest", "sparkdeploy/b:1"), ("mine:latest",)])
+def test_an_image_below_goes_by_the_name_that_the_next_build_looks_for(
+    tags: tuple[str, ...],
+) -> None:
+    engine: Any = Tagged(tags)
+    first = ImageFact("sha256:1", ("sparkdeploy/a:1",), {labels.BELOW: "sparkdeploy/b:1"}, 1)
+    assert image_shelf.image_chain(engine, first)[1].tags == ("sparkdeploy/b:1",)
+
+
 def test_images_that_stand_on_each_other_are_told_once() -> None:
     circle: Any = Circle()
     first = circle.find_image("sparkdeploy/a:1")

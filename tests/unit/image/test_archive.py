@@ -109,7 +109,11 @@ def test_an_archive_that_was_cut_off_is_found(tmp_path: Path) -> None:
         read_archive(path)
 
 
-@pytest.mark.parametrize("manifest", ["{}x", '{"a": 1}', "null", "[1]", "[{}]", '[{"Config": 1}]'])
+@pytest.mark.parametrize(
+    "manifest",
+    ["{}x", '{"a": 1}', "null", "[1]", "[{}]", '[{"Config": 1}]', "[]", "[" * 200_000],
+    ids=range(8),
+)
 def test_an_archive_with_another_manifest_is_none(tmp_path: Path, manifest: str) -> None:
     path = tmp_path / "images.tar"
     with tarfile.open(path, "w") as archive:

@@ -83,7 +83,12 @@ def engine(folder: Path, path: str, status: int, body: object) -> Iterator[Docke
         (405, "method not allowed", True),
         (410, "build v1 has been removed", True),
         (404, "no such file: Dockerfile", False),
-        (500, "no space left on device", False),
+        (500, "mkdir /var/lib/docker/tmp/docker-builder123: no space left on device", False),
+        (403, "authorization denied by plugin builder-policy", False),
+        (501, "building from a Dockerfile is not implemented", True),
+        (410, "POST /build was removed; build the Dockerfile with BuildKit", True),
+        (400, "the classic builder was removed: build Dockerfiles with buildx", True),
+        (200, "the legacy builder was removed, use BuildKit", True),
     ],
 )
 def test_an_engine_without_a_builder_is_known_by_its_answer(
