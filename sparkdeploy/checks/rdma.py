@@ -28,14 +28,14 @@ _NO_DEVICES = "No IB devices found"
 _STATE = re.compile(r"^\s+state:\s+(\w+)", re.MULTILINE)
 _MTU = re.compile(r"^\s+active_mtu:\s+(\d+)", re.MULTILINE)
 _LINK = re.compile(r"^\s+link_layer:\s+(\w+)", re.MULTILINE)
-_GID = re.compile(r"^\s+GID\[\s*(\d+)\]:\s+([0-9a-f:.]+), (RoCE v[12])", re.MULTILINE)
+_GID = re.compile(r"^\s+GID\[\s*(\d+)\]:\s+([0-9a-f:.]+)(?:, (RoCE v[12]))?", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Gid:
     address: str
     kind: str
-    """`RoCE v1` or `RoCE v2`."""
+    """`RoCE v1` or `RoCE v2`; nothing where ibv_devinfo is too old to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +123,11 @@ def _adapter(name: str, text: str) -> Adapter:
 
 
 def chosen_adapters(env: Mapping[str, str], own: Iterable[str]) -> tuple[str, ...]:
-    """Return which of a node's adapters NCCL takes by its variable NCCL_IB_HCA.
+    """Return which adapters NCCL takes by its variable NCCL_IB_HCA: of a node's own, and others.
 
     A name counts for all that begin with it, unless `=` stands before the first; `^` leaves out
-    what is named. A port may follow each name.
+    what is named. A port may follow each name. What is named and none of the node's own stays as
+    it is: the container may see more.
     """
     told = env.get("NCCL_IB_HCA", "").strip()
     leaves_out, told = told.startswith("^"), told.removeprefix("^")
@@ -134,12 +135,15 @@ def chosen_adapters(env: Mapping[str, str], own: Iterable[str]) -> tuple[str, ..
     items = (item.strip().partition(":")[0] for item in told.split(","))
     named = tuple(item for item in items if item)
 
-    def is_named(adapter: str) -> bool:
-        return adapter in named if is_exact else adapter.startswith(named)
+    def means(name: str, adapter: str) -> bool:
+        return adapter == name if is_exact else adapter.startswith(name)
 
+    own = tuple(own)
     if not named:
-        return tuple(own)
-    return tuple(adapter for adapter in own if is_named(adapter) != leaves_out)
+        return own
+    meant = [it for it in own if any(means(name, it) for name in named) != leaves_out]
+    others = [it for it in named if not any(means(it, adapter) for adapter in own)]
+    return tuple(meant if leaves_out else (*meant, *others))
 
 
 def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> Iterator[Check]:
@@ -163,12 +167,21 @@ def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> It
     seen = {adapter.name: adapter for adapter in fact.adapters}
     chosen = chosen_adapters(env, [port.rdma for port in node.fabric if port.rdma])
     ports = [port for port in node.fabric if port.rdma in chosen]
+    if not ports and not set(chosen_adapters(env, seen)) & set(seen):
+        yield _none_chosen(node, env, seen)
     index = env.get("NCCL_IB_GID_INDEX", "")
     for port in ports:
         yield from _adapter_checks(node, port, seen)
     # Without a number NCCL looks for one itself.
     if index.isdecimal():
         yield from _gid_checks(node, ports, seen, int(index))
+
+
+def _none_chosen(node: ClusterNode, env: Mapping[str, str], seen: Iterable[str]) -> Check:
+    told = env.get("NCCL_IB_HCA", "")
+    value = f"it means none of: {', '.join(seen) or 'nothing is there'}"
+    fix = "correct serve.env.NCCL_IB_HCA in the recipe, or leave it out"
+    return Check(node.name, f"NCCL_IB_HCA={told}", "failed", value, "an adapter", fix)
 
 
 def _libraries(node: ClusterNode, fact: RdmaFact) -> Check:
@@ -246,6 +259,10 @@ def _gid_checks(
         subject, wanted = f"{port.rdma} GID {index}", f"{ROCE_V2} of {port.ip}"
         if index in fitting:
             yield Check(node.name, subject, "ok", wanted)
+            continue
+        if adapter.gids and not any(gid.kind for gid in adapter.gids.values()):
+            value = "ibv_devinfo of that image does not tell the kinds of GIDs"
+            yield Check(node.name, subject, "not seen", value)
             continue
         gid = adapter.gids.get(index)
         value = f"{gid.kind} of {_ipv4(gid.address) or gid.address}" if gid else "not set"

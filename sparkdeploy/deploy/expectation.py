@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from sparkdeploy import labels
 from sparkdeploy.checkpoint.manifest import read_manifest
+from sparkdeploy.checks.rdma import chosen_adapters
 from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError, UnhealthyError
 from sparkdeploy.estimate.memory_claim import MemoryClaim  # noqa: TC001 - read from a label
@@ -86,10 +87,10 @@ def expectation_of(plan: Plan, part: Part) -> Expectation:
 
 
 def _adapters(plan: Plan, part: Part) -> tuple[str, ...]:
-    """Return the adapters that each process whose words stand in a part's log has at least."""
-    if plan.formation.backend == "ray" and part is plan.head:
-        return min((part.seat.rdma for part in plan.parts), key=len)
-    return part.seat.rdma
+    """Return the adapters that each process whose words stand in a part's log has to take."""
+    told = plan.parts if plan.formation.backend == "ray" and part is plan.head else (part,)
+    chosen = [chosen_adapters(it.spec.env, it.seat.rdma) for it in told if it.spec is not None]
+    return tuple(name for name in chosen[0] if all(name in names for names in chosen))
 
 
 def expectation_on(fact: ContainerFact) -> Expectation | None:

@@ -15,7 +15,7 @@ from uuid import uuid4
 from pydantic import TypeAdapter
 
 from sparkdeploy.checks.fabric import Check
-from sparkdeploy.checks.rdma import rdma_checks, read_rdma
+from sparkdeploy.checks.rdma import chosen_adapters, rdma_checks, read_rdma
 from sparkdeploy.console import console, format_gib
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.inside import all_reduce, rdma
@@ -175,7 +175,8 @@ def _add(plan: Plan, part: Part, node: Node, port: int) -> Check:
         return Check(part.node, SUBJECT, "failed", f"{added.sum:g}", str(count), fix)
     facts = read_whole([said.encode()]).facts
     value = f"{facts.transport.describe() or 'no transport told'}, {added.gb_per_s:g} GB/s"
-    for finding in findings(planned_transport(plan.resolved, spec.env, seat.rdma), facts):
+    adapters = chosen_adapters(spec.env, seat.rdma)
+    for finding in findings(planned_transport(plan.resolved, spec.env, adapters), facts):
         if finding.agreement is Agreement.DIFFERS:
             fix = "what the image or the node lacks stands above"
             check = Check(part.node, SUBJECT, "failed", value, finding.planned.wanted, fix)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.rdma import chosen_adapters
 from sparkdeploy.recipe.schema import Subject  # noqa: TC001 - read from a label, it is checked
 
 if TYPE_CHECKING:
@@ -52,17 +51,15 @@ def planned_backends(resolved: Resolved) -> tuple[PlannedBackend, ...]:
 
 
 def planned_transport(
-    resolved: Resolved, env: Mapping[str, str], own: Sequence[str]
+    resolved: Resolved, env: Mapping[str, str], adapters: Sequence[str]
 ) -> tuple[PlannedBackend, ...]:
     """Return how NCCL is to reach the other nodes, from a part's environment; sockets need none.
 
-    `own` are the adapters of the node that config.yaml names; a recipe may name others.
+    `adapters` are those that have to be among what it takes.
     """
-    if not own or uses_sockets(env):
+    if uses_sockets(env) or not (adapters or env.get("NCCL_IB_HCA")):
         return ()
-    wanted = "NET/IB"
-    if adapters := chosen_adapters(env, own):
-        wanted += f" over {', '.join(adapters)}"
+    wanted = f"NET/IB over {', '.join(adapters)}" if adapters else "NET/IB"
     return (PlannedBackend("transport", wanted, allows_sockets(resolved)),)
 
 

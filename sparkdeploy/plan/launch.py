@@ -236,6 +236,8 @@ def _ray_env(seat: Seat) -> dict[str, str]:
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_num_prestart_python_workers": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # It shows one of several nodes' lines that differ in numbers alone: NCCL's, for one.
+        "RAY_DEDUP_LOGS": "0",
     }
 
 

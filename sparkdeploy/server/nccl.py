@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _LINE = re.compile(
-    r"^(?:\[[\d :-]+\] )?(?P<process>[\w.-]+:\d+):\d+ \[-?\d+\] (?:[\w./]+:\d+ )?"
+    r"^(?:\[[\d :-]+\] )?(?P<process>[\w.-]+:\d+):\d+ \[-?\d+\] (?:\S+:\d+ )?"
     r"NCCL (?P<level>[A-Z]+) ?(?P<said>.*)"
 )
 _VERBS = "libibverbs: "
@@ -105,7 +105,8 @@ def is_told_by_nccl(text: str) -> bool:
 
 def is_chatter(text: str) -> bool:
     """Say whether a line is one of NCCL's that warn of nothing; a start has hundreds."""
-    line = _LINE.match(said(without_codes(text)))
+    # A bar without an end may stand before it.
+    line = _LINE.match(said(without_codes(text.rstrip("\r").rpartition("\r")[2])))
     return line is not None and line["level"] != "WARN"
 
 

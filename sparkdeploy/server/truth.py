@@ -84,7 +84,9 @@ def _agrees(planned: PlannedBackend, seen: str) -> bool:
     if planned.subject == "transport":
         network, names = _split_transport(wanted)
         seen_network, seen_names = _split_transport(seen)
-        return network == seen_network and names <= seen_names
+        # NCCL takes a name for all that begin with it.
+        are_taken = all(any(it.startswith(name) for it in seen_names) for name in names)
+        return network == seen_network and are_taken
     if planned.subject == "graphs":
         return _graph_rank(seen) >= _GRAPH_RANKS[wanted]
     return seen.upper() == wanted.upper()

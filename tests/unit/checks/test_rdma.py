@@ -184,14 +184,36 @@ def test_another_port_of_a_device_is_not_the_first() -> None:
         ("", ("rocep1s0f1", "roceP2p1s0f1")),
         (" rocep1s0f1 , roceP2p1s0f1:1", ("rocep1s0f1", "roceP2p1s0f1")),
         ("=rocep1s0f1", ("rocep1s0f1",)),
-        ("=roce", ()),
+        ("=roce", ("roce",)),
         ("^rocep1", ("roceP2p1s0f1",)),
         ("^=rocep1", ("rocep1s0f1", "roceP2p1s0f1")),
-        ("mlx5_9", ()),
+        ("^roce", ()),
+        ("rocep1,mlx5_9", ("rocep1s0f1", "mlx5_9")),
     ],
 )
 def test_nccl_s_rules_say_which_adapters_are_meant(told: str, chosen: tuple[str, ...]) -> None:
     assert chosen_adapters({"NCCL_IB_HCA": told}, ("rocep1s0f1", "roceP2p1s0f1")) == chosen
+
+
+@pytest.mark.parametrize("told", ["rocep1s0f9", "^roce", "=roce"])
+def test_a_choice_that_leaves_no_adapter_is_told(told: str) -> None:
+    (check,) = [it for it in rdma_checks(NODE, fact(), env(adapters=told)) if it.verdict != "ok"]
+    assert (check.verdict, check.subject) == ("failed", f"NCCL_IB_HCA={told}")
+    assert check.value == "it means none of: rocep1s0f1, roceP2p1s0f1"
+
+
+def test_an_adapter_of_the_recipes_own_is_looked_for_in_the_container() -> None:
+    seen = fact(devinfo=DEVINFO.replace("rocep1s0f1", "mlx5_0"))
+    found = rdma_checks(NODE, seen, env(adapters="mlx5"))
+    assert [check.describe() for check in found if check.verdict != "ok"] == []
+
+
+def test_an_old_ibv_devinfo_accuses_nobody_of_a_wrong_gid() -> None:
+    old = fact(devinfo=DEVINFO.replace(", RoCE v1", "").replace(", RoCE v2", ""))
+    assert {(it.verdict, it.subject) for it in objections(old)} == {
+        ("not seen", "rocep1s0f1 GID 3"),
+        ("not seen", "roceP2p1s0f1 GID 3"),
+    }
 
 
 def test_adapters_named_by_their_beginning_are_looked_at() -> None:

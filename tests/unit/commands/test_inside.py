@@ -157,6 +157,7 @@ def test_each_way_a_sum_can_fail_has_its_own_words(
         f'{all_reduce.MARK}{{"sum": 2.0}}',
         f"{all_reduce.MARK}" + "[" * 100_000,
     ],
+    ids=range(10),
 )
 @pytest.mark.parametrize("code", [0, 1])
 def test_an_answer_of_another_shape_is_told_and_no_bug(
@@ -173,12 +174,20 @@ def test_the_head_under_ray_is_held_to_what_every_node_has(
 ) -> None:
     monkeypatch.setattr(expectation, "_treatment", lambda _plan: None)
     lab.up("cluster.backend=ray")
-    head, worker = (plan := lab.planned[-1]).parts
-    fewer = replace(worker, seat=replace(worker.seat, rdma=worker.seat.rdma[:1]))
-    uneven = replace(plan, parts=(head, fewer))
-    for of_all, wanted in ((plan, "rocep1s0f1, roceP2p1s0f1"), (uneven, "rocep1s0f1")):
-        planned = expectation.expectation_of(of_all, of_all.head).backends[-1]
-        assert planned.wanted == f"NET/IB over {wanted}"
+    plan = lab.planned[-1]
+
+    def wanted(*rdma: str) -> str:
+        """What the head is held to where the worker has these adapters."""
+        head, worker = plan.parts
+        assert worker.spec is not None
+        spec = replace(worker.spec, env={**worker.spec.env, "NCCL_IB_HCA": ",".join(rdma)})
+        other = replace(worker, seat=replace(worker.seat, rdma=rdma), spec=spec)
+        uneven = replace(plan, parts=(head, other))
+        return expectation.expectation_of(uneven, head).backends[-1].wanted
+
+    assert wanted("rocep1s0f1", "roceP2p1s0f1") == "NET/IB over rocep1s0f1, roceP2p1s0f1"
+    assert wanted("rocep1s0f1") == "NET/IB over rocep1s0f1"
+    assert wanted("rocep9s0f1", "roceP9p1s0f1") == "NET/IB"
 
 
 def test_sockets_that_a_recipe_puts_up_with_are_a_warning(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.server.log_lines import lines_of
-from sparkdeploy.server.nccl import Transport, is_chatter, over, without_chatter
+from sparkdeploy.server.nccl import Transport, is_chatter, is_told_by_nccl, over, without_chatter
 from sparkdeploy.server.phases import read_whole
 from tests.unit.server.log_files import recorded
 
@@ -93,6 +93,15 @@ def test_adapters_are_read_as_releases_write_them(offered: str, names: str) -> N
 )
 def test_a_network_is_told_by_its_whole_name(name: str, told: str | None) -> None:
     assert transport_of(f"NCCL INFO Using network {name}") == told
+
+
+def test_a_bar_without_an_end_does_not_hide_nccls_talk() -> None:
+    assert "".join(without_chatter(["Loading: 1%\rs:1:1 [0] NCCL INFO x\n", "next\n"])) == "next\n"
+
+
+@pytest.mark.parametrize("path", ["net.cc", "transport/net.cc", "/build/nccl-2.28.3+cuda/net.cc"])
+def test_a_warning_is_nccls_wherever_it_was_built(path: str) -> None:
+    assert is_told_by_nccl(f"s:1:1 [0] {path}:12 NCCL WARN x")
 
 
 def test_a_line_end_of_two_signs_leaves_nothing_and_a_bar_is_shown_as_it_grows() -> None:

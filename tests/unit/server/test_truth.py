@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sparkdeploy.checks.rdma import chosen_adapters
 from sparkdeploy.plan.backends import PlannedBackend, planned_backends, planned_transport
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from sparkdeploy.server.facts import EngineFacts, read_facts
@@ -136,7 +137,8 @@ def transport(
     name: str, env: dict[str, str], *settings: str, own: tuple[str, ...] = BOTH
 ) -> list[BackendFinding]:
     facts = read_whole([recorded(f"nccl/{name}")]).facts
-    return list(findings(planned_transport(resolved("v2", *settings), env, own), facts))
+    adapters = chosen_adapters(env, own)
+    return list(findings(planned_transport(resolved("v2", *settings), env, adapters), facts))
 
 
 def test_the_adapters_of_config_yaml_are_held_against_what_nccl_took() -> None:
@@ -170,13 +172,21 @@ def test_a_recipe_that_allows_sockets_is_only_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "spelling", [f"={ADAPTERS}", "rocep1s0f1:1,roceP2p1s0f1:1", "roce", "^mlx5_0", "mlx5_9", ""]
+    "spelling", [f"={ADAPTERS}", "rocep1s0f1:1,roceP2p1s0f1:1", "roce", "^mlx5_0", ""]
 )
 def test_nccls_own_spellings_of_adapters_are_read(spelling: str) -> None:
     (finding,) = transport("2.30.4-roce", {**ROCE, "NCCL_IB_HCA": spelling})
 
     assert finding.agreement is Agreement.AS_PLANNED
     assert transport("2.30.4-socket", {**ROCE, "NCCL_NET": "socket"}) == []
+
+
+def test_adapters_that_only_the_recipe_names_are_held_against_what_nccl_took() -> None:
+    (finding,) = transport("2.30.4-roce", {**ROCE, "NCCL_IB_HCA": "roce"}, own=())
+    assert finding.agreement is Agreement.AS_PLANNED
+    (finding,) = transport("2.30.4-socket", {**ROCE, "NCCL_IB_HCA": "=mlx5_9"}, own=())
+    assert finding.planned.wanted == "NET/IB over mlx5_9"
+    assert finding.is_failure
 
 
 @pytest.mark.parametrize("name", ["NCCL_NET", "NCCL_IB_DISABLE"])
