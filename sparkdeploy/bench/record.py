@@ -245,6 +245,8 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
+    """One suite of a run."""
+
     name: str
     prompts: str
     """Hash of the prompts' text: figures of other prompts are not compared."""
@@ -286,6 +288,8 @@ class ImageOrigin:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOrigin:
+    """The weights that were mounted."""
+
     source: str
     """A repository on the hub, or a folder."""
     revision: str | None = None
@@ -325,6 +329,8 @@ class MachineOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ClientOrigin:
+    """What asked and counted."""
+
     sparkdeploy: str
     python: str
     machine: str = ""
@@ -333,6 +339,8 @@ class ClientOrigin:
 
 @dataclass(frozen=True, slots=True)
 class RunOrigin:
+    """Everything that made a run."""
+
     url: str
     model: str
     """The served name."""
