@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import re
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ FULL_MTU_BYTES = 4096
 """The largest of an RDMA packet; an interface with an MTU of 9000 allows it."""
 _DEVICE = re.compile(r"^hca_id:\s+(\S+)", re.MULTILINE)
 _PORT = re.compile(r"^\s+port:\s+\d+", re.MULTILINE)
-_NO_DEVICES = "No IB devices found"
+_SAYS_OF_NONE = ("No IB devices found", "Failed to open device")
 _STATE = re.compile(r"^\s+state:\s+(\w+)", re.MULTILINE)
 _MTU = re.compile(r"^\s+active_mtu:\s+(\d+)", re.MULTILINE)
 _LINK = re.compile(r"^\s+link_layer:\s+(\w+)", re.MULTILINE)
@@ -56,49 +55,30 @@ class RdmaFact:
 
     user: str
     """uid:gid."""
-    missing: Mapping[str, str]
+    missing: dict[str, str]
     """Why a library cannot be opened, by its name."""
     memlock_bytes: int | None
     """None: unlimited."""
-    nodes: Mapping[str, str]
-    """Why a device file may not be opened, by its path; empty where it may."""
-    adapters: tuple[Adapter, ...]
-    unread: str = ""
-    """Why ibv_devinfo told of no adapter, where that says nothing of the adapters."""
-
-
-@dataclass(frozen=True)
-class _Told:
-    """The program's answer, its types held to what they should be."""
-
-    user: str
-    missing: dict[str, str]
-    memlock_bytes: int | None
     nodes: dict[str, str]
+    """Why a device file may not be opened, by its path; empty where it may."""
     devinfo: str | None
+    """What ibv_devinfo says; None where the image has none."""
 
 
 def read_rdma(text: str) -> RdmaFact | None:
     """Read the program's answer, a JSON object; None for anything else."""
     try:
-        told = _reader().validate_json(text, strict=True)
+        return TypeAdapter(RdmaFact).validate_json(text, strict=True)
     except ValueError:
         return None
-    adapters = read_devinfo(told.devinfo or "")
-    unread = "" if adapters else _unread(told.devinfo)
-    return RdmaFact(told.user, told.missing, told.memlock_bytes, told.nodes, adapters, unread)
-
-
-@functools.cache
-def _reader() -> TypeAdapter[_Told]:
-    return TypeAdapter(_Told)
 
 
 def _unread(devinfo: str | None) -> str:
+    """Return why ibv_devinfo told of no adapter, where that says nothing of the adapters."""
     if devinfo is None:
         return "no ibv_devinfo in it"
     lines = [line.strip() for line in devinfo.splitlines() if line.strip()]
-    if any(_NO_DEVICES in line for line in lines):
+    if any(line in _SAYS_OF_NONE for line in lines):
         return ""
     return lines[-1] if lines else "ibv_devinfo said nothing"
 
@@ -160,11 +140,11 @@ def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> It
     yield _memlock(node, fact)
     if rights.verdict == "failed":
         return
-    if fact.unread:
+    seen = {adapter.name: adapter for adapter in read_devinfo(fact.devinfo or "")}
+    if not seen and (reason := _unread(fact.devinfo)):
         fix = f"that image needs {RDMA_PACKAGES[-1]}; on {node.name}: ibv_devinfo"
-        yield Check(node.name, "adapters in the image", "not seen", fact.unread, fix=fix)
+        yield Check(node.name, "adapters in the image", "not seen", reason, fix=fix)
         return
-    seen = {adapter.name: adapter for adapter in fact.adapters}
     chosen = chosen_adapters(env, [port.rdma for port in node.fabric if port.rdma])
     ports = [port for port in node.fabric if port.rdma in chosen]
     if not ports and not set(chosen_adapters(env, seen)) & set(seen):

@@ -92,6 +92,10 @@ MESSAGES = {
         fact(devinfo="No IB devices found\n"),
         "spark-1: rocep1s0f1 in the container: not seen; it sees: none, expected an adapter",
     ),
+    "no adapter that opens": (
+        fact(devinfo="Failed to open device\nFailed to open device\n"),
+        "spark-1: rocep1s0f1 in the container: not seen; it sees: none, expected an adapter",
+    ),
     "InfiniBand": (
         fact(devinfo=DEVINFO.replace("Ethernet", "InfiniBand", 1)),
         "spark-1: rocep1s0f1 in the container: InfiniBand, expected Ethernet",
@@ -267,7 +271,7 @@ def test_the_real_ibv_devinfo_is_read_with_adapters_that_a_library_plays(stand_i
     seen = look(stand_in)
     # This machine has no provider beside the stand-in, no device files and limits of its own.
     assert list(seen.missing) == [rdma.PROVIDER]
-    sound = replace(fact(), adapters=seen.adapters)
+    sound = replace(fact(), devinfo=seen.devinfo)
     assert objections(sound) == []
 
 
@@ -282,7 +286,7 @@ def test_the_real_ibv_devinfo_is_read_with_adapters_that_a_library_plays(stand_i
     ],
 )
 def test_what_a_library_plays_is_told(stand_in: Path, fault: str, value: str) -> None:
-    sound = replace(fact(), adapters=look(stand_in, fault).adapters)
+    sound = replace(fact(), devinfo=look(stand_in, fault).devinfo)
     assert objections(sound)[0].value == value
 
 
