@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.recipe.schema import Subject  # noqa: TC001 - read from a label, it is checked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sparkdeploy.recipe.load import Resolved
 
@@ -59,8 +59,13 @@ def planned_transport(
     """
     if uses_sockets(env) or not (adapters or env.get("NCCL_IB_HCA")):
         return ()
-    wanted = f"NET/IB over {', '.join(adapters)}" if adapters else "NET/IB"
-    return (PlannedBackend("transport", wanted, allows_sockets(resolved)),)
+    return (PlannedBackend("transport", over("IB", adapters), allows_sockets(resolved)),)
+
+
+def over(network: str, names: Iterable[str]) -> str:
+    """Return what a plan, and a log, say of a transport: `NET/IB over rocep1s0f1, roceP2p1s0f1`."""
+    listed = ", ".join(names)
+    return f"NET/{network}{' over ' if listed else ''}{listed}"
 
 
 def uses_sockets(env: Mapping[str, str]) -> bool:

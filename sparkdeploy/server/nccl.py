@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from sparkdeploy.plan.backends import over
 from sparkdeploy.server.log_lines import said, without_codes
 
 if TYPE_CHECKING:
@@ -56,11 +57,6 @@ class Transport:
             return None
         names = self.adapters if self.network == "IB" else self.interfaces
         return over(self.network, names)
-
-
-def over(network: str, names: Iterable[str]) -> str:
-    listed = ", ".join(names)
-    return f"NET/{network}{' over ' if listed else ''}{listed}"
 
 
 def read_transport(text: str, known: Transport) -> Transport:

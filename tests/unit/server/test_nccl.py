@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdeploy.plan.backends import over
 from sparkdeploy.server.log_lines import lines_of
-from sparkdeploy.server.nccl import Transport, is_chatter, is_told_by_nccl, over, without_chatter
+from sparkdeploy.server.nccl import Transport, is_chatter, is_told_by_nccl, without_chatter
 from sparkdeploy.server.phases import read_whole
 from tests.unit.server.log_files import recorded
 
