@@ -164,11 +164,7 @@ def fabric_env(resolved: Resolved, formation: Formation, seat: Seat) -> dict[str
     env = {"VLLM_HOST_IP": seat.address, "VLLM_ENGINE_READY_TIMEOUT_S": str(READY_TIMEOUT_S)}
     env |= dict.fromkeys(INTERFACE_VARIABLES, seat.interface)
     if resolved.engine.runs_on == "cuda":
-        env |= _nccl_env(resolved, seat)
-        own_file = nccl_choices(resolved.recipe).get("NCCL_DEBUG_FILE")
-        if formation.backend == "ray" and own_file is None:
-            # Ray's workers have a file there, which NCCL would empty.
-            env.pop("NCCL_DEBUG_FILE", None)
+        env |= _nccl_env(resolved, formation, seat)
     if formation.backend == "ray":
         env |= _ray_env(seat)
     return env
@@ -207,9 +203,12 @@ def meeting_port(formation: Formation) -> int:
     return DATA_PARALLEL_RPC_PORT if formation.data_parallel > 1 else formation.master_port
 
 
-def _nccl_env(resolved: Resolved, seat: Seat) -> dict[str, str]:
+def _nccl_env(resolved: Resolved, formation: Formation, seat: Seat) -> dict[str, str]:
     env = {"NCCL_IGNORE_CPU_AFFINITY": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     env |= NCCL_TELLS
+    if formation.backend == "ray":
+        # Its workers have a file there, which NCCL would empty.
+        del env["NCCL_DEBUG_FILE"]
     choices = nccl_choices(resolved.recipe)
     if seat.rdma:
         env |= {
