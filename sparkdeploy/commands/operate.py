@@ -25,7 +25,7 @@ from sparkdeploy.server.nccl import without_chatter
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from sparkdeploy.deploy.deployments import StatusRow
     from sparkdeploy.node.host import DockerHost
@@ -187,21 +187,23 @@ def read_quiet_log(
 ) -> Iterator[str]:
     """As `read_log`, without the hundreds of lines in which NCCL tells what it does."""
 
-    def read(tail: int | None, *, follow: bool) -> Iterator[str]:
-        return without_chatter(read_log(name, node=node, follow=follow, tail=tail))
-
-    def lines(tail: int | None) -> list[str]:
-        return list(io.StringIO("".join(read(tail, follow=False)), newline="\n"))
-
     if not tail:
-        return read(tail, follow=follow)
+        return without_chatter(read_log(name, node=node, follow=follow, tail=tail))
     asked: int | None = tail + CHATTER_LINES
-    found = lines(asked)
-    if len(found) < tail:
-        asked, found = None, lines(None)
+    raw = _lines(read_log(name, node=node, follow=False, tail=asked))
+    found = _lines(without_chatter(raw))
+    if len(found) < tail and len(raw) == asked:
+        # There is more, and NCCL has said more than it usually does.
+        asked = None
+        found = _lines(without_chatter(read_log(name, node=node, follow=False, tail=asked)))
     if not follow:
         return iter(found[-tail:])
-    return _without_first(max(len(found) - tail, 0), read(asked, follow=True))
+    coming = without_chatter(read_log(name, node=node, follow=True, tail=asked))
+    return _without_first(max(len(found) - tail, 0), coming)
+
+
+def _lines(pieces: Iterable[str]) -> list[str]:
+    return list(io.StringIO("".join(pieces), newline="\n"))
 
 
 def _without_first(count: int, pieces: Iterator[str]) -> Iterator[str]:
