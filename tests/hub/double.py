@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 16
 _API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?")
+_TREE = re.compile(r"/api/models/([^/]+/[^/]+)/tree/(.+)")
+_TOKEN = re.compile(r"/api/models/([^/]+/[^/]+)/xet-read-token/(.+)")
+_XET = re.compile(r"/xet/([0-9a-f]{64})")
 _RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
@@ -43,6 +46,8 @@ class Fault:
     """Send other bytes than there are from here on."""
     skip: int = 0
     """Let this many requests through first."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """What the answer says instead; of an empty value nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class Repo:
     license: str = "apache-2.0"
     token: str | None = None
     """Who does not send it gets 401, and who sends another one 403."""
+    is_xet: bool = False
+    """Whether large files are offered as Xet chunks too; tests.hub.xet fetches these by hash."""
 
 
 @dataclass(slots=True)
@@ -78,12 +85,17 @@ class HubDouble:
     """Bytes of file contents and listings that were sent."""
     delay_s: float = 0.0
     """A pause after each chunk of a blob, so that a test can interrupt."""
+    bytes_per_s: float | None = None
+    """What one connection takes of a file; None for as fast as it goes."""
+    most_at_once: int = 0
+    """Bodies of files that were on their way at the same time."""
     endpoint: str = ""
     blobs: str = ""
     is_held: threading.Event = field(default_factory=threading.Event)
     """Set while a blob is held back, as `hold_after` asked."""
     go_on: threading.Event = field(default_factory=threading.Event)
     _hold_after_bytes: int | None = None
+    _on_their_way: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def hold_after(self, sent_bytes: int) -> None:
@@ -111,6 +123,29 @@ class HubDouble:
                 fault.times -= 1
                 return fault
         return None
+
+    def by_xet_hash(self, xet_hash: str) -> Path:
+        """The file that the store of Xet chunks knows by this name."""
+        files = (
+            path
+            for repo in self.repos.values()
+            for folder in repo.commits.values()
+            for path in folder.rglob("*")
+            if repo.is_xet and path.is_file() and is_lfs(path)
+        )
+        return next(path for path in files if xet_hash_of(path) == xet_hash)
+
+    @contextlib.contextmanager
+    def on_its_way(self) -> Iterator[None]:
+        """Count a body as one of those that are sent at the same time."""
+        with self._lock:
+            self._on_their_way += 1
+            self.most_at_once = max(self.most_at_once, self._on_their_way)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._on_their_way -= 1
 
     def count(self, sent_bytes: int) -> None:
         """Add to the bytes that were sent."""
@@ -147,6 +182,11 @@ def sha256_of(path: Path) -> str:
     """A file's sha256, remembered as long as the file does not change."""
     status = path.stat()
     return _sha256(path, status.st_mtime_ns, status.st_size)
+
+
+def xet_hash_of(path: Path) -> str:
+    """What the store of Xet chunks calls a content: no sha256 of it, and the same everywhere."""
+    return hashlib.sha256(b"xet" + sha256_of(path).encode()).hexdigest()
 
 
 @lru_cache(maxsize=256)
@@ -196,6 +236,10 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             self._send(fault.status, b"no", extra)
         elif self.server_name == "blobs":
             self._blob(path, fault)
+        elif tree := _TREE.fullmatch(path):
+            self._tree(tree[1], tree[2])
+        elif token := _TOKEN.fullmatch(path):
+            self._xet_token(token[1], token[2])
         elif api := _API.fullmatch(path):
             self._listing(api[1], api[2] or "main")
         elif resolve := _RESOLVE.fullmatch(path):
@@ -244,6 +288,26 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         self.double.count(len(body))
         self._send(200, body, {"Content-Type": "application/json"})
 
+    def _tree(self, name: str, revision: str) -> None:
+        found = self._repo(name, revision)
+        if found is None:
+            return
+        repo, commit = found
+        folder = repo.commits[commit]
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        body = json.dumps([_tree_entry(folder, path, repo) for path in files]).encode()
+        self.double.count(len(body))
+        self._send(200, body, {"Content-Type": "application/json"})
+
+    def _xet_token(self, name: str, revision: str) -> None:
+        if self._repo(name, revision) is not None:
+            said = {
+                "X-Xet-Cas-Url": self.double.blobs,
+                "X-Xet-Access-Token": "of-the-xet-store",
+                "X-Xet-Token-Expiration": str(int(time.time()) + 3600),
+            }
+            self._send(200, b"{}", said)
+
     def _resolve(self, name: str, revision: str, file: str, fault: Fault | None) -> None:
         found = self._repo(name, revision)
         if found is None:
@@ -259,12 +323,18 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             headers["X-Linked-Etag"] = f'"{digest}"'
             headers["X-Linked-Size"] = str(path.stat().st_size)
             headers["Location"] = f"{self.double.blobs}/{name}/{commit}/{file}"
-            self._send(302, b"", headers)
+            if repo.is_xet:
+                route = f"{self.double.endpoint}/api/models/{name}/xet-read-token/{commit}"
+                headers |= {"X-Xet-Hash": xet_hash_of(path), "X-Xet-Refresh-Route": route}
+            self._send(302, b"", _changed(headers, fault))
         else:
             headers["ETag"] = f'"{git_blob_sha1(path)}"'
             self._send_file(path, headers, fault)
 
     def _blob(self, path: str, fault: Fault | None) -> None:
+        if xet := _XET.fullmatch(path):
+            self._send_file(self.double.by_xet_hash(xet[1]), {}, fault)
+            return
         organisation, name, commit, file = path.lstrip("/").split("/", 3)
         repo = self.double.repos[f"{organisation}/{name}"]
         self._send_file(repo.commits[commit] / file, {"ETag": '"of-the-blob-store"'}, fault)
@@ -290,17 +360,17 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         if wanted:
             headers = {**headers, "Content-Range": f"bytes {begin}-{end - 1}/{size_bytes}"}
         headers = {**headers, "Content-Length": str(end - begin), "Accept-Ranges": "bytes"}
-        for name, value in headers.items():
+        for name, value in _changed(headers, fault).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self._send_body(path, begin, end, fault)
 
     def _send_body(self, path: Path, begin: int, end: int, fault: Fault | None) -> None:
-
-        position = begin
+        position, began_s = begin, time.monotonic()
         stop = end if fault is None or fault.keep_bytes is None else begin + fault.keep_bytes
-        with path.open("rb") as file, contextlib.suppress(ConnectionError):
+        sending = self.double.on_its_way()
+        with path.open("rb") as file, contextlib.suppress(ConnectionError), sending:
             file.seek(begin)
             while position < min(end, stop):
                 chunk = bytearray(file.read(min(CHUNK_BYTES, min(end, stop) - position)))
@@ -317,6 +387,9 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
                 position += len(chunk)
                 if self.double.delay_s:
                     time.sleep(self.double.delay_s)
+                if self.double.bytes_per_s is not None:
+                    due_s = began_s + (position - begin) / self.double.bytes_per_s
+                    time.sleep(max(0.0, due_s - time.monotonic()))
         if position < end:
             self.close_connection = True
 
@@ -331,3 +404,21 @@ def _sibling(folder: Path, path: Path) -> dict[str, Any]:
     if is_lfs(path):
         entry["lfs"] = {"sha256": sha256_of(path), "size": size_bytes, "pointerSize": 134}
     return entry
+
+
+def _tree_entry(folder: Path, path: Path, repo: Repo) -> dict[str, Any]:
+    entry = _sibling(folder, path)
+    large = {"oid": entry["lfs"]["sha256"], **entry["lfs"]} if is_lfs(path) else None
+    return {
+        "type": "file",
+        "path": entry["rfilename"],
+        "oid": entry["blobId"],
+        "size": entry["size"],
+        **({} if large is None else {"lfs": large}),
+        **({"xetHash": xet_hash_of(path)} if large is not None and repo.is_xet else {}),
+    }
+
+
+def _changed(headers: dict[str, str], fault: Fault | None) -> dict[str, str]:
+    said = {**headers, **(fault.headers if fault is not None else {})}
+    return {name: value for name, value in said.items() if value}

@@ -70,6 +70,21 @@ def _spaces(size_bytes: int) -> bytes:
 class _Handler(QuietHandler, BaseHTTPRequestHandler):
     hub: HostileHub
 
+    def do_HEAD(self) -> None:
+        """Describe a file as the test says, without its body."""
+        hub = self.hub
+        hub.authorizations.append(self.headers["Authorization"])
+        if hub.raw_file is not None:
+            self._send_raw(hub.raw_file())
+            return
+        headers = {"Content-Length": str(len(hub.payload)), **hub.payload_headers}
+        self.send_response(200 if hub.redirect is None else 302, hub.reason)
+        if hub.redirect is not None:
+            headers |= {"Location": hub.redirect, "Content-Length": "0"}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
     def do_GET(self) -> None:
         """Answer anything."""
         hub = self.hub
@@ -86,8 +101,11 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         if hub.redirect is not None:
             self._send(302, _spaces(hub.redirect_bytes), {"Location": hub.redirect})
             return
+        if self.headers["Range"] is None:
+            self._send(200, hub.payload, hub.payload_headers)
+            return
         begin, end = self.headers["Range"].removeprefix("bytes=").split("-")
-        part = hub.payload[int(begin) : int(end) + 1]
+        part = hub.payload[int(begin) : int(end or len(hub.payload) - 1) + 1]
         headers = {"Content-Range": f"bytes {begin}-{end}/{len(hub.payload)}"}
         self._send(206, part, {**headers, **hub.payload_headers})
 
