@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 PLAIN_UPDATE_EVERY_S = 10.0
 """Without a terminal a running step says so at most this often."""
+RATE_WINDOW_S = 20.0
+"""What was done longer ago than this says nothing of how fast it goes now."""
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -87,18 +90,29 @@ class Step:
     started_s: float
     status: StatusLine
     clock: Callable[[], float]
+    _seen: deque[tuple[float, int]] = field(default_factory=deque, init=False)
+    """Of the last seconds: when it was, and how many bytes were done."""
 
     def say(self, text: str) -> None:
         elapsed = format_seconds(self.clock() - self.started_s)
         self.status.show(f"{self.title}: {text} [{elapsed}]")
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
-        """Show bytes done, bytes in all and the time that is left at the average rate so far."""
-        elapsed_s = self.clock() - self.started_s
-        left = "?"
-        if done_bytes > 0:
-            left = format_seconds(elapsed_s * max(total_bytes - done_bytes, 0) / done_bytes)
-        self.say(f"{format_bytes(done_bytes)} of {format_bytes(total_bytes)}, {left} left")
+        """Show bytes done, bytes in all, the present rate, and the time that is left at it.
+
+        What was done before the first call, such as by an earlier try, counts for no rate.
+        """
+        now_s = self.clock()
+        self._seen.append((now_s, done_bytes))
+        while now_s - self._seen[0][0] > RATE_WINDOW_S and len(self._seen) > 2:
+            self._seen.popleft()
+        since_s, since_bytes = self._seen[0]
+        speed, left = "", "?"
+        if now_s > since_s and done_bytes > since_bytes:
+            bytes_per_s = (done_bytes - since_bytes) / (now_s - since_s)
+            speed = f"{format_bytes(bytes_per_s)}/s, "
+            left = format_seconds(max(total_bytes - done_bytes, 0) / bytes_per_s)
+        self.say(f"{format_bytes(done_bytes)} of {format_bytes(total_bytes)}, {speed}{left} left")
 
 
 @dataclass(slots=True)
