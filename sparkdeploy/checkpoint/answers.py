@@ -116,6 +116,17 @@ def is_web_address(url: str) -> bool:
         return False
 
 
+def is_followed(asked: str, target: str) -> bool:
+    """Whether a redirect leads to a web address, and not from HTTPS to HTTP."""
+    is_weaker = asked.startswith("https:") and urlsplit(target).scheme == "http"
+    return is_web_address(target) and not is_weaker
+
+
+def is_same_host(url: str, other: str) -> bool:
+    """Whether both are on one host, port and scheme."""
+    return urlsplit(url)[:2] == urlsplit(other)[:2]
+
+
 @contextlib.contextmanager
 def _library_errors() -> Iterator[None]:
     """What the libraries let through of a server's nonsense becomes an error of requests."""
@@ -132,8 +143,7 @@ def _target(asked: str, location: str, what: str) -> str:
     with contextlib.suppress(ValueError):
         # The library reads headers as Latin-1, and servers write them as UTF-8.
         target = urljoin(asked, requote_uri(location.encode("latin-1").decode()))
-    is_weaker = asked.startswith("https:") and urlsplit(target).scheme == "http"
-    if is_weaker or not is_web_address(target):
+    if not is_followed(asked, target):
         raise CheckpointError(
             f"{what}: the hub sends to {shown(location)}, which is not followed from "
             f"{urlsplit(asked).scheme}.",

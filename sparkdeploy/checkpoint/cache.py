@@ -1,10 +1,8 @@
-"""The hub's cache on this disk: files of a repository, resumed at the byte where a try ended.
+"""The hub's cache on this disk: names, blobs, parts of blobs, and what is still missing.
 
-The hub's own library begins a file anew when its process was killed (huggingface_hub 2.4), and
-leaves what it had; a shard has gigabytes. The layout of the cache is the library's.
-
-A cache is shared with other programs and older releases, so that any name in it may be a link.
-Everything is written by descriptors of open folders: what was looked at is what is written to.
+The layout is that of the hub's own library. A cache is shared with other programs and older
+releases, so that any name in it may be a link. Everything is written by descriptors of open
+folders: what was looked at is what is written to.
 """
 
 from __future__ import annotations
@@ -12,21 +10,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
 
-from sparkdeploy.checkpoint.durable import disk_errors, finish
+from sparkdeploy.checkpoint.durable import disk_errors
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_repo
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.stored_json import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from sparkdeploy.checkpoint.ranges import RangeSource
+    from collections.abc import Iterable, Iterator, Sequence
 
 SNAPSHOTS = "snapshots"
-_BLOBS = "blobs"
+STORE = "blobs"
+"""The folder of a cache whose files repositories share, as <2 digits>/<64 digits>."""
+REFERENCE_LIMIT_BYTES = 4096
+BLOBS = "blobs"
+"""Of a repository; files of it may be links into the store."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -54,83 +56,99 @@ def point_branch(cache: Path, facts: RepoFacts) -> None:
     if facts.revision == facts.commit:
         return
     root = repo_folder(cache, facts.repo)
+    if branch_commit(root, facts.revision) == facts.commit:
+        return
     *folders, name = facts.revision.split("/")
     with (
         disk_errors(str(root / "refs" / facts.revision)),
-        _open_folder(root, ("refs", *folders)) as folder,
-        _create_file(folder, name, "wb") as reference,
+        open_folder(root, ("refs", *folders)) as folder,
+        create_file(folder, name, "wb") as reference,
     ):
         reference.write(facts.commit.encode())
 
 
-def bring_blob(
-    source: RangeSource, file: RepoFile, snapshot: Path, on_bytes: Callable[[int], None]
-) -> None:
-    """Bring a file to its place in `snapshot`, which is <cache>/models--ORG--NAME/snapshots/COMMIT.
+def branch_commit(root: Path, revision: str) -> str | None:
+    """What the cache's record of a branch says: other programs write it, and it may be anything."""
+    try:
+        return read_bytes(root / "refs" / revision, REFERENCE_LIMIT_BYTES).decode("ascii").strip()
+    except (OSError, ValueError):
+        return None
 
-    `on_bytes` gets the bytes that are there since it was called last, the first time those of an
-    earlier try. What is wrong with the content is for the caller to find out. Raises
-    CheckpointError when a folder on the way is a link.
+
+def has_blob(root: Path, file: RepoFile) -> bool:
+    """Whether a repository has a file's content, by its size."""
+    return _has_size(root / BLOBS / file.blob_name, file)
+
+
+def link_blob(file: RepoFile, snapshot: Path) -> None:
+    """Let a name of `snapshot`, <cache>/models--ORG--NAME/snapshots/COMMIT, lead to its blob.
+
+    Raises CheckpointError when a folder on the way is a link.
     """
-    root = snapshot.parent.parent
-    blob = root / _BLOBS / file.blob_name
-    if not _has_size(blob, file):
-        with _open_folder(root, (_BLOBS,)) as blobs:
-            _fetch(source, file, blobs, on_bytes)
-    place = snapshot / file.name
-    with _open_folder(root, _folders(snapshot, file)) as folder:
-        _remove(folder, place.name)
-        os.symlink(os.path.relpath(blob, place.parent), place.name, dir_fd=folder)
+    root, place = snapshot.parent.parent, snapshot / file.name
+    with open_folder(root, _folders(snapshot, file)) as folder:
+        remove(folder, place.name)
+        target = os.path.relpath(root / BLOBS / file.blob_name, place.parent)
+        os.symlink(target, place.name, dir_fd=folder)
 
 
-def discard_blob(file: RepoFile, snapshot: Path) -> None:
+def discard_file(file: RepoFile, snapshot: Path) -> None:
     """Remove a file of a snapshot, and the blob of this repository that it leads to.
 
-    Where blobs are links into a store that repositories share, the link is removed: what lies in
+    Where blobs are links into the store that repositories share, the link is removed: what lies in
     the store belongs to others as well.
     """
     root = snapshot.parent.parent
     place = snapshot / file.name
-    with _open_folder(root, _folders(snapshot, file)) as folder:
+    with open_folder(root, _folders(snapshot, file)) as folder:
         # By the letters of the link: what it leads to may be a link itself, and is not asked.
         link = place.readlink() if place.is_symlink() else place.name
         target = Path(os.path.normpath(place.parent / link))
-        _remove(folder, place.name)
-    if target.parent == root / _BLOBS:
-        with _open_folder(root, (_BLOBS,)) as blobs:
-            _remove(blobs, target.name)
+        remove(folder, place.name)
+    if target.parent == root / BLOBS:
+        with open_folder(root, (BLOBS,)) as blobs:
+            remove(blobs, target.name)
 
 
 def bytes_to_come(file: RepoFile, snapshot: Path) -> int:
-    """What `bring_blob` would fetch: nothing of a blob that is there, and the rest of a part."""
-    blob = snapshot.parent.parent / _BLOBS / file.blob_name
-    if _has_size(blob, file):
+    """What a download would fetch: nothing of content that is here, and the rest of a part."""
+    root = snapshot.parent.parent
+    if has_blob(root, file) or _is_stored(file, root):
         return 0
-    return file.size_bytes - _part_bytes(file, blob.with_name(_part_name(file)))
+    return file.size_bytes - part_bytes(file, root / BLOBS / part_name(file))
 
 
-def _fetch(
-    source: RangeSource, file: RepoFile, blobs: int, on_bytes: Callable[[int], None]
-) -> None:
-    part = _part_name(file)
-    here_bytes = _part_bytes(file, part, folder=blobs)
-    with _create_file(blobs, part, "ab" if here_bytes else "wb") as target:
-        on_bytes(here_bytes)
-        for chunk in source.read(file.name, here_bytes, file.size_bytes):
-            target.write(chunk)
-            on_bytes(len(chunk))
-        finish(target)
-    os.replace(part, file.blob_name, src_dir_fd=blobs, dst_dir_fd=blobs)
+def _is_stored(file: RepoFile, root: Path) -> bool:
+    """Whether another repository's blob of that name leads into the store, to all of it."""
+    links = root.parent.glob(f"models--*/{BLOBS}/{file.blob_name}")
+    return any(link.is_symlink() and _has_size(link, file) for link in links)
 
 
-def _part_name(file: RepoFile) -> str:
+def part_name(file: RepoFile) -> str:
     return f".{file.blob_name}.sparkdeploy-part"
 
 
-def _part_bytes(file: RepoFile, part: Path | str, *, folder: int | None = None) -> int:
+def unshared_name(file: RepoFile) -> str:
+    """A note that a blob is whole and was not offered to the store yet."""
+    return f".{file.blob_name}.sparkdeploy-unshared"
+
+
+def tidy_blob(file: RepoFile, blobs: int) -> None:
+    """Remove what tries that were killed have left beside a blob, also those of the library.
+
+    Only for the holder of the library's lock of that blob: nobody else writes to it then.
+    """
+    own = {part_name(file), unshared_name(file)}
+    of_library = re.compile(rf"{file.blob_name}\.\w+\.incomplete|\.{file.blob_name}\.\w+\.shared")
+    for name in os.listdir(blobs):
+        if name in own or of_library.fullmatch(name):
+            remove(blobs, name)
+
+
+def part_bytes(file: RepoFile, part: Path | str, *, folder: int | None = None) -> int:
     """Bytes a download resumes after; 0 for small files, which not every server cuts."""
-    part_bytes = _regular_bytes(part, folder=folder) if file.sha256 is not None else None
-    return part_bytes if part_bytes is not None and part_bytes <= file.size_bytes else 0
+    here_bytes = _regular_bytes(part, folder=folder) if file.sha256 is not None else None
+    return here_bytes if here_bytes is not None and here_bytes <= file.size_bytes else 0
 
 
 def _folders(snapshot: Path, file: RepoFile) -> tuple[str, ...]:
@@ -146,7 +164,7 @@ def _has_size(path: Path, file: RepoFile) -> bool:
 
 
 @contextlib.contextmanager
-def _open_folder(root: Path, parts: Sequence[str]) -> Iterator[int]:
+def open_folder(root: Path, parts: Sequence[str]) -> Iterator[int]:
     """Yield a descriptor of the folder below `root` that `parts` lead to; what lacks is made.
 
     `root` itself may be a link, as users make one to another disk. Raises CheckpointError when a
@@ -178,11 +196,11 @@ def _open_part(folder: int, part: str, path: Path) -> int:
         ) from error
 
 
-def _create_file(folder: int, name: str, mode: Literal["ab", "wb"]) -> IO[bytes]:
+def create_file(folder: int, name: str, mode: Literal["a+b", "wb"]) -> IO[bytes]:
     """Open a file of an open folder for writing, and never what a link of that name leads to."""
     if _regular_bytes(name, folder=folder) is None:
         # A link, a pipe or a second name of another file: it is not what it stands for.
-        _remove(folder, name)
+        remove(folder, name)
     # Without O_NONBLOCK a pipe that came in between would wait for its reader.
     guard = os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -192,7 +210,8 @@ def _create_file(folder: int, name: str, mode: Literal["ab", "wb"]) -> IO[bytes]
     return open(name, mode, opener=opener)
 
 
-def _remove(folder: int, name: str) -> None:
+def remove(folder: int, name: str) -> None:
+    """Remove a name of an open folder, if it is there."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
 

@@ -1,6 +1,6 @@
 """The Hugging Face hub: what a repository holds, and where its files are read.
 
-The only user of the hub's own library. What a hub answers is JSON that a stranger wrote: it is
+What a hub answers is JSON that a stranger wrote: it is
 read into facts, or refused.
 """
 
@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,21 +60,14 @@ class Hub:
         """Resolve a branch, tag or commit, and list the files of that commit."""
         repo_files.check_repo(repo)
         repo_files.check_revision(repo, revision)
-        # As the user has told the hub's own tools.
-        if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
-            raise CheckpointError(
-                f"{repo}: HF_HUB_OFFLINE is set, and the hub would have to be asked.",
-                hint="unset HF_HUB_OFFLINE",
-            )
-        url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
-        return read_listing(repo, revision, self._patiently(repo, url))
+        refuse_offline(repo)
+        return read_listing(repo, revision, self._patiently(repo, revision))
 
     def url(self, repo: str, commit: str, name: str) -> str:
         return f"{self.endpoint}/{repo}/resolve/{commit}/{quote(name)}"
 
-    def check_status(self, repo: str, response: requests.Response, what: str) -> None:
+    def check_status(self, repo: str, status: int, headers: Mapping[str, str], what: str) -> None:
         """Raise CheckpointError for 401, 403 and 404, and RetryError for what may pass."""
-        status = response.status_code
         if status in _CLOSED:
             raise CheckpointError(
                 f"{repo}: the hub does not let this machine read it (HTTP {status}).",
@@ -83,21 +76,22 @@ class Hub:
             )
         if status == 404:
             raise CheckpointError(
-                f"{repo}: {self.endpoint} has no such repository, revision or file.",
+                f"{repo}: {self.endpoint} has no such repository, revision or file: {what}.",
                 hint="check the name and the revision",
-                detail=what,
             )
         if status in _PASSING:
-            raise RetryError(f"HTTP {status}", response.headers.get("Retry-After"))
+            raise RetryError(f"HTTP {status}", headers.get("Retry-After"))
 
-    def _listing(self, repo: str, url: str) -> bytes:
+    def _listing(self, repo: str, revision: str) -> bytes:
+        url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         text = bytearray()
         session = HubSession()
         session.deadline.allow(LISTING_LIMIT_S)
         with session, open_answer(session, url, headers, repo) as answer:
-            self.check_status(repo, answer.response, url)
-            answer.response.raise_for_status()
+            response = answer.response
+            self.check_status(repo, response.status_code, response.headers, revision)
+            response.raise_for_status()
             for chunk in body(answer):
                 text += chunk
                 if len(text) > LISTING_LIMIT_BYTES:
@@ -107,11 +101,11 @@ class Hub:
                     )
         return bytes(text)
 
-    def _patiently(self, repo: str, url: str) -> bytes:
+    def _patiently(self, repo: str, revision: str) -> bytes:
         failures = 0
         while True:
             try:
-                return self._listing(repo, url)
+                return self._listing(repo, revision)
             except (OSError, RetryError) as error:
                 failures = self.attempts if isinstance(error, requests.HTTPError) else failures + 1
                 said = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -129,6 +123,15 @@ class Hub:
         asked = getattr(error, "retry_after", None) or ""
         wait_s = float(asked) if asked.isdecimal() else 0.5 * 2 ** max(0, failures - 1)
         self.sleep(min(wait_s, LONGEST_WAIT_S))
+
+
+def refuse_offline(repo: str) -> None:
+    """Raise CheckpointError when the user has told the hub's own tools to ask nobody."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        raise CheckpointError(
+            f"{repo}: HF_HUB_OFFLINE is set, and the hub would have to be asked.",
+            hint="unset HF_HUB_OFFLINE",
+        )
 
 
 def open_hub(settings: Settings) -> Hub:

@@ -3,6 +3,8 @@
 import itertools
 import re
 import stat
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,8 @@ from sparkdeploy.errors import CheckpointError
 
 ANSWER_LIMIT_S = 120.0
 """Until the headers of a file are all there, through every redirect."""
+TELL_EVERY_S = 0.5
+"""How often somebody hears of progress, however many connections there are."""
 CHUNK_LIMIT_S = 600.0
 """Until the next 64 KiB of it are there, or its end: the slowest line is ten times as fast."""
 
@@ -84,7 +88,7 @@ class FolderRanges:
 
 @dataclass(slots=True)
 class HubRanges:
-    """Files of one commit on a hub, over connections that are kept.
+    """Files of one commit on a hub, over connections that are kept; any thread may read.
 
     A broken transfer goes on at the byte where it broke. An answer counts only when it says that
     it is exactly the range that was asked for, of a file as long as the hub states, at the commit
@@ -93,15 +97,24 @@ class HubRanges:
 
     hub: Hub
     facts: RepoFacts
-    session: HubSession = field(default_factory=HubSession)
     received_bytes: int = 0
     """Bytes of bodies that have come."""
+    _sessions: threading.local = field(default_factory=threading.local)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
     _places: dict[str, str] = field(default_factory=dict)
     _by_name: dict[str, RepoFile] = field(init=False)
 
     def __post_init__(self) -> None:
         # A hub may list thousands of files, and every request looks for one.
         self._by_name = {file.name: file for file in self.facts.files}
+
+    @property
+    def session(self) -> HubSession:
+        """This thread's connections: each has one clock for what it reads."""
+        if not hasattr(self._sessions, "own"):
+            self._sessions.own = HubSession()
+        session: HubSession = self._sessions.own
+        return session
 
     @property
     def name(self) -> str:
@@ -141,16 +154,18 @@ class HubRanges:
         if self.hub.token and place is None:
             # A redirect to the host that keeps the bytes is followed without it.
             headers["Authorization"] = f"Bearer {self.hub.token}"
-        deadline = self.session.deadline
+        session = self.session
+        deadline = session.deadline
         deadline.allow(ANSWER_LIMIT_S)
-        with open_answer(self.session, url, headers, f"{self.name}: {file}") as answer:
+        with open_answer(session, url, headers, f"{self.name}: {file}") as answer:
             self._check(file, begin, end, answer)
             if answer.place is not None:
                 # Redirects cost a round trip each, and hubs count them.
                 self._places[file] = answer.place
             deadline.allow(CHUNK_LIMIT_S)
             for chunk in body(answer):
-                self.received_bytes += len(chunk)
+                with self._counting:
+                    self.received_bytes += len(chunk)
                 if len(chunk) > end - begin:
                     raise CheckpointError(f"{self.name}: more of {file} came than was asked for.")
                 begin += len(chunk)
@@ -163,7 +178,7 @@ class HubRanges:
         status = response.status_code
         if status not in {200, 206} and self._places.pop(file, None) is not None:
             raise RetryError("the redirect has expired")
-        self.hub.check_status(self.facts.repo, response, file)
+        self.hub.check_status(self.facts.repo, status, response.headers, file)
         found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         expected = (begin, end - 1, self.size_bytes(file))
         is_part = status == 206 and found and tuple(map(int, found.groups())) == expected
@@ -250,10 +265,24 @@ def coalesced(spans: Sequence[Span], *, waste: float = 0.02) -> tuple[Span, ...]
 
 @dataclass(slots=True)
 class Meter:
+    """Adds up what comes; any number of threads may count at the same time."""
+
     total_bytes: int
     on_progress: Progress
     done_bytes: int = 0
+    _last_s: float = field(default_factory=time.monotonic)
+    _told_s: float = 0.0
+    _counting: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def idle_s(self) -> float:
+        """Since something came."""
+        return time.monotonic() - self._last_s
 
     def add(self, more_bytes: int) -> None:
-        self.done_bytes += more_bytes
-        self.on_progress(self.done_bytes, self.total_bytes)
+        with self._counting:
+            self.done_bytes += more_bytes
+            self._last_s = time.monotonic()
+            if self._last_s - self._told_s >= TELL_EVERY_S or self.done_bytes == self.total_bytes:
+                self._told_s = self._last_s
+                self.on_progress(self.done_bytes, self.total_bytes)

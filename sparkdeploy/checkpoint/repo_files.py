@@ -7,6 +7,7 @@ to think of it, and what is read back from a file of ours is held to the same ru
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -71,6 +72,15 @@ class RepoFile:
     def blob_name(self) -> str:
         """What the cache calls the file's content: the hub's hash of it."""
         return self.sha256 or self.git_sha1 or ""
+
+    def new_hash(self) -> hashlib._Hash:
+        """The hash whose hexadecimal digits, over the content, are `blob_name`.
+
+        Of a small file that is git's own, which is no signature and only finds damage.
+        """
+        if self.sha256 is not None:
+            return hashlib.sha256()
+        return hashlib.sha1(b"blob %d\0" % self.size_bytes, usedforsecurity=False)
 
     def _wrong(self, what: str) -> CheckpointError:
         return hostile(f"{self.name} is stated with {what}.")

@@ -5,22 +5,23 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_folder, repo_of
+from sparkdeploy.checkpoint.cache import SNAPSHOTS, STORE, branch_commit, repo_folder, repo_of
+from sparkdeploy.checkpoint.links import Content, follow, real_path
 from sparkdeploy.checkpoint.repo_files import name_problem
 from sparkdeploy.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSource:
-    """Untouched files and the folder that must be mounted for all of them to be found.
+    """Untouched files, and what must be mounted for all of them to be found.
 
     `root` is the cache's folder models--ORG--NAME, or the local folder itself. `files_dir` holds
     the files by name: the snapshot of one commit, or the local folder. In a container `root` is at
-    /m/hub/<mount_name>.
+    /m/hub/<mount_name>, and each file of `shared` at /m/hub/blobs/<its folder>/<its name>.
     """
 
     kind: Literal["hub", "folder"]
@@ -29,6 +30,8 @@ class CheckpointSource:
     files_dir: Path
     revision: str | None
     mount_name: str
+    shared: tuple[Path, ...] = ()
+    """Files of the cache's shared store that names of `files_dir` lead to, sorted."""
 
     def files(self) -> tuple[Path, ...]:
         """Every file, relative to `files_dir`, sorted; names that begin with a dot are left out."""
@@ -79,11 +82,10 @@ def source_identity(source: CheckpointSource) -> str:
     """
     digest = hashlib.sha256()
     for relative in source.files():
-        file = real_path(source.files_dir / relative)
-        status = file.stat()
-        is_blob = file.parent == source.root.resolve() / "blobs"
-        content = file.name if is_blob else str(status.st_mtime_ns)
-        digest.update(f"{relative}\0{status.st_size}\0{content}\0".encode())
+        content = _content(source, relative)
+        status = content.path.stat()
+        known_by = content.blob_name or str(status.st_mtime_ns)
+        digest.update(f"{relative}\0{status.st_size}\0{known_by}\0".encode())
     return digest.hexdigest()
 
 
@@ -92,17 +94,16 @@ def unreadable_by(source: CheckpointSource, uid: int, gid: int) -> tuple[Path, .
 
     Judged by mode bits from `root` downwards, because that is what a mount shows; supplementary
     groups do not count, and neither does being root, who has no capability to ignore modes in our
-    containers.
+    containers. Folders of the shared store do not count: its files are mounted one by one.
     """
     blocked: dict[Path, None] = {}
     for relative in source.files():
-        named = source.files_dir / relative
-        real = real_path(named)
-        folders = [*_folders_down_to(source.root, named), *_folders_down_to(source.root, real)]
+        content = _content(source, relative)
+        folders = [folder for hop in content.hops for folder in _folders_down_to(source.root, hop)]
         shut = [folder for folder in folders if not _permits(folder, uid, gid, stat.S_IXOTH)]
         blocked.update(dict.fromkeys(shut))
-        if not shut and not _permits(real, uid, gid, stat.S_IROTH):
-            blocked[named] = None
+        if not shut and not _permits(content.path, uid, gid, stat.S_IROTH):
+            blocked[source.files_dir / relative] = None
     return tuple(blocked)
 
 
@@ -112,9 +113,8 @@ def _resolved_revision(root: Path, revision: str) -> str | None:
         return None
     if (root / SNAPSHOTS / revision).is_dir():
         return revision
-    try:
-        commit = (root / "refs" / revision).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
+    commit = branch_commit(root, revision)
+    if commit is None:
         return None
     is_name = name_problem(commit) is None and "/" not in commit
     return commit if is_name and (root / SNAPSHOTS / commit).is_dir() else None
@@ -126,24 +126,14 @@ def _snapshot(root: Path, repo: str, commit: str) -> CheckpointSource:
 
 
 def _checked(source: CheckpointSource) -> CheckpointSource:
-    root = source.root.resolve()
-    for relative in source.files():
-        named = source.files_dir / relative
-        real = real_path(named)
-        if not real.exists():
-            again = "Download the model again; an interrupted download looks like this."
-            raise CheckpointError(f"{named} links to {real}, which is not there.", hint=again)
-        if not real.is_relative_to(root):
-            raise CheckpointError(
-                f"{named} links to {real}, outside the folder that would be mounted.",
-                hint="Copy the file into the folder, or name the folder that holds the real files.",
-            )
-        if named.is_symlink() and named.readlink().is_absolute():
-            raise CheckpointError(
-                f"{named} is an absolute link, which leads nowhere in a container.",
-                hint="Make it relative: `ln -srf TARGET LINK`.",
-            )
-    return source
+    """Follow every name once: what leads nowhere, or where no container gets to, is refused."""
+    found = [_content(source, relative) for relative in source.files()]
+    return replace(source, shared=tuple(sorted({it.path for it in found if it.is_shared})))
+
+
+def _content(source: CheckpointSource, relative: Path) -> Content:
+    store = None if source.kind == "folder" else real_path(source.root).parent / STORE
+    return follow(source.files_dir / relative, source.root, store)
 
 
 def _files_below(folder: Path, relative: Path) -> Iterator[Path]:
@@ -155,11 +145,6 @@ def _files_below(folder: Path, relative: Path) -> Iterator[Path]:
                 yield from _files_below(folder / entry.name, relative / entry.name)
             else:
                 yield relative / entry.name
-
-
-def real_path(path: Path) -> Path:
-    """The file behind all links; Path.resolve raises on links that go in circles."""
-    return Path(os.path.realpath(path))
 
 
 def _folders_down_to(root: Path, file: Path) -> Iterator[Path]:

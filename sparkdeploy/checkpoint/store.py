@@ -9,6 +9,7 @@ from typing import Literal
 from sparkdeploy.checkpoint.cache import repo_of, snapshot_folder
 from sparkdeploy.checkpoint.fp8_shard import read_shard
 from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.links import shared_files
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.prebuilt import shard_store
 from sparkdeploy.checkpoint.repo_files import repo_and_revision
@@ -20,13 +21,15 @@ HINT = "`sparkdeploy checkpoint ls` shows what is"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One thing on disk. `size_bytes` counts real files only, so links cost nothing."""
+    """One thing on disk. `size_bytes` counts each file once, also one that is shared."""
 
     kind: Literal["download", "prepared", "fp8"]
     name: str
     state: str
     path: Path
     size_bytes: int
+    freed_bytes: int
+    """What `remove` gives back: not what other repositories of the hub cache use as well."""
 
 
 def stored(settings: Settings) -> Iterator[Stored]:
@@ -41,15 +44,31 @@ def stored(settings: Settings) -> Iterator[Stored]:
             for (name, revision), pin in pins.items()
             if name == repo
         ]
-        yield Stored("download", repo, "; ".join(states) or "not pinned", root, _size_of(root))
+        yield _download(root, "; ".join(states) or "not pinned")
     for path in sorted(_prepared_folder(settings).glob("[!.]*")):
         manifest = read_manifest(path)
         state = "unfinished" if manifest is None else f"from {manifest.source_name}"
-        yield Stored("prepared", path.name, state, path, _size_of(path))
+        yield _prepared("prepared", path, state)
     for path in sorted(shard_store(settings).glob("[!.]*")):
         shard = read_shard(path)
         state = "unfinished" if shard is None else f"from {shard.origin}"
-        yield Stored("fp8", path.name, state, path, _size_of(path))
+        yield _prepared("fp8", path, state)
+
+
+def _download(root: Path, state: str) -> Stored:
+    shared, own_bytes, freed_bytes = shared_files(root), _size_of(root), 0
+    if shared:
+        from sparkdeploy.checkpoint.shared_store import freed_bytes_of  # noqa: PLC0415 - takes 0.3 s
+
+        freed_bytes = freed_bytes_of(root)
+    shared_bytes = sum(path.stat().st_size for path in set(shared.values()))
+    size_bytes = own_bytes + shared_bytes
+    return Stored("download", repo_of(root), state, root, size_bytes, own_bytes + freed_bytes)
+
+
+def _prepared(kind: Literal["prepared", "fp8"], path: Path, state: str) -> Stored:
+    size_bytes = _size_of(path)
+    return Stored(kind, path.name, state, path, size_bytes, size_bytes)
 
 
 def find_stored(name: str, settings: Settings) -> Stored:
@@ -73,12 +92,16 @@ def find_folder(name: str, settings: Settings) -> Path:
 
 def remove(item: Stored, settings: Settings) -> None:
     """Delete it with everything recorded about it; CheckpointError when a file stays."""
+    if item.kind == "download":
+        from sparkdeploy.checkpoint.shared_store import remove_repository  # noqa: PLC0415 - as above
+
+        remove_repository(item.path)
+        HubLock(settings.state_dir).forget(item.name)
+        return
     try:
         shutil.rmtree(item.path)
     except OSError as error:
         raise CheckpointError(f"{item.path} cannot be removed: {error}") from error
-    if item.kind == "download":
-        HubLock(settings.state_dir).forget(item.name)
 
 
 def _prepared_folder(settings: Settings) -> Path:

@@ -12,9 +12,9 @@ from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
 from sparkdeploy.checkpoint.durable import XXH3_PREFIX, Algorithm, Progress, content_hash
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
+from sparkdeploy.checkpoint.links import real_path
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
-from sparkdeploy.checkpoint.source import real_path
 from sparkdeploy.errors import CheckpointError
 
 _BLOB = re.compile(r"[0-9a-f]{64}")

@@ -40,7 +40,7 @@ def pull(
     _on: OnOption = None,
 ) -> None:
     """Download a model or what a recipe needs; verify every file, and keep to that commit."""
-    from sparkdeploy.commands.checkpoint_fetch import pull_repositories
+    from sparkdeploy.commands.checkpoint_pull import pull_repositories
 
     pulled = pull_repositories(name, current_settings(), anew=update)
     answer((str(item.path) for item in pulled), [asdict(item) for item in pulled], as_json=as_json)
@@ -53,10 +53,15 @@ def list_stored(as_json: JsonOption = False, _on: OnOption = None) -> None:
 
     found = tuple(stored(current_settings()))
     lines = (
-        f"{item.kind:<9} {format_bytes(item.size_bytes):>9}  {item.name}  ({item.state})"
+        f"{item.kind:<9} {format_bytes(item.size_bytes):>9}  {item.name}  ({item.state}"
+        f"{_shared(item.size_bytes - item.freed_bytes)})"
         for item in found
     )
     answer(lines, [asdict(item) for item in found], as_json=as_json)
+
+
+def _shared(size_bytes: int) -> str:
+    return f"; {format_bytes(size_bytes)} shared with other downloads" if size_bytes else ""
 
 
 @group.command("rm")
@@ -70,7 +75,7 @@ def remove(
 
     consent = (lambda _question: True) if yes else console.confirm
     item = remove_stored(name, current_settings(), consent)
-    console.answer(f"deleted {item.path}, {format_bytes(item.size_bytes)}")
+    console.answer(f"deleted {item.path}, {format_bytes(item.freed_bytes)} freed")
 
 
 @group.command("plan")

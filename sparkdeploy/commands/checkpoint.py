@@ -17,9 +17,9 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
 from sparkdeploy.checkpoint.fp8 import Mismatch, expected_bytes
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.links import real_path
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.checkpoint.ranges import HubRanges, read_config
-from sparkdeploy.checkpoint.source import real_path
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
 from sparkdeploy.checkpoint.verify import Verified, verify_bytes
@@ -95,7 +95,10 @@ def remove_stored(name: str, settings: Settings, consent: Callable[[str], bool])
     """Raises NodeError while deployments run from it, before anybody is asked and again after."""
     item = find_stored(name, settings)
     _refuse_if_mounted(item, settings)
-    if not consent(f"Delete {item.path} ({format_bytes(item.size_bytes)})?"):
+    size = format_bytes(item.size_bytes)
+    if item.freed_bytes < item.size_bytes:
+        size = f"{size}, of which other repositories keep all but {format_bytes(item.freed_bytes)}"
+    if not consent(f"Delete {item.path} ({size})?"):
         raise SparkdeployError(f"{name} was not deleted", hint="say yes, or pass --yes")
     with changing(settings, f"checkpoint rm {name}"):
         _refuse_if_mounted(item, settings)

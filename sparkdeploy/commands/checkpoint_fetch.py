@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned, pin_found
 from sparkdeploy.checkpoint.prebuilt import resolve_fp8
-from sparkdeploy.checkpoint.pull import Pulled, WantedRepository, announce, fetch
-from sparkdeploy.checkpoint.repo_files import repo_and_revision
+from sparkdeploy.checkpoint.pull import WantedRepository, announce, fetch
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.console import format_bytes
 from sparkdeploy.errors import CheckpointError
@@ -23,19 +22,9 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
-def pull_repositories(name: str, settings: Settings, *, anew: bool) -> tuple[Pulled, ...]:
-    """Download and verify `ORG/NAME[@REVISION]`, or a recipe's model and drafter.
-
-    `anew` asks the hub where each branch is now. Raises CheckpointError: no access, no room, no
-    network, or files that stay wrong.
-    """
-    if "/" in name and not name.startswith((".", "/", "~")) and not name.endswith(".yaml"):
-        wanted = [WantedRepository(*repo_and_revision(name))]
-    else:
-        wanted = list(_repositories(resolve(Request(name), settings).recipe, settings))
-    hub, lock = open_hub(settings), HubLock(settings.state_dir)
-    downloads = [announce(hub, lock, item, anew=anew) for item in wanted]
-    return tuple(fetch(hub, lock, download) for download in downloads)
+def repositories_of(name: str, settings: Settings) -> list[WantedRepository]:
+    """A recipe's model and drafter, as far as they are of a hub."""
+    return list(_repositories(resolve(Request(name), settings).recipe, settings))
 
 
 def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool]) -> bool:

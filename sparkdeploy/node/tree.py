@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import posixpath
+import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
@@ -18,13 +20,23 @@ if TYPE_CHECKING:
 
 HASH_TIMEOUT_S = 3600.0
 """72 GB at 0.5 GB/s take three minutes; a disk that is slower than that is still not stuck."""
+STORED = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}")
+"""A file's name in `blobs`, the folder beside those of repositories that a hub cache shares among
+them since huggingface_hub 2.4."""
+_STORE = "../blobs/"
 _LIST = r"find {root} -printf '%P\t%y\t%s\t%T@\t%C@\t%i\t%l\0' 2>/dev/null || true"
+_FOLLOW = (
+    r"cd {root} && xargs -d '\n' stat -L --printf '%n\t%F\t%s\t%Y %Z %i\0' -- 2>/dev/null || true"
+)
 _FIELDS = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or a link below a root. `stamp` changes whenever the content may have changed."""
+    """A file or a link below a root. `stamp` changes whenever the content may have changed.
+
+    A link into the store that repositories share is a file: it is the content that counts.
+    """
 
     kind: str
     size_bytes: int
@@ -33,11 +45,31 @@ class Entry:
     setting a file's time back."""
     link: str
 
+    @property
+    def is_shared(self) -> bool:
+        return self.kind == "f" and self.link != ""
+
 
 def list_tree(node: Node, root: Path) -> dict[str, Entry]:
     """Return every file and link below a root by its relative path; none when it is missing."""
     done = node.script(_LIST.format(root=shlex.quote(str(root))))
-    return read_listing(done.stdout, node.name, root)
+    entries = read_listing(done.stdout, node.name, root)
+    stored = [path for path, entry in entries.items() if _is_stored(path, entry.link)]
+    if not stored:
+        return entries
+    script = _FOLLOW.format(root=shlex.quote(str(root)))
+    records = node.script(script, stdin="\n".join(stored)).stdout.split("\0")[:-1]
+    for path, kind, size, stamp in (record.split("\t") for record in records):
+        if kind.startswith("regular"):
+            entries[path] = replace(
+                entries[path], kind="f", size_bytes=int(size), stamp=f"{size} {stamp}"
+            )
+    return entries
+
+
+def _is_stored(path: str, link: str) -> bool:
+    place = posixpath.normpath(posixpath.join(posixpath.dirname(path), link)) if link else ""
+    return place.startswith(_STORE) and STORED.fullmatch(place[len(_STORE) :]) is not None
 
 
 def read_listing(text: str, node: str, root: Path) -> dict[str, Entry]:

@@ -40,7 +40,11 @@ DOORS = {
     "docker": {"sparkdeploy.node.connection", "sparkdeploy.node.containers"},
     "filelock": {"sparkdeploy.node.lock"},
     "h11": {"sparkdeploy.bench.wire"},
-    "huggingface_hub": {"sparkdeploy.checkpoint.hub"},
+    "huggingface_hub": {
+        "sparkdeploy.checkpoint.hub",
+        "sparkdeploy.checkpoint.shared_store",
+        "sparkdeploy.checkpoint.transfer",
+    },
     "subprocess": {"sparkdeploy.shell"},
     "jinja2": {"sparkdeploy.image.templates"},
     "yaml": {"sparkdeploy.yaml_text"},

@@ -133,7 +133,11 @@ def test_an_interrupted_download_is_no_model(double: HubDouble) -> None:
 def test_a_plan_counts_what_a_cut_download_left(double: HubDouble) -> None:
     whole = sum(path.stat().st_size for path in double.repos["lab/twin"].commits[COMMIT].iterdir())
     name = "model-00002-of-00002.safetensors"
-    double.faults = [Fault(name, keep_bytes=CHUNK_BYTES, skip=1), Fault(name, status=404, times=99)]
+    cut, gone = (
+        Fault(name, keep_bytes=2 * CHUNK_BYTES, skip=1),
+        Fault(name, status=404, times=99, skip=1),
+    )
+    double.faults = [cut, gone]
     with pytest.raises(CheckpointError):
         bring_models(plan_of("baseline"), load_settings(), lambda _question: True)
     cache = load_settings().hub_cache / "models--lab--twin" / "blobs"

@@ -17,7 +17,7 @@ from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.treatment import Treatment, check_source, check_untouched
 from sparkdeploy.checkpoint.verify import verify_headers
-from sparkdeploy.commands.checkpoint_fetch import pull_repositories
+from sparkdeploy.commands.checkpoint_pull import pull_repositories
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import load_settings
 from tests.hub.double import HubDouble, Repo, hub_double
