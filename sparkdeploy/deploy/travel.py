@@ -185,6 +185,8 @@ class Difference:
     missing: tuple[str, ...]
     changed: tuple[str, ...]
     size_bytes: int
+    has_shared: bool
+    """Whether some of it lies in a hub cache's shared store here; it is sent as plain files."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -240,9 +242,16 @@ def compare(tree: Tree, head: Node, worker: Node, settings: Settings) -> Differe
         path
         for path, entry in ours.items()
         if path in theirs
-        and (entry.link, our_hashes.get(path)) != (theirs[path].link, their_hashes.get(path))
+        and _said(entry, our_hashes.get(path)) != _said(theirs[path], their_hashes.get(path))
     )
-    return Difference(missing, changed, sum(ours[path].size_bytes for path in missing + changed))
+    differing = [ours[path] for path in missing + changed]
+    size_bytes = sum(entry.size_bytes for entry in differing)
+    return Difference(missing, changed, size_bytes, any(entry.is_shared for entry in differing))
+
+
+def _said(entry: Entry, digest: str | None) -> tuple[str, str | None]:
+    """What must be equal: a link's letters, a file's content wherever it lies."""
+    return entry.kind, entry.link if entry.kind == "l" else digest
 
 
 def _require_weights_room(tree: Tree, difference: Difference, worker: Node) -> None:
@@ -267,6 +276,8 @@ def _send_files(tree: Tree, difference: Difference, worker: Node) -> int:
         argv = [
             *("rsync", "--archive", "--numeric-ids", "--ignore-times", "--no-implied-dirs"),
             *("--partial-dir", PARTIAL, "--no-inc-recursive", "--info=progress2", "--stats"),
+            # Their store is theirs: the hub's library counts there who uses a file.
+            *(("--copy-unsafe-links",) if difference.has_shared else ()),
             *("--files-from", str(names), "--rsh", worker.link.rsync_shell(worker.entry.ip)),
             *(f"{tree.here}/", worker.link.remote_path(f"{tree.there}/")),
         ]

@@ -185,9 +185,12 @@ def _guard_options(recipe: Recipe, exposure: Exposure, formation: Formation) -> 
 
 def _mounts(place: Place, exposure: Exposure) -> tuple[Mount, ...]:
     model, drafter, folders = place.model, place.drafter, place.folders
-    mounts = [Mount(str(model.root), f"/m/hub/{model.name}")]
-    if drafter is not None:
-        mounts.append(Mount(str(drafter.root), f"/m/hub/{drafter.name}"))
+    models = [model] if drafter is None else [model, drafter]
+    mounts = [Mount(str(item.root), f"/m/hub/{item.name}") for item in models]
+    # Where the links of a repository's folder lead; two models may have a file in common.
+    shared = [path for item in models for path in item.shared]
+    stored = {f"/m/hub/blobs/{path.parent.name}/{path.name}": path for path in shared}
+    mounts += [Mount(str(path), target) for target, path in sorted(stored.items())]
     if model.overlay is not None:
         mounts.append(Mount(str(model.overlay.path), f"/m/ck/{model.overlay.path.name}"))
     mounts.append(Mount(str(folders.cache), launch.CACHE_TARGET, "rw"))

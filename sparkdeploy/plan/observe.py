@@ -28,7 +28,7 @@ from sparkdeploy.node.container import is_ours
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.plan.container import container_name, container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact, Observed, ObservedNode, OverlayFact
-from sparkdeploy.plan.place import Move, missing_bytes, trees_of
+from sparkdeploy.plan.place import Move, hold, trees_of
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
@@ -119,16 +119,18 @@ def _with_weights(
     models: tuple[ModelFact | MissingModel | None, ...],
     nodes: Nodes,
 ) -> ObservedNode:
-    """Count what a node lacks of the model's files."""
+    """Look at what a node has of the model's files, and count what it lacks."""
     if head.facts.fabric is None or seen.facts.fabric is None:
         return seen
     move, node = Move(head.facts.fabric, seen.facts.fabric), nodes.node(seen.facts.name)
-    missing = sum(missing_bytes(tree, nodes.here, node) for tree in trees_of(models, None, move))
+    held = [hold(tree, nodes.here, node) for tree in trees_of(models, None, move)]
+    missing = sum(item.missing_bytes for item in held)
     # What is still to be fetched is sent from the head afterwards, all of it.
     to_come = [model.size_bytes for model in models if isinstance(model, MissingModel)]
     known = [size_bytes for size_bytes in to_come if size_bytes is not None]
     whole = missing + sum(known) if len(known) == len(to_come) else None
-    return replace(seen, missing_bytes=whole)
+    shared = {item.root: item.shared for item in held}
+    return replace(seen, missing_bytes=whole, shared=shared)
 
 
 def _unobserved(head: ObservedNode) -> Iterator[str]:
@@ -228,6 +230,7 @@ def _model_fact(
     fact = ModelFact(
         name=source.mount_name,
         root=source.root,
+        shared=source.shared,
         files=str(source.files_dir.relative_to(source.root)).removeprefix("."),
         revision=source.revision,
         size_bytes=sum((source.files_dir / name).stat().st_size for name in source.files()),
@@ -251,11 +254,15 @@ def _overlay_fact(
     source: CheckpointSource, treatment: Treatment, settings: Settings
 ) -> OverlayFact:
     fingerprint = overlays.overlay_fingerprint(source, treatment)
-    short_name = source.name.rpartition("/")[2].lower()
-    path = settings.data_dir / "m" / "ck" / f"{short_name}-{fingerprint[:12]}"
+    path = overlay_path(source.name, fingerprint[:12], settings)
     manifest = read_manifest(path)
     is_complete = manifest is not None and manifest.fingerprint == fingerprint
     return OverlayFact(path, is_complete)
+
+
+def overlay_path(model: str, fingerprint: str, settings: Settings) -> Path:
+    short_name = model.rpartition("/")[2].lower()
+    return settings.data_dir / "m" / "ck" / f"{short_name}-{fingerprint}"
 
 
 def _base_source(

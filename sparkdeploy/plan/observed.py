@@ -41,6 +41,8 @@ class ModelFact:
     owner_gid: int
     overlay: OverlayFact | None
     """None when the recipe mounts the untouched download."""
+    shared: tuple[Path, ...] = ()
+    """Files of the hub cache's shared store that links of `root` lead to, mounted one by one."""
     fp8_bytes: int = 0
     """FP8 tensors that must still be fetched for the overlay."""
     unreadable: tuple[Path, ...] = ()
@@ -86,6 +88,8 @@ class ObservedNode:
     missing_bytes: int | None = None
     """What it lacks of the model's files that the head has or is going to fetch; None where nobody
     looked, or the size of what is to be fetched is not known."""
+    shared: Mapping[Path, tuple[Path, ...]] = field(default_factory=dict)
+    """By model folder of that node: files of its own shared store that links there lead to."""
     has_stranger: bool = False
     """Whether a container that is none of ours has the deployment's name."""
 

@@ -16,7 +16,7 @@ from sparkdeploy.plan.container import Place, container_user
 from sparkdeploy.plan.observed import ModelFact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sparkdeploy.node.fabric import FabricFact
     from sparkdeploy.node.node import Node
@@ -37,13 +37,17 @@ class Move:
         except ValueError:
             return path
 
-    def model(self, model: ModelFact) -> ModelFact:
-        """Return the model as it stands there; only root can keep its owner."""
-        overlay = model.overlay
+    def model(self, model: ModelFact, shared: Mapping[Path, tuple[Path, ...]]) -> ModelFact:
+        """Return the model as it stands there; only root can keep its owner.
+
+        `shared` is what links of a folder there lead to. What is sent there lies in the folder.
+        """
+        overlay, root = model.overlay, self.path(model.root)
         is_root = self.there.uid == 0
         return replace(
             model,
-            root=self.path(model.root),
+            root=root,
+            shared=shared.get(root, ()),
             overlay=replace(overlay, path=self.path(overlay.path)) if overlay else None,
             owner_uid=model.owner_uid if is_root else self.there.uid,
             owner_gid=model.owner_gid if is_root else self.there.gid,
@@ -59,10 +63,10 @@ def place_of(observed: Observed, folders: HostFolders, node: str) -> Place | Non
         return None
     if node == observed.head.facts.name:
         return Place(folders, *observed.present)
-    move = move_to(observed, node)
-    if move is None:
+    move, seen = move_to(observed, node), observed.node(node)
+    if move is None or seen is None:
         return None
-    models = [move.model(model) for model in observed.present]
+    models = [move.model(model, seen.shared) for model in observed.present]
     uid, gid = container_user(models[0])
     template = folders.chat_template
     moved = replace(
@@ -104,17 +108,35 @@ def trees_of(
         yield Tree(template.parent, move.path(template.parent), (template.name,))
 
 
-def missing_bytes(tree: Tree, head: Node, other: Node) -> int:
-    """Return the size of what another node lacks, or has in another size.
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What another node has of a tree."""
+
+    root: Path
+    missing_bytes: int
+    """Of what it lacks, or has in another size."""
+    shared: tuple[Path, ...]
+    """Files of its own shared store that paths of the tree lead to."""
+
+
+def hold(tree: Tree, head: Node, other: Node) -> Held:
+    """Hold another node's tree against ours, by sizes.
 
     Files of one size with other content are found when they are compared before they are sent.
     """
     ours, theirs = list_tree(head, tree.here), list_tree(other, tree.there)
-    return sum(
+    missing_bytes = sum(
         ours[path].size_bytes
         for path in tree.paths
         if path in ours and (path not in theirs or theirs[path].size_bytes != ours[path].size_bytes)
     )
+    links = {
+        tree.there / path: theirs[path].link
+        for path in tree.paths
+        if path in theirs and theirs[path].is_shared
+    }
+    shared = {Path(os.path.normpath(path.parent / link)) for path, link in links.items()}
+    return Held(tree.there, missing_bytes, tuple(sorted(shared)))
 
 
 def _used(root: Path, files: str) -> tuple[str, ...]:

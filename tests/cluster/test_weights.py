@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,7 +35,7 @@ from sparkdeploy.settings import load_settings
 settings = load_settings()
 with open_nodes(settings, frozenset({{"spark-b"}})) as nodes:
     (worker,) = nodes.others
-    tree = Tree(Path("{FOLDER}"), Path("{FOLDER}"), ("blob",))
+    tree = Tree(Path("{FOLDER}"), Path("{FOLDER}"), ("blob", "blobs/etag"))
     try:
         print("sent", same_tree(tree, nodes.here, worker, settings))
     except SparkdeployError as error:
@@ -84,3 +85,22 @@ def test_a_cut_transfer_goes_on_where_it_was(
     assert worker.run(f"ls -A {FOLDER}") == "blob\n"
     again = program.finish(send(program))
     assert "sent 0" in again.stdout
+
+
+def test_what_lies_in_a_shared_store_here_is_a_file_of_its_own_there(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    stored = head.own / "home" / "blobs" / "c1" / ("c1" + "0" * 62)
+    stored.parent.mkdir(parents=True)
+    stored.write_bytes(b"weights")
+    shutil.rmtree(head.own / "home" / "weights", ignore_errors=True)
+    blobs = head.own / "home" / "weights" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "etag").symlink_to(f"../../blobs/c1/{stored.name}")
+    (blobs.parent / "blob").symlink_to("blobs/etag")
+    worker.run(f"rm -rf {FOLDER}")
+    done = program.finish(send(program))
+    assert re.search(r"sent [1-9]", done.stdout), done.stdout + done.stderr
+    assert worker.run(f"stat -c %F {FOLDER}/blobs/etag") == "regular file\n"
+    assert worker.run(f"cat {FOLDER}/blob") == "weights"
+    assert "sent 0" in program.finish(send(program)).stdout

@@ -25,7 +25,7 @@ from sparkdeploy.node.cluster import FabricPort, read_cluster
 from sparkdeploy.node.fabric import Connection, FabricFact, Interface
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.node.tree import Ledger, hashes, list_tree, read_listing
-from sparkdeploy.plan.place import Move, Tree
+from sparkdeploy.plan.place import Move, Tree, hold, trees_of
 from sparkdeploy.settings import load_settings
 from tests.unit.plan.facts import model_fact
 from tests.unit.plan.test_cluster_checks import facts
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.ssh import SshLink
 
 HERE = Node("spark-1", spark(1))
+ASIDE = Move(facts(), facts(2))
 
 
 def test_a_listing_tells_files_links_and_stamps() -> None:
@@ -99,14 +100,60 @@ def test_a_difference_is_found_by_content(tmp_path: Path) -> None:
     assert (found.missing, found.changed, found.size_bytes) == (("missing",), ("other",), 4)
 
 
+STORED = "c1/c1" + "0" * 62
+
+
+def cached(cache: Path, content: bytes, *, is_shared: bool) -> Path:
+    """A repository of one file, whose blob lies in its folder or in the store beside it."""
+    root = cache / "models--lab--twin"
+    (root / "snapshots" / "1").mkdir(parents=True)
+    (root / "blobs").mkdir()
+    (root / "snapshots" / "1" / "weights").symlink_to("../../blobs/etag")
+    place = cache / "blobs" / STORED if is_shared else root / "blobs" / "etag"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(content)
+    if is_shared:
+        (root / "blobs" / "etag").symlink_to(f"../../blobs/{STORED}")
+    return root
+
+
+@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize("there", [True, False])
+def test_weights_are_the_same_wherever_a_cache_keeps_them(
+    tmp_path: Path, here: bool, there: bool
+) -> None:
+    ours = cached(tmp_path / "here", b"123", is_shared=here)
+    theirs = cached(tmp_path / "there", b"123", is_shared=there)
+    (tree,) = trees_of((model_fact(treated=False, root=ours, files="snapshots/1"),), None, ASIDE)
+    tree = replace(tree, there=theirs)
+    worker = Node("spark-2", spark(2))
+    assert compare(tree, HERE, worker, load_settings()).paths == ()
+    held = hold(tree, HERE, worker)
+    stored = tmp_path / "there" / "blobs" / STORED
+    assert (held.missing_bytes, held.shared) == (0, (stored,) if there else ())
+    (stored if there else theirs / "blobs" / "etag").write_bytes(b"12")
+    differs = compare(tree, HERE, worker, load_settings())
+    assert (differs.changed, differs.size_bytes, differs.has_shared) == (("blobs/etag",), 3, here)
+    assert hold(tree, HERE, worker).missing_bytes == 3
+
+
+def test_a_node_mounts_what_its_own_links_lead_to(tmp_path: Path) -> None:
+    own, theirs = tmp_path / "blobs" / STORED, Path("/home/bob/hub/blobs") / STORED
+    model = model_fact(root=Path("/home/ada/hub/models--lab--twin"), shared=(own,))
+    root = Path("/home/bob/hub/models--lab--twin")
+    move = Move(facts(), facts(2, home="/home/bob", uid=1001, gid=1002))
+    assert move.model(model, {root: (theirs,)}).shared == (theirs,)
+    assert move.model(model, {}).shared == ()
+
+
 def test_paths_below_the_home_move_with_it_and_owners_with_the_user() -> None:
     worker = facts(2, home="/home/bob", uid=1001, gid=1002)
     assert Move(facts(), worker).path(Path("/home/ada/x")) == Path("/home/bob/x")
     assert Move(facts(), worker).path(Path("/data/x")) == Path("/data/x")
-    moved = Move(facts(), worker).model(model_fact())
+    moved = Move(facts(), worker).model(model_fact(), {})
     assert moved.root.is_relative_to("/home/bob")
     assert (moved.owner_uid, moved.owner_gid) == (1001, 1002)
-    root = Move(facts(), replace(worker, uid=0)).model(model_fact())
+    root = Move(facts(), replace(worker, uid=0)).model(model_fact(), {})
     assert root.owner_uid == 1000
 
 

@@ -21,6 +21,7 @@ from tests.unit.plan.facts import (
     SPARK,
     built,
     changed,
+    drafter_fact,
     model_fact,
     observed,
     plan,
@@ -106,6 +107,21 @@ def test_baseline_mounts_the_untouched_download(shipped: Library) -> None:
         "/m/hub/models--Intel--Qwen3.5-122B-A10B-int4-AutoRound",
         "/cache",
     ]
+
+
+def test_files_of_the_shared_store_are_mounted_one_by_one(shipped: Library) -> None:
+    stored = [Path(f"/hub/blobs/{digit * 2}/{digit * 64}") for digit in "ba"]
+    model = model_fact(treated=False, shared=tuple(stored))
+    made = plan(
+        shipped, observed(model=model, drafter=replace(drafter_fact(), shared=(stored[0],)))
+    )
+    assert made.head.spec is not None
+    mounts = {mount.source: mount for mount in made.head.spec.mounts}
+    for path in stored:
+        assert mounts[str(path)].target == f"/m/hub/blobs/{path.parent.name}/{path.name}"
+        assert mounts[str(path)].mode == "ro"
+    assert len(mounts) == len(made.head.spec.mounts)
+    assert "/hub/blobs" not in mounts
 
 
 def test_a_missing_model_is_fetched_and_its_bytes_are_said(shipped: Library) -> None:
