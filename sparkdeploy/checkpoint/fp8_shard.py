@@ -3,16 +3,19 @@
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from sparkdeploy.checkpoint import durable, fp8, safetensors
+from sparkdeploy.checkpoint.arriving import StoppedError
 from sparkdeploy.checkpoint.contents import ModelSizes, summary
 from sparkdeploy.checkpoint.durable import Progress, only_one
 from sparkdeploy.checkpoint.ranges import Meter, RangeSource, Span, coalesced, index_of
 from sparkdeploy.checkpoint.safetensors import TensorInfo
+from sparkdeploy.checkpoint.threads import work_through
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import read_json
 
@@ -20,6 +23,9 @@ SHARD_FILE = "sparkdeploy-fp8.safetensors"
 DONE_FILE = "sparkdeploy-fp8.json"
 _PART_FILE, _JOURNAL_FILE = "shard.part", "journal.jsonl"
 _VERSION = 1
+CONNECTIONS = 8
+REQUEST_BYTES = 16 << 20
+"""What one request brings at least, where so much lies together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +135,14 @@ def _fetch(
         meter = Meter(total_bytes, on_progress)
         meter.add(sum(p.target.size_bytes for p in pieces if p.target.name in digests))
         missing = [piece for piece in pieces if piece.target.name not in digests]
-        for group in _groups(missing):
-            came = _copy_group(source, group, file, meter)
-            durable.append_journal(folder / _JOURNAL_FILE, came)
-            digests.update(came)
+        copying = _Copying(source, folder, digests, meter)
+        work_through(
+            tuple(_groups(missing)),
+            copying.copy,
+            threads=CONNECTIONS,
+            stop=copying.stop,
+            watch=lambda: None,
+        )
         durable.finish(file)
     return digests
 
@@ -167,37 +177,65 @@ def _layout(
     return header, pieces
 
 
-def _groups(pieces: Sequence[_Piece]) -> Iterator[tuple[Span, list[_Piece]]]:
-    """What one request brings: neighbours, with the little that lies between them."""
-    for span in coalesced([piece.source for piece in pieces]):
-        inside = [
-            piece
-            for piece in pieces
-            if piece.source.file == span.file and span.begin <= piece.source.begin < span.end
-        ]
-        yield span, inside
+def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """What one request brings: neighbours, with the little that lies between them.
+
+    A long row of neighbours is cut between tensors, so that several connections share it.
+    """
+    ordered = sorted(pieces, key=lambda piece: (piece.source.file, piece.source.begin))
+    for span in coalesced([piece.source for piece in ordered]):
+        group: list[_Piece] = []
+        while ordered and _is_within(ordered[0].source, span):
+            group.append(ordered.pop(0))
+            if group[-1].source.end - group[0].source.begin >= REQUEST_BYTES:
+                yield group
+                group = []
+        if group:
+            yield group
 
 
-def _copy_group(
-    source: RangeSource, group: tuple[Span, list[_Piece]], file: BinaryIO, meter: Meter
-) -> dict[str, str]:
-    span, pieces = group
-    digests = {piece.target.name: hashlib.sha256() for piece in pieces}
-    position = span.begin
-    for chunk in source.read(span.file, span.begin, span.end):
-        for piece in pieces:
-            begin = max(piece.source.begin, position)
-            end = min(piece.source.end, position + len(chunk))
-            if begin < end:
-                data = chunk[begin - position : end - position]
-                file.seek(piece.target_begin + begin - piece.source.begin)
-                file.write(data)
-                digests[piece.target.name].update(data)
-                meter.add(len(data))
-        position += len(chunk)
-    file.flush()
-    os.fdatasync(file.fileno())
-    return {name: digest.hexdigest() for name, digest in digests.items()}
+def _is_within(inner: Span, span: Span) -> bool:
+    return inner.file == span.file and span.begin <= inner.begin < span.end
+
+
+class _Copying:
+    """Brings groups of tensors to their places in the part, from any number of threads."""
+
+    def __init__(
+        self, source: RangeSource, folder: Path, digests: dict[str, str], meter: Meter
+    ) -> None:
+        self.stop = threading.Event()
+        self._source, self._folder = source, folder
+        self._digests, self._meter = digests, meter
+        self._noting = threading.Lock()
+
+    def copy(self, pieces: Sequence[_Piece]) -> None:
+        """Raises StoppedError once another group has failed."""
+        # Its own: a thread that is late must not write through a number that is another file's now.
+        with (self._folder / _PART_FILE).open("r+b") as file:
+            came = self._copy(pieces, file.fileno())
+            os.fdatasync(file.fileno())
+        with self._noting:
+            durable.append_journal(self._folder / _JOURNAL_FILE, came)
+            self._digests.update(came)
+
+    def _copy(self, pieces: Sequence[_Piece], file: int) -> dict[str, str]:
+        digests = {piece.target.name: hashlib.sha256() for piece in pieces}
+        position = pieces[0].source.begin
+        end = pieces[-1].source.end
+        for chunk in self._source.read(pieces[0].source.file, position, end):
+            if self.stop.is_set():
+                raise StoppedError
+            for piece in pieces:
+                begin = max(piece.source.begin, position)
+                until = min(piece.source.end, position + len(chunk))
+                if begin < until:
+                    data = chunk[begin - position : until - position]
+                    os.pwrite(file, data, piece.target_begin + begin - piece.source.begin)
+                    digests[piece.target.name].update(data)
+                    self._meter.add(len(data))
+            position += len(chunk)
+        return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 def _trusted(file: BinaryIO, journal: Path, pieces: Sequence[_Piece]) -> dict[str, str]:

@@ -116,6 +116,22 @@ def test_the_shard_holds_the_repositorys_bytes_under_names_of_its_own(
     assert shard.path.stat().st_mode & 0o777 == 0o644
 
 
+def test_tensors_come_over_several_connections_into_the_same_shard(
+    ranges: HubRanges,
+    fetch: Callable[[RangeSource], Fp8Shard],
+    double: HubDouble,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = fetch(ranges).path.read_bytes()
+    shutil.rmtree(tmp_path / "fp8")
+    # Each tensor is a request of its own, however close they lie.
+    monkeypatch.setattr("sparkdeploy.checkpoint.fp8_shard.REQUEST_BYTES", 1)
+    double.delay_s, double.most_at_once = 0.02, 0
+    assert fetch(ranges).path.read_bytes() == whole
+    assert double.most_at_once > 2
+
+
 def test_wrong_bytes_of_an_answer_are_found_before_it_is_done_and_fetched_again(
     ranges: HubRanges,
     fetch: Callable[[RangeSource], Fp8Shard],
