@@ -35,7 +35,11 @@ def print_plan(plan: Plan, shown: str | None, *, as_json: bool) -> None:
             "args": report.arguments_text,
             "container": report.container_text,
         }
-        console.answer(texts[shown](plan))
+        text = texts[shown](plan)
+        if as_json:
+            console.answer_json({"show": shown, "text": text, "nodes": plan_as_dict(plan)["nodes"]})
+        else:
+            console.answer(text)
         return
     answer(report.plan_lines(plan), plan_as_dict(plan), as_json=as_json)
 

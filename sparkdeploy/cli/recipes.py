@@ -95,7 +95,7 @@ def plan_recipe(
     cluster: ClusterOption = False,
     show: Annotated[
         Literal["dockerfile", "args", "container"] | None,
-        typer.Option(help="Print Dockerfiles, vLLM's arguments or the container in full."),
+        typer.Option(help="Print Dockerfiles, vLLM's command or the docker command in full."),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit 9 when there is work.")] = False,
     hardware: HardwareOption = None,
@@ -128,11 +128,13 @@ def plan_recipe(
         )
         print_outlook(outlook, html, as_json=as_json)
         return
-    from sparkdeploy.commands.request import plan_for
+    from sparkdeploy.commands.request import plan_for, with_expected_paths
 
     settings = current_settings()
     request = requested(recipe, assignments, settings, name=name, public=public, cluster=cluster)
     plan = plan_for(request, settings)
+    if show is not None:
+        plan = with_expected_paths(plan, settings)
     print_plan(plan, show, as_json=as_json)
     if check and plan.has_work:
         raise ChangesPendingError("the plan has work to do", hint="run `sparkdeploy up`")

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.reach import Reach, serving
+from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.container import refuse_no_name
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.draft import draft_plan
+from sparkdeploy.plan.draft import decide, draft_plan
+from sparkdeploy.plan.expected import with_expected_models
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import library, load_recipe
@@ -80,6 +82,17 @@ def plan_for(request: Request, settings: Settings) -> Plan:
             unobserved = (error.message, *plan.observed.unobserved)
             return replace(plan, observed=replace(plan.observed, unobserved=unobserved))
         return plan
+
+
+def with_expected_paths(plan: Plan, settings: Settings) -> Plan:
+    """Return the plan with containers for models that are to be downloaded, as they will be."""
+    if not plan.observed.missing:
+        return plan
+    names = " and ".join(model.repo for model in plan.observed.missing)
+    console.info(f"{names} is not here yet: what stands in <...> is known after the download")
+    resolved = plan.resolved
+    observed = with_expected_models(plan.observed, resolved.recipe, settings)
+    return decide(resolved, settings, observed, plan.deployment, plan.formation)
 
 
 def _absolute(recipe: str) -> str:

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import UsageError
+from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerSpec
-
-LOG_SIZE = {"max-size": "50m", "max-file": "3"}
 
 
 def compose_text(spec: ContainerSpec, *, prepare: str) -> str:
@@ -54,7 +53,7 @@ def _service(spec: ContainerSpec) -> dict[str, Any]:
         "restart": spec.restart_policy,
         "stop_signal": "SIGTERM",
         "stop_grace_period": f"{spec.stop_timeout_s}s",
-        "logging": {"driver": "json-file", "options": LOG_SIZE},
+        "logging": {"driver": LOG_DRIVER, "options": LOG_SIZE},
     }
     if spec.gpus == "all":
         gpus = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}

@@ -23,6 +23,7 @@ NAME_START = "sparkdeploy-"
 TAG_START = "sparkdeploy/"
 REPLACED_SUFFIX = "-replaced"
 KEPT_MARK = "-kept-"
+LOG_DRIVER, LOG_SIZE = "json-file", {"max-size": "50m", "max-file": "3"}
 _ENDING = re.compile(rf"|{REPLACED_SUFFIX}|{KEPT_MARK}[1-9][0-9]{{0,8}}")
 
 

@@ -23,7 +23,7 @@ from sparkdeploy.node.connection import (
     NotInDockerError,
     translated,
 )
-from sparkdeploy.node.container import is_ours
+from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +34,6 @@ FIRST_STOP_S = 1
 REMOVAL_TIMEOUT_S = 30.0
 REMOVAL_POLL_S = 0.1
 _BEING_REMOVED = "is already in progress"
-LOG_SIZE = {"max-size": "50m", "max-file": "3"}
 _BROKEN_STREAM = (
     *SDK_ERRORS,
     OSError,
@@ -332,5 +331,5 @@ def _host_options(spec: ContainerSpec) -> dict[str, Any]:
         "devices": list(spec.devices) or None,
         "device_requests": gpus,
         "restart_policy": {"Name": spec.restart_policy},
-        "log_config": LogConfig(type=LogConfig.types.JSON, config=LOG_SIZE),
+        "log_config": LogConfig(type=LOG_DRIVER, config=LOG_SIZE),
     }

@@ -324,6 +324,10 @@ def current_uid() -> int:
     return os.geteuid()
 
 
+def current_gid() -> int:
+    return os.getegid()
+
+
 def own_name() -> str:
     return user_name(current_uid())
 

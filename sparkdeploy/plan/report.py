@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.report import legend
 from sparkdeploy.console import format_bytes, format_gib
+from sparkdeploy.plan.typed import docker_run, typed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.plan.steps import Needs, Part, Plan
 
 
@@ -30,26 +29,21 @@ def dockerfile_text(plan: Plan) -> str:
 
 
 def arguments_text(plan: Plan) -> str:
-    """Return vLLM's command as it would be typed, a line a node; or why there is none yet."""
-    if plan.head.spec is None:
-        return "(the model is not here yet, so its path is unknown)"
-    commands = {
-        part.node: shlex.join(part.spec.command[part.spec.command.index("--") + 1 :])
-        for part in plan.parts
-        if part.spec is not None
-    }
-    if plan.formation.is_alone:
-        return commands[plan.head.node]
-    return "\n".join(f"{node}: {command}" for node, command in commands.items())
+    """Return vLLM's command within the container as it would be typed, by node."""
+    return _by_node(plan, lambda spec: typed(spec.command[spec.command.index("--") + 1 :]))
 
 
 def container_text(plan: Plan) -> str:
-    """Return the container's spec as JSON, by node where there are several; or why not."""
-    specs = {part.node: asdict(part.spec) for part in plan.parts if part.spec is not None}
-    if not specs:
-        return "(the model is not here yet, so the container's user and mounts are unknown)"
-    shown = specs if len(plan.parts) > 1 else next(iter(specs.values()))
-    return json.dumps(shown, indent=2, sort_keys=True)
+    """Return the `docker run` that would start the same container, by node."""
+    return _by_node(plan, lambda spec: docker_run(spec.with_fingerprint()))
+
+
+def _by_node(plan: Plan, text: Callable[[ContainerSpec], str]) -> str:
+    """Return a shell's lines, where there are several nodes under a comment that names each."""
+    texts = {part.node: text(part.spec) for part in plan.parts if part.spec is not None}
+    if plan.formation.is_alone:
+        return "\n".join(texts.values())
+    return "\n\n".join(f"# {node}\n{lines}" for node, lines in texts.items())
 
 
 def _title(plan: Plan) -> Iterator[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import signal
 import time
@@ -129,8 +130,10 @@ def test_the_plan_is_one_and_what_it_says_is_started(
         program.answer(*command) for command in (("plan", *asked), ("up", *asked, "--dry-run"))
     )
     assert without_measures(dry_run) == without_measures(plan)
-    shown = json.loads(program.run("plan", *asked, "--show", "container").stdout)
+    shown = program.answer("plan", *asked, "--show", "container")["nodes"]
     assert shown == plan["nodes"]
+    text = program.run("plan", *asked, "--show", "container").stdout
+    assert re.findall(r"^# (\S+)\ndocker run ", text, re.MULTILINE) == [head.name, worker.name]
     assert ours(head) == ours(worker) == []
 
     done = up(program, *ONE)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import __version__
+from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.node import facts
+from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
     from tests.unit.program import Run
@@ -36,10 +38,29 @@ def test_plan_check_exits_nine_when_there_is_work(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "words"), [("dockerfile", "FROM"), ("args", "not here"), ("container", "not here")]
+    ("part", "words"),
+    [
+        ("dockerfile", "FROM"),
+        ("args", "vllm serve '/m/ck/qwen3.5-122b-a10b-int4-autoround-<fingerprint>' \\\n  --"),
+        ("container", "docker run \\\n  --detach \\\n"),
+    ],
 )
-def test_plan_shows_one_part_in_full(run: Run, part: str, words: str) -> None:
-    assert words in run("plan", "v2", "--show", part).stdout
+def test_plan_shows_one_part_in_full_before_the_download(run: Run, part: str, words: str) -> None:
+    done = run("plan", "v2", "--show", part)
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+    assert "what stands in <...> is known after the download" in done.stderr
+
+
+def test_a_pinned_commit_is_shown_before_it_is_here(run: Run) -> None:
+    lock = HubLock(load_settings().state_dir)
+    lock.set("Intel/Qwen3.5-122B-A10B-int4-AutoRound", "main", RevisionPin("1" * 40))
+    shown = run("plan", "baseline", "--show", "args").stdout
+    repo = "models--Intel--Qwen3.5-122B-A10B-int4-AutoRound"
+    assert shown.startswith(f"vllm serve /m/hub/{repo}/snapshots/{'1' * 40} \\\n")
+    content = json.loads(run("plan", "baseline", "--show", "container", "--json").stdout)
+    (spec,) = content["nodes"].values()
+    assert spec["mounts"][0]["target"] == f"/m/hub/{repo}"
 
 
 @pytest.fixture
