@@ -22,7 +22,7 @@ import pytest
 from sparkdeploy import labels
 from tests.engine.conftest import DEADLINE_S, free_port, patiently, until
 from tests.engine.program import Program
-from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
+from tests.engine.vllm.twin_user import TWIN_RECIPE, cached_twin_user, unique_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,8 +44,10 @@ CONTEXT = 3072
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    """A user with a recipe of their own for a twin."""
-    made = twin_user(tmp_path_factory.mktemp("deployments"), port=PORT, max_model_len=CONTEXT)
+    """A user with a recipe of their own for a twin, which lies in the hub's shared store."""
+    made = cached_twin_user(
+        tmp_path_factory.mktemp("deployments"), port=PORT, max_model_len=CONTEXT
+    )
     yield made
     for name in (MAIN, SECOND, THIRD):
         made.run("down", name)
@@ -79,6 +81,17 @@ def test_up_serves_the_first_answer(program: Program, host: DockerHost) -> None:
     assert report["changed"] is True
     assert status_code(PORT, "GET", "/v1/models") == 200
     assert container(host, MAIN).is_running
+
+
+def test_nothing_of_the_hubs_cache_is_mounted_but_what_the_model_leads_to(
+    program: Program, host: DockerHost
+) -> None:
+    cache = program.root / "hub"
+    (root,) = cache.glob("models--*")
+    mounted = {Path(path) for path in host.mounted_from(container(host, MAIN).container_id)}
+    stored = {path.resolve() for path in (root / "blobs").iterdir() if path.is_symlink()}
+    assert len(stored) > 3
+    assert {path for path in mounted if path.is_relative_to(cache)} == {root, *stored}
 
 
 def test_a_second_up_does_nothing_and_says_so(program: Program, host: DockerHost) -> None:
@@ -232,12 +245,13 @@ def test_a_port_of_a_foreign_process_is_named(program: Program) -> None:
 
 
 def test_an_unreadable_model_file_is_named_before_anything_starts(program: Program) -> None:
-    file = next((program.root / "twin").glob("model-00001*.safetensors"))
-    file.chmod(0o600)
+    (snapshot,) = (program.root / "hub").glob("models--*/snapshots/*")
+    file = next(snapshot.glob("model-00001*.safetensors"))
+    file.chmod(0o400)
     try:
         done = program.run("up", TWIN_RECIPE, "--name", SECOND, "--set", f"serve.port={SPARE_PORT}")
     finally:
-        file.chmod(0o644)
+        file.chmod(0o444)
     assert done.returncode == 4
     assert str(file) in done.stderr
 

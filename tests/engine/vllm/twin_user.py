@@ -6,7 +6,11 @@ import json
 import uuid
 from typing import TYPE_CHECKING
 
+from huggingface_hub import snapshot_download
+
 from tests.engine.program import Program
+from tests.hub.double import Repo, hub_double
+from tests.hub.xet import xet_by_get
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,6 +18,7 @@ if TYPE_CHECKING:
 
 TWIN_RECIPE = "tiny"
 """What `twin_user` has a recipe for."""
+TWIN_REPO, COMMIT = "lab/twin", "1" * 40
 
 
 def unique_name(word: str) -> str:
@@ -27,25 +32,47 @@ def twin_user(root: Path, *, port: int, **serve: object) -> Program:
     `serve` replaces settings of the recipe's.
     """
     program = Program(root)
-    twin = root / "twin"
-    made = program.run("checkpoint", "twin", str(twin))
-    assert made.returncode == 0, made.stderr
-    recipes = root / "config" / "recipes"
-    recipes.mkdir(parents=True)
-    # JSON is YAML too.
-    text = json.dumps(_twin_recipe(twin, {"port": port, **serve}))
-    (recipes / f"{TWIN_RECIPE}.yaml").write_text(text)
+    _write_recipe(root, {"path": str(_made_twin(program))}, {"port": port, **serve})
     return program
 
 
-def _twin_recipe(twin: Path, serve: Mapping[str, object]) -> dict[str, object]:
+def cached_twin_user(root: Path, *, port: int, **serve: object) -> Program:
+    """Return a user as `twin_user` does, whose twin the hub's own library has downloaded.
+
+    Its large files are links into the store that repositories of the cache share.
+    """
+    program = Program(root)
+    with hub_double() as double, xet_by_get():
+        double.repos[TWIN_REPO] = Repo({COMMIT: _made_twin(program)}, {"main": COMMIT}, is_xet=True)
+        snapshot_download(
+            TWIN_REPO, cache_dir=root / "hub", endpoint=double.endpoint, max_workers=1
+        )
+    _write_recipe(root, {"repo": TWIN_REPO}, {"port": port, **serve})
+    return program
+
+
+def _made_twin(program: Program) -> Path:
+    twin = program.root / "twin"
+    made = program.run("checkpoint", "twin", str(twin))
+    assert made.returncode == 0, made.stderr
+    return twin
+
+
+def _write_recipe(root: Path, model: Mapping[str, str], serve: Mapping[str, object]) -> None:
+    recipes = root / "config" / "recipes"
+    recipes.mkdir(parents=True)
+    # JSON is YAML too.
+    (recipes / f"{TWIN_RECIPE}.yaml").write_text(json.dumps(_twin_recipe(model, serve)))
+
+
+def _twin_recipe(model: Mapping[str, str], serve: Mapping[str, object]) -> dict[str, object]:
     return {
         "schema": 1,
         "name": TWIN_RECIPE,
         "title": "v2 on a twin and a CPU",
         "extends": "v2",
         "engine": "cpu-0.32",
-        "model": {"path": str(twin)},
+        "model": model,
         "serve": {
             "attention_backend": None,
             "max_model_len": 1024,
