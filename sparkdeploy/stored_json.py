@@ -10,6 +10,7 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from io import BufferedReader
     from pathlib import Path
 
 MAX_BYTES = 16 << 20
@@ -37,10 +38,15 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON
         content = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    check_pairs(text, content)
+    return content
+
+
+def check_pairs(text: str, content: object) -> None:
+    """Raise ValueError when JSON holds half a surrogate pair; `content` is what it was read as."""
     if _HALF_A_PAIR.search(text):
         # Whole pairs are letters like any other; a half is none and cannot be written again.
         json.dumps(content, ensure_ascii=False).encode()
-    return content
 
 
 def _whole(digits: str) -> int:
@@ -57,23 +63,37 @@ def _finite(digits: str) -> float:
 
 
 def read_bytes(path: Path, limit_bytes: int) -> bytes:
-    """Return what a regular file holds; a pipe is not waited for and a device not read.
+    """Return what a regular file holds, as `open_regular` opens it.
 
-    Raises OSError, whose `strerror` says what it is, for the rest and for a longer file. Links are
-    followed: a person may name any file.
+    Raises OSError, whose `strerror` says what it is, for the rest and for a longer file.
+    """
+    with open_regular(path) as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {limit_bytes >> 10} KiB")
+    return content
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading; a pipe is not waited for and a device not read.
+
+    Raises OSError, whose `strerror` says what it is, for the rest. Links are followed: a person may
+    name any file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:  # a NUL in the name
         raise OSError(errno.EINVAL, str(error)) from error
-    try:
-        # Before Python opens it, which has words of its own for a folder.
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            content = file.read(limit_bytes + 1)
-    finally:
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a socket
+            raise
+        raise _no_file() from error
+    # Before Python opens it, which has words of its own for a folder.
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-    if len(content) > limit_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {limit_bytes >> 10} KiB")
-    return content
+        raise _no_file()
+    return os.fdopen(descriptor, "rb")
+
+
+def _no_file() -> OSError:
+    return OSError(errno.EINVAL, "it is not a regular file")

@@ -16,18 +16,21 @@ from typing import IO, BinaryIO, Literal
 
 import xxhash
 
+from sparkdeploy.checkpoint.repo_files import git_blob_hash
 from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.lock import lock_within
 from sparkdeploy.node.shared_files import NotPlainError, freeing_command, open_plain
+from sparkdeploy.stored_json import open_regular
 
 PATIENCE_S = 3600.0
 """How long a second builder waits for the first one's work, which it then finds done."""
 COPY_BYTES = 8 << 20
 XXH3_PREFIX = "xxh3:"
-Algorithm = Literal["sha256", "xxh3"]
+Algorithm = Literal["sha256", "xxh3", "git"]
 """XXH3 finds damage as surely as a sha256 does, nine times as fast (10.3 and 1.1 GB/s on one AMD
-EPYC core); who wants to deceive is not kept out by a hash beside the file either way."""
+EPYC core); who wants to deceive is not kept out by a hash beside the file either way. Git's is what
+hubs state of small files."""
 Purpose = Literal["staging", "retired"]
 _PURPOSES: tuple[Purpose, ...] = ("staging", "retired")
 Progress = Callable[[int, int], None]
@@ -194,8 +197,8 @@ def copy_range(source: int, target: int, begin: int, size_bytes: int) -> None:
 
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file to one of mode 0644, durable but for its name."""
-    with source.open("rb") as old, target.open("wb") as new:
-        copy_range(old.fileno(), new.fileno(), 0, source.stat().st_size)
+    with open_regular(source) as old, target.open("wb") as new:
+        copy_range(old.fileno(), new.fileno(), 0, os.fstat(old.fileno()).st_size)
         finish(new)
 
 
@@ -219,10 +222,16 @@ def digest_of(file: BinaryIO, begin: int, end: int) -> str:
 
 
 def content_hash(path: Path, algorithm: Algorithm) -> str:
-    """A file's hash: `sha256` in hex alone, `xxh3` (of 128 bits) with its name in front."""
-    with path.open("rb", buffering=0) as file:
+    """A file's hash: `sha256` and `git` in hex alone, `xxh3` (of 128 bits) with its name in front.
+
+    Raises OSError for what is not a regular file.
+    """
+    with open_regular(path) as file:
         if algorithm == "sha256":
             return hashlib.file_digest(file, "sha256").hexdigest()
+        if algorithm == "git":
+            blob = git_blob_hash(os.fstat(file.fileno()).st_size)
+            return hashlib.file_digest(file, lambda: blob).hexdigest()
         return XXH3_PREFIX + hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sparkdeploy.checkpoint.durable import content_hash, write_text
+from sparkdeploy.checkpoint.plain_files import plain_files
 from sparkdeploy.checkpoint.repo_files import PART_LIMIT_BYTES
 from sparkdeploy.checkpoint.source import CheckpointSource
 from sparkdeploy.stored_json import read_json
@@ -35,16 +36,26 @@ class Manifest:
     files that were written here."""
 
 
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("version", "fp8_layer_count", "mtp_tensor_count"), (int,)),
+    **dict.fromkeys(("fingerprint", "mount_name"), (str,)),
+    **dict.fromkeys(("source_kind", "source_name", "source_root", "source_files"), (str,)),
+    "source_revision": (str, type(None)),
+    **dict.fromkeys(("treatment", "digests"), (dict,)),
+}
+
+
 def read_manifest(path: Path) -> Manifest | None:
     """The manifest of the prepared checkpoint at `path`, or None when there is no whole one."""
     try:
         content = read_json(path / MANIFEST_FILE)
     except (OSError, ValueError):
         return None
-    names = {field.name for field in fields(Manifest)}
-    if not isinstance(content, dict) or set(content) != names:
+    if not isinstance(content, dict) or set(content) != set(_KINDS):
         return None
-    return Manifest(**content) if _are_digests(content["digests"]) else None
+    if not all(type(content[name]) in kinds for name, kinds in _KINDS.items()):
+        return None
+    return Manifest(**content) if are_digests(content["digests"]) else None
 
 
 def write_manifest(
@@ -57,9 +68,9 @@ def write_manifest(
     # A build that was killed right before the end has left its manifest, which is made anew.
     known = {*hashed, MANIFEST_FILE}
     small = {
-        str(path.relative_to(folder)): content_hash(path, "sha256")
-        for path in sorted(folder.rglob("[!.]*"))
-        if path.is_file() and not path.is_symlink() and path.name not in known
+        name: content_hash(folder / name, "sha256")
+        for name in plain_files(folder)
+        if name.rpartition("/")[2] not in known and not (folder / name).is_symlink()
     }
     manifest = Manifest(
         source_kind=source.kind,
@@ -76,7 +87,7 @@ def write_manifest(
     return manifest
 
 
-def _are_digests(digests: object) -> bool:
+def are_digests(digests: object) -> bool:
     """Whether it is hashes of files that lie in the checkpoint; a download may bring a manifest."""
     return isinstance(digests, dict) and all(
         isinstance(digest, str) and _is_below(name) for name, digest in digests.items()

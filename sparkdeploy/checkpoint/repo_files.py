@@ -74,16 +74,18 @@ class RepoFile:
         return self.sha256 or self.git_sha1 or ""
 
     def new_hash(self) -> hashlib._Hash:
-        """The hash whose hexadecimal digits, over the content, are `blob_name`.
-
-        Of a small file that is git's own, which is no signature and only finds damage.
-        """
+        """The hash whose hexadecimal digits, over the content, are `blob_name`."""
         if self.sha256 is not None:
             return hashlib.sha256()
-        return hashlib.sha1(b"blob %d\0" % self.size_bytes, usedforsecurity=False)
+        return git_blob_hash(self.size_bytes)
 
     def _wrong(self, what: str) -> CheckpointError:
         return hostile(f"{self.name} is stated with {what}.")
+
+
+def git_blob_hash(size_bytes: int) -> hashlib._Hash:
+    """Git's own hash of a file of that size; it is no signature and only finds damage."""
+    return hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
 
 
 @dataclass(frozen=True, slots=True)

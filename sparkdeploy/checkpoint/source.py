@@ -11,7 +11,8 @@ from typing import Literal
 
 from sparkdeploy.checkpoint.cache import SNAPSHOTS, STORE, branch_commit, repo_folder, repo_of
 from sparkdeploy.checkpoint.links import Content, follow, real_path
-from sparkdeploy.checkpoint.repo_files import name_problem
+from sparkdeploy.checkpoint.plain_files import plain_files
+from sparkdeploy.checkpoint.repo_files import DEPTH_LIMIT, name_problem
 from sparkdeploy.errors import CheckpointError
 
 
@@ -128,6 +129,7 @@ def _snapshot(root: Path, repo: str, commit: str) -> CheckpointSource:
 def _checked(source: CheckpointSource) -> CheckpointSource:
     """Follow every name once: what leads nowhere, or where no container gets to, is refused."""
     found = [_content(source, relative) for relative in source.files()]
+    plain_files(source.files_dir)
     return replace(source, shared=tuple(sorted({it.path for it in found if it.is_shared})))
 
 
@@ -141,6 +143,8 @@ def _files_below(folder: Path, relative: Path) -> Iterator[Path]:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
+            if len(relative.parts) > DEPTH_LIMIT:
+                raise CheckpointError(f"{folder} lies more than {DEPTH_LIMIT} folders deep.")
             if entry.is_dir(follow_symlinks=False):
                 yield from _files_below(folder / entry.name, relative / entry.name)
             else:
