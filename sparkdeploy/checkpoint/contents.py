@@ -10,9 +10,15 @@ from types import MappingProxyType
 from typing import Any
 
 from sparkdeploy.checkpoint.repo_files import name_problem, printable, shown
-from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, read_header
+from sparkdeploy.checkpoint.safetensors import (
+    TENSORS_LIMIT,
+    Header,
+    TensorInfo,
+    read_header,
+    within_limits,
+)
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.stored_json import read_bytes
+from sparkdeploy.stored_json import check_pairs, read_bytes
 
 CONFIG_FILE = "config.json"
 CONFIG_LIMIT_BYTES = 4 << 20
@@ -20,10 +26,12 @@ CONFIG_LIMIT_BYTES = 4 << 20
 INDEX_FILE = "model.safetensors.index.json"
 INDEX_LIMIT_BYTES = 48 << 20
 """What is read of a stranger's index; one of 200,000 tensors has 27 million bytes."""
-INDEX_ENTRIES_LIMIT = 1_000_000
-"""Tensors of an index; a model of a trillion parameters has 200,000."""
+_INDEX_SIGNS_LIMIT = TENSORS_LIMIT + 10
+"""Colons or commas; there is one of each for a tensor, and some for what stands beside."""
 _INDEX_NESTING_LIMIT = 1000
 """An index has three objects; thousands of nested ones take memory and nothing else."""
+_CONFIG_NESTING_LIMIT = 64
+"""Objects within objects; what is deeper could be read and not be written again."""
 _INDEX_HINT = "download the model again, from an owner you trust; nothing of it was used"
 
 LAYERS_LIMIT, MTP_LAYERS_LIMIT, EXPERTS_LIMIT = 2000, 16, 8192
@@ -68,7 +76,8 @@ def read_headers(folder: Path) -> Mapping[str, Header]:
     files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
     if not files:
         raise CheckpointError(f"{folder} holds no .safetensors files.")
-    return {path.name: read_header(path) for path in files}
+    read = ((path.name, read_header(path)) for path in files)
+    return dict(within_limits(str(folder), read))
 
 
 def read_tensors(
@@ -80,13 +89,7 @@ def read_tensors(
     tensor of the same name, the folder's index decides. Raises CheckpointError when there is no
     file, one is damaged, nothing decides, or the index lists tensors that are nowhere.
     """
-    index = folder / INDEX_FILE
-    try:
-        preferred = parse_index(str(index), read_bytes(index, INDEX_LIMIT_BYTES))
-    except FileNotFoundError:
-        preferred = {}
-    except OSError as error:
-        raise CheckpointError(f"{index} cannot be read: {error}") from error
+    preferred = (read_index(folder) or {}).get("weight_map", {})
     tensors: dict[str, Located] = {}
     for file, header in (read_headers(folder) if headers is None else headers).items():
         for name, info in header.tensors.items():
@@ -94,7 +97,11 @@ def read_tensors(
             if known is None or preferred.get(name) == file:
                 tensors[name] = Located(file, info)
             elif preferred.get(name) != known.file:
-                raise CheckpointError(f"{name} stands in both {known.file} and {file}.")
+                raise CheckpointError(
+                    f"{printable(name)} stands in both {printable(known.file)} and "
+                    f"{printable(file)}.",
+                    hint="the index says which one counts; write one, or remove a file",
+                )
     _check_complete(folder, preferred, tensors)
     return MappingProxyType(tensors)
 
@@ -105,19 +112,53 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         text = read_bytes(path, CONFIG_LIMIT_BYTES)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise _unreadable(path, error) from error
     return parse_config(str(path), text)
+
+
+def read_index(folder: Path) -> dict[str, Any] | None:
+    """The index as it is, its weight_map checked as `parse_index` does; None without one."""
+    path = folder / INDEX_FILE
+    try:
+        return _parse_index(str(path), read_bytes(path, INDEX_LIMIT_BYTES))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path} cannot be read: {error.strerror or error}")
 
 
 def parse_config(name: str, text: bytes) -> dict[str, Any]:
     """A config.json that was read from anywhere; errors call it `name`."""
     try:
-        config = json.loads(text)
+        # What json.loads makes of bytes; a mark at the beginning is none of the text.
+        letters = text.decode(json.detect_encoding(text))
+        config = json.loads(letters)
+        _check_nesting(config)
+        check_pairs(letters, config)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{name} cannot be read: {printable(str(error))}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{name} is not a JSON object.")
     return config
+
+
+def _check_nesting(content: object) -> None:
+    level = [content]
+    for _ in range(_CONFIG_NESTING_LIMIT):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError("it is nested too deep")
 
 
 def model_sizes(config: Mapping[str, Any]) -> ModelSizes:
@@ -190,8 +231,9 @@ def _check_complete(
 
 
 def summary(names: Sequence[str]) -> str:
+    """The first three, as a terminal may show them, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+    return ", ".join(map(printable, names[:3])) + more
 
 
 def index_content(tensors: Mapping[str, Located]) -> dict[str, object]:
@@ -204,26 +246,39 @@ def index_content(tensors: Mapping[str, Located]) -> dict[str, object]:
 
 def parse_index(name: str, text: bytes) -> Mapping[str, str]:
     """The weight_map of an index, from tensors to files; CheckpointError calls it `name`."""
-    if max(text.count(sign) for sign in (b":", b",")) > INDEX_ENTRIES_LIMIT:
-        raise CheckpointError(
-            f"{name} has more than {INDEX_ENTRIES_LIMIT} entries.", hint=_INDEX_HINT
-        )
+    weight_map: Mapping[str, str] = _parse_index(name, text)["weight_map"]
+    return weight_map
+
+
+def _parse_index(name: str, text: bytes) -> dict[str, Any]:
+    if max(text.count(sign) for sign in (b":", b",")) > _INDEX_SIGNS_LIMIT:
+        raise CheckpointError(f"{name} has more than {TENSORS_LIMIT} entries.", hint=_INDEX_HINT)
     if text.count(b"{") + text.count(b"[") > _INDEX_NESTING_LIMIT:
         raise CheckpointError(f"{name} is no plain list of tensors.", hint=_INDEX_HINT)
     try:
         index = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name} cannot be read: {error}") from error
+        raise CheckpointError(f"{name} cannot be read: {printable(str(error))}") from error
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{name} has no weight_map from tensors to files.")
     # Each file once, by what it is: there are thousands of tensors to one, and JSON has lists.
     files = {file if isinstance(file, str) else type(file) for file in weight_map.values()}
     for file in files:
-        problem = name_problem(file) or ("lies in a folder" if "/" in str(file) else None)
+        problem = _file_problem(file)
         if problem is not None:
             raise CheckpointError(
                 f"{name} has no weight_map from tensors to files: {shown(file)} {problem}.",
                 hint=_INDEX_HINT,
             )
-    return weight_map
+    whole: dict[str, Any] = index
+    return whole
+
+
+def _file_problem(file: object) -> str | None:
+    problem = name_problem(file)
+    if problem is None and "/" in str(file):
+        return "lies in a folder"
+    if problem is None and not str(file).endswith(".safetensors"):
+        return "is no .safetensors file"
+    return problem

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sparkdeploy.checkpoint.contents import ModelSizes, read_tensors, shared_expert_shapes, summary
-from sparkdeploy.checkpoint.ranges import RangeSource, Span, read_remote_header
+from sparkdeploy.checkpoint.ranges import RangeSource, Span, read_remote_headers
+from sparkdeploy.checkpoint.repo_files import printable
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, read_header
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.stored_json import open_regular
 
 BLOCK = 128
 """Rows and columns that share one scale."""
@@ -105,7 +107,7 @@ def find_fp8(
     """
     expected = expected_fp8(sizes)
     files = sorted({file for name, file in indexed.items() if is_related(name)})
-    found = _related_tensors({file: read_remote_header(source, file) for file in files})
+    found = _related_tensors(dict(read_remote_headers(source, files)))
     if mismatch is Mismatch.LEAVE:
         # Modules whose weight and scales both are as expected.
         unfit = {
@@ -132,7 +134,7 @@ def check_fp8(
     lines = [f"missing: {summary(missing)}"] if missing else []
     lines += [f"extra: {summary(extra)}"] if extra else []
     lines += [
-        f"{name} is {info.dtype} {list(info.shape)}, expected "
+        f"{name} is {printable(info.dtype)} {list(info.shape)}, expected "
         f"{' or '.join(sorted(wanted[name].dtypes))} {list(wanted[name].shape)}"
         for name, info in found.items()
         if name in wanted and not wanted[name].fits(info)
@@ -154,7 +156,9 @@ def _related_tensors(headers: Mapping[str, Header]) -> dict[str, FoundTensor]:
     for file, header in headers.items():
         for name, info in header.tensors.items():
             if name in found:
-                raise CheckpointError(f"{name} stands in both {found[name].span.file} and {file}.")
+                raise CheckpointError(
+                    f"{printable(name)} stands in both {found[name].span.file} and {file}."
+                )
             if is_related(name):
                 begin = header.data_offset + info.begin
                 found[name] = FoundTensor(info, Span(file, begin, begin + info.size_bytes))
@@ -191,7 +195,7 @@ def unlike(shard: Path, model: Path) -> tuple[str, ...]:
     header = read_header(shard)
     originals = read_tensors(model)
     wrong = []
-    with shard.open("rb") as file:
+    with open_regular(shard) as file:
         for name, info in header.tensors.items():
             stem = name.removesuffix(OWN_SUFFIXES[WEIGHT_SUFFIX])
             exact = originals.get(stem + WEIGHT_SUFFIX) if stem != name else None
@@ -204,7 +208,7 @@ def unlike(shard: Path, model: Path) -> tuple[str, ...]:
                 scales = decode_bf16(content)
             else:
                 scales = struct.unpack(f"<{len(content) // 4}f", content)
-            with (model / exact.file).open("rb") as other:
+            with open_regular(model / exact.file) as other:
                 # Its header has been checked.
                 data_begin = 8 + int.from_bytes(other.read(8), "little")
                 places = (header.data_offset + info.begin, data_begin + exact.info.begin)

@@ -84,7 +84,8 @@ def _open_ranges(source: str, settings: Settings) -> RangeSource:
     if is_folder(source):
         return FolderRanges(open_folder(Path(source)).files_dir)
     hub, lock = open_hub(settings), HubLock(settings.state_dir)
-    return HubRanges(hub, pull.resolve(hub, lock, *repo_and_revision(source), anew=False))
+    facts = pull.resolve(hub, lock, *repo_and_revision(source), anew=False)
+    return HubRanges(hub, facts, hint="use mode online, which needs no FP8 repository")
 
 
 def _source_of(checkpoint: Checkpoint) -> str:

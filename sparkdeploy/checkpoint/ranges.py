@@ -5,7 +5,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,8 +17,14 @@ from sparkdeploy.checkpoint.answers import CHUNK_BYTES, HubAnswer, HubSession, b
 from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.checkpoint.hub import Hub, RetryError
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, printable, shown
-from sparkdeploy.checkpoint.safetensors import Header, header_length, parse_header
+from sparkdeploy.checkpoint.safetensors import (
+    Header,
+    header_length,
+    parse_header,
+    within_limits,
+)
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.stored_json import open_regular
 
 ANSWER_LIMIT_S = 120.0
 """Until the headers of a file are all there, through every redirect."""
@@ -76,7 +82,7 @@ class FolderRanges:
         return status.st_size
 
     def read(self, file: str, begin: int, end: int) -> Iterator[bytes]:
-        with (self.folder / file).open("rb") as content:
+        with open_regular(self.folder / file) as content:
             content.seek(begin)
             while begin < end:
                 chunk = content.read(min(CHUNK_BYTES, end - begin))
@@ -97,6 +103,8 @@ class HubRanges:
 
     hub: Hub
     facts: RepoFacts
+    hint: str = "check that no proxy stands between, or download all: `sparkdeploy checkpoint pull`"
+    """What helps when the hub sends no parts of files, or other ones."""
     received_bytes: int = 0
     """Bytes of bodies that have come."""
     _sessions: threading.local = field(default_factory=threading.local)
@@ -187,7 +195,7 @@ class HubRanges:
             raise CheckpointError(
                 f"{self.name}: {file} cannot be read in parts (HTTP {status}, "
                 f"Content-Range {shown(response.headers.get('Content-Range'))}).",
-                hint="use mode online, which needs no FP8 repository",
+                hint=self.hint,
             )
         self._check_identity(file, answer.first_headers)
 
@@ -215,6 +223,12 @@ def read_remote_header(source: RangeSource, file: str) -> Header:
     return parse_header(name, text, file_size_bytes=size_bytes)
 
 
+def read_remote_headers(source: RangeSource, files: Iterable[str]) -> Iterator[tuple[str, Header]]:
+    """Each file with its header, one after the other; CheckpointError for too many tensors."""
+    read = ((file, read_remote_header(source, file)) for file in files)
+    return within_limits(source.name, read)
+
+
 def read_config(source: RangeSource) -> dict[str, Any]:
     """config.json of a checkpoint elsewhere; CheckpointError when it is no JSON object."""
     text = _read_whole(source, contents.CONFIG_FILE, contents.CONFIG_LIMIT_BYTES)
@@ -227,7 +241,8 @@ def index_of(source: RangeSource) -> Mapping[str, str]:
         text = _read_whole(source, contents.INDEX_FILE, contents.INDEX_LIMIT_BYTES)
         return contents.parse_index(f"{source.name}: {contents.INDEX_FILE}", text)
     files = [name for name in source.files() if name.endswith(".safetensors")]
-    return {name: file for file in files for name in read_remote_header(source, file).tensors}
+    headers = read_remote_headers(source, files)
+    return {name: file for file, header in headers for name in header.tensors}
 
 
 def _read_whole(source: RangeSource, file: str, limit_bytes: int) -> bytes:

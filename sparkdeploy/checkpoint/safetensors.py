@@ -4,18 +4,25 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from sparkdeploy.checkpoint.durable import staged_file
-from sparkdeploy.checkpoint.repo_files import shown
+from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.stored_json import open_regular
 
-HEADER_LIMIT_BYTES = 100_000_000
-"""The format's own limit on the JSON header; larger ones are refused by every reader."""
+HEADER_LIMIT_BYTES = 48 << 20
+"""Of one file. The format's own limit is twice that; 200,000 tensors take 38 million bytes."""
+TENSORS_LIMIT = 300_000
+"""Of a checkpoint, which a reader has in memory all at once; the 122B has 111,523 of them."""
+_HEADERS_LIMIT_BYTES = 2 * HEADER_LIMIT_BYTES
+_METADATA_LIMIT = 10_000
+_SIGNS_LIMIT = {b"{": TENSORS_LIMIT + 2, b":": 4 * TENSORS_LIMIT, b",": 10 * TENSORS_LIMIT}
+"""What is parsed of a stranger's header: a tensor has one brace, four colons and some commas."""
 
 DTYPE_BITS: Mapping[str, int] = MappingProxyType(
     {
@@ -63,14 +70,16 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """Read a header, not the data; CheckpointError unless tensors fill that without any hole."""
+    name = str(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file_size_bytes = os.fstat(file.fileno()).st_size
-            length = header_length(str(path), file.read(8), file_size_bytes=file_size_bytes)
+            length = header_length(name, file.read(8), file_size_bytes=file_size_bytes)
             text = file.read(length)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return parse_header(str(path), text, file_size_bytes=file_size_bytes)
+        reason = error.strerror or error
+        raise CheckpointError(f"{printable(name)}: cannot be read: {reason}") from error
+    return parse_header(name, text, file_size_bytes=file_size_bytes)
 
 
 def header_length(name: str, beginning: bytes, *, file_size_bytes: int) -> int:
@@ -105,6 +114,26 @@ def parse_header(name: str, text: bytes, *, file_size_bytes: int) -> Header:
         data_offset=data_offset,
         file_size_bytes=file_size_bytes,
     )
+
+
+def within_limits(
+    place: str, headers: Iterable[tuple[str, Header]]
+) -> Iterator[tuple[str, Header]]:
+    """Hand on the headers of one checkpoint, each with its file's name, while memory holds them.
+
+    Raises CheckpointError, which begins with `place`, for more than any model has.
+    """
+    tensors = size_bytes = 0
+    for file, header in headers:
+        tensors += len(header.tensors)
+        size_bytes += header.data_offset
+        if tensors > TENSORS_LIMIT or size_bytes > _HEADERS_LIMIT_BYTES:
+            raise CheckpointError(
+                f"{printable(place)} states {tensors} tensors in headers of {size_bytes} bytes; "
+                f"at most {TENSORS_LIMIT} in {_HEADERS_LIMIT_BYTES} are read.",
+                hint="download the model from an owner you trust; nothing of it was used",
+            )
+        yield file, header
 
 
 def placed(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> list[TensorInfo]:
@@ -161,7 +190,7 @@ def write_file(
 
 def _malformed(name: str, reason: str) -> CheckpointError:
     return CheckpointError(
-        f"{name}: not a valid safetensors file: {reason}",
+        f"{printable(name)}: not a valid safetensors file: {reason}",
         hint="Download this file again; a copy that was cut short looks like this.",
     )
 
@@ -169,6 +198,9 @@ def _malformed(name: str, reason: str) -> CheckpointError:
 def _parse_json(text: bytes) -> dict[str, Any]:
     if not text.startswith(b"{"):
         raise ValueError("its header is not a JSON object")
+    for sign, limit in _SIGNS_LIMIT.items():
+        if text.count(sign) > limit:
+            raise ValueError(f"its header holds more than {limit} times {sign.decode()!r}")
     entries: dict[str, Any] = json.loads(
         text.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
     )
@@ -190,6 +222,8 @@ def _refuse_constant(text: str) -> None:
 def _parse_metadata(entry: object) -> dict[str, str]:
     if not isinstance(entry, dict) or not all(isinstance(text, str) for text in entry.values()):
         raise ValueError("its __metadata__ is not a map from text to text")
+    if len(entry) > _METADATA_LIMIT:
+        raise ValueError(f"its __metadata__ has more than {_METADATA_LIMIT} entries")
     return entry
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from sparkdeploy.checkpoint import contents, fp8
 from sparkdeploy.checkpoint.contents import Located, ModelSizes, model_sizes, summary
 from sparkdeploy.checkpoint.ranges import RangeSource, index_of, read_config
+from sparkdeploy.checkpoint.repo_files import printable
 from sparkdeploy.checkpoint.source import CheckpointSource
 from sparkdeploy.errors import CheckpointError
 
@@ -126,8 +127,8 @@ def _check_tensor(source: CheckpointSource, found: Located, shape: tuple[int, ..
     info = found.info
     if info.shape != shape or info.dtype not in _FLOAT16:
         raise CheckpointError(
-            f"{source.name}: {info.name} in {found.file} is {info.dtype} {list(info.shape)}, "
-            f"where BF16 {list(shape)} is expected."
+            f"{source.name}: {info.name} in {printable(found.file)} is {printable(info.dtype)} "
+            f"{list(info.shape)}, where BF16 {list(shape)} is expected."
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint.contents import INDEX_FILE
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.ranges import HubRanges, index_of, read_config, read_remote_header
+from sparkdeploy.checkpoint.ranges import HubRanges, index_of, read_config, read_remote_headers
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.model_facts import ModelFacts, architecture_of, weights_of
 
@@ -51,8 +51,8 @@ def _tensors(source: RangeSource) -> Mapping[str, TensorInfo]:
         raise CheckpointError(f"{source.name} holds no .safetensors files.")
     indexed: Mapping[str, str] = index_of(source) if INDEX_FILE in source.files() else {}
     found: dict[str, TensorInfo] = {}
-    for file in sorted(files):
-        for name, tensor in read_remote_header(source, file).tensors.items():
+    for file, header in read_remote_headers(source, sorted(files)):
+        for name, tensor in header.tensors.items():
             if name not in found or indexed.get(name) == file:
                 found[name] = tensor
     return found

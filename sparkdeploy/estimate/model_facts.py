@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.checkpoint.contents import WIDTH_LIMIT
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.document import read_document
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checkpoint.safetensors import TensorInfo
 
-SIZE_LIMIT = 1 << 32
+SIZE_LIMIT = WIDTH_LIMIT
 """Of any count or width in config.json, which a stranger may have written."""
 
 

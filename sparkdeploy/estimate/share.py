@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.estimate.model_facts import WeightKind
+from sparkdeploy.errors import CheckpointError
+from sparkdeploy.estimate.model_facts import SIZE_LIMIT, WeightKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,11 +88,19 @@ def facts_of_step(facts: ModelFacts, *, tensor_parallel: int) -> ModelFacts:
 
 
 def embedding_bytes(config: Mapping[str, Any]) -> int:
-    """Return the bytes of embeddings and LM head by a config.json; 0 where it does not say."""
+    """Return the bytes of embeddings and LM head by a config.json; 0 where it does not say.
+
+    Raises CheckpointError for sizes that no model has.
+    """
     text = config.get("text_config", config)
     text = text if isinstance(text, dict) else {}
     vocabulary, hidden = text.get("vocab_size"), text.get("hidden_size")
     if not (isinstance(vocabulary, int) and isinstance(hidden, int)):
         return 0
+    if max(vocabulary, hidden) > SIZE_LIMIT:
+        raise CheckpointError(
+            f"config.json: vocab_size or hidden_size is more than {SIZE_LIMIT}.",
+            hint="download the model from an owner you trust",
+        )
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)) is True
     return max(0, vocabulary * hidden * EMBEDDING_BYTES * (1 if tied else 2))

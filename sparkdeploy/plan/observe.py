@@ -19,7 +19,7 @@ from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.treatment import Treatment, check_untouched
 from sparkdeploy.checks.survey import compare, survey
-from sparkdeploy.errors import CheckpointError, NodeError
+from sparkdeploy.errors import NodeError
 from sparkdeploy.estimate.share import embedding_bytes
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of
@@ -237,17 +237,9 @@ def _model_fact(
         owner_uid=status.st_uid,
         owner_gid=status.st_gid,
         overlay=overlay,
-        embedding_bytes=_embedding_bytes(source),
+        embedding_bytes=embedding_bytes(contents.read_config(source.files_dir)),
     )
     return replace(fact, unreadable=sources.unreadable_by(source, *container_user(fact)))
-
-
-def _embedding_bytes(source: CheckpointSource) -> int:
-    """Return what each rank has whole; 0 for a config.json that other checks report as damaged."""
-    try:
-        return embedding_bytes(contents.read_config(source.files_dir))
-    except CheckpointError:
-        return 0
 
 
 def _overlay_fact(

@@ -7,6 +7,7 @@ import json
 import tempfile
 import time
 import tracemalloc
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from requests.adapters import BaseAdapter
 
+from sparkdeploy.checkpoint import safetensors
 from sparkdeploy.checkpoint.answers import HubSession, open_answer
-from sparkdeploy.checkpoint.contents import CONFIG_LIMIT_BYTES, INDEX_FILE, mtp_names, parse_index
+from sparkdeploy.checkpoint.contents import (
+    CONFIG_LIMIT_BYTES,
+    INDEX_FILE,
+    mtp_names,
+    parse_index,
+    read_headers,
+)
 from sparkdeploy.checkpoint.contents import model_sizes as sizes_of
 from sparkdeploy.checkpoint.fp8 import expected_fp8
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Order, fetch_shard
 from sparkdeploy.checkpoint.hub import Hub, read_listing
-from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
+from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import (
     FolderRanges,
@@ -30,11 +38,14 @@ from sparkdeploy.checkpoint.ranges import (
     index_of,
     read_config,
 )
+from sparkdeploy.checkpoint.safetensors import HEADER_LIMIT_BYTES, TENSORS_LIMIT, parse_header
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.verify import verify_headers
 from sparkdeploy.commands.estimate_remote import facts_in
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.estimate.model_facts import architecture_of
+from sparkdeploy.estimate.share import embedding_bytes
 from tests.examples import examples
 from tests.hub.hostile import hostile_hub
 from tests.unit.checkpoint.conftest import tree
@@ -190,14 +201,12 @@ def test_a_configuration_made_to_fill_memory_takes_little_of_it(tmp_path: Path) 
     assert time.monotonic() - begin_s < 10
 
 
-@pytest.mark.parametrize("name", [SHARD_FILE, f"{MANIFEST_FILE}/x"])
 def test_a_model_with_a_file_of_our_name_is_refused_and_not_written_to(
-    folder: Path, fp8_twin: Path, tmp_path: Path, name: str
+    folder: Path, fp8_twin: Path, tmp_path: Path
 ) -> None:
     order = Order(sizes_of(json.loads((folder / "config.json").read_text())), "lab")
     shard = fetch_shard(FolderRanges(fp8_twin), order, tmp_path / "store", _ignore)
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_bytes((folder / "model-00001-of-00002.safetensors").read_bytes())
+    (folder / SHARD_FILE).write_bytes((folder / "model-00001-of-00002.safetensors").read_bytes())
     before = (tree(folder), tree(tmp_path / "store"))
     with pytest.raises(CheckpointError, match="the overlay cannot be written"):
         build_overlay(open_folder(folder), PREBUILT, tmp_path / "m" / "ck" / "v2", shard)
@@ -206,7 +215,7 @@ def test_a_model_with_a_file_of_our_name_is_refused_and_not_written_to(
 
 @pytest.mark.parametrize(
     "digests",
-    [{"../victim": "a"}, {"/x": "a"}, {"a" * 300: "a"}, {"a": 3}, [], None, "x"],
+    [{"../victim": "a"}, {"/x": "a"}, {"a" * 300: "a"}, {"a": 3}, [["a", "b"]], None, "x"],
 )
 def test_a_manifest_of_files_elsewhere_is_none(folder: Path, digests: object) -> None:
     out = folder.parent / "m" / "ck" / "v2"
@@ -215,6 +224,89 @@ def test_a_manifest_of_files_elsewhere_is_none(folder: Path, digests: object) ->
     assert read_manifest(out) is not None
     (out / MANIFEST_FILE).write_text(json.dumps({**content, "digests": digests}))
     assert read_manifest(out) is None
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Manifest)])
+def test_a_manifest_of_wrong_types_is_none(folder: Path, field: str) -> None:
+    out = folder.parent / "m" / "ck" / "v2"
+    build_overlay(open_folder(folder), Treatment(lm_head="int8"), out)
+    content = json.loads((out / MANIFEST_FILE).read_text())
+    for value in (True, 1.5, [1], "\ud800"):
+        (out / MANIFEST_FILE).write_text(json.dumps({**content, field: value}))
+        assert read_manifest(out) is None
+        with pytest.raises(CheckpointError, match=f"{MANIFEST_FILE} is not whole"):
+            verify_headers(out)
+
+
+@pytest.mark.parametrize("value", ["\ud800", {"\ud800": 1}, [[[[{"x": "\udfff"}]]]]])
+def test_a_configuration_with_half_a_letter_is_refused(tmp_path: Path, value: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": value}))
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read") as caught:
+        read_config(FolderRanges(tmp_path))
+    assert caught.value.message.isprintable()
+
+
+def test_a_configuration_that_could_not_be_written_again_is_refused(tmp_path: Path) -> None:
+    text = '{"a": ' + "[" * 500 + "]" * 500 + "}"
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match="nested too deep"):
+        read_config(FolderRanges(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name", ["vocab_size", "hidden_size", "num_experts", "num_attention_heads", "head_dim"]
+)
+def test_sizes_that_no_model_has_are_refused_where_something_is_computed(
+    folder: Path, name: str
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"][name] = 10**9
+    (folder / "config.json").write_text(json.dumps(config))
+    works: list[Callable[[], object]] = [
+        lambda: facts_in(REPO, FolderRanges(folder)),
+        lambda: architecture_of(config),
+    ]
+    if name in {"vocab_size", "hidden_size"}:
+        works.append(lambda: embedding_bytes(config))
+    for work in works:
+        with pytest.raises(CheckpointError, match=f"config.json: .*{name}"):
+            work()
+
+
+def test_more_tensors_than_any_model_has_are_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors, "TENSORS_LIMIT", 60)
+    for work in (lambda: read_headers(folder), lambda: facts_in(REPO, FolderRanges(folder))):
+        with pytest.raises(CheckpointError, match=r"states \d+ tensors in headers .* at most 60"):
+            work()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{" + b'"":{},' * (TENSORS_LIMIT + 10) + b'"":{}}',
+        b'{"a":{"dtype":"U8","shape":[' + b"1," * 20_000_000 + b'0],"data_offsets":[0,0]}}',
+        b'{"__metadata__":{' + b",".join(b'"%d":""' % n for n in range(20_000)) + b"}}",
+        b'{"__metadata__":{' + b",".join(b'"%d":""' % n for n in range(3_000_000)) + b"}}",
+    ],
+    ids=["tensors", "shape", "metadata", "much-metadata"],
+)
+def test_a_header_made_to_fill_memory_is_refused(text: bytes) -> None:
+    assert len(text) < HEADER_LIMIT_BYTES
+    work = lambda: parse_header("lab", text, file_size_bytes=8 + len(text))  # noqa: E731
+    assert peak_bytes_of(work) < 100 * MB
+
+
+def peak_bytes_of(work: Callable[[], object]) -> int:
+    """Memory of a piece of work that must be refused."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError):
+            work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 class Redirecting(BaseAdapter):
