@@ -74,6 +74,11 @@ def read_shard(folder: Path) -> Fp8Shard | None:
     return shard if stated == wanted else None
 
 
+def is_shard_folder(folder: Path) -> bool:
+    """Whether it was begun as one of fetched FP8 tensors; a model has a config.json."""
+    return (folder / DONE_FILE).is_file() and not (folder / "config.json").is_file()
+
+
 def take_shard(folder: Path) -> Fp8Shard | None:
     """The finished shard of a folder, alone in it, or None."""
     done = read_shard(folder)

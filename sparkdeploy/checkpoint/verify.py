@@ -1,7 +1,6 @@
 """Is a checkpoint whole and true to itself, by headers or by every byte; and what it holds."""
 
 import collections
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,14 +9,17 @@ from typing import Any
 
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
-from sparkdeploy.checkpoint.durable import XXH3_PREFIX, Algorithm, Progress, content_hash
+from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
-from sparkdeploy.checkpoint.links import real_path
+from sparkdeploy.checkpoint.fp8_shard import is_shard_folder
+from sparkdeploy.checkpoint.hashes import blob_hashes, hash_like
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
+from sparkdeploy.checkpoint.plain_files import plain_files
+from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
 from sparkdeploy.errors import CheckpointError
 
-_BLOB = re.compile(r"[0-9a-f]{64}")
+CHANGED_HINT = "a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again"
 _ORIGINAL_SUFFIX = {own: original for original, own in OWN_SUFFIXES.items()}
 _KINDS = (
     ("mtp", re.compile(r"^mtp\.")),
@@ -43,7 +45,9 @@ class Verified:
     hashed_files: int = 0
     hashed_bytes: int = 0
     unhashed: tuple[str, ...] = ()
-    """Files whose hash neither the hub nor a manifest gives."""
+    """Files whose hash nobody states."""
+    warnings: tuple[str, ...] = ()
+    """What is wrong and no engine reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +70,22 @@ class Inspection:
 @contents.collector_paused()
 def verify_headers(folder: Path) -> Verified:
     """Hold index, headers and configuration against one another; raise with every problem."""
+    _check_files(folder)
     config = contents.read_config(folder)
     headers = contents.read_headers(folder)
     tensors = contents.read_tensors(folder, headers)
+    index = contents.read_index(folder)
     sizes = contents.model_sizes(config)
     problems = [
-        *_index_problems(folder, headers, tensors),
+        *_index_problems(index, headers, tensors),
         *_fp8_problems(folder, config, sizes, tensors),
         *_model_problems(sizes, tensors),
         *_manifest_problems(folder, tensors),
     ]
     if problems:
         raise CheckpointError(
-            f"{folder} is not a sound checkpoint: {problems[0]}", detail="\n".join(problems)
+            f"{printable(str(folder))} is not a sound checkpoint: {problems[0]}",
+            detail="\n".join(problems),
         )
     weights = (".weight", ".fp8_weight")
     return Verified(
@@ -89,47 +96,64 @@ def verify_headers(folder: Path) -> Verified:
             for name, item in tensors.items()
         ),
         mtp_tensors=sum(name.startswith("mtp.") for name in tensors),
+        warnings=tuple(_index_warnings(index, tensors)),
     )
 
 
-def verify_bytes(folder: Path, stated: Mapping[str, str], on_progress: Progress) -> Verified:
-    """Check headers, then every file whose hash the manifest, a blob's name or `stated` gives."""
+def verify_bytes(
+    folder: Path, stated: Mapping[str, str], on_progress: Progress, hint: str = CHANGED_HINT
+) -> Verified:
+    """Check headers, then every file whose hash `stated`, a blob's name or the manifest gives.
+
+    The first of them counts. Raises CheckpointError for files that have changed or are gone, with
+    `hint`.
+    """
     found = verify_headers(folder)
     manifest = read_manifest(folder)
-    hashes = {**stated, **_blob_hashes(folder), **(manifest.digests if manifest else {})}
-    sizes = {
-        str(path.relative_to(folder)): path.stat().st_size
-        for path in sorted(folder.rglob("[!.]*"))
-        if path.is_file()
-    }
-    total_bytes, done_bytes, wrong = sum(sizes.values()), 0, []
-    hashed = [name for name in sizes if name in hashes]
+    names = plain_files(folder)
+    made = manifest.digests if manifest else {}
+    hashes = {**made, **blob_hashes(folder, names), **stated}
+    hashed = [name for name in names if name in hashes]
+    total_bytes, done_bytes, wrong = sum((folder / name).stat().st_size for name in names), 0, []
     for name in hashed:
-        done_bytes += sizes[name]
-        algorithm: Algorithm = "xxh3" if hashes[name].startswith(XXH3_PREFIX) else "sha256"
-        if content_hash(folder / name, algorithm) != hashes[name]:
+        done_bytes += (folder / name).stat().st_size
+        if hash_like(folder / name, hashes[name]) != hashes[name]:
             wrong.append(name)
         on_progress(done_bytes, total_bytes)
-    if wrong:
-        raise CheckpointError(
-            f"{folder}: the content of {summary(wrong)} has changed.",
-            detail="\n".join(wrong),
-            hint="a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again",
-        )
-    unhashed = tuple(name for name in sizes if name not in hashes and name != MANIFEST_FILE)
+    lost = [name for name in hashes if not (folder / name).exists()]
+    if wrong or lost:
+        raise _changed(folder, wrong, lost, hint)
+    unhashed = tuple(name for name in names if name not in hashes and name != MANIFEST_FILE)
     return replace(found, hashed_files=len(hashed), hashed_bytes=done_bytes, unhashed=unhashed)
 
 
+def _changed(folder: Path, wrong: list[str], lost: list[str], hint: str) -> CheckpointError:
+    said = [f"the content of {summary(wrong)} has changed"] if wrong else []
+    said += [f"{summary(lost)} is gone"] if lost else []
+    return CheckpointError(
+        f"{printable(str(folder))}: {'; '.join(said)}.",
+        detail="\n".join(map(printable, (*wrong, *lost))),
+        hint=hint,
+    )
+
+
+def _check_files(folder: Path) -> None:
+    try:
+        plain_files(folder)
+    except PermissionError as error:
+        raise CheckpointError(
+            f"{printable(str(error.filename))} cannot be read: {error.strerror}"
+        ) from error
+
+
 def _index_problems(
-    folder: Path, headers: Mapping[str, Header], tensors: Mapping[str, Located]
+    index: Mapping[str, Any] | None, headers: Mapping[str, Header], tensors: Mapping[str, Located]
 ) -> Iterator[str]:
-    path = folder / INDEX_FILE
-    if not path.is_file():
+    if index is None:
         if len({item.file for item in tensors.values()}) > 1:
             yield f"there are several files and no {INDEX_FILE}"
         return
-    content = json.loads(path.read_bytes())
-    places: Mapping[str, str] = content["weight_map"]
+    places: Mapping[str, str] = index["weight_map"]
     elsewhere = [name for name, file in places.items() if tensors[name].file != file]
     if elsewhere:
         yield f"the index names another file for {summary(elsewhere)}"
@@ -143,14 +167,17 @@ def _index_problems(
     repeated = sorted(name for name, count in counts.items() if count > 1)
     if repeated:
         yield f"two indexed files hold {summary(repeated)}"
-    metadata = content.get("metadata", {})
-    if not isinstance(metadata, dict):
+    if not isinstance(index.get("metadata", {}), dict):
         yield "the metadata of the index is not an object"
-        return
-    stated = metadata.get("total_size")
+
+
+def _index_warnings(
+    index: Mapping[str, Any] | None, tensors: Mapping[str, Located]
+) -> Iterator[str]:
+    stated = (index or {}).get("metadata", {}).get("total_size")
     total = sum(item.info.size_bytes for item in tensors.values())
     if stated is not None and stated != total:
-        yield f"the index states {stated} bytes of tensors, the files have {total}"
+        yield f"the index states {shown(stated)} bytes of tensors, the files have {total}"
 
 
 def _fp8_problems(
@@ -176,11 +203,13 @@ def _fp8_problems(
         except CheckpointError as error:
             yield from (error.detail or error.message).splitlines()
     if block and block.get("expected_fp8_layers") != (3 * sizes.layers if mode else 0):
-        yield f"config.json expects {block.get('expected_fp8_layers')} FP8 layers"
+        yield f"config.json expects {shown(block.get('expected_fp8_layers'))} FP8 layers"
 
 
 def _object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    part = config.get(key) or {}
+    part = config.get(key)
+    if part is None:
+        return {}
     if not isinstance(part, dict):
         raise CheckpointError(f"config.json: {key} is not an object.")
     return part
@@ -218,31 +247,27 @@ def _manifest_problems(folder: Path, tensors: Mapping[str, Located]) -> Iterator
         yield f"{summary(lost)} of {MANIFEST_FILE} is not there"
 
 
-def _blob_hashes(folder: Path) -> dict[str, str]:
-    """What files of a hub's cache are called, which is the sha256 of the large ones."""
-    links = {path: real_path(path) for path in folder.rglob("*") if path.is_symlink()}
-    return {
-        str(path.relative_to(folder)): real.name
-        for path, real in links.items()
-        if real.parent.name == "blobs" and _BLOB.fullmatch(real.name)
-    }
-
-
 def inspect_checkpoint(folder: Path) -> Inspection:
     """Read every header and the configuration; raise CheckpointError when one is damaged."""
+    _check_files(folder)
     tensors = contents.read_tensors(folder)
-    config = contents.read_config(folder)
     sizes: dict[tuple[str, str], list[int]] = {}
     for name, located in tensors.items():
         kind = next((kind for kind, pattern in _KINDS if pattern.search(name)), _REST)
         sizes.setdefault((kind, located.info.dtype), []).append(located.info.size_bytes)
     shares = [Share(*key, len(each), sum(each)) for key, each in sizes.items()]
-    quantization = config.get("quantization_config")
-    stated = str(quantization.get("quant_method")) if isinstance(quantization, dict) else "none"
     return Inspection(
         files=len({located.file for located in tensors.values()}),
         tensors=len(tensors),
         size_bytes=sum(share.size_bytes for share in shares),
-        quantization=stated,
+        quantization="FP8" if is_shard_folder(folder) else _quantization(folder),
         shares=tuple(sorted(shares, key=lambda share: -share.size_bytes)),
     )
+
+
+def _quantization(folder: Path) -> str:
+    quantization = _object_of(contents.read_config(folder), "quantization_config")
+    if not quantization:
+        return "none"
+    method = quantization.get("quant_method")
+    return printable(method) if isinstance(method, str) else shown(method)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +20,10 @@ from sparkdeploy.cli.options import (
 )
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_bytes
+from sparkdeploy.terminal import visible_line
+
+if TYPE_CHECKING:
+    from sparkdeploy.checkpoint.verify import Verified
 
 group = typer.Typer(
     help="Checkpoints: downloads, what is made of them, and the miniature for rehearsals.",
@@ -57,7 +62,7 @@ def list_stored(as_json: JsonOption = False, _on: OnOption = None) -> None:
         f"{_shared(item.size_bytes - item.freed_bytes)})"
         for item in found
     )
-    answer(lines, [asdict(item) for item in found], as_json=as_json)
+    answer(map(visible_line, lines), [asdict(item) for item in found], as_json=as_json)
 
 
 def _shared(size_bytes: int) -> str:
@@ -139,30 +144,48 @@ def build(
 @group.command()
 def verify(
     name: StoredArgument,
-    deep: Annotated[bool, typer.Option("--deep", help="Read every byte.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every byte of files whose hash is known.")
+    ] = False,
+    keep_hashes: Annotated[
+        bool,
+        typer.Option("--hash", help="--deep, and keep hashes of the other files for the next."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check index, headers, FP8, MTP and configuration against one another."""
     from sparkdeploy.checkpoint.store import find_folder
-    from sparkdeploy.checkpoint.verify import verify_headers
-    from sparkdeploy.commands.checkpoint import verify_deep
+    from sparkdeploy.commands import checkpoint_verify as work
 
     settings = current_settings()
     folder = find_folder(name, settings)
-    found = verify_deep(folder, settings) if deep else verify_headers(folder)
-    lines = [
+    if keep_hashes:
+        found = work.verify_and_keep_hashes(folder, settings)
+    else:
+        found = work.verify_deep(folder, settings) if deep else work.verify_stored(folder)
+    for warning in found.warnings:
+        console.warn(warning)
+    if not found.unhashed:
+        answer(_verified_lines(found), asdict(found), as_json=as_json)
+        return
+    if as_json:
+        console.answer_json(asdict(found))
+    raise work.unknown_hashes(name, folder, found)
+
+
+def _verified_lines(found: Verified) -> Iterator[str]:
+    yield (
         f"sound: {found.tensors} tensors in {found.files} files, {found.fp8_weights} FP8 weights, "
         f"{found.mtp_tensors} MTP tensors"
-    ]
-    if deep:
-        lines.append(f"hashed {found.hashed_files} files, {format_bytes(found.hashed_bytes)}")
-        lines += [f"not hashed, no hash of it is known: {file}" for file in found.unhashed]
-    answer(lines, asdict(found), as_json=as_json)
+    )
+    if found.hashed_files:
+        yield f"hashed {found.hashed_files} files, {format_bytes(found.hashed_bytes)}"
 
 
 @group.command()
 def inspect(name: StoredArgument, as_json: JsonOption = False) -> None:
     """Say what a checkpoint is: tensors and bytes by kind and dtype."""
+    from sparkdeploy.checkpoint.repo_files import printable
     from sparkdeploy.checkpoint.store import find_folder
     from sparkdeploy.checkpoint.verify import inspect_checkpoint
 
@@ -173,7 +196,9 @@ def inspect(name: StoredArgument, as_json: JsonOption = False) -> None:
     ]
     for share in found.shares:
         size = format_bytes(share.size_bytes)
-        lines.append(f"  {share.kind:<16} {share.dtype:<9} {share.tensors:>7}  {size:>9}")
+        lines.append(
+            f"  {share.kind:<16} {printable(share.dtype):<9} {share.tensors:>7}  {size:>9}"
+        )
     answer(lines, asdict(found), as_json=as_json)
 
 

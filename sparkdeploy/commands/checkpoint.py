@@ -22,7 +22,6 @@ from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.checkpoint.ranges import HubRanges, read_config
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
-from sparkdeploy.checkpoint.verify import Verified, verify_bytes
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.console import console, format_bytes
@@ -81,14 +80,6 @@ def write_standalone(
         )
     with console.step(f"standalone checkpoint {out}") as step:
         return build_standalone(source, shard, out, replaces=replaces, on_progress=step.progress)
-
-
-def verify_deep(folder: Path, settings: Settings) -> Verified:
-    pins = HubLock(settings.state_dir).pins().values()
-    files = next((pin.files for pin in pins if pin.commit == folder.name), ())
-    stated = {file.name: file.sha256 for file in files if file.sha256 is not None}
-    with console.step(f"every byte of {folder}") as step:
-        return verify_bytes(folder, stated, step.progress)
 
 
 def remove_stored(name: str, settings: Settings, consent: Callable[[str], bool]) -> Stored:
