@@ -9,12 +9,13 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from sparkdeploy.checkpoint import contents, durable
-from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE
+from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, Located
 from sparkdeploy.checkpoint.durable import Progress, only_one, tidy_beside
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, SCALE_SUFFIX, WEIGHT_SUFFIX
 from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
@@ -24,6 +25,7 @@ from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, header_bytes,
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
 from sparkdeploy.checkpoint.treatment import HYBRID_NOTE
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.stored_json import open_regular
 
 STANDALONE_VERSION = 2
 _FINISHERS = 2
@@ -117,9 +119,10 @@ def _write_shards(
     on_progress: Progress,
 ) -> None:
     tensors = contents.read_tensors(source.files_dir)
+    fp8 = read_header(shard.path)
+    _check_before(source, tensors, fp8)
     files = sorted({located.file for located in tensors.values()})
     total_bytes = sum((source.files_dir / name).stat().st_size for name in files)
-    fp8 = read_header(shard.path)
     done_bytes = 0
     # While one shard is copied, those before are hashed out of the page cache, synced and noted.
     with ThreadPoolExecutor(max_workers=_FINISHERS) as finishers:
@@ -129,7 +132,7 @@ def _write_shards(
                 if len(pending) > _FINISHERS:
                     pending.pop(0).result()
                 part = staging / f".{name}.part"
-                _copy_shard(source.files_dir / name, fp8, shard.path, part)
+                _copy_shard(source.files_dir / name, tensors, fp8, shard.path, part)
                 pending.append(finishers.submit(_finish_shard, part, staging / name, journal))
             done_bytes += (source.files_dir / name).stat().st_size
             on_progress(done_bytes, total_bytes)
@@ -137,15 +140,39 @@ def _write_shards(
             finishing.result()
 
 
-def _copy_shard(old: Path, fp8: Header, fp8_path: Path, part: Path) -> None:
+def _check_before(source: CheckpointSource, tensors: Mapping[str, Located], fp8: Header) -> None:
+    """Refuse before gigabytes are written what would be found at their end."""
+    links = [str(name) for name in source.files() if (source.files_dir / name).is_dir()]
+    if links:
+        raise CheckpointError(
+            f"{source.name}: {contents.summary(links)} leads to a folder; no link is copied.",
+            hint="put the folder in the link's place, or remove the link",
+        )
+    own = OWN_SUFFIXES[WEIGHT_SUFFIX]
+    stems = (name.removesuffix(own) for name in fp8.tensors if name.endswith(own))
+    scales = [stem + SCALE_SUFFIX for stem in stems if stem + SCALE_SUFFIX in tensors]
+    if scales:
+        raise CheckpointError(
+            f"{source.name} holds scales of FP8 already: {contents.summary(scales)}.",
+            hint="name the checkpoint that has these weights at 16 bits",
+        )
+
+
+def _copy_shard(
+    old: Path, tensors: Mapping[str, Located], fp8: Header, fp8_path: Path, part: Path
+) -> None:
     header = read_header(old)
-    infos, runs = _new_layout(header, old, fp8, fp8_path)
+    # Of a tensor that stands in two files, the one that the index names.
+    counted = {
+        name: info for name, info in header.tensors.items() if tensors[name].file == old.name
+    }
+    infos, runs = _new_layout(replace(header, tensors=counted), old, fp8, fp8_path)
     with part.open("wb") as target:
         beginning = header_bytes(infos, {**header.metadata, "format": "pt"})
         target.write(beginning)
         target.flush()
         for run in runs:
-            with Path(run.file).open("rb") as content:
+            with open_regular(Path(run.file)) as content:
                 durable.copy_range(content.fileno(), target.fileno(), run.begin, run.size_bytes)
         os.fchmod(target.fileno(), 0o644)
         size_bytes = os.fstat(target.fileno()).st_size

@@ -305,6 +305,43 @@ def test_a_configuration_of_lists_is_named(folder: Path, quantization: object, n
         verify_headers(folder)
 
 
+def _hold_twice(folder: Path) -> None:
+    """Put another LM head into a second file; the index keeps to the first."""
+    path = folder / "model_extra_tensors.safetensors"
+    header, content = read_header(path), path.read_bytes()
+    data = content[header.data_offset :]
+    tensors: dict[str, TensorData] = {
+        name: (info.dtype, info.shape, data[info.begin : info.end])
+        for name, info in header.tensors.items()
+    }
+    head = read_tensors(folder)["lm_head.weight"].info
+    tensors["lm_head.weight"] = (head.dtype, head.shape, bytes(head.size_bytes))
+    write_file(path, tensors)
+
+
+def test_of_a_tensor_in_two_files_the_one_in_the_index_is_written(
+    folder: Path, shard: Fp8Shard, tmp_path: Path
+) -> None:
+    before = read_tensors(folder)["lm_head.weight"].file
+    _hold_twice(folder)
+    build(open_folder(folder), shard, tmp_path / "out")
+    verify_bytes(tmp_path / "out", {}, _ignore)
+    assert read_tensors(tmp_path / "out")["lm_head.weight"].file == before
+
+
+def test_a_model_with_scales_already_is_refused_before_anything_is_written(
+    folder: Path, shard: Fp8Shard, tmp_path: Path
+) -> None:
+    scale = {f"{GATE}.weight_scale_inv": ("BF16", (1, 1), b"xx")}
+    write_file(folder / "scales.safetensors", scale)
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"] |= dict.fromkeys(scale, "scales.safetensors")
+    (folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="holds scales of FP8 already"):
+        build(open_folder(folder), shard, tmp_path / "out")
+    assert not list(tmp_path.glob("**/*.part"))
+
+
 def test_a_checkpoint_is_told_by_kind_and_dtype(made: Path) -> None:
     found = inspect_checkpoint(made)
     shares = {(share.kind, share.dtype): share for share in found.shares}
