@@ -1,18 +1,21 @@
 """What lies on this machine: downloads and prepared checkpoints, listed, found and removed."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sparkdeploy.checkpoint.cache import repo_of, snapshot_folder
-from sparkdeploy.checkpoint.fp8_shard import read_shard
+from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_of, snapshot_folder
+from sparkdeploy.checkpoint.contents import CONFIG_FILE
+from sparkdeploy.checkpoint.fp8_shard import DONE_FILE, read_shard
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.links import shared_files
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.prebuilt import shard_store
-from sparkdeploy.checkpoint.repo_files import repo_and_revision
+from sparkdeploy.checkpoint.repo_files import printable, repo_and_revision, shown
+from sparkdeploy.checkpoint.source import fetch_command, find_in_hub_cache
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import Settings
 
@@ -79,15 +82,42 @@ def find_stored(name: str, settings: Settings) -> Stored:
 
 
 def find_folder(name: str, settings: Settings) -> Path:
-    """A folder itself, a prepared checkpoint, or a pinned download; CheckpointError for no such."""
-    for candidate in (Path(name).expanduser(), _prepared_folder(settings) / name):
-        if (candidate / "config.json").is_file():
-            return candidate.absolute()
+    """A folder itself, or what a name of `stored` means; CheckpointError for no such.
+
+    Of a download that is the pinned commit, else the branch main, else the only snapshot there is.
+    """
+    named = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for ~nobody
+    if _begins_like_one(named):
+        return named.absolute()
     repo, revision = repo_and_revision(name)
     pin = HubLock(settings.state_dir).pin(repo, revision)
-    if pin is not None:
-        return snapshot_folder(settings.hub_cache, repo, pin.commit)
-    raise CheckpointError(f"{name} is no checkpoint on this machine.", hint=HINT)
+    snapshot = None if pin is None else snapshot_folder(settings.hub_cache, repo, pin.commit)
+    if snapshot is None:
+        item = next((item for item in stored(settings) if item.name in {name, repo}), None)
+        if item is None:
+            raise CheckpointError(
+                f"{shown(name)} is no checkpoint on this machine.",
+                hint=f"name a folder that holds a config.json; {HINT}",
+            )
+        snapshot = _snapshot_of(item, revision) if item.kind == "download" else item.path
+    if snapshot is None or not snapshot.is_dir():
+        raise CheckpointError(
+            f"no snapshot of {printable(name)} is here.", hint=fetch_command(repo, revision)
+        )
+    return snapshot
+
+
+def _begins_like_one(folder: Path) -> bool:
+    """Whether a config.json lies in it, of whatever kind, or what comes last to an FP8 shard."""
+    return any(os.path.lexists(folder / file) for file in (CONFIG_FILE, DONE_FILE))
+
+
+def _snapshot_of(item: Stored, revision: str) -> Path | None:
+    found = find_in_hub_cache(item.name, revision, item.path.parent)
+    if found is not None:
+        return found.files_dir
+    snapshots = list((item.path / SNAPSHOTS).glob("[!.]*"))
+    return snapshots[0] if revision == "main" and len(snapshots) == 1 else None
 
 
 def remove(item: Stored, settings: Settings) -> None:
