@@ -1,0 +1,343 @@
+"""A checkpoint that somebody broke in any way: refused in a moment, or read; nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdeploy.checkpoint.contents import model_sizes, read_config
+from sparkdeploy.checkpoint.fp8_shard import Fp8Shard, Order, fetch_shard
+from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, write_manifest
+from sparkdeploy.checkpoint.overlay import build_overlay
+from sparkdeploy.checkpoint.ranges import FolderRanges
+from sparkdeploy.checkpoint.source import open_folder
+from sparkdeploy.checkpoint.standalone import build_standalone
+from sparkdeploy.checkpoint.treatment import Treatment
+from sparkdeploy.checkpoint.verify import inspect_checkpoint, verify_bytes, verify_headers
+from sparkdeploy.commands.estimate_remote import facts_in
+from sparkdeploy.commands.request import Request, resolve
+from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.plan.observe import locate_model
+from sparkdeploy.settings import load_settings
+from tests.examples import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from sparkdeploy.recipe.schema import Recipe
+
+# Time is a matter of this process alone; each run of a property stops itself.
+pytestmark = pytest.mark.outside
+
+LIMIT_S = 10.0
+LIMIT_BYTES = 500 << 20
+STANDALONE_EVERY = 10
+SHARD = "model-00001-of-00002.safetensors"
+HASHED_ONLY = ("generation_config.json", "tokenizer_config.json", "tokenizer.json")
+JSON_FILES = ("model.safetensors.index.json", "config.json", MANIFEST_FILE, SHARD, *HASHED_ONLY)
+
+
+class TooLongError(BaseException):
+    """Not an Exception, so that nobody takes it for one of the work's own."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A twin with a manifest, FP8 tensors for it, and what else the works need."""
+
+    folder: Path
+    shard: Fp8Shard
+    recipe: Recipe
+
+
+@pytest.fixture(scope="module")
+def base(small_twin: Path, fp8_twin: Path, tmp_path_factory: pytest.TempPathFactory) -> Base:
+    folder = tmp_path_factory.mktemp("mutations") / "twin"
+    _link_tree(small_twin, folder)
+    stated = {"version": 2, "fingerprint": "f", "source_files": "", "treatment": {}}
+    counts = {"fp8_layer_count": 0, "mtp_tensor_count": 23}
+    write_manifest(folder, open_folder(folder), {}, {**stated, **counts})
+    order = Order(model_sizes(read_config(folder)), "lab", model=folder)
+    store = tmp_path_factory.mktemp("store") / "shard"
+    shard = fetch_shard(FolderRanges(fp8_twin), order, store, _ignore)
+    return Base(folder, shard, resolve(Request("hybrid"), load_settings()).recipe)
+
+
+def _ignore(_done: int, _total: int) -> None:
+    pass
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    """Second names, which cost nothing; whoever breaks a file puts a new one in its place."""
+    target.mkdir()
+    for file in source.iterdir():
+        os.link(file, target / file.name)
+
+
+@contextlib.contextmanager
+def limits() -> Iterator[None]:
+    """Let this process have LIMIT_BYTES more than it has, and raise TooLongError after LIMIT_S."""
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise TooLongError
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most_bytes = resource.getrlimit(resource.RLIMIT_AS)
+    handler = signal.signal(signal.SIGALRM, stop)
+    timer = signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    here_bytes = pages * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (here_bytes + LIMIT_BYTES, most_bytes[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, most_bytes)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def check(work: Callable[[], object]) -> bool:
+    """Do it, within time and memory; say whether it was refused, in words and with exit code 6."""
+    try:
+        with limits():
+            work()
+    except SparkdeployError as error:
+        refusal = error
+    else:
+        return False
+    assert refusal.exit_code == 6
+    for text in (refusal.message, refusal.hint or "", *(refusal.detail or "").split("\n")):
+        assert text.isprintable()
+        assert len(text) < 20_000
+    return True
+
+
+def check_everything(base: Base, folder: Path, *, is_standalone: bool) -> None:
+    """Every reader of a model folder."""
+    place = folder.parent
+    own = base.recipe.model.model_copy(update={"path": str(folder)})
+    here = base.recipe.model_copy(update={"model": own})
+    treatment = Treatment(fp8_mode="online", lm_head="int8", mtp="required")
+    unsound = check(lambda: verify_headers(folder))
+    # What its headers are refused for is not read byte for byte.
+    assert check(lambda: verify_bytes(folder, {}, _ignore)) or not unsound
+    check(lambda: inspect_checkpoint(folder))
+    check(lambda: locate_model(here, load_settings()))
+    check(lambda: facts_in("lab/twin", FolderRanges(folder)))
+    check(lambda: build_overlay(open_folder(folder), treatment, place / "m" / "ck" / "v2"))
+    if is_standalone:
+        out = place / "out"
+        check(
+            lambda: build_standalone(
+                open_folder(folder),
+                base.shard,
+                out,
+                replaces=lambda _out: False,
+                on_progress=_ignore,
+            )
+        )
+        check(lambda: verify_bytes(out, {}, _ignore))
+
+
+@contextlib.contextmanager
+def broken(base: Base) -> Iterator[Path]:
+    """Yield a twin to break, in a place of its own."""
+    with tempfile.TemporaryDirectory(dir=base.folder.parent) as made:
+        folder = Path(made) / "twin"
+        _link_tree(base.folder, folder)
+        yield folder
+
+
+HALF, ESCAPE = "\ud800", "\x1b[2J\n\u202e"
+scalars = st.sampled_from(
+    (
+        *(None, True, 0, -1, 1, 10**9, 2**63, 10**400, 1e308, float("nan"), float("inf")),
+        *("", "x", HALF, ESCAPE, "a" * 300, "../x", "config.json", "BF16"),
+    )
+)
+values: st.SearchStrategy[object] = scalars | st.sampled_from(
+    (
+        *(
+            [],
+            {},
+            [None],
+            [[]],
+            [10**9],
+            {"x": HALF},
+            {HALF: 1},
+            {ESCAPE: ESCAPE},
+            {"a" * 300: "b"},
+        ),
+        *(["full_attention"] * 3000, {str(key): key for key in range(3000)}),
+    )
+)
+deep = st.sampled_from((50, 500, 100_000)).map(lambda depth: "[" * depth + "]" * depth)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a JSON text: where, by numbers that are cut to what there is, and what."""
+
+    kind: str
+    steps: tuple[int, ...]
+    value: Any
+    nested: str
+
+
+changes = st.builds(
+    Change,
+    st.sampled_from(("value", "value", "drop", "extra", "twice", "deep", "whole")),
+    st.lists(st.integers(0, 200), min_size=1, max_size=4).map(tuple),
+    values,
+    deep,
+)
+MARK = "the place of a text"
+
+
+def changed(content: Any, change: Change) -> str:
+    """The JSON text after a change."""
+    if change.kind == "whole":
+        return json.dumps(change.value)
+    outer, key = content, None
+    for step in change.steps:
+        inner = outer if key is None else outer[key]
+        if not isinstance(inner, dict | list) or not inner:
+            break
+        outer, key = inner, list(inner)[step % len(inner)] if isinstance(inner, dict) else step
+        if isinstance(inner, list):
+            key = step % len(inner)
+    if change.kind == "drop":
+        del outer[key]
+    elif change.kind == "extra" and isinstance(outer, dict):
+        outer["x" * 100_000 + ESCAPE] = change.value
+    elif change.kind == "deep":
+        outer[key] = MARK
+    else:
+        outer[key] = change.value
+    text = json.dumps(content).replace(json.dumps(MARK), change.nested)
+    if change.kind == "twice" and isinstance(key, str):
+        text = f"{text[:-1]}, {json.dumps(key)}: {json.dumps(change.value)}}}"
+    return text
+
+
+def break_json(path: Path, change: Change) -> None:
+    content = path.read_bytes()
+    beginning, data = b"", b""
+    if path.suffix == ".safetensors":
+        length = int.from_bytes(content[:8], "little")
+        content, data = content[8 : 8 + length], content[8 + length :]
+    text = changed(json.loads(content), change).encode()
+    if path.suffix == ".safetensors":
+        beginning = len(text).to_bytes(8, "little")
+    path.unlink()
+    path.write_bytes(beginning + text + data)
+
+
+@settings(max_examples=examples(150))
+@given(
+    name=st.sampled_from(JSON_FILES),
+    change=changes,
+    turn=st.integers(1, STANDALONE_EVERY),
+)
+def test_json_that_somebody_changed(base: Base, name: str, change: Change, turn: int) -> None:
+    with broken(base) as folder:
+        break_json(folder / name, change)
+        check_everything(base, folder, is_standalone=turn == STANDALONE_EVERY)
+
+
+def _remove(path: Path, _at: int) -> None:
+    path.unlink()
+
+
+def _pipe(path: Path, _at: int) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _folder(path: Path, _at: int) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _circle(path: Path, _at: int) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def _zeros(path: Path, _at: int) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def _cut(path: Path, at: int) -> None:
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[: at % (len(content) + 1)])
+
+
+def _flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    for bit in range(8):
+        content[(at * (bit + 1)) % min(len(content), 4000)] ^= 1 << bit
+    path.unlink()
+    path.write_bytes(content)
+
+
+def _grow(path: Path, _at: int) -> None:
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(3 << 30)
+
+
+def _copy(path: Path, _at: int) -> None:
+    os.link(path, path.with_name(f"more\x1b-{path.name}"))
+
+
+BREAKS = (_remove, _pipe, _folder, _circle, _zeros, _cut, _flip, _copy)
+BROKEN = [(name, broke) for name in (*JSON_FILES, "chat_template.jinja") for broke in BREAKS]
+# The others are hashed to their end, which takes as long as it takes.
+BROKEN += [(name, _grow) for name in JSON_FILES if name not in HASHED_ONLY]
+
+
+@settings(max_examples=examples(150))
+@given(
+    broken_file=st.sampled_from(BROKEN),
+    at=st.integers(0, 1 << 22),
+    turn=st.integers(1, STANDALONE_EVERY),
+)
+def test_a_tree_that_somebody_changed(
+    base: Base, broken_file: tuple[str, Callable[[Path, int], None]], at: int, turn: int
+) -> None:
+    name, broke = broken_file
+    with broken(base) as folder:
+        broke(folder / name, at)
+        check_everything(base, folder, is_standalone=turn == STANDALONE_EVERY)
+
+
+def test_what_nobody_changed_is_read_by_everything(base: Base) -> None:
+    with broken(base) as folder:
+        assert not check(lambda: verify_bytes(folder, {}, _ignore))
+        check_everything(base, folder, is_standalone=True)
+        assert (folder.parent / "out" / MANIFEST_FILE).is_file()
+        assert (folder.parent / "m" / "ck" / "v2" / MANIFEST_FILE).is_file()
+
+
+def test_the_harness_stops_what_waits_and_what_takes_memory(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "LIMIT_S", 0.1)
+        with pytest.raises(TooLongError):
+            check(lambda: (tmp_path / "pipe").open("rb"))
+    with pytest.raises(MemoryError):
+        check(lambda: bytearray(2 * LIMIT_BYTES))
