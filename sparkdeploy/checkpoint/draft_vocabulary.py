@@ -10,17 +10,25 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.durable import Progress
+from sparkdeploy.checkpoint.repo_files import printable
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.schema import Model, Recipe
 from sparkdeploy.settings import Settings
+from sparkdeploy.stored_json import read_bytes
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 OVERLAY_FILE = "draft_vocabulary.json"
 """Beside an overlay's config.json, for the plugin."""
 HINT = "count it once over text of yours: sparkdeploy checkpoint draft-vocab RECIPE FILE..."
 TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_LIMIT_BYTES = 128 << 20
+"""What is read of it; one of 250,000 tokens has 20 million bytes."""
 CHUNK_CHARACTERS = 1 << 20
 """Text that is tokenised at once; a chunk ends between lines."""
 _VERSION = 1
@@ -110,12 +118,7 @@ def bring_vocabulary(recipe: Recipe, settings: Settings) -> DraftVocabulary | No
 
 def count_tokens(folder: Path, texts: Sequence[Path], *, on_progress: Progress) -> DraftVocabulary:
     """Tokenise `texts` with the tokenizer of the model in `folder`; CheckpointError without."""
-    from tokenizers import Tokenizer  # noqa: PLC0415 - only this command needs it
-
-    tokenizer_file = folder / TOKENIZER_FILE
-    if not tokenizer_file.is_file():
-        raise CheckpointError(f"{folder} has no {TOKENIZER_FILE}")
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer = _read_tokenizer(folder)
     counts: Counter[int] = Counter()
     done_bytes = 0
     try:
@@ -134,3 +137,17 @@ def count_tokens(folder: Path, texts: Sequence[Path], *, on_progress: Progress) 
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     tokens = rank_tokens(counts, special=special, vocabulary=size)
     return DraftVocabulary(tokens, counts.total(), len(counts), tuple(map(str, texts)))
+
+
+def _read_tokenizer(folder: Path) -> "Tokenizer":
+    from tokenizers import Tokenizer  # noqa: PLC0415 - only this command needs it
+
+    path = folder / TOKENIZER_FILE
+    try:
+        return Tokenizer.from_buffer(read_bytes(path, TOKENIZER_LIMIT_BYTES))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder} has no {TOKENIZER_FILE}") from error
+    except Exception as error:  # the library has no class of its own for a damaged file
+        raise CheckpointError(
+            f"{path} cannot be read: {printable(str(error))}", hint="download the model again"
+        ) from error

@@ -1,6 +1,7 @@
 """Ranking, keeping and counting the tokens of a draft head."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,19 @@ def test_text_is_counted_in_the_model_s_own_tokens(small_twin: Path, tmp_path: P
     assert set(seen.tokens[: len(tokenizer.special_ids)]) == set(tokenizer.special_ids.values())
     assert seen.tokens[len(tokenizer.special_ids)] == ord("e")
     assert seen.distinct < seen.counted < 52
+
+
+@pytest.mark.parametrize("content", [b"", b"[[[", b"\xff\xfe", b'{"model": {"type": 5}}', b"null"])
+def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
+        count_tokens(tmp_path, [], on_progress=lambda _done, _total: None)
+
+
+def test_a_pipe_in_the_place_of_a_tokenizer_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        count_tokens(tmp_path, [], on_progress=lambda _done, _total: None)
 
 
 def test_a_text_that_is_not_there_is_named(small_twin: Path, tmp_path: Path) -> None:
