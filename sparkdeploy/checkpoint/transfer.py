@@ -10,12 +10,14 @@ Importing it takes the 0.3 s that the library takes, so that only a download doe
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from filelock import Timeout
 from httpx2 import HTTPError, TransportError
 from huggingface_hub import constants, file_download, get_hf_file_metadata
 from huggingface_hub.errors import HfHubHTTPError
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 8
 """Files that come at the same time; as many as the hub's own library takes."""
+LOCK_LOOK_S = 5.0
 XET_FAILURES = 2
 """After so many in a row a file comes over HTTP: a mirror may name a store that nobody reaches."""
 # What is lost when a connection breaks, and ten megabytes are much of a slow line.
@@ -71,7 +74,7 @@ class Transfer:
         CheckpointError when it does not come, and when a folder on the way is a link.
         """
         file, root = arriving.file, snapshot.parent.parent
-        with _library_lock(file, root), cache.open_folder(root, (cache.BLOBS,)) as blobs:
+        with _library_lock(arriving, root), cache.open_folder(root, (cache.BLOBS,)) as blobs:
             if not _is_there(arriving, snapshot):
                 if cache.has_blob(root, file):
                     self._keep(arriving, root, blobs)
@@ -250,11 +253,17 @@ def _is_there(arriving: Arriving, snapshot: Path) -> bool:
         return False
     try:
         arriving.check_here(path)
-    except (OSError, WrongContentError):
-        cache.discard_file(arriving.file, snapshot)
-        arriving.begin_anew()
-        return False
-    return True
+    except OSError as error:
+        # What cannot be read is not known to be wrong.
+        if error.errno not in {errno.ENOENT, errno.ELOOP}:
+            raise
+    except WrongContentError:
+        pass
+    else:
+        return True
+    cache.discard_file(arriving.file, snapshot)
+    arriving.begin_anew()
+    return False
 
 
 def end_xet() -> None:
@@ -285,11 +294,18 @@ def _kept_if_right(blobs: int, part: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _library_lock(file: RepoFile, root: Path) -> Iterator[None]:
+def _library_lock(arriving: Arriving, root: Path) -> Iterator[None]:
     """Keep other programs from the same file, and wait for the one that brings it."""
-    lock = root.parent / ".locks" / root.name / f"{file.blob_name}.lock"
+    lock = root.parent / ".locks" / root.name / f"{arriving.file.blob_name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with WeakFileLock(lock):
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(WeakFileLock(lock, timeout=LOCK_LOOK_S))
+                break
+            except Timeout:
+                # Something comes, if not to us; and this is where a waiting thread learns to stop.
+                arriving.add(0)
         yield
 
 

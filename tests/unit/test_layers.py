@@ -38,7 +38,7 @@ LAYERS = (
 # A door of several modules is one class made of them: only DockerHost is for the other rooms.
 DOORS = {
     "docker": {"sparkdeploy.node.connection", "sparkdeploy.node.containers"},
-    "filelock": {"sparkdeploy.node.lock"},
+    "filelock": {"sparkdeploy.checkpoint.transfer", "sparkdeploy.node.lock"},
     "h11": {"sparkdeploy.bench.wire"},
     "huggingface_hub": {
         "sparkdeploy.checkpoint.hub",

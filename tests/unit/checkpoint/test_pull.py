@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import shutil
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from filelock import FileLock
 
 from sparkdeploy.checkpoint.answers import CHUNK_BYTES
+from sparkdeploy.checkpoint.arriving import Arriving
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin, find_pinned
 from sparkdeploy.checkpoint.pull import Download, plan_download, pull, resolve
@@ -95,6 +99,39 @@ def test_files_come_side_by_side(hub: Hub, lock: HubLock, double: HubDouble) -> 
     double.delay_s = 0.02
     fetch(hub, lock)
     assert double.most_at_once > 2
+
+
+def test_who_brings_the_same_file_is_waited_for(
+    hub: Hub, lock: HubLock, double: HubDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkdeploy.checkpoint.transfer.LOCK_LOOK_S", 0.1)
+    monkeypatch.setattr("sparkdeploy.checkpoint.pull.SILENCE_LIMIT_S", 0.5)
+    wanted = download(hub, lock)
+    file = wanted.facts.files[0]
+    name = hub.cache / ".locks" / "models--lab--twin" / f"{file.blob_name}.lock"
+    name.parent.mkdir(parents=True)
+    other = FileLock(name, thread_local=False)
+    other.acquire()
+    timer = threading.Timer(2, other.release)
+    timer.start()
+    double.seen.clear()
+    snapshot = pull(hub, lock, wanted, lambda _done, _total: None)
+    timer.join()
+    assert (snapshot / file.name).is_file()
+
+
+def test_what_cannot_be_read_is_not_thrown_away(hub: Hub, lock: HubLock, double: HubDouble) -> None:
+    snapshot = fetch(hub, lock)
+    lock.forget(REPO)
+
+    def unreadable(_self: Arriving, _path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Arriving, "check_here", unreadable)
+        with pytest.raises(CheckpointError, match="Permission denied"):
+            fetch(hub, lock)
+    assert len(contents(snapshot)) == len(contents(double.repos[REPO].commits[FIRST]))
 
 
 def test_progress_ends_at_the_whole_and_never_falls(hub: Hub, lock: HubLock) -> None:
