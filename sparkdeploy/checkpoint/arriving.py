@@ -49,8 +49,10 @@ class Arriving:
         self.count(more_bytes)
 
     def begin_anew(self) -> None:
+        """Take back what was counted; StoppedError instead of another try."""
         self.count(-self.came_bytes)
         self.came_bytes = 0
+        self.add(0)
 
     def check(self, size_bytes: int, hash_hex: str) -> None:
         """Raise WrongContentError for another size or hash than the hub states."""

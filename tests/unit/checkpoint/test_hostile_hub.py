@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -443,11 +444,22 @@ def test_an_answer_that_breaks_the_rules_of_http_is_an_error_of_the_hub(
 
 
 def forever(begin: bytes, more: bytes, pause_s: float = 0.0) -> Iterator[bytes]:
-    """An answer that goes on until nobody listens."""
+    """An answer that goes on until nobody listens, or the test has ended."""
     yield begin
-    while True:
+    while not ENDED.is_set():
         yield more
         time.sleep(pause_s)
+
+
+ENDED = threading.Event()
+
+
+@pytest.fixture
+def ended() -> Iterator[None]:
+    """A download that was given up leaves its thread in the connection, which ends here."""
+    ENDED.clear()
+    yield
+    ENDED.set()
 
 
 ENDLESS = {
@@ -466,6 +478,7 @@ LIMITS = {
 """What ends the answer; whatever else is asked for has its own time."""
 
 
+@pytest.mark.usefixtures("ended")
 @pytest.mark.parametrize("place", LIMITS)
 @pytest.mark.parametrize("answer", ENDLESS.values(), ids=ENDLESS)
 def test_an_answer_without_an_end_ends_at_the_deadline(
@@ -486,6 +499,7 @@ def test_an_answer_without_an_end_ends_at_the_deadline(
     assert time.monotonic() - begin_s < 10
 
 
+@pytest.mark.usefixtures("ended")
 @pytest.mark.parametrize("answer", ENDLESS.values(), ids=ENDLESS)
 def test_a_download_of_which_nothing_comes_any_more_ends(
     hub: Hub,
