@@ -40,6 +40,8 @@ class Fault:
     retry_after_s: int | None = None
     keep_bytes: int | None = None
     """Close the connection after this many bytes of the body."""
+    stall_s: float = 0.0
+    """Say nothing for so long before it is closed, or until `go_on` is set."""
     flip_byte: int | None = None
     """Send the body with this byte changed."""
     garble_from: int | None = None
@@ -166,6 +168,7 @@ def hub_double() -> Iterator[HubDouble]:
     try:
         yield double
     finally:
+        double.go_on.set()
         for server in servers:
             server.shutdown()
             server.server_close()
@@ -381,17 +384,23 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
                 if fault is not None and fault.garble_from is not None:
                     first = max(0, min(len(chunk), begin + fault.garble_from - position))
                     chunk[first:] = bytes(byte ^ 0x55 for byte in chunk[first:])
+                self._wait_for_rate(began_s, position + len(chunk) - begin)
                 self.wfile.write(chunk)
                 self.double.count(len(chunk))
                 self.double.wait_if_held()
                 position += len(chunk)
                 if self.double.delay_s:
                     time.sleep(self.double.delay_s)
-                if self.double.bytes_per_s is not None:
-                    due_s = began_s + (position - begin) / self.double.bytes_per_s
-                    time.sleep(max(0.0, due_s - time.monotonic()))
         if position < end:
+            if fault is not None:
+                self.double.go_on.wait(fault.stall_s)
             self.close_connection = True
+
+    def _wait_for_rate(self, began_s: float, sent_bytes: int) -> None:
+        """Called before a chunk leaves: after the last one nobody would see the wait."""
+        if self.double.bytes_per_s is not None:
+            due_s = began_s + sent_bytes / self.double.bytes_per_s
+            time.sleep(max(0.0, due_s - time.monotonic()))
 
 
 def _sibling(folder: Path, path: Path) -> dict[str, Any]:

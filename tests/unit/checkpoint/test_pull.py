@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
+from huggingface_hub import constants
 
 from sparkdeploy.checkpoint.answers import CHUNK_BYTES
 from sparkdeploy.checkpoint.arriving import Arriving
@@ -266,9 +267,14 @@ def test_a_hub_that_stays_busy_ends_in_an_error(hub: Hub, lock: HubLock, double:
     assert caught.value.exit_code == 6
 
 
-def test_a_pull_goes_on_where_it_was_cut(hub: Hub, lock: HubLock, double: HubDouble) -> None:
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("stall_s", [0, 3600], ids=["closed", "silent"])
+def test_a_pull_goes_on_where_it_was_cut(
+    hub: Hub, lock: HubLock, double: HubDouble, monkeypatch: pytest.MonkeyPatch, stall_s: int
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
     name = "model-00001-of-00002.safetensors"
-    double.faults = [Fault(name, keep_bytes=100_000, skip=1)]
+    double.faults = [Fault(name, keep_bytes=100_000, stall_s=stall_s, skip=1)]
     fetch(hub, lock)
     ranges = [seen.byte_range or "" for seen in double.seen if seen.path.endswith(name)]
     assert any(wanted.startswith(f"bytes={CHUNK_BYTES}-") for wanted in ranges)
