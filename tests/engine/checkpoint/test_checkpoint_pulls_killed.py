@@ -49,7 +49,10 @@ def double(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HubDouble
 
 
 def cache_of(root: Path) -> dict[str, str]:
-    """All of the hub's cache but for locks: where links lead, modes, and what files hold."""
+    """All of the hub's cache but for locks: where links lead, modes, and what files hold.
+
+    Folders count too: a killed pull may leave an empty one.
+    """
     found = {}
     for path in (root / "hub").rglob("*"):
         name = str(path.relative_to(root / "hub"))
@@ -61,6 +64,8 @@ def cache_of(root: Path) -> dict[str, str]:
         elif path.is_file() and not path.name.endswith("lock"):
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             found[name] = f"{oct(path.stat().st_mode)} {digest}"
+        elif path.is_dir():
+            found[name] = oct(path.stat().st_mode)
     return found
 
 
