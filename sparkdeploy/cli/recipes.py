@@ -133,7 +133,7 @@ def plan_recipe(
     settings = current_settings()
     request = requested(recipe, assignments, settings, name=name, public=public, cluster=cluster)
     plan = plan_for(request, settings)
-    if show is not None:
+    if show in {"args", "container"}:
         plan = with_expected_paths(plan, settings)
     print_plan(plan, show, as_json=as_json)
     if check and plan.has_work:

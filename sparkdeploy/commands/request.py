@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checkpoint.cache import STORE
 from sparkdeploy.commands.reach import Reach, serving
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, UsageError
@@ -86,13 +87,19 @@ def plan_for(request: Request, settings: Settings) -> Plan:
 
 def with_expected_paths(plan: Plan, settings: Settings) -> Plan:
     """Return the plan with containers for models that are to be downloaded, as they will be."""
-    if not plan.observed.missing:
+    missing = plan.observed.missing
+    if not missing:
         return plan
-    names = " and ".join(model.repo for model in plan.observed.missing)
-    console.info(f"{names} is not here yet: what stands in <...> is known after the download")
+    names = " and ".join(model.repo for model in missing)
+    console.info(
+        f"not here yet: {names}; what stands in <...> is known after the download, and so is "
+        f"which files of {settings.hub_cache / STORE} are mounted too"
+    )
     resolved = plan.resolved
     observed = with_expected_models(plan.observed, resolved.recipe, settings)
-    return decide(resolved, settings, observed, plan.deployment, plan.formation)
+    expected = decide(resolved, settings, observed, plan.deployment, plan.formation)
+    # The rest of the plan stays as it is: there is a download to do.
+    return replace(plan, parts=expected.parts)
 
 
 def _absolute(recipe: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sparkdeploy import labels
 from sparkdeploy.checks.report import legend
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.plan.typed import docker_run, typed
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.plan.steps import Needs, Part, Plan
+
+UNKNOWN_FINGERPRINT = "<hash of this container>"
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -35,7 +39,14 @@ def arguments_text(plan: Plan) -> str:
 
 def container_text(plan: Plan) -> str:
     """Return the `docker run` that would start the same container, by node."""
-    return _by_node(plan, lambda spec: docker_run(spec.with_fingerprint()))
+    return _by_node(plan, lambda spec: docker_run(_fingerprinted(plan, spec)))
+
+
+def _fingerprinted(plan: Plan, spec: ContainerSpec) -> ContainerSpec:
+    if not plan.observed.missing:
+        return spec.with_fingerprint()
+    # A hash of placeholders would look like that of the container that will be.
+    return replace(spec, labels={**spec.labels, labels.FINGERPRINT: UNKNOWN_FINGERPRINT})
 
 
 def _by_node(plan: Plan, text: Callable[[ContainerSpec], str]) -> str:

@@ -37,19 +37,26 @@ def test_plan_check_exits_nine_when_there_is_work(run: Run) -> None:
     assert run("plan", "v2", "--check").returncode == 9
 
 
+def test_plan_shows_dockerfiles_which_no_download_changes(run: Run) -> None:
+    done = run("plan", "v2", "--show", "dockerfile")
+    assert "FROM" in done.stdout
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ("dockerfile", "FROM"),
         ("args", "vllm serve '/m/ck/qwen3.5-122b-a10b-int4-autoround-<fingerprint>' \\\n  --"),
         ("container", "docker run \\\n  --detach \\\n"),
+        ("container", "--label=dev.sparkdeploy.fingerprint=<hash of this container>' \\\n"),
     ],
 )
 def test_plan_shows_one_part_in_full_before_the_download(run: Run, part: str, words: str) -> None:
     done = run("plan", "v2", "--show", part)
     assert done.returncode == 0, done.stderr
     assert words in done.stdout
-    assert "what stands in <...> is known after the download" in done.stderr
+    assert "AutoRound; what stands in <...> is known after the download" in done.stderr
+    assert f"files of {load_settings().hub_cache / 'blobs'} are mounted too" in done.stderr
 
 
 def test_a_pinned_commit_is_shown_before_it_is_here(run: Run) -> None:
