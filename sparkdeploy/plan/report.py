@@ -51,10 +51,14 @@ def _fingerprinted(plan: Plan, spec: ContainerSpec) -> ContainerSpec:
 
 def _by_node(plan: Plan, text: Callable[[ContainerSpec], str]) -> str:
     """Return a shell's lines, where there are several nodes under a comment that names each."""
-    texts = {part.node: text(part.spec) for part in plan.parts if part.spec is not None}
     if plan.formation.is_alone:
-        return "\n".join(texts.values())
-    return "\n\n".join(f"# {node}\n{lines}" for node, lines in texts.items())
+        return "\n".join(text(part.spec) for part in plan.parts if part.spec is not None)
+    return "\n\n".join(
+        f"# {part.node}\n{text(part.spec)}"
+        if part.spec is not None
+        else f"# {part.node}: unknown, for it does not answer"
+        for part in plan.parts
+    )
 
 
 def _title(plan: Plan) -> Iterator[str]:

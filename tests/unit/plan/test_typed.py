@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.node.container import LOG_SIZE, ContainerSpec, Mount, Ulimit
+from sparkdeploy.plan.observed import ObservedNode
 from sparkdeploy.plan.report import arguments_text, container_text
 from sparkdeploy.plan.typed import docker_run, typed
 from tests.unit.plan.facts import observed, plan
+from tests.unit.plan.test_cluster_checks import node, several
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library
@@ -82,6 +84,18 @@ def test_the_docker_command_starts_the_container_of_the_plan(shipped: Library, r
     assert read_back(container_text(made)) == as_docker_sees(made.head.spec.with_fingerprint())
     serve = made.head.spec.command[made.head.spec.command.index("--") + 1 :]
     assert tuple(words_of(arguments_text(made))) == serve
+
+
+def test_each_node_of_a_cluster_has_its_command_below_its_name(shipped: Library) -> None:
+    made = several(shipped, ObservedNode(node(2)))
+    first, second = container_text(made).split("\n\n")
+    for part, text in zip(made.parts, (first, second), strict=True):
+        name, _, command = text.partition("\n")
+        assert part.spec is not None
+        assert name == f"# {part.node}"
+        assert read_back(command) == as_docker_sees(part.spec.with_fingerprint())
+    silent = replace(made, parts=(made.head, replace(made.parts[1], spec=None)))
+    assert container_text(silent) == f"{first}\n\n# spark-2: unknown, for it does not answer"
 
 
 def test_paths_that_a_shell_or_docker_would_cut_stay_whole(shipped: Library) -> None:
