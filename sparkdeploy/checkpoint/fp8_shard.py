@@ -236,11 +236,18 @@ class _Copying:
                 until = min(piece.source.end, position + len(chunk))
                 if begin < until:
                     data = chunk[begin - position : until - position]
-                    os.pwrite(file, data, piece.target_begin + begin - piece.source.begin)
+                    _write(file, data, piece.target_begin + begin - piece.source.begin)
                     digests[piece.target.name].update(data)
                     self._meter.add(len(data))
             position += len(chunk)
         return {name: digest.hexdigest() for name, digest in digests.items()}
+
+
+def _write(file: int, content: bytes, position: int) -> None:
+    # A full disk takes a part of it, and says that it is full only when asked again.
+    while content:
+        written_bytes = os.pwrite(file, content, position)
+        content, position = content[written_bytes:], position + written_bytes
 
 
 def _trusted(file: BinaryIO, journal: Path, pieces: Sequence[_Piece]) -> dict[str, str]:

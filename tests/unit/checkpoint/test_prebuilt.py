@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import threading
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
@@ -130,6 +134,65 @@ def test_tensors_come_over_several_connections_into_the_same_shard(
     double.delay_s, double.most_at_once = 0.02, 0
     assert fetch(ranges).path.read_bytes() == whole
     assert double.most_at_once > 2
+
+
+def test_progress_of_several_connections_never_falls(
+    small_twin: Path, fp8_twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkdeploy.checkpoint.fp8_shard.REQUEST_BYTES", 1)
+    monkeypatch.setattr("sparkdeploy.checkpoint.ranges.TELL_EVERY_S", 0)
+    sizes, told = model_sizes(read_config(small_twin)), []
+
+    def tell(done_bytes: int, total_bytes: int) -> None:
+        time.sleep(done_bytes % 7 / 1000)
+        told.append((done_bytes, total_bytes))
+
+    fetch_shard(FolderRanges(fp8_twin), Order(sizes, "lab"), tmp_path / "fp8", tell)
+    assert told == sorted(told)
+    assert told[-1] == (expected_bytes(sizes),) * 2
+
+
+@dataclass(frozen=True)
+class OneBreaks(FolderRanges):
+    """Its first tensor cannot be read; the others come in two halves, slowly."""
+
+    first: threading.Semaphore = field(default_factory=threading.Semaphore)
+    whole: list[int] = field(default_factory=list)
+
+    def read(self, file: str, begin: int, end: int) -> Iterator[bytes]:
+        content = b"".join(super().read(file, begin, end))
+        if not file.endswith(".safetensors") or begin <= 8:
+            yield content
+            return
+        if self.first.acquire(blocking=False):
+            raise CheckpointError("the cable is out")
+        yield content[: len(content) // 2]
+        time.sleep(0.5)
+        yield content[len(content) // 2 :]
+        self.whole.append(begin)
+
+
+def test_the_first_error_ends_what_comes_beside_it(
+    fetch: Callable[[RangeSource], Fp8Shard], fp8_twin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkdeploy.checkpoint.fp8_shard.REQUEST_BYTES", 1)
+    source = OneBreaks(fp8_twin)
+    with pytest.raises(CheckpointError, match="the cable is out"):
+        fetch(source)
+    assert source.whole == []
+
+
+def test_a_disk_that_takes_less_than_it_is_given_is_given_the_rest(
+    fetch: Callable[[RangeSource], Fp8Shard],
+    fp8_twin: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = fetch(FolderRanges(fp8_twin)).path.read_bytes()
+    shutil.rmtree(tmp_path / "fp8")
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:1000], at))
+    assert fetch(FolderRanges(fp8_twin)).path.read_bytes() == whole
 
 
 def test_wrong_bytes_of_an_answer_are_found_before_it_is_done_and_fetched_again(
