@@ -24,7 +24,7 @@ DONE_FILE = "sparkdeploy-fp8.json"
 _PART_FILE, _JOURNAL_FILE = "shard.part", "journal.jsonl"
 _VERSION = 1
 CONNECTIONS = 8
-REQUEST_BYTES = 16 << 20
+REQUEST_BYTES = 4 << 20
 """What one request brings at least, where so much lies together."""
 
 
