@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checkpoint.cache import BLOBS
 from sparkdeploy.checkpoint.durable import (
     XXH3_PREFIX,
     Algorithm,
@@ -48,7 +49,7 @@ def _blob_name(path: Path) -> str | None:
             return None
         target = path.parent / path.readlink()
         path = real_path(target.parent) / target.name
-        if path.parent.name == "blobs" and _BLOB.fullmatch(path.name):
+        if path.parent.name == BLOBS and _BLOB.fullmatch(path.name):
             return path.name
     return None
 

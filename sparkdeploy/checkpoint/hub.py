@@ -1,7 +1,6 @@
 """The Hugging Face hub: what a repository holds, and where its files are read.
 
-What a hub answers is JSON that a stranger wrote: it is
-read into facts, or refused.
+What a hub answers is JSON that a stranger wrote: it is read into facts, or refused.
 """
 
 import json

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checkpoint.cache import BLOBS, STORE
 from sparkdeploy.checkpoint.repo_files import printable
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.tree import STORED
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 LINKS_LIMIT = 40
 """What Linux follows for one name."""
-_BLOBS = "blobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ def follow(named: Path, root: Path, store: Path | None) -> Content:
 
 def shared_files(root: Path) -> Mapping[Path, Path]:
     """The blobs of a repository that are links into the store beside it, and what they lead to."""
-    store = real_path(root).parent / "blobs"
+    store = real_path(root).parent / STORE
     found: dict[Path, Path] = {}
-    for blob in sorted((root / _BLOBS).glob("*")):
+    for blob in sorted((root / BLOBS).glob("*")):
         if blob.is_symlink():
             try:
                 content = follow(blob, root, store)
@@ -113,7 +113,7 @@ def _is_stored(place: Path, store: Path | None) -> bool:
 
 
 def _blob_name(hops: list[Path], real_root: Path) -> str | None:
-    blobs = real_root / _BLOBS
+    blobs = real_root / BLOBS
     return next((hop.name for hop in hops if hop.parent == blobs), None)
 
 

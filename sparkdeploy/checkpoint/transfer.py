@@ -312,10 +312,10 @@ def _library_lock(arriving: Arriving, root: Path) -> Iterator[None]:
 def _bar(count: Callable[[int], None]) -> type[Any]:
     """A class for the hub's library, which makes a progress bar of it for each file."""
 
-    class Bar:
+    class CountingBar:
         def __init__(self, *_arguments: object, **_options: object) -> None: ...
 
-        def __enter__(self) -> Bar:
+        def __enter__(self) -> CountingBar:
             return self
 
         def __exit__(self, *_error: object) -> None: ...
@@ -334,4 +334,4 @@ def _bar(count: Callable[[int], None]) -> type[Any]:
 
         close = refresh
 
-    return Bar
+    return CountingBar

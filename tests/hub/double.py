@@ -272,7 +272,6 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             return
         repo, commit = found
         folder = repo.commits[commit]
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
         content = {
             "_id": "1",
             "id": name,
@@ -285,11 +284,9 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             "likes": 0,
             "tags": [f"license:{repo.license}"],
             "cardData": {"license": repo.license},
-            "siblings": [_sibling(folder, path) for path in files],
+            "siblings": [_sibling(folder, path) for path in _files(folder)],
         }
-        body = json.dumps(content).encode()
-        self.double.count(len(body))
-        self._send(200, body, {"Content-Type": "application/json"})
+        self._send_json(content)
 
     def _tree(self, name: str, revision: str) -> None:
         found = self._repo(name, revision)
@@ -297,8 +294,10 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             return
         repo, commit = found
         folder = repo.commits[commit]
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        body = json.dumps([_tree_entry(folder, path, repo) for path in files]).encode()
+        self._send_json([_tree_entry(folder, path, repo) for path in _files(folder)])
+
+    def _send_json(self, content: object) -> None:
+        body = json.dumps(content).encode()
         self.double.count(len(body))
         self._send(200, body, {"Content-Type": "application/json"})
 
@@ -401,6 +400,10 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         if self.double.bytes_per_s is not None:
             due_s = began_s + sent_bytes / self.double.bytes_per_s
             time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _sibling(folder: Path, path: Path) -> dict[str, Any]:
