@@ -1,0 +1,108 @@
+"""What the vLLM releases take: flags, choices and names, as each release's own parser says it.
+
+A file per engine, recipes/engines/arguments/NAME.json, is what `image/inside/arguments.py` printed
+where that engine's vLLM can be imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence  # noqa: TC003 - pydantic reads them
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import TypeAdapter
+
+from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.recipe.schema import IMAGE_PATTERN
+from sparkdeploy.settings import resources
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.recipe.schema import Engine
+
+OFFICIAL_IMAGES = ("vllm-openai", "vllm-openai-cu129", "vllm-openai-cu130")
+ANY_IMAGE = "image"
+"""The engine of an image that a recipe or a user names; its own release is an assumption."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag: how many values it takes, and which."""
+
+    takes: Literal["none", "one", "optional", "many"]
+    type: Literal["text", "json", "auto", "float", "size", "int"] | None = None
+    """`auto`: a number of tokens, or that word; `size`: 64K as well. None where it has choices."""
+    choices: Sequence[str] = ()
+    aliases: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What `vllm serve` of one build takes."""
+
+    vllm: str
+    flags: Mapping[str, Flag]
+    names: Mapping[str, Sequence[str]]
+    """Such as `tool_parsers`: names that flags refer to without listing them as choices."""
+    keys: Mapping[str, Sequence[str]]
+    """Of the flags that take a mapping."""
+
+    def spellings(self) -> Mapping[str, str]:
+        """Return the flag that each spelling means, `-tp` and `--no-x` among them."""
+        return {form: name for name, flag in self.flags.items() for form in (name, *flag.aliases)}
+
+
+def is_tag(image: str | None) -> bool:
+    """Say whether an image is named by a tag, which may be another image tomorrow."""
+    return image is not None and re.fullmatch(IMAGE_PATTERN, image) is None
+
+
+def stated_release(image: str) -> str | None:
+    """Return the release that a tag of vLLM's own image says it holds: `v0.27.1-cu130`.
+
+    Others number their builds by themselves.
+    """
+    name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
+    match = re.match(r"v?(\d+\.\d+\.\d+)(?![\d.])", tag)
+    return match[1] if match is not None and name in OFFICIAL_IMAGES else None
+
+
+def is_unknown(engine: Engine) -> bool:
+    """Say whether nobody has said which release an image holds: neither its tag nor an engine."""
+    is_any = engine.kind == "image" and engine.name == ANY_IMAGE
+    return is_any and stated_release(engine.image or "") is None
+
+
+def release_of(engine: Engine) -> tuple[Release, bool]:
+    """Return what decides about an engine's arguments, and whether it is that very build's."""
+    own = arguments_folder() / f"{engine.lock or engine.name}.json"
+    if own.is_file() and engine.kind != "image":
+        return read_release(own), True
+    if is_unknown(engine):
+        # What others build is nearest to the newest.
+        return max(releases().values(), key=lambda it: parse_version(it.vllm)), False
+    wanted = parse_version(engine.vllm)
+    return min(releases().values(), key=lambda it: _distance(parse_version(it.vllm), wanted)), False
+
+
+@functools.cache
+def releases() -> Mapping[str, Release]:
+    """Return every release that an engine of ours has, by the engine's name."""
+    files = sorted(arguments_folder().glob("c*.json"))
+    return {path.stem: read_release(path) for path in files}
+
+
+def _distance(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    return tuple(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def arguments_folder() -> Path:
+    return resources() / "recipes" / "engines" / "arguments"
+
+
+@functools.cache
+def read_release(path: Path) -> Release:
+    return TypeAdapter(Release).validate_json(path.read_text(encoding="utf-8"))
