@@ -41,7 +41,7 @@ def container_spec(
         formation.head,
         image=image,
         deployment=deployment,
-        place=Place(folders, model, drafter),
+        place=Place(folders, model, (drafter,) if drafter is not None else ()),
     )
 
 

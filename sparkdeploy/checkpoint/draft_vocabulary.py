@@ -94,7 +94,7 @@ def write_vocabulary(path: Path, vocabulary: DraftVocabulary) -> None:
 
 
 def vocabulary_file(model: Model, settings: Settings) -> Path:
-    name = model.repo.replace("/", "--")
+    name = model.known_as.replace("/", "--")
     if model.path is not None:
         digest = hashlib.sha256(str(Path(model.path).absolute()).encode()).hexdigest()[:12]
         name = f"{Path(model.path).name}-{digest}"

@@ -15,6 +15,9 @@ from sparkdeploy.checkpoint.plain_files import plain_files
 from sparkdeploy.checkpoint.repo_files import DEPTH_LIMIT, name_problem
 from sparkdeploy.errors import CheckpointError
 
+CONFIG_FILE, ADAPTER_FILE = "config.json", "adapter_config.json"
+"""A model has the one, a LoRA adapter the other."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSource:
@@ -55,9 +58,11 @@ def open_folder(path: Path) -> CheckpointSource:
     a container that mounts it would not find those files.
     """
     folder = path.expanduser().absolute()
+    if not folder.exists():
+        raise CheckpointError(f"{path} does not exist.", hint="Name the folder of a model.")
     if not folder.is_dir():
         raise CheckpointError(f"{path} is not a folder.")
-    if not (folder / "config.json").is_file():
+    if not any((folder / name).is_file() for name in (CONFIG_FILE, ADAPTER_FILE)):
         raise CheckpointError(
             f"{path} has no config.json.", hint="Name the folder that holds the model's files."
         )

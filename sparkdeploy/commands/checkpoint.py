@@ -62,8 +62,8 @@ def write_standalone(
     source, fact = located.source, located.fact
     if source is None or not isinstance(fact, ModelFact):
         raise CheckpointError(
-            f"{recipe.model.repo} is not on this machine.",
-            hint=f"sparkdeploy checkpoint pull {recipe.model.repo}",
+            f"{recipe.model.known_as} is not on this machine.",
+            hint=f"sparkdeploy checkpoint pull {recipe.model.known_as}",
         )
     size_bytes, free_bytes = fact.size_bytes, facts.free_bytes(out.absolute().parent)
     if free_bytes is not None and size_bytes > free_bytes:
@@ -159,7 +159,7 @@ def checkpoint_needs(request: Request, settings: Settings) -> CheckpointNeeds:
         known_from, model_bytes, shard_bytes = _sizes_elsewhere(recipe, settings)
         fetch_bytes = None if model_bytes is None else model_bytes + shard_bytes
     return CheckpointNeeds(
-        model=recipe.model.path or recipe.model.repo,
+        model=recipe.model.source,
         is_here=is_here,
         known_from=known_from,
         fetch_bytes=fetch_bytes,
@@ -177,7 +177,7 @@ def _sizes_elsewhere(recipe: Recipe, settings: Settings) -> tuple[str, int | Non
         return _sizes_on_hub(recipe.model, settings, takes_fp8=takes_fp8)
     except CheckpointError as error:
         shipped = read_shipped_facts(resources() / "recipes" / "facts" / "models.yaml")
-        known = shipped.get(recipe.model.repo)
+        known = shipped.get(recipe.model.known_as)
         if known is None:
             return f"nobody: {error.message}", None, 0
         said = f"shipped facts, derived, because {error.message}"
@@ -191,11 +191,14 @@ def _sizes_elsewhere(recipe: Recipe, settings: Settings) -> tuple[str, int | Non
 def _sizes_on_hub(model: Model, settings: Settings, *, takes_fp8: bool) -> tuple[str, int, int]:
     """What the hub says now, in one try, of the pinned commit or the branch."""
     hub = replace(open_hub(settings), attempts=1)
-    pin = HubLock(settings.state_dir).pin(model.repo, model.revision)
+    pin = HubLock(settings.state_dir).pin(model.known_as, model.revision)
     if pin is not None and pin.files:
-        found, known_from = pin.facts(model.repo, model.revision), f"pinned at {pin.commit[:12]}"
+        found, known_from = (
+            pin.facts(model.known_as, model.revision),
+            f"pinned at {pin.commit[:12]}",
+        )
     else:
-        found = hub.describe(model.repo, pin.commit if pin is not None else model.revision)
+        found = hub.describe(model.known_as, pin.commit if pin is not None else model.revision)
         known_from = f"the hub, at {found.commit[:12]}"
     if not takes_fp8:
         return known_from, found.size_bytes, 0
@@ -212,7 +215,7 @@ def count_for(request: Request, texts: Sequence[Path], settings: Settings) -> Dr
     source = locate_model(recipe, settings).source
     if source is None:
         raise CheckpointError(
-            f"{recipe.model.repo} is not here, and its tokenizer is needed",
+            f"{recipe.model.known_as} is not here, and its tokenizer is needed",
             hint=f"sparkdeploy checkpoint pull {request.recipe}",
         )
     files = [

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def repositories_of(name: str, settings: Settings) -> list[WantedRepository]:
-    """A recipe's model and drafter, as far as they are of a hub."""
+    """A recipe's model, drafter and adapters, as far as they are of a hub."""
     return list(_repositories(resolve(Request(name), settings).recipe, settings))
 
 
@@ -42,7 +42,7 @@ def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool])
     resolved_anew = resolve_fp8(recipe.checkpoint, settings)
     absent = {
         (model.repo, model.revision)
-        for model in (observed.model, observed.drafter)
+        for model in (observed.model, *observed.companions)
         if isinstance(model, MissingModel)
     }
     if not absent:
@@ -70,7 +70,7 @@ def _repositories(recipe: Recipe, settings: Settings) -> Iterator[WantedReposito
     if recipe.model.path is None:
         is_hybrid = recipe.checkpoint.fp8_dense.is_finished
         treatment = treatment_of(recipe, settings) if is_hybrid else None
-        yield WantedRepository(recipe.model.repo, recipe.model.revision, treatment)
-    speculative = recipe.serve.speculative
-    if speculative is not None and speculative.model is not None:
-        yield WantedRepository(speculative.model)
+        yield WantedRepository(recipe.model.source, recipe.model.revision, treatment)
+    for weights in recipe.companions:
+        if weights.path is None:
+            yield WantedRepository(weights.source, weights.revision)

@@ -191,7 +191,7 @@ def _places(resolved: Resolved, settings: Settings) -> Places:
             "lock": str(settings.lock_dir),
         },
         other_hub_caches=tuple(others),
-        model_folder="models--" + resolved.recipe.model.repo.replace("/", "--"),
+        model_folder="models--" + resolved.recipe.model.known_as.replace("/", "--"),
         targets=tuple(_targets(settings)),
     )
 

@@ -136,7 +136,7 @@ def outlook_for(
     acceptance = speed.read_acceptance(folder / "speculation.yaml")
     recipes = _recipes(shelf)
     # The same model in every row: the files at hand describe it better than the shipped facts.
-    known = {**shipped, resolved.recipe.model.repo: facts}
+    known = {**shipped, resolved.recipe.model.known_as: facts}
     reached = speed.fit_speed(machine, recipes, shipped, acceptance)
     whole = Outlook(
         resolved=resolved,
@@ -194,12 +194,12 @@ def facts_of(
     source = (
         sources.open_folder(Path(model.path))
         if model.path is not None
-        else sources.find_in_hub_cache(model.repo, model.revision, settings.hub_cache)
+        else sources.find_in_hub_cache(model.known_as, model.revision, settings.hub_cache)
     )
     if source is not None:
         tensors = read_tensors(source.files_dir).values()
         return model_facts.ModelFacts(
-            repo=model.repo,
+            repo=model.known_as,
             architecture=model_facts.architecture_of(read_config(source.files_dir)),
             weight_bytes=model_facts.weights_of(item.info for item in tensors),
             origin="safetensors headers on this machine",
@@ -209,13 +209,13 @@ def facts_of(
         from sparkdeploy.commands.estimate_remote import hub_facts  # noqa: PLC0415
 
         return hub_facts(model, settings)
-    if model.repo not in shipped:
-        fetch = sources.fetch_command(model.repo, model.revision)
+    if model.known_as not in shipped:
+        fetch = sources.fetch_command(model.known_as, model.revision)
         raise CheckpointError(
-            f"nothing is known of {model.repo}: it is not here and has no shipped facts",
+            f"nothing is known of {model.known_as}: it is not here and has no shipped facts",
             hint=f"read its headers with --headers, or {fetch}",
         )
-    return shipped[model.repo]
+    return shipped[model.known_as]
 
 
 def copy_bandwidth(clock: Callable[[], float] = time.perf_counter) -> float:

@@ -26,9 +26,9 @@ def hub_facts(model: Model, settings: Settings) -> ModelFacts:
     Nothing is kept. Raises CheckpointError when the hub refuses or a header is damaged.
     """
     hub = open_hub(settings)
-    pin = HubLock(settings.state_dir).pin(model.repo, model.revision)
-    described = hub.describe(model.repo, pin.commit if pin is not None else model.revision)
-    return facts_in(model.repo, HubRanges(hub, described))
+    pin = HubLock(settings.state_dir).pin(model.known_as, model.revision)
+    described = hub.describe(model.known_as, pin.commit if pin is not None else model.revision)
+    return facts_in(model.known_as, HubRanges(hub, described))
 
 
 def facts_in(repo: str, source: RangeSource) -> ModelFacts:

@@ -200,7 +200,7 @@ def _reference_file(resolved: Resolved, settings: Settings) -> Path:
 def _serve(resolved: Resolved, settings: Settings, reach: Reach = Reach.HERE) -> _Run:
     request = Request(resolved.recipe.name, (), DEPLOYMENT, reach)
     outcome = up(resolved, request, settings, extent=Extent.ANSWER, consent=lambda _question: True)
-    with ServedModel(outcome.plan.base_url, model=resolved.recipe.model.served_name) as model:
+    with ServedModel(outcome.plan.base_url, model=resolved.recipe.model.served_names[0]) as model:
         before = model.speculation()
         answers = tuple(_ask(model, prompt) for prompt in PROMPTS)
         after = model.speculation()

@@ -198,7 +198,7 @@ def same_weights(plan: Plan, nodes: Nodes, worker: Node, settings: Settings) -> 
     move = move_to(plan.observed, worker.name)
     if move is None:
         raise NodeError(f"{worker.name} did not name its user's home folder")
-    models = (plan.observed.model, plan.observed.drafter)
+    models = (plan.observed.model, *plan.observed.companions)
     trees = trees_of(models, plan.folders.chat_template, move)
     return sum(same_tree(tree, nodes.here, worker, settings) for tree in trees)
 

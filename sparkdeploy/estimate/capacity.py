@@ -115,7 +115,7 @@ def make_budget(resolved: Resolved, facts: ModelFacts, hardware: Hardware) -> Bu
         loaded=loaded_weights(facts, recipe),
         reserves=tuple(_reserves(facts, recipe, hardware)),
         layout=layout_of(resolved, facts),
-        max_model_len=serve.max_model_len or facts.architecture.max_position_embeddings,
+        max_model_len=serve.context_limit or facts.architecture.max_position_embeddings,
         floor_bytes=int(recipe.limits.memory_floor_gib * GIB),
     )
 
@@ -129,7 +129,7 @@ def layout_of(resolved: Resolved, facts: ModelFacts, kv_dtype: str | None = None
     prefix_caching = serve.enable_prefix_caching
     if prefix_caching is None:
         prefix_caching = parse_version(resolved.engine.vllm) >= PREFIX_CACHING_SINCE
-    drafts_by_mtp = serve.speculative is not None and serve.speculative.method == "mtp"
+    drafts_by_mtp = serve.speculative is not None and serve.speculative.is_mtp
     return cache_layout(
         facts.architecture,
         kv_dtype=kv_dtype or serve.kv_cache_dtype,
@@ -146,7 +146,7 @@ def loaded_weights(facts: ModelFacts, recipe: Recipe) -> Mapping[WeightKind, int
     if draft is not None:
         loaded[WeightKind.LM_HEAD] += draft.rows * (facts.architecture.hidden_size + 4)
     speculative = recipe.serve.speculative
-    if speculative is None or speculative.method != "mtp":
+    if speculative is None or not speculative.is_mtp:
         loaded.pop(WeightKind.MTP_DENSE, None)
         loaded.pop(WeightKind.MTP_EXPERTS, None)
     return loaded
@@ -206,7 +206,7 @@ def _reserves(facts: ModelFacts, recipe: Recipe, hardware: Hardware) -> Iterator
             "CUDA graphs", GRAPH_BYTES, "assumed; vLLM estimates and subtracts its own figure"
         )
     if serve.kv_cache_dtype.startswith("turboquant"):
-        length = serve.max_model_len or a.max_position_embeddings
+        length = serve.context_limit or a.max_position_embeddings
         yield Reserve(
             "TurboQuant's workspace for long prompts",
             2 * a.num_key_value_heads * length * a.head_dim * 2,

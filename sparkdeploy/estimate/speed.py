@@ -131,7 +131,7 @@ def fit_speed(
     """Return the machine's speed; the efficiency comes from one published figure, or is 1."""
     bound, fit = Speed(hardware, 1.0, None), hardware.fit
     fitted = recipes.get(fit.recipe) if fit is not None else None
-    known = facts.get(fitted.recipe.model.repo) if fitted is not None else None
+    known = facts.get(fitted.recipe.model.known_as) if fitted is not None else None
     if fit is None or fitted is None or known is None:
         return bound
     step = decode_step(fitted, known, acceptance)
@@ -150,7 +150,7 @@ def estimate(
 ) -> SpeedEstimate:
     """Return one recipe's estimate; without a step when something it needs is not known."""
     recipe = resolved.recipe
-    known = facts.get(recipe.model.repo)
+    known = facts.get(recipe.model.known_as)
     step = decode_step(resolved, known, acceptance) if known is not None else None
     return SpeedEstimate(
         name=recipe.name,
@@ -234,9 +234,9 @@ def _tokens_per_step(
 ) -> float | None:
     if speculative is None:
         return 1.0
-    if speculative.model is not None or speculative.method not in acceptance:
+    if not speculative.is_mtp or "mtp" not in acceptance:
         return None
-    known, drafted = acceptance[speculative.method].positions, speculative.tokens
+    known, drafted = acceptance["mtp"].positions, speculative.tokens
     return 1 + sum(known[:drafted]) if drafted <= len(known) else None
 
 

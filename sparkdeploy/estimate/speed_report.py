@@ -130,9 +130,9 @@ def next_lines(
     before = decode_step(recipes[name], facts, acceptance)
     if before is None:
         return
-    model = recipes[name].recipe.model.repo
+    model = recipes[name].recipe.model.known_as
     for other, resolved in sorted(recipes.items()):
-        if resolved.recipe.extends != name or resolved.recipe.model.repo != model:
+        if resolved.recipe.extends != name or resolved.recipe.model.known_as != model:
             continue
         after = decode_step(resolved, facts, acceptance)
         if after is not None:

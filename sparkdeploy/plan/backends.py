@@ -33,7 +33,8 @@ def planned_backends(resolved: Resolved) -> tuple[PlannedBackend, ...]:
     serve, backends = resolved.recipe.serve, resolved.recipe.backends
     drafts = serve.speculative
     wanted: dict[Subject, str | None] = {
-        "speculation": f"{drafts.method} {drafts.tokens}" if drafts else "off",
+        # Without a method vLLM tells it from the drafter.
+        "speculation": f"{drafts.method or ''} {drafts.tokens}".strip() if drafts else "off",
         "kv_cache": serve.kv_cache_dtype if serve.kv_cache_dtype != "auto" else None,
     }
     if resolved.engine.runs_on != "cpu":

@@ -81,7 +81,8 @@ class Place:
 
     folders: HostFolders
     model: ModelFact
-    drafter: ModelFact | None = None
+    companions: tuple[ModelFact, ...] = ()
+    """The recipe's drafter and adapters, in its order."""
 
 
 def part_spec(
@@ -99,14 +100,14 @@ def part_spec(
     fabric's environment, the labels and, with RDMA, in /dev/infiniband and the right to lock
     memory. Only the head has an API, and a key.
     """
-    recipe, drafter = resolved.recipe, place.drafter
+    recipe = resolved.recipe
     exposure = deployment.exposure if seat.is_head else Exposure.LOOPBACK
     uid, gid = container_user(place.model)
     serve = launch.serve_argv(
         recipe,
         _path_inside(place.model),
         exposure,
-        drafter=_path_inside(drafter) if drafter is not None else None,
+        companions=[_path_inside(item) for item in place.companions],
     )
     empty = _empty(resolved, formation, seat, image=image, user=f"{uid}:{gid}")
     return replace(
@@ -184,9 +185,11 @@ def _guard_options(recipe: Recipe, exposure: Exposure, formation: Formation) -> 
 
 
 def _mounts(place: Place, exposure: Exposure) -> tuple[Mount, ...]:
-    model, drafter, folders = place.model, place.drafter, place.folders
-    models = [model] if drafter is None else [model, drafter]
-    mounts = [Mount(str(item.root), f"/m/hub/{item.name}") for item in models]
+    model, folders = place.model, place.folders
+    models = (model, *place.companions)
+    # Two adapters may come from one repository.
+    roots = dict.fromkeys((str(item.root), f"/m/hub/{item.name}") for item in models)
+    mounts = [Mount(*item) for item in roots]
     # Where the links of a repository's folder lead; two models may have a file in common.
     shared = [path for item in models for path in item.shared]
     stored = {f"/m/hub/blobs/{path.parent.name}/{path.name}": path for path in shared}
@@ -212,7 +215,7 @@ def _labels(
         labels.ROLE: "serving" if seat.is_head else "worker",
         labels.RECIPE: recipe.name,
         labels.PORT: str(recipe.serve.port),
-        labels.SERVED_NAME: recipe.model.served_name,
+        labels.SERVED_NAME: recipe.model.served_names[0],
         labels.EXPOSURE: exposure.value,
         labels.STARTUP_TIMEOUT: f"{recipe.limits.startup_timeout_s:g}",
         **({} if formation.is_alone else among_others),

@@ -28,14 +28,18 @@ def with_expected_models(observed: Observed, recipe: Recipe, settings: Settings)
     What cannot be known before stands in angle brackets: the commit of a branch that nobody
     resolved, and the name of an overlay.
     """
-    model, drafter = observed.model, observed.drafter
+    model = observed.model
     if isinstance(model, MissingModel):
         is_treated = not treatment_of(recipe, settings).is_none
         overlay = overlay_path(model.repo, FINGERPRINT, settings) if is_treated else None
         model = _expected(model, overlay, observed.caller_uid, settings)
-    if isinstance(drafter, MissingModel):
-        drafter = _expected(drafter, None, observed.caller_uid, settings)
-    return replace(observed, model=model, drafter=drafter)
+    companions = tuple(
+        _expected(item, None, observed.caller_uid, settings)
+        if isinstance(item, MissingModel)
+        else item
+        for item in observed.companions
+    )
+    return replace(observed, model=model, companions=companions)
 
 
 def _expected(

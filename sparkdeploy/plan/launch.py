@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.plan.backends import allows_sockets, uses_sockets
 from sparkdeploy.recipe import flags
+from sparkdeploy.recipe.families import variables_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sparkdeploy.plan.formation import Formation, Seat
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Engine, Recipe, Speculative
+    from sparkdeploy.recipe.schema import Engine, LoraAdapter, Recipe, Speculative
 
 CACHE_TARGET = "/cache"
 CHAT_TEMPLATE_TARGET = "/run/sparkdeploy/chat_template.jinja"
@@ -94,20 +95,22 @@ class Exposure(Enum):
 
 
 def serve_argv(
-    recipe: Recipe, model: str, exposure: Exposure, drafter: str | None = None
+    recipe: Recipe, model: str, exposure: Exposure, companions: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """Return `vllm serve ...` for one node, each flag once, in a stable order.
 
-    `model` and `drafter` are paths inside the container.
+    `model` and `companions`, the recipe's drafter and adapters, are paths inside the container.
     """
     argv = ["vllm", "serve", model, *_media_arguments(recipe)]
-    argv += ["--served-model-name", recipe.model.served_name]
+    argv += ["--served-model-name", *recipe.model.served_names]
     argv += ["--host", exposure.host, "--port", str(recipe.serve.port)]
     if exposure is Exposure.PUBLIC:
         argv += ["--middleware", KEY_MIDDLEWARE]
     argv += _flag_arguments(recipe)
     if recipe.serve.speculative is not None:
-        argv += ["--speculative-config", _speculative_json(recipe.serve.speculative, drafter)]
+        argv += ["--speculative-config", _speculative_json(recipe.serve.speculative, companions)]
+    if recipe.serve.lora:
+        argv += ["--enable-lora", "--lora-modules", *_adapters(recipe.serve.lora, companions)]
     if recipe.serve.chat_template is not None:
         argv += ["--chat-template", CHAT_TEMPLATE_TARGET]
     return (*argv, *recipe.serve.extra_args)
@@ -116,7 +119,8 @@ def serve_argv(
 def serve_env(recipe: Recipe, engine: Engine) -> dict[str, str]:
     """Return the environment of the container; it never holds a secret."""
     by_machine = CPU_ENV if engine.runs_on == "cpu" else CUDA_ENV
-    return dict(sorted({**ENV, **by_machine, **recipe.serve.env}.items()))
+    by_family = variables_of(recipe.model.known_as, engine)
+    return dict(sorted({**ENV, **by_machine, **by_family, **recipe.serve.env}.items()))
 
 
 def _media_arguments(recipe: Recipe) -> tuple[str, ...]:
@@ -145,12 +149,19 @@ def _flag_arguments(recipe: Recipe) -> Iterator[str]:
             yield from (flag, _compact(value))
 
 
-def _speculative_json(speculative: Speculative, drafter: str | None) -> str:
-    config: dict[str, Any] = {"method": speculative.method}
+def _adapters(adapters: Sequence[LoraAdapter], companions: Sequence[str]) -> Iterator[str]:
+    """Yield each adapter's name and folder; the folders stand last among the companions."""
+    folders = companions[-len(adapters) :]
+    for adapter, folder in zip(adapters, folders, strict=True):
+        yield _compact({"name": adapter.name, "path": folder})
+
+
+def _speculative_json(speculative: Speculative, companions: Sequence[str]) -> str:
+    config: dict[str, Any] = {"method": speculative.method} if speculative.method else {}
     if speculative.model is not None:
-        config["model"] = drafter or speculative.model
+        config["model"] = companions[0] if companions else speculative.model
     config["num_speculative_tokens"] = speculative.tokens
-    return _compact(config)
+    return _compact(config | speculative.further)
 
 
 def _compact(value: Any) -> str:  # noqa: ANN401 - any JSON value

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint import contents
@@ -19,7 +20,7 @@ from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.treatment import Treatment, check_untouched
 from sparkdeploy.checks.survey import compare, survey
-from sparkdeploy.errors import NodeError
+from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.estimate.share import embedding_bytes
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of
@@ -32,7 +33,7 @@ from sparkdeploy.plan.place import Move, hold, trees_of
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container, Iterator, Mapping
 
     from sparkdeploy.checkpoint.source import CheckpointSource
     from sparkdeploy.checks.survey import Survey
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from sparkdeploy.plan.container import Deployment
     from sparkdeploy.plan.launch import Exposure
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Engine, Recipe
+    from sparkdeploy.recipe.schema import Engine, Recipe, Weights
     from sparkdeploy.settings import Settings
 
 
@@ -81,16 +82,20 @@ def observe(
     found = found or survey(nodes, settings.hub_cache)
     if nodes.here.name not in found.seen:
         raise found.failures[nodes.here.name]
-    model, drafter = locate_model(recipe, settings).fact, _drafter(recipe, settings)
+    model = locate_model(recipe, settings).fact
+    companions = tuple(_companion(weights, settings) for weights in recipe.companions)
     wanted = container_name(deployment.name)
     ready = [node for node in nodes if node.name in found.seen]
     seen = at_once(lambda node: _look(node, found, wanted), ready)
     head = seen[0]
     return Observed(
-        nodes=(head, *(_with_weights(item, head, (model, drafter), nodes) for item in seen[1:])),
+        nodes=(
+            head,
+            *(_with_weights(item, head, (model, *companions), nodes) for item in seen[1:]),
+        ),
         base_source=_base_source(resolved.engine, settings, head, nodes.here, registry),
         model=model,
-        drafter=drafter,
+        companions=companions,
         port=_port_owner(recipe.serve.port, deployment.exposure, head.containers),
         checks=compare(nodes, found),
         gid_indexes=found.gid_indexes(nodes),
@@ -148,7 +153,7 @@ def treatment_of(recipe: Recipe, settings: Settings) -> Treatment:
         fp8_mode="finished" if fp8.is_finished else fp8.mode,
         fp8_layers=fp8.layers,
         lm_head=checkpoint.lm_head,
-        mtp=checkpoint.mtp,
+        mtp=checkpoint.mtp or "off",
         fp8_origin=fp8_origin(checkpoint, settings),
         draft_rows=draft.rows if draft is not None else 0,
         draft_origin=vocabulary.origin if vocabulary is not None else "",
@@ -161,7 +166,7 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
     with _readable():
         source = _find_source(recipe, settings)
         if source is None:
-            return LocatedModel(_missing(recipe.model.repo, recipe.model.revision, settings))
+            return LocatedModel(_missing(recipe.model.source, recipe.model.revision, settings))
         if treatment.is_none:
             check_untouched(source)
         fact = _model_fact(source, None if treatment.is_none else treatment, settings)
@@ -186,23 +191,31 @@ def _readable() -> Iterator[None]:
 def _find_source(recipe: Recipe, settings: Settings) -> CheckpointSource | None:
     model = recipe.model
     if model.path is not None:
-        return sources.open_folder(Path(model.path))
-    return _find_pinned(model.repo, model.revision, settings)
+        return sources.open_folder(_models_folder(model.path))
+    return _find_pinned(model.source, model.revision, settings)
+
+
+def _models_folder(named: str) -> Path:
+    """Return the folder that a recipe names; RecipeError where nothing is there."""
+    path = Path(os.path.expanduser(named))  # noqa: PTH111 - a home of nobody is no bug
+    if not os.path.lexists(path):
+        raise RecipeError(f"model.path: {named} does not exist", hint="name the folder of a model")
+    return path
 
 
 def _find_pinned(repo: str, revision: str, settings: Settings) -> CheckpointSource | None:
     return find_pinned(repo, revision, settings.hub_cache, HubLock(settings.state_dir))
 
 
-def _drafter(recipe: Recipe, settings: Settings) -> ModelFact | MissingModel | None:
-    speculative = recipe.serve.speculative
-    if speculative is None or speculative.model is None:
-        return None
+def _companion(weights: Weights, settings: Settings) -> ModelFact | MissingModel:
     with _readable():
-        source = _find_pinned(speculative.model, "main", settings)
-        if source is None:
-            return _missing(speculative.model, "main", settings)
-        return _model_fact(source, None, settings)
+        if weights.path is not None:
+            source = sources.open_folder(Path(weights.path))
+            return _model_fact(source, None, settings)
+        found = _find_pinned(weights.source, weights.revision, settings)
+        if found is None:
+            return _missing(weights.source, weights.revision, settings)
+        return _model_fact(found, None, settings)
 
 
 def _missing(repo: str, revision: str, settings: Settings) -> MissingModel:
@@ -227,6 +240,9 @@ def _model_fact(
 ) -> ModelFact:
     status = source.root.stat()
     overlay = None if treatment is None else _overlay_fact(source, treatment, settings)
+    # An adapter has none.
+    has_config = (source.files_dir / contents.CONFIG_FILE).is_file()
+    config = contents.read_config(source.files_dir) if has_config else {}
     fact = ModelFact(
         name=source.mount_name,
         root=source.root,
@@ -237,9 +253,15 @@ def _model_fact(
         owner_uid=status.st_uid,
         owner_gid=status.st_gid,
         overlay=overlay,
-        embedding_bytes=embedding_bytes(contents.read_config(source.files_dir)),
+        architectures=_architectures(config),
+        embedding_bytes=embedding_bytes(config),
     )
     return replace(fact, unreadable=sources.unreadable_by(source, *container_user(fact)))
+
+
+def _architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
+    named = config.get("architectures")
+    return tuple(map(str, named)) if isinstance(named, list) else ()
 
 
 def _overlay_fact(

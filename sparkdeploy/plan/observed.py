@@ -47,6 +47,8 @@ class ModelFact:
     """FP8 tensors that must still be fetched for the overlay."""
     unreadable: tuple[Path, ...] = ()
     """Files the container's user could not read."""
+    architectures: tuple[str, ...] = ()
+    """Of its config.json; vLLM looks them up in its registry."""
     embedding_bytes: int = 0
     """Token embeddings, which each rank has whole."""
     has_draft_vocabulary: bool = True
@@ -101,7 +103,8 @@ class Observed:
     base_source: BaseSource
     model: ModelFact | MissingModel | None = None
     """At the head, where it is prepared; the other nodes get their files from there."""
-    drafter: ModelFact | MissingModel | None = None
+    companions: tuple[ModelFact | MissingModel, ...] = ()
+    """The recipe's drafter and adapters, in its order."""
     port: PortOwner | None = None
     """Who listens on the recipe's port; None when it is free."""
     checks: tuple[Check, ...] = ()
@@ -119,13 +122,13 @@ class Observed:
 
     @property
     def present(self) -> tuple[ModelFact, ...]:
-        """The model and its drafter, as far as they are here."""
-        models = (self.model, self.drafter)
+        """The model and its companions, as far as they are here."""
+        models = (self.model, *self.companions)
         return tuple(model for model in models if isinstance(model, ModelFact))
 
     @property
     def missing(self) -> tuple[MissingModel, ...]:
-        models = (self.model, self.drafter)
+        models = (self.model, *self.companions)
         return tuple(model for model in models if isinstance(model, MissingModel))
 
     def node(self, name: str) -> ObservedNode | None:

@@ -62,7 +62,8 @@ def place_of(observed: Observed, folders: HostFolders, node: str) -> Place | Non
     if observed.missing or not isinstance(observed.model, ModelFact):
         return None
     if node == observed.head.facts.name:
-        return Place(folders, *observed.present)
+        model, *companions = observed.present
+        return Place(folders, model, tuple(companions))
     move, seen = move_to(observed, node), observed.node(node)
     if move is None or seen is None:
         return None
@@ -74,7 +75,7 @@ def place_of(observed: Observed, folders: HostFolders, node: str) -> Place | Non
         cache=move.path(folders.cache).with_name(f"{uid}-{gid}"),
         chat_template=move.path(template) if template is not None else None,
     )
-    return Place(moved, *models)
+    return Place(moved, models[0], tuple(models[1:]))
 
 
 def move_to(observed: Observed, node: str) -> Move | None:

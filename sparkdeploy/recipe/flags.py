@@ -14,22 +14,32 @@ VALUE_FLAGS = _by_field(
     "gpu_memory_utilization",
     "attention_backend",
     "kv_cache_dtype",
+    "quantization",
     "reasoning_parser",
     "tool_call_parser",
     "load_format",
     "max_num_batched_tokens",
     "max_num_seqs",
+    "runner",
+    "convert",
+    "generation_config",
 )
 """Fields whose value follows the flag, in the order in which they are written."""
 SWITCH_FLAGS = _by_field(
     "enable_chunked_prefill",
     "enable_prefix_caching",
     "enable_auto_tool_choice",
+    "enable_expert_parallel",
     "enforce_eager",
     "trust_remote_code",
 )
 """Fields that are on (`--x`), off (`--no-x`) or left to vLLM (null)."""
-JSON_FLAGS = _by_field("override_generation_config", "compilation_config")
+JSON_FLAGS = _by_field(
+    "default_chat_template_kwargs",
+    "hf_overrides",
+    "override_generation_config",
+    "compilation_config",
+)
 FIELD_OF_FLAG = {flag: field for field, flag in (VALUE_FLAGS | SWITCH_FLAGS | JSON_FLAGS).items()}
 
 OWNED_FLAGS: dict[str, str] = {
@@ -42,8 +52,12 @@ OWNED_FLAGS: dict[str, str] = {
     "--hf-token": "your own `hf auth login`: the token never enters a container, models are local",
     "--middleware": "--public on the command line",
     "--speculative-config": "serve.speculative",
+    "--spec-method": "serve.speculative",
+    "--spec-model": "serve.speculative",
+    "--spec-tokens": "serve.speculative",
     "--chat-template": "serve.chat_template",
-    "--quantization": "checkpoint",
+    "--enable-lora": "serve.lora",
+    "--lora-modules": "serve.lora",
     "--tensor-parallel-size": "cluster.tensor_parallel",
     "--pipeline-parallel-size": "cluster.pipeline_parallel",
     "--data-parallel-size": "cluster.data_parallel",

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MODEL_PATH: KeyPath = ("model", "path")
 FP8_SOURCE: KeyPath = ("checkpoint", "fp8_dense", "source")
 CHAT_TEMPLATE: KeyPath = ("serve", "chat_template")
+MODEL_FILES = ("config.json", "adapter_config.json")
+"""A model has the one, a LoRA adapter the other."""
 TEMPLATE_SUFFIX = ".jinja"
 MAX_TEMPLATE_BYTES = 2**20
 
@@ -43,6 +45,7 @@ def anchored(document: Document, folder: Path) -> Document:
     content = document.content
     for path in (MODEL_PATH, CHAT_TEMPLATE):
         content = _changed(content, path, absolute)
+    content = _changed_adapters(content, absolute)
     # A source that does not begin like a path is a repository on the hub.
     content = _changed(
         content, FP8_SOURCE, lambda text: absolute(text) if text.startswith(".") else text
@@ -62,6 +65,19 @@ def _changed(
     return {**content, path[0]: _changed(content[path[0]], path[1:], change)}
 
 
+def _changed_adapters(content: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - YAML
+    """Change the folder of each adapter that has one."""
+    adapters = content.get("serve", {}).get("lora") if _is_mapping(content, "serve") else None
+    if not isinstance(adapters, list):
+        return content
+    changed = [_changed(adapter, ("path",), change) for adapter in adapters]
+    return {**content, "serve": {**content["serve"], "lora": changed}}
+
+
+def _is_mapping(content: Any, key: str) -> bool:  # noqa: ANN401 - YAML content
+    return isinstance(content, dict) and isinstance(content.get(key), dict)
+
+
 def named_paths(recipe: Recipe) -> Iterator[tuple[KeyPath, Path]]:
     """Yield where a recipe names a folder or a file of this machine, links followed."""
     source = recipe.checkpoint.fp8_dense.source
@@ -70,6 +86,7 @@ def named_paths(recipe: Recipe) -> Iterator[tuple[KeyPath, Path]]:
         FP8_SOURCE: source if source and is_folder(source) else None,
         CHAT_TEMPLATE: recipe.serve.chat_template,
     }
+    named |= {("serve", "lora", at, "path"): it.path for at, it in enumerate(recipe.serve.lora)}
     for path, value in named.items():
         if value is not None:
             yield path, Path(os.path.realpath(os.path.expanduser(value)))  # noqa: PTH111
@@ -96,7 +113,8 @@ def model_question(meant: Path, beside: Path, model_folders: tuple[Path, ...]) -
     reasons = [_not_below(meant, folder) for folder in model_folders]
     if all(reasons) and (reason := _not_below(meant, beside)):
         return reason
-    if _status(meant) is not None and not os.path.isfile(meant / "config.json"):  # noqa: PTH113
+    is_models = any(os.path.isfile(meant / name) for name in MODEL_FILES)  # noqa: PTH113
+    if _status(meant) is not None and not is_models:
         return f"{meant} has no config.json: it is no model's folder"
     return None
 
@@ -105,7 +123,8 @@ def _not_below(meant: Path, folder: Path) -> str | None:
     """Say why `meant` is not what a folder holds openly; both have their links followed."""
     folder = Path(os.path.realpath(folder))
     if not meant.is_relative_to(folder):
-        return f"{meant} lies outside the folders of models and of the recipe"
+        missing = "" if os.path.lexists(meant) else "does not exist, and "
+        return f"{meant} {missing}lies outside the folders of models and of the recipe"
     if _holds_more_than_recipes(folder):
         return f"{meant} lies in {folder}, which holds more than recipes"
     hidden = [part for part in meant.relative_to(folder).parts if part.startswith(".")]

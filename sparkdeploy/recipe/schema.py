@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
@@ -15,7 +16,9 @@ MAX_PATH_BYTES = 2048
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 IMAGE_PATTERN = r"^([\w./:-]+@sha256:[0-9a-f]{64}|(sha256:)?[0-9a-f]{12,64})$"
 """A digest or a local id: what a tag means can change under a deployment."""
-ImageReference = Annotated[str, Field(pattern=IMAGE_PATTERN)]
+TAG_PATTERN = r"^[a-z0-9][\w.-]*(:[0-9]{1,5})?(/[a-z0-9][\w.-]*)*(:\w[\w.-]{0,127})?$"
+ImageReference = Annotated[str, Field(pattern=f"{IMAGE_PATTERN}|{TAG_PATTERN}", max_length=512)]
+"""By digest, by local id, or by a tag, which `up` asks to be replaced by a digest."""
 
 
 def _without_control(text: str) -> str:
@@ -38,6 +41,27 @@ def _fits_a_file_system(text: str) -> str:
 HostPath = Annotated[Printable, AfterValidator(_fits_a_file_system)]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/+-]*$")]
 """A value that stands behind a flag: never a flag itself."""
+Repository = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+]
+Revision = Annotated[str, Field(pattern=r"^\w+([./-]\w+)*$")]
+ServedName = Annotated[str, Field(pattern=r"^[\w./:][\w./:@-]*$")]
+Text = Annotated[str, Field(pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$", max_length=65_536)]
+"""Words over several lines, without what moves a terminal's cursor."""
+_TOKEN_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
+"""As vLLM reads them: 64k is 64,000, and 64K is 65,536."""
+
+
+def _tokens(value: Any) -> Any:  # noqa: ANN401 - YAML content
+    """Read a number of tokens as vLLM does; what is none is left to the type."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([kKmM]?)", str(value))
+    if not isinstance(value, str) or match is None:
+        return value
+    count = float(match[1]) * _TOKEN_UNITS[match[2]]
+    return int(count) if count.is_integer() else value
+
+
+Tokens = Annotated[PositiveInt, BeforeValidator(_tokens)]
 
 
 class Strict(BaseModel):
@@ -46,16 +70,39 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
 
 
-class Model(Strict):
-    """Which weights: a repository on the hub, or a folder on this machine."""
+class Weights(Strict):
+    """A repository on the hub, or a folder on this machine, which goes before it."""
 
-    repo: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$")
-    ]
-    revision: Annotated[str, Field(pattern=r"^\w+([./-]\w+)*$")] = "main"
-    served_name: Annotated[str, Field(pattern=r"^[\w./:][\w./:-]*$")] = "qwen"
+    repo: Repository | None = None
+    """A repository on the hub."""
+    revision: Revision = "main"
+    """A branch, a tag or a commit; `up` pins the commit that it was."""
     path: HostPath | None = None
-    """A local folder that takes the place of the repository; relative to the recipe's file."""
+    """A folder of this machine in its place; relative to the recipe's file."""
+
+    @property
+    def source(self) -> str:
+        """Where they come from, as the recipe names it."""
+        return self.path or self.repo or ""
+
+    @property
+    def known_as(self) -> str:
+        """The name under which others know them, whether they lie in a folder or not."""
+        return self.repo or self.source
+
+
+class Model(Weights):
+    """Which weights are served, and under which names."""
+
+    served_name: ServedName | Annotated[list[ServedName], Field(min_length=1)] | None = None
+    """What clients call it, the first of several counts; left out: the repository's name, or the
+    folder's."""
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        if self.served_name is None:
+            return (self.repo or self.source.rstrip("/").rpartition("/")[2],)
+        return (self.served_name,) if isinstance(self.served_name, str) else (*self.served_name,)
 
 
 class Fp8Dense(Strict):
@@ -79,6 +126,7 @@ class DraftLmHead(Strict):
     """An LM head of the draft model's own, over its most frequent tokens."""
 
     rows: Annotated[int, Field(ge=64)] = 32_768
+    """How many tokens the draft head knows, the most frequent ones."""
     dtype: Literal["int8"] = "int8"
 
 
@@ -86,43 +134,102 @@ class Checkpoint(Strict):
     """What is done to the downloaded weights before vLLM mounts them."""
 
     fp8_dense: Fp8Dense = Fp8Dense()
-    mtp: Annotated[Literal["required", "off"], _BareOff] = "off"
+    mtp: Annotated[Literal["required", "off"] | None, _BareOff] = None
+    """Whether the draft layer has to be there; null leaves that to vLLM."""
     lm_head: Literal["int8", "bf16"] = "bf16"
+    """What the plugin makes of the LM head while it is loaded."""
     draft_lm_head: DraftLmHead | None = None
 
 
 class Speculative(Strict):
-    """Speculative decoding: which drafter, and how many tokens it drafts a step."""
+    """Speculative decoding: which drafter, and how many tokens it drafts a step.
 
-    method: Literal["mtp", "dflash"]
-    tokens: Annotated[int, Field(ge=1, le=32)]
+    Any further key is one of vLLM's own, such as `draft_sample_method` or `moe_backend`.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    __pydantic_extra__: dict[str, JsonValue]
+
+    method: Word | None = None
+    """One of vLLM's own names; left out, vLLM tells it from the drafter."""
+    tokens: Annotated[int, Field(ge=1, le=64)]
+    """Drafted a step: vLLM's `num_speculative_tokens`."""
     model: Printable | None = None
+    """The drafter's repository, where it is a model of its own."""
+    revision: Revision = "main"
+    """Of the drafter."""
+
+    @property
+    def is_mtp(self) -> bool:
+        """Whether the served model's own layer drafts: `deepseek_mtp` is vLLM's older name."""
+        by_method = self.method == "mtp" or (self.method or "").endswith("_mtp")
+        return by_method and self.model is None
+
+    @property
+    def drafter(self) -> Weights | None:
+        """The model that drafts, where it is one of its own."""
+        if self.model is None:
+            return None
+        # Whether it is a repository is held when it is looked for, as for every word of a hub.
+        return Weights.model_construct(repo=self.model, revision=self.revision, path=None)
+
+    @property
+    def further(self) -> dict[str, JsonValue]:
+        return dict(self.__pydantic_extra__)
+
+
+class LoraAdapter(Weights):
+    """A LoRA adapter, which clients ask for by its name."""
+
+    name: ServedName
+    """What clients ask for."""
 
 
 class Serve(Strict):
     """vLLM's own settings, each under its flag's name."""
 
     port: Port = 8000
+    """On loopback; on every address with `--public`."""
     attention_backend: Word | None = None
     speculative: Speculative | None = None
     kv_cache_dtype: Word = "auto"
-    max_model_len: PositiveInt | None = None
+    quantization: Word | None = None
+    max_model_len: Tokens | Literal["auto"] | None = None
+    """In tokens; `64k` is 64,000 and `64K` is 65,536, as for vLLM. `auto`: what memory allows."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, strict=False)] = 0.85
     reasoning_parser: Word | None = None
     tool_call_parser: Word | None = None
     enable_auto_tool_choice: bool | None = None
     load_format: Word | None = None
-    max_num_batched_tokens: PositiveInt | None = None
+    max_num_batched_tokens: Tokens | None = None
     max_num_seqs: PositiveInt | None = None
+    runner: Word | None = None
+    """`pooling` serves embeddings, scores and classes instead of text."""
+    convert: Word | None = None
+    generation_config: Word | None = None
+    """`auto`: the model's own sampling defaults; `vllm`: none."""
     enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
+    enable_expert_parallel: bool | None = None
     chat_template: HostPath | None = None
+    """A file beside the recipe, instead of the model's own template."""
+    default_chat_template_kwargs: dict[str, JsonValue] | None = None
+    hf_overrides: dict[str, JsonValue] | None = None
     override_generation_config: dict[str, JsonValue] | None = None
     compilation_config: dict[str, JsonValue] | None = None
     enforce_eager: bool | None = None
     trust_remote_code: bool | None = None
+    lora: list[LoraAdapter] = Field(default_factory=list)
     env: dict[str, Printable] = Field(default_factory=dict)
+    """Variables of the container."""
     extra_args: list[Printable] = Field(default_factory=list)
+    """Flags of vLLM's that have no field, word by word."""
+
+    @property
+    def context_limit(self) -> int | None:
+        """In tokens; None where vLLM decides."""
+        return self.max_model_len if isinstance(self.max_model_len, int) else None
 
 
 class Cluster(Strict):
@@ -135,14 +242,19 @@ class Cluster(Strict):
     data_parallel: PositiveInt = 1
     """Copies of the whole model; each answers requests of its own."""
     min_nodes: PositiveInt | None = None
+    """Fewer are refused."""
     max_nodes: PositiveInt | None = None
+    """More are refused."""
     backend: Literal["native", "ray"] = "native"
+    """How the nodes meet: by vLLM's own means, or in a Ray cluster."""
     speculative: Annotated[Speculative | Literal["off"] | None, _BareOff] = None
 
 
 class Limits(Strict):
     memory_floor_gib: Annotated[float, Field(ge=0, le=512, strict=False)] = 4.0
+    """The guard ends vLLM before the machine has less memory than that."""
     startup_timeout_s: Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)] = 1800.0
+    """From the start of the containers to the first answer."""
 
 
 Subject = Literal["attention", "moe", "linear", "kv_cache", "speculation", "graphs", "transport"]
@@ -157,11 +269,13 @@ class Backends(Strict):
     """
 
     moe: Annotated[str, Field(pattern=r"^[\w ]+$")] | None = None
+    """The kernel of the experts, by its name in the log."""
     linear: Annotated[str, Field(pattern=r"^\w+$")] | None = None
     """A kernel that some linear layer must have got."""
     graphs: Annotated[Literal["full", "piecewise", "off"], _BareOff] | None = None
     """The least that is captured as CUDA graphs."""
     warn_only: list[Subject] = Field(default_factory=list)
+    """Where another choice is told, and fails nothing."""
 
 
 class Expect(Strict):
@@ -172,18 +286,41 @@ class Expect(Strict):
     hardware: Printable
     engine: Printable
     source: Printable
+    """Who reported it."""
+
+
+class Mod(Strict):
+    """A change to an engine's image that others wrote: a folder of theirs, or commands.
+
+    Both run as root while the image is built, so both need consent.
+    """
+
+    folder: Printable | None = None
+    """As its author names it, `mods/NAME`."""
+    run: Text | None = None
+    """Commands of a shell."""
+
+    @property
+    def name(self) -> str:
+        return self.folder or (self.run or "").strip().partition("\n")[0]
 
 
 class Recipe(Strict):
     """One recipe with everything it inherits filled in."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
+    """1, the version of this format."""
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    """Small letters, digits, `.`, `_` and `-`."""
     title: Printable
+    """One line for people."""
     extends: Printable | None = None
+    """The recipe that this one changes, by its name or by its file."""
     engine: Annotated[str, Field(pattern=NAME_PATTERN)]
+    """Where vLLM comes from; `sparkdeploy list` shows them."""
     image: ImageReference | None = None
-    """For an engine of kind `image`: which one, by digest or local id."""
+    """For an engine of kind `image`: which one, by digest or local id; a tag is replaced first."""
+    mods: list[Mod] = Field(default_factory=list)
     allow_known_bad: bool = False
     """Serve with a vLLM release that is known to fail on a Spark; `--allow-known-bad` sets it."""
     allow_unsafe: bool = False
@@ -195,6 +332,13 @@ class Recipe(Strict):
     backends: Backends = Backends()
     limits: Limits = Limits()
     expect: Expect | None = None
+
+    @property
+    def companions(self) -> tuple[Weights, ...]:
+        """What is mounted beside the model: the drafter, if there is one, and the adapters."""
+        speculative = self.serve.speculative
+        drafter = speculative.drafter if speculative is not None else None
+        return (*(() if drafter is None else (drafter,)), *self.serve.lora)
 
 
 class DebianBase(Strict):

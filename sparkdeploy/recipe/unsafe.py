@@ -18,6 +18,7 @@ from sparkdeploy.recipe import flags, harmless, paths
 from sparkdeploy.recipe.document import written_part
 from sparkdeploy.recipe.harmless import lists, shown
 from sparkdeploy.recipe.rules import Mistake
+from sparkdeploy.recipe.schema import Speculative
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -58,7 +59,13 @@ class Judge:
         """
         if self.recipe.allow_unsafe or not self.foreign_files:
             return
-        settings = (*self._fields(), *self._environment(), *self._flags())
+        settings = (
+            *self._fields(),
+            *self._mods(),
+            *self._drafting(),
+            *self._environment(),
+            *self._flags(),
+        )
         asked = [item for item in settings if not self._is_typed(item[0])]
         asked += [item for item in self._paths() if self._is_foreign(item[0])]
         yield from (Mistake(path, question, "") for path, question in asked)
@@ -83,6 +90,17 @@ class Judge:
                 value = getattr(value, key, None)
             if value is not None and not lists().matches(row, value):
                 yield path, f"{shown(value)}: {row.why}"
+
+    def _mods(self) -> Iterator[tuple[KeyPath, str]]:
+        for index, mod in enumerate(self.recipe.mods):
+            yield ("mods", index), f"{shown(mod.name)}: a mod runs as root while an image is built"
+
+    def _drafting(self) -> Iterator[tuple[KeyPath, str]]:
+        for section in ("serve", "cluster"):
+            drafting = getattr(getattr(self.recipe, section), "speculative", None)
+            if isinstance(drafting, Speculative):
+                for below, question in harmless.mapping_questions("speculative", drafting.further):
+                    yield (section, "speculative", *below), question
 
     def _environment(self) -> Iterator[tuple[KeyPath, str]]:
         for name, value in self.recipe.serve.env.items():

@@ -19,6 +19,7 @@ from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
 from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.paths import is_folder
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ _DROPPED = {
     "compilation_config": "it speaks of CUDA graphs",
     "load_format": "it reads through a GPU",
     "enable_prefix_caching": "the CPU engine cannot combine it with MTP",
+    "quantization": "the twin says itself how it is quantised",
+    "hf_overrides": "the twin has a configuration of its own",
+    "enable_expert_parallel": "one rank has every expert",
+    "runner": "the twin writes text",
+    "convert": "the twin writes text",
 }
 
 
@@ -52,7 +58,7 @@ class Miniature:
 def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -> Miniature:
     """Return the rehearsal of a recipe; raise RecipeError when nothing of it would be left."""
     recipe = resolved.recipe
-    if recipe.serve.speculative is not None and recipe.serve.speculative.method != "mtp":
+    if recipe.serve.speculative is not None and not recipe.serve.speculative.is_mtp:
         raise RecipeError(
             f"{recipe.name} drafts with {recipe.serve.speculative.method}, whose drafter has no "
             "miniature",
@@ -61,12 +67,15 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
     serve, dropped = _serve_on_cpu(recipe.serve, port)
     checkpoint, fewer = _treatment_of_twin(recipe.checkpoint)
     cluster, free = _without_node_limits(recipe.cluster)
+    free += [f"mod {shown(mod.name)}: it is for another image" for mod in recipe.mods]
     limits = {
         "memory_floor_gib": min(recipe.limits.memory_floor_gib, MEMORY_FLOOR_GIB),
         "startup_timeout_s": STARTUP_TIMEOUT_S,
     }
-    changed = {
+    changed: dict[str, Any] = {
         "engine": engine.name,
+        "image": None,
+        "mods": [],
         "model": recipe.model.model_copy(update={"path": str(twin)}),
         "checkpoint": checkpoint,
         "serve": serve,
@@ -112,7 +121,7 @@ def _serve_on_cpu(serve: Serve, port: int) -> tuple[Serve, list[str]]:
         if value is not None and value != default:
             dropped.append(f"serve.{field}={value}: {reason}")
             changed[field] = default
-    if serve.max_model_len is None or serve.max_model_len > MAX_MODEL_LEN:
+    if serve.context_limit is None or serve.context_limit > MAX_MODEL_LEN:
         dropped.append(f"serve.max_model_len={serve.max_model_len} -> {MAX_MODEL_LEN}: a twin")
         changed["max_model_len"] = MAX_MODEL_LEN
     if serve.enforce_eager is None:

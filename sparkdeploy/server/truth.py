@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from sparkdeploy.server.facts import EngineFacts
 
 _GRAPH_RANKS = {"off": 0, "piecewise": 1, "full": 2}
-_FORMATS = {"fp8": {"fp8", "fp8_e4m3"}}
-"""Names of vLLM's for the same KV cache format."""
-
+_FORMATS = {"fp8": {"fp8", "fp8_e4m3", "fp8_ds_mla"}, "nvfp4": {"nvfp4", "nvfp4_ds_mla"}}
+"""Names of vLLM's for the same KV cache format; `_ds_mla` is how sparse MLA lays it out."""
 
 _COSTS = {"transport": "; one adapter has half the rate of a port, and sockets far less"}
 """What is lost by another choice, where its name does not say so."""
@@ -79,8 +78,7 @@ def _agrees(planned: PlannedBackend, seen: str) -> bool:
     if planned.subject == "kv_cache":
         return seen in _FORMATS.get(wanted, {wanted})
     if planned.subject == "speculation":
-        # Some releases name the method after the model: qwen3_5_mtp.
-        return seen.endswith(wanted)
+        return _drafts_alike(wanted, seen)
     if planned.subject == "transport":
         network, names = _split_transport(wanted)
         seen_network, seen_names = _split_transport(seen)
@@ -90,6 +88,14 @@ def _agrees(planned: PlannedBackend, seen: str) -> bool:
     if planned.subject == "graphs":
         return _graph_rank(seen) >= _GRAPH_RANKS[wanted]
     return seen.upper() == wanted.upper()
+
+
+def _drafts_alike(wanted: str, seen: str) -> bool:
+    """Some releases name MTP after the model, `qwen3_5_mtp`, and recipes may do so too."""
+    (*method, tokens), (*seen_method, seen_tokens) = wanted.split(), seen.split()
+    is_named_alike = not method or method == seen_method
+    is_mtp = all(name and name[0].endswith("mtp") for name in (method, seen_method))
+    return tokens == seen_tokens and (is_named_alike or is_mtp)
 
 
 def _lacks_adapters(planned: PlannedBackend, seen: str) -> bool:

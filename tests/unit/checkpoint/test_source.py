@@ -80,7 +80,7 @@ def test_a_folder_that_links_out_of_itself_is_refused(folder: Path, tmp_path: Pa
 def test_a_folder_without_config_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         open_folder(tmp_path)
-    with pytest.raises(CheckpointError, match="is not a folder"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         open_folder(tmp_path / "absent")
 
 

@@ -15,7 +15,7 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure, serve_argv, serve_env
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
-from sparkdeploy.recipe.schema import Model, Recipe, Serve, Speculative
+from sparkdeploy.recipe.schema import LoraAdapter, Model, Recipe, Serve, Speculative
 from tests.examples import examples
 from tests.launching import container_spec
 from tests.unit.golden import assert_golden
@@ -181,3 +181,49 @@ def test_every_valid_recipe_gives_each_flag_once(serve: Serve, exposure: Exposur
     assert len(given_flags) == len(set(given_flags))
     assert argv[:3] == ("vllm", "serve", "/m")
     assert all(argv)
+
+
+def test_adapters_are_named_with_their_folders_behind_the_drafter() -> None:
+    recipe = Recipe(
+        schema_version=1,
+        name="any",
+        title="any",
+        engine="cuda-0.25",
+        model=Model(repo="a/b", served_name=["first", "second"]),
+        serve=Serve(
+            speculative=Speculative(method="dflash", tokens=4, model="a/draft"),
+            lora=[LoraAdapter(name="one", repo="a/one"), LoraAdapter(name="two", path="/two")],
+        ),
+    )
+    assert [weights.source for weights in recipe.companions] == ["a/draft", "a/one", "/two"]
+    argv = serve_argv(recipe, "/m", Exposure.LOOPBACK, ["/d", "/1", "/2"])
+    names = argv.index("--served-model-name")
+    assert argv[names + 1 : names + 3] == ("first", "second")
+    drafting = json.loads(argv[argv.index("--speculative-config") + 1])
+    assert drafting == {"method": "dflash", "model": "/d", "num_speculative_tokens": 4}
+    at = argv.index("--lora-modules")
+    assert argv[at - 1] == "--enable-lora"
+    assert [json.loads(word) for word in argv[at + 1 : at + 3]] == [
+        {"name": "one", "path": "/1"},
+        {"name": "two", "path": "/2"},
+    ]
+
+
+def test_further_keys_of_speculation_reach_vllm() -> None:
+    drafting = Speculative.model_validate(
+        {"tokens": 3, "model": "a/draft", "draft_sample_method": "probabilistic"}
+    )
+    recipe = Recipe(
+        schema_version=1,
+        name="any",
+        title="any",
+        engine="cuda-0.25",
+        model=Model(repo="a/b"),
+        serve=Serve(speculative=drafting),
+    )
+    argv = serve_argv(recipe, "/m", Exposure.LOOPBACK, ["/d"])
+    assert json.loads(argv[argv.index("--speculative-config") + 1]) == {
+        "model": "/d",
+        "num_speculative_tokens": 3,
+        "draft_sample_method": "probabilistic",
+    }

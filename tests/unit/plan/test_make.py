@@ -113,7 +113,7 @@ def test_files_of_the_shared_store_are_mounted_one_by_one(shipped: Library) -> N
     stored = [Path(f"/hub/blobs/{digit * 2}/{digit * 64}") for digit in "ba"]
     model = model_fact(treated=False, shared=tuple(stored))
     made = plan(
-        shipped, observed(model=model, drafter=replace(drafter_fact(), shared=(stored[0],)))
+        shipped, observed(model=model, companions=(replace(drafter_fact(), shared=(stored[0],)),))
     )
     assert made.head.spec is not None
     mounts = {mount.source: mount for mount in made.head.spec.mounts}

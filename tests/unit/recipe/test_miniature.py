@@ -34,7 +34,9 @@ def test_treatment_and_speculation_are_the_recipe_s_own(shipped: Library) -> Non
 
 
 def test_what_only_cuda_has_is_dropped_and_said(shipped: Library) -> None:
-    made = rehearsed(shipped, "v2", "serve.extra_args=[--x]", "serve.load_format=fastsafetensors")
+    made = rehearsed(
+        shipped, "v2", "serve.extra_args=[--seed=1]", "serve.load_format=fastsafetensors"
+    )
     serve = made.resolved.recipe.serve
     assert (serve.attention_backend, serve.load_format, serve.extra_args) == (None, None, [])
     assert made.dropped[0] == "engine cuda-0.25 -> cpu-0.32"

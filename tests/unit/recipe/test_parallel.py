@@ -161,8 +161,8 @@ def test_a_parallel_flag_in_any_spelling_is_refused_with_the_field(
 @pytest.mark.parametrize(
     "argument",
     [
-        *("-dcp", "-dcp=2", "-dc", "-ep", "-O3", "-asc", "--distributed-timeout-seconds=600"),
-        *("--decode-context-parallel-size", "--enable-expert-parallel", "--numa-bind-nodes"),
+        *("-dcp=2", "-dc={}", "-O3", "-asc=1", "--distributed-timeout-seconds=600"),
+        *("--decode-context-parallel-size=2", "--numa-bind-nodes=0"),
     ],
 )
 def test_a_neighbour_of_a_parallel_flag_stays_free(shipped: Library, argument: str) -> None:

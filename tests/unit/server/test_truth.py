@@ -104,6 +104,32 @@ def test_another_format_of_the_kv_cache_fails() -> None:
     ].agreement is (Agreement.AS_PLANNED)
 
 
+def test_sparse_mlas_layout_of_an_fp8_cache_is_no_fall_back() -> None:
+    line = "Using fp8_ds_mla data type to store kv cache"
+    assert found("v2-kv8", told(line))["kv_cache"].agreement is Agreement.AS_PLANNED
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seen", "agrees"),
+    [
+        ("mtp 2", "qwen3_5_mtp 2", True),
+        ("deepseek_mtp 2", "mtp 2", True),
+        ("mtp 2", "mtp 12", False),
+        ("1", "dflash 1", True),
+        ("1", "dflash 11", False),
+        ("dspark 4", "dflash 4", False),
+        ("mtp 2", "off", False),
+    ],
+)
+def test_methods_of_speculation_are_compared_as_vllm_calls_them(
+    wanted: str, seen: str, agrees: bool
+) -> None:
+    (finding,) = findings(
+        (PlannedBackend("speculation", wanted, warns_only=False),), EngineFacts(speculation=seen)
+    )
+    assert (finding.agreement is Agreement.AS_PLANNED) == agrees
+
+
 def test_piecewise_graphs_are_less_than_full_ones() -> None:
     facts = told(*AS_PLANNED, "...; setting cudagraph_mode=PIECEWISE")
     settings = ("backends.graphs=full", "backends.warn_only=[]")
