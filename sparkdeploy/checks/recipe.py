@@ -8,7 +8,7 @@ from sparkdeploy.checks.finding import ok, warn
 from sparkdeploy.recipe.features import parse_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.recipe.schema import Engine, Recipe
@@ -32,7 +32,7 @@ def trust_findings(recipe: Recipe) -> Iterator[Finding]:
     if recipe.serve.trust_remote_code:
         yield warn(
             check,
-            f"{recipe.model.repo} may run Python of its own in the container (trust_remote_code)",
+            f"{recipe.model.source} may run Python of its own in the container (trust_remote_code)",
             "read that code first, or --set serve.trust_remote_code=false",
         )
     else:
@@ -43,6 +43,16 @@ def trust_findings(recipe: Recipe) -> Iterator[Finding]:
         yield warn(check, allowed, "leave --allow-unsafe out")
     else:
         yield ok(check, "no setting that loads code or moves files comes from a foreign recipe")
+
+
+def argument_findings(warnings: Iterable[str]) -> Iterator[Finding]:
+    """Yield what an image's vLLM may refuse; only a near release's parser could be asked."""
+    for warning in warnings:
+        yield warn(
+            "recipe.arguments",
+            f"{warning} (the nearest release says so, not the image itself)",
+            "none needed where the image has a vLLM of its author's own",
+        )
 
 
 def _check_speculation(recipe: Recipe) -> Finding:
@@ -57,8 +67,9 @@ def _check_speculation(recipe: Recipe) -> Finding:
     if speculative is None:
         two = "`mtp-2` and `v2` draft two tokens a step, others saw 30 -> 42 tok/s"
         return ok(check, f"none; {two}")
-    seen = f"{speculative.method}, tokens a step: {speculative.tokens}"
-    if speculative.method == "mtp" and speculative.tokens < 2:
+    method = speculative.method or f"as {speculative.model} says"
+    seen = f"{method}, tokens a step: {speculative.tokens}"
+    if speculative.is_mtp and speculative.tokens < 2:
         return ok(check, f"{seen}; two were about 10 % faster for others")
     return ok(check, seen)
 
@@ -78,7 +89,7 @@ def _check_prefix_caching(recipe: Recipe, engine: Engine) -> Finding:
 def _check_tool_parser(recipe: Recipe) -> Finding:
     check = "recipe.tool_parser"
     parser, automatic = recipe.serve.tool_call_parser, recipe.serve.enable_auto_tool_choice
-    if parser in EATS_TOOL_CALLS and "qwen" in recipe.model.repo.lower():
+    if parser in EATS_TOOL_CALLS and "qwen" in recipe.model.source.lower():
         seen = f"the parser {parser} leaves this model's tool calls empty"
         return warn(check, seen, f"--set serve.tool_call_parser={EATS_TOOL_CALLS[parser]}")
     if parser is not None and not automatic:

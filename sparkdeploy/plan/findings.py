@@ -14,7 +14,7 @@ from sparkdeploy.checks.machine import (
     check_swap,
     gpu_findings,
 )
-from sparkdeploy.checks.recipe import trust_findings
+from sparkdeploy.checks.recipe import argument_findings, trust_findings
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.plan.backends import SOCKETS_COST, allows_sockets, uses_sockets
 from sparkdeploy.plan.container import container_user, has_adapters
@@ -44,6 +44,7 @@ def machine_findings(plan: Plan) -> Iterator[Finding]:
             yield replace(finding, seen=prefix + finding.seen)
         if part.seat.is_head:
             yield from trust_findings(plan.resolved.recipe)
+            yield from argument_findings(plan.resolved.warnings)
             yield from _transport(plan)
 
 
@@ -82,7 +83,7 @@ def _gpu_findings(resolved: Resolved, seen: ObservedNode) -> Iterator[Finding]:
         node.gpu_failure,
         node=node.name,
         engine=resolved.engine.name,
-        recipe=resolved.recipe.name,
+        recipe=resolved.wanted or resolved.recipe.name,
     )
     if node.gpu is None:
         return

@@ -59,16 +59,6 @@ FP8_TARGETS = Feature(
     " (test_image_selfcheck_matrix.py)",
 )
 
-KNOWN_BAD_ON_SPARK: tuple[tuple[Version, Version, str], ...] = (
-    (
-        (0, 26, 0),
-        (0, 28, 99),
-        "on SM12x hybrid GDN models crash under CUDA graphs, and MTP with illegal memory accesses"
-        " (vllm#54331, eugr/spark-vllm-docker#308; 0.24.0 is clean)",
-    ),
-)
-"""First release, last release (every patch of 0.28 counts), why."""
-
 
 def supports(vllm: str, feature: Feature) -> bool:
     return parse_version(vllm) >= feature.since
@@ -77,8 +67,3 @@ def supports(vllm: str, feature: Feature) -> bool:
 def lacks(vllm: str, feature: Feature) -> str:
     since = version_text(feature.since)
     return f"vLLM {vllm} lacks {feature.name}: it came with {since} ({feature.source})"
-
-
-def known_bad(vllm: str) -> str | None:
-    version = parse_version(vllm)
-    return next((why for first, last, why in KNOWN_BAD_ON_SPARK if first <= version <= last), None)

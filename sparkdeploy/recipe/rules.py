@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import features, flags
+from sparkdeploy.recipe.families import family_of
+from sparkdeploy.recipe.release import is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.recipe.document import KeyPath
-    from sparkdeploy.recipe.schema import Cluster, Engine, Recipe
+    from sparkdeploy.recipe.schema import Cluster, Engine, Recipe, Speculative, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +25,21 @@ class Mistake:
 
 
 def find_contradictions(recipe: Recipe, engine: Engine | None) -> list[Mistake]:
-    rules = (_turboquant, _speculation, _fp8, _extra_arguments, _environment, _cluster)
+    rules = (_weights, _turboquant, _speculation, _fp8, _extra_arguments, _environment, _cluster)
     problems = [mistake for rule in rules for mistake in rule(recipe)]
     if engine is not None:
         problems += _engine_support(recipe, engine)
     return problems
+
+
+def _weights(recipe: Recipe) -> Iterator[Mistake]:
+    named: list[tuple[KeyPath, Weights]] = [(("model",), recipe.model)]
+    named += [(("serve", "lora", at), it) for at, it in enumerate(recipe.serve.lora)]
+    for path, weights in named:
+        if not weights.source:
+            yield Mistake(
+                path, "has neither repo nor path", "add repo: ORG/NAME, or the path of a folder"
+            )
 
 
 def _turboquant(recipe: Recipe) -> Iterator[Mistake]:
@@ -42,24 +54,18 @@ def _turboquant(recipe: Recipe) -> Iterator[Mistake]:
 
 def _speculation(recipe: Recipe) -> Iterator[Mistake]:
     speculative, checkpoint = recipe.serve.speculative, recipe.checkpoint
-    is_mtp = speculative is not None and speculative.method == "mtp"
-    drafter = speculative.model if speculative is not None else None
+    is_mtp = speculative is not None and speculative.is_mtp
     if is_mtp and checkpoint.mtp == "off":
         yield Mistake(
             ("serve", "speculative"),
             "speculative decoding by MTP needs the MTP weights, and checkpoint.mtp is off",
             "set checkpoint.mtp to required, or serve.speculative to null",
         )
-    if is_mtp and drafter is not None:
-        yield Mistake(
-            ("serve", "speculative", "model"),
-            "MTP drafts with the served model's own layer; it takes no model",
-            "remove serve.speculative.model",
-        )
-    if speculative is not None and not is_mtp and drafter is None:
+    if speculative is not None and speculative.model is None and _needs_drafter(speculative):
+        drafts = f"{speculative.method} drafts" if speculative.method else "vLLM drafts"
         yield Mistake(
             ("serve", "speculative"),
-            "DFlash needs a drafter",
+            f"{drafts} with a model of its own, and none is named",
             "set serve.speculative.model to the drafter's repository",
         )
     if checkpoint.draft_lm_head is not None and not is_mtp:
@@ -68,6 +74,10 @@ def _speculation(recipe: Recipe) -> Iterator[Mistake]:
             "a draft head belongs to the MTP layer, and this recipe does not draft by MTP",
             "set serve.speculative to {method: mtp, tokens: 2}, or remove checkpoint.draft_lm_head",
         )
+
+
+def _needs_drafter(speculative: Speculative) -> bool:
+    return speculative.method in (None, "dflash", "eagle", "eagle3", "medusa", "draft_model")
 
 
 def _fp8(recipe: Recipe) -> Iterator[Mistake]:
@@ -124,13 +134,26 @@ def _extra_arguments(recipe: Recipe) -> Iterator[Mistake]:
             yield Mistake(
                 path, f"{flag} is set by sparkdeploy", f"use {flags.OWNED_FLAGS[flag]} instead"
             )
-        elif field := flags.FIELD_OF_FLAG.get(flag):
+        elif (field := flags.FIELD_OF_FLAG.get(flag)) and not _is_free(recipe, field, argument):
             yield Mistake(
                 path, f"{flag} is given twice", f"set serve.{field} and drop it from here"
             )
-        elif flag in seen:
-            yield Mistake(path, f"{flag} is given twice", "keep one of them")
-        seen.add(flag)
+        elif (whole := _with_keys(flag, argument)) in seen:
+            yield Mistake(path, f"{whole} is given twice", "keep one of them")
+        seen.add(_with_keys(flag, argument))
+
+
+def _is_free(recipe: Recipe, field: str, argument: str) -> bool:
+    """Whether keys behind a flag, `--x.key`, are all that a recipe says of that mapping."""
+    is_mapping = f"--{field.replace('_', '-')}" in flags.JSON_FLAGS.values()
+    has_keys = "." in argument.partition("=")[0]
+    return is_mapping and has_keys and getattr(recipe.serve, field) is None
+
+
+def _with_keys(flag: str, argument: str) -> str:
+    """Return a flag with the keys behind it: `--x.a` and `--x.b` are two values of one mapping."""
+    _, dot, keys = argument.partition("=")[0].partition(".")
+    return f"{flag}{dot}{keys}"
 
 
 def _environment(recipe: Recipe) -> Iterator[Mistake]:
@@ -168,18 +191,18 @@ def _cluster(recipe: Recipe) -> Iterator[Mistake]:
 
 def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     checkpoint, speculative = recipe.checkpoint, recipe.serve.speculative
-    is_dflash = speculative is not None and speculative.method == "dflash"
+    drafting = _drafting(speculative) if speculative is not None else None
     is_turboquant = recipe.serve.kv_cache_dtype.startswith("turboquant")
     is_online = checkpoint.fp8_dense.mode == "online"
     for path, is_wanted, feature in (
-        ("serve.speculative", speculative, features.DFLASH if is_dflash else features.MTP),
         ("serve.kv_cache_dtype", is_turboquant, features.TURBOQUANT_HYBRID),
         ("serve.speculative", is_turboquant and speculative, features.TURBOQUANT_SPECULATION),
         ("checkpoint.lm_head", checkpoint.lm_head == "int8", features.LM_HEAD_METHOD),
         ("checkpoint.draft_lm_head", checkpoint.draft_lm_head, features.LM_HEAD_METHOD),
         ("checkpoint.fp8_dense.mode", is_online, features.ONLINE_FP8_BLOCK),
+        ("serve.speculative", drafting, drafting),
     ):
-        if is_wanted and not features.supports(engine.vllm, feature):
+        if is_wanted and feature and not features.supports(engine.vllm, feature):
             yield Mistake(
                 tuple(path.split(".")),
                 f"engine {engine.name}: {features.lacks(engine.vllm, feature)}",
@@ -189,14 +212,14 @@ def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     yield from _engine_itself(recipe, engine)
 
 
+def _drafting(speculative: Speculative) -> features.Feature | None:
+    if speculative.method == "dflash":
+        return features.DFLASH
+    return features.MTP if speculative.is_mtp else None
+
+
 def _engine_itself(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
-    reason = features.known_bad(engine.vllm)
-    if reason is not None and engine.runs_on == "cuda" and not recipe.allow_known_bad:
-        yield Mistake(
-            ("engine",),
-            f"engine {engine.name}: vLLM {engine.vllm} is known to be bad: {reason}",
-            "choose another engine, or insist with --allow-known-bad",
-        )
+    yield from _family(recipe, engine)
     if engine.kind == "image" and engine.image is None:
         yield Mistake(
             ("engine",),
@@ -208,6 +231,29 @@ def _engine_itself(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
             ("image",),
             f"engine {engine.name} makes its own image",
             "remove it, or set engine to image",
+        )
+
+
+def _family(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
+    """Hold the engine's release against what the model's family needs."""
+    family = family_of(recipe.model.known_as)
+    # A tag that moves says nothing of its release.
+    if family is None or recipe.allow_known_bad or is_unknown(engine):
+        return
+    failure, least = family.failure(engine.vllm), family.least_release()
+    if failure is not None and engine.runs_on == "cuda":
+        yield Mistake(
+            ("engine",),
+            f"engine {engine.name}: vLLM {engine.vllm} is known to be bad for {family.name}: "
+            f"{failure.why} ({failure.source})",
+            "choose another engine, or insist with --allow-known-bad",
+        )
+    if least is not None and features.parse_version(engine.vllm) < features.parse_version(least):
+        yield Mistake(
+            ("engine",),
+            f"engine {engine.name}: vLLM {engine.vllm} does not know {family.name}, which came "
+            f"with {least}",
+            "set engine to cuda-0.33, or insist with --allow-known-bad",
         )
 
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.plan.launch import serve_env
 from sparkdeploy.recipe import features
+from sparkdeploy.recipe.families import families, family_of
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.conftest import REPOSITORY
 
@@ -74,10 +76,13 @@ def test_each_row_begins_with_the_release_that_brought_it(
 
 def test_the_page_on_engines_names_the_bad_releases_with_their_source() -> None:
     page = (REPOSITORY / "docs" / "engines.md").read_text()
-    for first, last, reason in features.KNOWN_BAD_ON_SPARK:
-        assert f"{first[0]}.{first[1]} to {last[0]}.{last[1]}" in page
-        assert "vllm#54331" in reason
-        assert "vllm#54331" in page
+    failures = [failure for family in families() for failure in family.fails]
+    assert failures
+    for failure in failures:
+        first, last = failure.from_.rpartition(".")[0], failure.to.rpartition(".")[0]
+        assert f"{first} to {last}" in page
+        assert re.search(PUBLIC_SOURCE, failure.source)
+        assert failure.source.partition(",")[0] in page
 
 
 @pytest.mark.parametrize(
@@ -125,13 +130,25 @@ def test_a_release_known_to_be_bad_needs_consent(with_engine: Library, vllm: str
 
 @pytest.mark.parametrize("vllm", ["0.24.0", "0.25.1", "0.29.0", "0.33.0"])
 def test_other_releases_are_not_known_to_be_bad(vllm: str) -> None:
-    assert features.known_bad(vllm) is None
+    assert all(family.failure(vllm) is None for family in families())
 
 
-def test_an_image_has_to_be_named_by_content(shipped: Library) -> None:
+def test_a_bad_release_is_bad_for_its_families_alone(with_engine: Library) -> None:
+    other = ["engine=e-0.28.1", "model.repo=openai/gpt-oss-20b"]
+    assert load_recipe(with_engine, "baseline", other).engine.vllm == "0.28.1"
+
+
+def test_a_family_that_came_later_is_said_with_its_release(with_engine: Library) -> None:
+    wanted = ["engine=e-0.28.1", "model.repo=zai-org/GLM-5.3-Flash"]
+    said = refusal(with_engine, "baseline", *wanted)
+    assert "vLLM 0.28.1 does not know GLM-5.3, which came with 0.30.0" in said
+
+
+def test_an_image_is_named_by_content_or_by_a_tag(shipped: Library) -> None:
     assert "none is named" in refusal(shipped, "v2", "engine=image")
-    assert "image" in refusal(shipped, "v2", "engine=image", "image=vllm:latest")
-    for named in ("sha256:" + "0" * 64, "a.test/b@sha256:" + "0" * 64, "0123456789ab"):
+    assert "image" in refusal(shipped, "v2", "engine=image", "image='-v /:/x'")
+    digests = ("sha256:" + "0" * 64, "a.test/b@sha256:" + "0" * 64, "0123456789ab")
+    for named in (*digests, "vllm:latest", "a.test:5000/b/c:v0.33.0"):
         resolved = load_recipe(shipped, "v2", ["engine=image", f"image='{named}'"])
         assert resolved.engine.image == named
 
@@ -147,3 +164,35 @@ def test_the_page_on_engines_shows_every_row_of_the_table() -> None:
         for feature in FEATURES
     ]
     assert [row for row in rows if row not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("repository", "family"),
+    [
+        ("Qwen/Qwen3.5-122B-A10B-FP8", "Qwen3.5 to 3.8"),
+        ("Qwen/Qwen3.8-27B", "Qwen3.5 to 3.8"),
+        ("/models/qwen36-35b", "Qwen3.5 to 3.8"),
+        ("Qwen/Qwen3-8B", None),
+        ("Qwen/Qwen3-Coder-Next-FP8", "Qwen3-Next and Qwen3-Coder-Next"),
+        ("nvidia/Qwen3.8-Flash-Next-NVFP4", "Qwen3.8-Flash-Next"),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B", "Nemotron 3 and 3.5"),
+        ("nvidia/Nemotron-340B", None),
+        ("zai-org/GLM-5.3-Flash", "GLM-5.3"),
+        ("openai/gpt-oss-120b", "gpt-oss"),
+        ("a/b", None),
+    ],
+)
+def test_a_family_is_known_by_the_repositorys_name(repository: str, family: str | None) -> None:
+    found = family_of(repository)
+    assert (found.name if found else None) == family
+
+
+def test_hybrids_keep_their_cache_from_the_release_on_that_took_it(with_engine: Library) -> None:
+    for vllm, expected in (("0.25.1", None), ("0.30.0", "0")):
+        resolved = load_recipe(with_engine, "baseline", [f"engine=e-{vllm}"])
+        env = serve_env(resolved.recipe, resolved.engine)
+        assert env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS") == expected
+    own = ["engine=e-0.30.0", "serve.env.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS='1'"]
+    resolved = load_recipe(with_engine, "baseline", own)
+    env = serve_env(resolved.recipe, resolved.engine)
+    assert env["VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"] == "1"

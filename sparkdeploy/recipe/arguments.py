@@ -1,0 +1,282 @@
+"""Hold what a recipe tells vLLM against what that very release takes.
+
+A flag that the release has not, a choice that is none, a value of another type, the name of a
+parser that nobody registered: vLLM says each of them after the download, and stops.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdeploy.recipe import flags
+from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.history import FLAGS, history
+from sparkdeploy.recipe.release import release_of, releases
+from sparkdeploy.recipe.rules import Mistake
+from sparkdeploy.recipe.schema import Speculative
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from sparkdeploy.recipe.document import KeyPath
+    from sparkdeploy.recipe.release import Flag, Release
+    from sparkdeploy.recipe.schema import Engine, Recipe, Serve
+
+NAMES = {
+    "--attention-backend": "attention_backends",
+    "--kv-cache-dtype": "kv_cache_formats",
+    "--load-format": "load_formats",
+    "--quantization": "quantizations",
+    "--reasoning-parser": "reasoning_parsers",
+    "--tool-call-parser": "tool_parsers",
+}
+"""Flags that the parser takes any word for, and the list that the word has to be on."""
+PLUGGED_IN = {
+    "--reasoning-parser": "--reasoning-parser-plugin",
+    "--tool-call-parser": "--tool-parser-plugin",
+}
+"""A flag that names code of one's own, which registers further names."""
+SPECULATIVE_CONFIG = "--speculative-config"
+OPTIMIZATION = re.compile(r"-O(\d|\.|=|$)")
+"""vLLM rewrites `-O3` and `-O.mode` before its parser sees them."""
+PATTERNS = {
+    "int": r"-?\d+",
+    "size": r"-?\d+|\d+(\.\d+)?[kKmMgGtT]",
+    "auto": r"auto|-?\d+|\d+(\.\d+)?[kKmMgGtT]",
+    "float": r"-?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?",
+}
+WORDS = {
+    "int": "a whole number",
+    "size": "a number, such as 4096 or 64K",
+    "auto": "a number of tokens, such as 4096 or 64K, or auto",
+    "float": "a number",
+    "json": "JSON",
+}
+LOWERED = frozenset({"load_formats", "quantizations"})
+"""Names that vLLM reads in small letters."""
+SHOWN_CHOICES = 12
+_NO_JSON = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A flag of a recipe with its values, and where the recipe says it."""
+
+    path: KeyPath
+    spelling: str
+    """As it is written: `-ep`, `--no-x`, `--x.key`."""
+    values: Sequence[str]
+
+    @property
+    def form(self) -> str:
+        """The spelling without the keys of a mapping behind it, `-` for `_` as vLLM reads it."""
+        name = self.spelling.partition(".")[0]
+        return name.replace("_", "-") if name.startswith("--") else name
+
+
+def argument_mistakes(recipe: Recipe, engine: Engine) -> tuple[list[Mistake], bool]:
+    """Return what the engine's vLLM would refuse, and whether its own parser was asked.
+
+    Where another build's was, the nearest release's, the mistakes are warnings.
+    """
+    release, is_its_own = release_of(engine)
+    given = given_of(recipe.serve)
+    found = [problem for item in given for problem in _held(item, release, given)]
+    for section in ("serve", "cluster"):
+        drafting = getattr(recipe, section).speculative
+        if isinstance(drafting, Speculative):
+            found += _drafting((section, "speculative"), drafting, release)
+    return found, is_its_own
+
+
+def given_of(serve: Serve) -> list[Given]:
+    """Return every flag of a recipe, those of its fields first."""
+    return [*_fields(serve), *given_flags(serve.extra_args)]
+
+
+def _fields(serve: Serve) -> Iterator[Given]:
+    for field, flag in (flags.VALUE_FLAGS | flags.JSON_FLAGS).items():
+        value = getattr(serve, field)
+        if isinstance(value, dict):
+            yield Given(("serve", field), flag, [json.dumps(value)])
+        elif value is not None and (field, value) != ("kv_cache_dtype", "auto"):
+            yield Given(("serve", field), flag, [str(value)])
+    for field, flag in flags.SWITCH_FLAGS.items():
+        value = getattr(serve, field)
+        if value is not None:
+            yield Given(("serve", field), flag if value else f"--no-{flag.removeprefix('--')}", [])
+
+
+def given_flags(arguments: Sequence[str]) -> Iterator[Given]:
+    """Yield each flag with the words that follow it; words before the first one follow none."""
+    index = 0
+    while index < len(arguments):
+        start, (name, equals, inline) = index, arguments[index].partition("=")
+        values = [inline] if equals else []
+        index += 1
+        while not equals and index < len(arguments) and not _is_flag(arguments[index]):
+            values.append(arguments[index])
+            index += 1
+        yield Given(("serve", "extra_args", start), name, values)
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word)
+
+
+def _held(given: Given, release: Release, all_given: Iterable[Given]) -> Iterator[Mistake]:
+    # A word before every flag is a question of consent, not of a release.
+    if OPTIMIZATION.match(given.spelling) or not given.spelling.startswith("-"):
+        return
+    spellings = release.spellings()
+    name = spellings.get(given.form) or _beginning(given.form, spellings)
+    if name is None:
+        yield _unknown(given, release)
+        return
+    flag, has_keys = release.flags[name], "." in given.spelling
+    if not has_keys and (wrong := _wrong_count(flag, given)):
+        yield Mistake(given.path, f"{given.spelling}: {wrong}", f"as vLLM {release.vllm} reads it")
+        return
+    if has_keys:
+        key = given.spelling.split(".")[1]
+        yield from _keys(given.path, name, [key], release)
+        return
+    plugins = {item.form for item in all_given}
+    for value in given.values:
+        if PLUGGED_IN.get(name) not in plugins:
+            yield from _value(given.path, name, flag, value, release)
+
+
+def _beginning(form: str, spellings: Mapping[str, str]) -> str | None:
+    """Return the flag of which a word is the beginning: argparse takes it where it fits one."""
+    fits = {name for spelling, name in spellings.items() if spelling.startswith(form)}
+    return fits.pop() if len(fits) == 1 and form.startswith("--") and len(form) > 2 else None
+
+
+def _wrong_count(flag: Flag, given: Given) -> str | None:
+    count = len(given.values)
+    if flag.takes == "none" and count:
+        return f"it takes no value, and {shown(given.values[0])} follows"
+    if flag.takes in ("one", "many") and not count:
+        return "it needs a value"
+    if flag.takes in ("one", "optional") and count > 1:
+        return f"it takes one value, and {shown(given.values[1])} follows as well"
+    return None
+
+
+def _value(path: KeyPath, name: str, flag: Flag, value: str, release: Release) -> Iterator[Mistake]:
+    kind = NAMES.get(name)
+    if flag.choices:
+        if value not in flag.choices:
+            yield _no_choice(path, name, value, flag.choices, release)
+    elif kind is not None:
+        known = release.names[kind]
+        if not _is_known(value, kind, known):
+            yield _no_name(path, name, value, kind, release)
+    elif name in release.keys or flag.type == "json":
+        yield from _mapping(path, name, value, release)
+    elif value == "None":
+        # vLLM reads it as nothing where a flag may have none.
+        return
+    elif (pattern := PATTERNS.get(flag.type or "")) and not re.fullmatch(pattern, value):
+        wanted = WORDS[flag.type or ""]
+        yield Mistake(path, f"{name} {shown(value)}: {wanted} is expected", "")
+
+
+def _is_known(value: str, kind: str, known: Iterable[str]) -> bool:
+    """vLLM looks back ends up in capitals and most other names in small letters."""
+    if kind == "attention_backends":
+        return value.upper() in (*known, "AUTO")
+    return value in known or (kind in LOWERED and value.lower() in known)
+
+
+def _mapping(path: KeyPath, name: str, text: str, release: Release) -> Iterator[Mistake]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = _NO_JSON
+    if isinstance(content, dict):
+        yield from _keys(path, name, content, release)
+    elif content is _NO_JSON and release.flags[name].type == "json":
+        yield Mistake(path, f"{name} {shown(text)}: {WORDS['json']} is expected", "")
+
+
+def _drafting(path: KeyPath, drafting: Speculative, release: Release) -> Iterator[Mistake]:
+    methods = release.names["speculative_methods"]
+    if drafting.method is not None and drafting.method not in methods:
+        yield _no_name((*path, "method"), "method", drafting.method, "speculative_methods", release)
+    yield from _keys(path, SPECULATIVE_CONFIG, drafting.further, release)
+
+
+def _keys(path: KeyPath, name: str, keys: Iterable[str], release: Release) -> Iterator[Mistake]:
+    known = release.keys.get(name)
+    if known is None:
+        return
+    for key in keys:
+        # `--x.list+ item` adds to a list.
+        if key.rstrip("+") not in known:
+            near = _near(key, known)
+            yield Mistake(path, f"{name} of vLLM {release.vllm} has no key {shown(key)}", near)
+
+
+def _unknown(given: Given, release: Release) -> Mistake:
+    what = f"vLLM {release.vllm} has no flag {shown(given.spelling)}"
+    has = [engine for engine, it in releases().items() if given.form in it.spellings()]
+    return Mistake(
+        given.path,
+        what + _life(FLAGS, given.form, release),
+        _engines(has) or _near(given.form, release.spellings()),
+    )
+
+
+def _no_name(path: KeyPath, name: str, value: str, kind: str, release: Release) -> Mistake:
+    known = release.names[kind]
+    wanted = value.upper() if kind == "attention_backends" else value
+    what = f"{name} {shown(value)}: vLLM {release.vllm} knows no such {_one_of(kind)}"
+    has = [engine for engine, it in releases().items() if wanted in it.names[kind]]
+    return Mistake(
+        path,
+        what + _life(kind, wanted, release),
+        _engines(has) or _near(wanted, known) or f"one of {', '.join(known)}",
+    )
+
+
+def _no_choice(
+    path: KeyPath, name: str, value: str, choices: Sequence[str], release: Release
+) -> Mistake:
+    has = [
+        engine
+        for engine, it in releases().items()
+        if name in it.flags and value in it.flags[name].choices
+    ]
+    listed = ", ".join(choices[:SHOWN_CHOICES]) + (", ..." if choices[SHOWN_CHOICES:] else "")
+    what = f"{name} {shown(value)}: vLLM {release.vllm} takes {listed}"
+    return Mistake(path, what, _engines(has) or _near(value, choices))
+
+
+def _one_of(kind: str) -> str:
+    return kind.removesuffix("s").replace("_", " ")
+
+
+def _life(kind: str, name: str, release: Release) -> str:
+    life = history().lives.get(kind, {}).get(name)
+    if life is None:
+        return ""
+    if parse_version(release.vllm) < parse_version(life.came):
+        return f"; it came with {life.came}"
+    return f"; it went with {life.went}" if life.went else ""
+
+
+def _engines(names: Sequence[str]) -> str:
+    on_gpus = [name for name in names if not name.startswith("cpu")]
+    return f"set engine to {' or '.join(on_gpus)}" if on_gpus else ""
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else ""

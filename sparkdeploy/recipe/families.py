@@ -1,0 +1,92 @@
+"""Which vLLM a family of models needs, and which fails with it: recipes/facts/families.yaml."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from sparkdeploy import yaml_text
+from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.recipe.history import history
+from sparkdeploy.recipe.schema import Strict
+from sparkdeploy.settings import resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sparkdeploy.recipe.schema import Engine
+
+Release = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+
+
+class BadReleases(Strict):
+    """Releases that do not serve a family on a Spark, the last one with all its patches."""
+
+    from_: Annotated[Release, Field(alias="from")]
+    to: Release
+    why: str
+    source: str
+
+
+class Variable(Strict):
+    """A variable that a family is served with from a release on, unless the recipe sets it."""
+
+    name: str
+    value: str
+    since: Release
+    source: str
+
+
+class Family(Strict):
+    """Models that vLLM treats alike."""
+
+    name: str
+    repositories: str
+    """A pattern that is looked for in a repository's name, in small letters."""
+    architectures: list[str] = Field(default_factory=list)
+    least: Release | None = None
+    """Where the registry says too little."""
+    fails: list[BadReleases] = Field(default_factory=list)
+    env: list[Variable] = Field(default_factory=list)
+
+    def least_release(self) -> str | None:
+        """Return the first release that knows the family; None where all that were read do."""
+        return self.least or first_release(self.architectures)
+
+    def failure(self, vllm: str) -> BadReleases | None:
+        version = parse_version(vllm)
+        return next(
+            (it for it in self.fails if parse_version(it.from_) <= version <= parse_version(it.to)),
+            None,
+        )
+
+
+def first_release(architectures: Iterable[str]) -> str | None:
+    """Return the release with which the last of some architectures came; None: all had them."""
+    lives = history().lives["architectures"]
+    came = [lives[name].came for name in architectures if name in lives]
+    return max(came, key=parse_version, default=None)
+
+
+def family_of(name: str) -> Family | None:
+    """Return the family of a model by its repository's or folder's name."""
+    short = name.rstrip("/").lower()
+    return next((it for it in families() if re.search(it.repositories, short)), None)
+
+
+def variables_of(name: str, engine: Engine) -> dict[str, str]:
+    """Return the variables that a model is served with, by its family and the engine's release."""
+    family = family_of(name)
+    if family is None or engine.runs_on == "cpu":
+        return {}
+    version = parse_version(engine.vllm)
+    return {it.name: it.value for it in family.env if version >= parse_version(it.since)}
+
+
+@functools.cache
+def families() -> tuple[Family, ...]:
+    found = yaml_text.load_file(resources() / "recipes" / "facts" / "families.yaml")["families"]
+    return tuple(Family.model_validate(row) for row in found)

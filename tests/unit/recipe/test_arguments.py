@@ -1,0 +1,139 @@
+"""Flags, choices and names, held against the very release that a recipe's engine has."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.history import history
+from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.recipe.release import release_of, releases, stated_release
+
+if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Library
+
+
+def refusal(shelf: Library, *settings: str) -> str:
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(shelf, "baseline", settings)
+    return str(refused.value.detail)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("serve.tool_call_parser=qwen3_codr", "no such tool parser; did you mean qwen3_coder?"),
+        ("serve.reasoning_parser=qwen4", "no such reasoning parser"),
+        ("serve.attention_backend=FLASHINFR", "did you mean FLASHINFER?"),
+        ("serve.kv_cache_dtype=fp9", "did you mean fp8?"),
+        ("serve.load_format=safetensor", "did you mean safetensors?"),
+        ("serve.quantization=fp88", "no such quantization; did you mean fp8?"),
+        ("serve.extra_args=[--moe-backend, marlon]", "takes "),
+        ("serve.extra_args=[--moe-backend, marlon]", "did you mean marlin?"),
+        ("serve.extra_args=[--max-loras, many]", "a whole number is expected"),
+        ("serve.extra_args=[--seed]", "it needs a value"),
+        ("serve.extra_args=[--kv-cache-memory-bytes, 4GiB]", "such as 4096 or 64K"),
+        ("serve.extra_args=[--pooler-config, '{\"pooling\": 1}']", "has no key pooling"),
+        ("serve.extra_args=[--seed, '1', '2']", "it takes one value, and 2 follows as well"),
+        ("serve.extra_args=[--async-scheduling=1]", "it takes no value, and 1 follows"),
+        ("serve.extra_args=[--async-schedulng]", "did you mean --async-scheduling?"),
+        ("serve.extra_args=[--watchdog-config, '{}']", "came with 0.33.0; set engine to cuda-0.33"),
+        ("serve.extra_args=[--swap-space-of-old]", "has no flag --swap-space-of-old"),
+        ("serve.extra_args=['--attention-config.backnd', x]", "did you mean backend?"),
+        ("serve.compilation_config={cudagraph_mod: FULL}", "did you mean cudagraph_mode?"),
+        ("serve.speculative={method: mpt, tokens: 2}", "method; did you mean mtp?"),
+        ("serve.speculative={method: ngram, tokens: 2, moe_backed: x}", "no key moe_backed"),
+        ("serve.load_format=instanttensor", "cuda-0.25 does not hold; set engine to cuda-0.33"),
+    ],
+)
+def test_what_the_release_would_refuse_is_said_before(
+    shipped: Library, setting: str, words: str
+) -> None:
+    assert words in refusal(shipped, setting)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "serve.extra_args=[--moe-backend, marlin]",
+        "serve.extra_args=[--block_size=32]",
+        "serve.extra_args=[--enable-flashinfer-autotune]",
+        "serve.extra_args=[--no-enable-flashinfer-autotune]",
+        "serve.extra_args=[-cc.mode, '0', -O3]",
+        "serve.extra_args=[--cudagraph-capture-sizes, '1', '2', '4']",
+        "serve.extra_args=[--max-logprobs, '-1']",
+        "serve.extra_args=[--kv-cache-memory-bytes, 10G]",
+        "serve.extra_args=[--default-chat-template-kwargs.a=1, --default-chat-template-kwargs.b=2]",
+        "serve.attention_backend=flashinfer",
+        "serve.attention_backend=auto",
+        "serve.quantization=FP8",
+        "serve.extra_args=[--mamba-block-size, None]",
+        "serve.extra_args=['-cc.custom_ops+', +rms_norm]",
+        "serve.extra_args=[--allowed-origins, '[\"*\"]']",
+        "serve.max_model_len=auto",
+        "serve.max_model_len=64K",
+        "serve.extra_args=[--tool-parser-plugin, /x.py, --enable-log-requests]",
+    ],
+)
+def test_what_the_release_takes_passes(shipped: Library, setting: str) -> None:
+    load_recipe(shipped, "baseline", [setting])
+
+
+def test_a_plugin_may_register_parsers_of_its_own(shipped: Library) -> None:
+    plugged = ["serve.extra_args=[--tool-parser-plugin, /x.py]", "serve.tool_call_parser=mine"]
+    load_recipe(shipped, "baseline", plugged)
+
+
+def test_three_findings_stand_in_one_report_within_a_second(shipped: Library) -> None:
+    started = time.monotonic()
+    said = refusal(
+        shipped,
+        "serve.tool_call_parser=qwen3_codr",
+        "serve.extra_args=[--watchdog-config, '{}', --moe-backend, marlon]",
+    )
+    assert len(said.splitlines()) == 3
+    assert time.monotonic() - started < 1
+
+
+def test_an_image_of_others_is_warned_about_alone(shipped: Library) -> None:
+    wanted = ["engine=image", "image=a/b:latest", "serve.extra_args=[--of-a-fork]"]
+    resolved = load_recipe(shipped, "baseline", wanted)
+    assert any("has no flag --of-a-fork" in line for line in resolved.warnings)
+    release, is_its_own = release_of(resolved.engine)
+    assert (release.vllm, is_its_own) == ("0.33.0", False)
+
+
+@pytest.mark.parametrize(
+    ("image", "release"),
+    [
+        ("vllm/vllm-openai:v0.27.1", "0.27.1"),
+        ("vllm/vllm-openai:v0.33.0-aarch64", "0.33.0"),
+        ("a.test:5000/vllm-openai:v0.32.0@sha256:" + "0" * 64, "0.32.0"),
+        ("vllm/vllm-openai:latest", None),
+        ("a/their-own-build:0.1.1", None),
+        ("a/vllm:26.06-py3", None),
+        ("sha256:" + "0" * 64, None),
+    ],
+)
+def test_a_tag_of_vllms_own_image_says_its_release(image: str, release: str | None) -> None:
+    assert stated_release(image) == release
+
+
+def test_every_engine_with_a_lock_has_its_own_arguments(shipped: Library) -> None:
+    made = {name for name, path in shipped.engine_files().items() if path.stem != "image"}
+    assert made == set(releases())
+
+
+@pytest.mark.parametrize("engine", sorted(releases()))
+def test_the_history_agrees_with_each_release(engine: str) -> None:
+    release, versions = releases()[engine], list(history().releases)
+    tables = {"flags": set(release.spellings()), **{k: set(v) for k, v in release.names.items()}}
+    assert release.vllm in versions
+    for kind, lives in history().lives.items():
+        for name, life in lives.items():
+            went = versions.index(life.went) if life.went else len(versions)
+            is_there = versions.index(life.came) <= versions.index(release.vllm) < went
+            assert (name in tables[kind]) == is_there, (kind, name)
