@@ -17,7 +17,8 @@ from sparkdeploy.plan.make import image_steps
 from sparkdeploy.plan.observe import choose_base_source
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.recipe.harmless import shown
-from sparkdeploy.recipe.load import closest, library, load_engine, load_recipe
+from sparkdeploy.recipe.load import library, load_engine, load_recipe
+from sparkdeploy.recipe.words import closest
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:

@@ -14,6 +14,10 @@ from sparkdeploy.plan.container import container_name, container_user, wants_rdm
 from sparkdeploy.plan.launch import meeting_port
 from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.plan.steps import Action, Problem
+from sparkdeploy.recipe.families import first_release
+from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.release import is_tag, is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -35,6 +39,8 @@ def find_problems(plan: Plan) -> Iterator[Problem]:
     for check in plan.observed.checks:
         if check.verdict == "failed":
             yield Problem("cluster.check", check.describe(), check.fix, blocks="prepare")
+    yield from _image_problems(plan)
+    yield from _architecture_problems(plan)
     yield from _too_few_nodes(plan)
     yield from ownership_problems(plan)
     for part in plan.parts:
@@ -50,10 +56,50 @@ def find_problems(plan: Plan) -> Iterator[Problem]:
     yield from _owner_problems(plan.observed)
 
 
+def _image_problems(plan: Plan) -> Iterator[Problem]:
+    """Say what of the recipe's image is not made here."""
+    recipe, image = plan.resolved.recipe, plan.resolved.engine.image
+    if image is not None and is_tag(image):
+        yield Problem(
+            "image.tag",
+            f"image {image} is named by a tag, which may be another image tomorrow",
+            f"docker pull {image}, and name what came: --set image=NAME@sha256:... (`docker image "
+            "inspect` shows it under RepoDigests)",
+            blocks="prepare",
+        )
+    if recipe.mods:
+        names = ", ".join(shown(mod.name) for mod in recipe.mods)
+        yield Problem(
+            "image.mods",
+            f"mods are not built into images yet: {names}",
+            "put them into an image of your own and name it with --set image=..., or serve "
+            "without them: --set mods=[]",
+            blocks="prepare",
+        )
+
+
+def _architecture_problems(plan: Plan) -> Iterator[Problem]:
+    """Hold the model's own words against the release; what no release knows may be remote code."""
+    engine, model = plan.resolved.engine, plan.observed.model
+    if not isinstance(model, ModelFact) or plan.resolved.recipe.allow_known_bad:
+        return
+    least = first_release(model.architectures)
+    is_older = least is not None and parse_version(engine.vllm) < parse_version(least)
+    if is_older and not is_unknown(engine):
+        yield Problem(
+            "model.architecture",
+            f"vLLM {engine.vllm} does not know {', '.join(map(shown, model.architectures))}, which "
+            f"came with {least}",
+            "set engine to a newer one (`sparkdeploy list` shows them), or insist with "
+            "--allow-known-bad",
+            blocks="prepare",
+        )
+
+
 def _too_few_nodes(plan: Plan) -> Iterator[Problem]:
     least, count = plan.resolved.recipe.cluster.min_nodes or 1, len(plan.parts)
     if count < least:
-        name = plan.resolved.recipe.name
+        name = plan.resolved.wanted or plan.resolved.recipe.name
         yield Problem(
             "recipe.nodes",
             f"{name} needs {least} nodes (cluster.min_nodes), and this plan has {count}",

@@ -9,6 +9,8 @@ from sparkdeploy import labels
 from sparkdeploy.checks.report import legend
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.plan.typed import docker_run, typed
+from sparkdeploy.recipe.foreign.report import short_lines
+from sparkdeploy.recipe.harmless import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +23,10 @@ UNKNOWN_FINGERPRINT = "<hash of this container>"
 
 def plan_lines(plan: Plan) -> list[str]:
     """Return the plan as lines: recipe, steps, needs, problems, warnings, what was not seen."""
+    translation = plan.resolved.translation
     lines = [*_title(plan), *_steps(plan), _needs(plan.head.needs), *_remarks(plan)]
+    if translation is not None:
+        lines += short_lines(translation)
     return [*lines, f"  ({legend(line.split()[0] for line in lines[2:])})"]
 
 
@@ -71,8 +76,8 @@ def _title(plan: Plan) -> Iterator[str]:
 def _steps(plan: Plan) -> Iterator[str]:
     for step in plan.images:
         yield f"  {step.action.value} image       {step.stage.tag:<36} {step.reason}"
-    model = plan.resolved.recipe.model
-    name = model.path or model.repo
+    name = plan.resolved.recipe.model.source
+    yield from (f"  + mod         {shown(mod.name)}" for mod in plan.resolved.recipe.mods)
     yield f"  {plan.checkpoint.action.value} checkpoint  {name:<36} {plan.checkpoint.reason}"
     for part in plan.parts:
         yield f"  {part.action.value} container   {_place(plan, part):<36} {part.reason}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.recipe.foreign.report import as_dict
 
 if TYPE_CHECKING:
     from sparkdeploy.checks.finding import Finding
@@ -176,6 +177,8 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
             {"check": item.check, "message": item.seen, "fix": item.fix} for item in plan.warnings
         ],
         "unobserved": list(plan.observed.unobserved),
+        "mods": [mod.name for mod in recipe.mods],
+        "import": as_dict(plan.resolved.translation) if plan.resolved.translation else None,
         "has_work": plan.has_work,
     }
 
@@ -185,7 +188,7 @@ def _checkpoint_as_dict(plan: Plan) -> dict[str, Any]:
     is_here = not plan.observed.missing
     return {
         **_done_and_why(plan.checkpoint),
-        "model": wanted.path or wanted.repo,
+        "model": wanted.source,
         "path": str(model.root) if isinstance(model, ModelFact) and is_here else None,
         "write_bytes": plan.checkpoint.write_bytes,
     }

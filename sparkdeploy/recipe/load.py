@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import ValidationError
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import rules
+from sparkdeploy.recipe.arguments import argument_mistakes
 from sparkdeploy.recipe.document import (
     Document,
     KeyPath,
@@ -21,11 +21,16 @@ from sparkdeploy.recipe.document import (
     with_setting,
     written_part,
 )
+from sparkdeploy.recipe.foreign.theirs import is_foreign
+from sparkdeploy.recipe.foreign.translate import translate
 from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.packages import package_mistakes
 from sparkdeploy.recipe.paths import anchored
+from sparkdeploy.recipe.release import stated_release
 from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.schema import Engine, Recipe
 from sparkdeploy.recipe.unsafe import Judge, consent_hint
+from sparkdeploy.recipe.words import closest
 from sparkdeploy.settings import RECIPES_VARIABLE, resources
 
 if TYPE_CHECKING:
@@ -34,11 +39,14 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
+    from sparkdeploy.recipe.foreign.translate import Translation
     from sparkdeploy.settings import Settings
 
 T = TypeVar("T", Recipe, Engine)
 MAX_ANCESTORS = 16
 MAX_LISTED = 100
+OUR_SIGNS = frozenset({"schema", "extends", "engine", "model", "serve"})
+"""Keys that our own recipes have, one at least."""
 NOT_INHERITED = ("name", "title", "extends", "expect")
 """Keys that describe one recipe and mean nothing in its children."""
 
@@ -93,30 +101,113 @@ class Resolved:
     recipe: Recipe
     engine: Engine
     origins: Mapping[KeyPath, ValueOrigin]
+    warnings: tuple[str, ...] = ()
+    """What the engine's vLLM may refuse; nobody asked its own parser."""
+    translation: Translation | None = None
+    """What became of each line of a recipe in a format of others."""
+    wanted: str = ""
+    """The name or path under which it was loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A recipe as far as it could be read: what it is, and what stands in its way."""
+
+    wanted: str
+    document: Document
+    recipe: Recipe | None
+    engine: Engine | None
+    mistakes: tuple[Mistake, ...]
+    consents: tuple[Mistake, ...]
+    """What the user has to agree to."""
+    warnings: tuple[str, ...] = ()
+    translation: Translation | None = None
+
+    def lines(self, found: Iterable[Mistake]) -> list[str]:
+        """Return mistakes or consents in words, each with its file and line."""
+        return [_line(self.document, item) for item in dict.fromkeys(found)]
 
 
 def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> Resolved:
-    """Load a recipe by name or path; RecipeError lists every mistake with file, line and fix."""
+    """Load a recipe by name or path; RecipeError lists every mistake with file, line and fix.
+
+    A recipe in a format of others is translated; what is set may be one of its own parameters.
+    """
+    loaded = look_into(library, wanted, settings)
+    mistakes, consents = loaded.mistakes, loaded.consents
+    if mistakes or consents or loaded.recipe is None or loaded.engine is None:
+        what, hint = f"recipe {wanted}", consent_hint(wanted)
+        raise _report(what, loaded.document, list(mistakes), consents, hint=hint)
+    return Resolved(
+        loaded.recipe,
+        loaded.engine,
+        loaded.document.origins,
+        loaded.warnings,
+        loaded.translation,
+        wanted,
+    )
+
+
+def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Loaded:
+    """Read a recipe with all that it inherits; RecipeError only where there is none to speak of."""
     path = _locate(library, wanted)
-    document = _resolve_inheritance(library, path, ())
+    document, translation, settings = _read_whole(library, path, list(settings))
     for assignment in settings:
         document = with_setting(document, assignment)
     document = anchored(document, Path())
-    recipe, problems = _validate(document, Recipe)
-    engine, engine_problems = _engine_of(library, document)
-    problems += engine_problems
-    consents: list[Mistake] = []
-    if recipe is not None:
-        if engine is not None and recipe.image is not None:
-            engine = engine.model_copy(update={"image": recipe.image})
-        problems += rules.find_contradictions(recipe, engine)
-        foreign = library.foreign_files(document.origins)
-        judge = Judge(recipe, document.origins, foreign, library.model_folders)
-        problems += judge.self_consents()
-        consents += judge.consents()
-    if problems or consents or recipe is None or engine is None:
-        raise _report(f"recipe {wanted}", document, problems, consents, hint=consent_hint(wanted))
-    return Resolved(recipe, engine, document.origins)
+    if translation is not None:
+        translation = replace(translation, document=document)
+    recipe, mistakes = _validate(document, Recipe)
+    engine, engine_mistakes = _engine_of(library, document)
+    mistakes += engine_mistakes
+    if recipe is None:
+        return Loaded(wanted, document, None, engine, (*mistakes,), (), (), translation)
+    if engine is not None and recipe.image is not None:
+        engine = _with_image(engine, recipe.image)
+    mistakes += rules.find_contradictions(recipe, engine)
+    refused, warnings = _arguments(recipe, engine)
+    foreign = library.foreign_files(document.origins)
+    judge = Judge(recipe, document.origins, foreign, library.model_folders)
+    mistakes += [*refused, *judge.self_consents()]
+    return Loaded(
+        wanted,
+        document,
+        recipe,
+        engine,
+        (*mistakes,),
+        (*judge.consents(),),
+        tuple(_line(document, warning) for warning in warnings),
+        translation,
+    )
+
+
+def _read_whole(
+    library: Library, path: Path, settings: list[str]
+) -> tuple[Document, Translation | None, list[str]]:
+    """Return a recipe with what it inherits, how it was translated, and what is still to be set."""
+    document = read_document(path)
+    if not (is_foreign(document) or OUR_SIGNS & document.content.keys()):
+        raise RecipeError(f"{path} is no recipe: neither one of ours nor in a format of others")
+    if not is_foreign(document):
+        return _resolve_inheritance(library, path, ()), None, settings
+    translation, rest = translate(document, path, settings)
+    return anchored(translation.document, path.parent), translation, rest
+
+
+def _with_image(engine: Engine, image: str) -> Engine:
+    """Return the engine of an image that a recipe names; a tag may say which release it holds."""
+    told = stated_release(image)
+    return engine.model_copy(update={"image": image} | ({"vllm": told} if told else {}))
+
+
+def _arguments(recipe: Recipe, engine: Engine | None) -> tuple[list[Mistake], list[Mistake]]:
+    """Return what vLLM would refuse, and what it may, where only a near release was asked."""
+    if engine is None:
+        return [], []
+    found, is_certain = argument_mistakes(recipe, engine)
+    found += package_mistakes(recipe, engine)
+    # A mod may bring flags, parsers and packages of its own.
+    return (found, []) if is_certain and not recipe.mods else ([], found)
 
 
 def load_engine(library: Library, name: str) -> Engine:
@@ -144,19 +235,16 @@ def _known(files: Mapping[str, Path], name: str, what: str) -> Path:
     return files[name]
 
 
-def closest(wanted: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    near = difflib.get_close_matches(wanted, names, n=1)
-    return f"did you mean {near[0]}?" if near else "known: " + ", ".join(names)
-
-
 def _resolve_inheritance(library: Library, path: Path, chain: Sequence[Path]) -> Document:
     if path.resolve() in chain:
         names = " -> ".join(item.stem for item in (*chain, path))
         raise RecipeError(f"{path} extends itself: {names}")
     if len(chain) > MAX_ANCESTORS:
         raise RecipeError(f"{path} has more than {MAX_ANCESTORS} recipes that extend one another")
-    document = anchored(read_document(path), path.parent)
+    document = read_document(path)
+    if is_foreign(document):
+        document = translate(document, path)[0].document
+    document = anchored(document, path.parent)
     parent = document.content.get("extends")
     if not isinstance(parent, str):
         return document

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.load import load_engine, load_recipe
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def origin_lines(resolved: Resolved) -> Iterator[str]:
     for path, value in _leaves(content, ()):
         text = f"{'.'.join(map(str, path))}: {json.dumps(value)}"
         yield f"{text:<64} # {resolved.origins.get(path, 'default')}"
+    if resolved.translation is not None:
+        yield from short_lines(resolved.translation)
 
 
 def values_to_show(recipe: Recipe) -> dict[str, Any]:

@@ -10,20 +10,22 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.commands.elsewhere.program import digest_of
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.recipe.document import read_document
+from sparkdeploy.recipe.foreign.theirs import is_foreign
+from sparkdeploy.recipe.foreign.translate import translate
 from sparkdeploy.recipe.load import Library, parent_beside, recipe_folders
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES, template_question
 from sparkdeploy.recipe.unsafe import consent_hint
 from sparkdeploy.settings import CLUSTER_VARIABLE, RECIPES_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sparkdeploy.settings import Settings
 
@@ -108,7 +110,7 @@ class _Packer:
         """Take a recipe with what it extends and its chat template, where they lie beside it."""
         if _place(path) in self.files:
             return
-        content = read_document(path).content
+        content = _as_ours(path)
         is_own = self._is_own(path)
         self._add(path, is_own=is_own)
         parent, serve = content.get("extends"), content.get("serve")
@@ -140,6 +142,15 @@ class _Packer:
                 hint="copy it there, and name it by its absolute path",
             )
         self.files[place] = ContextFile(place, path.read_bytes())
+
+
+def _as_ours(path: Path) -> Mapping[str, Any]:
+    """Return a recipe's content; what cannot be translated is refused there, with what is set."""
+    document = read_document(path)
+    if is_foreign(document):
+        with contextlib.suppress(RecipeError):
+            return translate(document, path)[0].document.content
+    return document.content
 
 
 def _refuse_template(path: Path, template: str) -> None:

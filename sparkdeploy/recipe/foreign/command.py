@@ -1,0 +1,229 @@
+"""Others' commands: a template of a shell's words, filled in, and taken apart without a shell.
+
+Nothing here is run. What a shell would do before or after vLLM is named, so that it can be said.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.harmless import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A parameter; `${NAME}` is a shell's own."""
+FORMATTED = re.compile(r"\{\{|\}\}|" + PLACEHOLDER.pattern)
+"""Where braces stand doubled, Python's `str.format` fills the template, as eugr's scripts do."""
+MAX_ROUNDS = 8
+"""A parameter may name another one."""
+MAX_LENGTH = 64 * 1024
+CONTINUED = re.compile(r"\\[ \t]*\r?\n")
+"""With blanks behind the backslash a shell would not go on; sparkrun mends it, and so do we."""
+COMMENT_LINE = re.compile(r"^[ \t]*#.*\n?", re.MULTILINE)
+"""Also between lines that go on, where a shell would end the command: nobody means that."""
+ENDS = frozenset({";", "&&", "||", "|", "&", "\n", "|&", ";;", "(", ")"})
+REDIRECTS = frozenset({">", ">>", "<", "<<", ">&", "<&", "&>", "&>>", ">|"})
+ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+SERVERS = (("vllm", "serve"), ("-m", "vllm.entrypoints.openai.api_server"))
+WRAPPERS = frozenset({"exec", "env", "export", "time", "nice", "sudo", "stdbuf"})
+
+
+@dataclass(frozen=True, slots=True)
+class ServeCommand:
+    """vLLM's command, taken apart."""
+
+    arguments: tuple[str, ...]
+    """What follows `vllm serve`."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables that are set in words before it."""
+    others: tuple[str, ...] = ()
+    """Commands before and after it, and where its output would go."""
+
+
+def fill_in(template: str, values: Mapping[str, str]) -> str:
+    """Return the command with its parameters; RecipeError names those that have no value."""
+    text = COMMENT_LINE.sub("", template)
+    _refuse_too_long(text, values)
+    text = _formatted(text, values) if "{{" in text else _substituted(text, values)
+    missing = {name: None for name in PLACEHOLDER.findall(text) if name not in values}
+    if missing:
+        names = ", ".join(f"{{{name}}}" for name in missing)
+        raise RecipeError(
+            f"command: {names} stands in it and has no value in defaults",
+            hint=" ".join(f"--set {name}=..." for name in missing),
+        )
+    return CONTINUED.sub(" ", text)
+
+
+def _formatted(text: str, values: Mapping[str, str]) -> str:
+    def one(match: re.Match[str]) -> str:
+        if match[0] in ("{{", "}}"):
+            return match[0][0]
+        return values.get(match[1], match[0])
+
+    return FORMATTED.sub(one, text)
+
+
+def _substituted(text: str, values: Mapping[str, str]) -> str:
+    for _ in range(MAX_ROUNDS):
+        filled = PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
+        if filled == text:
+            break
+        _refuse_too_long(filled, values)
+        text = filled
+    return text
+
+
+def _refuse_too_long(text: str, values: Mapping[str, str]) -> None:
+    """Count what a text would become before it is made."""
+    named = PLACEHOLDER.findall(text)
+    if len(text) + sum(len(values.get(name, "")) for name in named) > MAX_LENGTH:
+        raise RecipeError(f"command: more than {MAX_LENGTH} characters once it is filled in")
+
+
+def take_apart(text: str) -> ServeCommand:
+    """Return vLLM's words, and what stands around them; RecipeError where vLLM is not started."""
+    env: list[tuple[str, str]] = []
+    others: list[str] = []
+    arguments: tuple[str, ...] | None = None
+    for words in _commands(text):
+        if arguments is None and (found := _within_a_shell(words)) is not None:
+            arguments, env, others = found.arguments, [*env, *found.env], [*others, *found.others]
+            continue
+        assigned, rest = _assignments(words)
+        start = _server(rest)
+        if start is not None and arguments is None:
+            env += assigned
+            kept, redirected = _without_redirects(rest[start:])
+            arguments, others = tuple(kept), [*others, *redirected]
+        elif not rest:
+            env += assigned
+        else:
+            others.append(shlex.join(words))
+    if arguments is None:
+        first = shown(text.strip().partition("\n")[0])
+        raise RecipeError(f"command: {first} does not start `vllm serve`")
+    return ServeCommand(arguments, tuple(env), tuple(others))
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of each simple command, as a shell would divide them."""
+    words: list[str] = []
+    for word in (*_shell_words(_without_comments(text)), "\n"):
+        if word not in ENDS:
+            words.append(word)
+        elif words:
+            yield words
+            words = []
+
+
+def _without_comments(text: str) -> str:
+    """Leave out comments and, before `>`, the numbers of streams; what is quoted stays."""
+    kept: list[str] = []
+    quote, before, index = "", " ", 0
+    while index < len(text):
+        character = text[index]
+        if not quote and character == "#" and before in " \t\n;&|()":
+            end = text.find("\n", index)
+            index = len(text) if end < 0 else end
+            continue
+        if (
+            not quote
+            and character in "12"
+            and before in " \t\n"
+            and text[index + 1 : index + 2] == ">"
+        ):
+            # The number of a stream, not a word; a number that a blank follows is one.
+            index += 1
+            continue
+        if character == "\\" and quote != "'":
+            kept.append(text[index : index + 2])
+            before, index = "\\", index + 2
+            continue
+        if character in "'\"" and quote in ("", character):
+            quote = "" if quote else character
+        kept.append(character)
+        before, index = character, index + 1
+    return "".join(kept)
+
+
+def _shell_words(text: str) -> list[str]:
+    # A line's end divides commands as `;` does; shlex alone takes it for a blank.
+    lexer = shlex.shlex(text.strip(), posix=True, punctuation_chars="();<>|&\n")
+    lexer.whitespace = " \t\r"
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    try:
+        return [word for item in lexer for word in _parts(item)]
+    except ValueError as error:
+        raise RecipeError(f"command: a quote has no end ({error})") from error
+
+
+def _parts(word: str) -> Iterator[str]:
+    """Divide a run of operators: `;` and the line's end behind it come as one word."""
+    if word.strip("();<>|&\n"):
+        yield word
+    else:
+        yield from re.findall(r"\n|&&|\|\||;;|&>>|&>|>>|<<|>&|<&|>\||\|&|[();<>|&]", word)
+
+
+def _shell_text(words: Sequence[str]) -> str | None:
+    """Return what `bash -c` is given, where a command is that."""
+    is_shell = len(words) > 2 and words[0].rpartition("/")[2] in ("bash", "sh")
+    if is_shell and words[1] in ("-c", "-lc", "-ec", "-exc"):
+        return words[2]
+    return None
+
+
+def _within_a_shell(words: Sequence[str]) -> ServeCommand | None:
+    """Take apart what `bash -c` is given; None where that does not start vLLM either."""
+    text = _shell_text(words)
+    if text is None:
+        return None
+    try:
+        return take_apart(text)
+    except RecipeError:
+        return None
+
+
+def _assignments(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Divide words into the variables that they set and the rest; `exec` and `env` are left out."""
+    env: list[tuple[str, str]] = []
+    rest = list(words)
+    while rest:
+        match = ASSIGNMENT.fullmatch(rest[0])
+        if match is not None:
+            env.append((match[1], match[2]))
+        elif rest[0] not in WRAPPERS:
+            break
+        rest.pop(0)
+    return env, rest
+
+
+def _server(words: Sequence[str]) -> int | None:
+    """Return where the arguments of vLLM's server begin, among its first words."""
+    for index in range(min(len(words), 4) - 1):
+        pair = (words[index].rpartition("/")[2] or words[index], words[index + 1])
+        if pair in SERVERS:
+            return index + 2
+    return None
+
+
+def _without_redirects(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    kept: list[str] = []
+    redirected: list[str] = []
+    index = 0
+    while index < len(words):
+        if words[index] in REDIRECTS:
+            redirected.append(" ".join(words[index : index + 2]))
+            index += 2
+        else:
+            kept.append(words[index])
+            index += 1
+    return kept, redirected

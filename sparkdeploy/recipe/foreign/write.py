@@ -1,0 +1,122 @@
+"""An imported recipe as a file of ours; comments name the line that each value came from."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy import yaml_text
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.unsafe import CONSENT_OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sparkdeploy.recipe.foreign.draft import Note
+    from sparkdeploy.recipe.foreign.translate import Translation
+
+ORDER = ("schema", "name", "title", "engine", "image", "mods", "model", "checkpoint", "serve")
+PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+NO_TEXT = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
+"""Words that a reader of YAML takes for another kind of value."""
+COMMENT_COLUMN = 60
+LISTS = ("serve.extra_args", "mods", "serve.lora")
+SURROGATES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
+
+
+def recipe_text(translation: Translation) -> str:
+    """Return YAML that loads as what was translated, with a comment on what each value came from.
+
+    Raises RecipeError for content that YAML cannot hold, so that nothing of theirs ends up outside
+    a text.
+    """
+    said = _origins(translation)
+    document = translation.document.content
+    content = {key: value for key, value in document.items() if key not in CONSENT_OPTIONS}
+    keys = sorted(content, key=lambda key: ORDER.index(key) if key in ORDER else len(ORDER))
+    lines = [f"# Imported from {shown(Path(translation.file).name)} ({translation.format})."]
+    for key in keys:
+        lines += _lines(key, content[key], key, said, "")
+    if translation.dropped:
+        lines.append("# Left out:")
+    lines += [f"#   {_where(note)}: {note.theirs}: {note.said}" for note in translation.dropped]
+    text = "\n".join(lines) + "\n"
+    _require_same(text, content, translation.file)
+    return text
+
+
+def _require_same(text: str, content: Mapping[str, Any], file: str) -> None:
+    try:
+        is_same = yaml_text.load(text, "the recipe") == content
+    except RecipeError:
+        is_same = False
+    if not is_same:
+        raise RecipeError(
+            f"{shown(file)} holds values that a file of ours cannot",
+            hint="run it as it is: `sparkdeploy plan` reads it without a file in between",
+        )
+
+
+def _where(note: Note) -> str:
+    return shown(note.origin.file) if note.origin.line is None else f"line {note.origin.line}"
+
+
+def _origins(translation: Translation) -> dict[str, str]:
+    """Return what each value of ours came from; flags of one list have a line each."""
+    said: dict[str, str] = {}
+    for note in translation.translated:
+        came = f"{_where(note)}: {note.theirs}"
+        before = said.get(note.said)
+        said[note.said] = f"{before}; {came}" if before and note.said in LISTS else came
+    return said
+
+
+def _lines(
+    key: str,
+    value: Any,  # noqa: ANN401 - YAML content
+    path: str,
+    said: Mapping[str, str],
+    indent: str,
+) -> Iterator[str]:
+    below = [name for name in said if name.startswith(f"{path}.")]
+    if isinstance(value, dict) and value and below:
+        yield f"{indent}{_scalar(key)}:"
+        for name, item in value.items():
+            yield from _lines(name, item, f"{path}.{name}", said, indent + "  ")
+        return
+    line = f"{indent}{_scalar(key)}: {_scalar(value)}"
+    yield f"{line:<{COMMENT_COLUMN}} # {said[path]}" if path in said else line
+
+
+def _scalar(value: Any) -> str:  # noqa: ANN401 - YAML content
+    """Return a value on one line: JSON is YAML, and plain words need no quotes."""
+    if isinstance(value, dict):
+        pairs = (f"{json.dumps(str(key))}: {_scalar(item)}" for key, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_scalar, value))}]"
+    if isinstance(value, float):
+        return _decimal(value)
+    if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in NO_TEXT:
+        return value
+    if isinstance(value, str) and value.isprintable():
+        return json.dumps(value, ensure_ascii=False)
+    return SURROGATES.sub(_one_character, json.dumps(value))
+
+
+def _decimal(value: float) -> str:
+    """YAML 1.1 takes a number for one only with a dot in it."""
+    text = repr(value)
+    if text in ("inf", "-inf", "nan"):
+        return text.replace("inf", ".inf").replace("nan", ".nan")
+    mantissa, sign, exponent = text.partition("e")
+    return f"{mantissa}{'' if '.' in mantissa else '.0'}{sign}{exponent}"
+
+
+def _one_character(pair: re.Match[str]) -> str:
+    """YAML writes a character beyond U+FFFF as one, JSON as two halves."""
+    character = json.loads(f'"{pair[0]}"')
+    return f"\\U{ord(character):08x}"

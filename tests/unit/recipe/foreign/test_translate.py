@@ -1,0 +1,390 @@
+"""A recipe of others as one of ours: each value, its line, and what was left out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.foreign.tables import tables
+from sparkdeploy.recipe.load import Library, Resolved, load_engine, load_recipe
+from tests.unit.conftest import REPOSITORY
+from tests.unit.recipe.foreign.samples import V1, V2, WITH_WORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SHELF = Library((REPOSITORY / "recipes",))
+ALLOWED = "allow_unsafe=true"
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Callable[..., Resolved]:
+    def load(text: str, *settings: str) -> Resolved:
+        path = tmp_path / "theirs.yaml"
+        path.write_text(text)
+        return load_recipe(SHELF, str(path), [*settings, ALLOWED])
+
+    return load
+
+
+def left_out(resolved: Resolved) -> dict[str, str]:
+    assert resolved.translation is not None
+    return {note.theirs.partition(":")[0]: note.said for note in resolved.translation.dropped}
+
+
+def test_a_recipe_of_eugrs_becomes_ours(theirs: Callable[..., Resolved]) -> None:
+    resolved = theirs(V1)
+    recipe, serve = resolved.recipe, resolved.recipe.serve
+    assert (recipe.name, recipe.title) == ("parrot-35b-fp8", "Parrot on one machine, or two")
+    assert resolved.engine.name == "cuda-0.33"
+    assert recipe.model.repo == "bird/Parrot-35B-FP8"
+    assert recipe.model.served_names == ("bird/Parrot-35B-FP8",)
+    assert (serve.port, serve.max_model_len, serve.gpu_memory_utilization) == (8001, 65536, 0.8)
+    assert serve.default_chat_template_kwargs == {"enable_thinking": True, "thinking_budget": 4096}
+    assert serve.compilation_config == {"pass_config": {"fuse_act_quant": True}}
+    assert serve.speculative is not None
+    assert (serve.speculative.method, serve.speculative.tokens) == ("mtp", 2)
+    assert serve.speculative.further == {"moe_backend": "triton"}
+    assert serve.extra_args == ["--async-scheduling"]
+    assert serve.env == {"VLLM_MARLIN_USE_ATOMIC_ADD": "1"}
+    assert (recipe.cluster.tensor_parallel, recipe.cluster.backend) == (2, "native")
+
+
+def test_every_value_remembers_its_line(theirs: Callable[..., Resolved]) -> None:
+    resolved = theirs(V1)
+    lines = V1.splitlines()
+    for path, words in {
+        ("serve", "max_model_len"): "--max-model-len",
+        ("serve", "speculative"): "--speculative-config",
+        ("cluster", "tensor_parallel"): "-tp",
+        ("serve", "env", "VLLM_MARLIN_USE_ATOMIC_ADD"): "VLLM_MARLIN",
+        ("engine",): "container:",
+    }.items():
+        line = resolved.origins[path].line
+        assert line is not None
+        assert words in lines[line - 1]
+
+
+def test_no_line_is_lost_in_silence(theirs: Callable[..., Resolved]) -> None:
+    resolved = theirs(V1)
+    said = left_out(resolved)
+    assert set(said) == {
+        *("--host", "--distributed-executor-backend", "HF_TOKEN", "unused"),
+        *("recipe_version", "build_args", "cluster_only"),
+    }
+    assert "the token never enters a container" in said["HF_TOKEN"]
+    assert resolved.translation is not None
+    assert "${HF_TOKEN}" not in repr(resolved.translation)
+
+
+def test_a_command_is_made_from_the_defaults(theirs: Callable[..., Resolved]) -> None:
+    resolved = theirs(V2)
+    recipe = resolved.recipe
+    assert resolved.engine.vllm == "0.32.0"
+    assert recipe.image == "vllm/vllm-openai:v0.32.0"
+    assert recipe.model.served_names == ("crow", "bird/Crow-8B")
+    assert recipe.model.revision.startswith("1234567890")
+    assert (recipe.cluster.min_nodes, recipe.cluster.max_nodes) == (2, 4)
+    assert (recipe.serve.trust_remote_code, recipe.serve.enable_prefix_caching) == (True, False)
+    assert recipe.serve.kv_cache_dtype == "fp8"
+    said = left_out(resolved)
+    assert said["no_flag_of_vllm"] == "no flag of vLLM's is called so"
+    assert {"NCCL_IB_HCA", "executor_config", "post_exec", "variants", "metadata"} <= said.keys()
+
+
+def test_their_launch_parameters_are_set(theirs: Callable[..., Resolved]) -> None:
+    recipe = theirs(V1, "max_model_len=4096", "tensor_parallel=4", "max_num_seqs=7").recipe
+    assert recipe.serve.max_model_len == 4096
+    assert recipe.cluster.tensor_parallel == 4
+    # It has no place in the command, and is one of vLLM's flags.
+    assert recipe.serve.max_num_seqs == 7
+    assert theirs(V1, "serve.port=8005").recipe.serve.port == 8005
+
+
+def test_a_variant_is_taken_by_its_name(theirs: Callable[..., Resolved]) -> None:
+    recipe = theirs(V2, "variant=long").recipe
+    assert recipe.serve.max_model_len == 131072
+    assert recipe.serve.env["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    with pytest.raises(RecipeError, match="no variant lang") as refused:
+        theirs(V2, "variant=lang")
+    assert refused.value.hint == "did you mean long?"
+
+
+def test_words_before_vllm_and_mounts_are_understood(theirs: Callable[..., Resolved]) -> None:
+    resolved = theirs(WITH_WORDS)
+    recipe = resolved.recipe
+    assert recipe.model.path is not None
+    assert recipe.model.path.endswith("/models/owl")
+    assert recipe.model.repo == "bird/Owl-1B"
+    assert recipe.serve.env == {"OMP_NUM_THREADS": "4"}
+    assert recipe.serve.max_num_seqs == 4
+    assert [mod.name for mod in recipe.mods] == ["pip install owl-kernels"]
+    said = left_out(resolved)
+    assert said["pip install more"].startswith("a shell's command beside vLLM")
+    assert said["CUDA_HOME"] == "the image decides it"
+
+
+def test_nothing_foreign_passes_without_consent(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.yaml"
+    path.write_text(WITH_WORDS)
+    with pytest.raises(RecipeError, match="your consent") as refused:
+        load_recipe(SHELF, str(path))
+    said = str(refused.value.detail)
+    assert "pip install owl-kernels: a mod runs as root" in said
+    assert "an image is code of others" in said
+    assert "model.path" in said
+
+
+@pytest.mark.parametrize(
+    ("container", "engine", "image"),
+    [
+        ("vllm-node", "cuda-0.33", None),
+        ("vllm-node:latest", "cuda-0.33", None),
+        ("vllm-node-b12x", "image", "eugr/spark-vllm-b12x:latest"),
+        ("example.org:5000/a/b:c", "image", "example.org:5000/a/b:c"),
+    ],
+)
+def test_an_image_under_a_local_name_is_known(
+    theirs: Callable[..., Resolved], container: str, engine: str, image: str | None
+) -> None:
+    resolved = theirs(V1.replace("vllm-node", container))
+    assert (resolved.engine.name, resolved.recipe.image) == (engine, image)
+
+
+def test_an_unknown_local_image_is_asked_for(theirs: Callable[..., Resolved]) -> None:
+    unknown = V1.replace("vllm-node", "my-build")
+    with pytest.raises(RecipeError, match="author's own machine") as refused:
+        theirs(unknown)
+    assert "--set engine=cuda-0.33" in str(refused.value.hint)
+    assert theirs(unknown, "engine=cuda-0.33").engine.name == "cuda-0.33"
+
+
+@pytest.mark.parametrize("name", sorted(tables().images))
+def test_what_stands_for_an_image_exists(name: str) -> None:
+    known = tables().images[name]
+    if known.engine is not None:
+        assert load_engine(SHELF, known.engine).runs_on == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("line", "server"),
+    [
+        ("runtime: sglang", "SGLang"),
+        ("runtime: llama-cpp", "llama.cpp"),
+        ("runtime: trtllm", "TensorRT-LLM"),
+        ("runtime: ds4-cuda", "ds4"),
+        ("runtime: something-else", "something-else"),
+        ("command: python3 -m sglang.launch_server --model-path x", "SGLang"),
+        ("command: vllm serve x --omni", "vLLM-Omni"),
+        ("command: trtllm-serve x", "TensorRT-LLM"),
+    ],
+)
+def test_another_server_is_named_in_one_line(
+    theirs: Callable[..., Resolved], line: str, server: str
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        theirs(f"model: a/b\ncontainer: vllm-node\n{line}\n")
+    said = refused.value.message
+    assert f"the recipe is for {server}, and sparkdeploy serves with vLLM" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("container: x/y\n", "no model is named"),
+        ("container: x/y\nmodel: a/b\ndefaults: [1]\n", "defaults: [1] is not a mapping"),
+        ("container: x/y\nmodel: [1]\nenv: 3\n", "env: 3 is not a mapping"),
+        ("container: x/y\nmodel: a/b\ncommand: vllm serve {missing}\n", "{missing} stands in it"),
+        ("container: x/y\nmodel: a/b\ncommand: echo\n", "does not start `vllm serve`"),
+        ("container: x/y\nmodel: a/b\ndefaults: {1: 2}\n", "the key 1 is no text"),
+    ],
+)
+def test_a_wrong_recipe_is_one_right_sentence(
+    theirs: Callable[..., Resolved], text: str, words: str
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        theirs(text)
+    assert words in f"{refused.value.message} {refused.value.detail}"
+
+
+def test_a_recipe_of_ours_may_extend_one_of_theirs(tmp_path: Path) -> None:
+    (tmp_path / "theirs.yaml").write_text(V1)
+    child = tmp_path / "child.yaml"
+    child.write_text(
+        "schema: 1\nname: child\ntitle: t\nextends: theirs\nserve: {max_num_seqs: 2}\n"
+    )
+    recipe = load_recipe(SHELF, str(child), [ALLOWED]).recipe
+    assert (recipe.serve.port, recipe.serve.max_num_seqs) == (8001, 2)
+
+
+def test_a_file_of_something_else_is_no_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text("services: {}\n")
+    with pytest.raises(RecipeError, match="is no recipe"):
+        load_recipe(SHELF, str(path))
+
+
+def test_a_chat_template_beside_the_recipe_is_taken(
+    theirs: Callable[..., Resolved], tmp_path: Path
+) -> None:
+    text = V1.replace("--enable-prefix-caching", "--chat-template bird.jinja")
+    assert "the model's own template" in left_out(theirs(text))["--chat-template bird.jinja"]
+    (tmp_path / "bird.jinja").write_text("x")
+    assert theirs(text).recipe.serve.chat_template == str(tmp_path / "bird.jinja")
+
+
+def test_a_mod_may_bring_flags_of_its_own(theirs: Callable[..., Resolved]) -> None:
+    text = V1.replace("--async-scheduling", "--of-a-mod 1")
+    with pytest.raises(RecipeError) as refused:
+        theirs(text)
+    assert "vLLM 0.33.0 has no flag --of-a-mod" in str(refused.value.detail)
+    warned = theirs(text.replace("mods: []", "mods: [mods/brings-it]"))
+    assert any("--of-a-mod" in line for line in warned.warnings)
+
+
+def command(words: str, head: str = "model: org/name\n") -> str:
+    return f"{head}container: vllm-node\ncommand: |\n  {words}\n"
+
+
+def test_a_word_behind_the_value_of_a_flag_is_the_model(theirs: Callable[..., Resolved]) -> None:
+    served = "vllm serve --port 8000 org/other"
+    assert theirs(command(served)).recipe.model.repo == "org/other"
+    assert theirs(command(served, head="")).recipe.model.repo == "org/other"
+
+
+@pytest.mark.parametrize(("said", "is_on"), [("true", True), ("false", False)])
+def test_a_switch_is_set_by_its_parameter(
+    theirs: Callable[..., Resolved], said: str, is_on: bool
+) -> None:
+    typed = f"enforce_eager={said}"
+    assert theirs(command("vllm serve org/name"), typed).recipe.serve.enforce_eager is is_on
+    made = "model: org/name\ncontainer: vllm-node\ndefaults: {enforce_eager: true}\n"
+    assert theirs(made, typed).recipe.serve.enforce_eager is is_on
+    other = theirs(command("vllm serve org/name"), f"async_scheduling={said}").recipe
+    assert other.serve.extra_args == [f"--{'' if is_on else 'no-'}async-scheduling"]
+
+
+def test_short_forms_of_speculation_are_its_keys(theirs: Callable[..., Resolved]) -> None:
+    words = "vllm serve org/name --spec-method eagle3 --spec-tokens 2 --spec-model org/drafter"
+    drafting = theirs(command(words)).recipe.serve.speculative
+    assert drafting is not None
+    assert (drafting.method, drafting.tokens, drafting.model) == ("eagle3", 2, "org/drafter")
+
+
+@pytest.mark.parametrize(("key", "limits"), [("cluster_only", (2, None)), ("solo_only", (None, 1))])
+def test_one_machine_or_several_is_no_line_that_is_left_out(
+    theirs: Callable[..., Resolved], key: str, limits: tuple[int | None, int | None]
+) -> None:
+    resolved = theirs(command("vllm serve org/name") + f"{key}: true\n")
+    cluster = resolved.recipe.cluster
+    assert (cluster.min_nodes, cluster.max_nodes) == limits
+    assert key not in left_out(resolved)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--block-size 16 --block-size 32", ["--block-size", "32"]),
+        ("-O 3", ["--optimization-level", "3"]),
+        ("-O3", ["--optimization-level", "3"]),
+        ("--max-num-seqs 2 > /tmp/log", []),
+        ("--cudagraph-capture-sizes 1 2 4", ["--cudagraph-capture-sizes", "1", "2", "4"]),
+    ],
+)
+def test_flags_are_read_as_vllm_reads_them(
+    theirs: Callable[..., Resolved], words: str, expected: list[str]
+) -> None:
+    assert theirs(command(f"vllm serve org/name {words}")).recipe.serve.extra_args == expected
+
+
+def test_keys_behind_a_flag_join_its_mapping(theirs: Callable[..., Resolved]) -> None:
+    for words in (
+        "--compilation-config '{\"mode\":3}' -cc.cudagraph_mode NONE",
+        "-cc.cudagraph_mode NONE --compilation-config '{\"mode\":3}'",
+    ):
+        config = theirs(command(f"vllm serve org/name {words}")).recipe.serve.compilation_config
+        assert config == {"mode": 3, "cudagraph_mode": "NONE"}
+
+
+def test_a_context_without_a_limit_is_left_to_vllm(theirs: Callable[..., Resolved]) -> None:
+    resolved = theirs(command("vllm serve org/name --max-model-len -1"))
+    assert resolved.recipe.serve.max_model_len == "auto"
+
+
+def test_a_variant_gives_way_to_what_is_typed(theirs: Callable[..., Resolved]) -> None:
+    text = (
+        "model: org/name\ncontainer: vllm-node\ndefaults: {port: 8001}\n"
+        "variants: {a: {port: 8002}}\n"
+    )
+    assert theirs(text, "port=9000", "variant=a").recipe.serve.port == 9000
+
+
+def test_an_adapter_that_a_stranger_names_stays_the_strangers(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.yaml"
+    path.write_text(command("vllm serve org/name --lora-modules k=/outside/secret"))
+    for typed in ([], ["lora_modules=mine=org/adapter"]):
+        resolved = None
+        try:
+            resolved = load_recipe(SHELF, str(path), typed)
+        except RecipeError as refused:
+            assert "serve.lora" in str(refused.detail)  # noqa: PT017 - one of two ways to be safe
+        assert resolved is None or "/outside" not in repr(resolved.recipe)
+
+
+def test_names_of_a_list_are_names(theirs: Callable[..., Resolved]) -> None:
+    text = "model: org/name\ncontainer: vllm-node\ndefaults: {served_model_name: [a, b]}\n"
+    assert theirs(text).recipe.model.served_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: a/b\ncontainer: vllm-node\ndefaults: {x: [2020-01-01]}\n",
+        "model: a/b\ncontainer: vllm-node\npre_exec: [{copy: [2020-01-01]}]\n",
+        command("vllm serve a/b --hf-overrides" + ".a" * 3000 + " 1"),
+        command("bash -c 'pip install foo'\n  vllm serve a/b"),
+    ],
+)
+def test_what_is_odd_is_no_bug(theirs: Callable[..., Resolved], text: str) -> None:
+    theirs(text, "serve.extra_args=[]")
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("model: a/b\ncontainer: x/y\nvariants: {a: {defaults: [1]}}\n", "variant=a"),
+        ("model: a/b\ncontainer: x/y\nvariants: {a: {1: 2}}\n", "variant=a"),
+        ('model: "~a\\0b"\ncontainer: x/y\n', "port=8001"),
+        ('model: a/b\ncontainer: x/y\ncommand: "vllm serve --chat-template \'~a\\0b\'"\n', "x=1"),
+        ("model: a/b\ncontainer: x/y\ncommand: " + "{a}" * 5000 + "\ndefaults: {a: "
+         + "x" * 100_000 + "}\n", "port=8001"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_a_mistake_and_no_bug(
+    theirs: Callable[..., Resolved], text: str, setting: str
+) -> None:
+    with pytest.raises(RecipeError):
+        theirs(text, setting)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "defaults: {api_key: sk-aVeryOwnSecret, hf_token: hf_aVeryOwnSecret}",
+        "env: {OPENAI_API_KEY: aVeryOwnSecret}",
+        "pre_exec: ['hf auth login --token hf_aVeryOwnSecret']",
+        "command: 'vllm serve a/b --api-ke aVeryOwnSecret'",
+        "command: 'curl -H \"Authorization: Bearer aVeryOwnSecret\" x && vllm serve a/b'",
+    ],
+)
+def test_a_secret_that_somebody_left_is_in_no_note(
+    theirs: Callable[..., Resolved], words: str
+) -> None:
+    resolved = theirs(f"model: a/b\ncontainer: vllm-node\n{words}\n", "mods=[]")
+    assert resolved.translation is not None
+    notes = (*resolved.translation.translated, *resolved.translation.dropped)
+    assert "aVeryOwnSecret" not in repr(notes)
