@@ -12,7 +12,17 @@ from typing import Annotated
 import typer
 
 from sparkdeploy import __version__
-from sparkdeploy.cli import bench, checkpoint, cluster, deployments, export, image, recipes, upkeep
+from sparkdeploy.cli import (
+    bench,
+    checkpoint,
+    cluster,
+    deployments,
+    export,
+    image,
+    recipe_import,
+    recipes,
+    upkeep,
+)
 from sparkdeploy.console import console
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.terminal import nothing_raw, visible
@@ -38,6 +48,7 @@ app.command("doctor")(recipes.doctor)
 app.command("config")(upkeep.config)
 app.command("clean")(upkeep.clean)
 app.command("rehearse")(deployments.rehearse)
+app.add_typer(recipe_import.group, name="recipe")
 app.add_typer(export.group, name="export")
 app.add_typer(checkpoint.group, name="checkpoint")
 app.add_typer(image.group, name="image")

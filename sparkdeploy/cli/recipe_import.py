@@ -1,0 +1,60 @@
+"""`recipe import`: recipes of eugr's and sparkrun's formats, as ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparkdeploy.cli.options import (
+    JsonOption,
+    SetOption,
+    UnsafeOption,
+    current_settings,
+    with_consent,
+)
+from sparkdeploy.cli.printing import answer
+from sparkdeploy.console import console
+from sparkdeploy.errors import RecipeError
+
+group = typer.Typer(help="Recipes of others.", no_args_is_help=True)
+
+
+@group.command("import")
+def import_recipe(
+    source: Annotated[Path, typer.Argument(help="A recipe of others, or a folder of them.")],
+    destination: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Write recipes of ours into it."),
+    ] = None,
+    assignments: SetOption = None,
+    unsafe: UnsafeOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read recipes of others: each line translated, in need of consent, or left out and why.
+
+    One file without -o is printed as a recipe of ours; the report goes to stderr.
+    """
+    from sparkdeploy.commands.recipe_import import import_recipes
+
+    values = with_consent(assignments, unsafe=unsafe)
+    found = import_recipes(source, destination, values, current_settings())
+    only = found[0] if len(found) == 1 else None
+    if as_json:
+        console.answer_json({"schema": 1, "files": [item.as_dict() for item in found]})
+    elif only is not None and destination is None and only.text is not None:
+        for line in only.lines():
+            console.info(line)
+        console.answer(only.text.rstrip("\n"))
+    else:
+        answer((line for item in found for line in item.lines()), None, as_json=False)
+        console.info(_summary(len(found), sum(item.translation is not None for item in found)))
+    if only is not None and only.refusal is not None:
+        raise RecipeError(only.refusal)
+    if not any(item.translation for item in found):
+        raise RecipeError(f"{source} holds no recipe of others that could be read")
+
+
+def _summary(count: int, translated: int) -> str:
+    return f"{translated} of {count} files translated"

@@ -1,0 +1,175 @@
+"""`recipe import`: recipes of others read, told line by line, and written as ours."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.checkpoint import durable
+from sparkdeploy.errors import RecipeError, UsageError
+from sparkdeploy.recipe.foreign.report import as_dict, whole_lines
+from sparkdeploy.recipe.foreign.translate import slug
+from sparkdeploy.recipe.foreign.write import recipe_text
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.load import library, look_into, recipe_folders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from sparkdeploy.recipe.foreign.translate import Translation
+    from sparkdeploy.recipe.load import Library, Loaded
+    from sparkdeploy.settings import Settings
+
+SUFFIXES = (".yaml", ".yml")
+MAX_FILES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """One file: what it says as a recipe of ours, or why it is none."""
+
+    file: Path
+    translation: Translation | None = None
+    mistakes: tuple[str, ...] = ()
+    consents: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    refusal: str | None = None
+    """Why nothing could be read of it."""
+    written: Path | None = None
+
+    @property
+    def name(self) -> str:
+        assert self.translation is not None  # noqa: S101 - asked of translated ones alone
+        return str(self.translation.document.content["name"])
+
+    @property
+    def text(self) -> str | None:
+        return recipe_text(self.translation) if self.translation is not None else None
+
+    def lines(self) -> Iterator[str]:
+        if self.translation is None:
+            yield f"{shown(self.file)}: {self.refusal}"
+            return
+        yield from whole_lines(self.translation, self.consents, self.warnings)
+        if self.mistakes:
+            yield f"  mistakes ({len(self.mistakes)}), `plan` refuses it:"
+            yield from (f"    {line}" for line in self.mistakes)
+        if self.written is not None:
+            yield f"  written to {self.written}"
+
+    def as_dict(self) -> dict[str, Any]:
+        told = as_dict(self.translation) if self.translation is not None else {}
+        return {
+            "file": str(self.file),
+            **told,
+            "refusal": self.refusal,
+            "mistakes": list(self.mistakes),
+            "needs_consent": list(self.consents),
+            "warnings": list(self.warnings),
+            "written": str(self.written) if self.written else None,
+        }
+
+
+def import_recipes(
+    source: Path, destination: Path | None, assignments: Sequence[str], settings: Settings
+) -> tuple[Imported, ...]:
+    """Read a file, or every recipe of others below a folder; write those that were translated.
+
+    Raises UsageError where there is nothing to read, RecipeError where a file of another content
+    stands in the way, or where what needs consent would be written into a trusted folder.
+    """
+    shelf = library(settings)
+    found = tuple(_read(shelf, file, assignments) for file in _files(source))
+    if destination is None:
+        return found
+    place, trusted = destination.resolve(), recipe_folders(settings)
+    if any(place.is_relative_to(folder.resolve()) for folder in trusted):
+        _refuse_without_consent(found)
+    root = source if source.is_dir() else source.parent
+    places = _places(found, root, destination)
+    try:
+        _refuse_other_files(found, places)
+        return tuple(_written(item, places.get(item.file)) for item in found)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{destination} cannot be written to: {error}") from error
+
+
+def _places(found: Sequence[Imported], root: Path, destination: Path) -> dict[Path, Path]:
+    """Return where each recipe is written: below the folder as below theirs, by its name.
+
+    Where two of one folder have one name, the later one is called as its file.
+    """
+    places: dict[Path, Path] = {}
+    for item in found:
+        if item.translation is not None:
+            folder = destination / item.file.relative_to(root).parent
+            path = folder / f"{item.name}.yaml"
+            is_taken = path in places.values()
+            places[item.file] = folder / f"{slug(item.file.stem)}.yaml" if is_taken else path
+    return places
+
+
+def _files(source: Path) -> list[Path]:
+    if not os.path.exists(source):  # noqa: PTH110 - never raises
+        raise UsageError(f"there is no file or folder {shown(source)}")
+    if source.is_file():
+        return [source]
+    found = sorted(path for path in source.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+    if not found:
+        raise UsageError(f"{source} holds no {' or '.join(SUFFIXES)} file")
+    if len(found) > MAX_FILES:
+        raise UsageError(f"{source} holds {len(found)} files, and {MAX_FILES} are the most")
+    return found
+
+
+def _read(shelf: Library, file: Path, assignments: Sequence[str]) -> Imported:
+    try:
+        loaded = look_into(shelf, os.path.join(".", file), assignments)  # noqa: PTH118 - a path, not a name
+    except RecipeError as error:
+        details = f" ({error.detail.strip()})" if error.detail else ""
+        return Imported(file, refusal=f"{error.message}{details}")
+    if loaded.translation is None:
+        return Imported(file, refusal="it is a recipe of ours already")
+    return _imported(file, loaded, loaded.translation)
+
+
+def _imported(file: Path, loaded: Loaded, translation: Translation) -> Imported:
+    mistakes, consents = loaded.lines(loaded.mistakes), loaded.lines(loaded.consents)
+    return Imported(file, translation, (*mistakes,), (*consents,), loaded.warnings)
+
+
+def _refuse_without_consent(found: Sequence[Imported]) -> None:
+    """A recipe in a folder of the user's own is the user's word: nobody is asked again.
+
+    What has mistakes was not asked about to the end.
+    """
+    for item in found:
+        asked = (*item.consents, *item.mistakes)
+        if asked:
+            raise RecipeError(
+                f"{item.file} has {len(item.mistakes)} mistakes and asks for {len(item.consents)} "
+                "things that need your consent, and recipes of that folder are trusted",
+                detail="\n".join(asked),
+                hint="write it elsewhere with -o; --allow-unsafe takes what needs consent",
+            )
+
+
+def _refuse_other_files(found: Sequence[Imported], places: Mapping[Path, Path]) -> None:
+    """Refuse before anything is written."""
+    for item in found:
+        path = places.get(item.file)
+        if path is not None and path.exists() and path.read_text(encoding="utf-8") != item.text:
+            raise RecipeError(
+                f"{path} exists with another content, and stays",
+                hint="move it, or choose another -o",
+            )
+
+
+def _written(item: Imported, path: Path | None) -> Imported:
+    if path is None or item.text is None:
+        return item
+    path.parent.mkdir(parents=True, exist_ok=True)
+    durable.write_text(path, item.text)
+    return replace(item, written=path)

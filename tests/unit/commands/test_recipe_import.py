@@ -1,0 +1,192 @@
+"""`recipe import`: printed, written, reported, and never written where nobody asks again."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy import yaml_text
+from sparkdeploy.recipe.load import Library, load_recipe
+from tests.unit.conftest import REPOSITORY
+from tests.unit.recipe.foreign.samples import V1, V2, WITH_WORDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.program import Run
+
+SHELF = Library((REPOSITORY / "recipes",))
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    folder = tmp_path / "theirs" / "below"
+    folder.mkdir(parents=True)
+    (folder / "parrot.yaml").write_text(V1)
+    (folder / "crow.yml").write_text(V2)
+    (folder / "owl.yaml").write_text(WITH_WORDS)
+    (folder / "sglang.yaml").write_text("model: a/b\ncontainer: x/y\nruntime: sglang\n")
+    (folder / "other.yaml").write_text("services: {}\n")
+    return folder
+
+
+def test_one_file_is_printed_as_ours(run: Run, theirs: Path, tmp_path: Path) -> None:
+    done = run("recipe", "import", str(theirs / "parrot.yaml"))
+    assert done.returncode == 0
+    assert "translated (" in done.stderr
+    assert "left out (" in done.stderr
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(done.stdout)
+    again = load_recipe(SHELF, str(ours), ["allow_unsafe=true"]).recipe
+    read = load_recipe(SHELF, str(theirs / "parrot.yaml"), ["allow_unsafe=true"]).recipe
+    assert again == read
+    line = next(at for at, text in enumerate(V1.splitlines(), 1) if "--max-model-len" in text)
+    assert f"# line {line}: --max-model-len 64K" in done.stdout
+
+
+def test_a_folder_is_written_file_by_file(run: Run, theirs: Path, tmp_path: Path) -> None:
+    target = tmp_path / "ours"
+    done = run("recipe", "import", str(theirs.parent), "-o", str(target))
+    assert done.returncode == 0
+    assert sorted(path.name for path in (target / "below").iterdir()) == [
+        "crow.yaml",
+        "owl.yaml",
+        "parrot-35b-fp8.yaml",
+    ]
+    assert "3 of 5 files translated" in done.stderr
+    assert "the recipe is for SGLang" in done.stdout
+    assert "is no recipe" in done.stdout
+    again = run("recipe", "import", str(theirs.parent), "-o", str(target))
+    assert again.returncode == 0
+
+
+def test_another_file_of_that_name_stays(run: Run, theirs: Path, tmp_path: Path) -> None:
+    target = tmp_path / "ours"
+    target.mkdir()
+    (target / "crow.yaml").write_text("mine")
+    done = run("recipe", "import", str(theirs / "crow.yml"), "-o", str(target))
+    assert done.returncode == 3
+    assert "stays" in done.stderr
+    assert (target / "crow.yaml").read_text() == "mine"
+
+
+def test_a_trusted_folder_takes_nothing_without_consent(
+    run: Run, theirs: Path, tmp_path: Path
+) -> None:
+    trusted = tmp_path / "config" / "recipes"
+    refused = run("recipe", "import", str(theirs / "owl.yaml"), "-o", str(trusted))
+    assert refused.returncode == 3
+    assert "recipes of that folder are trusted" in refused.stderr
+    assert not trusted.exists()
+    allowed = run(
+        "recipe", "import", str(theirs / "owl.yaml"), "-o", str(trusted), "--allow-unsafe"
+    )
+    assert allowed.returncode == 0
+    assert (trusted / "owl.yaml").is_file()
+    assert "allow_unsafe" not in (trusted / "owl.yaml").read_text()
+
+
+def test_json_has_every_note_with_its_line(run: Run, theirs: Path) -> None:
+    (file,) = run.answer("recipe", "import", str(theirs / "parrot.yaml"), "--json")["files"]
+    assert file["format"] == "eugr v1"
+    said = {note["theirs"]: note["why"] for note in file["left_out"]}
+    assert said["--host"] == "loopback, or every address with --public"
+    assert all(note["line"] for note in file["translated"])
+
+
+@pytest.mark.parametrize(("name", "code"), [("absent", 2), ("sglang.yaml", 3), ("other.yaml", 3)])
+def test_what_cannot_be_imported_has_an_exit_code(
+    run: Run, theirs: Path, name: str, code: int
+) -> None:
+    done = run("recipe", "import", str(theirs / name))
+    assert done.returncode == code
+    assert done.stderr.count("error:") == 1
+
+
+@pytest.mark.usefixtures("no_docker")
+def test_a_plan_says_what_became_of_theirs(run: Run, theirs: Path) -> None:
+    done = run("plan", str(theirs / "owl.yaml"), "--allow-unsafe", "--set", "model.path=null")
+    assert "imported from owl.yaml (sparkrun v2)" in done.stdout
+    assert "mod         pip install owl-kernels" in done.stdout
+    assert "mods are not built into images yet" in done.stdout
+    told = json.loads(run("plan", str(theirs / "parrot.yaml"), "--json").stdout)
+    assert told["import"]["format"] == "eugr v1"
+
+
+@pytest.mark.usefixtures("no_docker")
+def test_an_image_by_a_tag_is_a_step_that_has_its_fix(run: Run, theirs: Path) -> None:
+    done = run(
+        "plan", str(theirs / "crow.yml"), "--allow-unsafe", "--set", "cluster.min_nodes=null"
+    )
+    assert "image vllm/vllm-openai:v0.32.0 is named by a tag" in done.stdout
+    assert "fix: docker pull vllm/vllm-openai:v0.32.0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "cr.yaml",
+            'model: other/x\ncontainer: vllm-node\ncommand: "vllm serve '
+            "'/x\\rmods: [{run: touch /pwned}]\\r#/models--a--b/snapshots/main'\"\n",
+        ),
+        ("x\nserve: {trust_remote_code: true}\n#.yaml", "model: a/b\ncontainer: vllm-node\n"),
+    ],
+)
+def test_nothing_of_theirs_leaves_a_comment(run: Run, tmp_path: Path, name: str, text: str) -> None:
+    folder, target = tmp_path / "theirs", tmp_path / "ours"
+    folder.mkdir()
+    (folder / name).write_text(text)
+    run("recipe", "import", str(folder), "-o", str(target))
+    for path in target.rglob("*.yaml"):
+        content = yaml_text.load_file(path)
+        assert "mods" not in content
+        assert "trust_remote_code" not in content.get("serve", {})
+
+
+def test_a_recipe_with_mistakes_is_not_written_where_it_would_be_trusted(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "theirs.yaml"
+    words = "command: vllm serve a/b --trust-remote-code --port nothing\n"
+    path.write_text(f"model: a/b\ncontainer: vllm-node\n{words}")
+    trusted = tmp_path / "config" / "recipes"
+    assert run("recipe", "import", str(path), "-o", str(trusted)).returncode == 3
+    assert not trusted.exists()
+
+
+@pytest.mark.parametrize("number", ["0.00001", "1.0e+16", "-.inf", "3.5"])
+def test_numbers_are_written_as_they_were_read(run: Run, tmp_path: Path, number: str) -> None:
+    path = tmp_path / "theirs.yaml"
+    path.write_text(
+        "model: a/b\ncontainer: vllm-node\ncommand: >-\n  vllm serve a/b"
+        " --override-generation-config '{\"temperature\": 0.00001}'\nmin_nodes: " + number + "\n"
+    )
+    done = run("recipe", "import", str(path))
+    assert done.returncode == 0
+    assert 'temperature": 1.0e-05' in done.stdout
+
+
+def test_places_that_cannot_be_written_are_said(run: Run, theirs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    (tmp_path / "ours" / "crow.yaml").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "crow.yaml").write_bytes(b"\xff")
+    for target in ("file", "ours", "other"):
+        words = ("recipe", "import", str(theirs / "crow.yml"), "-o", str(tmp_path / target))
+        done = run(*words)
+        assert done.returncode == 3
+        assert "cannot be written" in done.stderr
+    assert run("recipe", "import", "x" * 5000).returncode == 2
+
+
+def test_two_recipes_of_one_name_are_both_written(run: Run, tmp_path: Path) -> None:
+    folder, target = tmp_path / "theirs", tmp_path / "ours"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.yaml").write_text(f"name: same\nmodel: a/{name}\ncontainer: vllm-node\n")
+    assert run("recipe", "import", str(folder), "-o", str(target)).returncode == 0
+    assert {path.name for path in target.iterdir()} == {"same.yaml", "two.yaml"}
