@@ -72,7 +72,10 @@ def find_dialect(streams: Streams, model: str) -> Dialect:
         words = f"{failure.kind}: {failure.message}"
         if failure.kind is not FailureKind.REFUSED:
             break
-    raise BenchError(f"the server cannot be measured: {words}")
+    hint = None
+    if '"Not Found"' in words:
+        hint = "a model for embeddings or scores is measured with `sparkdeploy bench pooling`"
+    raise BenchError(f"the server cannot be measured: {words}", hint=hint)
 
 
 @dataclass(slots=True)

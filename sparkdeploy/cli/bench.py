@@ -63,6 +63,7 @@ def register(app: typer.Typer) -> None:
     group.command("quality")(quality)
     group.command("needle")(needle)
     group.command("tools")(tools)
+    group.command("pooling")(pooling)
     group.command("report")(report)
     app.add_typer(group, name="bench")
 
@@ -279,6 +280,29 @@ def tools(
     wrong = sum(bool(item.problem) for item in results)
     if gate and wrong:
         raise BenchError(f"{wrong} of {len(results)} tool calls went wrong")
+
+
+def pooling(
+    name: NameArgument = None,
+    url: UrlOption = None,
+    model: ModelOption = None,
+    key_file: KeyFileOption = None,
+    concurrency: Annotated[
+        str, typer.Option(help="How many requests at once, with commas.")
+    ] = "1,4,16",
+    requests: Annotated[int, typer.Option(help="For each of them.", min=1)] = 64,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Measure a model for embeddings, scores or classes on its own route."""
+    from sparkdeploy.bench.pooling import pooling_lines
+    from sparkdeploy.bench.suites import parse_counts
+    from sparkdeploy.commands.bench.run import Access, bench_pooling
+
+    side, access = _one_side(name, url), Access(key_file, model)
+    counts = parse_counts(concurrency, "--concurrency")
+    figures = bench_pooling(side, counts, requests, current_settings(), access)
+    answer(pooling_lines(figures), [asdict(item) for item in figures], as_json=as_json)
 
 
 def report(

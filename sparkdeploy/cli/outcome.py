@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from sparkdeploy.commands.up import Extent
 from sparkdeploy.console import console
 from sparkdeploy.plan.backends import planned_backends
 from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.server.pooling import CHAT, COMPLETIONS, example_body
 from sparkdeploy.server.truth import findings
 from sparkdeploy.settings import ON_VARIABLE
 
@@ -37,7 +39,7 @@ def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
     if extent is Extent.DETACH and outcome.changed:
         yield f"{name} is starting; `sparkdeploy status` shows when it answers"
         return
-    model = outcome.plan.resolved.recipe.model.served_name
+    model = outcome.plan.resolved.recipe.model.served_names[0]
     state = "answers" if outcome.changed else "was up already and answers"
     yield f"{name} {state} at {outcome.plan.base_url}/v1 as {model}"
     yield f"try: {_example(outcome)}"
@@ -55,13 +57,22 @@ def _say_way_in(outcome: Outcome) -> None:
 
 
 def _example(outcome: Outcome) -> str:
-    model = outcome.plan.resolved.recipe.model.served_name
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    url = f"{outcome.plan.base_url}/v1/chat/completions"
+    model = outcome.plan.resolved.recipe.model.served_names[0]
+    path = _tried(outcome)
+    body = json.dumps(example_body(path, model))
+    url = f"{outcome.plan.base_url}{path}"
     command = shlex.join(["curl", "-s", url, "-H", "Content-Type: application/json"])
     if outcome.plan.deployment.exposure is Exposure.PUBLIC:
         command += f' -H "Authorization: Bearer $(cat {outcome.plan.folders.key_file})"'
     return f"{command} -d {shlex.quote(body)}"
+
+
+def _tried(outcome: Outcome) -> str:
+    """Return the route to try: a chat's, or the one of a model that writes no text."""
+    readiness, serve = outcome.readiness, outcome.plan.resolved.recipe.serve
+    if readiness is not None:
+        return CHAT if readiness.answer.path == COMPLETIONS else readiness.answer.path
+    return "/v1/embeddings" if serve.runner == "pooling" else CHAT
 
 
 def _as_dict(outcome: Outcome, extent: Extent) -> dict[str, Any]:
@@ -72,6 +83,7 @@ def _as_dict(outcome: Outcome, extent: Extent) -> dict[str, Any]:
         "extent": extent.name.lower(),
         "base_url": outcome.plan.base_url,
         "changed": outcome.changed,
+        "endpoint": _tried(outcome) if extent is Extent.ANSWER else None,
         "startup_s": readiness.startup_s if readiness else None,
         "phases_s": dict(readiness.phases_s) if readiness else None,
         "backends": _backends(outcome),

@@ -11,6 +11,7 @@ import requests
 
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.metrics import Speculation, parse_samples, speculation
+from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS, PoolingEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ CALL_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 600.0
 GREEDY = {"temperature": 0.0}
 _SHOWN_CHARACTERS = 500
+_NO_ROUTE = '{"detail":"Not Found"}'
+"""FastAPI's own words; a model that is not there is told in others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,12 @@ class Completion:
     duration_s: float
     reasoning: str = ""
     """What a reasoning parser split off; a chat answer may hold nothing else."""
+    path: str = COMPLETIONS
+    """The route that was asked."""
+
+
+class NoSuchRouteError(UnhealthyError):
+    """The server has no such route at all; another one may be what its model is for."""
 
 
 class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
@@ -113,6 +122,35 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         if not answer.get("choices"):
             raise UnhealthyError(f"{self.base_url}{path} answered without a choice")
         return answer
+
+    def pooling_endpoint(self) -> PoolingEndpoint | None:
+        """Return the route of a model that writes no text; None for one that does, or has none."""
+        paths = self._call_json("/openapi.json").get("paths", {})
+        if COMPLETIONS in paths:
+            return None
+        return next((item for item in POOLING_ENDPOINTS if item.path in paths), None)
+
+    def pool(self, text: str, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Completion:
+        """Ask a model that writes no text, on the first of its routes that is there."""
+        for endpoint in POOLING_ENDPOINTS:
+            with contextlib.suppress(NoSuchRouteError):
+                return self.post(endpoint.path, endpoint.body([text]), timeout_s=timeout_s)
+        raise UnhealthyError(f"{self.base_url} has no route for texts, embeddings or scores")
+
+    def post(
+        self, path: str, body: Mapping[str, Any], *, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> Completion:
+        """Post to a route that writes no text; what it took is what counts."""
+        started_s = time.perf_counter()
+        answer = self._call_json(path, timeout_s=timeout_s, body={**body, "model": self.name})
+        usage = answer.get("usage") or {}
+        return Completion(
+            text="",
+            prompt_tokens=int(usage.get("prompt_tokens") or usage.get("total_tokens") or 0),
+            completion_tokens=0,
+            duration_s=time.perf_counter() - started_s,
+            path=path,
+        )
 
     def exposition(self) -> str:
         return self._call("/metrics").text
@@ -196,6 +234,6 @@ def _refusal(url: str, response: requests.Response) -> UnhealthyError:
     if response.status_code in {requests.codes.unauthorized, requests.codes.forbidden}:
         hint = "the server wants its API key as a Bearer token"
     words = response.text.strip()[:_SHOWN_CHARACTERS]
-    return UnhealthyError(
-        f"{url} answered {response.status_code}: {words or response.reason}", hint=hint
-    )
+    is_no_route = response.status_code == requests.codes.not_found and words == _NO_ROUTE
+    kind = NoSuchRouteError if is_no_route else UnhealthyError
+    return kind(f"{url} answered {response.status_code}: {words or response.reason}", hint=hint)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from sparkdeploy.console import format_seconds
 from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.server.client import NoSuchRouteError
 from sparkdeploy.server.forensics import (
     Cause,
     Restarts,
@@ -47,6 +48,7 @@ class Answering(Protocol):
 
     def is_healthy(self, *, timeout_s: float) -> bool: ...
     def complete(self, prompt: str, max_tokens: int, *, timeout_s: float) -> Completion: ...
+    def pool(self, text: str, *, timeout_s: float) -> Completion: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def wait_until_answering(  # noqa: PLR0913 - the clock, its sleep and the tracke
     on_phase: Callable[[PhaseTracker, float], None] = lambda _tracker, _elapsed_s: None,
     tracker: PhaseTracker | None = None,
 ) -> Readiness:
-    """Wait until the container runs, /health says so and one completion has succeeded.
+    """Wait until the container runs, /health says so and one request has been answered.
 
     `deadline_s` counts from this call. `on_phase` is called after every look with the tracker and
     the seconds so far (the tracker's times count from this call too). Raises ContainerDiedError
@@ -140,12 +142,19 @@ class _Wait:
     def _complete(self, timeout_s: float) -> Completion | None:
         restarts = self.tracker.restarts
         try:
-            return self.model.complete(FIRST_PROMPT, FIRST_TOKENS, timeout_s=timeout_s)
+            return self._first_answer(timeout_s)
         except UnhealthyError as error:
             self.refusal = error.message
             if self.restarts_before_refusal is None:
                 self.restarts_before_refusal = restarts
             return None
+
+    def _first_answer(self, timeout_s: float) -> Completion:
+        """A model for embeddings or scores writes no text: its own route has to answer."""
+        try:
+            return self.model.complete(FIRST_PROMPT, FIRST_TOKENS, timeout_s=timeout_s)
+        except NoSuchRouteError:
+            return self.model.pool(FIRST_PROMPT, timeout_s=timeout_s)
 
     def _require_alive(self) -> None:
         fact = self.host.find_container(self.container_id)

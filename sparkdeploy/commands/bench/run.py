@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from sparkdeploy import __version__, labels
 from sparkdeploy.bench.files import KeptRun, Shelf, run_id, write_record
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
+from sparkdeploy.bench.pooling import PoolingFigures, measure_pooling
 from sparkdeploy.bench.quality import needle, tool_calls
 from sparkdeploy.bench.quality.capture import first_texts, read_capture, take_capture
 from sparkdeploy.bench.record import Run, SuiteResult
@@ -320,6 +321,25 @@ def search_needles(
     with model, console.step(f"needles in {label}") as step:
         fitting = needle.fitting(lengths, model.max_model_len())
         return tuple(needle.search(model, fitting, on_progress=step.say))
+
+
+def bench_pooling(
+    side: str, concurrency: Sequence[int], requests: int, settings: Settings, access: Access
+) -> tuple[PoolingFigures, ...]:
+    """Measure a model that writes no text; BenchError for one that does."""
+    model, label = _served_side(side, settings, access)
+    with model, console.step(f"requests to {label}") as step:
+        endpoint = model.pooling_endpoint()
+        if endpoint is None:
+            raise BenchError(f"{label} writes text", hint="measure it with `sparkdeploy bench`")
+
+        def opened() -> ServedModel:
+            return ServedModel(model.base_url, model.api_key, model=model.name)
+
+        figures = measure_pooling(
+            opened, endpoint, concurrency=concurrency, requests=requests, on_progress=step.say
+        )
+        return tuple(figures)
 
 
 def try_tools(side: str, settings: Settings, access: Access) -> tuple[tool_calls.CaseResult, ...]:

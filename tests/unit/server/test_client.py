@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from sparkdeploy.bench.pooling import measure_pooling, pooling_lines
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.server.client import ServedModel
+from sparkdeploy.server.client import NoSuchRouteError, ServedModel
 from sparkdeploy.server.metrics import Speculation, parse_samples, speculation, totals
+from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS
 
 pytestmark = pytest.mark.outside
 
@@ -215,3 +217,73 @@ def test_nothing_drafted_has_no_acceptance() -> None:
 
 def test_a_quoted_label_may_hold_anything() -> None:
     assert totals(parse_samples(METRICS))["python_info"] == 1
+
+
+NO_ROUTE = (404, '{"detail":"Not Found"}')
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("/v1/embeddings", "input"),
+        ("/score", "text_2"),
+        ("/rerank", "documents"),
+        ("/classify", "input"),
+        ("/pooling", "input"),
+    ],
+)
+def test_a_model_without_texts_is_asked_on_the_route_that_it_has(
+    server: Server, model: ServedModel, path: str, key: str
+) -> None:
+    for endpoint in (COMPLETIONS, *(item.path for item in POOLING_ENDPOINTS)):
+        server.answers[endpoint] = NO_ROUTE
+    server.answers[path] = (200, json.dumps({"data": [], "usage": {"total_tokens": 7}}))
+    with pytest.raises(NoSuchRouteError):
+        model.complete("a", 1)
+    answer = model.pool("Paris")
+    assert (answer.path, answer.prompt_tokens) == (path, 7)
+    asked, _, body = server.asked[-1]
+    assert (asked, body[key]) == (path, ["Paris"])
+
+
+def test_a_model_that_is_not_there_is_no_missing_route(server: Server, model: ServedModel) -> None:
+    server.answers["/v1/completions"] = (404, '{"error":{"message":"The model does not exist"}}')
+    with pytest.raises(UnhealthyError) as refused:
+        model.complete("a", 1)
+    assert not isinstance(refused.value, NoSuchRouteError)
+
+
+@pytest.mark.parametrize(
+    ("paths", "route"),
+    [
+        ({"/v1/completions": {}, "/score": {}}, None),
+        ({"/score": {}, "/v1/embeddings": {}}, "/v1/embeddings"),
+        ({"/rerank": {}, "/classify": {}}, "/rerank"),
+        ({"/health": {}}, None),
+    ],
+)
+def test_the_server_says_which_route_its_model_is_for(
+    server: Server, model: ServedModel, paths: dict[str, Any], route: str | None
+) -> None:
+    server.answers["/openapi.json"] = (200, json.dumps({"paths": paths}))
+    found = model.pooling_endpoint()
+    assert (found.path if found else None) == route
+
+
+def test_requests_for_embeddings_are_measured(server: Server) -> None:
+    server.answers["/v1/embeddings"] = (200, json.dumps({"usage": {"prompt_tokens": 100}}))
+    figures = list(
+        measure_pooling(
+            lambda: ServedModel(server.url, model="qwen"),
+            POOLING_ENDPOINTS[0],
+            concurrency=(1, 3),
+            requests=2,
+            on_progress=lambda _words: None,
+        )
+    )
+    assert [(item.concurrency, item.requests) for item in figures] == [(1, 2), (3, 3)]
+    assert figures[1].prompt_tokens == 300
+    assert figures[0].latency_s.p50 <= figures[0].latency_s.p95
+    texts = [tuple(body["input"]) for path, _, body in server.asked if path == "/v1/embeddings"]
+    assert len(set(texts)) == len(texts) == 6
+    assert len(list(pooling_lines(figures))) == 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
-from sparkdeploy.server.client import Completion
+from sparkdeploy.server.client import Completion, NoSuchRouteError
 from sparkdeploy.server.health import (
     LATE_POLL_S,
     ContainerDiedError,
@@ -65,6 +65,9 @@ class Timeline:
         if self.now_s < self.answers_at_s:
             raise UnhealthyError("500: not yet")
         return Completion("Paris", 5, max_tokens, 0.1)
+
+    def pool(self, text: str, *, timeout_s: float) -> Completion:
+        raise AssertionError(f"it writes text, and was asked to pool {text!r} in {timeout_s} s")
 
     def wait(self, deadline_s: float, **options: Any) -> Readiness:
         return wait_until_answering(
@@ -238,3 +241,16 @@ def test_a_server_that_dies_of_its_first_request_is_not_waited_for_again() -> No
     assert timeline.now_s < 3
     assert e.value.cause.name == "kernel_image"
     assert (e.value.detail or "").endswith(died.decode().strip())
+
+
+def test_a_model_that_writes_no_text_is_ready_when_its_own_route_answers() -> None:
+    class Embedder(Timeline):
+        def complete(self, prompt: str, max_tokens: int, *, timeout_s: float) -> Completion:
+            raise NoSuchRouteError(f"404 for {prompt!r}, {max_tokens} tokens, {timeout_s} s")
+
+        def pool(self, text: str, *, timeout_s: float) -> Completion:
+            del text, timeout_s
+            return Completion("", 5, 0, 0.1, path="/v1/embeddings")
+
+    readiness = Embedder(healthy_at_s=2.0).wait(10.0)
+    assert readiness.answer.path == "/v1/embeddings"

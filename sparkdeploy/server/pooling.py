@@ -1,0 +1,48 @@
+"""Endpoints of models that write no text: embeddings, scores, classes.
+
+vLLM has those routes alone that its model can serve, so the first that is there is the model's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingEndpoint:
+    """A route, and what it calls the texts that it is given."""
+
+    path: str
+    key: str
+    """Of the body: the text, or the texts, that are looked at."""
+    constant: tuple[tuple[str, str], ...] = ()
+    """What stands beside them."""
+
+    def body(self, texts: Sequence[str]) -> dict[str, Any]:
+        return {**dict(self.constant), self.key: list(texts)}
+
+
+QUESTION = "Which city is the capital of France?"
+POOLING_ENDPOINTS = (
+    PoolingEndpoint("/v1/embeddings", "input"),
+    PoolingEndpoint("/score", "text_2", (("text_1", QUESTION),)),
+    PoolingEndpoint("/rerank", "documents", (("query", QUESTION),)),
+    PoolingEndpoint("/classify", "input"),
+    PoolingEndpoint("/pooling", "input"),
+)
+"""As vLLM 0.25.1, 0.32.0 and 0.33.0 have them; a model with embeddings has scores as well."""
+
+
+def example_body(path: str, model: str) -> Mapping[str, Any]:
+    """Return what a user may try on a route."""
+    if path == CHAT:
+        return {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
+    endpoint = next(item for item in POOLING_ENDPOINTS if item.path == path)
+    return {"model": model, **endpoint.body(["Paris is the capital of France."])}
