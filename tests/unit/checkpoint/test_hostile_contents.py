@@ -190,7 +190,7 @@ def test_a_hub_is_not_asked_for_a_configuration_or_index_of_any_length(
 def test_a_configuration_made_to_fill_memory_takes_little_of_it(tmp_path: Path) -> None:
     text = b'{"a": [' + b"{}," * (CONFIG_LIMIT_BYTES // 3 - 100) + b"{}]}"
     (tmp_path / "config.json").write_bytes(text)
-    begin_s = time.monotonic()
+    begin_s = time.process_time()
     tracemalloc.start()
     try:
         read_config(FolderRanges(tmp_path))
@@ -198,7 +198,7 @@ def test_a_configuration_made_to_fill_memory_takes_little_of_it(tmp_path: Path) 
     finally:
         tracemalloc.stop()
     assert peak_bytes < 200 * MB
-    assert time.monotonic() - begin_s < 10
+    assert time.process_time() - begin_s < 10
 
 
 def test_a_model_with_a_file_of_our_name_is_refused_and_not_written_to(
