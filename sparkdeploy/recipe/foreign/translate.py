@@ -192,19 +192,24 @@ def _nodes(theirs: Theirs, draft: Draft) -> None:
     least, most = theirs.content.get("min_nodes"), theirs.content.get("max_nodes")
     _limit(theirs, draft, "min_nodes", least if least != 1 else None)
     _limit(theirs, draft, "max_nodes", most)
-    several, one = (
-        _said_by(theirs, "cluster_only", "cluster"),
-        _said_by(theirs, "solo_only", "solo"),
-    )
-    cluster = draft.content.get("cluster", {})
-    if several is not None and "min_nodes" not in cluster:
-        draft.put(("cluster", "min_nodes"), 2, theirs.origin(several), f"{several}: more than one")
-    if one is not None and "max_nodes" not in cluster:
-        draft.put(("cluster", "max_nodes"), 1, theirs.origin(one), f"{one}: one alone")
+    _side(theirs, draft, _said_by(theirs, "cluster_only", "cluster"), ("min_nodes", 2))
+    _side(theirs, draft, _said_by(theirs, "solo_only", "solo"), ("max_nodes", 1))
     for key in ("min_nodes", "cluster_only", "solo_only"):
         value = theirs.content.get(key)
         if key in theirs.content and (value in (None, False) or (key, value) == ("min_nodes", 1)):
             draft.drop(theirs.origin(key), f"{key}: {theirs.content[key]}", "it limits nothing")
+
+
+def _side(theirs: Theirs, draft: Draft, key: str | None, limit: tuple[str, int]) -> None:
+    """Set the limit that an older key or `mode` stands for, unless the recipe counts nodes too."""
+    if key is None:
+        return
+    name, count = limit
+    line = f"{key}: {as_text(theirs.content[key])}"
+    if name in draft.content.get("cluster", {}):
+        draft.drop(theirs.origin(key), line, f"{name} says how many")
+    else:
+        draft.put(("cluster", name), count, theirs.origin(key), line)
 
 
 def _limit(theirs: Theirs, draft: Draft, key: str, count: Any) -> None:  # noqa: ANN401 - YAML

@@ -286,6 +286,23 @@ def test_one_machine_or_several_is_no_line_that_is_left_out(
 
 
 @pytest.mark.parametrize(
+    ("older", "count", "limits"),
+    [
+        ("cluster_only: true", "min_nodes: 4", (4, None)),
+        ("mode: cluster", "min_nodes: 4", (4, None)),
+        ("solo_only: true", "max_nodes: 1", (None, 1)),
+    ],
+)
+def test_an_older_key_beside_a_count_of_nodes_is_named(
+    theirs: Callable[..., Resolved], older: str, count: str, limits: tuple[int | None, int | None]
+) -> None:
+    resolved = theirs(command("vllm serve org/name") + f"{older}\n{count}\n")
+    cluster = resolved.recipe.cluster
+    assert (cluster.min_nodes, cluster.max_nodes) == limits
+    assert older.partition(":")[0] in left_out(resolved)
+
+
+@pytest.mark.parametrize(
     ("words", "expected"),
     [
         ("--block-size 16 --block-size 32", ["--block-size", "32"]),
