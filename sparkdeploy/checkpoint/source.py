@@ -14,9 +14,7 @@ from sparkdeploy.checkpoint.links import Content, follow, real_path
 from sparkdeploy.checkpoint.plain_files import plain_files
 from sparkdeploy.checkpoint.repo_files import DEPTH_LIMIT, name_problem
 from sparkdeploy.errors import CheckpointError
-
-CONFIG_FILE, ADAPTER_FILE = "config.json", "adapter_config.json"
-"""A model has the one, a LoRA adapter the other."""
+from sparkdeploy.recipe.paths import MODEL_FILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ def open_folder(path: Path) -> CheckpointSource:
         raise CheckpointError(f"{path} does not exist.", hint="Name the folder of a model.")
     if not folder.is_dir():
         raise CheckpointError(f"{path} is not a folder.")
-    if not any((folder / name).is_file() for name in (CONFIG_FILE, ADAPTER_FILE)):
+    if not any((folder / name).is_file() for name in MODEL_FILES):
         raise CheckpointError(
             f"{path} has no config.json.", hint="Name the folder that holds the model's files."
         )

@@ -190,15 +190,12 @@ def _sizes_elsewhere(recipe: Recipe, settings: Settings) -> tuple[str, int | Non
 
 def _sizes_on_hub(model: Model, settings: Settings, *, takes_fp8: bool) -> tuple[str, int, int]:
     """What the hub says now, in one try, of the pinned commit or the branch."""
-    hub = replace(open_hub(settings), attempts=1)
-    pin = HubLock(settings.state_dir).pin(model.known_as, model.revision)
+    hub, repo = replace(open_hub(settings), attempts=1), model.known_as
+    pin = HubLock(settings.state_dir).pin(repo, model.revision)
     if pin is not None and pin.files:
-        found, known_from = (
-            pin.facts(model.known_as, model.revision),
-            f"pinned at {pin.commit[:12]}",
-        )
+        found, known_from = pin.facts(repo, model.revision), f"pinned at {pin.commit[:12]}"
     else:
-        found = hub.describe(model.known_as, pin.commit if pin is not None else model.revision)
+        found = hub.describe(repo, pin.commit if pin is not None else model.revision)
         known_from = f"the hub, at {found.commit[:12]}"
     if not takes_fp8:
         return known_from, found.size_bytes, 0

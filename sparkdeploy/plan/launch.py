@@ -6,7 +6,6 @@ owners publish; docs/cluster.md names them.
 
 from __future__ import annotations
 
-import json
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +105,7 @@ def serve_argv(
     argv += ["--host", exposure.host, "--port", str(recipe.serve.port)]
     if exposure is Exposure.PUBLIC:
         argv += ["--middleware", KEY_MIDDLEWARE]
-    argv += _flag_arguments(recipe)
+    argv += (word for _, words in flags.field_arguments(recipe.serve) for word in words)
     if recipe.serve.speculative is not None:
         argv += ["--speculative-config", _speculative_json(recipe.serve.speculative, companions)]
     if recipe.serve.lora:
@@ -133,27 +132,11 @@ def _media_arguments(recipe: Recipe) -> tuple[str, ...]:
     return (f"{MEDIA_FLAG}={NO_DOMAIN}",)
 
 
-def _flag_arguments(recipe: Recipe) -> Iterator[str]:
-    serve = recipe.serve
-    for field, flag in flags.VALUE_FLAGS.items():
-        value = getattr(serve, field)
-        if value is not None and (field, value) != ("kv_cache_dtype", "auto"):
-            yield from (flag, f"{value:g}" if isinstance(value, float) else str(value))
-    for field, flag in flags.SWITCH_FLAGS.items():
-        value = getattr(serve, field)
-        if value is not None:
-            yield flag if value else f"--no-{flag.removeprefix('--')}"
-    for field, flag in flags.JSON_FLAGS.items():
-        value = getattr(serve, field)
-        if value is not None:
-            yield from (flag, _compact(value))
-
-
 def _adapters(adapters: Sequence[LoraAdapter], companions: Sequence[str]) -> Iterator[str]:
     """Yield each adapter's name and folder; the folders stand last among the companions."""
     folders = companions[-len(adapters) :]
     for adapter, folder in zip(adapters, folders, strict=True):
-        yield _compact({"name": adapter.name, "path": folder})
+        yield flags.compact_json({"name": adapter.name, "path": folder})
 
 
 def _speculative_json(speculative: Speculative, companions: Sequence[str]) -> str:
@@ -161,11 +144,7 @@ def _speculative_json(speculative: Speculative, companions: Sequence[str]) -> st
     if speculative.model is not None:
         config["model"] = companions[0] if companions else speculative.model
     config["num_speculative_tokens"] = speculative.tokens
-    return _compact(config | speculative.further)
-
-
-def _compact(value: Any) -> str:  # noqa: ANN401 - any JSON value
-    return json.dumps(value, separators=(",", ":"))
+    return flags.compact_json(config | speculative.further)
 
 
 def fabric_env(resolved: Resolved, formation: Formation, seat: Seat) -> dict[str, str]:

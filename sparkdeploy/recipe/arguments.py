@@ -6,7 +6,6 @@ parser that nobody registered: vLLM says each of them after the download, and st
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from dataclasses import dataclass
@@ -17,15 +16,15 @@ from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.history import FLAGS, history
 from sparkdeploy.recipe.release import release_of, releases
-from sparkdeploy.recipe.rules import Mistake
-from sparkdeploy.recipe.schema import Speculative
+from sparkdeploy.recipe.rules import Mistake, drafting_of
+from sparkdeploy.recipe.words import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.release import Flag, Release
-    from sparkdeploy.recipe.schema import Engine, Recipe, Serve
+    from sparkdeploy.recipe.schema import Engine, Recipe, Serve, Speculative
 
 NAMES = {
     "--attention-backend": "attention_backends",
@@ -75,8 +74,7 @@ class Given:
     @property
     def form(self) -> str:
         """The spelling without the keys of a mapping behind it, `-` for `_` as vLLM reads it."""
-        name = self.spelling.partition(".")[0]
-        return name.replace("_", "-") if name.startswith("--") else name
+        return flags.with_hyphens(self.spelling.partition(".")[0])
 
 
 def argument_mistakes(recipe: Recipe, engine: Engine) -> tuple[list[Mistake], bool]:
@@ -86,30 +84,18 @@ def argument_mistakes(recipe: Recipe, engine: Engine) -> tuple[list[Mistake], bo
     """
     release, is_its_own = release_of(engine)
     given = given_of(recipe.serve)
-    found = [problem for item in given for problem in _held(item, release, given)]
-    for section in ("serve", "cluster"):
-        drafting = getattr(recipe, section).speculative
-        if isinstance(drafting, Speculative):
-            found += _drafting((section, "speculative"), drafting, release)
+    forms = {item.form for item in given}
+    found = [problem for item in given for problem in _held(item, release, forms)]
+    for path, drafting in drafting_of(recipe):
+        found += _drafting(path, drafting, release)
     return found, is_its_own
 
 
 def given_of(serve: Serve) -> list[Given]:
     """Return every flag of a recipe, those of its fields first."""
-    return [*_fields(serve), *given_flags(serve.extra_args)]
-
-
-def _fields(serve: Serve) -> Iterator[Given]:
-    for field, flag in (flags.VALUE_FLAGS | flags.JSON_FLAGS).items():
-        value = getattr(serve, field)
-        if isinstance(value, dict):
-            yield Given(("serve", field), flag, [json.dumps(value)])
-        elif value is not None and (field, value) != ("kv_cache_dtype", "auto"):
-            yield Given(("serve", field), flag, [str(value)])
-    for field, flag in flags.SWITCH_FLAGS.items():
-        value = getattr(serve, field)
-        if value is not None:
-            yield Given(("serve", field), flag if value else f"--no-{flag.removeprefix('--')}", [])
+    told = flags.field_arguments(serve)
+    fields = (Given(("serve", field), flag, values) for field, (flag, *values) in told)
+    return [*fields, *given_flags(serve.extra_args)]
 
 
 def given_flags(arguments: Sequence[str]) -> Iterator[Given]:
@@ -129,12 +115,11 @@ def _is_flag(word: str) -> bool:
     return word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word)
 
 
-def _held(given: Given, release: Release, all_given: Iterable[Given]) -> Iterator[Mistake]:
+def _held(given: Given, release: Release, all_forms: Collection[str]) -> Iterator[Mistake]:
     # A word before every flag is a question of consent, not of a release.
     if OPTIMIZATION.match(given.spelling) or not given.spelling.startswith("-"):
         return
-    spellings = release.spellings()
-    name = spellings.get(given.form) or _beginning(given.form, spellings)
+    name = release.spellings.get(given.form) or _beginning(given.form, release.spellings)
     if name is None:
         yield _unknown(given, release)
         return
@@ -146,10 +131,10 @@ def _held(given: Given, release: Release, all_given: Iterable[Given]) -> Iterato
         key = given.spelling.split(".")[1]
         yield from _keys(given.path, name, [key], release)
         return
-    plugins = {item.form for item in all_given}
+    if PLUGGED_IN.get(name) in all_forms:
+        return
     for value in given.values:
-        if PLUGGED_IN.get(name) not in plugins:
-            yield from _value(given.path, name, flag, value, release)
+        yield from _value(given.path, name, flag, value, release)
 
 
 def _beginning(form: str, spellings: Mapping[str, str]) -> str | None:
@@ -220,17 +205,17 @@ def _keys(path: KeyPath, name: str, keys: Iterable[str], release: Release) -> It
     for key in keys:
         # `--x.list+ item` adds to a list.
         if key.rstrip("+") not in known:
-            near = _near(key, known)
+            near = nearest(key, known)
             yield Mistake(path, f"{name} of vLLM {release.vllm} has no key {shown(key)}", near)
 
 
 def _unknown(given: Given, release: Release) -> Mistake:
     what = f"vLLM {release.vllm} has no flag {shown(given.spelling)}"
-    has = [engine for engine, it in releases().items() if given.form in it.spellings()]
+    has = [engine for engine, it in releases().items() if given.form in it.spellings]
     return Mistake(
         given.path,
         what + _life(FLAGS, given.form, release),
-        _engines(has) or _near(given.form, release.spellings()),
+        _engines(has) or nearest(given.form, release.spellings),
     )
 
 
@@ -242,7 +227,7 @@ def _no_name(path: KeyPath, name: str, value: str, kind: str, release: Release) 
     return Mistake(
         path,
         what + _life(kind, wanted, release),
-        _engines(has) or _near(wanted, known) or f"one of {', '.join(known)}",
+        _engines(has) or nearest(wanted, known) or f"one of {', '.join(known)}",
     )
 
 
@@ -256,7 +241,7 @@ def _no_choice(
     ]
     listed = ", ".join(choices[:SHOWN_CHOICES]) + (", ..." if choices[SHOWN_CHOICES:] else "")
     what = f"{name} {shown(value)}: vLLM {release.vllm} takes {listed}"
-    return Mistake(path, what, _engines(has) or _near(value, choices))
+    return Mistake(path, what, _engines(has) or nearest(value, choices))
 
 
 def _one_of(kind: str) -> str:
@@ -275,8 +260,3 @@ def _life(kind: str, name: str, release: Release) -> str:
 def _engines(names: Sequence[str]) -> str:
     on_gpus = [name for name in names if not name.startswith("cpu")]
     return f"set engine to {' or '.join(on_gpus)}" if on_gpus else ""
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {near[0]}?" if near else ""

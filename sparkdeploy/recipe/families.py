@@ -11,7 +11,7 @@ from pydantic import Field
 from sparkdeploy import yaml_text
 from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.history import history
-from sparkdeploy.recipe.schema import Strict
+from sparkdeploy.recipe.schema import Strict, VllmRelease
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
     from sparkdeploy.recipe.schema import Engine
 
-Release = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
-
 
 class BadReleases(Strict):
     """Releases that do not serve a family on a Spark, the last one with all its patches."""
 
-    from_: Annotated[Release, Field(alias="from")]
-    to: Release
+    from_: Annotated[VllmRelease, Field(alias="from")]
+    to: VllmRelease
     why: str
     source: str
 
@@ -36,7 +34,7 @@ class Variable(Strict):
 
     name: str
     value: str
-    since: Release
+    since: VllmRelease
     source: str
 
 
@@ -47,7 +45,7 @@ class Family(Strict):
     repositories: str
     """A pattern that is looked for in a repository's name, in small letters."""
     architectures: list[str] = Field(default_factory=list)
-    least: Release | None = None
+    least: VllmRelease | None = None
     """Where the registry says too little."""
     fails: list[BadReleases] = Field(default_factory=list)
     env: list[Variable] = Field(default_factory=list)

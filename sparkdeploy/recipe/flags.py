@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.recipe.schema import Serve
 
 
 def _by_field(*fields: str) -> dict[str, str]:
@@ -115,6 +122,36 @@ FORBIDDEN_ENV: dict[str, str] = {
 """Environment names a recipe may not set, and why."""
 
 
+def field_arguments(serve: Serve) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each field that says something, with its flag and the flag's value."""
+    for field, flag in VALUE_FLAGS.items():
+        value = getattr(serve, field)
+        if value is not None and (field, value) != ("kv_cache_dtype", "auto"):
+            yield field, (flag, f"{value:g}" if isinstance(value, float) else str(value))
+    for field, flag in SWITCH_FLAGS.items():
+        value = getattr(serve, field)
+        if value is not None:
+            yield field, (flag if value else negated(flag),)
+    for field, flag in JSON_FLAGS.items():
+        value = getattr(serve, field)
+        if value is not None:
+            yield field, (flag, compact_json(value))
+
+
+def compact_json(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    return json.dumps(value, separators=(",", ":"))
+
+
+def negated(flag: str) -> str:
+    """Return the form that turns a switch off: `--no-x`."""
+    return f"--no-{flag.removeprefix('--')}"
+
+
+def with_hyphens(name: str) -> str:
+    """Return a flag as vLLM's own parser reads it: it takes `_` for `-` in long flags."""
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
 def flag_of(argument: str) -> str | None:
     """Return the long flag an argument names, or None when it is a value.
 
@@ -126,7 +163,7 @@ def flag_of(argument: str) -> str | None:
     name = re.split("[=.]", argument, maxsplit=1)[0]
     if not name.startswith("--"):
         return _flag_of_short_form(name)
-    name = name.replace("_", "-")
+    name = with_hyphens(name)
     name = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
     if name in OWNED_FLAGS or name in FIELD_OF_FLAG or name == "--":
         return name

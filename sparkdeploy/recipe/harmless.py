@@ -169,10 +169,9 @@ def _questions_of(flag: str, values: list[str], *, inline: bool) -> Iterator[str
 
 
 def _written_out(name: str) -> str:
-    """Return a flag as vLLM's own parser reads it: it takes `_` for `-` in long flags."""
     if name in CLEAR_SHORT_FORMS:
         return flags.SHORT_FORMS[name]
-    return name.replace("_", "-") if name.startswith("--") else name
+    return flags.with_hyphens(name)
 
 
 def _below(row: Allowed, keys: list[str], values: list[str]) -> Iterator[str]:

@@ -53,7 +53,7 @@ def history() -> History:
 def history_of(found: Iterable[Release]) -> History:
     """Return when each name came and went; the oldest release's names came before it."""
     by_age = sorted(found, key=lambda release: parse_version(release.vllm))
-    tables = [{FLAGS: release.spellings(), **release.names} for release in by_age]
+    tables = [{FLAGS: release.spellings, **release.names} for release in by_age]
     versions = [release.vllm for release in by_age]
     always = Life(versions[0])
     lives: dict[str, dict[str, Life]] = {}

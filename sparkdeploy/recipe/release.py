@@ -39,7 +39,7 @@ class Flag:
     aliases: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Release:
     """What `vllm serve` of one build takes."""
 
@@ -50,6 +50,7 @@ class Release:
     keys: Mapping[str, Sequence[str]]
     """Of the flags that take a mapping."""
 
+    @functools.cached_property
     def spellings(self) -> Mapping[str, str]:
         """Return the flag that each spelling means, `-tp` and `--no-x` among them."""
         return {form: name for name, flag in self.flags.items() for form in (name, *flag.aliases)}
@@ -83,7 +84,7 @@ def release_of(engine: Engine) -> tuple[Release, bool]:
         return read_release(own), True
     if is_unknown(engine):
         # What others build is nearest to the newest.
-        return max(releases().values(), key=lambda it: parse_version(it.vllm)), False
+        return newest(), False
     wanted = parse_version(engine.vllm)
     return min(releases().values(), key=lambda it: _distance(parse_version(it.vllm), wanted)), False
 
@@ -93,6 +94,10 @@ def releases() -> Mapping[str, Release]:
     """Return every release that an engine of ours has, by the engine's name."""
     files = sorted(arguments_folder().glob("c*.json"))
     return {path.stem: read_release(path) for path in files}
+
+
+def newest() -> Release:
+    return max(releases().values(), key=lambda release: parse_version(release.vllm))
 
 
 def _distance(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:

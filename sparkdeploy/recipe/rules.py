@@ -42,6 +42,16 @@ def _weights(recipe: Recipe) -> Iterator[Mistake]:
             )
 
 
+def drafting_of(recipe: Recipe) -> Iterator[tuple[KeyPath, Speculative]]:
+    """Yield what drafts, on one node and on several, by where the recipe says it."""
+    for section, drafting in (
+        ("serve", recipe.serve.speculative),
+        ("cluster", recipe.cluster.speculative),
+    ):
+        if drafting is not None and drafting != "off":
+            yield (section, "speculative"), drafting
+
+
 def _turboquant(recipe: Recipe) -> Iterator[Mistake]:
     serve = recipe.serve
     if serve.kv_cache_dtype.startswith("turboquant") and serve.attention_backend is not None:
@@ -130,6 +140,7 @@ def _extra_arguments(recipe: Recipe) -> Iterator[Mistake]:
         if flag is None:
             continue
         path: KeyPath = ("serve", "extra_args", index)
+        whole = _with_keys(flag, argument)
         if flag in flags.OWNED_FLAGS:
             yield Mistake(
                 path, f"{flag} is set by sparkdeploy", f"use {flags.OWNED_FLAGS[flag]} instead"
@@ -138,16 +149,15 @@ def _extra_arguments(recipe: Recipe) -> Iterator[Mistake]:
             yield Mistake(
                 path, f"{flag} is given twice", f"set serve.{field} and drop it from here"
             )
-        elif (whole := _with_keys(flag, argument)) in seen:
+        elif whole in seen:
             yield Mistake(path, f"{whole} is given twice", "keep one of them")
-        seen.add(_with_keys(flag, argument))
+        seen.add(whole)
 
 
 def _is_free(recipe: Recipe, field: str, argument: str) -> bool:
     """Whether keys behind a flag, `--x.key`, are all that a recipe says of that mapping."""
-    is_mapping = f"--{field.replace('_', '-')}" in flags.JSON_FLAGS.values()
     has_keys = "." in argument.partition("=")[0]
-    return is_mapping and has_keys and getattr(recipe.serve, field) is None
+    return field in flags.JSON_FLAGS and has_keys and getattr(recipe.serve, field) is None
 
 
 def _with_keys(flag: str, argument: str) -> str:

@@ -41,11 +41,11 @@ def _fits_a_file_system(text: str) -> str:
 HostPath = Annotated[Printable, AfterValidator(_fits_a_file_system)]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/+-]*$")]
 """A value that stands behind a flag: never a flag itself."""
-Repository = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$")
-]
+REPOSITORY_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+Repository = Annotated[str, Field(pattern=REPOSITORY_PATTERN)]
 Revision = Annotated[str, Field(pattern=r"^\w+([./-]\w+)*$")]
 ServedName = Annotated[str, Field(pattern=r"^[\w./:][\w./:@-]*$")]
+VllmRelease = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
 Text = Annotated[str, Field(pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$", max_length=65_536)]
 """Words over several lines, without what moves a terminal's cursor."""
 _TOKEN_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
@@ -371,7 +371,7 @@ class Engine(Strict):
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     title: Printable
     kind: Literal["wheel", "source", "image", "cpu"]
-    vllm: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+    vllm: VllmRelease
     torch: Annotated[str, Field(pattern=r"^\d+(\.\d+)+$")] | None = None
     cuda: Annotated[str, Field(pattern=r"^\d+\.\d+$")] | None = None
     base: Base | None = None

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.recipe import flags, harmless, paths
 from sparkdeploy.recipe.document import written_part
 from sparkdeploy.recipe.harmless import lists, shown
-from sparkdeploy.recipe.rules import Mistake
-from sparkdeploy.recipe.schema import Speculative
+from sparkdeploy.recipe.rules import Mistake, drafting_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -96,11 +95,9 @@ class Judge:
             yield ("mods", index), f"{shown(mod.name)}: a mod runs as root while an image is built"
 
     def _drafting(self) -> Iterator[tuple[KeyPath, str]]:
-        for section in ("serve", "cluster"):
-            drafting = getattr(getattr(self.recipe, section), "speculative", None)
-            if isinstance(drafting, Speculative):
-                for below, question in harmless.mapping_questions("speculative", drafting.further):
-                    yield (section, "speculative", *below), question
+        for path, drafting in drafting_of(self.recipe):
+            for below, question in harmless.mapping_questions("speculative", drafting.further):
+                yield (*path, *below), question
 
     def _environment(self) -> Iterator[tuple[KeyPath, str]]:
         for name, value in self.recipe.serve.env.items():

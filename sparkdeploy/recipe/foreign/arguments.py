@@ -12,8 +12,10 @@ from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.arguments import OPTIMIZATION, Given, given_flags
 from sparkdeploy.recipe.document import ValueOrigin
 from sparkdeploy.recipe.foreign.tables import tables
-from sparkdeploy.recipe.foreign.theirs import flag_of_parameter, newest
+from sparkdeploy.recipe.foreign.theirs import flag_of_parameter
 from sparkdeploy.recipe.foreign.weights import host_path, put_model
+from sparkdeploy.recipe.harmless import MAX_KEYS
+from sparkdeploy.recipe.release import newest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.foreign.draft import Draft
     from sparkdeploy.recipe.foreign.theirs import Theirs
 
-JSON_FIELDS = frozenset(flags.JSON_FLAGS)
 WHOLE_NUMBERS = frozenset({"max_model_len", "max_num_batched_tokens", "max_num_seqs"})
 SIZES = {
     "--tensor-parallel-size": "tensor_parallel",
@@ -35,8 +36,6 @@ SPECULATIVE = {"num_speculative_tokens": "tokens"}
 EXTRA: KeyPath = ("serve", "extra_args")
 DECIMAL = re.compile(r"[0-9]{1,3}([.][0-9]{0,6})?|[.][0-9]{1,6}")
 MAX_DIGITS = 17
-MAX_KEYS = 8
-"""In one another; vLLM's own mappings have four."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,7 @@ class Told:
     def flag(self) -> str:
         """The long flag that the spelling means, without the keys behind it."""
         name = self.given.spelling.partition(".")[0]
-        name = flags.SHORT_FORMS.get(name, name)
-        name = name.replace("_", "-") if name.startswith("--") else name
+        name = flags.with_hyphens(flags.SHORT_FORMS.get(name, name))
         # The start of a flag that sparkdeploy decides: `--api-k`.
         meant = flags.flag_of(name)
         return meant if meant in flags.OWNED_FLAGS and not name.startswith("--no-") else name
@@ -177,7 +175,7 @@ def _is_a_fields(told: Told, field: str) -> bool:
         return len(told.given.values) == 1
     # `--x.list+ item` adds to a list, which only vLLM has.
     names_a_value = len(told.keys) <= MAX_KEYS and not told.keys[-1].endswith("+")
-    return field in JSON_FIELDS and len(told.given.values) == 1 and names_a_value
+    return field in flags.JSON_FLAGS and len(told.given.values) == 1 and names_a_value
 
 
 def _put_switch(told: Told, field: str | None) -> None:
@@ -198,7 +196,7 @@ def _put_switch(told: Told, field: str | None) -> None:
 
 def _value(field: str, text: str) -> Any:  # noqa: ANN401 - a field's value
     """Read a field's value from a flag's; what is none of its type is left to the format."""
-    if field in JSON_FIELDS:
+    if field in flags.JSON_FLAGS:
         return _mapping(text)
     if field in WHOLE_NUMBERS:
         return "auto" if text == "-1" else _whole(text)

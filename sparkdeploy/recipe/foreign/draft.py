@@ -22,6 +22,11 @@ class Note:
     said: str
     """Ours for what was translated; the reason for what was dropped."""
 
+    @property
+    def where(self) -> str:
+        """The line of their file, or the option that said it."""
+        return shown(self.origin.file) if self.origin.line is None else f"line {self.origin.line}"
+
 
 @dataclass(slots=True)
 class Draft:

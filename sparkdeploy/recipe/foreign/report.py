@@ -10,7 +10,6 @@ from sparkdeploy.recipe.harmless import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.recipe.document import ValueOrigin
     from sparkdeploy.recipe.foreign.draft import Note
     from sparkdeploy.recipe.foreign.translate import Translation
 
@@ -32,7 +31,7 @@ def whole_lines(
     yield f"{shown(translation.file)} ({translation.format})"
     yield f"  translated ({len(translation.translated)}):"
     for note in translation.translated:
-        yield f"    {_where(note.origin)}: {note.theirs} -> {note.said}"
+        yield f"    {note.where}: {note.theirs} -> {note.said}"
     yield f"  needs your consent ({len(consents)}):"
     yield from (f"    {line}" for line in consents)
     yield f"  left out ({len(translation.dropped)}):"
@@ -59,11 +58,7 @@ def as_dict(translation: Translation) -> dict[str, Any]:
 
 
 def _left_out(note: Note) -> str:
-    return f"{_where(note.origin)}: {note.theirs}: {note.said}"
-
-
-def _where(origin: ValueOrigin) -> str:
-    return origin.file if origin.line is None else f"line {origin.line}"
+    return f"{note.where}: {note.theirs}: {note.said}"
 
 
 def _counted(count: int, thing: str) -> str:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.document import Document, ValueOrigin
-from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.foreign.command import PLACEHOLDER
 from sparkdeploy.recipe.foreign.tables import tables
 from sparkdeploy.recipe.harmless import shown
-from sparkdeploy.recipe.release import releases
+from sparkdeploy.recipe.release import newest
 from sparkdeploy.recipe.words import closest
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.recipe.document import KeyPath
-    from sparkdeploy.recipe.release import Release
 
 SIGNS = frozenset({"recipe_version", "sparkrun_version", "container", "command", "runtime"})
 """Keys that recipes of others have, one at least, and ours never."""
@@ -129,23 +127,13 @@ def flag_of_parameter(name: str) -> str:
     return tables().parameters.get(name) or "--" + name.replace("_", "-")
 
 
-def newest() -> Release:
-    """Return the newest release: what others' parameters and switches are looked up in."""
-    return max(releases().values(), key=lambda release: parse_version(release.vllm))
-
-
-def newest_flags() -> Mapping[str, str]:
-    """Return every spelling of the newest release's flags."""
-    return newest().spellings()
-
-
 def _is_variant(assignment: str) -> bool:
     return assignment.partition("=")[0].strip() == "variant" and "=" in assignment
 
 
 def _is_parameter(theirs: Theirs, name: str) -> bool:
     is_named = name in theirs.mapping("defaults") or name in theirs.used_parameters()
-    return is_named or (name != "model" and flag_of_parameter(name) in newest_flags())
+    return is_named or (name != "model" and flag_of_parameter(name) in newest().spellings)
 
 
 def _with_parameter(theirs: Theirs, name: str, value: str) -> Theirs:

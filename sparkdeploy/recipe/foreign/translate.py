@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.flags import negated
 from sparkdeploy.recipe.foreign.arguments import put_arguments
 from sparkdeploy.recipe.foreign.command import ServeCommand, fill_in, take_apart
 from sparkdeploy.recipe.foreign.draft import Draft, Note
 from sparkdeploy.recipe.foreign.secrets import is_secret
 from sparkdeploy.recipe.foreign.tables import tables
-from sparkdeploy.recipe.foreign.theirs import as_text, flag_of_parameter, newest_flags, read
+from sparkdeploy.recipe.foreign.theirs import as_text, flag_of_parameter, read
 from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.release import newest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from sparkdeploy.recipe.document import Document, ValueOrigin
+    from sparkdeploy.recipe.document import Document
     from sparkdeploy.recipe.foreign.theirs import Theirs
 
 MAX_TITLE = 200
@@ -169,13 +171,13 @@ def _command(theirs: Theirs) -> ServeCommand:
 
 
 def _flags_of_defaults(theirs: Theirs) -> Iterator[str]:
-    known = newest_flags()
+    known = newest().spellings
     for name, value in theirs.mapping("defaults").items():
         flag = flag_of_parameter(name)
         if flag not in known and flag != "--host":
             continue
         if value is True or value is False:
-            yield flag if value else f"--no-{flag.removeprefix('--')}"
+            yield flag if value else negated(flag)
         elif value is not None:
             yield from (flag, *_values_of(flag, value))
 
@@ -284,7 +286,7 @@ def _left_over(theirs: Theirs, draft: Draft) -> None:
         said = f"{name}: {as_text(value)}" if is_told else name
         origin = theirs.origin("defaults", name)
         if used is None:
-            if flag_of_parameter(name) not in newest_flags():
+            if flag_of_parameter(name) not in newest().spellings:
                 draft.drop(origin, said, "no flag of vLLM's is called so")
         elif name not in used and name != "served_model_name":
             draft.drop(origin, said, "the command has no place for it")
@@ -293,8 +295,3 @@ def _left_over(theirs: Theirs, draft: Draft) -> None:
             continue
         why = tables().keys.get(key, "no key of its format, and nothing here is called so")
         draft.drop(theirs.origin(key), key, why)
-
-
-def origin_text(origin: ValueOrigin) -> str:
-    """Return the line of a value of theirs, for a reader who has the file at hand."""
-    return f"line {origin.line}" if origin.line is not None else origin.file

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.schema import REPOSITORY_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 SNAPSHOT = re.compile(r".*/models--([^/]+)--([^/]+)/snapshots/([^/]+)/?")
 """A model's folder within a hub's cache."""
-REPOSITORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def put_model(theirs: Theirs, words: Sequence[str], draft: Draft) -> None:
@@ -40,7 +40,7 @@ def put_model(theirs: Theirs, words: Sequence[str], draft: Draft) -> None:
         said = f"model_revision: {revision}"
         draft.put(("model", "revision"), str(revision), theirs.origin("model_revision"), said)
     repo = draft.content["model"].get("repo")
-    if REPOSITORY.fullmatch(named) and repo is None:
+    if re.search(REPOSITORY_PATTERN, named) and repo is None:
         draft.put(("model", "repo"), named, theirs.origin("model"), f"model: {named}")
     elif named and named not in (served, repo):
         draft.drop(theirs.origin("model"), f"model: {named}", f"the command serves {shown(served)}")

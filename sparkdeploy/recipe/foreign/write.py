@@ -15,7 +15,6 @@ from sparkdeploy.recipe.unsafe import CONSENT_OPTIONS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.recipe.foreign.draft import Note
     from sparkdeploy.recipe.foreign.translate import Translation
 
 ORDER = ("schema", "name", "title", "engine", "image", "mods", "model", "checkpoint", "serve")
@@ -42,7 +41,7 @@ def recipe_text(translation: Translation) -> str:
         lines += _lines(key, content[key], key, said, "")
     if translation.dropped:
         lines.append("# Left out:")
-    lines += [f"#   {_where(note)}: {note.theirs}: {note.said}" for note in translation.dropped]
+    lines += [f"#   {note.where}: {note.theirs}: {note.said}" for note in translation.dropped]
     text = "\n".join(lines) + "\n"
     _require_same(text, content, translation.file)
     return text
@@ -60,15 +59,11 @@ def _require_same(text: str, content: Mapping[str, Any], file: str) -> None:
         )
 
 
-def _where(note: Note) -> str:
-    return shown(note.origin.file) if note.origin.line is None else f"line {note.origin.line}"
-
-
 def _origins(translation: Translation) -> dict[str, str]:
     """Return what each value of ours came from; flags of one list have a line each."""
     said: dict[str, str] = {}
     for note in translation.translated:
-        came = f"{_where(note)}: {note.theirs}"
+        came = f"{note.where}: {note.theirs}"
         before = said.get(note.said)
         said[note.said] = f"{before}; {came}" if before and note.said in LISTS else came
     return said

@@ -130,7 +130,7 @@ def test_every_engine_with_a_lock_has_its_own_arguments(shipped: Library) -> Non
 @pytest.mark.parametrize("engine", sorted(releases()))
 def test_the_history_agrees_with_each_release(engine: str) -> None:
     release, versions = releases()[engine], list(history().releases)
-    tables = {"flags": set(release.spellings()), **{k: set(v) for k, v in release.names.items()}}
+    tables = {"flags": set(release.spellings), **{k: set(v) for k, v in release.names.items()}}
     assert release.vllm in versions
     for kind, lives in history().lives.items():
         for name, life in lives.items():
