@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -183,9 +183,7 @@ def _sizes_elsewhere(recipe: Recipe, settings: Settings) -> tuple[str, int | Non
         said = f"shipped facts, derived, because {error.message}"
         if not takes_fp8:
             return said, known.total_bytes, 0
-        shape = known.architecture
-        sizes = model_sizes({**asdict(shape), "num_hidden_layers": shape.layers})
-        return said, known.total_bytes, expected_bytes(sizes)
+        return said, known.total_bytes, expected_bytes(model_sizes(known.config))
 
 
 def _sizes_on_hub(model: Model, settings: Settings, *, takes_fp8: bool) -> tuple[str, int, int]:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.errors import CheckpointError, RecipeError
-from sparkdeploy.estimate import capacity, model_facts, picture, speed, speed_report
+from sparkdeploy.estimate import (
+    capacity,
+    capacity_report,
+    model_facts,
+    picture,
+    speed,
+    speed_report,
+)
 from sparkdeploy.estimate.hardware import Hardware, hardware_named, hardware_seen, read_hardware
 from sparkdeploy.estimate.share import facts_of_rank, facts_of_step
 from sparkdeploy.node import facts as node_facts
@@ -67,7 +74,7 @@ class Outlook:
         yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
         if self.nodes > 1:
             yield from speed_report.node_lines(self.resolved.recipe.cluster, self.nodes)
-        yield from capacity.capacity_lines(self.resolved, self.facts, self.budget)
+        yield from capacity_report.capacity_lines(self.resolved, self.facts, self.budget)
 
     def speed_lines(self) -> Iterator[str]:
         """Yield the roofline: this recipe's step, more requests, every recipe, what is next."""
@@ -105,7 +112,7 @@ class Outlook:
             "schema": 1,
             "recipe": self.resolved.recipe.name,
             **({"nodes": self.nodes} if self.nodes > 1 else {}),
-            "capacity": capacity.capacity_as_dict(self.resolved, self.facts, self.budget),
+            "capacity": capacity_report.capacity_as_dict(self.resolved, self.facts, self.budget),
             "speed": speed_report.estimates_as_dict(self.estimates, self.speed, steps),
         }
 
@@ -198,11 +205,11 @@ def facts_of(
     )
     if source is not None:
         tensors = read_tensors(source.files_dir).values()
-        return model_facts.ModelFacts(
-            repo=model.known_as,
-            architecture=model_facts.architecture_of(read_config(source.files_dir)),
-            weight_bytes=model_facts.weights_of(item.info for item in tensors),
-            origin="safetensors headers on this machine",
+        return model_facts.facts_from(
+            model.known_as,
+            read_config(source.files_dir),
+            (item.info for item in tensors),
+            "safetensors headers on this machine",
         )
     if when_missing is WhenMissing.HUB:
         # It imports requests, which no other estimate needs.

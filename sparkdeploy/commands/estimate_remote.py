@@ -9,7 +9,7 @@ from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.ranges import HubRanges, index_of, read_config, read_remote_headers
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.model_facts import ModelFacts, architecture_of, weights_of
+from sparkdeploy.estimate.model_facts import ModelFacts, facts_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,11 +36,11 @@ def facts_in(repo: str, source: RangeSource) -> ModelFacts:
 
     Raises CheckpointError for files that state none.
     """
-    return ModelFacts(
-        repo=repo,
-        architecture=architecture_of(read_config(source)),
-        weight_bytes=weights_of(_tensors(source).values()),
-        origin="safetensors headers on the hub (tensors were not downloaded)",
+    return facts_from(
+        repo,
+        read_config(source),
+        _tensors(source).values(),
+        "safetensors headers on the hub (tensors were not downloaded)",
     )
 
 

@@ -34,6 +34,8 @@ class Hardware:
     source: str
     shares_memory: bool = True
     """Whether what vLLM takes is taken from the machine itself, which must keep its floor."""
+    mxfp4_tile: tuple[int, int] = (1, 1)
+    """Hidden and inner widths are padded to multiples of these in MXFP4 experts."""
     gpu: str | None = None
     """What its GPU's name contains."""
     fit: Fit | None = None
@@ -50,6 +52,7 @@ def read_hardware(path: Path) -> Mapping[str, Hardware]:
             bandwidth_bytes_s=float(entry["bandwidth_bytes_s"]),
             source=entry["source"],
             shares_memory=entry["shares_memory"],
+            mxfp4_tile=tuple(entry["mxfp4_tile"]),
             gpu=entry["gpu"],
             fit=Fit(**entry["fit"]) if "fit" in entry else None,
         )

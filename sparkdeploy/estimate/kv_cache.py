@@ -1,104 +1,159 @@
-"""The KV cache as vLLM lays it out: pages that attention and DeltaNet layers share, and groups.
+"""The KV cache as vLLM lays it out: pages of layers, groups of layers, blocks of one pool.
 
-Read in vLLM 0.25.1 and 0.32 (platforms/interface.py `_align_hybrid_block_size` and
-v1/core/kv_cache_utils.py); a test holds it against the log of a real vLLM.
+Read in vLLM 0.25.1, 0.32 and 0.33 (v1/core/kv_cache_utils.py `get_kv_cache_groups`,
+v1/kv_cache_interface.py and platforms/interface.py `_align_hybrid_block_size`); tests hold it
+against logs of real vLLMs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.checkpoint.family.layers import Attention, Latent, Recurrent
+from sparkdeploy.estimate.kv_formats import latent_bytes, slot_bytes
 from sparkdeploy.recipe.features import parse_version
 
 if TYPE_CHECKING:
-    from sparkdeploy.estimate.model_facts import Architecture
+    from collections.abc import Iterator, Sequence
+
+    from sparkdeploy.checkpoint.family.layers import Architecture, Layer, Mixer
 
 CUDA_BLOCK_TOKENS = 16
 """A block is a multiple of this many tokens with FlashAttention, FlashInfer and TurboQuant."""
+CPU_BLOCK_TOKENS = 128
+SPARSE_BLOCK_TOKENS = 64
+"""Of sparse latent attention (FlashMLA's kernels), whose indexer takes no other."""
+LATENT_ALIGNMENT_TOKENS = 128
+"""What a hybrid with latent attention aligns its blocks to."""
 CONTEXT_AWARE_SINCE = (0, 20, 0)
 PREFIX_CACHING_SINCE = (0, 29, 0)
 """Off for hybrid models in 0.25.1, on in 0.32 (read in code); in between nobody here looked."""
+IN_FLIGHT_SINCE = (0, 26, 0)
+"""From here on a window also holds the tokens of the steps that are scheduled beside the running
+one (`max_in_flight_tokens`)."""
 
-_BF16 = ("auto", "bfloat16", "float16")
-_TURBOQUANT_BITS = {
-    "turboquant_k8v4": (8, 4),
-    "turboquant_4bit_nc": (4, 4),
-    "turboquant_k3v4_nc": (3, 4),
-    "turboquant_3bit_nc": (3, 3),
-}
+Kind = Literal["full", "window", "chunk", "state"]
 
 
-def slot_bytes(kv_dtype: str, head_dim: int) -> int:
-    """Return what key and value of one head take for one token.
-
-    TurboQuant's slots are those of vLLM's turboquant/config.py: an FP8 key is stored as it is, a
-    quantised key has a 2-byte norm, a value 4 bytes of scale and zero point; 388, 262, 230 and
-    198 bytes for heads of 256. Raises RecipeError for an unknown dtype.
-    """
-    if kv_dtype in _BF16:
-        return 4 * head_dim
-    if kv_dtype.startswith("fp8"):
-        return 2 * head_dim
-    if kv_dtype not in _TURBOQUANT_BITS:
-        raise RecipeError(
-            f"the bytes of a {kv_dtype} KV cache are not known",
-            hint="known: auto, bfloat16, fp8, " + ", ".join(_TURBOQUANT_BITS),
-        )
-    key_bits, value_bits = _TURBOQUANT_BITS[kv_dtype]
-    key = head_dim if key_bits == 8 else -(-head_dim * key_bits // 8) + 2
-    slot = key + -(-head_dim * value_bits // 8) + 4
-    return slot + slot % 2
+class UnknownLayoutError(Exception):
+    """Layers that vLLM puts into pages in a way that the planner does not know."""
 
 
-def state_bytes(architecture: Architecture, draft_tokens: int) -> int:
-    """Return one DeltaNet layer's state: its convolution's window in BF16, the rest in FP32."""
-    a = architecture
-    window = (a.linear_conv_kernel_dim - 1 + draft_tokens) * a.convolved_width * 2
-    matrix = a.linear_num_value_heads * a.linear_value_head_dim * a.linear_key_head_dim * 4
-    return window + matrix if a.linear_attention_layers else 0
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """What decides a layout beside the model."""
+
+    kv_dtype: str = "auto"
+    vllm: str = "0.25.1"
+    alignment_tokens: int = CUDA_BLOCK_TOKENS
+    """The block of the attention backend, where the recipe names none."""
+    block_tokens: int | None = None
+    """`--block-size`."""
+    batched_tokens: int = 8192
+    """`--max-num-batched-tokens`."""
+    draft_tokens: int = 0
+    prefix_caching: bool = False
+    joins_windows: bool = False
+    """`--disable-hybrid-kv-cache-manager`: windows are kept as the whole context is."""
+    tensor_ranks: int = 1
+    memory_bytes: int | None = None
+    """Of one element of a state's memory, where not the model decides it."""
+    concurrent_steps: int = 1
+    """Steps that vLLM has scheduled at once: two on a GPU, where it schedules ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's pages. Layers with equal ones share a group."""
+
+    kind: Kind
+    block_tokens: int
+    page_bytes: int
+    shape: tuple[int, ...]
+    """What a page is made of: layers of another shape are no group, whatever their size."""
+    reach_tokens: int = 0
+    """Of a window or chunk."""
+    states: int = 0
+    """Pages that a request holds of a state."""
+
+    @property
+    def is_latent(self) -> bool:
+        return len(self.shape) == 1 and self.kind == "full"
+
+    def request_blocks(self, context_tokens: int, in_flight_tokens: int) -> int:
+        """Return the blocks that a request of this length holds at most."""
+        match self.kind:
+            case "state":
+                return self.states
+            case "full":
+                return -(-context_tokens // self.block_tokens)
+            case "window":
+                held = min(self.reach_tokens - 1 + in_flight_tokens, context_tokens)
+                return -(-held // self.block_tokens) + 1
+            case "chunk":
+                held = min(self.reach_tokens + in_flight_tokens, context_tokens)
+                return -(-held // self.block_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers with one table of blocks."""
+
+    cache: LayerCache
+    layers: tuple[int, ...]
+    """Their places among the model's caches."""
+    block_bytes: int
+    """A page of each of its layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """Blocks of one pool; a block holds a page for each of `group_layers` layers."""
+    """Blocks of one pool, from which every group takes its own."""
 
-    block_tokens: int
-    page_bytes: int
-    state_bytes: int
-    token_bytes: int
-    """Of one token in one full-attention layer."""
-    attention_layers: int
-    group_layers: int
-    attention_groups: int
-    state_groups: int
-    states_per_request: int
-    """Pages of state that a request holds in each group: one, one more for each drafted token, and
-    one more with prefix caching."""
+    groups: tuple[CacheGroup, ...]
+    in_flight_tokens: int
 
     @property
-    def groups(self) -> int:
-        return self.attention_groups + self.state_groups
+    def block_bytes(self) -> int:
+        """Return the bytes of a block: those of the group that needs most."""
+        return max((group.block_bytes for group in self.groups), default=0)
+
+    @property
+    def block_tokens(self) -> int:
+        """Return the tokens of a block of attention; 0 for a model without any."""
+        sizes = [it.cache.block_tokens for it in self.groups if it.cache.kind != "state"]
+        return max(sizes, default=0)
 
     @property
     def bytes_per_token(self) -> int:
         """Return the bytes of one token in all layers whose cache grows with the context."""
-        return self.token_bytes * self.attention_layers
+        full = (group for group in self.groups if group.cache.kind == "full")
+        return sum(group.block_bytes // group.cache.block_tokens for group in full)
+
+    @property
+    def growing_layers(self) -> int:
+        return sum(len(group.layers) for group in self.groups if group.cache.kind == "full")
 
     @property
     def request_state_bytes(self) -> int:
-        """Return the pages that a request's states occupy: groups x states x layers of a group."""
-        pages = self.state_groups * self.states_per_request * self.group_layers
-        return pages * self.page_bytes
+        """Return the pages that a request's states occupy, however long it is."""
+        return sum(it.cache.states for it in self.groups) * self.block_bytes
+
+    @property
+    def state_blocks(self) -> int:
+        return sum(group.cache.states for group in self.groups)
 
     def blocks(self, available_bytes: int) -> int:
-        return max(0, available_bytes) // self.page_bytes // self.group_layers
+        return max(0, available_bytes) // self.block_bytes
 
     def blocks_per_request(self, context_tokens: int) -> int:
         """Return the blocks of a request of this length: whole ones in every group."""
-        attention = self.attention_groups * -(-context_tokens // self.block_tokens)
-        return attention + self.state_groups * self.states_per_request
+        each = (
+            it.cache.request_blocks(context_tokens, self.in_flight_tokens) for it in self.groups
+        )
+        return sum(each)
 
     def concurrency(self, available_bytes: int, context_tokens: int) -> float:
         """Return how many requests of this length fit at once, vLLM's `Maximum concurrency`."""
@@ -114,42 +169,162 @@ class CacheLayout:
         from 0.20 on it is the concurrency at max_model_len times max_model_len.
         """
         if parse_version(vllm) < CONTEXT_AWARE_SINCE:
-            return self.blocks(available_bytes) // self.groups * self.block_tokens
+            return self.blocks(available_bytes) // len(self.groups) * self.block_tokens
         return self.tokens(available_bytes, max_model_len)
 
 
 def cache_layout(
     architecture: Architecture,
+    settings: CacheSettings,
     *,
-    kv_dtype: str,
-    draft_layers: int = 0,
-    draft_tokens: int = 0,
-    prefix_caching: bool = False,
-    alignment_tokens: int = CUDA_BLOCK_TOKENS,
-) -> CacheLayout:
-    """Return the layout for a model; a draft layer's cache joins the full-attention layers'."""
-    per_token = architecture.num_key_value_heads * slot_bytes(kv_dtype, architecture.head_dim)
-    state = state_bytes(architecture, draft_tokens)
-    # All pages have one size, so a block has as many tokens as fill the state of a DeltaNet layer.
-    block = alignment_tokens * max(1, -(-state // (alignment_tokens * per_token)))
-    attention = architecture.full_attention_layers + draft_layers
-    group = _group_layers(attention, architecture.linear_attention_layers)
-    return CacheLayout(
-        block_tokens=block,
-        page_bytes=block * per_token,
-        state_bytes=state,
-        token_bytes=per_token,
-        attention_layers=attention,
-        group_layers=group,
-        attention_groups=-(-attention // group),
-        state_groups=-(-architecture.linear_attention_layers // group),
-        states_per_request=1 + draft_tokens + int(prefix_caching),
+    drafter: Sequence[Layer] = (),
+    stage: range | None = None,
+) -> CacheLayout | None:
+    """Return the layout of a model's cache; None for a model that keeps none.
+
+    `drafter` are the layers that draft beside the model's own; `stage` is what one rank of a
+    pipeline holds of the model's layers. Raises UnknownLayoutError for pages that vLLM unites in
+    a way that is not known here, RecipeError for a format whose bytes are not known.
+    """
+    layers = [*architecture.layers, *drafter]
+    if not architecture.keeps_cache:
+        return None
+    block_tokens = _block_tokens(layers, settings)
+    owned = [(at, mixer) for at, layer in enumerate(layers) for mixer in layer.kept]
+    caches = [
+        (at, cache) for at, mixer in owned for cache in _caches(mixer, block_tokens, settings)
+    ]
+    if not caches:
+        return None
+    held = _held(stage, len(architecture.layers), len(layers))
+    groups = tuple(_groups(caches, held))
+    counts_steps = parse_version(settings.vllm) >= IN_FLIGHT_SINCE
+    steps = settings.concurrent_steps if counts_steps else 1
+    return CacheLayout(groups, steps * settings.batched_tokens)
+
+
+def _held(stage: range | None, owned: int, together: int) -> frozenset[int]:
+    """The drafter is whole on the last stage, so the one that is looked at is given it."""
+    return frozenset(range(together) if stage is None else [*stage, *range(owned, together)])
+
+
+def _token_bytes(mixer: Mixer, settings: CacheSettings) -> int:
+    """A token's bytes in one layer of one rank; heads divide down to one that ranks repeat."""
+    if isinstance(mixer, Latent):
+        return latent_bytes(settings.kv_dtype, mixer)
+    if isinstance(mixer, Attention):
+        heads = max(1, mixer.kv_heads // settings.tensor_ranks)
+        return heads * slot_bytes(settings.kv_dtype, mixer.key_width, mixer.value_width)
+    return 0
+
+
+def _state_bytes(mixer: Mixer, settings: CacheSettings) -> int:
+    if not isinstance(mixer, Recurrent):
+        return 0
+    return mixer.state_bytes(
+        ranks=settings.tensor_ranks,
+        draft_tokens=settings.draft_tokens,
+        memory_bytes=settings.memory_bytes,
     )
 
 
-def _group_layers(attention: int, linear: int) -> int:
+def _block_tokens(layers: Sequence[Layer], settings: CacheSettings) -> int:
+    """All pages of a hybrid have one size: a block has as many tokens as fill its largest state."""
+    mixers = [mixer for layer in layers for mixer in layer.kept]
+    alignment = settings.block_tokens or settings.alignment_tokens
+    if any(isinstance(mixer, Latent) and mixer.indexer_width for mixer in mixers):
+        alignment = max(alignment, SPARSE_BLOCK_TOKENS)
+    state = max((_state_bytes(mixer, settings) for mixer in mixers), default=0)
+    token = next((size for it in mixers if (size := _token_bytes(it, settings))), 0)
+    if not state or not token:
+        return alignment
+    if any(isinstance(mixer, Latent) for mixer in mixers):
+        alignment = max(alignment, LATENT_ALIGNMENT_TOKENS)
+    return alignment * -(-state // (alignment * token))
+
+
+def _caches(mixer: Mixer, block_tokens: int, settings: CacheSettings) -> Iterator[LayerCache]:
+    token = _token_bytes(mixer, settings)
+    page = block_tokens * token
+    if isinstance(mixer, Recurrent):
+        size, states = _state_bytes(mixer, settings), _states(mixer, settings)
+        yield LayerCache("state", block_tokens, size, (size, 0, 0), states=states)
+    elif isinstance(mixer, Latent):
+        yield LayerCache("full", block_tokens, page, (mixer.width,))
+        if mixer.indexer_width:
+            indexer = mixer.indexer_bytes
+            yield LayerCache("full", block_tokens, block_tokens * indexer, (indexer,))
+    else:
+        shape = (mixer.kv_heads, mixer.key_width, mixer.value_width)
+        reach = mixer.window or mixer.chunk or 0
+        kind: Kind = "window" if mixer.window else "chunk" if mixer.chunk else "full"
+        if settings.joins_windows:
+            kind, reach = "full", 0
+        yield LayerCache(kind, block_tokens, page, shape, reach)
+
+
+def _states(state: Recurrent, settings: CacheSettings) -> int:
+    """One, one more for each drafted token, and with prefix caching one to share and a snapshot."""
+    if not settings.prefix_caching:
+        return 1 + settings.draft_tokens
+    since, release = state.checkpoints_since, parse_version(settings.vllm)
+    return 2 + settings.draft_tokens + int(since is not None and release >= since)
+
+
+def _groups(caches: Sequence[tuple[int, LayerCache]], held: frozenset[int]) -> Iterator[CacheGroup]:
+    every = [cache for _, cache in caches]
+    if _is_one_type(every):
+        # One table of blocks serves all, so pages of any size stand side by side in a block.
+        here = [(at, cache) for at, cache in caches if at in held]
+        together = sum(cache.page_bytes for _, cache in here)
+        yield CacheGroup(every[0], tuple(at for at, _ in here), together)
+        return
+    united = list(zip((at for at, _ in caches), _united(every), strict=True))
+    buckets = {cache: [at for at, it in united if it == cache] for _, cache in united}
+    size = _group_layers([len(layers) for layers in buckets.values()])
+    for cache, layers in buckets.items():
+        number = -(-len(layers) // size)
+        for first in range(number):
+            kept = tuple(at for at in layers[first::number] if at in held)
+            yield CacheGroup(cache, kept, len(kept) * cache.page_bytes)
+
+
+def _is_one_type(caches: Sequence[LayerCache]) -> bool:
+    kinds = {cache.kind for cache in caches}
+    if len(kinds) > 1 or len({cache.block_tokens for cache in caches}) > 1:
+        return False
+    if kinds == {"state"}:
+        return len({cache.page_bytes for cache in caches}) == 1
+    return len({cache.reach_tokens for cache in caches}) == 1
+
+
+def _united(caches: Sequence[LayerCache]) -> list[LayerCache]:
+    """Give all layers pages of one size, as `unify_kv_cache_spec_page_size` does.
+
+    A state's page is padded; a smaller page of attention takes more tokens where that comes out
+    even, and is padded too where not.
+    """
+    largest = max(cache.page_bytes for cache in caches)
+    return [_enlarged(cache, largest) for cache in caches]
+
+
+def _enlarged(cache: LayerCache, largest: int) -> LayerCache:
+    if cache.page_bytes == largest or cache.kind == "state":
+        return replace(cache, page_bytes=largest)
+    if largest % cache.page_bytes == 0:
+        tokens = cache.block_tokens * (largest // cache.page_bytes)
+        return replace(cache, page_bytes=largest, block_tokens=tokens)
+    if cache.is_latent:
+        raise UnknownLayoutError("how latent attention shares pages with these other layers")
+    return replace(cache, page_bytes=largest)
+
+
+def _group_layers(counts: Sequence[int]) -> int:
     """The smaller number of layers, or the larger one when it is not half as large again."""
-    if 0 in {attention, linear}:
-        return max(attention, linear)
-    least, most = sorted((attention, linear))
+    least, most = min(counts), max(counts)
     return most if 2 * most < 3 * least else least
+
+
+def count_kinds(layout: CacheLayout) -> Counter[str]:
+    """Return how many layers each kind of cache has."""
+    return Counter(kind for it in layout.groups for kind in [it.cache.kind] * len(it.layers))

@@ -1,109 +1,53 @@
-"""What is known of a model: its architecture and where its weight bytes are, by kind."""
+"""What is known of a model: its layers, and where its weight bytes are, by kind."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.checkpoint.contents import WIDTH_LIMIT
-from sparkdeploy.errors import CheckpointError
+from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError, architecture_of
+from sparkdeploy.checkpoint.family.kinds import WeightKind, kinds_for
+from sparkdeploy.estimate.weights import bytes_in_memory
 from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from sparkdeploy.checkpoint.family.layers import Architecture
     from sparkdeploy.checkpoint.safetensors import TensorInfo
-
-SIZE_LIMIT = WIDTH_LIMIT
-"""Of any count or width in config.json, which a stranger may have written."""
-
-
-class WeightKind(StrEnum):
-    """What a weight tensor belongs to; the value is how a person reads it."""
-
-    EXPERTS = "routed experts"
-    SHARED_EXPERTS = "shared experts"
-    ROUTER = "router"
-    ATTENTION = "attention"
-    GDN = "Gated DeltaNet"
-    NORMS = "norms"
-    EMBEDDINGS = "embeddings"
-    LM_HEAD = "LM head"
-    MTP_EXPERTS = "MTP experts"
-    MTP_DENSE = "MTP layer without experts"
-    VISION = "vision"
-    OTHER = "other"
-
-
-KIND_BY_PART = {
-    ".visual.": WeightKind.VISION,
-    "lm_head.": WeightKind.LM_HEAD,
-    ".embed_tokens.": WeightKind.EMBEDDINGS,
-    ".mlp.experts.": WeightKind.EXPERTS,
-    ".mlp.shared_expert.": WeightKind.SHARED_EXPERTS,
-    ".mlp.shared_expert_gate.": WeightKind.ROUTER,
-    ".mlp.gate.": WeightKind.ROUTER,
-    ".linear_attn.": WeightKind.GDN,
-    "_norm.": WeightKind.NORMS,
-    ".self_attn.": WeightKind.ATTENTION,
-    "layernorm.": WeightKind.NORMS,
-    ".norm.": WeightKind.NORMS,
-}
-"""The first that a tensor's name holds says its kind: DeltaNet's own norm is DeltaNet's, and
-q_norm is a norm although in attention. Names are those of vLLM's qwen3_5.py."""
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """The sizes that decide memory and speed, under config.json's names; in elements and counts."""
-
-    hidden_size: int
-    vocab_size: int
-    full_attention_layers: int
-    linear_attention_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    linear_num_key_heads: int
-    linear_num_value_heads: int
-    linear_key_head_dim: int
-    linear_value_head_dim: int
-    linear_conv_kernel_dim: int
-    num_experts: int
-    num_experts_per_tok: int
-    moe_intermediate_size: int
-    shared_expert_intermediate_size: int
-    mtp_num_hidden_layers: int
-    max_position_embeddings: int
-    vision_depth: int = 0
-    vision_hidden_size: int = 0
-    vision_intermediate_size: int = 0
-    vision_positions: int = 0
-
-    @property
-    def layers(self) -> int:
-        """Return the language model's layers, the draft layer not counted."""
-        return self.full_attention_layers + self.linear_attention_layers
-
-    @property
-    def convolved_width(self) -> int:
-        """Return the channels of a DeltaNet layer's convolution: queries, keys and values."""
-        keys = self.linear_num_key_heads * self.linear_key_head_dim
-        return 2 * keys + self.linear_num_value_heads * self.linear_value_head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model's architecture and weight bytes, and how we came to know them."""
+    """A model's layers and weight bytes, and how we came to know them."""
 
     repo: str
-    architecture: Architecture
+    architecture: Architecture | None
+    """None where the planner does not know the layers; `unknown` says what that leaves open."""
     weight_bytes: Mapping[WeightKind, int]
+    """As they are stored."""
     origin: str
     """`safetensors headers` when read from files, otherwise the facts file and `derived`."""
+    memory_bytes: Mapping[WeightKind, int] = field(default_factory=dict)
+    """As vLLM holds them, before a recipe's treatment; those stored where none are given."""
+    unknown: str = ""
+    """What is not known of it, as words that follow `not known: `; empty when all is."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Its config.json, or what of it is shipped."""
+    quantisation: str = ""
+    """The `quant_method` of its config.json; empty for 16 bits."""
+    drafter: ModelFacts | None = None
+    """The model that drafts for it, where a recipe names one and it is known."""
+    tensor_ranks: int = 1
+    """Ranks that divide each layer; the bytes are those of one."""
+    stages: int = 1
+    """Of a pipeline; the bytes are those of the stage that holds most."""
+
+    def __post_init__(self) -> None:
+        if not self.memory_bytes:
+            object.__setattr__(self, "memory_bytes", dict(self.weight_bytes))
 
     @property
     def total_bytes(self) -> int:
@@ -111,63 +55,69 @@ class ModelFacts:
         return sum(self.weight_bytes.values())
 
 
+def facts_from(
+    repo: str, config: Mapping[str, Any], tensors: Iterable[TensorInfo], origin: str
+) -> ModelFacts:
+    """Return what a config.json and the headers beside it say.
+
+    Layers that are not known are None in the answer. Raises CheckpointError for numbers that no
+    model has.
+    """
+    listed = list(tensors)
+    kind_of = kinds_for(config)
+    stored = _by_kind((kind_of(it.name), it.size_bytes) for it in listed)
+    architecture, unknown = known_layers(config)
+    memory = bytes_in_memory(listed, architecture)
+    held = _by_kind((kind_of(name), size) for name, size in memory)
+    return ModelFacts(
+        repo=repo,
+        architecture=architecture,
+        weight_bytes=stored,
+        origin=origin,
+        memory_bytes=held,
+        unknown=unknown,
+        config=config,
+        quantisation=quantisation_of(config),
+    )
+
+
+def quantisation_of(config: Mapping[str, Any]) -> str:
+    """Return the `quant_method` of a config.json; empty for none."""
+    stated = config.get("quantization_config")
+    method = stated.get("quant_method") if isinstance(stated, dict) else None
+    return method if isinstance(method, str) else ""
+
+
+def known_layers(config: Mapping[str, Any]) -> tuple[Architecture | None, str]:
+    """Return the layers of a config.json, or None and what that leaves unknown."""
+    try:
+        return architecture_of(config), ""
+    except UnknownArchitectureError as error:
+        return None, str(error)
+
+
+def _by_kind(sizes: Iterable[tuple[WeightKind, int]]) -> Mapping[WeightKind, int]:
+    """Add bytes up by kind; they come to the bytes of all tensors."""
+    found: Counter[WeightKind] = Counter()
+    for kind, size in sizes:
+        found[kind] += size
+    return {kind: found[kind] for kind in WeightKind if found[kind]}
+
+
 def read_shipped_facts(path: Path) -> Mapping[str, ModelFacts]:
     return {
-        repo: ModelFacts(
-            repo=repo,
-            architecture=Architecture(**entry["architecture"]["values"]),
-            weight_bytes={
-                WeightKind(kind): n for kind, n in entry["weight_bytes"]["values"].items()
-            },
-            origin="facts file, derived from the architecture (nothing was downloaded)",
-        )
-        for repo, entry in read_document(path).content["models"].items()
+        repo: _shipped(repo, entry) for repo, entry in read_document(path).content["models"].items()
     }
 
 
-def architecture_of(config: Mapping[str, Any]) -> Architecture:
-    """Return the architecture a config.json states; raise CheckpointError for what is missing."""
-    text = config.get("text_config", config)
-    vision = config.get("vision_config") or {}
-    if not isinstance(text, dict) or not isinstance(vision, dict):
-        raise CheckpointError("config.json: text_config and vision_config are not objects.")
-    types = text.get("layer_types")
-    if not isinstance(types, list):
-        raise CheckpointError("config.json: layer_types is missing, so the layers are unknown.")
-    sizes = {
-        "full_attention_layers": types.count("full_attention"),
-        "linear_attention_layers": types.count("linear_attention"),
-        "mtp_num_hidden_layers": _size(text, "mtp_num_hidden_layers", least=0),
-        "vision_depth": _size(vision, "depth", least=0),
-        "vision_hidden_size": _size(vision, "hidden_size", least=0),
-        "vision_intermediate_size": _size(vision, "intermediate_size", least=0),
-        "vision_positions": _size(vision, "num_position_embeddings", least=0),
-    }
-    names = [item.name for item in fields(Architecture) if item.name not in sizes]
-    sizes |= {name: _size(text, name, least=1) for name in names}
-    return Architecture(**sizes)
-
-
-def _size(text: Mapping[str, Any], name: str, *, least: int) -> int:
-    value = text.get(name, 0)
-    if type(value) is not int or not least <= value <= SIZE_LIMIT:
-        kind = type(value).__name__
-        said = value if type(value) is int and abs(value) < 10**18 else f"of type {kind}"
-        raise CheckpointError(
-            f"config.json: {name} is {said}, not a positive number up to {SIZE_LIMIT}."
-        )
-    return value
-
-
-def kind_of(name: str) -> WeightKind:
-    if name.startswith("mtp."):
-        return WeightKind.MTP_EXPERTS if ".mlp.experts." in name else WeightKind.MTP_DENSE
-    return next((kind for part, kind in KIND_BY_PART.items() if part in name), WeightKind.OTHER)
-
-
-def weights_of(tensors: Iterable[TensorInfo]) -> Mapping[WeightKind, int]:
-    """Return bytes by kind, as headers count them; they add up to the bytes of all tensors."""
-    found: Counter[WeightKind] = Counter()
-    for tensor in tensors:
-        found[kind_of(tensor.name)] += tensor.size_bytes
-    return {kind: found[kind] for kind in WeightKind if found[kind]}
+def _shipped(repo: str, entry: Mapping[str, Any]) -> ModelFacts:
+    architecture, unknown = known_layers(entry["config"])
+    return ModelFacts(
+        repo=repo,
+        architecture=architecture,
+        weight_bytes={WeightKind(kind): n for kind, n in entry["weight_bytes"]["values"].items()},
+        origin="facts file, derived from the architecture (nothing was downloaded)",
+        unknown=unknown,
+        config=entry["config"],
+        quantisation=quantisation_of(entry["config"]),
+    )

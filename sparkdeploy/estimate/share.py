@@ -11,25 +11,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.checkpoint.family.config_sizes import SIZE_LIMIT
+from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.model_facts import SIZE_LIMIT, WeightKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sparkdeploy.estimate.model_facts import ModelFacts
 
-IN_EVERY_LAYER = {
-    WeightKind.EXPERTS,
-    WeightKind.SHARED_EXPERTS,
-    WeightKind.ATTENTION,
-    WeightKind.GDN,
-}
-"""Divided by tensor and by pipeline parallel."""
-ON_ONE_STAGE = {WeightKind.MTP_EXPERTS, WeightKind.MTP_DENSE, WeightKind.VISION}
+REPEATED = frozenset({WeightKind.ROUTER, WeightKind.NORMS})
+"""In every layer, and whole on every tensor parallel rank."""
+ON_ONE_STAGE = frozenset(
+    {WeightKind.MTP_EXPERTS, WeightKind.MTP_DENSE, WeightKind.VISION, WeightKind.AUDIO}
+)
 """Divided by tensor parallel alone."""
-REPEATED = {WeightKind.ROUTER, WeightKind.NORMS}
-"""Divided by pipeline parallel alone."""
+ENDS = frozenset({WeightKind.EMBEDDINGS, WeightKind.LM_HEAD})
+"""Counted whole; of what is no layer's and no tower's nobody knows how it is divided."""
+WHOLE = ENDS | {WeightKind.POOLING, WeightKind.OTHER}
 EMBEDDING_BYTES = 2
 """Of one element: embeddings are BF16 also where the layers are quantised."""
 
@@ -44,32 +43,19 @@ def share_of_weights(total_bytes: int, ranks: int, undivided_bytes: int = 0) -> 
 
 
 def facts_of_rank(facts: ModelFacts, *, tensor_parallel: int, pipeline_parallel: int) -> ModelFacts:
-    """Return the weights, heads and layers of the rank that holds most of them.
+    """Return the weights of the rank that holds most of them; a budget of them is that rank's.
 
-    Heads divide by tensor parallel down to one that every rank repeats: so a latent cache, which
-    is one head, is whole on every rank. A budget of these facts is that of one rank.
+    The layers stay those of the model: `tensor_ranks` and `stages` say how they are divided.
     """
-    a = facts.architecture
-    layers = a.layers
+    layers = len(facts.architecture.layers) if facts.architecture is not None else 0
     stage_layers = -(-layers // pipeline_parallel)
 
     def held(kind: WeightKind, size: int) -> int:
-        if kind in IN_EVERY_LAYER | REPEATED and layers:
+        if kind not in WHOLE | ON_ONE_STAGE and layers:
             size = -(-size * stage_layers // layers)
-        return -(-size // tensor_parallel) if kind in IN_EVERY_LAYER | ON_ONE_STAGE else size
+        return size if kind in WHOLE | REPEATED else -(-size // tensor_parallel)
 
-    return replace(
-        facts,
-        weight_bytes={kind: held(kind, size) for kind, size in facts.weight_bytes.items()},
-        architecture=replace(
-            a,
-            num_key_value_heads=-(-a.num_key_value_heads // tensor_parallel),
-            linear_num_key_heads=-(-a.linear_num_key_heads // tensor_parallel),
-            linear_num_value_heads=-(-a.linear_num_value_heads // tensor_parallel),
-            full_attention_layers=-(-a.full_attention_layers // pipeline_parallel),
-            linear_attention_layers=-(-a.linear_attention_layers // pipeline_parallel),
-        ),
-    )
+    return _with_weights(facts, held, tensor_parallel, pipeline_parallel)
 
 
 def facts_of_step(facts: ModelFacts, *, tensor_parallel: int) -> ModelFacts:
@@ -78,13 +64,29 @@ def facts_of_step(facts: ModelFacts, *, tensor_parallel: int) -> ModelFacts:
     The stages of a pipeline wait for each other, so their layers count together. The rows of the
     LM head (of tied embeddings) are divided as well.
     """
-    held = facts_of_rank(facts, tensor_parallel=tensor_parallel, pipeline_parallel=1)
-    head = {WeightKind.LM_HEAD, WeightKind.EMBEDDINGS}
-    weights = {
-        kind: -(-size // tensor_parallel) if kind in head else size
-        for kind, size in held.weight_bytes.items()
-    }
-    return replace(held, weight_bytes=weights)
+
+    def read(kind: WeightKind, size: int) -> int:
+        is_whole = kind in REPEATED or kind in WHOLE - ENDS
+        return size if is_whole else -(-size // tensor_parallel)
+
+    return _with_weights(facts, read, tensor_parallel, 1)
+
+
+def _with_weights(
+    facts: ModelFacts, share: Callable[[WeightKind, int], int], tensor_ranks: int, stages: int
+) -> ModelFacts:
+    """The drafter of a model is divided as the model is by tensor parallel, and on one stage."""
+    drafter = facts.drafter
+    if drafter is not None:
+        drafter = facts_of_rank(drafter, tensor_parallel=tensor_ranks, pipeline_parallel=1)
+    return replace(
+        facts,
+        weight_bytes={kind: share(kind, size) for kind, size in facts.weight_bytes.items()},
+        memory_bytes={kind: share(kind, size) for kind, size in facts.memory_bytes.items()},
+        tensor_ranks=tensor_ranks,
+        stages=stages,
+        drafter=drafter,
+    )
 
 
 def embedding_bytes(config: Mapping[str, Any]) -> int:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from sparkdeploy.estimate.capacity import layout_of, treated_weights
-from sparkdeploy.estimate.model_facts import WeightKind
+from sparkdeploy.checkpoint.family.kinds import WeightKind
+from sparkdeploy.checkpoint.family.layers import Attention, Latent, Recurrent
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.estimate.capacity import treated_weights
+from sparkdeploy.estimate.kv_formats import latent_bytes, slot_bytes
 from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from sparkdeploy.checkpoint.family.layers import Architecture, Mixer
     from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.recipe.load import Resolved
@@ -34,9 +38,10 @@ class StepPart(StrEnum):
     """What bytes are read for in a step; the order is that of the picture."""
 
     EXPERTS = "routed experts"
-    GDN = "Gated DeltaNet weights"
-    STATE = "Gated DeltaNet state"
+    RECURRENT = "recurrent weights"
+    STATE = "recurrent state"
     SHARED = "shared experts"
+    FEED_FORWARD = "feed-forward"
     ATTENTION = "attention"
     CACHE = "KV cache"
     SMALL = "router and norms"
@@ -215,17 +220,24 @@ def decode_step(
     requests: int = 1,
     context_tokens: int = CONTEXT_TOKENS,
 ) -> DecodeStep | None:
-    """Return a recipe's decode step, or None when its drafter's size or acceptance is unknown."""
-    speculative = resolved.recipe.serve.speculative
+    """Return a recipe's decode step, or None when something it needs is not known.
+
+    That is the model's layers, its cache's format, its drafter's size or acceptance; a model that
+    keeps no cache has no such step.
+    """
+    speculative, architecture = resolved.recipe.serve.speculative, facts.architecture
     tokens = _tokens_per_step(speculative, acceptance)
-    if tokens is None:
+    if tokens is None or architecture is None or not architecture.keeps_cache:
         return None
     drafted = speculative.tokens if speculative is not None else 0
     weights = treated_weights(facts, resolved.recipe.checkpoint)
-    parts = _verifying(facts, weights, rows=requests * (1 + drafted))
-    parts |= _remembering(resolved, facts, requests=requests, context_tokens=context_tokens)
+    parts = _verifying(architecture, weights, rows=requests * (1 + drafted))
+    try:
+        parts |= _remembering(resolved, facts, architecture, requests, context_tokens)
+    except RecipeError:
+        return None
     if drafted:
-        parts |= _drafting(resolved, facts, weights, requests=requests, drafted=drafted)
+        parts |= _drafting(resolved, architecture, weights, requests=requests, drafted=drafted)
     return DecodeStep(requests, {part: parts[part] for part in StepPart if parts.get(part)}, tokens)
 
 
@@ -241,56 +253,94 @@ def _tokens_per_step(
 
 
 def _verifying(
-    facts: ModelFacts, weights: Mapping[WeightKind, int], *, rows: int
+    architecture: Architecture, weights: Mapping[WeightKind, int], *, rows: int
 ) -> dict[StepPart, float]:
     """The model itself: every dense weight once, and of the experts those that rows reach."""
-    a = facts.architecture
-    reached = distinct_experts(a.num_experts, a.num_experts_per_tok, rows) / a.num_experts
-    return {
-        StepPart.EXPERTS: weights.get(WeightKind.EXPERTS, 0) * reached,
-        StepPart.GDN: weights.get(WeightKind.GDN, 0),
-        StepPart.SHARED: weights.get(WeightKind.SHARED_EXPERTS, 0),
-        StepPart.ATTENTION: weights.get(WeightKind.ATTENTION, 0),
-        StepPart.SMALL: weights.get(WeightKind.ROUTER, 0) + weights.get(WeightKind.NORMS, 0),
-        StepPart.HEAD: _head_bytes(weights),
-    }
+    parts: dict[StepPart, float] = dict.fromkeys(StepPart, 0.0)
+    for kind, part in PART_OF_KIND.items():
+        parts[part] += weights.get(kind, 0)
+    parts[StepPart.EXPERTS] *= _share_reached(architecture, rows)
+    parts[StepPart.HEAD] = _head_bytes(weights)
+    return parts
+
+
+PART_OF_KIND: Final = {
+    WeightKind.EXPERTS: StepPart.EXPERTS,
+    WeightKind.GDN: StepPart.RECURRENT,
+    WeightKind.MAMBA: StepPart.RECURRENT,
+    WeightKind.SHARED_EXPERTS: StepPart.SHARED,
+    WeightKind.FEED_FORWARD: StepPart.FEED_FORWARD,
+    WeightKind.ATTENTION: StepPart.ATTENTION,
+    WeightKind.ROUTER: StepPart.SMALL,
+    WeightKind.NORMS: StepPart.SMALL,
+}
+"""What a decode step reads of the weights; embeddings are looked up, towers are not asked."""
+
+
+def _share_reached(architecture: Architecture, rows: int) -> float:
+    experts = architecture.experts
+    if experts is None:
+        return 1.0
+    return distinct_experts(experts.count, experts.chosen, rows) / experts.count
 
 
 def _remembering(
-    resolved: Resolved, facts: ModelFacts, *, requests: int, context_tokens: int
+    resolved: Resolved,
+    facts: ModelFacts,
+    architecture: Architecture,
+    requests: int,
+    context_tokens: int,
 ) -> dict[StepPart, float]:
-    """What each request keeps: KV cache is read, a DeltaNet state read and written for each row.
+    """What each request keeps: KV cache is read, a state read and written for each row.
 
     With drafts vLLM stores the state after every row, to go back to the last accepted one.
     """
-    layout = layout_of(resolved, facts)
-    speculative = resolved.recipe.serve.speculative
-    rows = 1 + (speculative.tokens if speculative is not None else 0)
-    draft_layers = layout.attention_layers - facts.architecture.full_attention_layers
-    passes = facts.architecture.full_attention_layers + draft_layers * (rows - 1)
-    states = facts.architecture.linear_attention_layers * (1 + rows)
-    return {
-        StepPart.CACHE: requests * passes * context_tokens * layout.token_bytes,
-        StepPart.STATE: requests * states * layout.state_bytes,
-    }
+    serve = resolved.recipe.serve
+    drafted = serve.speculative.tokens if serve.speculative is not None else 0
+    drafting = architecture.draft_layers if drafted else ()
+    passes = [(layer, 1) for layer in architecture.layers]
+    passes += [(layer, drafted) for layer in drafting]
+    cache = sum(
+        times * _read_bytes(mixer, serve.kv_cache_dtype, context_tokens, facts.tensor_ranks)
+        for layer, times in passes
+        for mixer in layer.mixers
+    )
+    state = sum(
+        mixer.state_bytes(ranks=facts.tensor_ranks, draft_tokens=drafted) * (2 + drafted)
+        for layer in architecture.layers
+        for mixer in layer.mixers
+        if isinstance(mixer, Recurrent)
+    )
+    return {StepPart.CACHE: requests * cache, StepPart.STATE: requests * state}
+
+
+def _read_bytes(mixer: Mixer, kv_dtype: str, context_tokens: int, ranks: int) -> int:
+    """Return what one layer reads of its cache for one row: what is within its reach."""
+    if isinstance(mixer, Latent):
+        chosen = min(context_tokens, mixer.chosen_tokens or context_tokens)
+        return chosen * latent_bytes(kv_dtype, mixer) + context_tokens * mixer.indexer_bytes
+    if isinstance(mixer, Attention):
+        reach = min(context_tokens, mixer.window or mixer.chunk or context_tokens)
+        heads = max(1, mixer.kv_heads // ranks)
+        return reach * heads * slot_bytes(kv_dtype, mixer.key_width, mixer.value_width)
+    return 0
 
 
 def _drafting(
     resolved: Resolved,
-    facts: ModelFacts,
+    architecture: Architecture,
     weights: Mapping[WeightKind, int],
     *,
     requests: int,
     drafted: int,
 ) -> dict[StepPart, float]:
     """The draft layer once for each drafted token, the first time over all verified rows."""
-    a = facts.architecture
     rows = [requests * (1 + drafted), *[requests] * (drafted - 1)]
-    reached = sum(distinct_experts(a.num_experts, a.num_experts_per_tok, row) for row in rows)
-    experts = weights.get(WeightKind.MTP_EXPERTS, 0) * reached / a.num_experts
+    reached = sum(_share_reached(architecture, row) for row in rows)
+    experts = weights.get(WeightKind.MTP_EXPERTS, 0) * reached
     draft = resolved.recipe.checkpoint.draft_lm_head
     # The rows of a draft head have FP32 scales.
-    head = _head_bytes(weights) if draft is None else draft.rows * (a.hidden_size + 4)
+    head = draft.rows * (architecture.hidden_size + 4) if draft else _head_bytes(weights)
     return {
         StepPart.DRAFT_LAYER: drafted * weights.get(WeightKind.MTP_DENSE, 0) + experts,
         StepPart.DRAFT_HEAD: drafted * head,

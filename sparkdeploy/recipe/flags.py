@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from sparkdeploy.recipe.schema import Serve
 
@@ -150,6 +151,20 @@ def negated(flag: str) -> str:
 def with_hyphens(name: str) -> str:
     """Return a flag as vLLM's own parser reads it: it takes `_` for `-` in long flags."""
     return name.replace("_", "-") if name.startswith("--") else name
+
+
+def value_of(arguments: Iterable[str], flag: str) -> str | None:
+    """Return what a flag of `extra_args` is given, behind `=` or as the next word; the last counts.
+
+    None without the flag, and for a switch that stands last.
+    """
+    words = [word for argument in arguments for word in _parted(argument)]
+    found = [after for name, after in itertools.pairwise(words) if with_hyphens(name) == flag]
+    return found[-1] if found else None
+
+
+def _parted(argument: str) -> list[str]:
+    return argument.split("=", 1) if argument.startswith("--") else [argument]
 
 
 def flag_of(argument: str) -> str | None:

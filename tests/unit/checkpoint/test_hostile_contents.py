@@ -27,6 +27,7 @@ from sparkdeploy.checkpoint.contents import (
     read_headers,
 )
 from sparkdeploy.checkpoint.contents import model_sizes as sizes_of
+from sparkdeploy.checkpoint.family.architecture import architecture_of
 from sparkdeploy.checkpoint.fp8 import expected_fp8
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Order, fetch_shard
 from sparkdeploy.checkpoint.hub import Hub, read_listing
@@ -44,7 +45,6 @@ from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.verify import verify_headers
 from sparkdeploy.commands.estimate_remote import facts_in
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.model_facts import architecture_of
 from sparkdeploy.estimate.share import embedding_bytes
 from tests.examples import examples
 from tests.hub.hostile import hostile_hub

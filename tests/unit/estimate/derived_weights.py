@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.estimate.model_facts import WeightKind
+from sparkdeploy.checkpoint.family.kinds import WeightKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkdeploy.estimate.model_facts import Architecture
+Architecture = SimpleNamespace
+"""The configuration's keys, and a few that follow from them."""
 
 BF16_BYTES = 2
 FP32_BYTES = 4
@@ -19,14 +21,32 @@ VISION_PATCH_ELEMENTS = 3 * 2 * 16 * 16
 """Colours x frames x height x width of a patch of Qwen3-VL's tower."""
 
 
-def derive_weights(architecture: Architecture) -> Mapping[WeightKind, int]:
-    """Return bytes by kind of Intel's INT4 checkpoint of this architecture.
+def sizes_of(config: Mapping[str, Any]) -> Architecture:
+    text, vision = config["text_config"], config.get("vision_config", {})
+    layers = text["num_hidden_layers"]
+    full = layers // text.get("full_attention_interval", 4)
+    values = text["linear_num_value_heads"] * text["linear_value_head_dim"]
+    return SimpleNamespace(
+        **text,
+        layers=layers,
+        full_attention_layers=full,
+        linear_attention_layers=layers - full,
+        convolved_width=2 * text["linear_num_key_heads"] * text["linear_key_head_dim"] + values,
+        vision_depth=vision.get("depth", 0),
+        vision_hidden_size=vision.get("hidden_size", 0),
+        vision_intermediate_size=vision.get("intermediate_size", 0),
+        vision_positions=vision.get("num_position_embeddings", 0),
+    )
+
+
+def derive_weights(config: Mapping[str, Any]) -> Mapping[WeightKind, int]:
+    """Return bytes by kind of Intel's INT4 checkpoint with this config.json.
 
     INT4 are routed experts, attention and DeltaNet; all else has 16 bits, except DeltaNet's decay
     and norm in FP32. That in_proj_a and in_proj_b
     are packed is an assumption.
     """
-    a = architecture
+    a = sizes_of(config)
     expert = 3 * _packed(a.moe_intermediate_size, a.hidden_size)
     shared = 3 * a.shared_expert_intermediate_size * a.hidden_size * BF16_BYTES
     router = (a.num_experts + 1) * a.hidden_size * BF16_BYTES
@@ -73,7 +93,9 @@ def _gdn_layer(a: Architecture) -> int:
         gates = 2 * heads * a.hidden_size * BF16_BYTES
     convolution = a.convolved_width * a.linear_conv_kernel_dim * BF16_BYTES
     decay_bias_norm = heads * (FP32_BYTES + BF16_BYTES) + a.linear_value_head_dim * FP32_BYTES
-    return sum(_packed(*shape) for shape in linears) + gates + convolution + decay_bias_norm
+    packed = sum(_packed(*shape) for shape in linears)
+    total: int = packed + gates + convolution + decay_bias_norm
+    return total
 
 
 def _mtp(a: Architecture, *, dense: int) -> Mapping[WeightKind, int]:

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.estimate.capacity import (
     Budget,
     budget_warnings,
-    capacity_as_dict,
-    capacity_lines,
     loaded_weights,
     make_budget,
 )
+from sparkdeploy.estimate.capacity_report import capacity_as_dict, capacity_lines
 from sparkdeploy.estimate.hardware import Hardware, read_hardware
-from sparkdeploy.estimate.model_facts import WeightKind, read_shipped_facts
+from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from tests.unit.conftest import REPOSITORY
 
@@ -85,8 +85,14 @@ def test_the_report_says_what_vllms_number_divides_by() -> None:
 
 
 def test_prefix_caching_takes_a_state_more() -> None:
-    assert budget("serve.enable_prefix_caching=true").layout.states_per_request == 4
-    assert budget("engine=cuda-0.33").layout.states_per_request == 4
+    def states(assignment: str) -> set[int]:
+        layout = budget(assignment).layout
+        assert layout is not None
+        return {group.cache.states for group in layout.groups} - {0}
+
+    assert states("serve.enable_prefix_caching=true") == {4}
+    # From 0.33 on one more, a snapshot within a prefill.
+    assert states("engine=cuda-0.33") == {5}
 
 
 def test_every_figure_of_the_report_is_in_its_json() -> None:
@@ -103,7 +109,8 @@ def test_every_figure_of_the_report_is_in_its_json() -> None:
 )
 def test_a_preset_has_the_bytes_per_token_that_its_file_states(recipe: str, per_token: int) -> None:
     layout = budget(recipe=recipe).layout
-    assert layout.token_bytes * layout.attention_layers == per_token
+    assert layout is not None
+    assert layout.bytes_per_token == per_token
     text = (REPOSITORY / "recipes" / f"{recipe}.yaml").read_text()
     assert recipe == "v2-tq" or f"{per_token:,} bytes a token" in text
 

@@ -3,33 +3,52 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdeploy.checkpoint.family.architecture import architecture_of
 from sparkdeploy.checkpoint.twin.build import config_files
 from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.estimate.kv_cache import CacheLayout, cache_layout, slot_bytes, state_bytes
-from sparkdeploy.estimate.model_facts import Architecture, architecture_of, read_shipped_facts
+from sparkdeploy.estimate.kv_cache import CacheLayout, CacheSettings, cache_layout
+from sparkdeploy.estimate.kv_formats import slot_bytes
+from sparkdeploy.estimate.layout import stage_ranges
+from sparkdeploy.estimate.model_facts import read_shipped_facts
 from tests.unit.conftest import REPOSITORY
+from tests.unit.estimate.random_configs import architectures
+
+if TYPE_CHECKING:
+    from sparkdeploy.checkpoint.family.layers import Architecture
 
 GIB = 2**30
 POOL_BYTES = int(35.2 * GIB)
 FACTS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
-BIG = FACTS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"].architecture
 LOG = REPOSITORY / "tests" / "unit" / "server" / "logs" / "cpu-0.32-mtp.log"
 
 
+def known(model: Architecture | None) -> Architecture:
+    assert model is not None
+    return model
+
+
+BIG = known(FACTS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"].architecture)
+
+
+def laid_out(model: Architecture, settings: CacheSettings) -> CacheLayout:
+    drafter = model.draft_layers if settings.draft_tokens else ()
+    made = cache_layout(model, settings, drafter=drafter)
+    assert made is not None
+    return made
+
+
 def layout(kv_dtype: str, draft_tokens: int, *, prefix_caching: bool = False) -> CacheLayout:
-    return cache_layout(
-        BIG,
-        kv_dtype=kv_dtype,
-        draft_layers=int(draft_tokens > 0),
-        draft_tokens=draft_tokens,
-        prefix_caching=prefix_caching,
+    settings = CacheSettings(
+        kv_dtype=kv_dtype, draft_tokens=draft_tokens, prefix_caching=prefix_caching
     )
+    return laid_out(BIG, settings)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +98,9 @@ def test_the_log_of_a_real_vllm_is_met_exactly() -> None:
     """vLLM 0.32 for the CPU with the twin and MTP 2: blocks of 128 tokens, a pool of 1 GiB."""
     twin = TwinShape()
     text = LOG.read_text(errors="replace")
-    made = cache_layout(
-        architecture_of(config_files(twin)["config.json"]),
-        kv_dtype="auto",
-        draft_layers=1,
-        draft_tokens=2,
-        alignment_tokens=128,
-    )
+    model = architecture_of(config_files(twin)["config.json"])
+    settings = CacheSettings(vllm="0.32.0", draft_tokens=2, alignment_tokens=128)
+    made = laid_out(model, settings)
     logged = re.search(r"KV cache size: ([\d,]+) tokens, .* for (\d+) tokens .*: ([\d.]+)x", text)
     block = re.search(r"attention block size to (\d+) tokens", text)
     padding = re.search(r"Padding mamba page size by ([\d.]+)%", text)
@@ -93,7 +108,9 @@ def test_the_log_of_a_real_vllm_is_met_exactly() -> None:
     assert block
     assert padding
     assert made.block_tokens == int(block[1])
-    assert 100 * (made.page_bytes / made.state_bytes - 1) == pytest.approx(float(padding[1]), 1e-3)
+    state_bytes = known_state(model, 2)
+    page_bytes = next(it.cache.page_bytes for it in made.groups if it.cache.kind == "state")
+    assert 100 * (page_bytes / state_bytes - 1) == pytest.approx(float(padding[1]), 1e-3)
     context = int(logged[2])
     assert made.tokens(GIB, context) == int(logged[1].replace(",", ""))
     assert made.concurrency(GIB, context) == pytest.approx(float(logged[3]))
@@ -110,71 +127,82 @@ def test_an_unknown_cache_dtype_is_refused_by_name() -> None:
         slot_bytes("turboquant_asym", 256)
 
 
+def known_state(model: Architecture, draft_tokens: int) -> int:
+    assert model.recurrent is not None
+    return model.recurrent.state_bytes(ranks=1, draft_tokens=draft_tokens)
+
+
 def test_a_drafted_token_costs_a_state_and_a_wider_window() -> None:
-    assert state_bytes(BIG, 0) == 4_268_032
-    assert state_bytes(BIG, 2) - state_bytes(BIG, 0) == 2 * 12288 * 2
-    assert layout("auto", 2).states_per_request == 3
-
-
-architectures = st.builds(
-    Architecture,
-    hidden_size=st.just(2048),
-    vocab_size=st.just(1000),
-    full_attention_layers=st.integers(1, 64),
-    linear_attention_layers=st.integers(0, 64),
-    num_attention_heads=st.just(16),
-    num_key_value_heads=st.integers(1, 16),
-    head_dim=st.sampled_from([64, 128, 256]),
-    linear_num_key_heads=st.integers(1, 32),
-    linear_num_value_heads=st.integers(1, 64),
-    linear_key_head_dim=st.just(128),
-    linear_value_head_dim=st.just(128),
-    linear_conv_kernel_dim=st.integers(2, 8),
-    num_experts=st.just(8),
-    num_experts_per_tok=st.just(2),
-    moe_intermediate_size=st.just(256),
-    shared_expert_intermediate_size=st.just(256),
-    mtp_num_hidden_layers=st.just(1),
-    max_position_embeddings=st.just(262144),
-)
-drafts = st.integers(0, 8)
-pools = st.integers(-(2**40), 2**40)
-contexts = st.integers(1, 10**6)
-
-
-@given(architectures, drafts, pools, contexts, contexts)
-def test_capacity_falls_with_context_and_is_never_negative(
-    model: Architecture, draft_tokens: int, pool: int, one: int, other: int
-) -> None:
-    made = cache_layout(model, kv_dtype="auto", draft_layers=1, draft_tokens=draft_tokens)
-    short, long = sorted((one, other))
-    assert made.concurrency(pool, short) >= made.concurrency(pool, long) >= 0
-    assert made.tokens(pool, long) >= 0
-
-
-@given(architectures, drafts, pools, contexts)
-def test_capacity_falls_with_the_bytes_of_a_token(
-    model: Architecture, draft_tokens: int, pool: int, context: int
-) -> None:
-    """BF16 is twice FP8; between other formats blocks round, so only multiples obey strictly."""
-    wide, narrow = (
-        cache_layout(model, kv_dtype=name, draft_layers=1, draft_tokens=draft_tokens)
-        for name in ("auto", "fp8")
-    )
-    assert narrow.concurrency(pool, context) >= wide.concurrency(pool, context)
-
-
-@given(architectures, drafts)
-def test_a_page_holds_a_state_and_every_layer_has_a_group(
-    model: Architecture, draft_tokens: int
-) -> None:
-    made = cache_layout(model, kv_dtype="auto", draft_tokens=draft_tokens)
-    assert made.page_bytes >= made.state_bytes
-    assert made.attention_groups * made.group_layers >= made.attention_layers
-    assert made.state_groups * made.group_layers >= model.linear_attention_layers
+    assert known_state(BIG, 0) == 4_268_032
+    assert known_state(BIG, 2) - known_state(BIG, 0) == 2 * 12288 * 2
+    assert {it.cache.states for it in layout("auto", 2).groups} == {0, 3}
 
 
 def test_at_long_context_every_narrower_format_holds_more() -> None:
     names = ("auto", "fp8", "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_3bit_nc")
     held = [layout(name, 2).tokens(POOL_BYTES, 262144) for name in names]
     assert held == sorted(held)
+
+
+drafts = st.integers(0, 8)
+pools = st.integers(-(2**40), 2**40)
+contexts = st.integers(1, 10**6)
+releases = st.sampled_from(["0.25.1", "0.32.0"])
+
+
+@given(architectures(), drafts, pools, contexts, contexts, releases)
+def test_capacity_falls_with_context_and_is_never_negative(
+    model: Architecture, draft_tokens: int, pool: int, one: int, other: int, vllm: str
+) -> None:
+    made = laid_out(model, CacheSettings(draft_tokens=draft_tokens, vllm=vllm))
+    short, long = sorted((one, other))
+    assert made.concurrency(pool, short) >= made.concurrency(pool, long) >= 0
+    assert made.tokens(pool, long) >= 0
+
+
+@given(architectures(), drafts, pools, contexts)
+def test_capacity_falls_with_the_bytes_of_a_token(
+    model: Architecture, draft_tokens: int, pool: int, context: int
+) -> None:
+    """BF16 is twice FP8; between other formats blocks round, so only multiples obey strictly."""
+    wide, narrow = (
+        laid_out(model, CacheSettings(kv_dtype=name, draft_tokens=draft_tokens))
+        for name in ("auto", "fp8")
+    )
+    assert narrow.concurrency(pool, context) >= wide.concurrency(pool, context)
+
+
+@given(architectures(), drafts)
+def test_every_page_holds_its_layer_and_every_layer_has_one_group(
+    model: Architecture, draft_tokens: int
+) -> None:
+    made = laid_out(model, CacheSettings(draft_tokens=draft_tokens))
+    drafting = model.draft_layers if draft_tokens else ()
+    kept = sum(len(layer.kept) for layer in (*model.layers, *drafting))
+    indexers = sum(
+        bool(getattr(mixer, "indexer_width", 0))
+        for layer in (*model.layers, *drafting)
+        for mixer in layer.kept
+    )
+    assert sum(len(group.layers) for group in made.groups) == kept + indexers
+    assert all(group.block_bytes <= made.block_bytes for group in made.groups)
+    state = model.recurrent
+    if state is not None:
+        held = state.state_bytes(ranks=1, draft_tokens=draft_tokens)
+        pages = [it.cache.page_bytes for it in made.groups if it.cache.kind == "state"]
+        assert min(pages) >= held
+
+
+@given(architectures(), st.sampled_from([1, 2, 4]), st.integers(1, 4))
+def test_the_layers_of_all_stages_are_those_of_the_model(
+    model: Architecture, ranks: int, stages: int
+) -> None:
+    stages = min(stages, len(model.layers))
+    whole = laid_out(model, CacheSettings(tensor_ranks=ranks))
+    seen: list[int] = []
+    for stage in stage_ranges(len(model.layers), stages):
+        part = cache_layout(model, CacheSettings(tensor_ranks=ranks), stage=stage)
+        assert part is not None
+        assert part.block_bytes <= whole.block_bytes
+        seen += [layer for group in part.groups for layer in group.layers]
+    assert sorted(seen) == sorted(layer for group in whole.groups for layer in group.layers)

@@ -3,43 +3,49 @@
 docs/figures/plugin-h200.md says how they ran; each line here is one server's `GPU KV cache size`.
 """
 
-from dataclasses import replace
-
 import pytest
 
-from sparkdeploy.estimate.kv_cache import cache_layout
-from sparkdeploy.estimate.model_facts import Architecture
+from sparkdeploy.checkpoint.family.architecture import architecture_of
+from sparkdeploy.checkpoint.family.layers import Architecture
+from sparkdeploy.estimate.kv_cache import CacheSettings, cache_layout
 
 GIB = 2**30
 VLLM = "0.25.1"
-NERVOUS = Architecture(
-    hidden_size=1024,
-    vocab_size=512,
-    full_attention_layers=8,
-    linear_attention_layers=24,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=256,
-    linear_num_key_heads=4,
-    linear_num_value_heads=8,
-    linear_key_head_dim=128,
-    linear_value_head_dim=128,
-    linear_conv_kernel_dim=4,
-    num_experts=8,
-    num_experts_per_tok=2,
-    moe_intermediate_size=512,
-    shared_expert_intermediate_size=512,
-    mtp_num_hidden_layers=1,
-    max_position_embeddings=262_144,
-)
-"""The twins of tests/gpu/stand/twins.py."""
-WIDE = replace(NERVOUS, full_attention_layers=5, linear_attention_layers=15)
+
+
+def twin(full_attention_layers: int) -> Architecture:
+    """One of the twins of tests/gpu/stand/twins.py: every fourth layer is full attention."""
+    text = {
+        "model_type": "qwen3_5_moe_text",
+        "num_hidden_layers": 4 * full_attention_layers,
+        "full_attention_interval": 4,
+        "hidden_size": 1024,
+        "vocab_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "mamba_ssm_dtype": "float32",
+        "mtp_num_hidden_layers": 1,
+        "max_position_embeddings": 262_144,
+    }
+    return architecture_of({"text_config": text})
+
+
+NERVOUS, WIDE = twin(8), twin(5)
 
 
 def logged(architecture: Architecture, kv_dtype: str, drafts: int, gib: float, length: int) -> int:
     layout = cache_layout(
-        architecture, kv_dtype=kv_dtype, draft_layers=min(1, drafts), draft_tokens=drafts
+        architecture,
+        CacheSettings(kv_dtype=kv_dtype, draft_tokens=drafts),
+        drafter=architecture.draft_layers if drafts else (),
     )
+    assert layout is not None
     return layout.logged_tokens(int(gib * GIB), length, VLLM)
 
 

@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
+from sparkdeploy.checkpoint.family.architecture import architecture_of
+from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.twin.build import build_twin
 from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.model_facts import (
-    WeightKind,
-    architecture_of,
-    kind_of,
-    read_shipped_facts,
-    weights_of,
-)
+from sparkdeploy.estimate.model_facts import ModelFacts, facts_from, read_shipped_facts
 from tests.unit.conftest import REPOSITORY
 from tests.unit.estimate.derived_weights import derive_weights
 
@@ -39,26 +35,28 @@ def int4_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def facts_of(folder: Path) -> ModelFacts:
+    tensors = (item.info for item in read_tensors(folder).values())
+    return facts_from("a/b", read_config(folder), tensors, "a test")
+
+
 def test_the_sum_of_kinds_is_the_bytes_of_the_files(int4_twin: Path) -> None:
-    tensors = read_tensors(int4_twin).values()
     headers = [read_header(path) for path in int4_twin.glob("*.safetensors")]
     file_bytes = sum(header.file_size_bytes - header.data_offset for header in headers)
-    assert sum(weights_of(item.info for item in tensors).values()) == file_bytes
+    assert facts_of(int4_twin).total_bytes == file_bytes
 
 
 def test_no_tensor_of_a_checkpoint_is_of_unknown_kind(int4_twin: Path) -> None:
-    kinds = {kind_of(name) for name in read_tensors(int4_twin)}
-    assert kinds == set(WeightKind) - {WeightKind.OTHER}
+    assert WeightKind.OTHER not in facts_of(int4_twin).weight_bytes
 
 
 def test_derived_bytes_are_those_of_the_headers_kind_by_kind(int4_twin: Path) -> None:
-    counted = weights_of(item.info for item in read_tensors(int4_twin).values())
-    assert derive_weights(architecture_of(read_config(int4_twin))) == counted
+    assert derive_weights(read_config(int4_twin)) == facts_of(int4_twin).weight_bytes
 
 
 @pytest.mark.parametrize("repo", sorted(FACTS))
 def test_the_shipped_facts_are_what_their_formulas_give(repo: str) -> None:
-    derived = derive_weights(FACTS[repo].architecture)
+    derived = derive_weights(FACTS[repo].config)
     if "fp8-hybrid" in repo:
         weights = derived[WeightKind.SHARED_EXPERTS] // 2
         derived = {**derived, WeightKind.SHARED_EXPERTS: weights + 2 * (weights // 128**2)}
@@ -73,6 +71,6 @@ def test_the_122b_has_the_sizes_that_were_seen_in_the_field() -> None:
     assert (BIG.total_bytes - mtp) / 2**30 == pytest.approx(62.65, abs=0.1)
 
 
-def test_a_config_without_layer_types_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="layer_types"):
-        architecture_of({"text_config": {"hidden_size": 1}})
+def test_a_config_without_layers_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="num_hidden_layers is missing"):
+        architecture_of({"model_type": "llama"})

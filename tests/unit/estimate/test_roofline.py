@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.errors import UsageError
 from sparkdeploy.estimate.hardware import hardware_named, hardware_seen, read_hardware
-from sparkdeploy.estimate.model_facts import WeightKind, read_shipped_facts
+from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.estimate.picture import bytes_per_step, page
 from sparkdeploy.estimate.speed import (
     DecodeStep,

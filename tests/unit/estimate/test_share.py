@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.estimate.capacity import budget_warnings, make_budget
 from sparkdeploy.estimate.hardware import read_hardware
-from sparkdeploy.estimate.kv_cache import cache_layout
-from sparkdeploy.estimate.model_facts import ModelFacts, WeightKind, read_shipped_facts
+from sparkdeploy.estimate.layout import layout_of, stage_ranges
+from sparkdeploy.estimate.model_facts import ModelFacts, read_shipped_facts
 from sparkdeploy.estimate.share import (
     embedding_bytes,
     facts_of_rank,
@@ -20,6 +22,9 @@ from sparkdeploy.estimate.share import (
 )
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from sparkdeploy.estimate.kv_cache import CacheLayout
 
 FACTS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
 BIG = FACTS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"]
@@ -98,34 +103,49 @@ def test_embeddings_are_counted_where_config_json_gives_both_sizes(
     assert embedding_bytes(config) == size
 
 
+BASELINE = load_recipe(Library((REPOSITORY / "recipes",)), "baseline")
+
+
+def laid_out(tensor: int, pipeline: int) -> CacheLayout:
+    held = facts_of_rank(BIG, tensor_parallel=tensor, pipeline_parallel=pipeline)
+    layout, _ = layout_of(BASELINE, held)
+    assert layout is not None
+    return layout
+
+
+def block_bytes(pipeline: int) -> int:
+    return laid_out(1, pipeline).block_bytes
+
+
+def bytes_per_token(tensor: int, pipeline: int) -> int:
+    return laid_out(tensor, pipeline).bytes_per_token
+
+
 def test_heads_divide_by_tensor_parallel_down_to_one_and_layers_by_pipeline() -> None:
-    heads = [
-        facts_of_rank(
-            BIG, tensor_parallel=tensor, pipeline_parallel=1
-        ).architecture.num_key_value_heads
-        for tensor in (1, 2, 4, 8)
-    ]
-    assert heads == [2, 1, 1, 1]
-    staged = facts_of_rank(BIG, tensor_parallel=1, pipeline_parallel=4).architecture
-    assert (staged.full_attention_layers, staged.linear_attention_layers) == (3, 9)
+    """Two KV heads; twelve layers of full attention, three in each of four stages."""
+    assert [bytes_per_token(tensor, 1) for tensor in (1, 2, 4, 8)] == [24576, 12288, 12288, 12288]
+    assert [bytes_per_token(1, pipeline) for pipeline in (2, 4)] == [12288, 6144]
 
 
-@given(SIZES, SIZES)
-def test_a_ranks_cache_is_never_larger_and_all_of_them_hold_the_whole(
-    tensor: int, pipeline: int
+@given(SIZES)
+def test_a_stages_blocks_are_never_larger_and_all_of_them_hold_the_whole(pipeline: int) -> None:
+    whole, held = block_bytes(1), block_bytes(pipeline)
+    assert held <= whole <= held * pipeline
+
+
+@given(st.integers(1, 200), st.integers(1, 16))
+def test_the_stages_of_a_pipeline_are_all_layers_once_and_nearly_alike(
+    layers: int, stages: int
 ) -> None:
-    def bytes_per_token(tensor: int, pipeline: int) -> int:
-        held = facts_of_rank(BIG, tensor_parallel=tensor, pipeline_parallel=pipeline)
-        return cache_layout(held.architecture, kv_dtype="auto").bytes_per_token
-
-    whole, held = bytes_per_token(1, 1), bytes_per_token(tensor, pipeline)
-    assert held <= whole <= held * tensor * pipeline
+    made = list(stage_ranges(layers, stages))
+    assert [layer for stage in made for layer in stage] == list(range(layers))
+    assert max(map(len, made)) - min(map(len, made)) <= 1
 
 
 def test_two_ranks_have_the_budget_of_a_model_that_one_spark_cannot_hold() -> None:
     spark = read_hardware(REPOSITORY / "recipes" / "facts" / "hardware.yaml")["spark"]
     v2 = load_recipe(Library((REPOSITORY / "recipes",)), "v2")
-    twice = replace(BIG, weight_bytes={kind: 2 * size for kind, size in BIG.weight_bytes.items()})
+    twice = replace(BIG, memory_bytes={kind: 2 * size for kind, size in BIG.weight_bytes.items()})
     half = facts_of_rank(twice, tensor_parallel=2, pipeline_parallel=1)
     assert make_budget(v2, twice, spark).available_bytes == 0
     assert list(budget_warnings(make_budget(v2, half, spark))) == []
@@ -138,4 +158,4 @@ def test_a_step_divides_the_head_as_well_and_no_stage(facts: ModelFacts, tensor:
     for kind, size in held.weight_bytes.items():
         divided = kind in {WeightKind.LM_HEAD, WeightKind.EMBEDDINGS}
         assert read.weight_bytes[kind] == (-(-size // tensor) if divided else size)
-    assert read.architecture == held.architecture
+    assert read.tensor_ranks == held.tensor_ranks == tensor
