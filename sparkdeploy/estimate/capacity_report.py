@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.console import format_gib
 from sparkdeploy.estimate.capacity import budget_warnings
 from sparkdeploy.estimate.layout import layout_of
@@ -92,8 +93,9 @@ def _layout_as_dict(resolved: Resolved, budget: Budget) -> dict[str, Any]:
 def _weight_lines(facts: ModelFacts, budget: Budget) -> Iterator[str]:
     yield f"weights ({facts.origin})"
     yield f"  {'':<26}{'stored':>12}{'in memory':>12}"
-    for kind, size in facts.weight_bytes.items():
-        loaded = budget.loaded.get(kind, 0)
+    kinds = [kind for kind in WeightKind if kind in facts.weight_bytes or kind in budget.loaded]
+    for kind in kinds:
+        size, loaded = facts.weight_bytes.get(kind, 0), budget.loaded.get(kind, 0)
         yield f"  {kind.value:<26}{format_gib(size):>12}{format_gib(loaded):>12}"
     stored, in_memory = format_gib(facts.total_bytes), format_gib(budget.weight_bytes)
     yield f"  {'together':<26}{stored:>12}{in_memory:>12}"

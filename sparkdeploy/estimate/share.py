@@ -28,7 +28,7 @@ ON_ONE_STAGE = frozenset(
 """Divided by tensor parallel alone."""
 ENDS = frozenset({WeightKind.EMBEDDINGS, WeightKind.LM_HEAD})
 """Counted whole; of what is no layer's and no tower's nobody knows how it is divided."""
-WHOLE = ENDS | {WeightKind.POOLING, WeightKind.OTHER}
+WHOLE = ENDS | {WeightKind.POOLING, WeightKind.TABLES, WeightKind.OTHER}
 EMBEDDING_BYTES = 2
 """Of one element: embeddings are BF16 also where the layers are quantised."""
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.family.layers import Latent
+from sparkdeploy.checkpoint.family.layers import Attention, Latent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.checkpoint.family.layers import Architecture
     from sparkdeploy.checkpoint.safetensors import TensorInfo
+
+
+ROTARY_TABLES = "rotary_emb.cos_sin_cache"
 
 
 def bytes_in_memory(
@@ -27,6 +30,7 @@ def bytes_in_memory(
             yield tensor.name, _held(tensor)
     if architecture is not None:
         yield from _unfolded(architecture)
+        yield ROTARY_TABLES, _rotary_bytes(architecture)
 
 
 def _held(tensor: TensorInfo) -> int:
@@ -42,3 +46,14 @@ def _unfolded(architecture: Architecture) -> Iterator[tuple[str, int]]:
             if isinstance(mixer, Latent):
                 elements = mixer.query_heads * mixer.head_width * mixer.rank
                 yield f"model.layers.{at}.self_attn.kv_b_proj.weight", 2 * elements
+
+
+def _rotary_bytes(architecture: Architecture) -> int:
+    """A row of FP32 for each position; layers with windows and those without have own tables."""
+    widths = {
+        (mixer.rope_width, True) if isinstance(mixer, Latent) else (mixer.key_width, mixer.grows)
+        for layer in architecture.layers
+        for mixer in layer.mixers
+        if isinstance(mixer, Latent | Attention)
+    }
+    return 4 * architecture.max_position_embeddings * sum(width for width, _ in widths)

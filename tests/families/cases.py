@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint.family.architecture import architecture_of
 from sparkdeploy.checkpoint.family.layers import STATE_BYTES
-from sparkdeploy.estimate.kv_cache import CPU_BLOCK_TOKENS, CacheSettings, cache_layout
+from sparkdeploy.estimate.kv_cache import (
+    CPU_BLOCK_TOKENS,
+    CUDA_BLOCK_TOKENS,
+    CacheSettings,
+    cache_layout,
+)
 from tests.families import NAMES, config
 
 if TYPE_CHECKING:
@@ -58,41 +63,48 @@ CASES = (
 )
 
 
-def planned(family: str, said: Mapping[str, Any]) -> CacheLayout:
-    """Return the planner's layout for what a vLLM on a CPU was started with and decided."""
+@dataclass(frozen=True)
+class Machine:
+    """What of a layout the machine decides."""
+
+    name: str
+    alignment_tokens: int
+    memory_bytes: int | None
+
+
+CPU = Machine("CPU", CPU_BLOCK_TOKENS, STATE_BYTES["float32"])
+GPU = Machine("GPU", CUDA_BLOCK_TOKENS, None)
+
+
+def planned(family: str, said: Mapping[str, Any], machine: Machine) -> CacheLayout:
+    """Return the planner's layout for what a vLLM was started with and decided."""
     arguments, model = said["arguments"], architecture_of(config(family))
     drafting = arguments.get("speculative_config", {})
     settings = CacheSettings(
         kv_dtype=arguments.get("kv_cache_dtype", "auto"),
         vllm=said["vllm"],
-        alignment_tokens=CPU_BLOCK_TOKENS,
+        alignment_tokens=machine.alignment_tokens,
         block_tokens=arguments.get("block_size"),
         batched_tokens=arguments["max_num_batched_tokens"],
         draft_tokens=drafting.get("num_speculative_tokens", 0),
         prefix_caching=said["prefix_caching"],
         joins_windows=arguments.get("disable_hybrid_kv_cache_manager", False),
-        memory_bytes=STATE_BYTES["float32"],
+        memory_bytes=machine.memory_bytes,
     )
     layout = cache_layout(model, settings, drafter=model.draft_layers if drafting else ())
     assert layout is not None
     return layout
 
 
-def logged_lines(layout: CacheLayout, said: Mapping[str, Any]) -> str:
-    """Return the line that vLLM 0.28 and later writes for a layout."""
-    length = said["arguments"]["max_model_len"]
+def hold(family: str, said: Mapping[str, Any], machine: Machine = CPU) -> None:
+    """Hold the planner against everything that a vLLM said of its cache."""
+    layout, length = planned(family, said, machine), said["arguments"]["max_model_len"]
     tokens = layout.logged_tokens(POOL_BYTES, length, said["vllm"])
     concurrency = layout.concurrency(POOL_BYTES, length)
-    return (
-        f"CPU KV cache size: {tokens:,} tokens, Maximum concurrency for {length:,} tokens per "
-        f"request: {concurrency:.2f}x"
-    )
-
-
-def hold(family: str, said: Mapping[str, Any]) -> None:
-    """Hold the planner against everything that a vLLM said of its cache."""
-    layout = planned(family, said)
-    assert logged_lines(layout, said) in said["log"]
+    # One line from 0.28 on, two before.
+    log = ", ".join(said["log"])
+    assert f"{machine.name} KV cache size: {tokens:,} tokens" in log
+    assert f"Maximum concurrency for {length:,} tokens per request: {concurrency:.2f}x" in log
     assert layout.blocks(POOL_BYTES) == said["blocks"]
     assert [len(group.layers) for group in layout.groups] == [it["layers"] for it in said["groups"]]
     for mine, theirs in zip(layout.groups, said["groups"], strict=True):

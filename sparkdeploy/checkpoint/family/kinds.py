@@ -29,6 +29,7 @@ class WeightKind(StrEnum):
     VISION = "vision"
     AUDIO = "audio"
     POOLING = "pooling head"
+    TABLES = "rotary tables"
     OTHER = "other"
 
 
@@ -53,6 +54,7 @@ _RULES: Final = tuple(
             r"(?:^|\.)(?:embed_tokens(?:_per_layer)?|embeddings|embedding|tok_embeddings|wte|wpe"
             r"|word_embeddings|position_embeddings|token_type_embeddings)\b",
         ),
+        (WeightKind.TABLES, r"rotary_emb\.|\.inv_freq$"),
         # Norms first: those of heads and states lie within attention and mixers.
         (
             WeightKind.NORMS,

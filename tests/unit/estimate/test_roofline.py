@@ -140,7 +140,7 @@ def test_a_machine_at_hand_is_known_by_its_gpu_and_else_measured() -> None:
 
 def test_unknown_hardware_is_refused_with_the_known_names() -> None:
     with pytest.raises(UsageError) as caught:
-        hardware_named("h100", HARDWARE)
+        hardware_named("b300", HARDWARE)
     assert "spark" in str(caught.value.hint)
 
 

@@ -1,4 +1,4 @@
-"""Run inside a CPU engine's image: starts vLLM on small configurations, prints what it decided.
+"""Run beside a vLLM, in a CPU engine's image or on a lent GPU: what it decides of a cache.
 
     python log_of_family.py CASES.json RESULTS.json
 
@@ -22,7 +22,16 @@ import vllm
 vllm.LLM  # noqa: B018 - it is imported late, and once is enough for all children
 TOKENIZER = pathlib.Path(sys.argv[1]).parent / "tokenizer"
 """Files of a tokenizer and a processor, for the models that do not start without one."""
-KEPT = ("KV cache size", "Maximum concurrency", "attention block size", "Padding mamba", "layout")
+KEPT = (
+    "KV cache size",
+    "Maximum concurrency",
+    "attention block size",
+    "Padding mamba",
+    "layout",
+    "Model loading took",
+    "Available KV cache memory",
+    "backend",
+)
 
 
 def group_of(group: Any) -> dict[str, Any]:
@@ -47,7 +56,6 @@ def decided(case: dict[str, Any], folder: str) -> dict[str, Any]:
         "skip_tokenizer_init": "vision_config" not in case["config"],
         "load_format": "dummy",
         "enforce_eager": True,
-        "kv_cache_memory_bytes": 1 << 28,
         **case["arguments"],
     }
     engine = vllm.LLM(model=str(folder), **arguments).llm_engine
