@@ -12,8 +12,12 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NAME_LIMIT_BYTES = 1024
 """Of a whole name, which leaves room in a path of 4096 for the cache's own place."""
@@ -117,6 +121,23 @@ class RepoFacts:
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Return what an engine would load."""
+        return weights_bytes({file.name: file.size_bytes for file in self.files})
+
+
+def weights_bytes(files: Mapping[str, int]) -> int:
+    """Return the bytes of the weights among files: safetensors if any, and in no folder of it.
+
+    Mistral's `consolidated` files and folders such as `original/` hold the same weights again.
+    """
+    here = {name: size for name, size in files.items() if "/" not in name}
+    tensors = {name: size for name, size in here.items() if name.endswith(".safetensors")}
+    once = {name: size for name, size in tensors.items() if not name.startswith("consolidated")}
+    others = {name: size for name, size in here.items() if name.endswith((".bin", ".gguf", ".pt"))}
+    return sum((once or tensors or others or files).values())
 
 
 def repo_and_revision(name: str) -> tuple[str, str]:

@@ -47,6 +47,19 @@ OnOption = Annotated[
         help="Run on this node of config.yaml, or ssh destination, instead of here.",
     ),
 ]
+
+
+def _ask_no_hub(is_offline: bool) -> bool:
+    """As the hub's own tools are told."""
+    if is_offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    return is_offline
+
+
+OfflineOption = Annotated[
+    bool,
+    typer.Option("--offline", callback=_ask_no_hub, help="Ask no hub, as HF_HUB_OFFLINE=1 says."),
+]
 RecipeArgument = Annotated[
     str | None,
     typer.Argument(help="A recipe's name or file; the configured default when left out."),

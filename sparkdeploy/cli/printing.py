@@ -60,5 +60,5 @@ def print_outlook(outlook: Outlook, page: Path | None, *, as_json: bool) -> None
         except OSError as error:
             raise SparkdeployError(f"{page} cannot be written: {error.strerror}") from error
         console.info(f"wrote {page}")
-    lines = (*outlook.capacity_lines(), *outlook.speed_lines())
+    lines = (outlook.verdict_line(), *outlook.capacity_lines(), *outlook.speed_lines())
     answer(lines, outlook.as_dict(), as_json=as_json)

@@ -12,6 +12,7 @@ from sparkdeploy.cli.options import (
     JsonOption,
     KnownBadOption,
     NameOption,
+    OfflineOption,
     OnOption,
     PublicOption,
     RecipeArgument,
@@ -30,7 +31,7 @@ from sparkdeploy.cli.printing import (
 from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
 
 HardwareOption = Annotated[
-    str | None, typer.Option(help="Say what fits and how fast it is on: spark, h200, here.")
+    str | None, typer.Option(help="Say what fits and how fast it is on: spark, h100, h200, here.")
 ]
 HtmlOption = Annotated[
     Path | None, typer.Option(help="Write the estimate as a page with a picture.")
@@ -40,11 +41,23 @@ HeadersOption = Annotated[
 ]
 
 
-def list_recipes(as_json: JsonOption = False) -> None:
-    """List the recipes and engines."""
+def list_recipes(
+    fits: Annotated[
+        str | None,
+        typer.Option("--fits", metavar="HARDWARE", help="Which fit on: spark, h100, h200, here."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the recipes and engines; with --fits, what fits on a machine and how fast."""
     from sparkdeploy.recipe import report
     from sparkdeploy.recipe.load import library
 
+    if fits is not None:
+        from sparkdeploy.commands.estimate import fitting_lines, fitting_rows
+
+        rows = fitting_rows(fits)
+        answer(fitting_lines(rows), rows, as_json=as_json)
+        return
     shelf = library(current_settings())
     recipes, engines = report.recipe_rows(shelf), report.engine_rows(shelf)
     content = {"recipes": recipes, "engines": engines}
@@ -61,6 +74,7 @@ def show_recipe(
         bool, typer.Option("--cluster", help="With --capacity: of one of the recipe's nodes.")
     ] = False,
     unsafe: UnsafeOption = False,
+    _offline: OfflineOption = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
@@ -101,6 +115,7 @@ def plan_recipe(
     hardware: HardwareOption = None,
     html: HtmlOption = None,
     headers: HeadersOption = False,
+    _offline: OfflineOption = False,
     known_bad: KnownBadOption = False,
     unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
@@ -138,6 +153,8 @@ def plan_recipe(
     print_plan(plan, show, as_json=as_json)
     if check and plan.has_work:
         raise ChangesPendingError("the plan has work to do", hint="run `sparkdeploy up`")
+    if check and plan.is_unchecked:
+        raise ChangesPendingError("memory was not checked", hint="the line with ? says why")
     if show is None:
         require_no_problems(plan)
 

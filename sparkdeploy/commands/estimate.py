@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import timeit
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
+from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate import (
     capacity,
@@ -22,6 +23,7 @@ from sparkdeploy.estimate import (
 )
 from sparkdeploy.estimate.hardware import Hardware, hardware_named, hardware_seen, read_hardware
 from sparkdeploy.estimate.share import facts_of_rank, facts_of_step
+from sparkdeploy.estimate.verdict import Fits, FitVerdict, verdict_line, verdict_of
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.load import Library, load_recipe, recipe_folders
 from sparkdeploy.recipe.rules import nodes_needed
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.estimate.speed import Speed, SpeedEstimate
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Model
+    from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
 
 HERE = "here"
@@ -43,8 +45,9 @@ COPIES = 3
 class WhenMissing(Enum):
     """Where the facts of a model come from that is not on this machine."""
 
-    SHIPPED = "shipped"
-    HUB = "hub"
+    SHIPPED = "shipped, else what the hub says within seconds"
+    HUB = "the headers on the hub"
+    NOBODY = "shipped, or none"
 
 
 class Among(Enum):
@@ -69,6 +72,16 @@ class Outlook:
     speed: Speed
     estimates: tuple[SpeedEstimate, ...]
     nodes: int = 1
+
+    @property
+    def verdict(self) -> FitVerdict:
+        name = self.resolved.recipe.name
+        own = next((made for made in self.estimates if made.name == name), None)
+        return verdict_of(self.resolved.recipe, self.budget, self.facts, own)
+
+    def verdict_line(self) -> str:
+        is_bound = self.speed.fitted_to is None or self.nodes > 1
+        return verdict_line(self.verdict, self.budget, is_bound=is_bound)
 
     def capacity_lines(self) -> Iterator[str]:
         yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
@@ -112,6 +125,7 @@ class Outlook:
             "schema": 1,
             "recipe": self.resolved.recipe.name,
             **({"nodes": self.nodes} if self.nodes > 1 else {}),
+            "verdict": {**asdict(self.verdict), "fits": self.verdict.fits.value},
             "capacity": capacity_report.capacity_as_dict(self.resolved, self.facts, self.budget),
             "speed": speed_report.estimates_as_dict(self.estimates, self.speed, steps),
         }
@@ -139,7 +153,10 @@ def outlook_for(
     folder = resources() / "recipes" / "facts"
     machine = _machine(hardware, read_hardware(folder / "hardware.yaml"))
     shipped = model_facts.read_shipped_facts(folder / "models.yaml")
-    facts = facts_of(resolved.recipe.model, settings, shipped, when_missing)
+    facts = replace(
+        facts_of(resolved.recipe.model, settings, shipped, when_missing),
+        drafter=_drafter_of(resolved, settings, shipped, when_missing),
+    )
     acceptance = speed.read_acceptance(folder / "speculation.yaml")
     recipes = _recipes(shelf)
     # The same model in every row: the files at hand describe it better than the shipped facts.
@@ -188,8 +205,28 @@ def _of_one_node(whole: Outlook) -> Outlook:
     )
 
 
+def fitting_rows(hardware: str) -> list[dict[str, object]]:
+    """Return every recipe's verdict on a machine; a model that nobody knows is one too."""
+    shelf = Library(recipe_folders(load_settings()))
+    return [_fitting_row(name, hardware) for name in sorted(_recipes(shelf))]
+
+
+def _fitting_row(name: str, hardware: str) -> dict[str, object]:
+    try:
+        outlook = outlook_for(name, (), hardware=hardware, when_missing=WhenMissing.NOBODY)
+    except CheckpointError as error:
+        return {"recipe": name, "fits": Fits.UNKNOWN.value, "reason": error.message}
+    verdict = {**asdict(outlook.verdict), "fits": outlook.verdict.fits.value}
+    return {"recipe": name, **verdict, "line": outlook.verdict_line()}
+
+
+def fitting_lines(rows: Iterable[Mapping[str, object]]) -> Iterator[str]:
+    for row in rows:
+        yield f"  {row['recipe']!s:<14} {row.get('line') or row['reason']}"
+
+
 def facts_of(
-    model: Model,
+    weights: Weights,
     settings: Settings,
     shipped: Mapping[str, model_facts.ModelFacts],
     when_missing: WhenMissing,
@@ -198,15 +235,16 @@ def facts_of(
 
     Raises CheckpointError for files that are damaged, and when nobody knows the model.
     """
+    name = weights.source
     source = (
-        sources.open_folder(Path(model.path))
-        if model.path is not None
-        else sources.find_in_hub_cache(model.known_as, model.revision, settings.hub_cache)
+        sources.open_folder(Path(weights.path))
+        if weights.path is not None
+        else sources.find_in_hub_cache(name, weights.revision, settings.hub_cache)
     )
     if source is not None:
         tensors = read_tensors(source.files_dir).values()
         return model_facts.facts_from(
-            model.known_as,
+            name,
             read_config(source.files_dir),
             (item.info for item in tensors),
             "safetensors headers on this machine",
@@ -215,14 +253,36 @@ def facts_of(
         # It imports requests, which no other estimate needs.
         from sparkdeploy.commands.estimate_remote import hub_facts  # noqa: PLC0415
 
-        return hub_facts(model, settings)
-    if model.known_as not in shipped:
-        fetch = sources.fetch_command(model.known_as, model.revision)
+        return hub_facts(weights, settings)
+    if name not in shipped and when_missing is WhenMissing.SHIPPED:
+        from sparkdeploy.commands.estimate_remote import facts_in_time  # noqa: PLC0415
+
+        return facts_in_time(weights, settings)
+    if name not in shipped:
+        fetch = sources.fetch_command(name, weights.revision)
         raise CheckpointError(
-            f"nothing is known of {model.known_as}: it is not here and has no shipped facts",
+            f"nothing is known of {name}: it is not here and has no shipped facts",
             hint=f"read its headers with --headers, or {fetch}",
         )
-    return shipped[model.known_as]
+    return shipped[name]
+
+
+def _drafter_of(
+    resolved: Resolved,
+    settings: Settings,
+    shipped: Mapping[str, model_facts.ModelFacts],
+    when_missing: WhenMissing,
+) -> model_facts.ModelFacts | None:
+    """Return what is known of a drafter that is a model of its own; None when that is nothing."""
+    speculative = resolved.recipe.serve.speculative
+    drafter = speculative.drafter if speculative is not None else None
+    if drafter is None:
+        return None
+    try:
+        return facts_of(drafter, settings, shipped, when_missing)
+    except CheckpointError as error:
+        console.info(f"{drafter.source} is not counted: {error.message}")
+        return None
 
 
 def copy_bandwidth(clock: Callable[[], float] = time.perf_counter) -> float:

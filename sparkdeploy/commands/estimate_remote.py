@@ -1,34 +1,50 @@
-"""Facts of a model that is not here, from its headers on the hub: some megabytes of ranges."""
+"""Facts of a model that is not here, from a hub: by its headers, or by what came in time."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.contents import INDEX_FILE
-from sparkdeploy.checkpoint.hub import open_hub
-from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.ranges import HubRanges, index_of, read_config, read_remote_headers
+from sparkdeploy.checkpoint.family.kinds import WeightKind
+from sparkdeploy.checkpoint.ranges import read_config
+from sparkdeploy.checkpoint.remote import ask_headers, ask_patiently, remote_tensors
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.model_facts import ModelFacts, facts_from
+from sparkdeploy.estimate.derived import derived_facts
+from sparkdeploy.estimate.model_facts import ModelFacts, facts_from, known_layers, quantisation_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from sparkdeploy.checkpoint.ranges import RangeSource
-    from sparkdeploy.checkpoint.safetensors import TensorInfo
-    from sparkdeploy.recipe.schema import Model
+    from sparkdeploy.checkpoint.remote import Remote
+    from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
 
+HEADERS = "safetensors headers on the hub (tensors were not downloaded)"
+SIZES = "file sizes on the hub (no header was read in time: `--headers` waits for them)"
+CLOSE_SHARE = 0.02
+"""Tensors derived from config.json count when they come this close to the files' size."""
 
-def hub_facts(model: Model, settings: Settings) -> ModelFacts:
+
+def hub_facts(model: Weights, settings: Settings) -> ModelFacts:
     """Read config.json and every header from the hub, at the pinned commit if there is one.
 
     Nothing is kept. Raises CheckpointError when the hub refuses or a header is damaged.
     """
-    hub = open_hub(settings)
-    pin = HubLock(settings.state_dir).pin(model.known_as, model.revision)
-    described = hub.describe(model.known_as, pin.commit if pin is not None else model.revision)
-    return facts_in(model.known_as, HubRanges(hub, described))
+    told = ask_patiently(model.source, model.revision, settings)
+    return _facts(model.source, told)
+
+
+def facts_in_time(model: Weights, settings: Settings) -> ModelFacts:
+    """Return what the hub says within seconds; raise CheckpointError when that is nothing."""
+    told = ask_headers(model.source, model.revision, settings)
+    if told.listing is None or told.config is None:
+        raise CheckpointError(
+            f"nothing is known of {model.source}: it is not here, has no shipped facts, and "
+            f"{told.failure}",
+            hint="try again where the hub answers, or name a folder with --set model.path=...",
+        )
+    return _facts(model.source, told)
 
 
 def facts_in(repo: str, source: RangeSource) -> ModelFacts:
@@ -36,23 +52,28 @@ def facts_in(repo: str, source: RangeSource) -> ModelFacts:
 
     Raises CheckpointError for files that state none.
     """
-    return facts_from(
-        repo,
-        read_config(source),
-        _tensors(source).values(),
-        "safetensors headers on the hub (tensors were not downloaded)",
+    return facts_from(repo, read_config(source), remote_tensors(source).values(), HEADERS)
+
+
+def _facts(repo: str, told: Remote) -> ModelFacts:
+    config = told.config or {}
+    if told.tensors is not None:
+        return facts_from(repo, config, told.tensors, HEADERS)
+    return _by_sizes(repo, config, told.listing.weights_bytes if told.listing is not None else 0)
+
+
+def _by_sizes(repo: str, config: Mapping[str, Any], size_bytes: int) -> ModelFacts:
+    """Derive the tensors where they come to the files' size; else the size stands alone."""
+    architecture, unknown = known_layers(config)
+    derived = derived_facts(repo, config) if architecture is not None else None
+    if derived is not None and abs(derived.total_bytes / size_bytes - 1) < CLOSE_SHARE:
+        return derived
+    return ModelFacts(
+        repo=repo,
+        architecture=architecture,
+        weight_bytes={WeightKind.OTHER: size_bytes},
+        origin=SIZES,
+        unknown=unknown,
+        config=config,
+        quantisation=quantisation_of(config),
     )
-
-
-def _tensors(source: RangeSource) -> Mapping[str, TensorInfo]:
-    """Every tensor once: where two files hold one, the index says which counts."""
-    files = [name for name in source.files() if name.endswith(".safetensors") and "/" not in name]
-    if not files:
-        raise CheckpointError(f"{source.name} holds no .safetensors files.")
-    indexed: Mapping[str, str] = index_of(source) if INDEX_FILE in source.files() else {}
-    found: dict[str, TensorInfo] = {}
-    for file, header in read_remote_headers(source, sorted(files)):
-        for name, tensor in header.tensors.items():
-            if name not in found or indexed.get(name) == file:
-                found[name] = tensor
-    return found

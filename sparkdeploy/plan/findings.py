@@ -20,6 +20,7 @@ from sparkdeploy.plan.backends import SOCKETS_COST, allows_sockets, uses_sockets
 from sparkdeploy.plan.container import container_user, has_adapters
 from sparkdeploy.plan.launch import fabric_env
 from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.plan.room import room_finding
 from sparkdeploy.plan.steps import Action
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ def machine_findings(plan: Plan) -> Iterator[Finding]:
         if seen is None:
             continue
         prefix = "" if plan.formation.is_alone else f"{part.node}: "
-        for finding in _findings_of_node(plan.resolved, seen, part):
+        for finding in (
+            *_findings_of_node(plan.resolved, seen, part),
+            *room_finding(plan, part, seen),
+        ):
             yield replace(finding, seen=prefix + finding.seen)
         if part.seat.is_head:
             yield from trust_findings(plan.resolved.recipe)

@@ -204,7 +204,8 @@ def _weights_bytes(plan: Plan) -> int | None:
     model, formation = plan.observed.model, plan.formation
     if model is None or model.size_bytes is None:
         return None
+    size_bytes = model.size_bytes if model.weights_bytes is None else model.weights_bytes
     ranks = formation.tensor_parallel * formation.pipeline_parallel
     ranks_here = ranks * formation.data_parallel // len(formation.seats)
     undivided_bytes = model.embedding_bytes if isinstance(model, ModelFact) else 0
-    return ranks_here * share_of_weights(model.size_bytes, ranks, undivided_bytes)
+    return ranks_here * share_of_weights(size_bytes, ranks, undivided_bytes)

@@ -9,7 +9,6 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint import overlay as overlays
 from sparkdeploy.checkpoint import source as sources
@@ -17,7 +16,7 @@ from sparkdeploy.checkpoint.draft_vocabulary import known_vocabulary
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
-from sparkdeploy.checkpoint.pull import download_bytes
+from sparkdeploy.checkpoint.repo_files import weights_bytes
 from sparkdeploy.checkpoint.treatment import Treatment, check_untouched
 from sparkdeploy.checks.survey import compare, survey
 from sparkdeploy.errors import NodeError, RecipeError
@@ -28,6 +27,7 @@ from sparkdeploy.node import facts, ports
 from sparkdeploy.node.container import is_ours
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.plan.container import container_name, container_user
+from sparkdeploy.plan.missing import layers_of, missing_model
 from sparkdeploy.plan.observed import MissingModel, ModelFact, Observed, ObservedNode, OverlayFact
 from sparkdeploy.plan.place import Move, hold, trees_of
 from sparkdeploy.settings import resources
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checkpoint.source import CheckpointSource
     from sparkdeploy.checks.survey import Survey
-    from sparkdeploy.image.lock import Architecture
+    from sparkdeploy.image.lock import Architecture as Processor
     from sparkdeploy.image.stages import BaseSource
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
@@ -166,7 +166,7 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
     with _readable():
         source = _find_source(recipe, settings)
         if source is None:
-            return LocatedModel(_missing(recipe.model.source, recipe.model.revision, settings))
+            return LocatedModel(missing_model(recipe.model.source, recipe.model.revision, settings))
         if treatment.is_none:
             check_untouched(source)
         fact = _model_fact(source, None if treatment.is_none else treatment, settings)
@@ -214,25 +214,8 @@ def _companion(weights: Weights, settings: Settings) -> ModelFact | MissingModel
             return _model_fact(source, None, settings)
         found = _find_pinned(weights.source, weights.revision, settings)
         if found is None:
-            return _missing(weights.source, weights.revision, settings)
+            return missing_model(weights.source, weights.revision, settings)
         return _model_fact(found, None, settings)
-
-
-def _missing(repo: str, revision: str, settings: Settings) -> MissingModel:
-    command = sources.fetch_command(repo, revision)
-    pin = HubLock(settings.state_dir).pin(repo, revision)
-    if pin is None or not pin.files:
-        return MissingModel(repo, command, _shipped_size_bytes(repo), revision)
-    found = pin.facts(repo, revision)
-    here_bytes = found.size_bytes - download_bytes(settings.hub_cache, found)
-    return MissingModel(repo, command, found.size_bytes, revision, here_bytes)
-
-
-def _shipped_size_bytes(repo: str) -> int | None:
-    facts = resources() / "recipes" / "facts" / "models.yaml"
-    known = yaml_text.load_file(facts)["models"]
-    size_bytes: int | None = known.get(repo, {}).get("size_bytes")
-    return size_bytes
 
 
 def _model_fact(
@@ -243,18 +226,23 @@ def _model_fact(
     # An adapter has none.
     has_config = (source.files_dir / contents.CONFIG_FILE).is_file()
     config = contents.read_config(source.files_dir) if has_config else {}
+    sizes = {str(name): (source.files_dir / name).stat().st_size for name in source.files()}
+    layers, unknown = layers_of(config) if has_config else (None, "")
     fact = ModelFact(
         name=source.mount_name,
         root=source.root,
         shared=source.shared,
         files=str(source.files_dir.relative_to(source.root)).removeprefix("."),
         revision=source.revision,
-        size_bytes=sum((source.files_dir / name).stat().st_size for name in source.files()),
+        size_bytes=sum(sizes.values()),
         owner_uid=status.st_uid,
         owner_gid=status.st_gid,
         overlay=overlay,
         architectures=_architectures(config),
         embedding_bytes=embedding_bytes(config),
+        weights_bytes=weights_bytes(sizes),
+        layers=layers,
+        unknown=unknown,
     )
     return replace(fact, unreadable=sources.unreadable_by(source, *container_user(fact)))
 
@@ -289,7 +277,7 @@ def _base_source(
 
 def choose_base_source(
     engine: Engine,
-    architecture: Architecture,
+    architecture: Processor,
     tags: Container[str],
     settings: Settings,
     asked: DockerHost | None,
@@ -308,7 +296,7 @@ def choose_base_source(
 
 
 def source_already_here(
-    engine: Engine, architecture: Architecture, resources: Path, tags: Container[str]
+    engine: Engine, architecture: Processor, resources: Path, tags: Container[str]
 ) -> BaseSource | None:
     """Return the base source that the images with these tags were made with; None without any.
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from sparkdeploy.checkpoint.family.layers import Architecture
     from sparkdeploy.checks.fabric import Check
     from sparkdeploy.image.stages import BaseSource
     from sparkdeploy.node.container import ContainerFact, ImageFact
@@ -51,6 +52,11 @@ class ModelFact:
     """Of its config.json; vLLM looks them up in its registry."""
     embedding_bytes: int = 0
     """Token embeddings, which each rank has whole."""
+    layers: Architecture | None = None
+    """By its config.json; None where that says none that are known, as `unknown` tells."""
+    weights_bytes: int | None = None
+    """What an engine loads of its files; None for all of them."""
+    unknown: str = ""
     has_draft_vocabulary: bool = True
     """Whether the tokens of a draft head, if the recipe has one, were counted."""
 
@@ -66,6 +72,11 @@ class MissingModel:
     revision: str = "main"
     here_bytes: int = 0
     """What of it is in the cache already, so that a download goes on from there."""
+    weights_bytes: int | None = None
+    """What an engine would load; None for all of it."""
+    layers: Architecture | None = None
+    unknown: str = ""
+    """Why its size or its layers are not known."""
 
     @property
     def missing_bytes(self) -> int | None:

@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
+from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.report import legend
 from sparkdeploy.console import format_bytes, format_gib
+from sparkdeploy.plan.room import CHECK as ROOM
 from sparkdeploy.plan.typed import docker_run, typed
 from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.harmless import shown
@@ -24,7 +26,7 @@ UNKNOWN_FINGERPRINT = "<hash of this container>"
 def plan_lines(plan: Plan) -> list[str]:
     """Return the plan as lines: recipe, steps, needs, problems, warnings, what was not seen."""
     translation = plan.resolved.translation
-    lines = [*_title(plan), *_steps(plan), _needs(plan.head.needs), *_remarks(plan)]
+    lines = [*_title(plan), *_steps(plan), _needs(plan.head.needs), *_room(plan), *_remarks(plan)]
     if translation is not None:
         lines += short_lines(translation)
     return [*lines, f"  ({legend(line.split()[0] for line in lines[2:])})"]
@@ -124,6 +126,15 @@ def _needs(needs: Needs) -> str:
         f"{_disk(needs.write_bytes)} of checkpoint and {_disk(needs.image_bytes)} of images, "
         f"memory {_memory(needs.memory_bytes)}"
     )
+
+
+def _room(plan: Plan) -> Iterator[str]:
+    """What a warning does not say already."""
+    for finding in plan.findings:
+        if finding.check == ROOM and finding.verdict is Verdict.OK:
+            yield f"  {finding.seen}"
+        elif finding.check == ROOM and finding.verdict is Verdict.NOT_SEEN:
+            yield f"  ? {finding.seen}"
 
 
 def _disk(size_bytes: int | None) -> str:

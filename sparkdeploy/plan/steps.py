@@ -127,6 +127,14 @@ class Plan:
         return f"http://127.0.0.1:{self.resolved.recipe.serve.port}"
 
     @property
+    def is_unchecked(self) -> bool:
+        """Whether nobody could say how much memory the model takes."""
+        return any(
+            item.check == "machine.room" and item.verdict is Verdict.NOT_SEEN
+            for item in self.findings
+        )
+
+    @property
     def warnings(self) -> tuple[Finding, ...]:
         return tuple(item for item in self.findings if item.verdict is Verdict.WARN)
 

@@ -37,6 +37,8 @@ def isolated_folders(
         monkeypatch.setenv(f"SPARKDEPLOY_{kind.upper()}_DIR", str(home / kind))
     monkeypatch.setenv("SPARKDEPLOY_LOCK_DIR", str(home / "locks"))
     monkeypatch.setenv("HF_HUB_CACHE", str(home / "hub"))
+    # Nobody listens there: a test that asks a hub says which.
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,0 +1,82 @@
+"""The first line of an estimate: fits or not, how many requests, about how fast, on what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from sparkdeploy.console import format_gib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.estimate.capacity import Budget
+    from sparkdeploy.estimate.model_facts import ModelFacts
+    from sparkdeploy.estimate.speed import SpeedEstimate
+    from sparkdeploy.recipe.schema import Recipe
+
+
+class Fits(Enum):
+    YES = "fits"
+    NO = "does not fit"
+    UNKNOWN = "may fit"
+
+
+@dataclass(frozen=True, slots=True)
+class FitVerdict:
+    fits: Fits
+    requests: float | None
+    """At once, at the recipe's context; None where the cache is not known or there is none."""
+    context_tokens: int | None
+    tok_s: float | None
+    """Of one request; None where something is not known."""
+    reason: str
+    """Why it does not fit, or what is not known."""
+
+
+def verdict_of(
+    recipe: Recipe, budget: Budget, facts: ModelFacts, made: SpeedEstimate | None
+) -> FitVerdict:
+    row = budget.longest
+    taken = budget.weight_bytes + budget.reserve_bytes
+    context, requests = (row.context_tokens, row.concurrency) if row else (None, None)
+    tok_s = made.tok_s if made is not None else None
+    if taken >= budget.claim_bytes:
+        reason = (
+            f"weights and reserves take {format_gib(taken)} of the "
+            f"{format_gib(budget.claim_bytes)} that vLLM may use"
+        )
+        return FitVerdict(Fits.NO, None, context, None, reason)
+    if row is not None and row.concurrency < 1:
+        reason = (
+            f"one request of {row.context_tokens:,} tokens needs more than the "
+            f"{format_gib(budget.available_bytes)} left for its cache"
+        )
+        return FitVerdict(Fits.NO, requests, context, None, reason)
+    if budget.unknown:
+        return FitVerdict(Fits.UNKNOWN, None, None, tok_s, f"not known: {budget.unknown}")
+    return FitVerdict(Fits.YES, requests, context, tok_s, "; ".join(_remarks(recipe, facts)))
+
+
+def _remarks(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    speculative = recipe.serve.speculative
+    if facts.architecture is not None and not facts.architecture.keeps_cache:
+        yield "it keeps no cache"
+    if speculative is not None and speculative.model and facts.drafter is None:
+        yield "its drafter is not counted"
+
+
+def verdict_line(verdict: FitVerdict, budget: Budget, *, is_bound: bool) -> str:
+    """Return the verdict as one sentence; `is_bound` for a speed that no measurement backs."""
+    said = [f"{verdict.fits.value} on {budget.hardware.title}"]
+    if verdict.requests is not None and verdict.fits is Fits.YES:
+        said.append(f"{verdict.requests:.1f} requests of {verdict.context_tokens:,} tokens at once")
+    if verdict.tok_s is not None:
+        about = "at most" if is_bound else "about"
+        said.append(f"{about} {verdict.tok_s:.0f} tok/s for one")
+    elif verdict.fits is not Fits.NO:
+        said.append("its speed is not known")
+    if verdict.reason:
+        said.append(verdict.reason)
+    return f"{said[0]}: {', '.join(said[1:])}"

@@ -1,0 +1,95 @@
+"""What room a part has beside its weights: an estimate of what is known before a start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checkpoint.family.kinds import WeightKind
+from sparkdeploy.checks.finding import Finding, not_seen, ok, warn
+from sparkdeploy.console import format_gib
+from sparkdeploy.estimate.capacity import make_budget
+from sparkdeploy.estimate.hardware import Hardware
+from sparkdeploy.estimate.model_facts import ModelFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.estimate.capacity import Budget
+    from sparkdeploy.plan.observed import ObservedNode
+    from sparkdeploy.plan.steps import Part, Plan
+
+CHECK = "machine.room"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The budget of one part; None where something it needs is not known, which `unknown` says."""
+
+    budget: Budget | None
+    unknown: str = ""
+
+
+def room_of(plan: Plan, part: Part, seen: ObservedNode) -> Room:
+    """Count weights and cache against what vLLM may take of a node."""
+    model, memory_bytes = plan.observed.model, seen.facts.memory_total_bytes
+    weights_bytes = part.needs.weights_bytes
+    if model is None or weights_bytes is None:
+        return Room(None, model.unknown if model is not None else "the model was not looked for")
+    if memory_bytes is None:
+        return Room(None, "the memory of this machine")
+    gpu = seen.facts.gpu
+    own_bytes = gpu.memory_bytes if gpu is not None else None
+    hardware = Hardware(
+        name=part.node,
+        title=part.node,
+        memory_bytes=own_bytes or memory_bytes,
+        bandwidth_bytes_s=0.0,
+        source="seen",
+        shares_memory=own_bytes is None,
+    )
+    facts = ModelFacts(
+        repo=plan.resolved.recipe.model.source,
+        architecture=model.layers,
+        weight_bytes={WeightKind.OTHER: weights_bytes},
+        origin="file sizes",
+        unknown=model.unknown,
+        tensor_ranks=plan.formation.tensor_parallel,
+        stages=plan.formation.pipeline_parallel,
+    )
+    budget = make_budget(plan.resolved, facts, hardware)
+    return Room(budget, budget.unknown)
+
+
+def room_finding(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
+    """Say how many requests fit by estimate; a model whose size nobody knows is never passed."""
+    if plan.resolved.engine.runs_on == "cpu":
+        return
+    room = room_of(plan, part, seen)
+    if room.budget is None:
+        yield not_checked(plan, room.unknown)
+        return
+    row, weights = room.budget.longest, format_gib(room.budget.weight_bytes)
+    if room.unknown:
+        yield ok(
+            CHECK, f"weights take {weights}; what a request takes is not known: {room.unknown}"
+        )
+    elif row is not None and row.concurrency < 1:
+        yield warn(
+            CHECK,
+            f"by estimate one request of {row.context_tokens:,} tokens does not fit beside "
+            f"{weights} of weights",
+            "lower serve.max_model_len or compress the cache: `sparkdeploy show RECIPE --capacity`",
+        )
+    elif row is not None:
+        yield ok(
+            CHECK,
+            f"by estimate {row.concurrency:.1f} requests of {row.context_tokens:,} tokens fit "
+            f"beside {weights} of weights",
+        )
+
+
+def not_checked(plan: Plan, reason: str) -> Finding:
+    name = plan.resolved.recipe.model.source
+    why = f": {reason}" if reason else ""
+    return not_seen(CHECK, f"memory was not checked, for nobody says how large {name} is{why}")
