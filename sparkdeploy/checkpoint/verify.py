@@ -1,7 +1,6 @@
 """Is a checkpoint whole and true to itself, by headers or by every byte; and what it holds."""
 
 import collections
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,15 @@ from typing import Any
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
 from sparkdeploy.checkpoint.durable import Progress
+from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError
+from sparkdeploy.checkpoint.family.kinds import kinds_for
+from sparkdeploy.checkpoint.family.promises import promise_problems
+from sparkdeploy.checkpoint.family.quantised import (
+    KNOWN_METHODS,
+    method_of,
+    quantisation_problems,
+)
+from sparkdeploy.checkpoint.family.tensors import promised_tensors
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
 from sparkdeploy.checkpoint.fp8_shard import is_shard_folder
 from sparkdeploy.checkpoint.hashes import blob_hashes, hash_like
@@ -21,17 +29,6 @@ from sparkdeploy.errors import CheckpointError
 
 CHANGED_HINT = "a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again"
 _ORIGINAL_SUFFIX = {own: original for original, own in OWN_SUFFIXES.items()}
-_KINDS = (
-    ("mtp", re.compile(r"^mtp\.")),
-    ("vision", re.compile(r"visual\.")),
-    ("shared experts", re.compile(r"\.mlp\.shared_expert\.")),
-    ("routed experts", re.compile(r"\.mlp\.experts\.")),
-    ("attention", re.compile(r"\.(self_attn|linear_attn)\.")),
-    ("embeddings", re.compile(r"\.embed_tokens\.")),
-    ("LM head", re.compile(r"^lm_head\.")),
-)
-"""Kinds by the first pattern that is found in a name; the rest is norms and routers."""
-_REST = "norms, routers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +45,8 @@ class Verified:
     """Files whose hash nobody states."""
     warnings: tuple[str, ...] = ()
     """What is wrong and no engine reads."""
+    not_known: tuple[str, ...] = ()
+    """What could not be held against anything, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,10 @@ def verify_headers(folder: Path) -> Verified:
     headers = contents.read_headers(folder)
     tensors = contents.read_tensors(folder, headers)
     index = contents.read_index(folder)
-    sizes = contents.model_sizes(config)
+    not_known = tuple(_not_known(config))
     problems = [
         *_index_problems(index, headers, tensors),
-        *_fp8_problems(folder, config, sizes, tensors),
-        *_model_problems(sizes, tensors),
+        *_family_problems(folder, config, tensors),
         *_manifest_problems(folder, tensors),
     ]
     if problems:
@@ -97,6 +95,50 @@ def verify_headers(folder: Path) -> Verified:
         ),
         mtp_tensors=sum(name.startswith("mtp.") for name in tensors),
         warnings=tuple(_index_warnings(index, tensors)),
+        not_known=not_known,
+    )
+
+
+def _family_problems(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Located]
+) -> Iterator[str]:
+    """Of Qwen3.5-MoE every rule is known; of others what their configuration promises."""
+    infos = {name: item.info for name, item in tensors.items()}
+    if is_qwen35_moe(config):
+        sizes = contents.model_sizes(config)
+        yield from _fp8_problems(folder, config, sizes, tensors)
+        yield from _model_problems(sizes, tensors)
+        return
+    yield from quantisation_problems(config, infos)
+    try:
+        promised = promised_tensors(config)
+    except UnknownArchitectureError:
+        return
+    yield from promise_problems(promised or (), infos)
+
+
+def _not_known(config: Mapping[str, Any]) -> Iterator[str]:
+    if is_qwen35_moe(config):
+        return
+    method = method_of(config)
+    if method is not None and method not in KNOWN_METHODS:
+        yield f"how {shown(method)} packs weights: dtypes and scales were not checked"
+    try:
+        promised = promised_tensors(config)
+    except UnknownArchitectureError as error:
+        yield f"{error}: its tensors were not held against config.json"
+        return
+    if promised is None:
+        yield "which tensors this family has: they were not held against config.json"
+
+
+def is_qwen35_moe(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of the family that the twin and the treatments come from."""
+    text = config.get("text_config", config)
+    model_type = text.get("model_type") if isinstance(text, dict) else None
+    named = config.get("architectures")
+    return model_type in {"qwen3_5_moe", "qwen3_5_moe_text"} or (
+        isinstance(named, list) and "Qwen3_5MoeForConditionalGeneration" in named
     )
 
 
@@ -217,7 +259,11 @@ def _object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _model_problems(sizes: ModelSizes, tensors: Mapping[str, Located]) -> Iterator[str]:
     present = {name for name in tensors if name.startswith("mtp.")}
-    missing = sorted(contents.mtp_names(sizes) - present) if present else []
+    wanted_names = contents.mtp_names(sizes)
+    if any(name.endswith(".mlp.experts.gate_up_proj") for name in present):
+        # Some repositories store a layer's experts as two tensors.
+        wanted_names = frozenset(it for it in wanted_names if ".mlp.experts." not in it)
+    missing = sorted(wanted_names - present) if present else []
     if missing:
         yield f"{len(missing)} tensors of the draft layer are missing: {summary(missing)}"
     by_token = (sizes.vocab, sizes.hidden)
@@ -251,10 +297,11 @@ def inspect_checkpoint(folder: Path) -> Inspection:
     """Read every header and the configuration; raise CheckpointError when one is damaged."""
     _check_files(folder)
     tensors = contents.read_tensors(folder)
+    has_config = (folder / contents.CONFIG_FILE).is_file()
+    kind_of = kinds_for(contents.read_config(folder) if has_config else {})
     sizes: dict[tuple[str, str], list[int]] = {}
     for name, located in tensors.items():
-        kind = next((kind for kind, pattern in _KINDS if pattern.search(name)), _REST)
-        sizes.setdefault((kind, located.info.dtype), []).append(located.info.size_bytes)
+        sizes.setdefault((kind_of(name), located.info.dtype), []).append(located.info.size_bytes)
     shares = [Share(*key, len(each), sum(each)) for key, each in sizes.items()]
     return Inspection(
         files=len({located.file for located in tensors.values()}),

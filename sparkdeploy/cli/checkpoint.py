@@ -153,7 +153,7 @@ def verify(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check index, headers, FP8, MTP and configuration against one another."""
+    """Check index, headers, quantisation and configuration against one another."""
     from sparkdeploy.checkpoint.store import find_folder
     from sparkdeploy.commands import checkpoint_verify as work
 
@@ -178,6 +178,7 @@ def _verified_lines(found: Verified) -> Iterator[str]:
         f"sound: {found.tensors} tensors in {found.files} files, {found.fp8_weights} FP8 weights, "
         f"{found.mtp_tensors} MTP tensors"
     )
+    yield from (f"  not known: {what}" for what in found.not_known)
     if found.hashed_files:
         yield f"hashed {found.hashed_files} files, {format_bytes(found.hashed_bytes)}"
 
@@ -197,7 +198,7 @@ def inspect(name: StoredArgument, as_json: JsonOption = False) -> None:
     for share in found.shares:
         size = format_bytes(share.size_bytes)
         lines.append(
-            f"  {share.kind:<16} {printable(share.dtype):<9} {share.tensors:>7}  {size:>9}"
+            f"  {share.kind:<26} {printable(share.dtype):<9} {share.tensors:>7}  {size:>9}"
         )
     answer(lines, asdict(found), as_json=as_json)
 
@@ -236,11 +237,11 @@ def twin(
     """Make a miniature checkpoint with the real tensor names; the same bytes for the same seed."""
     from sparkdeploy.checkpoint.twin.build import build_twin
     from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
+    from sparkdeploy.commands.checkpoint import refuse_other_family
     from sparkdeploy.commands.request import resolve
 
     settings = current_settings()
-    # A recipe that does not exist is refused; whatever it serves, the twin is one of Qwen3.5-MoE.
-    resolve(requested(like, None, settings), settings)
+    refuse_other_family(resolve(requested(like, None, settings), settings), settings)
     experts = ExpertFormat.INT4 if int4_experts else ExpertFormat.BF16
     shape = TwinShape(layers=layers, hidden=hidden, vocab=vocab, expert_format=experts)
     with console.step(f"twin {out}"):

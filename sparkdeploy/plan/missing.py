@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.published import shipped_entry
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.remote import ask_sizes
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.model_facts import known_layers
 from sparkdeploy.plan.observed import MissingModel
-from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +24,7 @@ def missing_model(repo: str, revision: str, settings: Settings) -> MissingModel:
     """Ask the pin, then shipped facts, then the hub, which has some seconds."""
     command = sources.fetch_command(repo, revision)
     pin = HubLock(settings.state_dir).pin(repo, revision)
-    shipped = _shipped(repo)
+    shipped = shipped_entry(repo)
     if pin is not None and pin.files:
         found = pin.facts(repo, revision)
         here_bytes = found.size_bytes - download_bytes(settings.hub_cache, found)
@@ -59,12 +58,6 @@ def missing_model(repo: str, revision: str, settings: Settings) -> MissingModel:
         layers=layers,
         unknown=unknown,
     )
-
-
-def _shipped(repo: str) -> dict[str, Any]:
-    facts = resources() / "recipes" / "facts" / "models.yaml"
-    found: dict[str, Any] = yaml_text.load_file(facts)["models"].get(repo, {})
-    return found
 
 
 def layers_of(config: Mapping[str, Any]) -> tuple[Architecture | None, str]:

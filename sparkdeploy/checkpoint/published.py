@@ -1,0 +1,63 @@
+"""The config.json of a recipe's model: from its files, from shipped facts, or from the hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy import yaml_text
+from sparkdeploy.checkpoint import source as sources
+from sparkdeploy.checkpoint.contents import read_config
+from sparkdeploy.checkpoint.remote import ask_sizes
+from sparkdeploy.errors import CheckpointError
+from sparkdeploy.settings import resources
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkdeploy.recipe.schema import Weights
+    from sparkdeploy.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedConfig:
+    """What a model's owner says of it."""
+
+    config: Mapping[str, Any]
+    origin: str
+    """Where it was read, as words that follow `config.json `."""
+    folder: Path | None = None
+    """Where its other files are, if they are here."""
+
+
+def published_config(weights: Weights, settings: Settings) -> PublishedConfig:
+    """Look on this machine, in what is shipped, and for some seconds on the hub.
+
+    Raises CheckpointError when it is nowhere.
+    """
+    source = (
+        sources.open_folder(Path(weights.path))
+        if weights.path is not None
+        else sources.find_in_hub_cache(weights.source, weights.revision, settings.hub_cache)
+    )
+    if source is not None:
+        return PublishedConfig(read_config(source.files_dir), "of the files here", source.files_dir)
+    shipped = shipped_entry(weights.source)
+    if shipped:
+        return PublishedConfig(shipped["config"], "as recipes/facts/models.yaml has it")
+    told = ask_sizes(weights.source, weights.revision, settings)
+    if told.config is None:
+        raise CheckpointError(
+            f"the config.json of {weights.source} is not known: it is not here, and {told.failure}",
+            hint="name a folder that has it: --set model.path=FOLDER; or try again where the hub "
+            "answers",
+        )
+    return PublishedConfig(told.config, "from the hub")
+
+
+def shipped_entry(repo: str) -> Mapping[str, Any]:
+    """Return what recipes/facts/models.yaml has of a repository; empty for one it has not."""
+    known = yaml_text.load_file(resources() / "recipes" / "facts" / "models.yaml")["models"]
+    found: Mapping[str, Any] = known.get(repo, {})
+    return found

@@ -1,0 +1,126 @@
+"""Checkpoints of any family, as files: real headers, and no bytes behind them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.checkpoint.family.tensors import promised_tensors
+from tests.families import config
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+ELEMENT_BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4}
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
+"""Names with dtype and shape."""
+
+
+def plain(family: str) -> Tensors:
+    """Every tensor at 16 bits, under the name that published checkpoints have."""
+    promised = promised_tensors(config(family))
+    assert promised is not None, family
+    return {
+        item.name if item.name == "lm_head.weight" else f"model.{item.name}": ("BF16", item.shape)
+        for item in promised
+    }
+
+
+def linears(family: str) -> set[str]:
+    return {
+        f"model.{item.name}"
+        for item in promised_tensors(config(family)) or ()
+        if item.is_linear and len(item.shape) == 2
+    }
+
+
+def write(folder: Path, tensors: Tensors, found: Mapping[str, Any]) -> Path:
+    """Write config.json and one file whose data is a hole of the right size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    header, offset = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        size = ELEMENT_BYTES[dtype]
+        for width in shape:
+            size *= width
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + offset)
+    (folder / "config.json").write_text(json.dumps(found), encoding="utf-8")
+    return folder
+
+
+def _blocks(width: int, size: int) -> int:
+    return -(-width // size)
+
+
+def packed(family: str, method: str) -> tuple[Tensors, dict[str, Any]]:
+    """Tensors with every matrix packed by a method, and the configuration that says so."""
+    tensors, found, matrices = plain(family), config(family), linears(family)
+    for name in matrices:
+        _, (outputs, inputs) = tensors.pop(name)
+        stem = name.removesuffix("weight")
+        tensors |= _PACKERS[method](stem, outputs, inputs)
+    return tensors, {**found, "quantization_config": STATED[method]}
+
+
+def _fp8(stem: str, outputs: int, inputs: int) -> Tensors:
+    scale = (_blocks(outputs, 128), _blocks(inputs, 128))
+    return {
+        f"{stem}weight": ("F8_E4M3", (outputs, inputs)),
+        f"{stem}weight_scale_inv": ("F32", scale),
+    }
+
+
+def _gptq(stem: str, outputs: int, inputs: int) -> Tensors:
+    groups = _blocks(inputs, 128)
+    return {
+        f"{stem}qweight": ("I32", (inputs // 8, outputs)),
+        f"{stem}scales": ("BF16", (groups, outputs)),
+        f"{stem}qzeros": ("I32", (groups, outputs // 8)),
+    }
+
+
+def _awq(stem: str, outputs: int, inputs: int) -> Tensors:
+    groups = _blocks(inputs, 128)
+    return {
+        f"{stem}qweight": ("I32", (inputs, outputs // 8)),
+        f"{stem}scales": ("BF16", (groups, outputs)),
+        f"{stem}qzeros": ("I32", (groups, outputs // 8)),
+    }
+
+
+def _nvfp4(stem: str, outputs: int, inputs: int) -> Tensors:
+    return {
+        f"{stem}weight": ("U8", (outputs, inputs // 2)),
+        f"{stem}weight_scale": ("F8_E4M3", (outputs, inputs // 16)),
+        f"{stem}weight_scale_2": ("F32", ()),
+    }
+
+
+def _compressed_nvfp4(stem: str, outputs: int, inputs: int) -> Tensors:
+    return {
+        f"{stem}weight_packed": ("U8", (outputs, inputs // 2)),
+        f"{stem}weight_scale": ("F8_E4M3", (outputs, inputs // 16)),
+        f"{stem}weight_global_scale": ("F32", (1,)),
+    }
+
+
+_PACKERS = {
+    "fp8": _fp8,
+    "gptq": _gptq,
+    "awq": _awq,
+    "modelopt": _nvfp4,
+    "compressed-tensors": _compressed_nvfp4,
+}
+STATED: dict[str, dict[str, Any]] = {
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "compressed-tensors": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+}
+METHODS = sorted(STATED)
