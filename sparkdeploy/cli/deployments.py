@@ -166,51 +166,66 @@ def diagnose(
 def rehearse(
     recipe: RecipeArgument = None,
     assignments: SetOption = None,
+    name: NameOption = "rehearsal",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Make the text without speculation anew.")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the server running.")] = False,
     cluster: ClusterOption = False,
+    unsafe: UnsafeOption = False,
+    yes: YesOption = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
-    """Serve a recipe's miniature on this machine's CPU and check its text."""
+    """Serve a recipe's miniature on this machine's CPU, and ask it what users will ask."""
     from sparkdeploy.commands import rehearse as stage
 
     settings = current_settings()
-    name = stage.DEPLOYMENT.name
+    assignments = with_consent(assignments, unsafe=unsafe)
     report = stage.rehearse(
         requested(recipe, assignments, settings, name=name, cluster=cluster),
         settings,
         policy=stage.ReferencePolicy.FRESH if fresh else stage.ReferencePolicy.RECORDED,
         afterwards=stage.Afterwards.KEEP if keep else stage.Afterwards.TAKE_DOWN,
+        consent=(lambda _question: True) if yes else console.confirm,
     )
     content = {**asdict(report), "tokens_a_second": report.tokens_a_second}
     answer(_rehearsal_lines(report), content, as_json=as_json)
 
 
 def _rehearsal_lines(report: Report) -> Iterator[str]:
-    yield f"rehearsal of {report.recipe}: it answers, and the text is right"
-    for said in report.answers:
+    compared = ", and its text is the one without speculation" if report.is_compared else ""
+    yield f"rehearsal of {report.recipe}: it answers{compared}"
+    # What dummy weights say is noise.
+    for said in report.answers if report.is_compared else ():
         yield f"  {said.prompt!r} -> {said.text!r}"
     if report.startup_s is not None:
         yield f"  start to first answer: {report.startup_s:.1f} s"
-    yield f"  speed: {report.tokens_a_second:.1f} tok/s (a twin on a CPU: it says nothing of a GPU)"
+    if report.answers:
+        yield f"  speed: {report.tokens_a_second:.1f} tok/s (on a CPU: it says nothing of a GPU)"
     if report.lm_head is not None:
         rows = report.draft_head_rows
         draft = f", a draft head of {rows} rows" if rows is not None else ""
         yield f"  converted: {report.fp8_layers} FP8 layers, LM head {report.lm_head}{draft}"
-    else:
-        yield "  converted: nothing (stock checkpoint)"
-    if report.speculation is not None and report.speculation.drafts:
-        drafted = report.speculation
+    yield from _speculation_lines(report)
+    yield f"  text: {report.reference}"
+    for item in report.asked:
+        if not item.is_answered:
+            yield f"  ! {item.what}: {item.outcome}"
+    yield f"  proved: {', '.join(report.proved)}"
+    yield f"  not proved: {report.not_proved}"
+    if report.is_kept:
+        yield (
+            f"  still serving at {report.base_url}/v1; `sparkdeploy down {report.deployment}` "
+            "ends it"
+        )
+
+
+def _speculation_lines(report: Report) -> Iterator[str]:
+    drafted = report.speculation
+    if drafted is not None and drafted.drafts:
         yield (
             f"  speculation: {drafted.tokens_a_draft:.0f} tokens drafted a step, "
             f"{drafted.draft_tokens} in {drafted.drafts} steps, "
             f"{drafted.acceptance or 0:.1%} accepted (random weights)"
         )
-    else:
-        yield "  speculation: none"
-    yield f"  text without speculation: {report.reference}"
-    if report.is_kept:
-        yield f"  still serving at {report.base_url}/v1; `sparkdeploy down rehearsal` ends it"

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError
+from sparkdeploy.checkpoint.published import PublishedConfig, published_config
 from sparkdeploy.checkpoint.twin.build import build_twin
 from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.verify import is_qwen35_moe
 from sparkdeploy.commands.operate import take_down
 from sparkdeploy.commands.reach import Reach
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.commands.up import Extent, Outcome, up
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import held_back, locked_here
-from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.node.ports import is_port_free
-from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.recipe.load import library, load_engine
@@ -27,29 +30,37 @@ from sparkdeploy.rehearsal.miniature import (
     Miniature,
     count_twin,
     miniature_of,
+    miniature_of_stand_in,
     twin_to_serve,
     with_fp8_twin,
     without_speculation,
 )
 from sparkdeploy.rehearsal.reference import Answer
+from sparkdeploy.rehearsal.requests import Asked, ask_conversation, ask_sampled
+from sparkdeploy.rehearsal.stand_in import make_stand_in
 from sparkdeploy.server.client import ServedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from sparkdeploy.plan.container import Deployment
     from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.schema import Engine, Recipe
     from sparkdeploy.server.metrics import Speculation
     from sparkdeploy.settings import Settings
 
 ENGINE = "cpu-0.32"
-DEPLOYMENT = Deployment("rehearsal")
+DEPLOYMENT = "rehearsal"
+MOE_OF_QWEN = re.compile(r"Qwen3\.[5-9]-\d+B-A\d+B", re.IGNORECASE)
+"""Repositories of Qwen3.5-MoE, where nobody can be asked for the config.json."""
 PORTS = range(8190, 8290)
 TWIN_SEED = 20261121
 TWIN_SHAPE = TwinShape()
 MAX_TOKENS = 32
 RECORDED_EARLIER = "identical to what an earlier rehearsal of these images and this twin recorded"
 SERVED_BEFORE = "identical to what was served just before, without a drafter"
+NOT_COMPARED = "dummy weights: it was compared with nothing"
 FIRST_OF_ITS_KIND = "this is the first of its kind: recorded, to compare the next ones with"
 PROMPTS = (
     "The capital of France is",
@@ -84,11 +95,19 @@ class Report:
     """Where the text without speculation came from."""
     base_url: str
     is_kept: bool
+    deployment: str
+    asked: tuple[Asked, ...]
+    """What it was asked beside greedy text."""
+    proved: tuple[str, ...]
+    not_proved: str
+    is_compared: bool
+    """Whether the text was held against another one."""
 
     @property
     def tokens_a_second(self) -> float:
-        """Return all tokens over all seconds, prefill included."""
-        return sum(a.tokens for a in self.answers) / sum(a.duration_s for a in self.answers)
+        """Return all tokens over all seconds, prefill included; 0 where no text is written."""
+        duration_s = sum(a.duration_s for a in self.answers)
+        return sum(a.tokens for a in self.answers) / duration_s if duration_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,40 +115,80 @@ class _Run:
     outcome: Outcome
     answers: tuple[Answer, ...]
     speculation: Speculation | None
+    asked: tuple[Asked, ...] = ()
 
 
 def rehearse(
-    request: Request, settings: Settings, *, policy: ReferencePolicy, afterwards: Afterwards
-) -> Report:
-    """Serve a recipe's miniature and compare its greedy text with the text without speculation.
-
-    Raises UnhealthyError when the texts differ, when nothing was drafted although the recipe
-    speculates, or when the plugin converted something else than the recipe asks for.
-    """
-    reach = request.reach
-    # What the recipe says of several nodes is for its miniature.
-    small = _miniature(replace(request, reach=Reach.HERE), settings)
-    if reach is Reach.CLUSTER:
-        small = replace(small, resolved=for_cluster(small.resolved))
-    for note in small.dropped:
-        console.info(f"  changed for the rehearsal: {note}")
-    lock = f"{settings.node_name}-{DEPLOYMENT.name}"
-    with locked_here(settings, lock, f"rehearse {request.recipe}"):
-        return _rehearse(small, settings, policy=policy, afterwards=afterwards, reach=reach)
-
-
-def _rehearse(
-    small: Miniature,
+    request: Request,
     settings: Settings,
     *,
     policy: ReferencePolicy,
     afterwards: Afterwards,
-    reach: Reach,
+    consent: Callable[[str], bool],
 ) -> Report:
-    with _tidied(afterwards):
-        file = _reference_file(small.resolved, settings)
-        texts, source = _texts_without_speculation(small.resolved, settings, policy, file)
-        run = _serve(small.resolved, settings, reach)
+    """Serve a recipe's miniature, and ask it what its users will ask.
+
+    Of Qwen3.5-MoE the greedy text is compared with the text without speculation; of other models
+    nothing is said of the text, for their weights are dummies.
+
+    Raises UnhealthyError when a server does not start or answer, when texts differ, when nothing
+    was drafted although the recipe speculates, or when the plugin converted something else than
+    the recipe asks for; NodeError when a rehearsal of this name runs and may not be replaced.
+    """
+    reach, name = request.reach, request.deployment.name
+    lock = f"{settings.node_name}-{name}"
+    with locked_here(settings, lock, f"rehearse {request.recipe}"):
+        _refuse_to_replace(name, settings, consent)
+        # What the recipe says of several nodes is for its miniature.
+        small = _miniature(replace(request, reach=Reach.HERE), settings)
+        if reach is Reach.CLUSTER:
+            small = replace(small, resolved=for_cluster(small.resolved))
+        for note in small.dropped:
+            console.info(f"  changed for the rehearsal: {note}")
+        stage = Stage(request.deployment, reach, settings)
+        if small.stand_in is None:
+            return _rehearse(small, stage, policy=policy, afterwards=afterwards)
+        return _rehearse_stand_in(small, stage, afterwards=afterwards)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a rehearsal runs, and under which name."""
+
+    deployment: Deployment
+    reach: Reach
+    settings: Settings
+
+
+def _refuse_to_replace(name: str, settings: Settings, consent: Callable[[str], bool]) -> None:
+    """Somebody may use what an earlier rehearsal left running."""
+    with this_node(settings) as nodes:
+        running = [it for it in nodes.here.docker.own_containers() if it.deployment == name]
+    if any(it.is_running for it in running) and not consent(
+        f"{name} is running; end it and rehearse anew?"
+    ):
+        raise NodeError(
+            f"{name} is running and stays",
+            hint=f"--name NAME rehearses beside it, --yes replaces it, `sparkdeploy down {name}` "
+            "ends it",
+        )
+
+
+def _rehearse_stand_in(small: Miniature, stage: Stage, *, afterwards: Afterwards) -> Report:
+    with _tidied(stage.deployment.name, afterwards):
+        run = _serve(small.resolved, stage)
+        if small.resolved.recipe.serve.speculative is not None:
+            _check_drafting(small.resolved, run.speculation)
+    return _report(small, run, NOT_COMPARED, is_kept=afterwards is Afterwards.KEEP)
+
+
+def _rehearse(
+    small: Miniature, stage: Stage, *, policy: ReferencePolicy, afterwards: Afterwards
+) -> Report:
+    with _tidied(stage.deployment.name, afterwards):
+        file = _reference_file(small.resolved, stage)
+        texts, source = _texts_without_speculation(small.resolved, stage, policy, file)
+        run = _serve(small.resolved, stage)
         if texts is None:
             reference.write_reference(file, run.answers)
         else:
@@ -139,7 +198,7 @@ def _rehearse(
 
 
 @contextlib.contextmanager
-def _tidied(afterwards: Afterwards) -> Iterator[None]:
+def _tidied(name: str, afterwards: Afterwards) -> Iterator[None]:
     """Take the rehearsal down after the block; an interrupted one is never kept."""
     is_interrupted = False
     try:
@@ -151,20 +210,45 @@ def _tidied(afterwards: Afterwards) -> Iterator[None]:
         if is_interrupted or afterwards is Afterwards.TAKE_DOWN:
             # A second Ctrl-C is heard when nothing of it is left.
             with held_back():
-                take_down(DEPLOYMENT.name)
+                take_down(name)
                 if is_interrupted:
-                    console.info(f"{DEPLOYMENT.name} is taken down: it was interrupted")
+                    console.info(f"{name} is taken down: it was interrupted")
 
 
 def _miniature(request: Request, settings: Settings) -> Miniature:
     resolved = resolve(request, settings)
+    engine = load_engine(library(settings), ENGINE)
+    published = _published(resolved, settings)
+    if published is None or is_qwen35_moe(published.config):
+        return _miniature_of_twin(resolved, engine, settings)
+    folder = settings.data_dir / "stand-ins" / request.deployment.name
+    try:
+        stand_in = make_stand_in(folder, published, resolved.recipe.model.source)
+    except UnknownArchitectureError as error:
+        raise RecipeError(
+            f"{resolved.recipe.name} cannot be rehearsed: not known is {error}",
+            hint="`sparkdeploy plan` holds its flags and parsers against the release all the same",
+        ) from error
+    return miniature_of_stand_in(resolved, engine=engine, stand_in=stand_in, port=_free_port())
+
+
+def _published(resolved: Resolved, settings: Settings) -> PublishedConfig | None:
+    """Return the model's config.json; None for one of Qwen3.5-MoE that is known by its name."""
+    try:
+        return published_config(resolved.recipe.model, settings)
+    except CheckpointError:
+        if not MOE_OF_QWEN.search(resolved.recipe.model.known_as):
+            raise
+        return None
+
+
+def _miniature_of_twin(resolved: Resolved, engine: Engine, settings: Settings) -> Miniature:
     twin = settings.data_dir / "twins" / f"twin-{TWIN_SEED}"
     with console.step("twin checkpoint"):
         build_twin(twin, TWIN_SHAPE, seed=TWIN_SEED)
     twin = twin_to_serve(resolved, twin)
     resolved = with_fp8_twin(resolved, twin)
     count_twin(resolved, twin, settings)
-    engine = load_engine(library(settings), ENGINE)
     return miniature_of(resolved, engine=engine, twin=twin, port=_free_port())
 
 
@@ -176,7 +260,7 @@ def _free_port() -> int:
 
 
 def _texts_without_speculation(
-    resolved: Resolved, settings: Settings, policy: ReferencePolicy, file: Path
+    resolved: Resolved, stage: Stage, policy: ReferencePolicy, file: Path
 ) -> tuple[dict[str, str] | None, str]:
     """Return the texts and where they came from; None means: this run's own are the reference."""
     known = reference.read_reference(file) if policy is ReferencePolicy.RECORDED else None
@@ -185,27 +269,37 @@ def _texts_without_speculation(
     if resolved.recipe.serve.speculative is None:
         return None, FIRST_OF_ITS_KIND
     console.info("the text without speculation is not recorded yet: serving that first")
-    run = _serve(without_speculation(resolved), settings)
+    run = _serve(without_speculation(resolved), replace(stage, reach=Reach.HERE))
     reference.write_reference(file, run.answers)
     return {item.prompt: item.text for item in run.answers}, SERVED_BEFORE
 
 
-def _reference_file(resolved: Resolved, settings: Settings) -> Path:
+def _reference_file(resolved: Resolved, stage: Stage) -> Path:
+    settings = stage.settings
     asked = {"seed": TWIN_SEED, **asdict(TWIN_SHAPE), "prompts": PROMPTS, "tokens": MAX_TOKENS}
     with this_node(settings) as nodes:
-        plan = draft_plan(resolved, settings, nodes, DEPLOYMENT)
+        plan = draft_plan(resolved, settings, nodes, stage.deployment)
     return reference.reference_path(plan, asked, settings.state_dir)
 
 
-def _serve(resolved: Resolved, settings: Settings, reach: Reach = Reach.HERE) -> _Run:
-    request = Request(resolved.recipe.name, (), DEPLOYMENT, reach)
-    outcome = up(resolved, request, settings, extent=Extent.ANSWER, consent=lambda _question: True)
-    with ServedModel(outcome.plan.base_url, model=resolved.recipe.model.served_names[0]) as model:
+def _serve(resolved: Resolved, stage: Stage) -> _Run:
+    request = Request(resolved.recipe.name, (), stage.deployment, stage.reach)
+    outcome = up(
+        resolved, request, stage.settings, extent=Extent.ANSWER, consent=lambda _question: True
+    )
+    recipe = resolved.recipe
+    with ServedModel(outcome.plan.base_url, model=recipe.model.served_names[0]) as model:
+        if model.pooling_endpoint() is not None:
+            done = model.pool(PROMPTS[0])
+            pooled = Asked(f"a text to {done.path}", "answered")
+            return _Run(outcome, (), None, (pooled,))
         before = model.speculation()
         answers = tuple(_ask(model, prompt) for prompt in PROMPTS)
         after = model.speculation()
+        with console.step("sampling, a conversation"):
+            asked = (*ask_sampled(model), *ask_conversation(model, recipe))
     drafted = after.since(before) if after is not None and before is not None else after
-    return _Run(outcome, answers, drafted)
+    return _Run(outcome, answers, drafted, asked)
 
 
 def _ask(model: ServedModel, prompt: str) -> Answer:
@@ -240,4 +334,32 @@ def _report(small: Miniature, run: _Run, source: str, *, is_kept: bool) -> Repor
         reference=source,
         base_url=run.outcome.plan.base_url,
         is_kept=is_kept,
+        deployment=run.outcome.plan.deployment.name,
+        asked=run.asked,
+        proved=tuple(_proved(small.resolved.recipe, run)),
+        not_proved=_not_proved(small),
+        is_compared=source in {RECORDED_EARLIER, SERVED_BEFORE},
     )
+
+
+def _proved(recipe: Recipe, run: _Run) -> Iterator[str]:
+    yield "container"
+    yield "flags"
+    yield "start"
+    serve = recipe.serve
+    parsers = [it for it in (serve.reasoning_parser, serve.tool_call_parser) if it is not None]
+    if parsers:
+        yield f"parsers ({', '.join(parsers)})"
+    for item in run.asked:
+        if item.is_answered:
+            yield item.what
+    if run.speculation is not None and run.speculation.drafts:
+        yield "drafts"
+
+
+def _not_proved(small: Miniature) -> str:
+    if small.stand_in is None:
+        return "the real weights, and everything that only a GPU computes"
+    if small.stand_in.has_own_tokenizer:
+        return "weights, text, and everything that only a GPU computes"
+    return "weights, text, the model's own tokenizer and template, and what only a GPU computes"

@@ -19,14 +19,17 @@ from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
 from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.flags import flag_of
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.paths import is_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Checkpoint, Cluster, Engine, Serve
+    from sparkdeploy.rehearsal.stand_in import StandIn
     from sparkdeploy.settings import Settings
 
 MAX_MODEL_LEN = 2048
@@ -36,16 +39,39 @@ STARTUP_TIMEOUT_S = 600.0
 MEMORY_FLOOR_GIB = 1.0
 _DROPPED = {
     "attention_backend": "the CPU engine has its own",
-    "kv_cache_dtype": "the CPU engine has no such cache",
     "compilation_config": "it speaks of CUDA graphs",
     "load_format": "it reads through a GPU",
+    "enable_expert_parallel": "one rank has every expert",
+}
+
+
+_OF_A_TWIN = {
     "enable_prefix_caching": "the CPU engine cannot combine it with MTP",
     "quantization": "the twin says itself how it is quantised",
     "hf_overrides": "the twin has a configuration of its own",
-    "enable_expert_parallel": "one rank has every expert",
+    "kv_cache_dtype": "the CPU engine has no such cache",
     "runner": "the twin writes text",
     "convert": "the twin writes text",
 }
+_OF_A_STAND_IN = {
+    "hf_overrides": "the stand-in has a configuration of its own",
+    "quantization": "the CPU engine computes it in 16 bits",
+    "trust_remote_code": "vLLM's own class of this model is served",
+}
+KEPT_ARGUMENTS = frozenset(
+    {
+        *("--block-size", "--chat-template-content-format", "--default-mm-loras", "--dtype"),
+        *("--disable-log-stats", "--enable-prompt-tokens-details", "--generation-config"),
+        *("--enable-force-include-usage", "--exclude-tools-when-tool-choice-none", "--seed"),
+        *("--language-model-only", "--limit-mm-per-prompt", "--mm-processor-kwargs"),
+        *("--long-prefill-token-threshold", "--max-logprobs", "--pooler-config"),
+        *("--response-role", "--return-tokens-as-token-ids", "--scheduling-policy"),
+        *("--reasoning-config", "--structured-outputs-config", "--tokenizer-mode"),
+        *("--trust-request-chat-template", "--disable-hybrid-kv-cache-manager"),
+        *("--enable-log-requests", "--logprobs-mode", "--uvicorn-log-level"),
+    }
+)
+"""Flags that mean on a CPU what they mean on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +79,8 @@ class Miniature:
     resolved: Resolved
     dropped: tuple[str, ...]
     """What had to be left out, in sentences."""
+    stand_in: StandIn | None = None
+    """What is served instead of a twin; None for Qwen3.5-MoE."""
 
 
 def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -> Miniature:
@@ -64,8 +92,35 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
             "miniature",
             hint="rehearse v2: it is the same treatment with MTP",
         )
-    serve, dropped = _serve_on_cpu(recipe.serve, port)
+    serve, dropped = _serve_on_cpu(recipe.serve, port, _DROPPED | _OF_A_TWIN)
+    if recipe.serve.extra_args:
+        dropped.append(f"serve.extra_args={recipe.serve.extra_args}: they may exist on CUDA only")
+    # The CPU build answers 500 to the first request when MTP meets prefix caching.
+    serve = serve.model_copy(update={"extra_args": [], "enable_prefix_caching": False})
     checkpoint, fewer = _treatment_of_twin(recipe.checkpoint)
+    small, notes = _on_cpu(resolved, engine, twin, serve, checkpoint)
+    return Miniature(small, (*notes, *dropped, *fewer))
+
+
+def miniature_of_stand_in(
+    resolved: Resolved, *, engine: Engine, stand_in: StandIn, port: int
+) -> Miniature:
+    """Return the rehearsal of a recipe whose model is none of Qwen3.5-MoE."""
+    recipe = resolved.recipe
+    serve, dropped = _serve_on_cpu(recipe.serve, port, _DROPPED | _OF_A_STAND_IN)
+    serve, fewer = _without_what_needs_a_gpu(serve)
+    untreated = type(recipe.checkpoint)()
+    if recipe.checkpoint != untreated:
+        fewer.append("checkpoint: dummy weights are not treated")
+    small, notes = _on_cpu(resolved, engine, stand_in.folder, serve, untreated)
+    return Miniature(small, (*notes, *stand_in.notes, *dropped, *fewer), stand_in)
+
+
+def _on_cpu(
+    resolved: Resolved, engine: Engine, folder: Path, serve: Serve, checkpoint: Checkpoint
+) -> tuple[Resolved, list[str]]:
+    """Return the recipe for a folder of this machine on a CPU engine, and what that changed."""
+    recipe = resolved.recipe
     cluster, free = _without_node_limits(recipe.cluster)
     free += [f"mod {shown(mod.name)}: it is for another image" for mod in recipe.mods]
     limits = {
@@ -76,15 +131,58 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
         "engine": engine.name,
         "image": None,
         "mods": [],
-        "model": recipe.model.model_copy(update={"path": str(twin)}),
+        "model": recipe.model.model_copy(update={"path": str(folder)}),
         "checkpoint": checkpoint,
         "serve": serve,
         "cluster": cluster,
         "limits": recipe.limits.model_copy(update=limits),
     }
-    notes = (f"engine {resolved.engine.name} -> {engine.name}", *dropped, *fewer, *free)
     small = replace(resolved, recipe=recipe.model_copy(update=changed), engine=engine)
-    return Miniature(small, notes)
+    return small, [f"engine {resolved.engine.name} -> {engine.name}", *free]
+
+
+def _without_what_needs_a_gpu(serve: Serve) -> tuple[Serve, list[str]]:
+    """Drop what only CUDA has, flag by flag, and drafters that have no miniature."""
+    changed: dict[str, Any] = {"load_format": "dummy"}
+    notes: list[str] = []
+    if serve.kv_cache_dtype not in {"auto", "bfloat16"} and not serve.kv_cache_dtype.startswith(
+        "fp8"
+    ):
+        notes.append(
+            f"serve.kv_cache_dtype={serve.kv_cache_dtype}: the CPU engine has no such cache"
+        )
+        changed["kv_cache_dtype"] = "auto"
+    drafting = serve.speculative
+    if drafting is not None and not drafting.is_mtp:
+        notes.append(f"serve.speculative={drafting.method}: its drafter has no miniature")
+        changed["speculative"] = None
+    elif drafting is not None:
+        # The CPU build answers 500 to the first request when MTP meets prefix caching.
+        changed["enable_prefix_caching"] = False
+        notes.append("serve.enable_prefix_caching -> false: the CPU engine cannot do it with MTP")
+    kept, dropped = _kept_arguments(serve.extra_args)
+    changed["extra_args"] = kept
+    notes += [f"{flag}: nobody knows what it means on a CPU" for flag in dropped]
+    if serve.lora:
+        changed["lora"] = []
+        notes.append("serve.lora: adapters do not fit the stand-in")
+    return serve.model_copy(update=changed), notes
+
+
+def _kept_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Part flags that a CPU engine takes as a GPU's does, with their values, from all others."""
+    kept: list[str] = []
+    dropped: list[str] = []
+    is_kept = False
+    for argument in arguments:
+        flag = flag_of(argument)
+        if flag is not None:
+            is_kept = flag in KEPT_ARGUMENTS
+            if not is_kept:
+                dropped.append(flag)
+        if is_kept:
+            kept.append(argument)
+    return kept, dropped
 
 
 def without_speculation(resolved: Resolved) -> Resolved:
@@ -112,10 +210,10 @@ def _without_node_limits(cluster: Cluster) -> tuple[Cluster, list[str]]:
     return cluster.model_copy(update=dict.fromkeys(limits)), dropped
 
 
-def _serve_on_cpu(serve: Serve, port: int) -> tuple[Serve, list[str]]:
+def _serve_on_cpu(serve: Serve, port: int, without: Mapping[str, str]) -> tuple[Serve, list[str]]:
     changed: dict[str, Any] = {"port": port}
     dropped: list[str] = []
-    for field, reason in _DROPPED.items():
+    for field, reason in without.items():
         value = getattr(serve, field)
         default = type(serve).model_fields[field].default
         if value is not None and value != default:
@@ -127,11 +225,6 @@ def _serve_on_cpu(serve: Serve, port: int) -> tuple[Serve, list[str]]:
     if serve.enforce_eager is None:
         dropped.append("serve.enforce_eager=null -> true: compiling outlasts the rehearsal")
         changed["enforce_eager"] = True
-    if serve.extra_args:
-        dropped.append(f"serve.extra_args={serve.extra_args}: they may exist on CUDA only")
-        changed["extra_args"] = []
-    # The CPU build answers 500 to the first request when MTP meets prefix caching.
-    changed["enable_prefix_caching"] = False
     return serve.model_copy(update=changed), dropped
 
 

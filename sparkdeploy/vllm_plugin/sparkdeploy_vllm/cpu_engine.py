@@ -11,6 +11,10 @@ INT4: vLLM 0.32 takes `CPUWNA16LinearKernel` on every CPU, but compiles its oper
 alone: on other machines the engine loads, says that it is healthy and dies at its first request.
 There the weights are unpacked while loading and multiplied in plain torch. That takes eight times
 the memory, which is nothing for a twin.
+
+Sampling beside drafts: vLLM 0.32 spreads a request's temperature, top-k and top-p over its drafted
+tokens by an operator for 64-bit integers, into a copy of the tensor that is read afterwards. What
+is read is memory that nobody wrote, and the engine dies of a top-k beyond the vocabulary.
 """
 
 from types import SimpleNamespace
@@ -30,6 +34,28 @@ BITS = 4
 def register() -> None:
     _register_delta_net()
     _register_int4_linear()
+    _register_sampling()
+
+
+def _register_sampling() -> None:
+    try:
+        from vllm.v1.sample import rejection_sampler
+    except ImportError:
+        return
+    if hasattr(rejection_sampler, "expand_batch_to_tokens"):
+        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+
+
+def expand_batch_to_tokens(
+    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> Tensor:
+    """Repeat a request's value [batch] for each of its tokens, whose ends `cu_num_tokens` adds up.
+
+    [num_tokens] of the same dtype, with `replace_to` where a request has `replace_from`.
+    """
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return replaced.repeat_interleave(counts.to(torch.int64), output_size=num_tokens)
 
 
 def _register_delta_net() -> None:

@@ -13,9 +13,11 @@ from sparkdeploy.commands.rehearse import ENGINE, RECORDED_EARLIER, SERVED_BEFOR
 from sparkdeploy.rehearsal.miniature import DRAFT_ROWS
 from tests.engine.program import Program
 from tests.engine.recorded_texts import recorded_texts
+from tests.families import config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from sparkdeploy.node.host import DockerHost
 
@@ -122,3 +124,66 @@ def test_a_rehearsal_serves_a_finished_hybrid(program: Program) -> None:
     )
     check_answers(report)
     assert (report["fp8_layers"], report["lm_head"]) == (FP8_LAYERS, "bf16")
+
+
+FAMILIES = {
+    "llama": "tool_call_parser: llama3_json, enable_auto_tool_choice: true",
+    "nemotron-h": "tool_call_parser: qwen3_coder, enable_auto_tool_choice: true",
+    "gpt-oss": "max_num_seqs: 4",
+    "gemma3": "kv_cache_dtype: fp8",
+    "gemma4": "tool_call_parser: gemma4, enable_auto_tool_choice: true",
+    "qwen3-moe": "tool_call_parser: qwen3_coder, enable_auto_tool_choice: true",
+    "qwen3-next": "tool_call_parser: hermes, enable_auto_tool_choice: true",
+    "minimax-m2": "tool_call_parser: minimax_m2, enable_auto_tool_choice: true",
+    "deepseek-v3": "tool_call_parser: deepseek_v3, enable_auto_tool_choice: true",
+    "mistral": "tool_call_parser: hermes, enable_auto_tool_choice: true",
+    "glm4-moe": "tool_call_parser: glm45, enable_auto_tool_choice: true, "
+    "speculative: {method: mtp, tokens: 1}",
+    "qwen3-dense": "runner: pooling, convert: embed",
+}
+IN_THE_DEFAULT_RUN = {"llama", "glm4-moe"}
+
+
+def other_recipe(folder: Path, family: str, serve: str) -> Path:
+    """A recipe of another family: its model's folder has a config.json and nothing else."""
+    model = folder / f"model-{family}"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(config(family)))
+    recipe = folder / f"{family}.yaml"
+    recipe.write_text(
+        f"schema: 1\nname: {family}\ntitle: {family}\nengine: cuda-0.33\n"
+        f"model: {{path: {model}}}\nserve: {{max_model_len: 65536, {serve}}}\n"
+    )
+    return recipe
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        name if name in IN_THE_DEFAULT_RUN else pytest.param(name, marks=pytest.mark.slow)
+        for name in FAMILIES
+    ],
+)
+def test_a_recipe_of_another_family_answers(program: Program, tmp_path: Path, family: str) -> None:
+    recipe = other_recipe(tmp_path, family, FAMILIES[family])
+    report = program.answer("rehearse", str(recipe), "--name", f"other-{family}")
+    assert not report["is_compared"]
+    assert "start" in report["proved"]
+    assert "weights" in report["not_proved"]
+    failed = [item for item in report["asked"] if not item["outcome"].startswith("answered")]
+    # vLLM refuses min-p beside drafts on every engine.
+    assert [item["what"] for item in failed] == (
+        ["sampling with min-p"] if "speculative" in FAMILIES[family] else []
+    )
+    if "tool_call_parser" in FAMILIES[family]:
+        assert "a tool call" in report["proved"]
+
+
+def test_a_parser_that_does_not_exist_is_said_before_anything_starts(
+    program: Program, tmp_path: Path
+) -> None:
+    recipe = other_recipe(tmp_path, "llama", "tool_call_parser: lama3_json")
+    done = program.run("rehearse", str(recipe))
+    assert done.returncode == 3
+    assert "lama3_json" in done.stderr
+    assert "llama3_json" in done.stderr

@@ -9,8 +9,9 @@ import pytest
 
 from sparkdeploy.commands import rehearse
 from sparkdeploy.commands.reach import Reach
-from sparkdeploy.commands.rehearse import Afterwards, ReferencePolicy
+from sparkdeploy.commands.rehearse import Afterwards, ReferencePolicy, Stage
 from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.plan.container import Deployment
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.rehearsal.miniature import Miniature
 from sparkdeploy.settings import load_settings
@@ -37,10 +38,9 @@ def rehearsed(lab: Lab, afterwards: Afterwards) -> None:
     lab.steps = 0
     rehearse._rehearse(
         Miniature(load_recipe(lab.shipped, "v2"), ()),
-        load_settings(),
+        Stage(Deployment(rehearse.DEPLOYMENT), Reach.HERE, load_settings()),
         policy=ReferencePolicy.RECORDED,
         afterwards=afterwards,
-        reach=Reach.HERE,
     )
 
 

@@ -1,0 +1,99 @@
+"""What a rehearsed server is asked beside greedy text: sampling, a conversation, a tool call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sparkdeploy.errors import UnhealthyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sparkdeploy.recipe.schema import Recipe
+    from sparkdeploy.server.client import ServedModel
+
+MAX_TOKENS = 16
+PROMPT = "Once upon a time"
+SAMPLED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "temperature": {"temperature": 0.8},
+    "top-k and top-p": {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    "min-p": {"temperature": 0.8, "min_p": 0.05},
+    "penalties": {
+        "temperature": 0.8,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.1,
+    },
+    "four at once": {"temperature": 0.8, "n": 4},
+    "log probabilities": {"temperature": 0.0, "logprobs": 3},
+    "a seed": {"temperature": 0.8, "seed": 7},
+    "a grammar": {"temperature": 0.8, "structured_outputs": {"choice": ["yes", "no"]}},
+}
+TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}},
+            "required": ["city"],
+        },
+    },
+}
+_SHOWN_CHARACTERS = 200
+_REFUSED = " answered 400: "
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request and what came of it."""
+
+    what: str
+    outcome: str
+    """`answered`, or the server's own words where it refused."""
+
+    @property
+    def is_answered(self) -> bool:
+        return self.outcome == "answered"
+
+
+def ask_sampled(model: ServedModel) -> Iterator[Asked]:
+    """Send each kind of sampling; a refusal is listed, anything else fails the rehearsal.
+
+    Raises UnhealthyError for a server that fails or dies.
+    """
+    for what, extra in SAMPLED.items():
+        body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "ignore_eos": True, **extra}
+        yield _asked(model, f"sampling with {what}", "/v1/completions", body)
+
+
+def ask_conversation(model: ServedModel, recipe: Recipe) -> Iterator[Asked]:
+    """Send a message through the chat template, and a tool call where a parser is named."""
+    if not _speaks(recipe):
+        return
+    messages = [{"role": "user", "content": "What is the weather in Rome?"}]
+    body: dict[str, Any] = {"messages": messages, "max_tokens": MAX_TOKENS, "temperature": 0.0}
+    yield _asked(model, "a conversation", "/v1/chat/completions", body)
+    if recipe.serve.tool_call_parser is not None:
+        forced = {"type": "function", "function": {"name": "get_weather"}}
+        called = {**body, "max_tokens": 64, "tools": [TOOL], "tool_choice": forced}
+        yield _asked(model, "a tool call", "/v1/chat/completions", called)
+
+
+def _speaks(recipe: Recipe) -> bool:
+    return recipe.serve.runner != "pooling"
+
+
+def _asked(model: ServedModel, what: str, path: str, body: Mapping[str, Any]) -> Asked:
+    try:
+        model.ask(path, body)
+    except UnhealthyError as error:
+        if _REFUSED in error.message and model.is_healthy():
+            words = error.message.partition(_REFUSED)[2]
+            return Asked(what, f"refused: {words[:_SHOWN_CHARACTERS]}")
+        raise UnhealthyError(
+            f"{what} is not answered: {error.message}", detail=error.detail, hint=error.hint
+        ) from error
+    return Asked(what, "answered")

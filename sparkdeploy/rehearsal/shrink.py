@@ -1,0 +1,218 @@
+"""A config.json in miniature: the same architecture and keys, few layers, narrow and consistent.
+
+Widths that kernels depend on (heads, latent vectors, states, kernels of convolutions) stay; counts
+of layers, heads, experts and tokens, and the widths between layers, become small.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError, architecture_of
+from sparkdeploy.checkpoint.family.config_sizes import config_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkdeploy.checkpoint.family.layers import Architecture
+
+HIDDEN, INNER, EXPERT_INNER = 256, 512, 128
+_MOST: Final = {
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+    "moe_num_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_experts_per_token": 2,
+    "experts_per_token": 2,
+    "moe_k": 2,
+    "top_k_experts": 2,
+    "moe_topk": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_nextn_predict_layers": 1,
+    "mtp_num_hidden_layers": 1,
+    "num_mtp_modules": 1,
+    "q_lora_rank": 128,
+    "first_k_dense_replace": 1,
+    "moe_layer_start_index": 1,
+    "moe_intermediate_size": EXPERT_INNER,
+    "expert_intermediate_size": EXPERT_INNER,
+    "shared_expert_intermediate_size": EXPERT_INNER,
+    "moe_shared_expert_intermediate_size": EXPERT_INNER,
+    "shared_intermediate_size": EXPERT_INNER,
+    "intermediate_size": INNER,
+    "intermediate_size_mlp": INNER,
+    "ffn_hidden_size": INNER,
+    "hidden_size_per_layer_input": 64,
+    "num_kv_shared_layers": 0,
+    "n_groups": 1,
+    "mamba_n_groups": 1,
+    "index_n_heads": 8,
+    "max_position_embeddings": 8192,
+}
+_TOKEN_COUNTS: Final = ("vocab_size", "vocab_size_per_layer_input")
+_OWN_CODE: Final = "auto_map"
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunken:
+    config: dict[str, Any]
+    notes: tuple[str, ...]
+    """What became of it, in sentences."""
+
+
+def shrink(config: Mapping[str, Any], vocabulary: int | None = None) -> Shrunken:
+    """Return the miniature; with `vocabulary` its tokens are so many.
+
+    Raises UnknownArchitectureError for layers that are not known: what could be left out of them
+    nobody could say. Raises CheckpointError for numbers that no model has.
+    """
+    architecture = architecture_of(config)
+    layers = _least_layers(architecture)
+    small: dict[str, Any] = copy.deepcopy(dict(config))
+    text = _text_of(small)
+    notes = []
+    for gone, why in (
+        ("quantization_config", "the CPU engine computes it in 16 bits"),
+        (_OWN_CODE, "vLLM's own class of this model is served"),
+    ):
+        if small.pop(gone, None) is not None:
+            notes.append(f"{gone} of config.json is left out: {why}")
+    text.pop("quantization_config", None)
+    dense = text.get("first_k_dense_replace")
+    if type(dense) is int and dense > 1:
+        # One dense layer stands for all that come before the experts.
+        layers = max(2, layers - dense + 1)
+    _shrink_text(text, len(architecture.layers), layers)
+    notes.append(f"{len(architecture.layers)} layers -> {layers}: each kind is among them")
+    _shrink_towers(small, text["hidden_size"])
+    if vocabulary is not None:
+        _renumber(small, text, vocabulary)
+    return Shrunken(small, tuple(notes))
+
+
+def _text_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The very object within `config` that describes the language model."""
+    found = config_sizes(config).text
+    return found if isinstance(found, dict) else config
+
+
+def _least_layers(architecture: Architecture) -> int:
+    """Return the shortest beginning that has a layer of every kind; two at least."""
+    wanted = {_kind(architecture, at) for at in range(len(architecture.layers))}
+    seen: set[object] = set()
+    for at in range(len(architecture.layers)):
+        seen.add(_kind(architecture, at))
+        if seen == wanted:
+            return max(2, at + 1)
+    return len(architecture.layers)
+
+
+def _kind(architecture: Architecture, at: int) -> object:
+    layer = architecture.layers[at]
+    return layer.mixers, layer.experts is not None
+
+
+def _shrink_text(text: dict[str, Any], count: int, layers: int) -> None:
+    for name, value in list(text.items()):
+        is_pattern = isinstance(value, str) and name == "hybrid_override_pattern"
+        if (isinstance(value, list) or is_pattern) and len(value) == count > 2:
+            text[name] = value[:layers]
+        elif type(value) is int and name in _MOST:
+            text[name] = min(value, _MOST[name])
+    for name in ("num_hidden_layers", "n_layer", "num_layers"):
+        if name in text:
+            text[name] = layers
+    _shrink_lists_of_layers(text, layers)
+    _shrink_heads(text)
+    _shrink_states(text)
+
+
+def _shrink_lists_of_layers(text: dict[str, Any], layers: int) -> None:
+    """Lists that name layers by their numbers keep those that are left."""
+    for name in ("mlp_only_layers", "attn_layer_indices", "moe_layers", "dense_layers"):
+        value = text.get(name)
+        if isinstance(value, list) and all(type(item) is int for item in value):
+            text[name] = [item for item in value if item < layers]
+
+
+def _shrink_heads(text: dict[str, Any]) -> None:
+    heads = text.get("num_attention_heads", text.get("n_head"))
+    if type(heads) is not int or heads < 1:
+        text["hidden_size"] = min(text["hidden_size"], HIDDEN)
+        return
+    own = text.get("num_key_value_heads")
+    kv_heads = own if type(own) is int and own > 0 else heads
+    fewer = min(kv_heads, 2)
+    queries = fewer * max(1, min(heads // kv_heads, 4))
+    if "kv_lora_rank" in text:
+        # A latent cache is one for all heads, and configurations count as many of each.
+        queries = min(heads, 4)
+    width = text.get("head_dim") or text["hidden_size"] // heads
+    has_own_width = text.get("head_dim") is not None or "kv_lora_rank" in text
+    # Without a width of its own a head is as wide as hidden size and heads make it.
+    text["hidden_size"] = HIDDEN if has_own_width else queries * width
+    text["num_attention_heads" if "num_attention_heads" in text else "n_head"] = queries
+    if own is not None:
+        text["num_key_value_heads"] = queries if "kv_lora_rank" in text else fewer
+    for name in ("num_global_key_value_heads", "swa_num_key_value_heads"):
+        if type(text.get(name)) is int:
+            text[name] = min(text[name], fewer)
+
+
+def _shrink_states(text: dict[str, Any]) -> None:
+    if type(text.get("linear_num_key_heads")) is int:
+        ratio = max(1, min(4, text["linear_num_value_heads"] // text["linear_num_key_heads"]))
+        text["linear_num_key_heads"], text["linear_num_value_heads"] = 2, 2 * ratio
+    heads = next((it for it in ("mamba_num_heads", "mamba_n_heads", "num_heads") if it in text), "")
+    width = text.get("mamba_head_dim") or text.get("mamba_d_head") or text.get("head_dim") or 64
+    if heads and type(width) is int:
+        expand = text.get("mamba_expand") or text.get("expand") or 2
+        inner = expand * text["hidden_size"]
+        text[heads] = max(1, inner // width)
+        if "mamba_d_ssm" in text:
+            text["mamba_d_ssm"] = text[heads] * width
+
+
+def _shrink_towers(small: dict[str, Any], hidden: int) -> None:
+    """A tower stays as wide as it is, with two layers; what leads out of it fits the text."""
+    for part in ("vision_config", "audio_config"):
+        tower = small.get(part)
+        if not isinstance(tower, dict):
+            continue
+        for name in ("depth", "num_hidden_layers"):
+            if type(tower.get(name)) is int:
+                tower[name] = min(tower[name], 2)
+        for name in ("deepstack_visual_indexes", "fullatt_block_indexes"):
+            if isinstance(tower.get(name), list):
+                tower[name] = [1] if tower[name] else []
+        for name in ("out_hidden_size", "text_hidden_size", "projection_dim"):
+            if type(tower.get(name)) is int:
+                tower[name] = hidden
+
+
+def _renumber(small: dict[str, Any], text: dict[str, Any], vocabulary: int) -> None:
+    """Tokens that config.json names lie within the vocabulary that there is."""
+    for name in _TOKEN_COUNTS:
+        if name in text:
+            text[name] = vocabulary
+    for part in (small, text):
+        for name, value in part.items():
+            is_token = name.endswith(("_token_id", "_token_index"))
+            if is_token and type(value) is int and value >= vocabulary:
+                part[name] = vocabulary - 1
+            elif is_token and isinstance(value, list):
+                part[name] = [min(it, vocabulary - 1) for it in value if type(it) is int]
+
+
+def is_known(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json can be shrunk."""
+    try:
+        architecture_of(config)
+    except UnknownArchitectureError:
+        return False
+    return True

@@ -1,0 +1,137 @@
+"""A configuration in miniature: laws over random configurations of every family."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+
+from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError, architecture_of
+from sparkdeploy.checkpoint.published import PublishedConfig
+from sparkdeploy.recipe.load import Library, load_engine, load_recipe
+from sparkdeploy.rehearsal.miniature import miniature_of_stand_in
+from sparkdeploy.rehearsal.shrink import HIDDEN, shrink
+from sparkdeploy.rehearsal.stand_in import make_stand_in
+from tests.families import config
+from tests.gpu.families import LARGE, large_config
+from tests.unit.estimate.random_configs import LAYER_LISTS, configs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.checkpoint.family.layers import Architecture
+
+
+def text_of(found: dict[str, Any]) -> dict[str, Any]:
+    text: dict[str, Any] = found.get("text_config", found)
+    return text
+
+
+def kinds(model: Architecture) -> set[str]:
+    return {type(mixer).__name__ for layer in model.layers for mixer in layer.mixers}
+
+
+@given(configs())
+def test_a_miniature_has_every_kind_of_layer_and_few_of_them(found: dict[str, Any]) -> None:
+    model, small = architecture_of(found), architecture_of(shrink(found).config)
+    assert kinds(small) == kinds(model)
+    assert (small.experts is None) == (model.experts is None)
+    assert len(small.layers) <= max(2, len(model.layers))
+    assert len(small.layers) <= 16
+    assert len(small.draft_layers) == min(1, len(model.draft_layers))
+
+
+@given(configs())
+def test_its_numbers_fit_each_other(found: dict[str, Any]) -> None:
+    text = text_of(shrink(found).config)
+    layers = text.get("num_hidden_layers")
+    for name in LAYER_LISTS:
+        if name in text:
+            assert len(text[name]) == layers
+    heads, kv_heads = text.get("num_attention_heads"), text.get("num_key_value_heads")
+    if heads and kv_heads:
+        assert heads % kv_heads == 0
+    experts = architecture_of(shrink(found).config).experts
+    if experts is not None:
+        assert experts.chosen <= experts.count <= 8
+
+
+@given(configs())
+def test_no_key_is_lost_but_those_that_are_named_and_twice_is_once(found: dict[str, Any]) -> None:
+    once = shrink({**found, "quantization_config": {"quant_method": "fp8"}})
+    assert any("quantization_config" in note for note in once.notes)
+    assert once.config.keys() == found.keys() - {"quantization_config"}
+    assert shrink(once.config).config == once.config
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_published_model_becomes_narrow(name: str) -> None:
+    small = shrink(large_config(name)).config
+    assert small["hidden_size"] in {HIDDEN, 4 * 128}
+    assert small["vocab_size"] == large_config(name)["vocab_size"]
+
+
+def test_an_architecture_that_is_not_known_is_not_guessed() -> None:
+    with pytest.raises(UnknownArchitectureError, match="starship"):
+        shrink({"model_type": "starship", "num_hidden_layers": 4})
+
+
+def test_tokens_that_a_config_names_lie_within_a_stand_in_s_vocabulary() -> None:
+    found = {**config("qwen3-vl"), "image_token_id": 151_655}
+    small = shrink(found, 640).config
+    assert small["image_token_id"] == 639
+    assert small["text_config"]["vocab_size"] == 640
+
+
+def published(tmp_path: Path, family: str) -> PublishedConfig:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    return PublishedConfig(config(family), "of the files here", folder)
+
+
+def test_a_model_s_own_tokenizer_is_served_where_it_is_at_hand(tmp_path: Path) -> None:
+    found = published(tmp_path, "llama")
+    assert found.folder is not None
+    made = make_stand_in(tmp_path / "out", found, "a/b")
+    assert not made.has_own_tokenizer
+    assert (made.folder / "tokenizer.json").is_file()
+    assert any("a stand-in's" in note for note in made.notes)
+    (found.folder / "tokenizer.json").write_text("{}")
+    (found.folder / "chat_template.jinja").write_text("{{ messages }}")
+    made = make_stand_in(tmp_path / "out", found, "a/b")
+    assert made.has_own_tokenizer
+    assert (made.folder / "chat_template.jinja").read_text() == "{{ messages }}"
+    small = json.loads((made.folder / "config.json").read_text())
+    assert small["vocab_size"] == config("llama")["vocab_size"]
+
+
+def test_every_line_of_a_recipe_that_a_cpu_cannot_do_is_listed(
+    tmp_path: Path, shipped: Library
+) -> None:
+    """And what it can is kept: parsers, an FP8 cache, flags of the server itself."""
+    recipe = load_recipe(
+        shipped,
+        "baseline",
+        (
+            "model={repo: a/b}",
+            "serve.attention_backend=FLASHINFER",
+            "serve.kv_cache_dtype=fp8",
+            "serve.quantization=fp8",
+            "serve.tool_call_parser=hermes",
+            "serve.speculative={method: eagle3, model: c/d, tokens: 3}",
+            "serve.extra_args=[--moe-backend, marlin, --max-logprobs, '5', --kv-sharing-fast]",
+        ),
+    )
+    stand_in = make_stand_in(tmp_path / "out", published(tmp_path, "llama"), "a/b")
+    engine = load_engine(shipped, "cpu-0.32")
+    small = miniature_of_stand_in(recipe, engine=engine, stand_in=stand_in, port=8123)
+    serve = small.resolved.recipe.serve
+    assert (serve.tool_call_parser, serve.kv_cache_dtype, serve.load_format) == (
+        *("hermes", "fp8"),
+        "dummy",
+    )
+    assert serve.extra_args == ["--max-logprobs", "5"]
+    for dropped in ("attention_backend", "quantization", "eagle3", "--moe-backend", "--kv-sharing"):
+        assert [note for note in small.dropped if dropped in note], dropped
