@@ -58,6 +58,7 @@ group = typer.Typer(
 def register(app: typer.Typer) -> None:
     group.command(MEASURE)(measure)
     group.command("ls")(list_runs)
+    group.command("import")(import_runs)
     group.command("show")(show_run)
     group.command("compare")(compare_runs)
     group.command("quality")(quality)
@@ -143,6 +144,21 @@ def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
         for item in kept
     ]
     answer(list_lines(kept), content, as_json=as_json)
+
+
+def import_runs(
+    files: Annotated[list[Path], typer.Argument(help="Records of others, as `bench` writes them.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Keep records of others: `plan --hardware` fits its speeds to those of such a machine."""
+    from sparkdeploy.bench.files import import_record
+    from sparkdeploy.commands.bench.run import shelf_of
+
+    shelf = shelf_of(current_settings())
+    kept = [import_record(path, shelf) for path in files]
+    lines = [f"kept {item.run.run_id} in {item.path}" for item in kept]
+    content = [{"run_id": item.run.run_id, "path": str(item.path)} for item in kept]
+    answer(lines, content, as_json=as_json)
 
 
 def show_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 import timeit
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +24,7 @@ from sparkdeploy.estimate import (
 )
 from sparkdeploy.estimate.hardware import Hardware, hardware_named, hardware_seen, read_hardware
 from sparkdeploy.estimate.share import facts_of_rank, facts_of_step
+from sparkdeploy.estimate.speed import MeasuredSpeed
 from sparkdeploy.estimate.verdict import Fits, FitVerdict, verdict_line, verdict_of
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.load import Library, load_recipe, recipe_folders
@@ -161,7 +163,7 @@ def outlook_for(
     recipes = _recipes(shelf)
     # The same model in every row: the files at hand describe it better than the shipped facts.
     known = {**shipped, resolved.recipe.model.known_as: facts}
-    reached = speed.fit_speed(machine, recipes, shipped, acceptance)
+    reached = speed.fit_speed(machine, recipes, shipped, acceptance, _measured(machine, settings))
     whole = Outlook(
         resolved=resolved,
         facts=facts,
@@ -203,6 +205,35 @@ def _of_one_node(whole: Outlook) -> Outlook:
         estimates=(replace(made, published_tok_s=None),) if nodes > 1 else whole.estimates,
         nodes=nodes,
     )
+
+
+def _measured(machine: Hardware, settings: Settings) -> list[MeasuredSpeed]:
+    """Return what kept records say of such a machine: whole suites, one stream, end to end."""
+    folder = settings.state_dir / "bench"
+    if machine.gpu is None or not folder.is_dir():
+        return []
+    # It imports pydantic's models of a record, which no other estimate needs.
+    from sparkdeploy.bench.files import Shelf  # noqa: PLC0415
+
+    found: list[MeasuredSpeed] = []
+    for item in Shelf(folder).runs()[0]:
+        origin = item.run.origin
+        seen = origin.machine.gpu if origin.machine is not None else None
+        if origin.recipe is None or machine.gpu not in (seen or ""):
+            continue
+        speeds = [
+            it.end_to_end_tok_s
+            for suite in item.run.suites
+            if suite.is_complete
+            for cell in suite.cells
+            if cell.concurrency == 1 and cell.context_tokens is None
+            for it in cell.rounds
+            if it.end_to_end_tok_s
+        ]
+        if speeds:
+            mean = statistics.fmean(speeds)
+            found.append(MeasuredSpeed(origin.recipe.name, mean, item.run.run_id))
+    return found
 
 
 def fitting_rows(hardware: str) -> list[dict[str, object]]:

@@ -6,6 +6,7 @@ reached. Every other recipe's estimate follows from its bytes and its drafts' ac
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -78,7 +79,7 @@ class Speed:
     hardware: Hardware
     efficiency: float
     fitted_to: str | None
-    """The recipe whose published speed gave the efficiency; None for an upper bound."""
+    """What gave the efficiency, in words; None for an upper bound."""
     launch_s: float = 0.0
     """Time a step of that recipe leaves unexplained when kernels reach `KERNEL_SHARE`."""
 
@@ -127,24 +128,51 @@ def read_acceptance(path: Path) -> Mapping[str, Acceptance]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """A recipe's speed on a machine of one kind, as somebody's record has it."""
+
+    recipe: str
+    end_to_end_tok_s: float
+    run_id: str
+
+
 def fit_speed(
     hardware: Hardware,
     recipes: Mapping[str, Resolved],
     facts: Mapping[str, ModelFacts],
     acceptance: Mapping[str, Acceptance],
+    measured: Sequence[MeasuredSpeed] = (),
 ) -> Speed:
-    """Return the machine's speed; the efficiency comes from one published figure, or is 1."""
+    """Return the machine's speed: records of it give the efficiency, else one published figure.
+
+    Of several records the median counts. Without any the efficiency is 1.
+    """
     bound, fit = Speed(hardware, 1.0, None), hardware.fit
-    fitted = recipes.get(fit.recipe) if fit is not None else None
-    known = facts.get(fitted.recipe.model.known_as) if fitted is not None else None
-    if fit is None or fitted is None or known is None:
+    if not measured and fit is not None:
+        measured = (MeasuredSpeed(fit.recipe, fit.end_to_end_tok_s, ""),)
+    fitted = []
+    for item in measured:
+        resolved = recipes.get(item.recipe)
+        known = facts.get(resolved.recipe.model.known_as) if resolved is not None else None
+        step = decode_step(resolved, known, acceptance) if resolved and known else None
+        if step is not None:
+            fitted.append((item.end_to_end_tok_s / bound.tokens_per_second(step), item, step))
+    if not fitted:
         return bound
-    step = decode_step(fitted, known, acceptance)
-    if step is None:
-        return bound
-    efficiency = fit.end_to_end_tok_s / bound.tokens_per_second(step)
-    launch_s = step.tokens_per_request / fit.end_to_end_tok_s - _kernels_s(step, hardware)
-    return Speed(hardware, efficiency, fit.recipe, max(0.0, launch_s))
+    efficiency = statistics.median(share for share, _, _ in fitted)
+    _, item, step = min(fitted, key=lambda row: abs(row[0] - efficiency))
+    launch_s = step.tokens_per_request / item.end_to_end_tok_s - _kernels_s(step, hardware)
+    return Speed(hardware, efficiency, _origin(measured), max(0.0, launch_s))
+
+
+def _origin(measured: Sequence[MeasuredSpeed]) -> str:
+    """Return what the efficiency was fitted to, in words that follow `fitted to`."""
+    if not measured[0].run_id:
+        return f"{measured[0].recipe} = {measured[0].end_to_end_tok_s:g} tok/s"
+    records = f"{len(measured)} records" if len(measured) > 1 else "1 record"
+    names = sorted({item.recipe for item in measured})
+    return f"{records} of such a machine ({', '.join(names)})"
 
 
 def estimate(

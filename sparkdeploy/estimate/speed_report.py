@@ -29,12 +29,12 @@ def speed_lines(speed: Speed, acceptance: Mapping[str, Acceptance]) -> Iterator[
     hardware = speed.hardware
     rate = f"{hardware.bandwidth_bytes_s / 1e9:,.0f} GB/s"
     yield f"speed on {hardware.title}: {rate} ({hardware.source})"
-    if speed.fitted_to is None or hardware.fit is None:
+    if speed.fitted_to is None:
         yield "  no recipe was measured here: these are upper bounds at the full bandwidth"
     else:
         yield (
             f"  {speed.efficiency:.1%} of it is reached: the one factor, fitted to "
-            f"{speed.fitted_to} = {hardware.fit.end_to_end_tok_s:g} tok/s and to nothing else"
+            f"{speed.fitted_to} and to nothing else"
         )
     for method, item in acceptance.items():
         rates = ", ".join(f"{rate:.0%}" for rate in item.positions)

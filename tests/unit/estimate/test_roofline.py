@@ -16,6 +16,7 @@ from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.estimate.picture import bytes_per_step, page
 from sparkdeploy.estimate.speed import (
     DecodeStep,
+    MeasuredSpeed,
     SpeedEstimate,
     StepPart,
     decode_step,
@@ -78,11 +79,25 @@ def test_a_step_with_drafts_moves_what_the_reference_leaves_out_as_well() -> Non
 
 
 def test_the_efficiency_is_fitted_to_the_baseline_and_to_nothing_else() -> None:
-    assert SPEED.fitted_to == "baseline"
+    assert SPEED.fitted_to == "baseline = 28.3 tok/s"
     assert made_for("baseline").tok_s == pytest.approx(28.3)
     without_others = {"baseline": RECIPES["baseline"]}
     alone = fit_speed(HARDWARE["spark"], without_others, MODELS, ACCEPTANCE)
     assert alone.efficiency == SPEED.efficiency
+
+
+def test_records_of_such_a_machine_take_the_place_of_the_published_figure() -> None:
+    """Of three the median counts; recipes that nobody knows count for nothing."""
+    half = [
+        MeasuredSpeed("baseline", 28.3 / 2, "a"),
+        MeasuredSpeed("baseline", 28.3 / 2, "b"),
+        MeasuredSpeed("baseline", 200.0, "c"),
+        MeasuredSpeed("nobody's", 1.0, "d"),
+    ]
+    fitted = fit_speed(HARDWARE["spark"], RECIPES, MODELS, ACCEPTANCE, half)
+    assert fitted.efficiency == pytest.approx(SPEED.efficiency / 2)
+    assert fitted.fitted_to is not None
+    assert "records of such a machine" in fitted.fitted_to
 
 
 @pytest.mark.parametrize(
