@@ -56,6 +56,8 @@ class ModelSizes:
     shared_expert_intermediate: int
     mtp_layers: int
     ties_embeddings: bool
+    prefix: str = "model.language_model."
+    """Before the names of the language model's tensors."""
 
 
 @contextlib.contextmanager
@@ -170,20 +172,33 @@ def model_sizes(config: Mapping[str, Any]) -> ModelSizes:
         layers=_count(text, "num_hidden_layers", LAYERS_LIMIT),
         hidden=_count(text, "hidden_size", WIDTH_LIMIT),
         vocab=_count(text, "vocab_size", WIDTH_LIMIT),
-        experts=_count(text, "num_experts", EXPERTS_LIMIT),
-        shared_expert_intermediate=_count(text, "shared_expert_intermediate_size", WIDTH_LIMIT),
-        mtp_layers=_count(text, "mtp_num_hidden_layers", MTP_LAYERS_LIMIT, default=0),
+        experts=_count(text, "num_experts", EXPERTS_LIMIT, default=0),
+        shared_expert_intermediate=_count(
+            text, "shared_expert_intermediate_size", WIDTH_LIMIT, default=0
+        ),
+        mtp_layers=_count(
+            text, "mtp_num_hidden_layers", MTP_LAYERS_LIMIT, default=_unstated_mtp(text)
+        ),
         ties_embeddings=bool(
             config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
         ),
+        # Models that see keep their language model within; Qwen3-Next and the like are one.
+        prefix="model.language_model." if "text_config" in config else "model.",
     )
 
 
+def _unstated_mtp(text: Mapping[str, Any]) -> int:
+    """Qwen3-Next has a draft layer, and its configuration does not say so."""
+    return int(text.get("model_type") == "qwen3_next")
+
+
 def shared_expert_shapes(sizes: ModelSizes) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Names and shapes of the weights that become FP8: three for each layer."""
+    """Names and shapes of the weights that become FP8: three for each layer that has them."""
+    if not sizes.shared_expert_intermediate:
+        return
     wide = (sizes.shared_expert_intermediate, sizes.hidden)
     for layer in range(sizes.layers):
-        prefix = f"model.language_model.layers.{layer}.mlp.shared_expert"
+        prefix = f"{sizes.prefix}layers.{layer}.mlp.shared_expert"
         yield f"{prefix}.gate_proj.weight", wide
         yield f"{prefix}.up_proj.weight", wide
         yield f"{prefix}.down_proj.weight", wide[::-1]

@@ -34,7 +34,7 @@ _ULP = 1.05 / 8
 _SMALLEST_ULP = 1.05 / 512
 """Of a block's scale."""
 _RELATED = re.compile(
-    r"model\.language_model\.layers\.\d+\.mlp\.shared_expert\.(?:gate|up|down)_proj\..+"
+    r"model\.(?:language_model\.)?layers\.\d+\.mlp\.shared_expert\.(?:gate|up|down)_proj\..+"
 )
 
 

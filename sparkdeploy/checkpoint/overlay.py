@@ -15,7 +15,7 @@ from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Fp8Shard
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest, write_manifest
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
-from sparkdeploy.checkpoint.treatment import SourceFacts, Treatment, check_source
+from sparkdeploy.checkpoint.treatment import PLAIN, SourceFacts, Treatment, check_source
 from sparkdeploy.errors import CheckpointError
 
 OVERLAY_VERSION = 2
@@ -89,13 +89,13 @@ def overlay_config(
 
     An engine without the plugin does not know the method and refuses, instead of serving garbage.
     """
-    quantization = config.get("quantization_config")
-    if not isinstance(quantization, dict) or not isinstance(quantization.get("quant_method"), str):
-        raise CheckpointError("config.json has no quantization_config with a quant_method.")
+    quantization = config.get("quantization_config", {})
+    if not isinstance(quantization, dict):
+        raise CheckpointError("config.json: quantization_config is not an object.")
     fp8 = {"mode": treatment.fp8_mode, "layers": treatment.fp8_layers, "block": [128, 128]}
     spark_hybrid: dict[str, Any] = {
         "version": 1,
-        "base_method": quantization["quant_method"],
+        "base_method": quantization.get("quant_method", PLAIN),
         "fp8": fp8 if treatment.fp8_mode != "off" else None,
         "lm_head": treatment.lm_head,
         "expected_fp8_layers": fp8_layer_count,

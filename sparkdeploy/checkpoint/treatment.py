@@ -1,18 +1,23 @@
 """What is done to a checkpoint while it is loaded, and what a source must hold for that."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparkdeploy.checkpoint import contents, fp8
 from sparkdeploy.checkpoint.contents import Located, ModelSizes, model_sizes, summary
+from sparkdeploy.checkpoint.family.quantised import method_of
 from sparkdeploy.checkpoint.ranges import RangeSource, index_of, read_config
-from sparkdeploy.checkpoint.repo_files import printable
+from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.source import CheckpointSource
 from sparkdeploy.errors import CheckpointError
 
 HYBRID_NOTE = "_hybrid_quant_info"
 """The key that the field's builder, and ours, adds to config.json; no engine reads it."""
+PLAIN = "none"
+"""The plugin's word for a checkpoint of 16 bits."""
+_BASES = (None, "auto-round")
+"""What the treatments build on: 16 bits, or AutoRound's INT4."""
 _FLOAT16 = frozenset({"BF16", "F16"})
 
 
@@ -47,11 +52,40 @@ class SourceFacts:
     mtp_tensor_count: int
 
 
+def unfit(config: Mapping[str, Any], treatment: Treatment) -> Iterator[str]:
+    """Yield why a treatment does not apply to a model with this config.json.
+
+    A family says by its configuration which treatments it has: shared experts as Qwen's, a head of
+    its own, a draft layer. Raises CheckpointError for numbers that no model has.
+    """
+    if treatment.is_none and treatment.mtp == "off":
+        return
+    sizes = model_sizes(config)
+    text = config.get("text_config", config)
+    kind = shown(text.get("model_type", config.get("model_type")))
+    base = method_of(config)
+    if not treatment.is_none and base not in _BASES:
+        yield f"it is quantised by {shown(base)}, and treatments build on AutoRound INT4 or 16 bits"
+    if treatment.fp8_mode != "off" and not sizes.shared_expert_intermediate:
+        yield f"FP8 is for shared experts (checkpoint.fp8_dense), and a {kind} model has none"
+    if sizes.ties_embeddings and (treatment.lm_head == "int8" or treatment.draft_rows):
+        yield "its LM head is its embeddings (tie_word_embeddings), so there is no INT8 head"
+    if treatment.draft_rows and not sizes.mtp_layers:
+        yield "a draft head belongs to a draft layer, and it has none"
+    if treatment.mtp == "required" and not sizes.mtp_layers:
+        yield f"its config.json has no draft layer that is known (a {kind} model)"
+
+
 def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
     """Read every header and the configuration, and hold them against what the treatment needs."""
     config = contents.read_config(source.files_dir)
     tensors = contents.read_tensors(source.files_dir)
     sizes = contents.model_sizes(config)
+    for reason in unfit(config, treatment):
+        raise CheckpointError(
+            f"{source.name} cannot be treated so: {reason}.",
+            hint="set checkpoint to what it has: lm_head: bf16, fp8_dense: {mode: off}, mtp: off",
+        )
     related = {name: located.info for name, located in tensors.items() if fp8.is_related(name)}
     fp8_layer_count = 0
     if treatment.fp8_mode == "finished":

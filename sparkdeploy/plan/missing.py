@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint import source as sources
@@ -9,6 +10,7 @@ from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.published import shipped_entry
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.remote import ask_sizes
+from sparkdeploy.checkpoint.treatment import unfit
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.model_facts import known_layers
 from sparkdeploy.plan.observed import MissingModel
@@ -17,47 +19,53 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkdeploy.checkpoint.family.layers import Architecture
+    from sparkdeploy.checkpoint.treatment import Treatment
     from sparkdeploy.settings import Settings
 
 
-def missing_model(repo: str, revision: str, settings: Settings) -> MissingModel:
+def missing_model(
+    repo: str, revision: str, settings: Settings, treatment: Treatment | None = None
+) -> MissingModel:
     """Ask the pin, then shipped facts, then the hub, which has some seconds."""
-    command = sources.fetch_command(repo, revision)
-    pin = HubLock(settings.state_dir).pin(repo, revision)
-    shipped = shipped_entry(repo)
+    pin, shipped = HubLock(settings.state_dir).pin(repo, revision), shipped_entry(repo)
+    missing = MissingModel(repo, sources.fetch_command(repo, revision), None, revision)
     if pin is not None and pin.files:
         found = pin.facts(repo, revision)
         here_bytes = found.size_bytes - download_bytes(settings.hub_cache, found)
-        layers, unknown = layers_of(shipped["config"]) if shipped else (None, "")
-        return MissingModel(
-            repo,
-            command,
-            found.size_bytes,
-            revision,
-            here_bytes,
+        missing = replace(
+            missing,
+            size_bytes=found.size_bytes,
             weights_bytes=found.weights_bytes,
-            layers=layers,
-            unknown=unknown,
+            here_bytes=here_bytes,
         )
+        return _described(missing, shipped["config"], treatment) if shipped else missing
     if shipped:
-        layers, unknown = layers_of(shipped["config"])
         size_bytes = shipped["size_bytes"]
-        return MissingModel(
-            repo, command, size_bytes, revision, 0, size_bytes, layers=layers, unknown=unknown
-        )
+        missing = replace(missing, size_bytes=size_bytes, weights_bytes=size_bytes)
+        return _described(missing, shipped["config"], treatment)
     told = ask_sizes(repo, revision, settings)
-    layers, unknown = layers_of(told.config) if told.config is not None else (None, told.failure)
-    listing = told.listing
-    return MissingModel(
-        repo,
-        command,
-        listing.size_bytes if listing is not None else None,
-        revision,
-        0,
-        listing.weights_bytes if listing is not None else None,
-        layers=layers,
-        unknown=unknown,
-    )
+    if told.listing is not None:
+        size_bytes, weights_bytes = told.listing.size_bytes, told.listing.weights_bytes
+        missing = replace(missing, size_bytes=size_bytes, weights_bytes=weights_bytes)
+    if told.config is None:
+        return replace(missing, unknown=told.failure)
+    return _described(missing, told.config, treatment)
+
+
+def _described(
+    missing: MissingModel, config: Mapping[str, Any], treatment: Treatment | None
+) -> MissingModel:
+    layers, unknown = layers_of(config)
+    unfit = unfit_for(config, treatment) if treatment is not None else ()
+    return replace(missing, layers=layers, unknown=unknown, unfit=unfit)
+
+
+def unfit_for(config: Mapping[str, Any], treatment: Treatment) -> tuple[str, ...]:
+    """Return why a treatment does not apply; what is wrong with numbers the download says."""
+    try:
+        return tuple(unfit(config, treatment))
+    except CheckpointError as error:
+        return () if treatment.is_none else (error.message,)
 
 
 def layers_of(config: Mapping[str, Any]) -> tuple[Architecture | None, str]:

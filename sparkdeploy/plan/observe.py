@@ -27,7 +27,7 @@ from sparkdeploy.node import facts, ports
 from sparkdeploy.node.container import is_ours
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.plan.container import container_name, container_user
-from sparkdeploy.plan.missing import layers_of, missing_model
+from sparkdeploy.plan.missing import layers_of, missing_model, unfit_for
 from sparkdeploy.plan.observed import MissingModel, ModelFact, Observed, ObservedNode, OverlayFact
 from sparkdeploy.plan.place import Move, hold, trees_of
 from sparkdeploy.settings import resources
@@ -166,13 +166,20 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
     with _readable():
         source = _find_source(recipe, settings)
         if source is None:
-            return LocatedModel(missing_model(recipe.model.source, recipe.model.revision, settings))
+            missing = missing_model(recipe.model.source, recipe.model.revision, settings, treatment)
+            return LocatedModel(missing)
         if treatment.is_none:
             check_untouched(source)
         fact = _model_fact(source, None if treatment.is_none else treatment, settings)
         to_fetch = fp8_bytes(recipe.checkpoint, source, settings)
         is_counted = bool(treatment.draft_origin) or not treatment.draft_rows
-        known = replace(fact, fp8_bytes=to_fetch, has_draft_vocabulary=is_counted)
+        config = contents.read_config(source.files_dir)
+        known = replace(
+            fact,
+            fp8_bytes=to_fetch,
+            has_draft_vocabulary=is_counted,
+            unfit=unfit_for(config, treatment),
+        )
         return LocatedModel(known, source)
 
 

@@ -57,6 +57,8 @@ class ModelFact:
     weights_bytes: int | None = None
     """What an engine loads of its files; None for all of them."""
     unknown: str = ""
+    unfit: tuple[str, ...] = ()
+    """Why the recipe's treatment does not apply to it."""
     has_draft_vocabulary: bool = True
     """Whether the tokens of a draft head, if the recipe has one, were counted."""
 
@@ -77,6 +79,8 @@ class MissingModel:
     layers: Architecture | None = None
     unknown: str = ""
     """Why its size or its layers are not known."""
+    unfit: tuple[str, ...] = ()
+    """Why the recipe's treatment does not apply to it."""
 
     @property
     def missing_bytes(self) -> int | None:

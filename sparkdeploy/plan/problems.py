@@ -53,6 +53,7 @@ def find_problems(plan: Plan) -> Iterator[Problem]:
     yield from _rdma_problems(plan)
     yield from _model_problems(plan.observed)
     yield from _draft_problems(plan.resolved, plan.observed)
+    yield from _treatment_problems(plan.observed)
     yield from _owner_problems(plan.observed)
 
 
@@ -308,6 +309,16 @@ def _model_problems(observed: Observed) -> Iterator[Problem]:
                 f"chmod a+rX {first}",
                 blocks="prepare",
             )
+
+
+def _treatment_problems(observed: Observed) -> Iterator[Problem]:
+    for reason in observed.model.unfit if observed.model is not None else ():
+        yield Problem(
+            "model.treatment",
+            f"the recipe's treatment does not apply to this model: {reason}",
+            "change `checkpoint` in the recipe, or serve a model that has it",
+            blocks="prepare",
+        )
 
 
 def _draft_problems(resolved: Resolved, observed: Observed) -> Iterator[Problem]:

@@ -22,11 +22,20 @@ from sparkdeploy_vllm.releases import TARGETS_SINCE, installed_version, release_
 from sparkdeploy_vllm.treatment import (
     BLOCK_KEY,
     METHOD_NAME,
+    PLAIN,
     HybridTreatment,
     checkpoint_modules,
     is_fp8_layer,
 )
 
+NOTHING_PACKED = {
+    "quant_method": "auto-round",
+    "bits": 4,
+    "group_size": 128,
+    "sym": True,
+    "packing_format": "auto_round:auto_gptq",
+}
+"""What AutoRound's configuration is made with where nothing will ask it."""
 CONVERTED_FORMATS = (
     "sharded_state",
     "runai_streamer_sharded",
@@ -63,6 +72,8 @@ class SparkHybridConfig(INCConfig):
             raise ValueError(f"quantization_config says {METHOD_NAME!r} but has no {BLOCK_KEY!r}")
         treatment = HybridTreatment.from_block(block)
         rest["quant_method"] = treatment.base_method
+        if treatment.base_method == PLAIN:
+            rest = dict(NOTHING_PACKED)
         made = super().from_config(rest)
         made.treatment = treatment
         made.ledger = ConversionLedger(
@@ -95,18 +106,26 @@ class SparkHybridConfig(INCConfig):
             # A draft model: no exception applies, and its short-lived head must not be counted.
             self.ledger.close_for_draft()
             self.is_draft = True
-            return super().get_quant_method(layer, prefix)
+            return self._base_method(layer, prefix)
         if isinstance(layer, ParallelLMHead):
             return self._head_method(layer, prefix)
         is_linear, mode = isinstance(layer, LinearBase), self.treatment.fp8_mode
         if is_linear and mode is not None and is_fp8_layer(prefix):
             self._note_launch()
             return self._fp8_method(mode, prefix)
-        method = super().get_quant_method(layer, prefix)
+        method = self._base_method(layer, prefix)
         if is_linear and method is not None:
             self._note_launch()
             return tell_when_weights_are_there(method, self.ledger)
         return method
+
+    def _base_method(self, layer: Module, prefix: str) -> Any:
+        """What the checkpoint's own quantisation says of a layer."""
+        if self.treatment.base_method != PLAIN:
+            return super().get_quant_method(layer, prefix)
+        if isinstance(layer, LinearBase):
+            return UnquantizedLinearMethod()
+        return plain_experts(layer)
 
     def _fp8_method(self, mode: str, prefix: str) -> Any:
         if self.targets is not None and self.online_quantization_config is self.targets:
@@ -127,7 +146,7 @@ class SparkHybridConfig(INCConfig):
         self._note_launch()
         if self.treatment.int8_lm_head:
             return Int8LMHeadMethod(self.ledger, prefix)
-        method = super().get_quant_method(layer, prefix)
+        method = self._base_method(layer, prefix)
         if method is None or isinstance(
             method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod
         ):
@@ -144,6 +163,16 @@ class SparkHybridConfig(INCConfig):
             )
         parallel = current.parallel_config
         self.ledger.whole_model = getattr(parallel, "pipeline_parallel_size", 1) == 1
+
+
+def plain_experts(layer: Module) -> Any:
+    """Return vLLM's own method for experts of 16 bits; None for what is no layer of experts."""
+    try:
+        from vllm.model_executor.layers.fused_moe import UnquantizedFusedMoEMethod
+    except ImportError:
+        return None
+    config = getattr(layer, "moe_config", None)
+    return UnquantizedFusedMoEMethod(config) if config is not None else None
 
 
 def takes_targets() -> bool:

@@ -102,7 +102,9 @@ class ReportingLMHeadMethod(UnquantizedEmbeddingMethod):
 
 
 class SparkLMHead(ParallelLMHead):
-    """vLLM's head with the quantisation config that Qwen3.5 before vLLM 0.23 forgets to pass.
+    """vLLM's head with the quantisation config that some models forget to pass.
+
+    Qwen3.5 does before vLLM 0.23; Qwen3-Next and others do up to 0.33.
 
     Once made it is vLLM's own class, also for the models that are none of ours.
     """

@@ -9,7 +9,6 @@ from vllm.platforms import current_platform
 from sparkdeploy_vllm import cpu_engine
 from sparkdeploy_vllm.hybrid_config import SparkHybridConfig
 from sparkdeploy_vllm.lm_head import SparkLMHead, replace_layer
-from sparkdeploy_vllm.releases import HEAD_SINCE, installed_version, release_of
 from sparkdeploy_vllm.treatment import METHOD_NAME
 
 TURBOQUANT_PATH = "sparkdeploy_vllm.turboquant_backend.SparkTurboQuantBackend"
@@ -19,8 +18,7 @@ TURBOQUANT_PATH = "sparkdeploy_vllm.turboquant_backend.SparkTurboQuantBackend"
 def register_all() -> None:
     """Register every hook once per process; a hook that does not fit this vLLM raises."""
     register_quantization_config(METHOD_NAME)(SparkHybridConfig)
-    if release_of(installed_version()) < HEAD_SINCE:
-        replace_layer(ParallelLMHead, SparkLMHead)
+    replace_layer(ParallelLMHead, SparkLMHead)
     _register_turboquant()
     if current_platform.is_cpu():
         cpu_engine.register()

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 METHOD_NAME = "spark-hybrid"
 BLOCK_KEY = "spark_hybrid"
-SUPPORTED_BASE_METHODS = ("auto-round",)
+PLAIN = "none"
+"""The base of a checkpoint of 16 bits: what no treatment names stays as it is."""
+SUPPORTED_BASE_METHODS = ("auto-round", PLAIN)
 FP8_MODES = ("online", "prebuilt", "finished")
 """Made while loading; beside the BF16 weights; in the place of the BF16 weights."""
 

@@ -16,7 +16,7 @@ from sparkdeploy.checkpoint.overlay import (
 )
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
 from sparkdeploy.checkpoint.source import CheckpointSource, find_in_hub_cache, open_folder
-from sparkdeploy.checkpoint.treatment import Treatment, check_source
+from sparkdeploy.checkpoint.treatment import PLAIN, Treatment, check_source
 from sparkdeploy.errors import CheckpointError
 from tests.unit.checkpoint.conftest import tree
 
@@ -264,7 +264,7 @@ def test_a_shared_expert_of_another_shape_or_dtype_is_refused(folder: Path) -> N
 
 def test_a_head_shared_with_the_embeddings_cannot_become_int8(folder: Path) -> None:
     _edit_config(folder, lambda config: config.update(tie_word_embeddings=True))
-    with pytest.raises(CheckpointError, match=r"no lm_head\.weight of its own"):
+    with pytest.raises(CheckpointError, match="its LM head is its embeddings"):
         check_source(open_folder(folder), V2)
 
 
@@ -285,10 +285,18 @@ def test_an_unreadable_configuration_is_named(folder: Path, text: str) -> None:
         check_source(open_folder(folder), V2)
 
 
-def test_a_checkpoint_that_is_not_quantized_is_refused(folder: Path, target: Path) -> None:
+def test_a_checkpoint_of_16_bits_is_treated_too(folder: Path, target: Path) -> None:
     _edit_config(folder, lambda config: config.pop("quantization_config"))
-    with pytest.raises(CheckpointError, match="no quantization_config"):
-        build_overlay(open_folder(folder), V2, target)
+    build_overlay(open_folder(folder), V2, target)
+    stated = json.loads((target / "config.json").read_text())["quantization_config"]
+    assert stated["quant_method"] == "spark-hybrid"
+    assert stated["spark_hybrid"]["base_method"] == PLAIN
+
+
+def test_another_quantisation_is_refused(folder: Path) -> None:
+    _edit_config(folder, lambda config: config.update(quantization_config={"quant_method": "awq"}))
+    with pytest.raises(CheckpointError, match="quantised by 'awq'"):
+        check_source(open_folder(folder), V2)
 
 
 def test_the_fingerprint_depends_on_source_and_treatment(folder: Path) -> None:

@@ -1,0 +1,97 @@
+"""Treatments of other families than the twin's, served by the real vLLM."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.checkpoint.twin.build import config_files
+from sparkdeploy.checkpoint.twin.shape import TwinShape
+from tests.engine.conftest import free_port
+from tests.engine.program import Program
+from tests.engine.vllm.twin_user import unique_name
+from tests.families import config
+from tests.families.checkpoints import plain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.node.host import DockerHost
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.runs("down", "up"),
+]
+
+_SIGNS = bytes(0x3C if byte & 1 else 0xBC for byte in range(256))
+"""The upper half of a small BF16 number, of either sign."""
+
+
+def random_checkpoint(folder: Path, family: str) -> Path:
+    """Write a model of 16 bits with small random weights, and the twin's tokenizer."""
+    folder.mkdir()
+    numbers = random.Random(family)
+    header: dict[str, Any] = {}
+    data = bytearray()
+    for name, (dtype, shape) in plain(family).items():
+        count = 1
+        for width in shape:
+            count *= width
+        values = bytearray(2 * count)
+        values[0::2], values[1::2] = (
+            numbers.randbytes(count),
+            numbers.randbytes(count).translate(_SIGNS),
+        )
+        end = len(data) + len(values)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), end]}
+        data += values
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    (folder / "config.json").write_text(json.dumps(config(family)))
+    for name, content in config_files(TwinShape()).items():
+        if name.startswith("tokenizer"):
+            (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "checkpoint", "fp8_layers"),
+    [
+        ("llama", {"lm_head": "int8"}, 0),
+        ("qwen3-next", {"lm_head": "int8", "fp8_dense": {"mode": "online"}}, 3 * 8),
+    ],
+)
+def test_another_family_is_treated_and_answers(
+    tmp_path: Path, host: DockerHost, family: str, checkpoint: dict[str, Any], fp8_layers: int
+) -> None:
+    model = random_checkpoint(tmp_path / "model", family)
+    recipe = tmp_path / "treated.yaml"
+    recipe.write_text(
+        json.dumps(
+            {
+                "schema": 1,
+                "name": "treated",
+                "title": "a treated model of another family",
+                "engine": "cpu-0.32",
+                "model": {"path": str(model)},
+                "checkpoint": checkpoint,
+                "serve": {"port": free_port(), "max_model_len": 1024, "enforce_eager": True},
+            }
+        )
+    )
+    program, name = Program(tmp_path), unique_name("treated")
+    try:
+        report = program.answer("up", str(recipe), "--name", name, "--yes")
+        # The plugin ends a start that converts another number of layers, or no head.
+        assert report["changed"]
+        (overlay,) = (tmp_path / "data" / "m" / "ck").glob("*/config.json")
+        stated = json.loads(overlay.read_text())["quantization_config"]["spark_hybrid"]
+        assert (stated["base_method"], stated["lm_head"]) == ("none", "int8")
+        assert stated["expected_fp8_layers"] == fp8_layers
+    finally:
+        program.run("down", name)

@@ -1,0 +1,51 @@
+"""Which treatments a family has, by its configuration alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkdeploy.checkpoint.contents import model_sizes, shared_expert_shapes
+from sparkdeploy.checkpoint.treatment import Treatment, unfit
+from tests.families import NAMES, config
+from tests.families.checkpoints import plain
+
+FP8 = Treatment(fp8_mode="online")
+INT8 = Treatment(lm_head="int8")
+MTP = Treatment(fp8_mode="online", mtp="required")
+# BERT has no head at all, and Mamba's configuration says nothing of one.
+WITH_HEADS = [name for name in NAMES if name not in {"bert"}]
+
+
+@pytest.mark.parametrize("family", ["qwen3.5-moe", "qwen3-next"])
+def test_qwens_hybrids_have_every_treatment(family: str) -> None:
+    for treatment in (FP8, INT8, MTP):
+        assert list(unfit(config(family), treatment)) == []
+
+
+def test_names_of_shared_experts_are_those_of_the_checkpoint() -> None:
+    names = dict(shared_expert_shapes(model_sizes(config("qwen3-next"))))
+    assert names.keys() <= plain("qwen3-next").keys()
+    assert len(names) == 3 * 8
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3-dense", "gpt-oss", "glm4-moe", "deepseek-v3"])
+def test_who_has_no_shared_experts_of_that_kind_is_told(family: str) -> None:
+    assert "FP8 is for shared experts" in next(unfit(config(family), FP8))
+
+
+@pytest.mark.parametrize("family", WITH_HEADS)
+def test_a_head_of_its_own_can_be_int8_and_a_tied_one_not(family: str) -> None:
+    reasons = list(unfit(config(family), INT8))
+    is_tied = config(family).get("tie_word_embeddings", False)
+    assert bool(reasons) == is_tied
+    assert all("there is no INT8 head" in reason for reason in reasons)
+
+
+def test_who_has_no_draft_layer_is_told() -> None:
+    assert any("no draft layer" in reason for reason in unfit(config("llama"), MTP))
+    draft = Treatment(draft_rows=64)
+    assert any("draft head" in reason for reason in unfit(config("llama"), draft))
+
+
+def test_no_treatment_fits_every_model() -> None:
+    assert list(unfit({"model_type": "starship"}, Treatment())) == []
