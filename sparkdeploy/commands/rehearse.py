@@ -145,14 +145,14 @@ def rehearse(
             small = replace(small, resolved=for_cluster(small.resolved))
         for note in small.dropped:
             console.info(f"  changed for the rehearsal: {note}")
-        stage = Stage(request.deployment, reach, settings)
+        venue = Venue(request.deployment, reach, settings)
         if small.stand_in is None:
-            return _rehearse(small, stage, policy=policy, afterwards=afterwards)
-        return _rehearse_stand_in(small, stage, afterwards=afterwards)
+            return _rehearse(small, venue, policy=policy, afterwards=afterwards)
+        return _rehearse_stand_in(small, venue, afterwards=afterwards)
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Venue:
     """Where a rehearsal runs, and under which name."""
 
     deployment: Deployment
@@ -174,21 +174,21 @@ def _refuse_to_replace(name: str, settings: Settings, consent: Callable[[str], b
         )
 
 
-def _rehearse_stand_in(small: Miniature, stage: Stage, *, afterwards: Afterwards) -> Report:
-    with _tidied(stage.deployment.name, afterwards):
-        run = _serve(small.resolved, stage)
+def _rehearse_stand_in(small: Miniature, venue: Venue, *, afterwards: Afterwards) -> Report:
+    with _tidied(venue.deployment.name, afterwards):
+        run = _serve(small.resolved, venue)
         if small.resolved.recipe.serve.speculative is not None:
             _check_drafting(small.resolved, run.speculation)
     return _report(small, run, NOT_COMPARED, is_kept=afterwards is Afterwards.KEEP)
 
 
 def _rehearse(
-    small: Miniature, stage: Stage, *, policy: ReferencePolicy, afterwards: Afterwards
+    small: Miniature, venue: Venue, *, policy: ReferencePolicy, afterwards: Afterwards
 ) -> Report:
-    with _tidied(stage.deployment.name, afterwards):
-        file = _reference_file(small.resolved, stage)
-        texts, source = _texts_without_speculation(small.resolved, stage, policy, file)
-        run = _serve(small.resolved, stage)
+    with _tidied(venue.deployment.name, afterwards):
+        file = _reference_file(small.resolved, venue)
+        texts, source = _texts_without_speculation(small.resolved, venue, policy, file)
+        run = _serve(small.resolved, venue)
         if texts is None:
             reference.write_reference(file, run.answers)
         else:
@@ -260,7 +260,7 @@ def _free_port() -> int:
 
 
 def _texts_without_speculation(
-    resolved: Resolved, stage: Stage, policy: ReferencePolicy, file: Path
+    resolved: Resolved, venue: Venue, policy: ReferencePolicy, file: Path
 ) -> tuple[dict[str, str] | None, str]:
     """Return the texts and where they came from; None means: this run's own are the reference."""
     known = reference.read_reference(file) if policy is ReferencePolicy.RECORDED else None
@@ -269,23 +269,23 @@ def _texts_without_speculation(
     if resolved.recipe.serve.speculative is None:
         return None, FIRST_OF_ITS_KIND
     console.info("the text without speculation is not recorded yet: serving that first")
-    run = _serve(without_speculation(resolved), replace(stage, reach=Reach.HERE))
+    run = _serve(without_speculation(resolved), replace(venue, reach=Reach.HERE))
     reference.write_reference(file, run.answers)
     return {item.prompt: item.text for item in run.answers}, SERVED_BEFORE
 
 
-def _reference_file(resolved: Resolved, stage: Stage) -> Path:
-    settings = stage.settings
+def _reference_file(resolved: Resolved, venue: Venue) -> Path:
+    settings = venue.settings
     asked = {"seed": TWIN_SEED, **asdict(TWIN_SHAPE), "prompts": PROMPTS, "tokens": MAX_TOKENS}
     with this_node(settings) as nodes:
-        plan = draft_plan(resolved, settings, nodes, stage.deployment)
+        plan = draft_plan(resolved, settings, nodes, venue.deployment)
     return reference.reference_path(plan, asked, settings.state_dir)
 
 
-def _serve(resolved: Resolved, stage: Stage) -> _Run:
-    request = Request(resolved.recipe.name, (), stage.deployment, stage.reach)
+def _serve(resolved: Resolved, venue: Venue) -> _Run:
+    request = Request(resolved.recipe.name, (), venue.deployment, venue.reach)
     outcome = up(
-        resolved, request, stage.settings, extent=Extent.ANSWER, consent=lambda _question: True
+        resolved, request, venue.settings, extent=Extent.ANSWER, consent=lambda _question: True
     )
     recipe = resolved.recipe
     with ServedModel(outcome.plan.base_url, model=recipe.model.served_names[0]) as model:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Checkpoint, Cluster, Engine, Serve
-    from sparkdeploy.rehearsal.stand_in import StandIn
+    from sparkdeploy.rehearsal.stand_in import StandInModel
     from sparkdeploy.settings import Settings
 
 MAX_MODEL_LEN = 2048
@@ -79,7 +79,7 @@ class Miniature:
     resolved: Resolved
     dropped: tuple[str, ...]
     """What had to be left out, in sentences."""
-    stand_in: StandIn | None = None
+    stand_in: StandInModel | None = None
     """What is served instead of a twin; None for Qwen3.5-MoE."""
 
 
@@ -103,7 +103,7 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
 
 
 def miniature_of_stand_in(
-    resolved: Resolved, *, engine: Engine, stand_in: StandIn, port: int
+    resolved: Resolved, *, engine: Engine, stand_in: StandInModel, port: int
 ) -> Miniature:
     """Return the rehearsal of a recipe whose model is none of Qwen3.5-MoE."""
     recipe = resolved.recipe

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy.checkpoint import durable
@@ -12,10 +13,9 @@ from sparkdeploy.checkpoint.contents import CONFIG_FILE
 from sparkdeploy.checkpoint.twin.build import config_files
 from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.rehearsal.shrink import shrink
+from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sparkdeploy.checkpoint.published import PublishedConfig
 
 TOKENIZER_FILES: Final = (
@@ -38,30 +38,20 @@ TOKENIZER_FILES: Final = (
 _BY_NUMBER: Final = {"gpt_oss"}
 """vLLM writes their conversations by tokens' numbers, which a smaller vocabulary lacks."""
 _VOCABULARIES: Final = ("tokenizer.json", "tekken.json", "tokenizer.model", "vocab.txt")
-_MARKS: Final = (
-    *("<think>", "</think>", "[THINK]", "[/THINK]", "<|channel|>", "<|message|>", "<|start|>"),
-    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "[TOOL_CALLS]"),
-    *("[ARGS]", "[CALL_ID]", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
-    *("<|python_tag|>", "<|eom_id|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
-    *("<minimax:tool_call>", "</minimax:tool_call>", "<|tool_calls_section_begin|>"),
-    *("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
-    *("<|tool_call_argument_begin|>", "<tool_calls>", "</tool_calls>", "<arg_key>", "</arg_key>"),
-    *("<arg_value>", "</arg_value>", "<|user|>", "<|assistant|>", "<|system|>", "<|observation|>"),
-    *("<TOOLCALL>", "</TOOLCALL>", "<start_of_turn>", "<end_of_turn>", "<|tool_call>"),
-    *("<tool_call|>", "<|channel>", "<channel|>", "<|tool_response>", "<tool_response|>"),
-)
-"""What parsers look for in a vocabulary; a tokenizer without them ends their server's start."""
+_MARKS: Final = Path(__file__).with_name("marks.json")
+"""What vLLM's parsers look for in a vocabulary (its tool_parsers/ and reasoning/, 0.32); a
+tokenizer without them ends the server's start."""
 
 
 @dataclass(frozen=True, slots=True)
-class StandIn:
+class StandInModel:
     folder: Path
     notes: tuple[str, ...]
     has_own_tokenizer: bool
     """Whether tokenizer and template are the model's own."""
 
 
-def make_stand_in(folder: Path, published: PublishedConfig, name: str) -> StandIn:
+def make_stand_in(folder: Path, published: PublishedConfig, name: str) -> StandInModel:
     """Write the folder anew; what an earlier rehearsal left there goes."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -77,7 +67,7 @@ def make_stand_in(folder: Path, published: PublishedConfig, name: str) -> StandI
     ]
     if not own:
         notes.append("tokenizer and chat template are a stand-in's: the model's own are not here")
-    return StandIn(folder, tuple(notes), own)
+    return StandInModel(folder, tuple(notes), own)
 
 
 def _copy_tokenizer(published: PublishedConfig, folder: Path) -> bool:
@@ -97,7 +87,7 @@ def _write_stand_in_tokenizer(folder: Path) -> int:
     tokenizer: dict[str, Any] = files["tokenizer.json"]
     first = TwinShape().vocab
     known = {item["content"] for item in tokenizer["added_tokens"]}
-    marks = [mark for mark in _MARKS if mark not in known]
+    marks = [mark for mark in read_json(_MARKS) if mark not in known]
     tokenizer["added_tokens"] += [_mark(first + at, mark) for at, mark in enumerate(marks)]
     settings = files["tokenizer_config.json"]
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"

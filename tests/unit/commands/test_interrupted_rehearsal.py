@@ -9,7 +9,7 @@ import pytest
 
 from sparkdeploy.commands import rehearse
 from sparkdeploy.commands.reach import Reach
-from sparkdeploy.commands.rehearse import Afterwards, ReferencePolicy, Stage
+from sparkdeploy.commands.rehearse import Afterwards, ReferencePolicy, Venue
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.recipe.load import load_recipe
@@ -38,7 +38,7 @@ def rehearsed(lab: Lab, afterwards: Afterwards) -> None:
     lab.steps = 0
     rehearse._rehearse(
         Miniature(load_recipe(lab.shipped, "v2"), ()),
-        Stage(Deployment(rehearse.DEPLOYMENT), Reach.HERE, load_settings()),
+        Venue(Deployment(rehearse.DEPLOYMENT), Reach.HERE, load_settings()),
         policy=ReferencePolicy.RECORDED,
         afterwards=afterwards,
     )
