@@ -30,6 +30,8 @@ LATENT_ALIGNMENT_TOKENS = 128
 CONTEXT_AWARE_SINCE = (0, 20, 0)
 PREFIX_CACHING_SINCE = (0, 29, 0)
 """Off for hybrid models in 0.25.1, on in 0.32 (read in code); in between nobody here looked."""
+ONE_CACHE_MODE_SINCE = (0, 32, 0)
+"""Before, vLLM kept Mamba's states for prefix caching in a way of their own (`all`)."""
 IN_FLIGHT_SINCE = (0, 26, 0)
 """From here on a window also holds the tokens of the steps that are scheduled beside the running
 one (`max_in_flight_tokens`)."""
@@ -268,6 +270,8 @@ def _states(state: Recurrent, settings: CacheSettings) -> int:
     if not settings.prefix_caching:
         return 1 + settings.draft_tokens
     since, release = state.checkpoints_since, parse_version(settings.vllm)
+    if release < ONE_CACHE_MODE_SINCE and state.name.startswith("Mamba"):
+        raise UnknownLayoutError(f"how vLLM {settings.vllm} keeps {state.name} for prefix caching")
     return 2 + settings.draft_tokens + int(since is not None and release >= since)
 
 

@@ -13,10 +13,16 @@ from sparkdeploy.checkpoint.family.architecture import architecture_of
 from sparkdeploy.checkpoint.twin.build import config_files
 from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.estimate.kv_cache import CacheLayout, CacheSettings, cache_layout
+from sparkdeploy.estimate.kv_cache import (
+    CacheLayout,
+    CacheSettings,
+    UnknownLayoutError,
+    cache_layout,
+)
 from sparkdeploy.estimate.kv_formats import slot_bytes
 from sparkdeploy.estimate.layout import stage_ranges
 from sparkdeploy.estimate.model_facts import read_shipped_facts
+from tests.families import config
 from tests.unit.conftest import REPOSITORY
 from tests.unit.estimate.random_configs import architectures
 
@@ -206,3 +212,10 @@ def test_the_layers_of_all_stages_are_those_of_the_model(
         assert part.block_bytes <= whole.block_bytes
         seen += [layer for group in part.groups for layer in group.layers]
     assert sorted(seen) == sorted(layer for group in whole.groups for layer in group.layers)
+
+
+def test_states_of_a_mode_that_is_not_known_are_not_guessed() -> None:
+    model = architecture_of(config("nemotron-h"))
+    with pytest.raises(UnknownLayoutError, match=r"0\.25\.1 keeps Mamba-2"):
+        laid_out(model, CacheSettings(vllm="0.25.1", prefix_caching=True))
+    assert laid_out(model, CacheSettings(vllm="0.32.0", prefix_caching=True)).state_blocks

@@ -1,0 +1,162 @@
+"""Models that are not here, as a hub describes them: fits or not, and never passed in silence."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.bench.files import write_record
+from sparkdeploy.checkpoint.hub import Hub
+from sparkdeploy.errors import CheckpointError
+from tests.families import config
+from tests.families.checkpoints import packed, plain, write
+from tests.hub.double import Repo, hub_double
+from tests.unit.bench.runs import sample_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.families.checkpoints import Tensors
+    from tests.hub.double import HubDouble
+    from tests.unit.program import Run
+
+COMMIT, REPO = "1" * 40, "lab/other"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDouble]:
+    with hub_double() as double:
+        monkeypatch.setenv("HF_ENDPOINT", double.endpoint)
+        yield double
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "other.yaml"
+    path.write_text(
+        "schema: 1\nname: other\ntitle: another family\nengine: cuda-0.25\n"
+        f"model: {{repo: {REPO}}}\nserve: {{max_model_len: 8192}}\n"
+    )
+    return str(path)
+
+
+def publish(hub: HubDouble, folder: Path) -> None:
+    hub.repos[REPO] = Repo({COMMIT: folder}, {"main": COMMIT})
+
+
+@pytest.mark.parametrize("family", ["gpt-oss", "llama", "deepseek-v3", "nemotron-h", "gemma4"])
+def test_a_verdict_comes_first_and_from_the_hub(
+    run: Run, hub: HubDouble, recipe: str, tmp_path: Path, family: str
+) -> None:
+    odd: Tensors = {"model.x.weight": ("BF16", (8, 8))}
+    tensors = plain(family) if family != "gemma4" else odd
+    publish(hub, write(tmp_path / "model", tensors, config(family)))
+    done = run("plan", recipe, "--hardware", "spark")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("fits on NVIDIA DGX Spark")
+    assert "tok/s for one" in done.stdout.splitlines()[0]
+    content = run.answer("plan", recipe, "--hardware", "spark", "--json")
+    assert content["capacity"]["facts"].startswith("safetensors headers on the hub")
+    assert content["verdict"]["fits"] == "fits"
+
+
+def test_an_architecture_that_nobody_knows_is_counted_by_its_headers(
+    run: Run, hub: HubDouble, recipe: str, tmp_path: Path
+) -> None:
+    publish(hub, write(tmp_path / "model", plain("llama"), {"model_type": "starship"}))
+    done = run("plan", recipe, "--hardware", "spark")
+    assert done.stdout.startswith("may fit on")
+    assert "not known: how a 'starship' model keeps a request" in done.stdout
+    plan = run("plan", recipe)
+    assert "what a request takes is not known" in plan.stdout
+
+
+def test_weights_that_are_too_large_do_not_fit(
+    run: Run, hub: HubDouble, recipe: str, tmp_path: Path
+) -> None:
+    publish(hub, write(tmp_path / "model", plain("llama"), config("llama")))
+    little = "serve.gpu_memory_utilization=0.001"
+    done = run("plan", recipe, "--hardware", "spark", "--set", little)
+    assert done.stdout.startswith("does not fit on")
+    assert "weights and reserves take" in done.stdout.splitlines()[0]
+
+
+def test_a_hub_that_says_nothing_is_waited_for_some_seconds_only(
+    run: Run, hub: HubDouble, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(hub, write(tmp_path / "model", plain("llama"), config("llama")))
+    monkeypatch.setattr("sparkdeploy.checkpoint.remote.ASKING_LIMIT_S", 0.2)
+    answer = threading.Event()
+
+    def silent(*_: object) -> None:
+        answer.wait(20)
+        raise CheckpointError("it came too late")
+
+    monkeypatch.setattr(Hub, "describe", silent)
+    done = run("plan", recipe, "--check")
+    assert done.returncode == 9
+    assert "memory was not checked" in done.stdout
+    assert "did not answer within" in done.stdout
+    answer.set()
+
+
+def test_offline_asks_nobody(
+    run: Run, hub: HubDouble, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The option sets it for the whole process, which is this one.
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    publish(hub, write(tmp_path / "model", plain("llama"), config("llama")))
+    done = run("plan", recipe, "--offline")
+    assert "memory was not checked" in done.stdout
+    assert "HF_HUB_OFFLINE" in done.stdout
+    assert hub.seen == []
+
+
+def test_a_plan_counts_what_the_hub_lists(
+    run: Run, hub: HubDouble, recipe: str, tmp_path: Path
+) -> None:
+    """Weights once: Mistral's second set of files, and what is no weight, are left out."""
+    folder = write(tmp_path / "model", plain("llama"), config("llama"))
+    (folder / "consolidated.safetensors").write_bytes(b"0" * 5_000_000)
+    publish(hub, folder)
+    content = json.loads(run("plan", recipe, "--json").stdout)
+    needs = content["parts"][0]["needs"]
+    weights = (folder / "model.safetensors").stat().st_size
+    assert needs["download_bytes"] >= weights + 5_000_000
+    assert needs["weights_bytes"] == weights
+    assert "memory was not checked" not in json.dumps(content)
+
+
+def test_a_treatment_that_the_model_does_not_have_is_refused_before_the_download(
+    run: Run, hub: HubDouble, recipe: str, tmp_path: Path
+) -> None:
+    publish(hub, write(tmp_path / "model", *packed("qwen3-moe", "awq")))
+    done = run("plan", recipe, "--set", "checkpoint={fp8_dense: {mode: online}, lm_head: int8}")
+    assert "it is quantised by 'awq'" in done.stdout
+    assert "a 'qwen3_moe' model has none" in done.stdout
+
+
+def test_every_recipe_has_a_verdict(run: Run) -> None:
+    rows = {row["recipe"]: row for row in run.answer("list", "--fits", "spark", "--json")}
+    assert rows["v2"]["fits"] == "fits"
+    assert rows["v2"]["tok_s"] == pytest.approx(44, abs=1)
+    assert "its drafter is not counted" in rows["dflash"]["reason"]
+    done = run("list", "--fits", "spark")
+    assert len(done.stdout.splitlines()) == len(rows)
+
+
+def test_a_record_of_somebody_else_moves_the_estimates(run: Run, tmp_path: Path) -> None:
+    before = run.answer("plan", "v2", "--hardware", "spark", "--json")["speed"]
+    record = tmp_path / "theirs.json"
+    write_record(sample_run("v2", speed=before["recipes"][0]["estimate_tok_s"] * 3), record)
+    assert run("bench", "import", str(record)).returncode == 0
+    assert run("bench", "import", str(record)).returncode == 0
+    after = run.answer("plan", "v2", "--hardware", "spark", "--json")["speed"]
+    assert "1 record of such a machine (v2)" in after["fitted_to"]
+    assert after["efficiency"] != before["efficiency"]
+    done = run("bench", "import", str(tmp_path / "nothing.json"))
+    assert done.returncode == 8
