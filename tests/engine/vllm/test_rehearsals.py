@@ -134,7 +134,6 @@ FAMILIES = {
     "gemma4": "tool_call_parser: gemma4, enable_auto_tool_choice: true",
     "qwen3-moe": "tool_call_parser: qwen3_coder, enable_auto_tool_choice: true",
     "qwen3-next": "tool_call_parser: hermes, enable_auto_tool_choice: true",
-    "minimax-m2": "tool_call_parser: minimax_m2, enable_auto_tool_choice: true",
     "deepseek-v3": "tool_call_parser: deepseek_v3, enable_auto_tool_choice: true",
     "mistral": "tool_call_parser: hermes, enable_auto_tool_choice: true",
     "glm4-moe": "tool_call_parser: glm45, enable_auto_tool_choice: true, "
