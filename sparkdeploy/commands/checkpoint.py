@@ -234,12 +234,16 @@ def count_for(request: Request, texts: Sequence[Path], settings: Settings) -> Dr
 def refuse_other_family(resolved: Resolved, settings: Settings) -> None:
     """Raise RecipeError for a recipe whose model is none of Qwen3.5-MoE: the twin resembles that.
 
-    Raises CheckpointError when nobody says what the model is.
+    A folder that is not there yet may become the twin's. Raises CheckpointError when nobody says
+    what the model is.
     """
-    found = published_config(resolved.recipe.model, settings)
+    model = resolved.recipe.model
+    if model.path is not None and not Path(model.path).expanduser().exists():
+        return
+    found = published_config(model, settings)
     if not is_qwen35_moe(found.config):
         name = resolved.wanted or resolved.recipe.name
         raise RecipeError(
-            f"{name} serves {resolved.recipe.model.source}, and a twin resembles Qwen3.5-MoE alone",
+            f"{name} serves {model.source}, and a twin resembles Qwen3.5-MoE alone",
             hint=f"sparkdeploy rehearse {name} shrinks its own configuration",
         )

@@ -160,3 +160,21 @@ def test_a_record_of_somebody_else_moves_the_estimates(run: Run, tmp_path: Path)
     assert after["efficiency"] != before["efficiency"]
     done = run("bench", "import", str(tmp_path / "nothing.json"))
     assert done.returncode == 8
+
+
+def test_a_twin_is_refused_for_another_family_and_made_for_its_own(
+    run: Run, hub: HubDouble, recipe: str, tmp_path: Path
+) -> None:
+    publish(hub, write(tmp_path / "model", plain("llama"), config("llama")))
+    done = run("checkpoint", "twin", str(tmp_path / "twin"), "--like", recipe)
+    assert done.returncode == 3
+    assert "a twin resembles Qwen3.5-MoE alone" in done.stderr
+    assert not (tmp_path / "twin").exists()
+    assert run("checkpoint", "twin", str(tmp_path / "twin"), "--like", "v2").returncode == 0
+    later = tmp_path / "later.yaml"
+    later.write_text(
+        "schema: 1\nname: later\ntitle: its folder is to come\nengine: cuda-0.25\n"
+        f"model: {{path: {tmp_path / 'later'}}}\n"
+    )
+    done = run("checkpoint", "twin", str(tmp_path / "later"), "--like", str(later))
+    assert done.returncode == 0, done.stderr
