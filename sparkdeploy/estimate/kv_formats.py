@@ -31,6 +31,10 @@ def slot_bytes(kv_dtype: str, key_width: int, value_width: int | None = None) ->
     wide = key_width if value_width is None else value_width
     if kv_dtype in _BF16:
         return 2 * (key_width + wide)
+    if kv_dtype.endswith("_per_token_head"):
+        # An FP32 scale for the key and one for the value (vLLM's triton_attn.py).
+        values = (key_width + wide) // 2 if kv_dtype.startswith("int4") else key_width + wide
+        return values + 8
     if kv_dtype.startswith("fp8"):
         return key_width + wide
     if kv_dtype == "nvfp4":
@@ -38,7 +42,8 @@ def slot_bytes(kv_dtype: str, key_width: int, value_width: int | None = None) ->
     if kv_dtype not in _TURBOQUANT_BITS:
         raise RecipeError(
             f"the bytes of a {kv_dtype} KV cache are not known",
-            hint="known: auto, bfloat16, fp8, nvfp4, " + ", ".join(_TURBOQUANT_BITS),
+            hint="known: auto, bfloat16, fp8, nvfp4, int8_per_token_head, "
+            + ", ".join(_TURBOQUANT_BITS),
         )
     key_bits, value_bits = _TURBOQUANT_BITS[kv_dtype]
     key = key_width if key_bits == 8 else -(-key_width * key_bits // 8) + 2

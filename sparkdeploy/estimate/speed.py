@@ -51,6 +51,19 @@ class StepPart(StrEnum):
     DRAFT_HEAD = "LM head for drafts"
 
 
+PART_OF_KIND: Final = {
+    WeightKind.EXPERTS: StepPart.EXPERTS,
+    WeightKind.GDN: StepPart.RECURRENT,
+    WeightKind.MAMBA: StepPart.RECURRENT,
+    WeightKind.SHARED_EXPERTS: StepPart.SHARED,
+    WeightKind.FEED_FORWARD: StepPart.FEED_FORWARD,
+    WeightKind.ATTENTION: StepPart.ATTENTION,
+    WeightKind.ROUTER: StepPart.SMALL,
+    WeightKind.NORMS: StepPart.SMALL,
+}
+"""What a decode step reads of the weights; embeddings are looked up, towers are not asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Acceptance:
     """How often the first, second ... drafted token is accepted, of all steps; an input."""
@@ -259,6 +272,9 @@ def decode_step(
         return None
     drafted = speculative.tokens if speculative is not None else 0
     weights = treated_weights(facts, resolved.recipe.checkpoint)
+    if 2 * weights.get(WeightKind.OTHER, 0) > sum(weights.values()):
+        # Of files whose headers nobody has read, what a step reads of them is not known.
+        return None
     parts = _verifying(architecture, weights, rows=requests * (1 + drafted))
     try:
         parts |= _remembering(resolved, facts, architecture, requests, context_tokens)
@@ -290,19 +306,6 @@ def _verifying(
     parts[StepPart.EXPERTS] *= _share_reached(architecture, rows)
     parts[StepPart.HEAD] = _head_bytes(weights)
     return parts
-
-
-PART_OF_KIND: Final = {
-    WeightKind.EXPERTS: StepPart.EXPERTS,
-    WeightKind.GDN: StepPart.RECURRENT,
-    WeightKind.MAMBA: StepPart.RECURRENT,
-    WeightKind.SHARED_EXPERTS: StepPart.SHARED,
-    WeightKind.FEED_FORWARD: StepPart.FEED_FORWARD,
-    WeightKind.ATTENTION: StepPart.ATTENTION,
-    WeightKind.ROUTER: StepPart.SMALL,
-    WeightKind.NORMS: StepPart.SMALL,
-}
-"""What a decode step reads of the weights; embeddings are looked up, towers are not asked."""
 
 
 def _share_reached(architecture: Architecture, rows: int) -> float:

@@ -85,6 +85,26 @@ def test_weights_that_are_too_large_do_not_fit(
     assert "weights and reserves take" in done.stdout.splitlines()[0]
 
 
+def test_sizes_alone_give_room_and_no_speed(
+    run: Run, hub: HubDouble, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed by a method whose bytes are not derived, and no header came in time."""
+    publish(hub, write(tmp_path / "model", *packed("llama", "modelopt")))
+    late = threading.Event()
+
+    def silent(*_: object) -> None:
+        late.wait(20)
+        raise CheckpointError("it came too late")
+
+    monkeypatch.setattr("sparkdeploy.checkpoint.remote.ASKING_LIMIT_S", 1.0)
+    monkeypatch.setattr("sparkdeploy.checkpoint.remote.remote_tensors", silent)
+    content = run.answer("plan", recipe, "--hardware", "spark", "--json")
+    late.set()
+    assert content["capacity"]["facts"].startswith("file sizes on the hub")
+    assert content["verdict"]["fits"] == "fits"
+    assert content["verdict"]["tok_s"] is None
+
+
 def test_a_hub_that_says_nothing_is_waited_for_some_seconds_only(
     run: Run, hub: HubDouble, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

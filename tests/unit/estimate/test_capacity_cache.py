@@ -126,6 +126,7 @@ def test_slots_are_those_of_vllms_formats() -> None:
     names = ("k8v4", "4bit_nc", "k3v4_nc", "3bit_nc")
     assert [slot_bytes(f"turboquant_{name}", 256) for name in names] == [388, 262, 230, 198]
     assert (slot_bytes("auto", 256), slot_bytes("fp8_e4m3", 256)) == (1024, 512)
+    assert (slot_bytes("int8_per_token_head", 128), slot_bytes("nvfp4", 128)) == (264, 144)
 
 
 def test_an_unknown_cache_dtype_is_refused_by_name() -> None:
