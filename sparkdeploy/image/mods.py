@@ -1,0 +1,107 @@
+"""What a mod puts into an image: its author's files, read within limits. Runs nothing of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.errors import BuildError
+from sparkdeploy.image.context import ContextFile
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.stored_json import read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.recipe.mods import FoundMod
+
+SCRIPT = "run.sh"
+MAX_FILES = 2_000
+MAX_BYTES = 64 << 20
+EXECUTABLE, PLAIN = 0o755, 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class ModFiles:
+    """One mod, ready for a build: `run.sh` is started in the folder of its files."""
+
+    slug: str
+    """Its folder's name in the image: small letters, digits, `.`, `_` and `-`."""
+    title: str
+    """What its recipe calls it, in printable characters."""
+    files: tuple[ContextFile, ...]
+    needs_network: bool
+
+    @property
+    def script(self) -> str:
+        return self._text_of(SCRIPT)
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Yield every file's name and its text, the script first; nothing for what is no text."""
+        for file in sorted(self.files, key=lambda file: (file.path != SCRIPT, file.path)):
+            yield file.path, self._text_of(file.path)
+
+    def digest(self) -> str:
+        """Return the sha256 over names, modes and contents, in hex."""
+        lines = [f"{file.path} {file.digest()}\n" for file in self.files]
+        return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+    def _text_of(self, path: str) -> str:
+        content = next(file.content for file in self.files if file.path == path)
+        return content.decode(errors="replace") if isinstance(content, bytes) else ""
+
+
+def read_mod(mod: FoundMod) -> ModFiles:
+    """Read a mod's files; BuildError for what is no mod, or more than a mod may be."""
+    if mod.folder is None:
+        script = f"set -e\n{mod.run.rstrip()}\n".encode()
+        files: tuple[ContextFile, ...] = (ContextFile(SCRIPT, script, EXECUTABLE),)
+        slug = f"run-{hashlib.sha256(script).hexdigest()[:12]}"
+    else:
+        files, slug = tuple(_read(mod.folder, mod.name)), _slug(mod.name)
+    return ModFiles(slug, shown(mod.name)[:120], files, mod.needs_network)
+
+
+def _slug(name: str) -> str:
+    last = name.rstrip("/").rpartition("/")[2].lower()
+    return re.sub(r"[^a-z0-9._-]+", "-", last).strip("._-")[:60] or "mod"
+
+
+def _read(folder: Path, name: str) -> Iterator[ContextFile]:
+    found = sorted(_regular_files(folder, name))
+    if folder / SCRIPT not in found:
+        raise BuildError(f"mod {shown(name)}: {folder} holds no {SCRIPT}")
+    if len(found) > MAX_FILES:
+        raise BuildError(f"mod {shown(name)} has more than {MAX_FILES} files")
+    total = 0
+    for path in found:
+        try:
+            content = read_bytes(path, MAX_BYTES)
+        except OSError as error:
+            raise BuildError(f"mod {shown(name)}: {path}: {error.strerror}") from error
+        total += len(content)
+        if total > MAX_BYTES:
+            raise BuildError(f"mod {shown(name)} has more than {MAX_BYTES >> 20} MiB")
+        mode = EXECUTABLE if path.stat().st_mode & stat.S_IXUSR else PLAIN
+        yield ContextFile(path.relative_to(folder).as_posix(), content, mode)
+
+
+def _regular_files(folder: Path, name: str) -> Iterator[Path]:
+    """Yield them all; a link may lead out of the folder, so there is none in a mod."""
+    for where, folders, names in os.walk(folder):
+        folders[:] = [item for item in folders if item != ".git"]
+        for item in (*names, *folders):
+            path = Path(where, item)
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode):
+                yield path
+            elif not stat.S_ISDIR(mode):
+                raise BuildError(
+                    f"mod {shown(name)}: {path} is a link or no regular file",
+                    hint="put the file itself in its place",
+                )
