@@ -1,0 +1,1 @@
+"""`recipe source` and `recipe search`: recipes of others, taken at one commit."""

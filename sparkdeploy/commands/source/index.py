@@ -1,0 +1,74 @@
+"""The index of a source: what each of its recipes is, read once when it is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.commands.source.files import RECIPE_SUFFIXES
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.load import look_into
+from sparkdeploy.recipe.sources.shelf import RecipeRow, short_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkdeploy.recipe.load import Library, Loaded
+    from sparkdeploy.recipe.schema import Recipe
+
+NO_RECIPE = "is no recipe"
+MAX_TEXT = 200
+
+
+def rows_of(folder: Path, files: Sequence[str], shelf: Library) -> Iterator[RecipeRow]:
+    recipes: dict[str, Loaded | RecipeError] = {}
+    for file in sorted(files):
+        if not file.endswith(RECIPE_SUFFIXES):
+            continue
+        try:
+            recipes[file] = look_into(shelf, str(folder / file))
+        except RecipeError as error:
+            # Workflows, settings and lists of other tools end in .yaml as well.
+            if NO_RECIPE not in error.message:
+                recipes[file] = error
+    for (file, found), name in zip(recipes.items(), short_names(list(recipes)), strict=True):
+        yield _row(name, file, found)
+
+
+def _row(name: str, file: str, found: Loaded | RecipeError) -> RecipeRow:
+    if isinstance(found, RecipeError):
+        return _refused(name, file, found.message)
+    if found.recipe is None:
+        first = next(iter(found.lines(found.mistakes)), "it cannot be read")
+        return _refused(name, file, _relative(first))
+    recipe, limits = found.recipe, found.recipe.cluster
+    mistakes = found.lines(found.mistakes)
+    return RecipeRow(
+        name=name,
+        file=file,
+        title=recipe.title[:MAX_TEXT],
+        model=recipe.model.source[:MAX_TEXT],
+        engine=recipe.engine,
+        image=recipe.image or "",
+        drafts=_drafts(recipe),
+        min_nodes=limits.min_nodes or 1,
+        max_nodes=limits.max_nodes,
+        consents=len(found.consents),
+        refusal=_relative(mistakes[0]) if mistakes else "",
+    )
+
+
+def _refused(name: str, file: str, why: str) -> RecipeRow:
+    return RecipeRow(name, file, "", "", "", "", "", 1, None, 0, _relative(why))
+
+
+def _relative(line: str) -> str:
+    """Return a line of a report without the folder that its file lies in."""
+    file, colon, rest = line.partition(": ")
+    return shown(f"{Path(file).name}{colon}{rest}" if colon and "/" in file else line)
+
+
+def _drafts(recipe: Recipe) -> str:
+    drafting = recipe.serve.speculative
+    return f"{drafting.method or 'draft'} {drafting.tokens}" if drafting is not None else ""

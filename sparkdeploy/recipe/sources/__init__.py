@@ -1,0 +1,1 @@
+"""Recipe sources: git repositories and folders of recipes, each pinned to one state."""
