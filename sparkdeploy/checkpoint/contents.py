@@ -21,6 +21,7 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import check_pairs, read_bytes
 
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 CONFIG_LIMIT_BYTES = 4 << 20
 """What is read of a stranger's config.json; real ones have some thousand bytes."""
 INDEX_FILE = "model.safetensors.index.json"
@@ -116,6 +117,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise _unreadable(path, error) from error
     return parse_config(str(path), text)
+
+
+def read_generation(folder: Path) -> dict[str, Any]:
+    """generation_config.json as it is; empty where there is none that is one."""
+    path = folder / GENERATION_FILE
+    with contextlib.suppress(OSError, CheckpointError):
+        return parse_config(str(path), read_bytes(path, CONFIG_LIMIT_BYTES))
+    return {}
 
 
 def read_index(folder: Path) -> dict[str, Any] | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint import source as sources
-from sparkdeploy.checkpoint.contents import read_config
-from sparkdeploy.checkpoint.remote import ask_sizes
+from sparkdeploy.checkpoint.contents import read_config, read_generation
+from sparkdeploy.checkpoint.remote import ask_configs
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import resources
 
@@ -29,6 +29,8 @@ class PublishedConfig:
     """Where it was read, as words that follow `config.json `."""
     folder: Path | None = None
     """Where its other files are, if they are here."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """Its generation_config.json, as far as it was seen."""
 
 
 def published_config(weights: Weights, settings: Settings) -> PublishedConfig:
@@ -42,18 +44,20 @@ def published_config(weights: Weights, settings: Settings) -> PublishedConfig:
         else sources.find_in_hub_cache(weights.source, weights.revision, settings.hub_cache)
     )
     if source is not None:
-        return PublishedConfig(read_config(source.files_dir), "of the files here", source.files_dir)
+        folder = source.files_dir
+        generation = read_generation(folder)
+        return PublishedConfig(read_config(folder), "of the files here", folder, generation)
     shipped = shipped_entry(weights.source)
     if shipped:
         return PublishedConfig(shipped["config"], "as recipes/facts/models.yaml has it")
-    told = ask_sizes(weights.source, weights.revision, settings)
+    told = ask_configs(weights.source, weights.revision, settings)
     if told.config is None:
         raise CheckpointError(
             f"the config.json of {weights.source} is not known: it is not here, and {told.failure}",
             hint="name a folder that has it: --set model.path=FOLDER; or try again where the hub "
             "answers",
         )
-    return PublishedConfig(told.config, "from the hub")
+    return PublishedConfig(told.config, "from the hub", generation=told.generation or {})
 
 
 def shipped_entry(repo: str) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """Parts of files that lie elsewhere: byte ranges over HTTP, or of a folder."""
 
+import contextlib
 import itertools
 import re
 import stat
@@ -233,6 +234,16 @@ def read_config(source: RangeSource) -> dict[str, Any]:
     """config.json of a checkpoint elsewhere; CheckpointError when it is no JSON object."""
     text = _read_whole(source, contents.CONFIG_FILE, contents.CONFIG_LIMIT_BYTES)
     return contents.parse_config(f"{source.name}: {contents.CONFIG_FILE}", text)
+
+
+def read_generation(source: RangeSource) -> dict[str, Any]:
+    """generation_config.json of a checkpoint elsewhere; empty where it has none that is one."""
+    file = contents.GENERATION_FILE
+    if file not in source.files():
+        return {}
+    with contextlib.suppress(CheckpointError):
+        return contents.parse_config(file, _read_whole(source, file, contents.CONFIG_LIMIT_BYTES))
+    return {}
 
 
 def index_of(source: RangeSource) -> Mapping[str, str]:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.checkpoint.contents import INDEX_FILE
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.ranges import HubRanges, index_of, read_config, read_remote_headers
+from sparkdeploy.checkpoint.ranges import (
+    HubRanges,
+    index_of,
+    read_config,
+    read_generation,
+    read_remote_headers,
+)
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -31,6 +37,8 @@ class Remote:
     repo: str
     listing: RepoFacts | None = None
     config: Mapping[str, Any] | None = None
+    generation: Mapping[str, Any] | None = None
+    """Its generation_config.json."""
     tensors: tuple[TensorInfo, ...] | None = None
     failure: str = ""
 
@@ -39,6 +47,16 @@ def ask_sizes(repo: str, revision: str, settings: Settings) -> Remote:
     """Ask for the files' sizes and config.json; never longer than `ASKING_LIMIT_S`."""
     told = Remote(repo)
     return _in_time(told, lambda: _describe(told, revision, settings))
+
+
+def ask_configs(repo: str, revision: str, settings: Settings) -> Remote:
+    """As `ask_sizes`, and for generation_config.json."""
+    told = Remote(repo)
+
+    def ask() -> None:
+        told.generation = read_generation(_describe(told, revision, settings))
+
+    return _in_time(told, ask)
 
 
 def ask_headers(repo: str, revision: str, settings: Settings) -> Remote:

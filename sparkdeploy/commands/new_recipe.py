@@ -1,0 +1,264 @@
+"""`new`: a recipe for a model of which there is none, from what its owner publishes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.checkpoint import durable
+from sparkdeploy.checkpoint.published import published_config
+from sparkdeploy.commands.estimate import HERE, Among, WhenMissing, ground_for
+from sparkdeploy.errors import CheckpointError, RecipeError, SparkdeployError, UsageError
+from sparkdeploy.estimate.verdict import Fits
+from sparkdeploy.node import facts as node_facts
+from sparkdeploy.recipe.families import families, family_of, first_release
+from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.load import library, load_engine, load_recipe
+from sparkdeploy.recipe.schema import NAME_PATTERN, REPOSITORY_PATTERN, Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sparkdeploy.checkpoint.published import PublishedConfig
+    from sparkdeploy.commands.estimate import Ground
+    from sparkdeploy.estimate.verdict import FitVerdict
+    from sparkdeploy.recipe.families import Family
+    from sparkdeploy.settings import Settings
+
+USUAL_ENGINE, NEWEST_ENGINE = "cuda-0.25", "cuda-0.33"
+SPARK = "spark"
+SHORTEST_CONTEXT = 8_192
+MOST_NODES = 8
+UTILIZATION = 0.85
+COMMENT_COLUMN = 56
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """One value of a recipe, and what it was guessed from; empty where it is known."""
+
+    value: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRecipe:
+    """A recipe on its way to a file."""
+
+    name: str
+    model: Weights
+    base: str | None
+    engine: Guess | None = None
+    least: str | None = None
+    serve: Mapping[str, Guess] = field(default_factory=dict)
+    nodes: int = 1
+    notes: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        return "\n".join([*self._head(), *self._serve(), *self._cluster(), ""])
+
+    def _head(self) -> Iterator[str]:
+        yield "# Made by `sparkdeploy new`. What says `guess` is not the word of the model's owner."
+        yield from (f"# {note}" for note in self.notes)
+        yield "schema: 1"
+        yield f"name: {self.name}"
+        yield f"title: {json.dumps(self.model.source)}"
+        if self.base is not None:
+            yield f"extends: {self.base}"
+        if self.engine is not None:
+            yield _line("engine", self.engine, "")
+        if self.least is not None:
+            yield _line("least_vllm", Guess(self.least), "")
+        where = "path" if self.model.path is not None else "repo"
+        yield f"model: {{{where}: {json.dumps(self.model.source)}}}"
+
+    def _serve(self) -> Iterator[str]:
+        if self.serve:
+            yield "serve:"
+        yield from (_line(name, guess, "  ") for name, guess in self.serve.items())
+
+    def _cluster(self) -> Iterator[str]:
+        if self.nodes > 1:
+            size = Guess(f"{{tensor_parallel: {self.nodes}, min_nodes: {self.nodes}}}", _NODES)
+            yield _line("cluster", size, "")
+
+
+_NODES = "its weights fit no fewer machines"
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecipe:
+    path: Path
+    text: str
+    verdict: str
+    """Whether it fits, and how much at once; or why nobody knows."""
+
+
+def new_recipe(
+    name: str, model: str, base: str | None, destination: Path | None, settings: Settings
+) -> NewRecipe:
+    """Write a recipe for a model into the user's own folder, or to `destination`.
+
+    Raises UsageError for a name that is none, RecipeError where a file of that name exists, and
+    CheckpointError where nobody knows the model's config.json.
+    """
+    if re.fullmatch(NAME_PATTERN, name) is None:
+        raise UsageError(
+            f"{shown(name)} is no recipe name", hint="lower-case letters, digits, . _ -"
+        )
+    path = destination or settings.config_dir / "recipes" / f"{name}.yaml"
+    if path.exists():
+        raise RecipeError(f"{path} exists, and stays", hint="choose another name, or another -o")
+    weights = _weights(model)
+    published = _published(weights, settings)
+    draft = _described(DraftRecipe(name, weights, base), published, settings)
+    draft, verdict = _fitted(draft, published, settings)
+    text = draft.text()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    durable.write_text(path, text)
+    return NewRecipe(path, text, verdict)
+
+
+def _published(weights: Weights, settings: Settings) -> PublishedConfig:
+    try:
+        return published_config(weights, settings)
+    except CheckpointError as error:
+        error.hint = "try again where the hub answers, or name a folder that has it: --model FOLDER"
+        raise
+
+
+def _weights(model: str) -> Weights:
+    if model.startswith(("/", "~", ".")):
+        return Weights(path=str(Path(model).expanduser().absolute()))
+    if re.fullmatch(REPOSITORY_PATTERN, model) is None:
+        raise UsageError(f"{shown(model)} is no ORG/NAME, and no folder")
+    return Weights(repo=model)
+
+
+def _described(draft: DraftRecipe, published: PublishedConfig, settings: Settings) -> DraftRecipe:
+    """Add what the configuration and the family say; a recipe that it extends says the rest."""
+    config = published.config
+    named = config.get("architectures")
+    architectures = [str(item) for item in named] if isinstance(named, list) else []
+    least, family = first_release(architectures), _family(draft.model, architectures)
+    told = ", ".join(map(shown, architectures)) or shown(config.get("model_type"))
+    notes = [f"{told}; config.json {published.origin}.", *_sampling(published)]
+    if draft.base is not None:
+        return replace(draft, least=least, notes=(*notes, f"All else is {draft.base}'s."))
+    serve = {"gpu_memory_utilization": Guess(f"{UTILIZATION}", "as the shipped recipes have it")}
+    parsers = dict(_parsers(family)) if family is not None else {}
+    if not parsers:
+        notes.append("No parsers are known for it: thoughts and tool calls stay in the text.")
+    serve |= parsers
+    engine = _engine(least, family, settings)
+    return replace(draft, engine=engine, least=least, serve=serve, notes=tuple(notes))
+
+
+def _parsers(family: Family) -> Iterator[tuple[str, Guess]]:
+    why = f"most recipes of {family.name} name it"
+    if family.parsers.reasoning:
+        yield "reasoning_parser", Guess(family.parsers.reasoning, why)
+    if family.parsers.tools:
+        yield "tool_call_parser", Guess(family.parsers.tools, why)
+        yield "enable_auto_tool_choice", Guess("true", "with the parser above")
+
+
+def _family(model: Weights, architectures: list[str]) -> Family | None:
+    by_architecture = (it for it in families() if set(it.architectures) & set(architectures))
+    return family_of(model.known_as) or next(by_architecture, None)
+
+
+def _engine(least: str | None, family: Family | None, settings: Settings) -> Guess:
+    usual = load_engine(library(settings), USUAL_ENGINE)
+    needed = least or (family.least_release() if family is not None else None)
+    if needed is not None and parse_version(usual.vllm) < parse_version(needed):
+        return Guess(NEWEST_ENGINE, f"the usual {USUAL_ENGINE} is older than {needed}")
+    if family is not None and family.failure(usual.vllm) is not None:
+        return Guess(NEWEST_ENGINE, f"vLLM {usual.vllm} fails with {family.name} on a Spark")
+    return Guess(USUAL_ENGINE, "the usual one; it knows the architecture, if any release does")
+
+
+def _sampling(published: PublishedConfig) -> Iterator[str]:
+    told = [
+        f"{name} {published.generation[name]:g}"
+        for name in SAMPLING
+        if isinstance(published.generation.get(name), int | float)
+    ]
+    if told:
+        yield f"Its own sampling, which vLLM takes by itself: {', '.join(told)}."
+
+
+def _fitted(
+    draft: DraftRecipe, published: PublishedConfig, settings: Settings
+) -> tuple[DraftRecipe, str]:
+    """Choose how many machines and which context; the longest that one request has room for."""
+    has_gpu = bool(node_facts.read_gpus().gpus)
+    ground = ground_for(HERE if has_gpu else SPARK, settings)
+    longest = _longest_context(published.config)
+    said = "nobody knows how much fits"
+    nodes = 1
+    while nodes <= MOST_NODES:
+        for tokens in _contexts(longest):
+            made = _with_context(replace(draft, nodes=nodes), tokens, longest)
+            verdict, said = _judge(made, ground, settings)
+            if verdict is None or verdict.fits is Fits.UNKNOWN:
+                why = "what config.json allows; whether it fits is not known"
+                return _with(made, "max_model_len", Guess(str(longest or tokens), why)), said
+            if verdict.fits is Fits.YES:
+                return made, said
+        nodes *= 2
+    return _with_context(draft, longest or SHORTEST_CONTEXT, longest), said
+
+
+def _contexts(longest: int) -> Iterator[int]:
+    tokens = longest or SHORTEST_CONTEXT
+    while tokens >= SHORTEST_CONTEXT:
+        yield tokens
+        tokens //= 2
+
+
+def _with_context(draft: DraftRecipe, tokens: int, longest: int) -> DraftRecipe:
+    why = "what config.json allows, and it fits" if tokens == longest else "the longest that fits"
+    return _with(draft, "max_model_len", Guess(str(tokens), why))
+
+
+def _with(draft: DraftRecipe, name: str, guess: Guess) -> DraftRecipe:
+    return replace(
+        draft, serve={name: guess, **{k: v for k, v in draft.serve.items() if k != name}}
+    )
+
+
+def _longest_context(config: Mapping[str, Any]) -> int:
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        found = part.get("max_position_embeddings")
+        if type(found) is int and 0 < found < 1 << 24:
+            return found
+    return 0
+
+
+def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitVerdict | None, str]:
+    with tempfile.TemporaryDirectory(prefix="sparkdeploy-new-") as folder:
+        path = Path(folder) / f"{draft.name}.yaml"
+        path.write_text(draft.text(), encoding="utf-8")
+        # Nothing is run: what the recipe that it extends asks for is judged when it is.
+        resolved = load_recipe(library(settings), str(path), ("allow_unsafe=true",))
+    among = Among.CLUSTER if draft.nodes > 1 else Among.ONE
+    try:
+        outlook = ground.outlook(resolved, WhenMissing.SHIPPED, among)
+    except RecipeError:
+        raise
+    except SparkdeployError as error:
+        return None, error.message
+    return outlook.verdict, outlook.verdict_line()
+
+
+def _line(name: str, guess: Guess, indent: str) -> str:
+    line = f"{indent}{name}: {guess.value}"
+    return f"{line:<{COMMENT_COLUMN}} # guess: {guess.why}" if guess.why else line
