@@ -97,10 +97,11 @@ class Step:
         elapsed = format_seconds(self.clock() - self.started_s)
         self.status.show(f"{self.title}: {text} [{elapsed}]")
 
-    def progress(self, done_bytes: int, total_bytes: int) -> None:
+    def progress(self, done_bytes: int, total_bytes: int, note: str = "") -> None:
         """Show bytes done, bytes in all, the present rate, and the time that is left at it.
 
-        What was done before the first call, such as by an earlier try, counts for no rate.
+        `note` goes before them. What was done before the first call, such as by an earlier try,
+        counts for no rate.
         """
         now_s = self.clock()
         self._seen.append((now_s, done_bytes))
@@ -112,7 +113,8 @@ class Step:
             bytes_per_s = (done_bytes - since_bytes) / (now_s - since_s)
             speed = f"{format_bytes(bytes_per_s)}/s, "
             left = format_seconds(max(total_bytes - done_bytes, 0) / bytes_per_s)
-        self.say(f"{format_bytes(done_bytes)} of {format_bytes(total_bytes)}, {speed}{left} left")
+        done = f"{format_bytes(done_bytes)} of {format_bytes(total_bytes)}"
+        self.say(f"{f'{note}, ' if note else ''}{done}, {speed}{left} left")
 
 
 @dataclass(slots=True)

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.recipe.schema import Engine, Recipe
+    from sparkdeploy.recipe.engine import Engine
+    from sparkdeploy.recipe.schema import Recipe
 
 DELTA_NET_CACHING = (0, 20, 0)
 """The first release whose prefix cache of DeltaNet states was not reported to crash."""

@@ -50,6 +50,9 @@ def up(
     keep: Annotated[
         int, typer.Option(min=0, metavar="N", help="Earlier containers to keep for `rollback`.")
     ] = 1,
+    update_image: Annotated[
+        bool, typer.Option("--update-image", help="Ask the registry anew what the tag is.")
+    ] = False,
     drop_page_cache: PageCacheOption = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -57,6 +60,7 @@ def up(
 ) -> None:
     """Deploy a recipe: images, checkpoint, container, and the model's first answer."""
     from sparkdeploy.cli.outcome import print_outcome
+    from sparkdeploy.commands.known_image import ImagePolicy
     from sparkdeploy.commands.request import plan_for, resolve
     from sparkdeploy.commands.up import Extent, Handover
     from sparkdeploy.commands.up import up as deploy
@@ -67,6 +71,8 @@ def up(
         raise UsageError("--dry-run, --prepare and --detach exclude each other")
     if solo and cluster:
         raise UsageError("--solo and --cluster exclude each other")
+    if dry_run and update_image:
+        raise UsageError("--update-image asks the registry, and --dry-run asks nobody")
     settings = current_settings()
     assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
     request = requested(recipe, assignments, settings, name=name, public=public, cluster=cluster)
@@ -82,7 +88,11 @@ def up(
         settings,
         extent=extent,
         consent=(lambda _question: True) if yes else console.confirm,
-        handover=Handover(keep, PageCache.DROP if drop_page_cache else PageCache.ASK),
+        handover=Handover(
+            keep,
+            PageCache.DROP if drop_page_cache else PageCache.ASK,
+            ImagePolicy.UPDATE if update_image else ImagePolicy.KEEP,
+        ),
     )
     print_outcome(outcome, request, extent, as_json=as_json)
 

@@ -36,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("list")(recipes.list_recipes)
+app.command("new")(recipes.new)
 app.command("show")(recipes.show_recipe)
 app.command("plan")(recipes.plan_recipe)
 app.command("up")(deployments.up)

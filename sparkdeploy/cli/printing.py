@@ -34,6 +34,7 @@ def print_plan(plan: Plan, shown: str | None, *, as_json: bool) -> None:
             "dockerfile": report.dockerfile_text,
             "args": report.arguments_text,
             "container": report.container_text,
+            "mods": report.mods_text,
         }
         text = texts[shown](plan)
         if as_json:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sparkdeploy.cli import recipe_source
 from sparkdeploy.cli.options import (
     JsonOption,
     SetOption,
@@ -19,6 +20,8 @@ from sparkdeploy.console import console
 from sparkdeploy.errors import RecipeError
 
 group = typer.Typer(help="Recipes of others.", no_args_is_help=True)
+group.add_typer(recipe_source.group, name="source")
+group.command("search")(recipe_source.search_recipes)
 
 
 @group.command("import")

@@ -48,20 +48,48 @@ def list_recipes(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the recipes and engines; with --fits, what fits on a machine and how fast."""
+    """List the recipes by model, and the engines; with --fits, how fast on another machine."""
+    from sparkdeploy.commands.estimate import HERE, fit_words, fitting_lines, fitting_rows
     from sparkdeploy.recipe import report
     from sparkdeploy.recipe.load import library
 
+    rows = fitting_rows(fits or HERE)
     if fits is not None:
-        from sparkdeploy.commands.estimate import fitting_lines, fitting_rows
-
-        rows = fitting_rows(fits)
         answer(fitting_lines(rows), rows, as_json=as_json)
         return
-    shelf = library(current_settings())
+    settings = current_settings()
+    shelf, words = library(settings), fit_words(rows)
     recipes, engines = report.recipe_rows(shelf), report.engine_rows(shelf)
-    content = {"recipes": recipes, "engines": engines}
-    answer(report.list_lines(recipes, engines), content, as_json=as_json)
+    default = settings.default_recipe
+    told = [{**row, "fits_here": words.get(row["name"], "?")} for row in recipes]
+    content = {"default": default, "recipes": told, "engines": engines}
+    answer(report.list_lines(recipes, engines, words, default), content, as_json=as_json)
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="What the recipe is to be called.")],
+    model: Annotated[str, typer.Option("--model", metavar="ORG/NAME", help="Or a folder.")],
+    base: Annotated[
+        str | None, typer.Option("--from", metavar="RECIPE", help="The recipe that it changes.")
+    ] = None,
+    destination: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there.")
+    ] = None,
+    _offline: OfflineOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a recipe for a model from its configuration; a comment marks each guess."""
+    from sparkdeploy.commands.new_recipe import new_recipe
+
+    made = new_recipe(name, model, base, destination, current_settings())
+    called = name if destination is None else made.path
+    lines = (
+        made.text.rstrip("\n"),
+        f"# {made.verdict}",
+        f"# written to {made.path}; `sparkdeploy plan {called}` says what `up` would do",
+    )
+    told = {"path": str(made.path), "text": made.text, "verdict": made.verdict}
+    answer(lines, told, as_json=as_json)
 
 
 def show_recipe(
@@ -108,8 +136,8 @@ def plan_recipe(
     public: PublicOption = False,
     cluster: ClusterOption = False,
     show: Annotated[
-        Literal["dockerfile", "args", "container"] | None,
-        typer.Option(help="Print Dockerfiles, vLLM's command or the docker command in full."),
+        Literal["dockerfile", "args", "container", "mods"] | None,
+        typer.Option(help="Print Dockerfiles, vLLM's or docker's command, or mods, in full."),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit 9 when there is work.")] = False,
     hardware: HardwareOption = None,

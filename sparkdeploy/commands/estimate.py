@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.console import console
-from sparkdeploy.errors import CheckpointError, RecipeError
+from sparkdeploy.errors import CheckpointError, RecipeError, SparkdeployError
 from sparkdeploy.estimate import (
     capacity,
     capacity_report,
@@ -27,7 +27,8 @@ from sparkdeploy.estimate.share import facts_of_rank, facts_of_step
 from sparkdeploy.estimate.speed import MeasuredSpeed
 from sparkdeploy.estimate.verdict import Fits, FitVerdict, verdict_line, verdict_of
 from sparkdeploy.node import facts as node_facts
-from sparkdeploy.recipe.load import Library, load_recipe, recipe_folders
+from sparkdeploy.recipe.load import library, load_recipe
+from sparkdeploy.recipe.report import model_name
 from sparkdeploy.recipe.rules import nodes_needed
 from sparkdeploy.settings import load_settings, resources
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from sparkdeploy.estimate.speed import Speed, SpeedEstimate
-    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.load import Library, Resolved
     from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
 
@@ -148,36 +149,69 @@ def outlook_for(
     Raises UsageError for unknown hardware, CheckpointError when nothing is known of the model,
     RecipeError for parallel sizes that no nodes of one GPU serve.
     """
-    settings = load_settings()
+    ground = ground_for(hardware, load_settings())
     # Not from request, which imports all that deploys and would double the time of the answer.
-    shelf = Library(recipe_folders(settings))
-    resolved = load_recipe(shelf, recipe or settings.default_recipe, tuple(assignments or ()))
-    folder = resources() / "recipes" / "facts"
+    wanted = recipe or ground.settings.default_recipe
+    resolved = load_recipe(ground.shelf, wanted, tuple(assignments or ()))
+    return ground.outlook(resolved, when_missing, among)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What every recipe's outlook on one machine stands on."""
+
+    settings: Settings
+    shelf: Library
+    shipped: Mapping[str, model_facts.ModelFacts]
+    recipes: Mapping[str, Resolved]
+    acceptance: Mapping[str, speed.Acceptance]
+    reached: Speed
+
+    def _of_one_model(self, resolved: Resolved) -> Mapping[str, Resolved]:
+        return {name: it for name, it in self.recipes.items() if _beside(it, resolved)}
+
+    def outlook(
+        self, resolved: Resolved, when_missing: WhenMissing, among: Among = Among.ONE
+    ) -> Outlook:
+        """Raises as `outlook_for` does."""
+        recipe, machine = resolved.recipe, self.reached.hardware
+        facts = replace(
+            facts_of(recipe.model, self.settings, self.shipped, when_missing),
+            drafter=_drafter_of(resolved, self.settings, self.shipped, when_missing),
+        )
+        # The same model in every row: the files at hand describe it better than the shipped facts.
+        known = {**self.shipped, recipe.model.known_as: facts}
+        compared = speed.in_order({**self._of_one_model(resolved), recipe.name: resolved})
+        whole = Outlook(
+            resolved=resolved,
+            facts=facts,
+            step_facts=facts,
+            budget=capacity.make_budget(resolved, facts, machine),
+            recipes=self._of_one_model(resolved),
+            acceptance=self.acceptance,
+            speed=self.reached,
+            estimates=tuple(
+                speed.estimate(item, known, self.acceptance, self.reached) for item in compared
+            ),
+        )
+        return whole if among is Among.ONE else _of_one_node(whole)
+
+
+def _beside(one: Resolved, other: Resolved) -> bool:
+    """Say whether two recipes serve the same model, in whatever format of its weights."""
+    return model_name(one.recipe.model.known_as) == model_name(other.recipe.model.known_as)
+
+
+def ground_for(hardware: str, settings: Settings) -> Ground:
+    """Read facts and recipes once; raise UsageError for unknown hardware."""
+    shelf, folder = library(settings), resources() / "recipes" / "facts"
     machine = _machine(hardware, read_hardware(folder / "hardware.yaml"))
     shipped = model_facts.read_shipped_facts(folder / "models.yaml")
-    facts = replace(
-        facts_of(resolved.recipe.model, settings, shipped, when_missing),
-        drafter=_drafter_of(resolved, settings, shipped, when_missing),
-    )
     acceptance = speed.read_acceptance(folder / "speculation.yaml")
     recipes = _recipes(shelf)
-    # The same model in every row: the files at hand describe it better than the shipped facts.
-    known = {**shipped, resolved.recipe.model.known_as: facts}
-    reached = speed.fit_speed(machine, recipes, shipped, acceptance, _measured(machine, settings))
-    whole = Outlook(
-        resolved=resolved,
-        facts=facts,
-        step_facts=facts,
-        budget=capacity.make_budget(resolved, facts, machine),
-        recipes=recipes,
-        acceptance=acceptance,
-        speed=reached,
-        estimates=tuple(
-            speed.estimate(item, known, acceptance, reached)
-            for item in speed.in_order({**recipes, resolved.recipe.name: resolved})
-        ),
-    )
-    return whole if among is Among.ONE else _of_one_node(whole)
+    measured = _measured(machine, settings)
+    reached = speed.fit_speed(machine, recipes, shipped, acceptance, measured)
+    return Ground(settings, shelf, shipped, recipes, acceptance, reached)
 
 
 def _of_one_node(whole: Outlook) -> Outlook:
@@ -238,17 +272,29 @@ def _measured(machine: Hardware, settings: Settings) -> list[MeasuredSpeed]:
 
 def fitting_rows(hardware: str) -> list[dict[str, object]]:
     """Return every recipe's verdict on a machine; a model that nobody knows is one too."""
-    shelf = Library(recipe_folders(load_settings()))
-    return [_fitting_row(name, hardware) for name in sorted(_recipes(shelf))]
+    ground = ground_for(hardware, load_settings())
+    return [fitting_row(ground, item) for _, item in sorted(ground.recipes.items())]
 
 
-def _fitting_row(name: str, hardware: str) -> dict[str, object]:
+def fitting_row(ground: Ground, resolved: Resolved) -> dict[str, object]:
+    name = resolved.recipe.name
     try:
-        outlook = outlook_for(name, (), hardware=hardware, when_missing=WhenMissing.NOBODY)
-    except CheckpointError as error:
+        outlook = ground.outlook(resolved, WhenMissing.NOBODY, among_of(resolved))
+    except SparkdeployError as error:
         return {"recipe": name, "fits": Fits.UNKNOWN.value, "reason": error.message}
     verdict = {**asdict(outlook.verdict), "fits": outlook.verdict.fits.value}
     return {"recipe": name, **verdict, "line": outlook.verdict_line()}
+
+
+def among_of(resolved: Resolved) -> Among:
+    """A recipe for several machines is held against one machine's share."""
+    return Among.CLUSTER if (resolved.recipe.cluster.min_nodes or 1) > 1 else Among.ONE
+
+
+def fit_words(rows: Iterable[Mapping[str, object]]) -> dict[str, str]:
+    """Return one word for each recipe: `fits`, `no`, or `?` where nobody knows."""
+    words = {Fits.YES.value: "fits", Fits.NO.value: "no"}
+    return {str(row["recipe"]): words.get(str(row["fits"]), "?") for row in rows}
 
 
 def fitting_lines(rows: Iterable[Mapping[str, object]]) -> Iterator[str]:
@@ -312,7 +358,9 @@ def _drafter_of(
     try:
         return facts_of(drafter, settings, shipped, when_missing)
     except CheckpointError as error:
-        console.info(f"{drafter.source} is not counted: {error.message}")
+        # Among many recipes it would be said of each.
+        if when_missing is not WhenMissing.NOBODY:
+            console.info(f"{drafter.source} is not counted: {error.message}")
         return None
 
 

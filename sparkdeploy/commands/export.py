@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.request import plan_for, resolve, up_words
-from sparkdeploy.errors import CheckpointError
+from sparkdeploy.errors import BuildError, CheckpointError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.systemd_unit import Unit, unit_text
+from sparkdeploy.plan.make import unsettled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,6 +72,8 @@ def export_compose(request: Request, settings: Settings) -> str:
             "the model is not here yet, so the container's user and mounts are unknown",
             hint=prepare,
         )
+    if tag := unsettled([step.stage for step in plan.images]):
+        raise BuildError(f"nobody has asked yet what the image {tag} is", hint=prepare)
     return compose_text(plan.head.spec.with_fingerprint(), prepare=prepare)
 
 

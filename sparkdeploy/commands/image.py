@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.recipe.schema import Engine
+    from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.settings import Settings
 
 FROM_ELSEWHERE = {"cpu": ("torch",), "source": ("torch", "vllm")}
@@ -186,7 +186,7 @@ def list_images(settings: Settings) -> tuple[ShelfImage, ...]:
         )
         for image in images
     ]
-    return tuple(sorted(rows, key=lambda row: (row.engine, UPPERMOST_FIRST.get(row.stage, 3))))
+    return tuple(sorted(rows, key=lambda row: (row.engine, UPPERMOST_FIRST.get(row.stage, 4))))
 
 
 def show_image(reference: str, settings: Settings) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def remove_images(references: Sequence[str], settings: Settings) -> tuple[str, .
         chosen = {find_own(own, reference).image_id for reference in references}
         going = [image for image in own if image.image_id in chosen]
         _refuse_needed(going, [image for image in own if image.image_id not in chosen], host)
-        going.sort(key=lambda image: UPPERMOST_FIRST.get(image.stage, 3))
+        going.sort(key=lambda image: UPPERMOST_FIRST.get(image.stage, 4))
         for image in going:
             for tag in image.tags:
                 host.remove_image(tag)
@@ -309,7 +309,7 @@ def find_own(images: Iterable[ImageFact], reference: str) -> ImageFact:
         if _is_named(image, reference):
             return image
     for image in tagged:
-        if (image.engine, image.stage) == (reference, "plugin"):
+        if image.engine == reference and image.stage in ("plugin", "guard"):
             return image
     unknown = f"no image of sparkdeploy is known as {reference}"
     raise UsageError(unknown, hint="sparkdeploy image ls")

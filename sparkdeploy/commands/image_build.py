@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from sparkdeploy.commands.known_image import ImagePolicy, refuse_missing_mods, settle
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.deploy.changing import changing
 from sparkdeploy.deploy.prepare import build_stages
 from sparkdeploy.errors import BuildError, NodeError, RecipeError, UsageError
 from sparkdeploy.image.emulation import PLATFORMS, platform_of, refuse_without_emulation
 from sparkdeploy.image.network import refuse_credentials, registry_reference
+from sparkdeploy.image.settle import Settling
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node import facts
+from sparkdeploy.plan.images import stages_for
 from sparkdeploy.plan.make import image_steps
 from sparkdeploy.plan.observe import choose_base_source
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.recipe.harmless import shown
-from sparkdeploy.recipe.load import library, load_engine, load_recipe
+from sparkdeploy.recipe.load import Resolved, library, load_engine, load_recipe
 from sparkdeploy.recipe.words import closest
 from sparkdeploy.settings import resources
 
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.steps import ImageStep
-    from sparkdeploy.recipe.schema import Engine
+    from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.settings import Settings
 
 
@@ -54,14 +58,19 @@ def build_engine(
     `platform` is Docker's word, and its own where there is None. Raises NodeError before anything
     is built where this machine cannot run the other platform's programs, and BuildError.
     """
-    engine = engine_meant(name, assignments, settings)
+    meant = what_is_meant(name, assignments, settings)
     refuse_credentials(settings)
     with changing(settings, f"image build {name}"), connect(settings) as host:
         own = facts.architecture_of(host.info())
         wanted = own if platform is None else PLATFORMS[platform]
         if wanted != own:
-            _refuse_foreign(engine, wanted, own)
-        steps = _steps(engine, wanted, host, settings)
+            _refuse_foreign(meant.engine, wanted, own)
+        if isinstance(meant, Resolved):
+            refuse_missing_mods(meant)
+            again = partial(load_recipe, library(settings), name, assignments)
+            settling = Settling(host, wanted, settings)
+            meant = settle(meant, again, settling, ImagePolicy.KEEP)
+        steps = _steps(meant, wanted, host, settings)
         missing = [step.stage for step in steps if step.action is Action.BUILD]
         if wanted != own:
             missing = [_for_platform(stage, host, settings) for stage in missing]
@@ -69,8 +78,21 @@ def build_engine(
         return tuple(_seen(steps, host))
 
 
+@dataclass(frozen=True, slots=True)
+class EngineAlone:
+    """An engine by its own name: no recipe puts anything on it."""
+
+    engine: Engine
+
+
 def engine_meant(name: str, assignments: Sequence[str], settings: Settings) -> Engine:
-    """Return an engine by its name, or that of a recipe; UsageError for a changed engine."""
+    return what_is_meant(name, assignments, settings).engine
+
+
+def what_is_meant(
+    name: str, assignments: Sequence[str], settings: Settings
+) -> EngineAlone | Resolved:
+    """Return an engine by its name, or a recipe; UsageError for a changed engine."""
     shelf = library(settings)
     if name in shelf.engine_files():
         if assignments:
@@ -78,14 +100,14 @@ def engine_meant(name: str, assignments: Sequence[str], settings: Settings) -> E
                 f"{name} is an engine: values of recipes say nothing to it",
                 hint="name a recipe, or leave out --set and --allow-...",
             )
-        return load_engine(shelf, name)
+        return EngineAlone(load_engine(shelf, name))
     is_file = name.endswith((".yaml", ".yml")) or "/" in name
     if not is_file and name not in shelf.recipe_files():
         raise RecipeError(
             f"there is no engine and no recipe {shown(name)}",
             hint=closest(name, {**shelf.engine_files(), **shelf.recipe_files()}),
         )
-    return load_recipe(shelf, name, assignments).engine
+    return load_recipe(shelf, name, assignments)
 
 
 def _refuse_foreign(engine: Engine, wanted: Architecture, own: Architecture) -> None:
@@ -106,15 +128,16 @@ def _refuse_foreign(engine: Engine, wanted: Architecture, own: Architecture) -> 
 
 
 def _steps(
-    engine: Engine, architecture: Architecture, host: DockerHost, settings: Settings
+    meant: EngineAlone | Resolved, architecture: Architecture, host: DockerHost, settings: Settings
 ) -> tuple[ImageStep, ...]:
     images = {tag: image for image in host.own_images() for tag in image.tags}
-    stages = stages_of(
-        engine,
-        base_source=choose_base_source(engine, architecture, images, settings, host),
-        architecture=architecture,
-        resources=resources(),
-    )
+    base_source = choose_base_source(meant.engine, architecture, images, settings, host)
+    if isinstance(meant, Resolved):
+        stages = stages_for(meant, base_source=base_source, architecture=architecture)
+    else:
+        stages = stages_of(
+            meant.engine, base_source=base_source, architecture=architecture, resources=resources()
+        )
     return image_steps(stages, images)
 
 

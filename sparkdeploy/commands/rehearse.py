@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.plan.container import Deployment
+    from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Engine, Recipe
+    from sparkdeploy.recipe.schema import Recipe
     from sparkdeploy.server.metrics import Speculation
     from sparkdeploy.settings import Settings
 

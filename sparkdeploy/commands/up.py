@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.commands.checkpoint_fetch import bring_models
+from sparkdeploy.commands.known_image import ImagePolicy, kept_on_failure, with_known_image
 from sparkdeploy.commands.reach import Reach, everyone, needed
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import (
@@ -68,6 +69,7 @@ class Handover:
     keep: int = 0
     """How many earlier containers of the deployment stay, stopped, for `rollback`."""
     page_cache: PageCache = PageCache.ASK
+    images: ImagePolicy = ImagePolicy.KEEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +127,12 @@ class _Up:
 
     def apply(self) -> Outcome:
         try:
-            with changing(self.settings, self._command):
-                self.serving.require_all()
-                recover(self.nodes, self.name, self.settings)
-                plan, is_starting = self._begin()
-            return self._finish(plan, is_starting)
+            with kept_on_failure(self.resolved, self.settings):
+                with changing(self.settings, self._command):
+                    self.serving.require_all()
+                    recover(self.nodes, self.name, self.settings)
+                    plan, is_starting = self._begin()
+                return self._finish(plan, is_starting)
         except KeyboardInterrupt:
             try:
                 self.launch.undo(self._settling)
@@ -152,10 +155,15 @@ class _Up:
         """Do everything but the wait; return the plan, and whether something starts already."""
         starts = self.extent is not Extent.PREPARE
         refuse = refuse_to_start if starts else refuse_to_prepare
-        plan = self._draft()
+        plan = self._draft(self.resolved)
         refuse(plan)
+        docker, policy = self.serving.here.docker, self.handover.images
+        known = with_known_image(plan, self.request, self.settings, docker, policy)
+        if known is not plan.resolved:
+            plan = self._draft(known)
+            refuse(plan)
         if bring_models(plan, self.settings, self.consent):
-            plan = self._draft()
+            plan = self._draft(known)
             refuse(plan)
         if starts and not plan.has_work:
             where = "" if plan.formation.is_alone else " on every node"
@@ -176,8 +184,8 @@ class _Up:
             self._start(plan)
         return plan, False
 
-    def _draft(self) -> Plan:
-        return draft_plan(self.resolved, self.settings, self.serving, self.request.deployment)
+    def _draft(self, resolved: Resolved) -> Plan:
+        return draft_plan(resolved, self.settings, self.serving, self.request.deployment)
 
     def _ask(self, plan: Plan) -> None:
         seen = ((part, plan.observed.node(part.node)) for part in plan.parts)

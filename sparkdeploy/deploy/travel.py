@@ -1,6 +1,7 @@
 """What goes from the head to the other nodes: the engine's image and the weights that differ.
 
-What is there by fingerprint or by hash stays where it is. The plugin's image is built on each node.
+What is there by fingerprint or by hash stays where it is. An engine goes with its mods; what tops
+it, the plugin or the guard, is built on each node.
 """
 
 from __future__ import annotations
@@ -51,31 +52,29 @@ class ImageTravel:
     engine_bytes: int
     """Compressed, as they were sent; 0 when the engine stage was there."""
     context_bytes: int
-    """The plugin stage's context; 0 when the image was there."""
+    """The uppermost stage's context; 0 when the image was there."""
 
 
 def same_images(plan: Plan, nodes: Nodes, settings: Settings) -> tuple[ImageTravel, ...]:
     """Bring every other node the images of the plan; NodeError or BuildError name the node."""
-    *_, engine, plugin = (step.stage for step in plan.images)
+    *_, below, top = (step.stage for step in plan.images)
     workers = (nodes.node(part.node) for part in plan.parts[1:])
-    return tuple(_bring(engine, plugin, nodes.here, worker, settings) for worker in workers)
+    return tuple(_bring(below, top, nodes.here, worker, settings) for worker in workers)
 
 
-def _bring(
-    engine: Stage, plugin: Stage, head: Node, worker: Node, settings: Settings
-) -> ImageTravel:
+def _bring(engine: Stage, top: Stage, head: Node, worker: Node, settings: Settings) -> ImageTravel:
     with named(worker):
-        if find_built(worker.docker, plugin) is not None:
+        if find_built(worker.docker, top) is not None:
             return ImageTravel(worker.name, 0, 0)
-        stranger = worker.docker.find_image(plugin.tag)
+        stranger = worker.docker.find_image(top.tag)
         if stranger is not None:
-            console.warn(f"{worker.name}: {plugin.tag} is another image there; making it anew")
+            console.warn(f"{worker.name}: {top.tag} is another image there; making it anew")
         has_engine = find_built(worker.docker, engine) is not None
     sent = 0 if has_engine else _send_image(engine, head, worker)
-    context_bytes = _context_bytes(plugin)
-    title = f"image plugin on {worker.name} ({format_bytes(context_bytes)} of context)"
+    context_bytes = _context_bytes(top)
+    title = f"image {top.name} on {worker.name} ({format_bytes(context_bytes)} of context)"
     with named(worker), console.step(title) as step:
-        build_stage(worker.docker, plugin, settings, step)
+        build_stage(worker.docker, top, settings, step)
     return ImageTravel(worker.name, sent, context_bytes)
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparkdeploy.node.facts import NodeFact
-    from sparkdeploy.recipe.schema import Engine, Recipe
+    from sparkdeploy.recipe.engine import Engine
+    from sparkdeploy.recipe.schema import Recipe
 
 GIB = 2**30
 CPU_SERVER_BYTES = 3 * GIB

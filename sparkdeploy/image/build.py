@@ -1,4 +1,4 @@
-"""Builds one image stage, or finds that it is there already; looks into what was built."""
+"""Builds one image stage, or finds that it is there already."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import json
 import re
 import tempfile
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import network
 from sparkdeploy.image.base import base_of_root, debian_root, import_root
 from sparkdeploy.image.compilation import compile_wheel, refuse_start
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.failures import ended_by_node, failed
-from sparkdeploy.image.inside import prove, rdma
-from sparkdeploy.image.stages import LEFTOVER_LABEL, RDMA_PACKAGES, SPARK_CAPABILITY
+from sparkdeploy.image.proof import prove_stage
+from sparkdeploy.image.stages import LEFTOVER_LABEL
 from sparkdeploy.node.facts import spelled
 from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from sparkdeploy.console import Step
     from sparkdeploy.image.stages import Stage
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 TAIL_LINES = 30
-PYTHON = "/opt/venv/bin/python"
-PROOF_TIMEOUT_S = 600
 NEWEST_WITH_BUILDER = 29
 """The newest one of which that is known (docs/engines.md)."""
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -171,7 +168,7 @@ class _Build:
             _require_architecture(self.stage, image)
             self.step.say("looking into the finished image")
             try:
-                proof = _prove(self.host, self.stage, image.image_id)
+                proof = prove_stage(self.host, self.stage, image.image_id)
             except NodeError as error:
                 raise ended_by_node(self.stage, error, where=self.where, log=self.log) from error
             dockerfile = f"FROM {unproven}\n"
@@ -252,78 +249,3 @@ def _labelled(dockerfile: str, values: Mapping[str, str]) -> str:
         for name, value in values.items()
     )
     return f"{dockerfile.rstrip()}\nLABEL " + " \\\n      ".join(pairs) + "\n"
-
-
-def _prove(host: DockerHost, stage: Stage, image_id: str) -> str:
-    """Return the proof as JSON for its label; BuildError for an unusable image or no proof."""
-    if stage.name == "plugin":
-        found = _selfcheck(host, image_id)
-    else:
-        found = _told(host, image_id, prove.__file__, prove.MARK)
-        if stage.runs_on == "cuda":
-            _refuse_unusable(stage.engine, found)
-            found["rdma_missing"] = _told(host, image_id, rdma.__file__, rdma.MARK)["missing"]
-            _judge_rdma(stage, found["rdma_missing"])
-    return json.dumps(found, sort_keys=True, separators=(",", ":"))
-
-
-def _told(host: DockerHost, image_id: str, program: str, mark: str) -> dict[str, Any]:
-    """Return what a program of ours says of the image in which it runs."""
-    command = ["-I", "-c", Path(program).read_text(encoding="utf-8")]
-    failure = "the finished image could not be looked into"
-    return _said(host, image_id, command, mark=mark, failure=failure)
-
-
-def _judge_rdma(stage: Stage, missing: Mapping[str, str]) -> None:
-    """Refuse an engine of ours that has no RDMA; who brings an image is told what it lacks."""
-    if not missing:
-        return
-    lacks = "; ".join(missing.values())
-    if stage.below is not None:
-        raise BuildError(
-            f"engine {stage.engine} cannot reach RDMA adapters: {lacks}",
-            hint="its file's `base.packages` lack libibverbs1 or ibverbs-providers",
-        )
-    console.warn(
-        f"engine {stage.engine} serves on one machine alone, for it cannot reach RDMA adapters: "
-        f"{lacks}; for several, install {', '.join(RDMA_PACKAGES)} in that image"
-    )
-
-
-def _refuse_unusable(engine: str, found: Mapping[str, Any]) -> None:
-    if not found["torch_cuda"]:
-        raise BuildError(
-            f"engine {engine} has a CPU build of torch (torch.version.cuda is empty)",
-            hint="the lock or the image has to bring the CUDA build",
-        )
-    kernels = {name for counts in found["kernels"].values() for name in counts}
-    if not any(prove.runs_on(name, SPARK_CAPABILITY) for name in kernels):
-        raise BuildError(
-            f"engine {engine} has no kernel for SM{SPARK_CAPABILITY}: vLLM's libraries hold"
-            f" {', '.join(sorted(kernels)) or 'none at all'}",
-            hint="wheels of vLLM carry such kernels from 0.20 on",
-        )
-
-
-def _selfcheck(host: DockerHost, image_id: str) -> dict[str, Any]:
-    command = ["-m", "sparkdeploy_vllm.selfcheck", "--json"]
-    failure = "the plugin does not fit this vLLM"
-    report = _said(host, image_id, command, mark="", failure=failure)
-    absent = sorted(api["api"] for api in report["apis"] if not api["fits"])
-    return {
-        "vllm": report["vllm"],
-        "selfcheck": "fits" if report["fits"] else "differs",
-        "fitting": len(report["apis"]) - len(absent),
-        "absent": absent,
-    }
-
-
-def _said(
-    host: DockerHost, image_id: str, command: list[str], *, mark: str, failure: str
-) -> dict[str, Any]:
-    """Run the image's Python; return the last JSON object that it prints after the mark."""
-    code, output = host.run_once(image_id, command, entrypoint=[PYTHON], timeout_s=PROOF_TIMEOUT_S)
-    lines = [line for line in output.splitlines() if line.startswith(f"{mark}{{")]
-    if code != 0 or not lines:
-        raise BuildError(failure, detail=output[-4000:])
-    return dict(json.loads(lines[-1].removeprefix(mark)))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkdeploy.console import Step
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.recipe.schema import SourceBuild
+    from sparkdeploy.recipe.engine import SourceBuild
     from sparkdeploy.settings import Settings
 
 GB, GIB = 10**9, 2**30

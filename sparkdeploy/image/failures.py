@@ -43,7 +43,15 @@ def failed(stage: Stage, where: str, log: Iterable[str]) -> BuildError:
     `where` is the instruction, `step 3/8`; empty before the first. `log` is the end of its log.
     """
     detail = "\n".join(log)
-    if refused := _REFUSED.search(detail):
+    refused = _REFUSED.search(detail)
+    if refused and stage.mod:
+        return BuildError(
+            f"the mod {stage.mod} does not fit {stage.below}: {refused[1]}",
+            hint="it may be for another release of vLLM, or need a network (`network: true`); serve"
+            " without mods: --set mods=[]",
+            detail=detail,
+        )
+    if refused:
         return BuildError(
             f"engine {stage.engine} does not fit what it stands on: {refused[1]}", detail=detail
         )

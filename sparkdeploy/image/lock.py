@@ -21,7 +21,7 @@ from sparkdeploy.errors import BuildError, NodeError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sparkdeploy.recipe.schema import Engine
+    from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.settings import BuildNetwork
 
 Architecture = Literal["x86_64", "aarch64"]

@@ -14,17 +14,25 @@ from sparkdeploy import labels
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock, templates
 from sparkdeploy.image.context import ContextFile
+from sparkdeploy.recipe.release import ANY_IMAGE, is_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from sparkdeploy.recipe.schema import Base, Engine, SourceBuild
+    from sparkdeploy.image.mods import ModFiles
+    from sparkdeploy.recipe.engine import Base, Engine, SourceBuild
 
 BaseSource = Literal["registry", "debian"]
 BASE_SOURCES: tuple[BaseSource, ...] = ("registry", "debian")
-StageName = Literal["base", "engine", "plugin"]
-UPPERMOST_FIRST = {"plugin": 0, "engine": 1, "base": 2}
+Top = Literal["plugin", "guard"]
+"""What an image ends with: the plugin, or the guard alone where vLLM is left as it is."""
+StageName = Literal["base", "engine", "mod", "plugin", "guard"]
+UPPERMOST_FIRST = {"plugin": 0, "guard": 0, "mod": 1, "engine": 2, "base": 3}
 
+ANY_RELEASE = "any"
+"""What adopt.py takes for the release of an image of which nobody promised one."""
+GUARD_MODULES = ("__init__", "key_middleware", "ray_head", "ray_worker")
+"""What a container needs of the plugin's package beside the guard, whatever it serves."""
 LEFTOVER_LABEL = f"{labels.KIND}=leftover"
 """On the throw-away halves of a build, so that they are found and removed after it."""
 TAG_HEX_DIGITS = 16
@@ -85,6 +93,12 @@ class Stage:
     registry_image: str | None = None
     local_image: str | None = None
     """The id of an image that has to be on the machine already."""
+    unsettled: str | None = None
+    """The tag whose image nobody has asked for yet: neither tag nor fingerprint will stay."""
+    mod: str = ""
+    """What a mod is called by its recipe."""
+    mod_slug: str = ""
+    """The name of its folder in the image."""
     debian: DebianRecipe | None = None
     source: SourceBuild | None = None
     """What has to be compiled before the stage can be built, and what that takes."""
@@ -105,6 +119,14 @@ class Stage:
             labels.VERSION: sparkdeploy.__version__,
             **{f"{labels.PREFIX}input.{name}": value for name, value in self.inputs.items()},
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What a recipe puts on its engine."""
+
+    mods: Sequence[ModFiles] = ()
+    top: Top = "plugin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +154,7 @@ class _StageMaker:
         context: Iterable[ContextFile] = (),
         *,
         below: Stage | None = None,
+        **further: str,
     ) -> Stage:
         files = tuple(context)
         inputs = {
@@ -140,6 +163,7 @@ class _StageMaker:
             # No stage has arguments of its own; images that were built once keep their names.
             "build-args": _sha256("{}"),
             **{file.path: file.digest() for file in files},
+            **further,
         }
         if below is not None:
             inputs["below"] = below.fingerprint
@@ -157,7 +181,7 @@ class _StageMaker:
             python=self.engine.base.python if self.engine.base is not None else "",
             architecture=self.architecture,
             source=self.engine.source if name == "engine" else None,
-            runs_on=None if name == "base" else self.engine.runs_on,
+            runs_on=None if name in ("base", "guard") else self.engine.runs_on,
         )
 
 
@@ -168,29 +192,36 @@ def stages_of(
     architecture: lock.Architecture,
     resources: Path,
     plugin_tree: Path | None = None,
+    additions: Additions | None = None,
 ) -> tuple[Stage, ...]:
-    """Return base, engine and plugin of an engine, lowest first; an existing image has no base.
+    """Return base, engine, mods and what tops them, lowest first; an existing image has no base.
 
     Reads templates, locks and the plugin's sources; asks neither Docker nor the network. Raises
     BuildError for engines that this version cannot build and for a missing lock.
     """
     tree = plugin_tree or PACKAGE / "vllm_plugin"
     maker = _StageMaker(engine, base_source, architecture, resources, tree)
-    if engine.kind == "image":
-        adopted = _adopted(maker)
-        return (adopted, _plugin(maker, adopted))
+    made = [_adopted(maker)] if engine.kind == "image" else _from_base(maker)
+    wanted = additions or Additions()
+    for mod in wanted.mods:
+        made.append(_mod(maker, made[-1], mod))
+    uppermost = _plugin if wanted.top == "plugin" else _guard
+    return (*made, uppermost(maker, made[-1]))
+
+
+def fingerprint(inputs: Mapping[str, str]) -> str:
+    return _sha256(json.dumps(dict(inputs), sort_keys=True))
+
+
+def _from_base(maker: _StageMaker) -> list[Stage]:
+    engine = maker.engine
     if engine.base is None:
         raise BuildError(
             f"engine {engine.name} of kind {engine.kind} has no base to stand on",
             hint="add `base:` to its file, like cuda-0.25 has",
         )
     base = _base(maker, engine.base)
-    middle = _engine(maker, base)
-    return (base, middle, _plugin(maker, middle))
-
-
-def fingerprint(inputs: Mapping[str, str]) -> str:
-    return _sha256(json.dumps(dict(inputs), sort_keys=True))
+    return [base, _engine(maker, base)]
 
 
 def _adopted(maker: _StageMaker) -> Stage:
@@ -202,11 +233,18 @@ def _adopted(maker: _StageMaker) -> Stage:
         )
     is_digest = "@" in engine.image
     dockerfile = maker.render(
-        "engine-image", image=engine.image, is_digest=is_digest, device=engine.runs_on
+        "engine-image",
+        image=engine.image,
+        is_digest=is_digest,
+        device=engine.runs_on,
+        # What an engine file promises is held; of any other image it is read (recipe/settled.py).
+        promised=ANY_RELEASE if engine.name == ANY_IMAGE else engine.vllm,
     )
     stage = maker.stage("engine", dockerfile, _inside_files("adopt", "adopt.py", "adopt.sh"))
     if is_digest:
         return replace(stage, registry_image=engine.image)
+    if is_tag(engine.image):
+        return replace(stage, unsettled=engine.image)
     return replace(stage, local_image=engine.image)
 
 
@@ -283,6 +321,36 @@ def _plugin(maker: _StageMaker, below: Stage) -> Stage:
         ContextFile(f"plugin/{path.relative_to(tree).as_posix()}", _read(path)) for path in paths
     )
     return maker.stage("plugin", maker.render("plugin", below=below.tag), files, below=below)
+
+
+def _guard(maker: _StageMaker, below: Stage) -> Stage:
+    """The first process of the container, and the key's check; nothing that vLLM would load."""
+    tree = maker.plugin_tree
+    package = tree / "sparkdeploy_vllm"
+    paths = [package / f"{name}.py" for name in GUARD_MODULES]
+    paths += sorted((package / "guard").rglob("*.py"))
+    files = (
+        ContextFile(f"guard/{path.relative_to(tree).as_posix()}", _read(path)) for path in paths
+    )
+    return maker.stage("guard", maker.render("guard", below=below.tag), files, below=below)
+
+
+def _mod(maker: _StageMaker, below: Stage, mod: ModFiles) -> Stage:
+    """Known by one hash of all its files: a mod may have hundreds."""
+    dockerfile = maker.render(
+        "mod", below=below.tag, name=mod.slug, title=mod.title, needs_network=mod.needs_network
+    )
+    stage = maker.stage(
+        "mod", dockerfile, _inside_files("apply", "apply_mod.py"), below=below, mod=mod.digest()
+    )
+    files = tuple(replace(file, path=f"mod/{file.path}") for file in mod.files)
+    return replace(
+        stage,
+        context=(*stage.context, *files),
+        mod=mod.title,
+        mod_slug=mod.slug,
+        needs_network=mod.needs_network,
+    )
 
 
 def _inside_files(folder: str, *names: str) -> list[ContextFile]:

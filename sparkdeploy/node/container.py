@@ -164,6 +164,8 @@ class ImageFact:
     size_bytes: int
     architecture: str = field(default="", compare=False)
     """As Docker spells it; empty in lists, which do not tell."""
+    digests: tuple[str, ...] = field(default=(), compare=False)
+    """NAME@sha256:..., as registries know it; none for an image that was made here."""
 
     @property
     def stage(self) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import IO
 
     from sparkdeploy.node.container import ImageFact
-    from sparkdeploy.node.reports import BuildEvent
+    from sparkdeploy.node.reports import BuildEvent, RegistryImage
 
 __all__ = ["DockerHost", "DockerRefusedError"]
 _EMPTY_TAR = bytes(1024)
@@ -188,9 +188,21 @@ class DockerHost(Containers):
     def registry_digest(self, reference: str) -> str | None:
         """Return the digest the registry has for a reference, or None when it does not answer."""
         try:
-            with translated(f"ask the registry for {reference}"):
-                answer = self._api.inspect_distribution(reference)  # type: ignore[no-untyped-call]
+            return self.registry_image(reference).digest
         except NodeError:
             return None
-        digest = answer.get("Descriptor", {}).get("digest")
-        return str(digest) if digest else None
+
+    def registry_image(self, reference: str) -> RegistryImage:
+        """Ask the registry; NodeError says what it said. Logins are those of Docker's own file."""
+        with translated(f"ask the registry for {reference}"):
+            answer = self._api.inspect_distribution(reference)  # type: ignore[no-untyped-call]
+        found = reports.read_registry_image(answer)
+        if found is None:
+            raise NodeError(f"ask the registry for {reference}: it told no digest")
+        return found
+
+    def pull(self, reference: str) -> Iterator[BuildEvent]:
+        """Pull an image by its digest, one event at a time; the last has `error` where it fails."""
+        with translated(f"pull {reference}"):
+            for message in self._api.pull(reference, stream=True, decode=True):
+                yield reports.read_build_event(message)

@@ -30,6 +30,16 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class RegistryImage:
+    """What a registry has under a name."""
+
+    digest: str
+    """sha256:..., of one image or of a list of images for several platforms."""
+    architectures: tuple[str, ...]
+    """As Docker spells them; empty where the registry does not say."""
+
+
+@dataclass(frozen=True, slots=True)
 class BuildEvent:
     """One message of a running build: a line of output, or bytes of a pull."""
 
@@ -94,12 +104,23 @@ def read_build_event(message: Mapping[str, Any]) -> BuildEvent:
     )
 
 
+def read_registry_image(item: Mapping[str, Any]) -> RegistryImage | None:
+    """Return None where no digest is told."""
+    digest = (item.get("Descriptor") or {}).get("digest")
+    told = (platform.get("architecture") for platform in item.get("Platforms") or ())
+    # An attestation beside the images is of no architecture.
+    known = tuple(dict.fromkeys(str(name) for name in told if name and name != "unknown"))
+    return RegistryImage(str(digest), known) if digest else None
+
+
 def read_image(item: Mapping[str, Any]) -> ImageFact:
     """Read an image of a list, or one that was inspected and has its labels further down."""
     tags = tuple(tag for tag in item.get("RepoTags") or () if tag != "<none>:<none>")
     marks = (item.get("Config") or item).get("Labels") or {}
     architecture = item.get("Architecture") or ""
-    return ImageFact(item["Id"], tags, marks, int(item.get("Size") or 0), architecture)
+    digests = tuple(name for name in item.get("RepoDigests") or () if "<none>" not in name)
+    size_bytes = int(item.get("Size") or 0)
+    return ImageFact(item["Id"], tags, marks, size_bytes, architecture, digests)
 
 
 def read_container(item: Mapping[str, Any]) -> ContainerFact:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.survey import Survey, probe
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.image.stages import stages_of
 from sparkdeploy.plan.caches import cache_folder, refuse_nesting
 from sparkdeploy.plan.container import HostFolders
 from sparkdeploy.plan.formation import alone, form_up
+from sparkdeploy.plan.images import stages_for
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observe import observe
-from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from sparkdeploy.node.node import Nodes
@@ -61,11 +60,10 @@ def decide(
     Raises CheckpointError when the model's folder and sparkdeploy's own lie within each other.
     """
     refuse_nesting(observed, settings)
-    stages = stages_of(
-        resolved.engine,
+    stages = stages_for(
+        resolved,
         base_source=observed.base_source,
         architecture=observed.head.facts.architecture,
-        resources=resources(),
     )
     engine = next(stage for stage in stages if stage.name == "engine")
     folders = HostFolders(

@@ -154,6 +154,8 @@ def _image(plan: Plan) -> Finding:
     image = plan.observed.head.images.get(step.stage.tag)
     if image is None or step.action is not Action.REUSE:
         return ok(check, f"{step.stage.tag} will be built by `up`")
+    if step.stage.name == "guard":
+        return ok(check, f"{step.stage.tag}: {plan.resolved.engine.image} as it is, and the guard")
     rebuild = f"sparkdeploy image rm {step.stage.tag}, then `sparkdeploy up` builds it anew"
     if not image.proof:
         return warn(check, f"{step.stage.tag} has no record of what it holds", rebuild)

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.plan.formation import Formation, Seat
+    from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Engine, LoraAdapter, Recipe, Speculative
+    from sparkdeploy.recipe.schema import LoraAdapter, Recipe, Speculative
 
 CACHE_TARGET = "/cache"
+WORKSPACE = "/workspace"
+"""Where mods put what they bring (image/inside/apply_mod.py)."""
 CHAT_TEMPLATE_TARGET = "/run/sparkdeploy/chat_template.jinja"
 KEY_TARGET = "/run/sparkdeploy/key"
 KEY_MIDDLEWARE = "sparkdeploy_vllm.key_middleware.RequireKey"
@@ -112,6 +115,8 @@ def serve_argv(
         argv += ["--enable-lora", "--lora-modules", *_adapters(recipe.serve.lora, companions)]
     if recipe.serve.chat_template is not None:
         argv += ["--chat-template", CHAT_TEMPLATE_TARGET]
+    elif recipe.serve.chat_template_of_mod is not None and recipe.mods:
+        argv += ["--chat-template", f"{WORKSPACE}/{recipe.serve.chat_template_of_mod}"]
     return (*argv, *recipe.serve.extra_args)
 
 

@@ -65,6 +65,12 @@ def image_steps(stages: Sequence[Stage], images: Mapping[str, ImageFact]) -> tup
 
     Nothing below a stage that is here is built: a worker that was sent the engine has no base.
     """
+    if unsettled(stages):
+        first, *above = stages
+        asked = "a tag, resolved by `up`: it asks the registry, pulls that digest and keeps to it"
+        reason = "once it is known what it stands on"
+        later = (ImageStep(stage, Action.BUILD, reason) for stage in above)
+        return (ImageStep(first, Action.FETCH, asked), *later)
     here = [_is_here(stage, images) for stage in stages]
     return tuple(
         ImageStep(stage, Action.REUSE, "inputs unchanged" if is_here else NOT_NEEDED)
@@ -72,6 +78,11 @@ def image_steps(stages: Sequence[Stage], images: Mapping[str, ImageFact]) -> tup
         else ImageStep(stage, Action.BUILD, _why_built(stage, images))
         for index, (stage, is_here) in enumerate(zip(stages, here, strict=True))
     )
+
+
+def unsettled(stages: Sequence[Stage]) -> str | None:
+    """Return the tag on which everything stands, as long as nobody knows what it is."""
+    return next((stage.unsettled for stage in stages if stage.unsettled), None)
 
 
 def _is_here(stage: Stage, images: Mapping[str, ImageFact]) -> bool:
@@ -135,13 +146,20 @@ def _spec(plan: Plan, seat: Seat, place: Place, claim: MemoryClaim | None) -> Co
         plan.resolved,
         plan.formation,
         seat,
-        image=plan.images[-1].stage.tag,
+        image=_image_name(plan),
         deployment=plan.deployment,
         place=place,
     )
     if claim is None:
         return spec
     return replace(spec, labels={**spec.labels, labels.MEMORY: str(claim.needed_bytes)})
+
+
+def _image_name(plan: Plan) -> str:
+    """Return the uppermost stage's tag; the tag of what is not settled is nobody's name yet."""
+    top = plan.images[-1].stage
+    tag = unsettled([step.stage for step in plan.images])
+    return top.tag if tag is None else f"<{top.name} on {tag}>"
 
 
 def _together(parts: Sequence[Part]) -> tuple[Part, ...]:
@@ -169,7 +187,8 @@ def _done_about(
 
 
 def _head_needs(plan: Plan) -> Needs:
-    heavy = any(step.action.is_work and step.stage.name != "plugin" for step in plan.images)
+    whole = ("base", "engine")
+    heavy = any(step.action.is_work and step.stage.name in whole for step in plan.images)
     image_bytes = plan.resolved.engine.build_bytes if heavy else 0
     sizes = [item.missing_bytes for item in plan.observed.missing]
     known = [size for size in sizes if size is not None]
@@ -188,14 +207,14 @@ def _worker_needs(plan: Plan, seen: ObservedNode) -> Needs:
 
 
 def _engine_bytes(plan: Plan, seen: ObservedNode) -> int | None:
-    """Return the size of the engine image that a worker lacks; None before the head has built it.
+    """Return the size of the image that a worker lacks, an engine with its mods.
 
-    The plugin's context, some 200 kB, is not counted.
+    None before the head has built it. What tops it, some 200 kB, is not counted.
     """
-    *_, engine, plugin = (step.stage for step in plan.images)
-    if _is_here(engine, seen.images) or _is_here(plugin, seen.images):
+    *_, below, top = (step.stage for step in plan.images)
+    if _is_here(below, seen.images) or _is_here(top, seen.images):
         return 0
-    built = plan.observed.head.images.get(engine.tag)
+    built = plan.observed.head.images.get(below.tag)
     return built.size_bytes if built is not None else plan.resolved.engine.build_bytes
 
 

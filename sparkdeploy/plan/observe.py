@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     from sparkdeploy.node.ports import PortOwner
     from sparkdeploy.plan.container import Deployment
     from sparkdeploy.plan.launch import Exposure
+    from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Engine, Recipe, Weights
+    from sparkdeploy.recipe.schema import Recipe, Weights
     from sparkdeploy.settings import Settings
 
 

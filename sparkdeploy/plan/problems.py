@@ -17,7 +17,7 @@ from sparkdeploy.plan.steps import Action, Problem
 from sparkdeploy.recipe.families import first_release
 from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.harmless import shown
-from sparkdeploy.recipe.release import is_tag, is_unknown
+from sparkdeploy.recipe.settled import is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -40,6 +40,7 @@ def find_problems(plan: Plan) -> Iterator[Problem]:
         if check.verdict == "failed":
             yield Problem("cluster.check", check.describe(), check.fix, blocks="prepare")
     yield from _image_problems(plan)
+    yield from _preview_problems(plan)
     yield from _architecture_problems(plan)
     yield from _too_few_nodes(plan)
     yield from ownership_problems(plan)
@@ -58,23 +59,28 @@ def find_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def _image_problems(plan: Plan) -> Iterator[Problem]:
-    """Say what of the recipe's image is not made here."""
-    recipe, image = plan.resolved.recipe, plan.resolved.engine.image
-    if image is not None and is_tag(image):
+    """Say which mods are not here: nobody knows what they would make of the image."""
+    for mod in plan.resolved.mods:
+        if mod.is_missing:
+            places = ", ".join(str(place) for place in mod.looked_in) or "nowhere: its name has .."
+            yield Problem(
+                "image.mods",
+                f"the mod {shown(mod.name)} is not here (looked for its run.sh in {places})",
+                "add its repository as a source (`sparkdeploy recipe source add NAME URL`) and run "
+                "NAME/recipe; or serve without mods: --set mods=[]",
+                blocks="prepare",
+            )
+
+
+def _preview_problems(plan: Plan) -> Iterator[Problem]:
+    """What no release of vLLM serves is not tried with one."""
+    recipe = plan.resolved.recipe
+    # A rehearsal runs the CPU engine, whatever the recipe needs.
+    if recipe.preview and plan.resolved.engine.kind not in ("image", "cpu"):
         yield Problem(
-            "image.tag",
-            f"image {image} is named by a tag, which may be another image tomorrow",
-            f"docker pull {image}, and name what came: --set image=NAME@sha256:... (`docker image "
-            "inspect` shows it under RepoDigests)",
-            blocks="prepare",
-        )
-    if recipe.mods:
-        names = ", ".join(shown(mod.name) for mod in recipe.mods)
-        yield Problem(
-            "image.mods",
-            f"mods are not built into images yet: {names}",
-            "put them into an image of your own and name it with --set image=..., or serve "
-            "without them: --set mods=[]",
+            "recipe.preview",
+            f"{recipe.name} needs {recipe.preview}",
+            "name its image: --set engine=image --set image=NAME:TAG",
             blocks="prepare",
         )
 

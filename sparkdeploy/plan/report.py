@@ -9,17 +9,25 @@ from sparkdeploy import labels
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.report import legend
 from sparkdeploy.console import format_bytes, format_gib
+from sparkdeploy.image.mods import SCRIPT
+from sparkdeploy.plan.images import mods_of
+from sparkdeploy.plan.make import unsettled
 from sparkdeploy.plan.room import CHECK as ROOM
 from sparkdeploy.plan.typed import docker_run, typed
 from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.release import is_tag
+from sparkdeploy.recipe.settled import SettledEngine
+from sparkdeploy.terminal import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sparkdeploy.image.mods import ModFiles
     from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.plan.steps import Needs, Part, Plan
 
+MOD_LINES = 40
 UNKNOWN_FINGERPRINT = "<hash of this container>"
 
 
@@ -76,15 +84,55 @@ def _title(plan: Plan) -> Iterator[str]:
 
 
 def _steps(plan: Plan) -> Iterator[str]:
+    tag = unsettled([step.stage for step in plan.images])
     for step in plan.images:
-        yield f"  {step.action.value} image       {step.stage.tag:<36} {step.reason}"
+        # Fingerprints of what stands on a tag are nobody's yet.
+        name = step.stage.unsettled or (step.stage.tag if tag is None else step.stage.name)
+        yield f"  {step.action.value} image       {name:<36} {step.reason}"
+    yield from _image_of_others(plan)
+    for mod in mods_of(plan.resolved):
+        yield from _mod_lines(mod)
     name = plan.resolved.recipe.model.source
-    yield from (f"  + mod         {shown(mod.name)}" for mod in plan.resolved.recipe.mods)
     yield f"  {plan.checkpoint.action.value} checkpoint  {name:<36} {plan.checkpoint.reason}"
     for part in plan.parts:
         yield f"  {part.action.value} container   {_place(plan, part):<36} {part.reason}"
     if not plan.formation.is_alone:
         yield from _division(plan)
+
+
+def _image_of_others(plan: Plan) -> Iterator[str]:
+    """What the engine's image is called, which one that is, and what was found in it."""
+    engine, name = plan.resolved.engine, plan.resolved.image
+    if name is None or is_tag(engine.image):
+        return
+    is_it = "" if engine.image == name else f" is {engine.image}"
+    yield f"      {shown(name)}{is_it}"
+    if isinstance(engine, SettledEngine):
+        yield f"      it holds {engine.contents.describe()}"
+    else:
+        yield "      nobody has looked into it yet; `up` does"
+
+
+def _mod_lines(mod: ModFiles) -> Iterator[str]:
+    """What runs as root while the image is built: the whole script, as far as a screen holds it."""
+    network = ", WITH a network" if mod.needs_network else ", without a network"
+    others = [file.path for file in mod.files if file.path != SCRIPT]
+    files = "1 file" if len(others) == 1 else f"{len(others)} files"
+    beside = f", with {files} beside it" if others else ""
+    yield f"      mod {mod.title}: its {SCRIPT} runs as root{network}{beside}:"
+    lines = mod.script.splitlines()
+    yield from (f"        | {visible_line(line)}" for line in lines[:MOD_LINES])
+    if len(lines) > MOD_LINES or others:
+        yield "        | ... all of it: plan --show mods"
+
+
+def mods_text(plan: Plan) -> str:
+    """Return every file of every mod, as it would be in the image."""
+    return "\n".join(
+        f"# ---- mod {mod.title}: {path}\n{text}"
+        for mod in mods_of(plan.resolved)
+        for path, text in mod.texts()
+    )
 
 
 def _place(plan: Plan, part: Part) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.foreign.report import as_dict
+from sparkdeploy.recipe.release import is_tag
+from sparkdeploy.recipe.settled import SettledEngine
 
 if TYPE_CHECKING:
     from sparkdeploy.checks.finding import Finding
@@ -39,7 +41,8 @@ class Action(Enum):
 @dataclass(frozen=True, slots=True)
 class ImageStep:
     stage: Stage
-    action: Literal[Action.REUSE, Action.BUILD]
+    action: Literal[Action.REUSE, Action.BUILD, Action.FETCH]
+    """FETCH: of a tag that nobody has asked for yet."""
     reason: str
 
 
@@ -186,9 +189,21 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         ],
         "unobserved": list(plan.observed.unobserved),
         "mods": [mod.name for mod in recipe.mods],
+        "image": _image_as_dict(plan),
         "import": as_dict(plan.resolved.translation) if plan.resolved.translation else None,
         "has_work": plan.has_work,
     }
+
+
+def _image_as_dict(plan: Plan) -> dict[str, Any] | None:
+    """Return what an image of others is and holds; None for an engine of ours."""
+    engine, name = plan.resolved.engine, plan.resolved.image
+    if name is None:
+        return None
+    contents = engine.contents if isinstance(engine, SettledEngine) else None
+    held = {} if contents is None else {**asdict(replace(contents, release=None))}
+    held.pop("release", None)
+    return {"name": name, "settled": None if is_tag(engine.image) else engine.image, "holds": held}
 
 
 def _checkpoint_as_dict(plan: Plan) -> dict[str, Any]:

@@ -15,16 +15,18 @@ from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.history import FLAGS, history
-from sparkdeploy.recipe.release import release_of, releases
+from sparkdeploy.recipe.release import arguments_folder, newest, read_release, releases
 from sparkdeploy.recipe.rules import Mistake, drafting_of
+from sparkdeploy.recipe.settled import SettledEngine, is_unknown
 from sparkdeploy.recipe.words import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.recipe.document import KeyPath
+    from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.release import Flag, Release
-    from sparkdeploy.recipe.schema import Engine, Recipe, Serve, Speculative
+    from sparkdeploy.recipe.schema import Recipe, Serve, Speculative
 
 NAMES = {
     "--attention-backend": "attention_backends",
@@ -89,6 +91,24 @@ def argument_mistakes(recipe: Recipe, engine: Engine) -> tuple[list[Mistake], bo
     for path, drafting in drafting_of(recipe):
         found += _drafting(path, drafting, release)
     return found, is_its_own
+
+
+def release_of(engine: Engine) -> tuple[Release, bool]:
+    """Return what decides about an engine's arguments, and whether it is that very build's."""
+    if isinstance(engine, SettledEngine) and engine.contents.release is not None:
+        return engine.contents.release, True
+    own = arguments_folder() / f"{engine.lock or engine.name}.json"
+    if own.is_file() and engine.kind != "image":
+        return read_release(own), True
+    if is_unknown(engine):
+        # What others build is nearest to the newest.
+        return newest(), False
+    wanted = parse_version(engine.vllm)
+    return min(releases().values(), key=lambda it: _distance(parse_version(it.vllm), wanted)), False
+
+
+def _distance(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    return tuple(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def given_of(serve: Serve) -> list[Given]:

@@ -17,7 +17,7 @@ from sparkdeploy.settings import resources
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sparkdeploy.recipe.schema import Engine
+    from sparkdeploy.recipe.engine import Engine
 
 
 class BadReleases(Strict):
@@ -38,6 +38,13 @@ class Variable(Strict):
     source: str
 
 
+class Parsers(Strict):
+    """What most recipes of a family name: vLLM's parsers of thoughts and of tool calls."""
+
+    reasoning: str | None = None
+    tools: str | None = None
+
+
 class Family(Strict):
     """Models that vLLM treats alike."""
 
@@ -49,6 +56,7 @@ class Family(Strict):
     """Where the registry says too little."""
     fails: list[BadReleases] = Field(default_factory=list)
     env: list[Variable] = Field(default_factory=list)
+    parsers: Parsers = Parsers()
 
     def least_release(self) -> str | None:
         """Return the first release that knows the family; None where all that were read do."""

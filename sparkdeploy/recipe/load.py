@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, TypeVar
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import rules
@@ -21,23 +19,25 @@ from sparkdeploy.recipe.document import (
     with_setting,
     written_part,
 )
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.foreign.theirs import is_foreign
 from sparkdeploy.recipe.foreign.translate import translate
 from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.mods import FoundMod, find_mods
 from sparkdeploy.recipe.packages import package_mistakes
 from sparkdeploy.recipe.paths import anchored
 from sparkdeploy.recipe.release import stated_release
 from sparkdeploy.recipe.rules import Mistake
-from sparkdeploy.recipe.schema import Engine, Recipe
+from sparkdeploy.recipe.schema import Recipe
+from sparkdeploy.recipe.settled import ImageLock, settled_engine
+from sparkdeploy.recipe.sources.shelf import Sources
 from sparkdeploy.recipe.unsafe import Judge, consent_hint
+from sparkdeploy.recipe.validate import validated
 from sparkdeploy.recipe.words import closest
 from sparkdeploy.settings import RECIPES_VARIABLE, resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from pydantic import BaseModel
-    from pydantic_core import ErrorDetails
 
     from sparkdeploy.recipe.foreign.translate import Translation
     from sparkdeploy.settings import Settings
@@ -47,7 +47,7 @@ MAX_ANCESTORS = 16
 MAX_LISTED = 100
 OUR_SIGNS = frozenset({"schema", "extends", "engine", "model", "serve"})
 """Keys that our own recipes have, one at least."""
-NOT_INHERITED = ("name", "title", "extends", "expect")
+NOT_INHERITED = ("name", "title", "source", "preview", "extends", "expect")
 """Keys that describe one recipe and mean nothing in its children."""
 
 
@@ -60,6 +60,9 @@ class Library:
 
     folders: tuple[Path, ...]
     model_folders: tuple[Path, ...] = ()
+    images: ImageLock | None = None
+    """What tags were settled to; nobody asks for it where recipes are only looked at."""
+    sources: Sources | None = None
 
     def recipe_files(self) -> dict[str, Path]:
         return self._files("*.yaml")
@@ -93,7 +96,9 @@ def recipe_folders(settings: Settings) -> tuple[Path, ...]:
 
 
 def library(settings: Settings) -> Library:
-    return Library(recipe_folders(settings), (settings.hub_cache, settings.data_dir))
+    models = (settings.hub_cache, settings.data_dir)
+    state = settings.state_dir
+    return Library(recipe_folders(settings), models, ImageLock(state), Sources.below(state))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,9 @@ class Resolved:
     """What became of each line of a recipe in a format of others."""
     wanted: str = ""
     """The name or path under which it was loaded."""
+    mods: tuple[FoundMod, ...] = ()
+    image: str | None = None
+    """Of an engine of kind `image`: what the recipe or the engine's file calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,8 @@ class Loaded:
     """What the user has to agree to."""
     warnings: tuple[str, ...] = ()
     translation: Translation | None = None
+    mods: tuple[FoundMod, ...] = ()
+    image: str | None = None
 
     def lines(self, found: Iterable[Mistake]) -> list[str]:
         """Return mistakes or consents in words, each with its file and line."""
@@ -145,6 +155,8 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
         loaded.warnings,
         loaded.translation,
         wanted,
+        loaded.mods,
+        loaded.image,
     )
 
 
@@ -157,13 +169,14 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
     document = anchored(document, Path())
     if translation is not None:
         translation = replace(translation, document=document)
-    recipe, mistakes = _validate(document, Recipe)
+    recipe, mistakes = validated(document, Recipe)
     engine, engine_mistakes = _engine_of(library, document)
     mistakes += engine_mistakes
     if recipe is None:
         return Loaded(wanted, document, None, engine, (*mistakes,), (), (), translation)
-    if engine is not None and recipe.image is not None:
-        engine = _with_image(engine, recipe.image)
+    image = recipe.image or (engine.image if engine is not None else None)
+    if engine is not None:
+        engine = settled_engine(_with_image(engine, recipe.image), library.images)
     mistakes += rules.find_contradictions(recipe, engine)
     refused, warnings = _arguments(recipe, engine)
     foreign = library.foreign_files(document.origins)
@@ -178,6 +191,8 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
         (*judge.consents(),),
         tuple(_line(document, warning) for warning in warnings),
         translation,
+        find_mods(recipe, document.origins, path.parent),
+        image,
     )
 
 
@@ -194,8 +209,10 @@ def _read_whole(
     return anchored(translation.document, path.parent), translation, rest
 
 
-def _with_image(engine: Engine, image: str) -> Engine:
+def _with_image(engine: Engine, image: str | None) -> Engine:
     """Return the engine of an image that a recipe names; a tag may say which release it holds."""
+    if image is None:
+        return engine
     told = stated_release(image)
     return engine.model_copy(update={"image": image} | ({"vllm": told} if told else {}))
 
@@ -213,20 +230,30 @@ def _arguments(recipe: Recipe, engine: Engine | None) -> tuple[list[Mistake], li
 def load_engine(library: Library, name: str) -> Engine:
     """Raise RecipeError when it is unknown or invalid."""
     document = read_document(_known(library.engine_files(), name, "engine"))
-    engine, problems = _validate(document, Engine)
+    engine, problems = validated(document, Engine)
     if problems or engine is None:
         raise _report(f"engine {name}", document, problems)
     return engine
 
 
 def _locate(library: Library, wanted: str) -> Path:
+    if library.sources is not None and (found := library.sources.recipe_file(wanted)):
+        return found
     if wanted.endswith((".yaml", ".yml")) or "/" in wanted:
         # Neither raises for a home of nobody or a name that is too long for any file.
         path = Path(os.path.expanduser(wanted))  # noqa: PTH111
         if os.path.exists(path):  # noqa: PTH110
             return path
-        raise RecipeError(f"there is no recipe file {shown(wanted)}")
+        raise RecipeError(f"there is no recipe file {shown(wanted)}", hint=_no_source(wanted))
     return _known(library.recipe_files(), wanted, "recipe")
+
+
+def _no_source(wanted: str) -> str | None:
+    """SOURCE/RECIPE of a source that nobody added looks like a path."""
+    name, _, rest = wanted.partition("/")
+    is_path = wanted.endswith((".yaml", ".yml")) or name in ("", ".", "..", "~")
+    add = f"sparkdeploy recipe source add {shown(name)} GIT_URL"
+    return None if is_path or not rest else f"is {shown(name)} a source? {add}"
 
 
 def _known(files: Mapping[str, Path], name: str, what: str) -> Path:
@@ -287,63 +314,6 @@ def _engine_of(library: Library, document: Document) -> tuple[Engine | None, lis
         return load_engine(library, name), []
     problem = Mistake(("engine",), f"there is no engine {shown(name)}", closest(name, files))
     return None, [problem]
-
-
-def _validate(document: Document, model: type[T]) -> tuple[T | None, list[Mistake]]:
-    """Validate; on mistakes validate again without the wrong values, so that rules still run."""
-    problems = [
-        Mistake(path, "the key stands twice in one mapping", "keep one of them")
-        for path in document.duplicates
-    ]
-    content: Any = document.content
-    for _ in range(2):
-        try:
-            return model.model_validate(content), problems
-        except ValidationError as error:
-            details = error.errors(include_url=False)
-            problems += [_problem(item, model) for item in details]
-            # Deepest and last first, so that no removal moves what is removed after it.
-            wrong = {written_part(tuple(item["loc"]), document.origins) for item in details}
-            for path in sorted(wrong, reverse=True):
-                content = _without(content, path)
-    return None, problems
-
-
-def _problem(item: ErrorDetails, model: type[BaseModel]) -> Mistake:
-    path = tuple(item["loc"])
-    if item["type"] == "extra_forbidden":
-        known = _keys_at(model, path[:-1])
-        return Mistake(path, "unknown key", closest(str(path[-1]), known))
-    if item["type"] == "missing":
-        return Mistake(path, "missing", f"add {'.'.join(map(str, path))}")
-    return Mistake(path, f"{shown(repr(item.get('input')))} is wrong", item["msg"])
-
-
-def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
-    current: type[BaseModel] | None = model
-    for key in path:
-        field = current.model_fields.get(str(key)) if current is not None else None
-        current = _model_in(field.annotation) if field is not None else None
-    if current is None:
-        return []
-    return [info.alias or name for name, info in current.model_fields.items()]
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - a type expression
-    candidates = (annotation, *getattr(annotation, "__args__", ()))
-    return next((item for item in candidates if hasattr(item, "model_fields")), None)
-
-
-def _without(content: Any, path: KeyPath) -> Any:  # noqa: ANN401 - YAML content
-    if not path or not isinstance(content, dict | list):
-        return content
-    key, below = path[0], path[1:]
-    kept = {
-        name: _without(value, below) if name == key else value
-        for name, value in (content.items() if isinstance(content, dict) else enumerate(content))
-        if below or name != key
-    }
-    return kept if isinstance(content, dict) else list(kept.values())
 
 
 def _report(

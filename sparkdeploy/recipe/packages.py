@@ -13,7 +13,8 @@ from sparkdeploy.settings import resources
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.recipe.schema import Engine, Recipe
+    from sparkdeploy.recipe.engine import Engine
+    from sparkdeploy.recipe.schema import Recipe
 
 PACKAGE_OF = {
     ("--linear-backend", "b12x"): "b12x",

@@ -21,8 +21,6 @@ from sparkdeploy.settings import resources
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.recipe.schema import Engine
-
 OFFICIAL_IMAGES = ("vllm-openai", "vllm-openai-cu129", "vllm-openai-cu130")
 ANY_IMAGE = "image"
 """The engine of an image that a recipe or a user names; its own release is an assumption."""
@@ -71,24 +69,6 @@ def stated_release(image: str) -> str | None:
     return match[1] if match is not None and name in OFFICIAL_IMAGES else None
 
 
-def is_unknown(engine: Engine) -> bool:
-    """Say whether nobody has said which release an image holds: neither its tag nor an engine."""
-    is_any = engine.kind == "image" and engine.name == ANY_IMAGE
-    return is_any and stated_release(engine.image or "") is None
-
-
-def release_of(engine: Engine) -> tuple[Release, bool]:
-    """Return what decides about an engine's arguments, and whether it is that very build's."""
-    own = arguments_folder() / f"{engine.lock or engine.name}.json"
-    if own.is_file() and engine.kind != "image":
-        return read_release(own), True
-    if is_unknown(engine):
-        # What others build is nearest to the newest.
-        return newest(), False
-    wanted = parse_version(engine.vllm)
-    return min(releases().values(), key=lambda it: _distance(parse_version(it.vllm), wanted)), False
-
-
 @functools.cache
 def releases() -> Mapping[str, Release]:
     """Return every release that an engine of ours has, by the engine's name."""
@@ -98,10 +78,6 @@ def releases() -> Mapping[str, Release]:
 
 def newest() -> Release:
     return max(releases().values(), key=lambda release: parse_version(release.vllm))
-
-
-def _distance(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    return tuple(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def arguments_folder() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import RecipeError
@@ -10,13 +11,18 @@ from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.load import load_engine, load_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.load import Library, Resolved
     from sparkdeploy.recipe.schema import Recipe
 
 LEFT_OUT = "(left out)"
+_FORMAT = re.compile(
+    r"[-_.](?=(?:int[48]|w[48]a\d+|fp8|nvfp4|mxfp4|awq|gptq|autoround|bf16|it|instruct)\b)",
+    re.IGNORECASE,
+)
+"""Where a repository's name turns to the format of its weights."""
 
 
 def recipe_rows(library: Library) -> list[dict[str, Any]]:
@@ -26,12 +32,21 @@ def recipe_rows(library: Library) -> list[dict[str, Any]]:
         return {
             "name": name,
             "title": recipe.title,
+            "model": model_name(recipe.model.known_as),
             "engine": recipe.engine,
+            "min_nodes": recipe.cluster.min_nodes or 1,
+            "preview": recipe.preview,
             "reported_tok_s": expect.end_to_end_tok_s if expect else None,
-            "source": expect.source if expect else None,
+            "source": expect.source if expect else recipe.source,
         }
 
     return [_row_or_error(row, name) for name in sorted(library.recipe_files())]
+
+
+def model_name(known_as: str) -> str:
+    """Return what a repository's quantised copies have in common: the name before their format."""
+    short = known_as.rstrip("/").rpartition("/")[2]
+    return _FORMAT.split(short, maxsplit=1)[0] or short
 
 
 def engine_rows(library: Library) -> list[dict[str, Any]]:
@@ -48,20 +63,39 @@ def _row_or_error(row: Callable[[str], dict[str, Any]], name: str) -> dict[str, 
         return {"name": name, "error": error.message}
 
 
-def list_lines(recipes: list[dict[str, Any]], engines: list[dict[str, Any]]) -> Iterator[str]:
-    yield "recipes (tok/s are others' figures, see README):"
-    for row in recipes:
-        figure = row.get("reported_tok_s")
-        yield _list_line(row, f"{figure:g}" if figure else "-")
+def list_lines(
+    recipes: list[dict[str, Any]],
+    engines: list[dict[str, Any]],
+    fits: Mapping[str, str],
+    default: str,
+) -> Iterator[str]:
+    """Yield recipes by model, then engines; `fits` says of each recipe whether it fits here."""
+    yield "recipes (* is the default; fits: on this machine, ? is not known; tok/s are others')"
+    broken = [row for row in recipes if "error" in row]
+    for model, rows in _by_model([row for row in recipes if "error" not in row]):
+        yield f"{model}"
+        for row in rows:
+            mark = "*" if row["name"] == default else " "
+            figure = row["reported_tok_s"]
+            told = f"{fits.get(row['name'], '?'):<4} {f'{figure:g}' if figure else '-':>5}"
+            yield f"  {mark} {row['name']:<24} {told}  {row['title']}{_needs(row)}"
+    for row in broken:
+        yield f"  broken: {row['name']}: {row['error']}"
     yield "engines:"
     for row in engines:
-        yield _list_line(row, row.get("vllm", ""))
+        said = row.get("title") or f"broken: {row['error']}"
+        yield f"    {row['name']:<24} {row.get('vllm', ''):<10}  {said}"
 
 
-def _list_line(row: dict[str, Any], figure: str) -> str:
-    if "error" in row:
-        return f"  {row['name']:<12} broken: {row['error']}"
-    return f"  {row['name']:<12} {figure:>6}  {row['title']}"
+def _by_model(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    by_model: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_model.setdefault(row["model"], []).append(row)
+    return sorted(by_model.items(), key=lambda item: item[0].lower())
+
+
+def _needs(row: dict[str, Any]) -> str:
+    return " (needs a fork or a preview: `show` names it)" if row["preview"] else ""
 
 
 def origin_lines(resolved: Resolved) -> Iterator[str]:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import features, flags
 from sparkdeploy.recipe.families import family_of
-from sparkdeploy.recipe.release import is_unknown
+from sparkdeploy.recipe.settled import is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.recipe.document import KeyPath
-    from sparkdeploy.recipe.schema import Cluster, Engine, Recipe, Speculative, Weights
+    from sparkdeploy.recipe.engine import Engine
+    from sparkdeploy.recipe.schema import Cluster, Recipe, Speculative, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,17 @@ def _drafting(speculative: Speculative) -> features.Feature | None:
 
 def _engine_itself(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     yield from _family(recipe, engine)
+    least = recipe.least_vllm
+    is_older = least is not None and features.parse_version(engine.vllm) < features.parse_version(
+        least
+    )
+    if is_older and not recipe.allow_known_bad and not is_unknown(engine):
+        yield Mistake(
+            ("least_vllm",),
+            f"engine {engine.name} has vLLM {engine.vllm}, and the recipe needs {least}",
+            "choose a newer engine (`sparkdeploy list` shows them), or insist with "
+            "--allow-known-bad",
+        )
     if engine.kind == "image" and engine.image is None:
         yield Mistake(
             ("engine",),

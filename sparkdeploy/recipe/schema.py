@@ -18,7 +18,7 @@ IMAGE_PATTERN = r"^([\w./:-]+@sha256:[0-9a-f]{64}|(sha256:)?[0-9a-f]{12,64})$"
 """A digest or a local id: what a tag means can change under a deployment."""
 TAG_PATTERN = r"^[a-z0-9][\w.-]*(:[0-9]{1,5})?(/[a-z0-9][\w.-]*)*(:\w[\w.-]{0,127})?$"
 ImageReference = Annotated[str, Field(pattern=f"{IMAGE_PATTERN}|{TAG_PATTERN}", max_length=512)]
-"""By digest, by local id, or by a tag, which `up` asks to be replaced by a digest."""
+"""By digest, by local id, or by a tag, which `up` settles to a digest."""
 
 
 def _without_control(text: str) -> str:
@@ -62,6 +62,9 @@ def _tokens(value: Any) -> Any:  # noqa: ANN401 - YAML content
 
 
 Tokens = Annotated[PositiveInt, BeforeValidator(_tokens)]
+
+
+WORKSPACE_TEMPLATE = r"^[A-Za-z0-9_-][\w.-]*(/[A-Za-z0-9_-][\w.-]*)*\.jinja$"
 
 
 class Strict(BaseModel):
@@ -214,6 +217,9 @@ class Serve(Strict):
     enable_expert_parallel: bool | None = None
     chat_template: HostPath | None = None
     """A file beside the recipe, instead of the model's own template."""
+    chat_template_of_mod: Annotated[str, Field(pattern=WORKSPACE_TEMPLATE)] | None = None
+    """A template that one of the recipe's mods brings: its place below /workspace in the image.
+    Without mods the model's own is used."""
     default_chat_template_kwargs: dict[str, JsonValue] | None = None
     hf_overrides: dict[str, JsonValue] | None = None
     override_generation_config: dict[str, JsonValue] | None = None
@@ -299,6 +305,8 @@ class Mod(Strict):
     """As its author names it, `mods/NAME`."""
     run: Text | None = None
     """Commands of a shell."""
+    network: bool = False
+    """Whether they may fetch while the image is built; what they fetch is in no fingerprint."""
 
     @property
     def name(self) -> str:
@@ -314,13 +322,21 @@ class Recipe(Strict):
     """Small letters, digits, `.`, `_` and `-`."""
     title: Printable
     """One line for people."""
+    source: Printable | None = None
+    """Whose settings they are, where they are another's."""
+    preview: Printable | None = None
+    """The fork or the unreleased build of vLLM that it needs; an engine of ours is no such one."""
+    least_vllm: VllmRelease | None = None
+    """The first release that serves it; an older one is refused."""
     extends: Printable | None = None
     """The recipe that this one changes, by its name or by its file."""
     engine: Annotated[str, Field(pattern=NAME_PATTERN)]
     """Where vLLM comes from; `sparkdeploy list` shows them."""
     image: ImageReference | None = None
-    """For an engine of kind `image`: which one, by digest or local id; a tag is replaced first."""
+    """For an engine of kind `image`: which one, by digest, local id or tag. `up` asks once what a
+    tag is, and keeps to that."""
     mods: list[Mod] = Field(default_factory=list)
+    """Changes to the engine's image that others wrote, in this order, each a stage of its own."""
     allow_known_bad: bool = False
     """Serve with a vLLM release that is known to fail on a Spark; `--allow-known-bad` sets it."""
     allow_unsafe: bool = False
@@ -334,60 +350,15 @@ class Recipe(Strict):
     expect: Expect | None = None
 
     @property
+    def needs_plugin(self) -> bool:
+        """Whether vLLM has to be taught something: a treatment, or TurboQuant with its mends."""
+        is_treated = self.checkpoint.fp8_dense.mode != "off" or self.checkpoint.lm_head != "bf16"
+        is_treated = is_treated or self.checkpoint.draft_lm_head is not None
+        return is_treated or self.serve.kv_cache_dtype.startswith("turboquant")
+
+    @property
     def companions(self) -> tuple[Weights, ...]:
         """What is mounted beside the model: the drafter, if there is one, and the adapters."""
         speculative = self.serve.speculative
         drafter = speculative.drafter if speculative is not None else None
         return (*(() if drafter is None else (drafter,)), *self.serve.lora)
-
-
-class DebianBase(Strict):
-    """The base stage made from Debian packages where no registry answers."""
-
-    suite: Annotated[str, Field(pattern=r"^[a-z]+$")]
-
-
-class Base(Strict):
-    """The lowest image stage: a registry image, and the distribution packages added to it."""
-
-    image: Annotated[str, Field(pattern=r"^[\w][\w./:@-]*$")]
-    packages: list[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]]
-    debian: DebianBase | None = None
-    python: Annotated[str, Field(pattern=r"^3\.\d+$")]
-
-
-class SourceBuild(Strict):
-    """vLLM compiled rather than installed: from what, and what the machine must have for it."""
-
-    sdist_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    ref: Annotated[str, Field(pattern=r"^\w+([./-]\w+)*$")] | None = None
-    """A git ref of vLLM's repository that takes the place of the sdist."""
-    disk_gb: PositiveInt
-    memory_gib: PositiveInt
-
-
-class Engine(Strict):
-    schema_version: Annotated[Literal[1], Field(alias="schema")]
-    name: Annotated[str, Field(pattern=NAME_PATTERN)]
-    title: Printable
-    kind: Literal["wheel", "source", "image", "cpu"]
-    vllm: VllmRelease
-    torch: Annotated[str, Field(pattern=r"^\d+(\.\d+)+$")] | None = None
-    cuda: Annotated[str, Field(pattern=r"^\d+\.\d+$")] | None = None
-    base: Base | None = None
-    lock: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
-    """The engine whose lock this one uses; its own when left out."""
-    image: ImageReference | None = None
-    """For kind `image`: an existing one, by digest or local id."""
-    device: Literal["cuda", "cpu"] | None = None
-    """What an existing image runs on; a CPU build of torch is refused for `cuda`, the default."""
-    torch_arch_list: Annotated[str, Field(pattern=r"^[0-9a-z.; +]+$")] | None = None
-    source: SourceBuild | None = None
-    """For kind `source`."""
-    build_bytes: Annotated[int, Field(ge=0)] | None = None
-    """What all stages take on Docker's disk at the height of a build, as measured."""
-    note: Printable | None = None
-
-    @property
-    def runs_on(self) -> Literal["cuda", "cpu"]:
-        return self.device or ("cpu" if self.kind == "cpu" else "cuda")

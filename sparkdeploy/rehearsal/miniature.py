@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Checkpoint, Cluster, Engine, Serve
+    from sparkdeploy.recipe.schema import Checkpoint, Cluster, Serve
     from sparkdeploy.rehearsal.stand_in import StandInModel
     from sparkdeploy.settings import Settings
 
@@ -37,7 +38,10 @@ DRAFT_ROWS = 256
 """Half of the twin's tokens: the other half is what a draft head leaves out."""
 STARTUP_TIMEOUT_S = 600.0
 MEMORY_FLOOR_GIB = 1.0
+OF_A_GPU = ("moe_backend", "attention_backend", "linear_backend")
+"""Keys of `speculative` that choose a drafter's kernels."""
 _DROPPED = {
+    "chat_template_of_mod": "a mod brings it, and mods are for another image",
     "attention_backend": "the CPU engine has its own",
     "compilation_config": "it speaks of CUDA graphs",
     "load_format": "it reads through a GPU",
@@ -137,7 +141,9 @@ def _on_cpu(
         "cluster": cluster,
         "limits": recipe.limits.model_copy(update=limits),
     }
-    small = replace(resolved, recipe=recipe.model_copy(update=changed), engine=engine)
+    small = replace(
+        resolved, recipe=recipe.model_copy(update=changed), engine=engine, mods=(), image=None
+    )
     return small, [f"engine {resolved.engine.name} -> {engine.name}", *free]
 
 
@@ -219,6 +225,13 @@ def _serve_on_cpu(serve: Serve, port: int, without: Mapping[str, str]) -> tuple[
         if value is not None and value != default:
             dropped.append(f"serve.{field}={value}: {reason}")
             changed[field] = default
+    drafting = serve.speculative
+    on_gpu = [key for key in OF_A_GPU if drafting is not None and key in drafting.further]
+    if drafting is not None and on_gpu:
+        named = ", ".join(f"{key}={drafting.further[key]}" for key in on_gpu)
+        dropped.append(f"serve.speculative: {named}: kernels of a GPU")
+        kept = {key: value for key, value in drafting.model_dump().items() if key not in on_gpu}
+        changed["speculative"] = type(drafting).model_validate(kept)
     if serve.context_limit is None or serve.context_limit > MAX_MODEL_LEN:
         dropped.append(f"serve.max_model_len={serve.max_model_len} -> {MAX_MODEL_LEN}: a twin")
         changed["max_model_len"] = MAX_MODEL_LEN

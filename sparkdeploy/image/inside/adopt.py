@@ -1,6 +1,6 @@
 """Makes the Python of an existing image known as /opt/venv, or says why the image does not fit.
 
-Runs inside the image, as the Python that has vLLM: `python -I adopt.py VLLM_VERSION cuda|cpu`.
+Runs inside the image, as the Python that has vLLM: `python -I adopt.py VLLM_VERSION|any cuda|cpu`.
 """
 
 import re
@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 REFUSED = "sparkdeploy-refused: "
+ANY = "any"
 OLDEST_PYTHON = (3, 10)
 VENV = Path("/opt/venv")
 
@@ -36,7 +37,7 @@ def refusal(wanted: str, device: str, *, vllm: str | None, torch_cuda: str | Non
     if vllm is None:
         return "its vLLM has no version: the package's metadata is missing"
     release = re.match(r"\d+\.\d+\.\d+", vllm)
-    if release is None or release[0] != wanted:
+    if wanted != ANY and (release is None or release[0] != wanted):
         return f"it has vLLM {vllm}, and the engine says {wanted}"
     if device == "cuda" and torch_cuda is None:
         return "its torch is a CPU build (torch.version.cuda is empty)"

@@ -16,6 +16,7 @@ from sparkdeploy.recipe.foreign.theirs import flag_of_parameter
 from sparkdeploy.recipe.foreign.weights import host_path, put_model
 from sparkdeploy.recipe.harmless import MAX_KEYS
 from sparkdeploy.recipe.release import newest
+from sparkdeploy.recipe.schema import WORKSPACE_TEMPLATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -271,9 +272,13 @@ def _template(told: Told) -> None:
     if os.path.isfile(place):  # noqa: PTH113 - never raises
         told.put(("serve", "chat_template"), host)
         return
-    has_mods = bool(told.theirs.listed("mods"))
-    brings = "a mod or its image brings it" if has_mods else "its image may have it"
-    why = f"no such file beside the recipe ({brings}); the model's own template is used"
+    has_mods = any(told.theirs.listed(key) for key in ("mods", "pre_exec"))
+    # Scripts that run mods start vLLM in the folder that mods write to.
+    in_workspace = told.text.removeprefix("/workspace/").removeprefix("./")
+    if has_mods and re.fullmatch(WORKSPACE_TEMPLATE, in_workspace):
+        told.put(("serve", "chat_template_of_mod"), in_workspace)
+        return
+    why = "no such file beside the recipe (its image may have it); the model's own template is used"
     told.drop(told.said, why)
 
 

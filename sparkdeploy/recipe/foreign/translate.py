@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MAX_TITLE = 200
 V1_SIGNS = frozenset({"build_args", "cluster_only", "solo_only"})
 """Keys of eugr's format; a recipe of his may leave out its version."""
+PULL_REQUEST = re.compile(r"--apply-vllm-pr[s]?(?:[= ]+(\d+))?")
 OUR_ENGINE_KEYS = ("engine", "image")
 TRANSLATED = frozenset(
     {
@@ -59,6 +60,7 @@ def translate(
     """
     theirs, rest = read(document, file, assignments)
     _refuse_other_runtimes(theirs)
+    _refuse_pull_requests(theirs, rest)
     draft = Draft()
     command = _command(theirs)
     _identity(theirs, draft)
@@ -93,6 +95,26 @@ def _refuse_other_runtimes(theirs: Theirs) -> None:
         return
     names = (row.name for key, row in tables().runtimes.items() if runtime.startswith(key))
     raise _other_server(theirs, "runtime", next(names, shown(runtime)))
+
+
+def _refuse_pull_requests(theirs: Theirs, assignments: Sequence[str]) -> None:
+    """A patch that is fetched while an image is built is another one tomorrow.
+
+    Who says which mods there are (`--set mods=...`) has said what stands for it.
+    """
+    words = " ".join(as_text(item) for item in theirs.listed("build_args"))
+    found = PULL_REQUEST.findall(words)
+    is_settled = any(item.partition("=")[0].strip() == "mods" for item in assignments)
+    if not found or is_settled:
+        return
+    number = found[0] or "N"
+    raise RecipeError(
+        f"{theirs.origin('build_args')}: build_args: {shown(words)}: patches of vLLM's pull "
+        "requests are not fetched while an image is built",
+        hint=f"save the patch as mods/vllm-pr-{number}/pr.patch, with a run.sh beside it that says "
+        "`patch -p1 -d /usr/local/lib/python3.12/dist-packages < pr.patch`, and name it: --set "
+        f"'mods=[{{folder: mods/vllm-pr-{number}}}]'; or do without: --set mods=[]",
+    )
 
 
 def _other_server(theirs: Theirs, key: str, name: str) -> RecipeError:

@@ -1,0 +1,180 @@
+"""What an image that others made was settled to on this machine, and what was found in it.
+
+A tag may be another image tomorrow. `up` asks once what it is, and writes that here: the digest in
+image-lock.json of the state folder, and what the image holds beside it, in image-contents/, a file
+by digest. A plan reads both and asks nobody.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Mapping, Sequence  # noqa: TC003 - pydantic reads them
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.engine import Engine
+from sparkdeploy.recipe.release import ANY_IMAGE, Release, is_tag, stated_release
+from sparkdeploy.recipe.schema import IMAGE_PATTERN
+from sparkdeploy.stored_json import MAX_BYTES, read_bytes, read_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOCK_FILE = "image-lock.json"
+CONTENTS_FOLDER = "image-contents"
+SCHEMA = 1
+_NUMBER = re.compile(r"\d+\.\d+\.\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageContents:
+    """What was found in an image: versions, kernels, and what its `vllm serve` takes."""
+
+    vllm: str
+    """As the package says it: `0.33.0`, `0.34.0.dev12+g0123abc`."""
+    torch: str | None
+    cuda: str | None
+    """torch.version.cuda; None for a CPU build."""
+    kernels: Sequence[str]
+    """For which GPUs vLLM's own libraries have code: sm_120f."""
+    rdma_missing: Mapping[str, str]
+    """What NCCL would look for and not find, with the reason; empty where libibverbs is whole."""
+    release: Release | None
+    """None where its own argument parser could not be asked."""
+
+    @property
+    def release_number(self) -> str | None:
+        """The three numbers; None for a build that has others."""
+        match = _NUMBER.match(self.vllm)
+        return match[0] if match else None
+
+    def describe(self) -> str:
+        parts = [f"vLLM {self.vllm}", f"torch {self.torch or 'unknown'}"]
+        parts += [f"CUDA {self.cuda}" if self.cuda else "for CPUs"]
+        if self.kernels:
+            parts.append(f"kernels {' '.join(self.kernels)}")
+        if self.cuda:
+            parts.append("no libibverbs" if self.rdma_missing else "libibverbs")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class SettledImage:
+    """One name, and what it meant when it was asked for."""
+
+    image: str
+    """NAME@sha256:..., or a local id."""
+    settled_at: str
+    """UTC."""
+
+    def __post_init__(self) -> None:
+        if re.fullmatch(IMAGE_PATTERN, self.image) is None:
+            raise ValueError(f"{self.image[:80]!r} is neither a digest nor an id")
+
+
+class SettledEngine(Engine):
+    """The engine of an image into which somebody has looked."""
+
+    contents: ImageContents
+
+
+def is_unknown(engine: Engine) -> bool:
+    """Say whether nobody knows which release an image holds: neither its tag nor who looked."""
+    if isinstance(engine, SettledEngine):
+        return engine.contents.release_number is None
+    is_any = engine.kind == "image" and engine.name == ANY_IMAGE
+    return is_any and stated_release(engine.image or "") is None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLock:
+    """The settled images of a state folder; RecipeError names a file that is not ours."""
+
+    state_dir: Path
+
+    @property
+    def path(self) -> Path:
+        return self.state_dir / LOCK_FILE
+
+    def contents_path(self, image: str) -> Path:
+        """Return where the contents of a digest or an id stand, whatever repository it is of."""
+        mark = hashlib.sha256(image.rpartition("@")[2].encode()).hexdigest()[:32]
+        return self.state_dir / CONTENTS_FOLDER / f"{mark}.json"
+
+    def settled(self, reference: str) -> SettledImage | None:
+        return self.all().get(reference)
+
+    def all(self) -> dict[str, SettledImage]:
+        """Return every settled image by the name that was asked for."""
+        try:
+            content = read_json(self.path)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise self._unusable(error) from error
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            raise self._unusable("it was written by another version")
+        try:
+            return _images().validate_python(content.get("images"), strict=False)
+        except ValidationError as error:
+            raise self._unusable("it holds something else than images") from error
+
+    def contents(self, image: str) -> ImageContents | None:
+        path = self.contents_path(image)
+        try:
+            return _contents().validate_json(read_bytes(path, MAX_BYTES))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise RecipeError(f"{path} cannot be used: {error}", hint=f"rm {path}") from error
+
+    def _unusable(self, reason: object) -> RecipeError:
+        return RecipeError(
+            f"{self.path} cannot be used: {reason}",
+            hint=f"rm {self.path}: `up` then asks the registry again what each tag is",
+        )
+
+
+def settled_engine(engine: Engine, lock: ImageLock | None) -> Engine:
+    """Return the engine of what its image was settled to; as it is where nobody has asked yet."""
+    if engine.image is None or lock is None:
+        return engine
+    settled = lock.settled(engine.image)
+    changes: dict[str, Any] = {"image": settled.image if settled is not None else engine.image}
+    contents = None if is_tag(changes["image"]) else lock.contents(changes["image"])
+    if contents is None:
+        return engine.model_copy(update=changes)
+    if engine.name == ANY_IMAGE and contents.release_number is not None:
+        # An engine file of the user's own says which release it is for, and is held to it.
+        changes["vllm"] = contents.release_number
+    values = {name: getattr(engine, name) for name in Engine.model_fields}
+    return SettledEngine.model_construct(**(values | changes), contents=contents)
+
+
+@functools.cache
+def _images() -> TypeAdapter[dict[str, SettledImage]]:
+    return TypeAdapter(dict[str, SettledImage])
+
+
+@functools.cache
+def _contents() -> TypeAdapter[ImageContents]:
+    return TypeAdapter(ImageContents)
+
+
+def contents_as_json(contents: ImageContents) -> bytes:
+    return _contents().dump_json(contents)
+
+
+def lock_as_dict(images: Mapping[str, SettledImage]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "images": {
+            name: {"image": it.image, "settled_at": it.settled_at}
+            for name, it in sorted(images.items())
+        },
+    }
