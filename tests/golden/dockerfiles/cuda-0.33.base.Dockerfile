@@ -17,6 +17,8 @@ RUN . /network/environment \
       libibverbs1 \
       ibverbs-providers \
       ibverbs-utils \
+      git \
+      patch \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/* /network
 
 FROM scratch

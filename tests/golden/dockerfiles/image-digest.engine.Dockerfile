@@ -4,6 +4,6 @@ ARG BASE_IMAGE=nvidia/vllm@sha256:0000000000000000000000000000000000000000000000
 FROM ${BASE_IMAGE}
 USER 0
 COPY adopt/ /opt/sparkdeploy/
-RUN sh /opt/sparkdeploy/adopt.sh 0.25.1 cuda
+RUN sh /opt/sparkdeploy/adopt.sh any cuda
 ENV PATH=/opt/venv/bin:$PATH:/usr/local/bin:/usr/bin:/bin
 WORKDIR /tmp

@@ -3,6 +3,6 @@
 FROM sha256:1111111111111111111111111111111111111111111111111111111111111111
 USER 0
 COPY adopt/ /opt/sparkdeploy/
-RUN sh /opt/sparkdeploy/adopt.sh 0.25.1 cuda
+RUN sh /opt/sparkdeploy/adopt.sh any cuda
 ENV PATH=/opt/venv/bin:$PATH:/usr/local/bin:/usr/bin:/bin
 WORKDIR /tmp
