@@ -225,7 +225,7 @@ def test_a_pipe_among_the_users_own_recipes_does_not_hide_the_others() -> None:
     own.mkdir(parents=True)
     os.mkfifo(own / "pipe.yaml")
     listed = CliRunner().invoke(app, ["list"]).stdout
-    assert "pipe         broken:" in listed
+    assert "broken: pipe:" in listed
     assert "v2-tq" in listed
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.timeout(600),
-    pytest.mark.runs("down", "rollback", "status", "up"),
+    pytest.mark.runs("new", "down", "rollback", "status", "up"),
 ]
 
 GIB = 1 << 30

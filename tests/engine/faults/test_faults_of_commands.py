@@ -31,7 +31,7 @@ from tests.engine.stand_in.engine import REFERENCE
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.timeout(600),
-    pytest.mark.runs("down", "rollback", "status", "up"),
+    pytest.mark.runs("new", "down", "rollback", "status", "up"),
 ]
 
 PROGRAM = (sys.executable, "-m", "sparkdeploy")

@@ -19,8 +19,8 @@ from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.node.host import DockerHost
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.load import Library, load_engine
-from sparkdeploy.recipe.schema import Engine
 from sparkdeploy.settings import load_settings, resources
 
 MakeImage = Callable[..., str]
@@ -67,7 +67,9 @@ def with_vllm(version: str, torch_cuda: str | None) -> str:
 
 def engine_on(image: str, *, vllm: str, device: str) -> Engine:
     shipped = load_engine(Library((resources() / "recipes",)), "image")
-    return shipped.model_copy(update={"image": image, "vllm": vllm, "device": device})
+    # An engine file of a user's own says which release its image has, and is held to it.
+    own = {"name": "mine", "image": image, "vllm": vllm, "device": device}
+    return shipped.model_copy(update=own)
 
 
 def stages_on(image: str, *, vllm: str = "0.25.1", device: str = "cuda") -> tuple[Stage, ...]:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import sparkdeploy
 from sparkdeploy import labels
 from sparkdeploy.image.context import ContextFile, write_tar
-from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.image.stages import Additions, Stage, stages_of
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.recipe.load import Library, load_engine
+from sparkdeploy.recipe.settled import ImageContents, ImageLock, contents_as_json
 from sparkdeploy.settings import resources
 from tests.engine.stand_in.image import FOLDER, RECORDED
 
@@ -51,6 +52,10 @@ RUN mkdir -p /opt/venv/bin && ln -s /usr/bin/python3 /opt/venv/bin/python \\
  && install -m 755 /stand_in/vllm.py /usr/local/bin/vllm
 """
 REFERENCE = "sparkdeploy-test/stand-in-engine:1"
+CONTENTS = ImageContents(
+    vllm="0.25.1", torch=None, cuda=None, kernels=(), rdma_missing={}, release=None
+)
+"""What a look into the image would find; it takes seconds, and hundreds of tests start it."""
 LOGS = ("cpu-0.32-mtp.log", "crashes/cuda_oom.log")
 
 
@@ -110,9 +115,16 @@ def install(host: DockerHost, root: Path, port: int) -> StandInEngine:
     (recipes / "standin.yaml").write_text(RECIPE.format(model=model, port=port))
     engine = load_engine(Library((recipes, resources() / "recipes")), "stand-in")
     for stage in stages_of(
-        engine, base_source="registry", architecture=architecture(), resources=resources()
+        engine,
+        base_source="registry",
+        architecture=architecture(),
+        resources=resources(),
+        additions=Additions(top="guard"),
     ):
         _mark(host, stage)
+    contents = ImageLock(root / "state").contents_path(image.image_id)
+    contents.parent.mkdir(parents=True)
+    contents.write_bytes(contents_as_json(CONTENTS))
     return StandInEngine(root, port)
 
 

@@ -140,7 +140,7 @@ FAMILIES = {
     "speculative: {method: mtp, tokens: 1}",
     "qwen3-dense": "runner: pooling, convert: embed",
 }
-IN_THE_DEFAULT_RUN = {"llama", "glm4-moe"}
+IN_THE_DEFAULT_RUN = {"llama"}
 
 
 def other_recipe(folder: Path, family: str, serve: str) -> Path:

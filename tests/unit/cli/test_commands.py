@@ -238,5 +238,5 @@ def test_a_broken_engine_of_the_user_does_not_hide_the_others(run: Run, tmp_path
     (folder / "mine.yaml").write_text("schema: 1\n")
     done = run("list")
     assert done.returncode == 0
-    assert "mine         broken:" in done.stdout
+    assert "broken: " in done.stdout
     assert "cpu-0.32" in done.stdout

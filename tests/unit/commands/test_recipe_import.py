@@ -109,19 +109,19 @@ def test_what_cannot_be_imported_has_an_exit_code(
 def test_a_plan_says_what_became_of_theirs(run: Run, theirs: Path) -> None:
     done = run("plan", str(theirs / "owl.yaml"), "--allow-unsafe", "--set", "model.path=null")
     assert "imported from owl.yaml (sparkrun v2)" in done.stdout
-    assert "mod         pip install owl-kernels" in done.stdout
-    assert "mods are not built into images yet" in done.stdout
+    assert "mod pip install owl-kernels: its run.sh runs as root, without a network:" in done.stdout
+    assert "        | pip install owl-kernels" in done.stdout
     told = json.loads(run("plan", str(theirs / "parrot.yaml"), "--json").stdout)
     assert told["import"]["format"] == "eugr v1"
 
 
 @pytest.mark.usefixtures("no_docker")
-def test_an_image_by_a_tag_is_a_step_that_has_its_fix(run: Run, theirs: Path) -> None:
+def test_an_image_by_a_tag_is_a_step_of_up(run: Run, theirs: Path) -> None:
     done = run(
         "plan", str(theirs / "crow.yml"), "--allow-unsafe", "--set", "cluster.min_nodes=null"
     )
-    assert "image vllm/vllm-openai:v0.32.0 is named by a tag" in done.stdout
-    assert "fix: docker pull vllm/vllm-openai:v0.32.0" in done.stdout
+    assert "v image       vllm/vllm-openai:v0.32.0" in done.stdout
+    assert "a tag, resolved by `up`" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,13 @@ BIG = MODELS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"]
 HARDWARE = read_hardware(FACTS_FOLDER / "hardware.yaml")
 ACCEPTANCE = read_acceptance(FACTS_FOLDER / "speculation.yaml")
 SHIPPED = Library((REPOSITORY / "recipes",))
-RECIPES = {name: load_recipe(SHIPPED, name) for name in SHIPPED.recipe_files()}
+LOADED = {name: load_recipe(SHIPPED, name) for name in SHIPPED.recipe_files()}
+RECIPES = {
+    name: resolved
+    for name, resolved in LOADED.items()
+    if "Qwen3.5-122B" in resolved.recipe.model.known_as or name == "35b-v2"
+}
+"""Those of the models that the pictures of the docs are about."""
 SPEED = fit_speed(HARDWARE["spark"], RECIPES, MODELS, ACCEPTANCE)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.load import Library, load_engine
-from sparkdeploy.recipe.schema import Engine
 from sparkdeploy.settings import BuildNetwork, Hosts, Settings, resources
 
 LoadEngine = Callable[[str], Engine]

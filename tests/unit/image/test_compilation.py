@@ -11,7 +11,7 @@ from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import compilation, network
 from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.recipe.schema import SourceBuild
+from sparkdeploy.recipe.engine import SourceBuild
 from sparkdeploy.settings import BuildNetwork, resources
 
 from .conftest import LoadEngine, MakeSettings

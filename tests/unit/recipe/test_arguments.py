@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.arguments import release_of
 from sparkdeploy.recipe.history import history
 from sparkdeploy.recipe.load import load_recipe
-from sparkdeploy.recipe.release import release_of, releases, stated_release
+from sparkdeploy.recipe.release import releases, stated_release
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library

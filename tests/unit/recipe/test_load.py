@@ -17,11 +17,31 @@ if TYPE_CHECKING:
 SHIPPED = (
     "35b-v2",
     "baseline",
+    "deepseek-v4-flash",
     "dflash",
+    "gemma4-26b",
+    "glm-4.7-flash",
+    "glm-5.3-flash",
+    "gpt-oss-120b",
+    "gpt-oss-120b-mxfp4",
     "hybrid",
+    "minimax-m2.7",
     "mtp-1",
     "mtp-2",
+    "nemotron-3-super",
+    "nemotron-3.5-lightning",
     "no-hybrid",
+    "qwen3-coder-next",
+    "qwen3-vl-embedding",
+    "qwen3-vl-reranker",
+    "qwen3.5-397b-int4",
+    "qwen3.6-27b",
+    "qwen3.6-35b",
+    "qwen3.6-35b-mtp",
+    "qwen3.6-35b-nvfp4",
+    "qwen3.8-27b-nvfp4",
+    "qwen3.8-flash-next",
+    "qwen3.8-flash-next-int4",
     "v2",
     "v2-hub",
     "v2-kv8",
@@ -244,8 +264,9 @@ def test_a_broken_recipe_of_the_user_does_not_hide_the_others(
 ) -> None:
     write(tmp_path, "mine", "schema: 1\n")
     rows = recipe_rows(Library((tmp_path, *shipped.folders)))
-    text = "\n".join(list_lines(rows, []))
-    assert "mine         broken:" in text
+    text = "\n".join(list_lines(rows, [], {"v2": "fits"}, "v2"))
+    assert "broken: mine:" in text
+    assert "* v2                       fits" in text
     assert "v2 " in text
 
 

@@ -19,10 +19,11 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.flags import VALUE_FLAGS, flag_of
 from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.recipe.load import Library, Resolved, load_engine, load_recipe
-from sparkdeploy.recipe.schema import Engine, Recipe
+from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
 from tests.launching import container_spec

@@ -1,0 +1,349 @@
+"""Images by tag, from a real registry: settled once, kept, moved when it is asked for."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import docker
+import pytest
+
+from sparkdeploy.image.stages import UPPERMOST_FIRST
+from sparkdeploy.node.facts import architecture
+from sparkdeploy.recipe.settled import ImageLock
+from tests.engine.conftest import free_port, until
+from tests.engine.image.test_image_existing import SITE, with_vllm
+from tests.engine.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sparkdeploy.node.host import DockerHost
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.runs("plan", "up", "image")]
+ENGINE = """\
+schema: 1
+name: {name}
+title: an image of others
+kind: image
+vllm: 0.25.1
+device: cpu
+"""
+RECIPE = """\
+schema: 1
+name: tagged
+title: by tag
+engine: {engine}
+image: {image}
+model: {{path: {model}, repo: test/stand-in}}
+serve: {{port: {port}}}
+limits: {{memory_floor_gib: 0.5}}
+"""
+USER, PASSWORD = "owl", "hidden"
+HTPASSWD = f"{USER}:$2b$04$Sw2lnZUNMRoSpY2MDRXTxOqpp2.NhYC9yLdWxWXY5WFMa5NpozMDW\n"
+"""bcrypt of the word above, with the least of rounds."""
+MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+
+
+@dataclass
+class LabRegistry:
+    """Debian's docker-registry on a port of its own."""
+
+    folder: Path
+    data: Path
+    """Shared by the tests of this file: the base's layers are packed and pushed once."""
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, *, is_private: bool = False) -> None:
+        program = shutil.which("docker-registry")
+        assert program is not None, "apt-get install docker-registry"
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "htpasswd").write_text(HTPASSWD)
+        login = f"auth: {{htpasswd: {{realm: lab, path: {self.folder}/htpasswd}}}}\n"
+        (self.folder / "config.yml").write_text(
+            f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {self.data}}}}}\n"
+            f'http: {{addr: "{self.address}"}}\n{login if is_private else ""}'
+        )
+        self.process = subprocess.Popen(
+            [program, "serve", str(self.folder / "config.yml")],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until(self._answers)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            self.ask("GET", "/v2/")
+        except urllib.error.HTTPError as error:
+            return error.code == 401
+        except OSError:
+            return False
+        return True
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **heads: str) -> Any:
+        request = urllib.request.Request(f"http://{self.address}{path}", body, heads, method=method)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.read()
+
+    def offer(self, name: str, tag: str, *architectures: str) -> None:
+        """Put a list in a tag's place that names its image for these platforms."""
+        path = f"/v2/{name}/manifests/{tag}"
+        told = self.ask("GET", path, Accept=MANIFEST)
+        digest = f"sha256:{hashlib.sha256(told).hexdigest()}"
+        row = {"mediaType": MANIFEST, "size": len(told), "digest": digest}
+        rows = [{**row, "platform": {"architecture": it, "os": "linux"}} for it in architectures]
+        content = {"schemaVersion": 2, "mediaType": LIST, "manifests": rows}
+        heads = {"Content-Type": LIST}
+        self.ask("PUT", path, json.dumps(content).encode(), **heads)
+
+
+@pytest.fixture(scope="module")
+def registry_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("registry-data")
+
+
+@pytest.fixture
+def registry(tmp_path: Path, registry_data: Path) -> Iterator[LabRegistry]:
+    made = LabRegistry(tmp_path / "registry", registry_data, free_port())
+    yield made
+    made.stop()
+
+
+@dataclass
+class Lab:
+    """One user's folders with a recipe whose image is a tag of the registry."""
+
+    program: Program
+    registry: LabRegistry
+    base: str
+    engine: str
+
+    @property
+    def tag(self) -> str:
+        return f"{self.registry.address}/lab/vllm:v1"
+
+    def push(self, version: str = "0.25.1", note: str = "one", **login: str) -> None:
+        """Build a vLLM in name only, and put it under the tag; nothing of it stays here."""
+        dockerfile = f"FROM {self.base}\n{with_vllm(version, None)}\nLABEL note={note}\n"
+        with contextlib.closing(docker.from_env()) as client:
+            client.images.build(fileobj=io.BytesIO(dockerfile.encode()), tag=self.tag, rm=True)
+            said = client.images.push(self.tag, auth_config=login or None)
+            assert '"error"' not in said, said
+            client.images.remove(self.tag)
+
+    def up(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.program.run("up", "tagged", "--prepare", "--yes", *words)
+
+    def pinned(self) -> str:
+        settled = ImageLock(self.program.root / "state").settled(self.tag)
+        assert settled is not None
+        return settled.image
+
+    def plan(self) -> dict[str, Any]:
+        told: dict[str, Any] = self.program.answer("plan", "tagged")
+        return told
+
+
+@pytest.fixture
+def lab(
+    host: DockerHost, python_base_image: str, tmp_path: Path, registry: LabRegistry
+) -> Iterator[Lab]:
+    recipes = tmp_path / "config" / "recipes"
+    (recipes / "engines").mkdir(parents=True)
+    engine = f"lab-{uuid.uuid4().hex[:8]}"
+    (recipes / "engines" / f"{engine}.yaml").write_text(ENGINE.format(name=engine))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    made = Lab(Program(tmp_path), registry, python_base_image, engine)
+    values = {"image": made.tag, "engine": engine, "model": model, "port": free_port()}
+    (recipes / "tagged.yaml").write_text(RECIPE.format(**values))
+    yield made
+    for image in sorted(host.own_images(), key=lambda item: UPPERMOST_FIRST.get(item.stage, 4)):
+        if image.engine == engine:
+            for tag in image.tags:
+                host.remove_image(tag)
+
+
+def test_a_tag_is_settled_once_and_moved_when_it_is_asked_for(lab: Lab) -> None:
+    lab.registry.start()
+    lab.push()
+    assert lab.plan()["image"] == {"name": lab.tag, "settled": None, "holds": {}}
+    first = lab.up()
+    assert first.returncode == 0, first.stderr
+    assert "vLLM 0.25.1" in first.stderr
+    digest = lab.pinned()
+    held = lab.plan()
+    assert (held["image"]["settled"], held["image"]["holds"]["vllm"]) == (digest, "0.25.1")
+    assert [(step["stage"], step["action"]) for step in held["images"]] == [
+        ("engine", "reuse"),
+        ("guard", "reuse"),
+    ]
+    lab.push(note="two")
+    assert "nothing" in (lab.up().stderr + lab.up().stdout)
+    assert lab.pinned() == digest
+    moved = lab.up("--update-image")
+    assert moved.returncode == 0, moved.stderr
+    assert f"was {digest} since" in moved.stderr
+    assert lab.pinned() != digest
+    assert "is what it was" in lab.up("--update-image").stderr
+    lab.registry.stop()
+    assert lab.up().returncode == 0
+    gone = lab.up("--update-image")
+    assert (gone.returncode, "the registry did not tell" in gone.stderr) == (5, True)
+
+
+@pytest.mark.slow
+def test_an_image_that_does_not_fit_leaves_the_tag_where_it_was(lab: Lab) -> None:
+    lab.registry.start()
+    lab.push()
+    assert lab.up().returncode == 0
+    digest = lab.pinned()
+    lab.push("0.33.0")
+    refused = lab.up("--update-image")
+    assert refused.returncode == 5
+    assert "it has vLLM 0.33.0, and the engine says 0.25.1" in refused.stderr
+    assert f"{lab.tag} stays what it was" in refused.stderr
+    assert lab.pinned() == digest
+    assert lab.up().returncode == 0
+
+
+def test_a_private_registry_is_asked_with_dockers_own_login(lab: Lab, tmp_path: Path) -> None:
+    lab.registry.start(is_private=True)
+    lab.push(username=USER, password=PASSWORD)
+    refused = lab.up()
+    assert refused.returncode == 5
+    assert f"docker login {lab.registry.address}" in refused.stderr
+    login = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    config = tmp_path / "docker"
+    config.mkdir()
+    auths = {"auths": {lab.registry.address: {"auth": login}}}
+    (config / "config.json").write_text(json.dumps(auths))
+    lab.program = Program(lab.program.root, {"DOCKER_CONFIG": str(config)})
+    done = lab.up()
+    assert done.returncode == 0, done.stderr
+    written = [path.read_text() for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert PASSWORD not in "".join([done.stdout, done.stderr, *written])
+    assert login not in "".join([done.stdout, done.stderr, *written])
+
+
+@pytest.mark.slow
+def test_an_image_is_taken_for_this_kind_of_machine_only(lab: Lab) -> None:
+    own = {"x86_64": "amd64", "aarch64": "arm64"}[architecture()]
+    other = {"amd64": "arm64", "arm64": "amd64"}[own]
+    lab.registry.start()
+    lab.push()
+    lab.registry.offer("lab/vllm", "v1", other)
+    refused = lab.up()
+    assert refused.returncode == 5
+    assert f"is for {other}, and this machine is {architecture()}" in refused.stderr
+    lab.push(note="three")
+    lab.registry.offer("lab/vllm", "v1", own, other)
+    assert lab.up().returncode == 0
+
+
+@pytest.mark.slow
+def test_an_image_that_is_only_here_stands_in_for_its_tag(host: DockerHost, lab: Lab) -> None:
+    with contextlib.closing(docker.from_env()) as client:
+        dockerfile = f"FROM {lab.base}\n{with_vllm('0.25.1', None)}\nLABEL note=here\n"
+        client.images.build(fileobj=io.BytesIO(dockerfile.encode()), tag=lab.tag, rm=True)
+        try:
+            done = lab.up()
+            assert done.returncode == 0, done.stderr
+            assert "the image of that tag that is here is taken" in done.stderr
+            image = host.find_image(lab.tag)
+            assert image is not None
+            assert lab.pinned() == image.image_id
+        finally:
+            client.images.remove(lab.tag)
+
+
+MOD = """\
+set -e
+python3 - <<'PY'
+import pathlib, vllm
+path = pathlib.Path(vllm.__file__)
+path.write_text("patched = True\\n")
+PY
+test -e /usr/local/lib/python3.12/dist-packages/vllm/__init__.py
+cp owl.jinja "$WORKSPACE_DIR/"
+"""
+
+
+def with_mod(lab: Lab, script: str, *more: str) -> subprocess.CompletedProcess[str]:
+    folder = lab.program.root / "config" / "recipes" / "mods" / "fix"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.sh").write_text(script)
+    (folder / "owl.jinja").write_text("{{ messages }}")
+    return lab.up("--set", "mods=[{folder: mods/fix}]", *more)
+
+
+def built(host: DockerHost, lab: Lab) -> dict[str, dict[str, Any]]:
+    return {
+        image.tags[0]: image.proof
+        for image in host.own_images()
+        if image.engine == lab.engine and image.stage == "mod" and image.tags
+    }
+
+
+def test_a_mod_is_a_stage_that_is_made_again_when_it_changes(host: DockerHost, lab: Lab) -> None:
+    lab.registry.start()
+    lab.push()
+    done = with_mod(lab, MOD)
+    assert done.returncode == 0, done.stderr
+    ((tag, proof),) = built(host, lab).items()
+    changed = {f"{SITE}/vllm/__init__.py", "/workspace/owl.jinja"}
+    assert (set(proof["changed"]), proof["count"]) == (changed, 2)
+    code, _ = host.run_once(
+        tag, ["-I", "-c", "import vllm; assert vllm.patched"], entrypoint=["/opt/venv/bin/python"]
+    )
+    assert code == 0
+    assert "image mod" not in with_mod(lab, MOD).stderr
+    assert "image mod" in with_mod(lab, MOD + "true\n").stderr
+    assert len(built(host, lab)) == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("sed -i s/nowhere/x/ /etc/passwd\nsleep 600 &\n", "changed nothing in"),
+        ("echo before\nexit 3\n", "it failed with exit code 3"),
+        (
+            "set -e\npython3 -c 'import socket; socket.create_connection((\"127.0.0.1\", PORT))'\n",
+            "Connection refused",
+        ),
+    ],
+    ids=["nothing", "failed", "network"],
+)
+def test_a_mod_that_does_not_apply_ends_the_build(
+    host: DockerHost, lab: Lab, script: str, words: str
+) -> None:
+    lab.registry.start()
+    lab.push()
+    done = with_mod(lab, script.replace("PORT", str(lab.registry.port)))
+    assert done.returncode == 5
+    assert words in done.stderr
+    assert "--set mods=[]" in done.stderr
+    assert built(host, lab) == {}

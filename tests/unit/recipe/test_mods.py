@@ -1,0 +1,193 @@
+"""Mods: where their folders are looked for, and what is read of them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.errors import BuildError, RecipeError
+from sparkdeploy.image import mods
+from sparkdeploy.image.inside import apply_mod
+from sparkdeploy.image.mods import read_mod
+from sparkdeploy.image.stages import Additions, stages_of
+from sparkdeploy.plan.images import top_of
+from sparkdeploy.recipe.load import Library, load_engine, load_recipe
+from sparkdeploy.recipe.mods import FoundMod
+from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.image.stages import Stage
+
+RECIPE = """\
+schema: 1
+name: mine
+title: Mine
+engine: cuda-0.33
+model: {repo: a/b}
+mods: [MODS]
+"""
+SCRIPT = "sed -i s/old/new/ vllm/x.py\n"
+
+
+def write_mod(folder: Path, script: str = SCRIPT) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "run.sh").write_text(script)
+    return folder
+
+
+def found(shipped: Library, path: Path, named: str, *settings: str) -> FoundMod:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(RECIPE.replace("MODS", named))
+    wanted = ("allow_unsafe=true", *settings)
+    (only,) = load_recipe(shipped, str(path), wanted).mods
+    return only
+
+
+def test_a_mod_is_found_at_the_top_of_its_repository(shipped: Library, tmp_path: Path) -> None:
+    folder = write_mod(tmp_path / "repo" / "mods" / "fix")
+    path = tmp_path / "repo" / "recipes" / "four" / "mine.yaml"
+    assert found(shipped, path, "{folder: mods/fix}").folder == folder
+
+
+def test_nobody_looks_beyond_the_repository(shipped: Library, tmp_path: Path) -> None:
+    write_mod(tmp_path / "mods" / "fix")
+    (tmp_path / "repo" / ".git").mkdir(parents=True)
+    missing = found(shipped, tmp_path / "repo" / "recipes" / "mine.yaml", "{folder: mods/fix}")
+    assert missing.is_missing
+    assert missing.looked_in[-1] == tmp_path / "repo" / "mods" / "fix"
+
+
+@pytest.mark.parametrize("name", ["../mods/fix", "mods/../../mods/fix", "mods/out"])
+def test_a_mod_leads_out_of_no_folder(shipped: Library, tmp_path: Path, name: str) -> None:
+    outside = write_mod(tmp_path / "mods" / "fix")
+    inside = tmp_path / "repo" / "mods"
+    inside.mkdir(parents=True)
+    (tmp_path / "repo" / ".git").mkdir()
+    (inside / "out").symlink_to(outside)
+    assert found(shipped, tmp_path / "repo" / "mine.yaml", f"{{folder: {name}}}").is_missing
+
+
+def test_a_mod_that_is_typed_is_looked_for_beside_the_recipe(
+    shipped: Library, tmp_path: Path
+) -> None:
+    folder = write_mod(tmp_path / "mods" / "fix")
+    setting = "mods=[{folder: mods/fix, network: true}]"
+    mod = found(shipped, tmp_path / "mine.yaml", "", setting)
+    assert (mod.folder, mod.needs_network) == (folder, True)
+
+
+def test_commands_are_a_mod_of_their_own(shipped: Library, tmp_path: Path) -> None:
+    made = read_mod(found(shipped, tmp_path / "mine.yaml", '{run: "pip install x"}'))
+    assert made.script == "set -e\npip install x\n"
+    assert made.slug.startswith("run-")
+
+
+def test_a_mod_is_known_by_the_content_of_all_its_files(tmp_path: Path) -> None:
+    folder = write_mod(tmp_path / "Fix it")
+    mod = FoundMod("mods/Fix it", folder, "", needs_network=False)
+    first = read_mod(mod)
+    assert first.slug == "fix-it"
+    assert read_mod(mod).digest() == first.digest()
+    (folder / "x.patch").write_text("+")
+    assert read_mod(mod).digest() != first.digest()
+    second = read_mod(mod).digest()
+    (folder / "run.sh").chmod(0o755)
+    assert read_mod(mod).digest() != second
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "no script", "too many", "too large"])
+def test_what_is_no_mod_is_refused(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_mod(tmp_path / "fix")
+    if kind == "link":
+        (folder / "key").symlink_to("/etc/passwd")
+    elif kind == "pipe":
+        os.mkfifo(folder / "pipe")
+    elif kind == "no script":
+        (folder / "run.sh").rename(folder / "walk.sh")
+    elif kind == "too many":
+        monkeypatch.setattr(mods, "MAX_FILES", 0)
+    else:
+        monkeypatch.setattr(mods, "MAX_BYTES", 3)
+    with pytest.raises(BuildError, match="mod"):
+        read_mod(FoundMod("fix", folder, "", needs_network=False))
+
+
+def stages(*made: mods.ModFiles) -> tuple[Stage, ...]:
+    engine = load_engine(Library((REPOSITORY / "recipes",)), "cuda-0.33")
+    return stages_of(
+        engine,
+        base_source="debian",
+        architecture="aarch64",
+        resources=REPOSITORY,
+        additions=Additions(made),
+    )
+
+
+def test_a_mod_is_a_stage_between_engine_and_plugin(tmp_path: Path) -> None:
+    mod = read_mod(FoundMod("fix", write_mod(tmp_path / "fix"), "", needs_network=False))
+    plain, modded = stages(), stages(mod)
+    assert [stage.name for stage in modded] == ["base", "engine", "mod", "plugin"]
+    assert modded[:2] == plain[:2]
+    assert modded[3].fingerprint != plain[2].fingerprint
+    assert {file.path for file in modded[2].context} == {"apply/apply_mod.py", "mod/run.sh"}
+    assert not modded[2].needs_network
+    (tmp_path / "fix" / "run.sh").write_text("true\n")
+    other = read_mod(FoundMod("fix", tmp_path / "fix", "", needs_network=True))
+    assert stages(other)[2].fingerprint != modded[2].fingerprint
+    assert stages(other)[2].needs_network
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "top"),
+    [
+        ("baseline", (), "plugin"),
+        ("baseline", ("engine=image", "image=a/b:c"), "guard"),
+        ("v2", ("engine=image", "image=a/b:c"), "plugin"),
+        ("baseline", ("engine=image", "image=a/b:c", "serve.attention_backend=null"), "guard"),
+    ],
+)
+def test_an_image_of_others_gets_the_plugin_only_for_a_treatment(
+    shipped: Library, recipe: str, settings: tuple[str, ...], top: str
+) -> None:
+    assert top_of(load_recipe(shipped, recipe, settings)) == top
+
+
+def test_a_template_of_a_mod_may_not_lead_out_of_the_workspace(
+    shipped: Library, tmp_path: Path
+) -> None:
+    for name in ("../x.jinja", "/etc/x.jinja", "a/../../x.jinja", ".x.jinja", "x.txt"):
+        with pytest.raises(RecipeError):
+            load_recipe(shipped, "baseline", (f"serve.chat_template_of_mod={name}",))
+
+
+State = apply_mod.State
+
+
+def test_a_file_that_was_written_with_its_own_content_is_told_apart(tmp_path: Path) -> None:
+    same, other = tmp_path / "same", tmp_path / "other"
+    for path in (same, other):
+        path.write_text("x")
+    before = {str(path): apply_mod._state(path.lstat()) for path in (same, other)}
+    content = {str(path): apply_mod.content_of(path) for path in (same, other)}
+    for path, text in ((same, "x"), (other, "y")):
+        path.unlink()
+        path.write_text(text)
+    (tmp_path / "new").write_text("")
+    after = {str(path): apply_mod._state(path.lstat()) for path in tmp_path.iterdir()}
+    told = apply_mod.changes(before, after)
+    assert told["added"] == [str(tmp_path / "new")]
+    assert isinstance(told["written"], dict)
+    differing = [name for name, now in told["written"].items() if now != content[name]]
+    assert differing == [str(other)]
+
+
+def test_links_and_folders_have_a_content_too(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("there")
+    assert apply_mod.content_of(tmp_path / "link") == "link there"
+    assert apply_mod.content_of(tmp_path).startswith("kind ")

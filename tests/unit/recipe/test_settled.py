@@ -1,0 +1,174 @@
+"""Images of others: what a tag was settled to, and what a plan makes of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.image.settle import differences, keep
+from sparkdeploy.node.private_folder import write_private
+from sparkdeploy.recipe.arguments import release_of
+from sparkdeploy.recipe.load import library, load_recipe
+from sparkdeploy.recipe.release import newest
+from sparkdeploy.recipe.settled import (
+    ImageContents,
+    ImageLock,
+    SettledEngine,
+    SettledImage,
+    contents_as_json,
+)
+from sparkdeploy.settings import load_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.recipe.load import Resolved
+    from tests.unit.program import Run
+
+TAG = "vllm/vllm-openai:nightly"
+DIGEST = "vllm/vllm-openai@sha256:" + "a" * 64
+OTHER = "vllm/vllm-openai@sha256:" + "b" * 64
+CONTENTS = ImageContents(
+    vllm="0.33.0",
+    torch="2.14.0",
+    cuda="13.0",
+    kernels=["sm_120f", "sm_121a"],
+    rdma_missing={},
+    release=None,
+)
+
+
+def settled(contents: ImageContents | None = CONTENTS) -> ImageLock:
+    settings = load_settings()
+    keep(settings, TAG, SettledImage(DIGEST, "2026-11-24T00:00:00+00:00"))
+    lock = ImageLock(settings.state_dir)
+    if contents is not None:
+        write_private(lock.contents_path(DIGEST), contents_as_json(contents).decode())
+    return lock
+
+
+def baseline(*settings: str) -> Resolved:
+    wanted = ("engine=image", f"image={TAG}", *settings)
+    return load_recipe(library(load_settings()), "baseline", wanted)
+
+
+def test_a_tag_that_nobody_asked_for_stays_a_tag() -> None:
+    resolved = baseline()
+    assert (resolved.engine.image, resolved.image) == (TAG, TAG)
+    assert not isinstance(resolved.engine, SettledEngine)
+
+
+def test_a_settled_tag_is_its_digest_with_what_it_holds() -> None:
+    settled()
+    resolved = baseline()
+    assert isinstance(resolved.engine, SettledEngine)
+    assert (resolved.engine.image, resolved.image) == (DIGEST, TAG)
+    assert resolved.engine.vllm == "0.33.0"
+    assert resolved.recipe.image == TAG
+
+
+def test_a_digest_without_a_look_into_it_is_no_settled_engine() -> None:
+    settled(None)
+    resolved = baseline()
+    assert resolved.engine.image == DIGEST
+    assert not isinstance(resolved.engine, SettledEngine)
+
+
+def test_flags_are_held_against_the_images_own_parser() -> None:
+    known = newest()
+    flags = {name: flag for name, flag in known.flags.items() if name != "--max-model-len"}
+    settled(
+        replace(CONTENTS, release=replace(known, flags={**flags, "--of-a-fork": flags["--port"]}))
+    )
+    with pytest.raises(RecipeError, match="mistake") as caught:
+        baseline()
+    assert "has no flag --max-model-len" in (caught.value.detail or "")
+    with_null = ("serve.max_model_len=null", "serve.extra_args=[--of-a-fork, '1']")
+    resolved = baseline(*with_null)
+    assert release_of(resolved.engine)[1]
+    assert resolved.warnings == ()
+
+
+def test_a_build_without_a_release_number_is_held_against_no_least_release() -> None:
+    settled(replace(CONTENTS, vllm="0.1.dev17+gabc"))
+    assert baseline("least_vllm=0.99.0").engine.vllm == "0.25.1"
+    settled(replace(CONTENTS, vllm="0.31.2.dev3+gabc"))
+    with pytest.raises(RecipeError, match="mistake") as caught:
+        baseline("least_vllm=0.32.0")
+    assert "has vLLM 0.31.2, and the recipe needs 0.32.0" in (caught.value.detail or "")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"schema": 2}', '{"schema": 1, "images": {"a:b": {"image": "a:b"}}}', "\0"]
+)
+def test_a_lock_that_is_none_is_named_with_its_way_out(text: str) -> None:
+    lock = settled()
+    lock.path.write_text(text)
+    with pytest.raises(RecipeError, match=r"image-lock\.json") as caught:
+        baseline()
+    assert "rm " in (caught.value.hint or "")
+
+
+def test_contents_that_are_none_are_named(tmp_path: Path) -> None:
+    lock = settled()
+    lock.contents_path(DIGEST).write_text(json.dumps({"vllm": 1}))
+    with pytest.raises(RecipeError, match="image-contents"):
+        baseline()
+    assert tmp_path.is_dir()
+
+
+def test_what_another_image_brings_is_told() -> None:
+    known = newest()
+    fewer = replace(known, flags={name: it for name, it in known.flags.items() if name != "--port"})
+    before = replace(CONTENTS, release=fewer)
+    after = replace(CONTENTS, vllm="0.34.0", kernels=["sm_121a"], release=known)
+    assert list(differences(before, after)) == [
+        "vllm 0.33.0 -> 0.34.0",
+        "kernels sm_120f sm_121a -> sm_121a",
+        "new flags: --port",
+    ]
+    assert list(differences(None, after)) == [after.describe()]
+    assert list(differences(after, after)) == []
+
+
+def test_what_an_image_holds_is_said_in_one_line() -> None:
+    whole = "vLLM 0.33.0, torch 2.14.0, CUDA 13.0, kernels sm_120f sm_121a, libibverbs"
+    assert CONTENTS.describe() == whole
+    lacking = replace(CONTENTS, rdma_missing={"libibverbs.so.1": "absent"})
+    assert lacking.describe().endswith("no libibverbs")
+    assert replace(CONTENTS, cuda=None, kernels=[]).describe().endswith("torch 2.14.0, for CPUs")
+
+
+@pytest.mark.usefixtures("no_docker")
+def test_a_plan_tells_digest_and_contents(run: Run) -> None:
+    settled()
+    wanted = ("plan", "baseline", "--set", "engine=image", "--set", f"image={TAG}")
+    said = run(*wanted).stdout
+    assert f"{TAG} is {DIGEST}" in said
+    assert f"it holds {CONTENTS.describe()}" in said
+    told = json.loads(run(*wanted, "--json").stdout)["image"]
+    assert (told["name"], told["settled"], told["holds"]["vllm"]) == (TAG, DIGEST, "0.33.0")
+
+
+@pytest.mark.usefixtures("no_docker")
+def test_a_plan_of_an_unsettled_tag_prints_no_name_that_will_be_another(run: Run) -> None:
+    wanted = ("plan", "baseline", "--set", "engine=image", "--set", f"image={TAG}")
+    said = run(*wanted).stdout
+    assert f"v image       {TAG}" in said
+    assert "+ image       guard" in said
+    assert json.loads(run(*wanted, "--json").stdout)["image"]["settled"] is None
+
+
+def test_what_was_another_digest_is_another_stage() -> None:
+    settled()
+    keep(load_settings(), TAG, SettledImage(OTHER, "now"))
+    assert baseline().engine.image == OTHER
+
+
+def test_a_fork_is_not_tried_with_a_release(run: Run) -> None:
+    done = run("plan", "qwen3.8-flash-next-int4")
+    assert "x qwen3.8-flash-next-int4 needs a vLLM that reads the n-gram table" in done.stdout
