@@ -51,12 +51,13 @@ def find_mods(
         origin = origins.get(written_part(("mods", index), origins))
         is_written = origin is not None and origin.line is not None
         beside = Path(origin.file).parent if origin and is_written else recipe_folder
-        folder, looked = _find(mod.folder, beside) if mod.folder else (None, ())
+        folder, looked = mod_folder(mod.folder, beside) if mod.folder else (None, ())
         found.append(FoundMod(mod.name, folder, mod.run or "", mod.network, looked))
     return tuple(found)
 
 
-def _find(name: str, beside: Path) -> tuple[Path | None, tuple[Path, ...]]:
+def mod_folder(name: str, beside: Path) -> tuple[Path | None, tuple[Path, ...]]:
+    """Return the folder of a mod that a recipe in `beside` names, and all places looked in."""
     written = Path(os.path.expanduser(name))  # noqa: PTH111 - never raises
     if written.is_absolute():
         return (written if _is_mod(written) else None), (written,)

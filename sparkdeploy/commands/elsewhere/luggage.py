@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.commands.elsewhere.program import digest_of
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.errors import BuildError, RecipeError
 from sparkdeploy.image.context import ContextFile
+from sparkdeploy.image.mods import read_mod
 from sparkdeploy.recipe.document import read_document
 from sparkdeploy.recipe.foreign.theirs import is_foreign
 from sparkdeploy.recipe.foreign.translate import translate
 from sparkdeploy.recipe.load import Library, parent_beside, recipe_folders
+from sparkdeploy.recipe.mods import FoundMod, mod_folder
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES, template_question
+from sparkdeploy.recipe.sources.shelf import Sources
 from sparkdeploy.recipe.unsafe import consent_hint
 from sparkdeploy.settings import CLUSTER_VARIABLE, RECIPES_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.settings import Settings
 
@@ -65,8 +68,9 @@ class Luggage:
 
 def pack(argv: Sequence[str], settings: Settings) -> Luggage:
     """Look at the arguments; RecipeError for a recipe that cannot be read or may not be sent."""
-    packer = _Packer(Library(recipe_folders(settings)), settings.config_dir / "recipes")
-    words = [packer.named(word) if _is_recipe_file(word) else word for word in argv]
+    library = Library(recipe_folders(settings), sources=Sources.below(settings.state_dir))
+    packer = _Packer(library, settings.config_dir / "recipes")
+    words = [packer.named(word) for word in argv]
     paths = frozenset(word for word in words if _is_recipe_file(word))
     for path in paths:
         packer.take(Path(path), is_consented=CONSENT in argv)
@@ -94,20 +98,35 @@ class _Packer:
         self.files: dict[str, ContextFile] = {}
 
     def named(self, word: str) -> str:
-        """Return a recipe's name where its path is that of a shipped one or of one's own."""
+        """Return a recipe's name where its path is that of a shipped one or of one's own.
+
+        SOURCE/RECIPE becomes the file's path: the machine there has not that source, or another
+        commit of it. Every other word stays.
+        """
+        if not _is_recipe_file(word):
+            return str(self._of_source(word) or word)
         path = Path(word)
         known = self._library.recipe_files().get(path.stem)
         is_known = known is not None and known.samefile(path) and self._is_own(path)
         return path.stem if is_known else word
 
+    def _of_source(self, word: str) -> Path | None:
+        """Return None for words that only look like it, such as a model's ORG/NAME."""
+        with contextlib.suppress(RecipeError):
+            return self._library.sources.recipe_file(word) if self._library.sources else None
+        return None
+
     def take_own(self) -> None:
         """Take the user's own recipes; a mistake in one that is not asked for raises nothing."""
         for path in sorted(self.own.rglob("*.yaml")):
-            with contextlib.suppress(RecipeError):
+            with contextlib.suppress(RecipeError, BuildError):
                 self.take(path, is_consented=False)
 
     def take(self, path: Path, *, is_consented: bool) -> None:
-        """Take a recipe with what it extends and its chat template, where they lie beside it."""
+        """Take a recipe with what it extends, its chat template and its mods, where they lie near.
+
+        A stranger's mods only with consent: nothing would build them without.
+        """
         if _place(path) in self.files:
             return
         content = _as_ours(path)
@@ -121,6 +140,15 @@ class _Packer:
             if not is_own and not is_consented:
                 _refuse_template(path, template)
             self._add(path.parent / template, is_own=is_own)
+        if is_own or is_consented:
+            for folder in _mod_folders(content, path.parent):
+                self._add_mod(folder)
+
+    def _add_mod(self, folder: Path) -> None:
+        files = read_mod(FoundMod(folder.name, folder, "", needs_network=False)).files
+        for file in files:
+            place = f"{_place(folder)}/{file.path}"
+            self.files[place] = replace(file, path=place)
 
     def _is_own(self, path: Path) -> bool:
         real = path.resolve()
@@ -151,6 +179,17 @@ def _as_ours(path: Path) -> Mapping[str, Any]:
         with contextlib.suppress(RecipeError):
             return translate(document, path)[0].document.content
     return document.content
+
+
+def _mod_folders(content: Mapping[str, Any], beside: Path) -> Iterator[Path]:
+    """Yield those that lie beside or above the recipe; the other machine looks the same way."""
+    mods = content.get("mods")
+    for mod in mods if isinstance(mods, list) else []:
+        name = mod.get("folder") if isinstance(mod, dict) else None
+        if isinstance(name, str) and not name.startswith(("/", "~")):
+            folder, _ = mod_folder(name, beside)
+            if folder is not None:
+                yield folder
 
 
 def _refuse_template(path: Path, template: str) -> None:

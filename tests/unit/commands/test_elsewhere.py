@@ -464,6 +464,36 @@ def test_a_link_in_the_own_folder_does_not_make_a_strangers_recipe_ones_own(
     assert "linked.yaml leads out of the folder of your own recipes" in err
 
 
+MODDED = """\
+recipe_version: "1"
+name: owl
+model: bird/Owl-1B
+container: vllm-node
+mods: [mods/fix-owl, mods/nowhere, /absolute/mod]
+command: vllm serve bird/Owl-1B
+"""
+
+
+def test_a_recipe_of_a_source_travels_with_its_mods_once_they_are_agreed_to(
+    node: Node, said: Said, tmp_path: Path
+) -> None:
+    node.has_uv()
+    birds = tmp_path / "birds"
+    (birds / "mods" / "fix-owl").mkdir(parents=True)
+    (birds / "owl.yaml").write_text(MODDED)
+    (birds / "mods" / "fix-owl" / "run.sh").write_text("true\n")
+    assert said("recipe", "source", "add", "birds", str(birds))[0] == 0
+    code, _, err = said("show", "birds/owl", "--on", "spark")
+    assert (code, "a mod runs as root" in err) == (3, True)
+    (folder,) = (node.cache / "from").glob("*")
+    assert not list(folder.rglob("run.sh"))
+    code, out, err = said("show", "birds/owl", "--allow-unsafe", "--json", "--on", "spark")
+    assert code == 0, err
+    assert '"bird/Owl-1B"' in out
+    scripts = [path for it in (node.cache / "from").glob("*") for path in it.rglob("run.sh")]
+    assert [path.read_text() for path in scripts] == ["true\n"]
+
+
 def test_the_cluster_travels_for_a_node_that_has_none(
     node: Node, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
