@@ -23,6 +23,7 @@ from sparkdeploy.cli import (
     recipes,
     upkeep,
 )
+from sparkdeploy.cli.options import FitsHereByDefault
 from sparkdeploy.console import console
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.terminal import nothing_raw, visible
@@ -35,7 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("list")(recipes.list_recipes)
+app.command("list", cls=FitsHereByDefault)(recipes.list_recipes)
 app.command("new")(recipes.new)
 app.command("show")(recipes.show_recipe)
 app.command("plan")(recipes.plan_recipe)

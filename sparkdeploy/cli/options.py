@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from sparkdeploy.commands.request import Request
@@ -18,6 +19,25 @@ def current_settings() -> Settings:
     from sparkdeploy.settings import load_settings
 
     return load_settings()
+
+
+FitsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--fits", metavar="HARDWARE", help="What fits on: spark, h100, h200; else this machine."
+    ),
+]
+
+
+class FitsHereByDefault(TyperCommand):
+    """`--fits` without a value means this machine."""
+
+    def parse_args(self, ctx, args: list[str]) -> list[str]:  # type: ignore[no-untyped-def]  # noqa: ANN001 - typer's own
+        words = []
+        for word, follower in zip(args, [*args[1:], "-"], strict=True):
+            has_value = word != "--fits" or not follower.startswith("-")
+            words.append(word if has_value else "--fits=here")
+        return super().parse_args(ctx, words)
 
 
 def _run_there(context: typer.Context, node: str | None) -> None:

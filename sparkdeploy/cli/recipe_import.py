@@ -9,6 +9,7 @@ import typer
 
 from sparkdeploy.cli import recipe_source
 from sparkdeploy.cli.options import (
+    FitsHereByDefault,
     JsonOption,
     SetOption,
     UnsafeOption,
@@ -21,7 +22,7 @@ from sparkdeploy.errors import RecipeError
 
 group = typer.Typer(help="Recipes of others.", no_args_is_help=True)
 group.add_typer(recipe_source.group, name="source")
-group.command("search")(recipe_source.search_recipes)
+group.command("search", cls=FitsHereByDefault)(recipe_source.search_recipes)
 
 
 @group.command("import")

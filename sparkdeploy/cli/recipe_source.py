@@ -85,7 +85,11 @@ def search_recipes(
     words: Annotated[list[str], typer.Argument(metavar="WORD...", help="All have to be in it.")],
     fits: Annotated[
         str | None,
-        typer.Option("--fits", metavar="HARDWARE", help="What fits on: spark, h100, h200, here."),
+        typer.Option(
+            "--fits",
+            metavar="HARDWARE",
+            help="What fits on: spark, h100, h200; this machine without.",
+        ),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option("--nodes", min=1, metavar="N", help="For that many machines.")

@@ -44,7 +44,11 @@ HeadersOption = Annotated[
 def list_recipes(
     fits: Annotated[
         str | None,
-        typer.Option("--fits", metavar="HARDWARE", help="Which fit on: spark, h100, h200, here."),
+        typer.Option(
+            "--fits",
+            metavar="HARDWARE",
+            help="Which fit on: spark, h100, h200; this machine without.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -36,6 +36,7 @@ def recipe_rows(library: Library) -> list[dict[str, Any]]:
             "engine": recipe.engine,
             "min_nodes": recipe.cluster.min_nodes or 1,
             "preview": recipe.preview,
+            "least_vllm": recipe.least_vllm,
             "reported_tok_s": expect.end_to_end_tok_s if expect else None,
             "source": expect.source if expect else recipe.source,
         }

@@ -26,6 +26,17 @@ def test_list_names_recipes_and_engines(run: Run) -> None:
     assert "cpu-0.32" in {row["name"] for row in content["engines"]}
 
 
+def test_list_says_what_a_recipe_needs_that_no_release_has(run: Run) -> None:
+    rows = {row["name"]: row for row in run.answer("list", "--json")["recipes"]}
+    assert rows["v2"]["preview"] is None
+    assert rows["gpt-oss-120b"]["least_vllm"]
+    for name, row in rows.items():
+        assert row["source"] or not (row["reported_tok_s"] or row["preview"]), name
+    (forked,) = (row for name, row in rows.items() if name == "glm-5.3-flash")
+    assert forked["preview"]
+    assert "needs a fork or a preview" in run("list").stdout
+
+
 def test_plan_works_without_docker_gpu_and_network(run: Run) -> None:
     done = run("plan", "v2")
     # There is no GPU, and `up` would say so.

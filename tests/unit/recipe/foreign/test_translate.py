@@ -246,6 +246,34 @@ def test_a_mod_may_bring_flags_of_its_own(theirs: Callable[..., Resolved]) -> No
     assert any("--of-a-mod" in line for line in warned.warnings)
 
 
+@pytest.mark.parametrize(
+    ("build_args", "number"),
+    [
+        ("  - --apply-vllm-pr 41001\n", "41001"),
+        ("  - --tf5\n  - --apply-vllm-prs=7,8\n", "7"),
+        ("  - --apply-vllm-pr\n  - '9'\n", "9"),
+    ],
+)
+def test_a_patch_of_a_pull_request_is_refused_with_the_way_to_do_it_as_a_mod(
+    theirs: Callable[..., Resolved], build_args: str, number: str
+) -> None:
+    text = V1.replace("  - --tf5\n", build_args)
+    with pytest.raises(RecipeError, match="pull requests are not fetched") as refused:
+        theirs(text)
+    assert f"mods=[{{folder: mods/vllm-pr-{number}}}]" in (refused.value.hint or "")
+    (instead,) = theirs(text, f"mods=[{{folder: mods/vllm-pr-{number}}}]").mods
+    assert instead.name == f"mods/vllm-pr-{number}"
+    assert theirs(text, "mods=[]").mods == ()
+
+
+def test_a_template_below_workspace_is_one_that_a_mod_brings(
+    theirs: Callable[..., Resolved],
+) -> None:
+    text = V1.replace("--enable-prefix-caching", "--chat-template /workspace/bird.jinja")
+    modded = theirs(text.replace("mods: []", "mods: [mods/bird]"))
+    assert modded.recipe.serve.chat_template_of_mod == "bird.jinja"
+
+
 def command(words: str, head: str = "model: org/name\n") -> str:
     return f"{head}container: vllm-node\ncommand: |\n  {words}\n"
 
