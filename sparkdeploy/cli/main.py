@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -25,7 +26,7 @@ from sparkdeploy.cli import (
 )
 from sparkdeploy.cli.options import FitsHereByDefault
 from sparkdeploy.console import console
-from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.terminal import nothing_raw, visible
 
 app = typer.Typer(
@@ -59,6 +60,8 @@ app.add_typer(cluster.group, name="cluster")
 
 BUG_EXIT_CODE = 70
 INTERRUPTED_EXIT_CODE = 130
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+NO_ROOM_HINT = "`df -h` says which disk is full; `sparkdeploy config` which folders are used"
 
 
 def _print_version(wanted: bool) -> None:
@@ -108,10 +111,19 @@ def main() -> None:
         # The reader of our answer has gone, as `head` does; nothing is left to say.
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            _end_with_bug(error)
+        console.error(f"{error.strerror}: {error.filename or 'a file of ours'}", hint=NO_ROOM_HINT)
+        sys.exit(NodeError.exit_code)
     except Exception as error:  # noqa: BLE001 - the one place where a bug becomes a message
-        place = _write_crash_log()
-        console.error(f"unexpected {type(error).__name__}: {error}", hint=f"details in {place}")
-        sys.exit(BUG_EXIT_CODE)
+        _end_with_bug(error)
+
+
+def _end_with_bug(error: Exception) -> NoReturn:
+    place = _write_crash_log()
+    console.error(f"unexpected {type(error).__name__}: {error}", hint=f"details in {place}")
+    sys.exit(BUG_EXIT_CODE)
 
 
 def _hear_stop_signals() -> None:
@@ -127,15 +139,21 @@ def _hear_stop_signals() -> None:
 
 
 def _write_crash_log() -> str:
-    from sparkdeploy.node.private_folder import make_private
+    """Write where it came from; beside other temporary files where the state folder is full."""
     from sparkdeploy.settings import load_settings
 
-    try:
-        folder = load_settings().state_dir
-        make_private(folder)
-    except (SparkdeployError, OSError):
-        folder = Path(tempfile.mkdtemp(prefix="sparkdeploy-"))
-    path = folder / "crash.log"
     # Whoever reads it does so in a terminal.
-    path.write_text(visible(f"sparkdeploy {__version__}\n{traceback.format_exc()}"))
+    text = visible(f"sparkdeploy {__version__}\n{traceback.format_exc()}")
+    try:
+        return _write_log_into(load_settings().state_dir, text)
+    except (SparkdeployError, OSError):
+        return _write_log_into(Path(tempfile.mkdtemp(prefix="sparkdeploy-")), text)
+
+
+def _write_log_into(folder: Path, text: str) -> str:
+    from sparkdeploy.node.private_folder import make_private
+
+    make_private(folder)
+    path = folder / "crash.log"
+    path.write_text(text)
     return str(path)

@@ -26,6 +26,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.node.container import ContainerSpec, Mount
 from sparkdeploy.plan.container import GUARD_ENTRYPOINT, container_name
+from sparkdeploy.recipe.settled import CONTENTS_FOLDER
 from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
 from tests.engine.conftest import DEADLINE_S, model_at, until
 from tests.engine.ground import LONGEST_KILL_S, NEVER, Ground, seeds
@@ -160,15 +161,29 @@ def test_a_full_disk_of_the_engine_is_recovered_from(deployed: Ground) -> None:
     deployed.check_whole("new")
 
 
-def test_a_full_disk_of_ones_own_still_brings_the_old_one_back(deployed: Ground) -> None:
-    state = deployed.root / "state"
+@pytest.mark.parametrize(
+    ("free_bytes", "code", "words"),
+    [(4 << 10, 7, "is not kept"), (0, 4, "No space left on device")],
+    ids=["nearly", "wholly"],
+)
+def test_a_full_disk_of_ones_own_still_brings_the_old_one_back(
+    deployed: Ground, free_bytes: int, code: int, words: str
+) -> None:
+    state, contents = deployed.root / "state", deployed.root / "state" / CONTENTS_FOLDER
+    known = {path.name: path.read_bytes() for path in contents.iterdir()}
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(state)], check=True)
     try:
-        (state / "filler").write_bytes(bytes(60 << 10))
-        code, said = deployed.up("new", behaviour="--never-healthy --die-after-s 0.2 --exit-code 9")
-        assert code == 7, said
-        assert "is not kept" in said
+        contents.mkdir()
+        for name, content in known.items():
+            (contents / name).write_bytes(content)
+        free = os.statvfs(state).f_bavail * os.statvfs(state).f_bsize
+        (state / "filler").write_bytes(bytes(free - free_bytes))
+        dies = "--never-healthy --die-after-s 0.2 --exit-code 9"
+        found, said = deployed.up("new", behaviour=dies)
+        assert found == code, said
+        assert words in said
         deployed.check_whole("old")
+        (state / "filler").write_bytes(bytes(free - (4 << 10)))
         assert deployed.up("new")[0] == 0
     finally:
         subprocess.run(["umount", str(state)], check=True)
