@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -34,7 +35,7 @@ class FitsHereByDefault(TyperCommand):
 
     def parse_args(self, ctx, args: list[str]) -> list[str]:  # type: ignore[no-untyped-def]  # noqa: ANN001 - typer's own
         words = []
-        for word, follower in zip(args, [*args[1:], "-"], strict=True):
+        for word, follower in itertools.pairwise([*args, "-"]):
             has_value = word != "--fits" or not follower.startswith("-")
             words.append(word if has_value else "--fits=here")
         return super().parse_args(ctx, words)

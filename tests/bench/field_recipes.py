@@ -38,7 +38,7 @@ def main(folders: list[str]) -> int:
 
 def count(library: Library, folder: Path) -> list[str]:
     """Print the counts of a folder's recipes; return the words that were lost."""
-    outcomes, missing, left_out = Counter[str](), Counter[str](), Counter[str]()
+    outcomes, brought, left_out = Counter[str](), Counter[str](), Counter[str]()
     lost = []
     for file in sorted(folder.rglob("*.y*ml")):
         try:
@@ -51,13 +51,13 @@ def count(library: Library, folder: Path) -> list[str]:
             continue
         outcomes.update(outcome(loaded))
         if not loaded.mistakes:
-            missing.update(what_is_missing(loaded))
+            brought.update(what_it_brings(loaded))
         left_out.update({name_of(note.theirs) for note in loaded.translation.dropped})
         lost += [f"{file}: {word}" for word in words_lost(file, loaded.translation)]
     print(folder)
     for title, counts in (
         ("files", outcomes),
-        ("of the planned", missing),
+        ("of the planned", brought),
         ("left out", left_out),
     ):
         print(f"  {title}: " + "; ".join(f"{name} {n}" for name, n in counts.most_common(TOP)))
@@ -78,16 +78,17 @@ def outcome(loaded: Loaded) -> list[str]:
     return ["for vLLM", "planned", *([] if loaded.consents else ["planned without consent"])]
 
 
-def what_is_missing(loaded: Loaded) -> list[str]:
-    """Return what `up` still lacks or asks for, and what the plan warns of."""
+def what_it_brings(loaded: Loaded) -> list[str]:
+    """Return what `up` settles, builds, lacks or asks for, and what the plan warns of."""
     assert loaded.recipe is not None
     assert loaded.engine is not None
     by_tag = is_tag(loaded.engine.image)
     fields = {".".join(map(str, finding.path[:2])) for finding in loaded.consents}
     return [
-        *([] if by_tag or loaded.recipe.mods else ["nothing is missing"]),
+        *([] if by_tag or loaded.mods else ["neither tag nor mods"]),
         *(["image by its tag"] if by_tag else []),
-        *(["mods"] if loaded.recipe.mods else []),
+        *(["mods"] if loaded.mods else []),
+        *(["mods that are not here"] if any(mod.is_missing for mod in loaded.mods) else []),
         *(["warned of arguments"] if loaded.warnings else []),
         *sorted({f"consent to {re.sub('[.][0-9].*', '', name)}" for name in fields}),
     ]

@@ -37,6 +37,13 @@ def test_list_says_what_a_recipe_needs_that_no_release_has(run: Run) -> None:
     assert "needs a fork or a preview" in run("list").stdout
 
 
+def test_fits_alone_means_this_machine(run: Run) -> None:
+    here = run.answer("list", "--fits", "here", "--json")
+    assert run.answer("list", "--fits", "--json") == here
+    assert run.answer("list", "--json", "--fits") == here
+    assert run("list", "--fits", "toaster").returncode == 2
+
+
 def test_plan_works_without_docker_gpu_and_network(run: Run) -> None:
     done = run("plan", "v2")
     # There is no GPU, and `up` would say so.
