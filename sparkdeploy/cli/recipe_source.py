@@ -96,7 +96,7 @@ def search_recipes(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find recipes by words in their name, title, model or drafter."""
+    """Find recipes by words in their name, title, model or drafter: ours, yours and of sources."""
     from sparkdeploy.commands.source.search import search
 
     hits = search(words, nodes, current_settings())

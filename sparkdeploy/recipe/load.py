@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import rules
@@ -194,6 +194,14 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
         find_mods(recipe, document.origins, path.parent),
         image,
     )
+
+
+def read_unchecked(library: Library, path: Path) -> Mapping[str, Any]:
+    """Return what a recipe of ours says with all that it inherits, not held against the format.
+
+    It takes a tenth of the time. Raises RecipeError for a file that cannot be read.
+    """
+    return _resolve_inheritance(library, path, ()).content
 
 
 def _read_whole(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.recipe.sources.shelf import Sources
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.load import library, read_unchecked
+from sparkdeploy.recipe.sources.shelf import RecipeRow, Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.recipe.sources.shelf import RecipeRow
     from sparkdeploy.settings import Settings
 
 
@@ -36,15 +38,53 @@ class Hit:
 
 
 def search(words: Sequence[str], nodes: int | None, settings: Settings) -> Iterator[Hit]:
-    """Yield the recipes of every source that hold all words and can be served by that many nodes.
+    """Yield the recipes that hold all words and can be served by that many nodes.
 
-    What is refused is found by its file's name alone.
+    One's own and the shipped ones come first. What is refused is found by its file's name alone.
     """
+    for row in _own_rows(settings):
+        if row.holds(words) and _serves(row, nodes):
+            yield Hit(row.name, row)
     sources = Sources.below(settings.state_dir)
     for name in sources.names():
         for row in sources.get(name).rows:
             if row.holds(words) and _serves(row, nodes):
                 yield Hit(f"{name}/{row.name}", row)
+
+
+def _own_rows(settings: Settings) -> Iterator[RecipeRow]:
+    shelf = library(settings)
+    for name, path in sorted(shelf.recipe_files().items()):
+        with contextlib.suppress(RecipeError):
+            yield _row(name, path.name, read_unchecked(shelf, path))
+
+
+def _row(name: str, file: str, content: Mapping[str, Any]) -> RecipeRow:
+    """A recipe that nobody held against the format yet may hold anything."""
+    model, cluster = _part(content, "model"), _part(content, "cluster")
+    drafting = _part(_part(content, "serve"), "speculative")
+    nodes = [cluster.get(key) for key in ("min_nodes", "max_nodes")]
+    least, most = (number if isinstance(number, int) else None for number in nodes)
+    return RecipeRow(
+        name=name,
+        file=file,
+        title=str(content.get("title", "")),
+        model=str(model.get("repo") or model.get("path", "")),
+        engine=str(content.get("engine", "")),
+        image=str(content.get("image", "")),
+        drafts=f"{drafting.get('method', 'draft')} {drafting.get('tokens', '')}"
+        if drafting
+        else "",
+        min_nodes=least or 1,
+        max_nodes=most,
+        consents=0,
+        refusal="",
+    )
+
+
+def _part(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    part = content.get(key)
+    return part if isinstance(part, dict) else {}
 
 
 def _serves(row: RecipeRow, nodes: int | None) -> bool:

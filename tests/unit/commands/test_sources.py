@@ -108,6 +108,18 @@ def test_a_source_is_taken_listed_searched_and_forgotten(run: Run, origin: Path)
     assert run.answer("recipe", "source", "ls", "--json") == []
 
 
+def test_a_search_finds_the_shipped_and_ones_own_as_well(run: Run) -> None:
+    own = load_settings().config_dir / "recipes"
+    write(own, {"pear.yaml": "schema: 1\nname: pear\nextends: v2\ntitle: [x]\n", "bad.yaml": "["})
+    found = {hit["name"]: hit for hit in run.answer("recipe", "search", "122b", "mtp", "--json")}
+    assert {"v2", "mtp-1", "pear"} <= set(found)
+    assert "baseline" not in found
+    assert (found["pear"]["drafts"], found["pear"]["min_nodes"]) == ("mtp 2", 1)
+    two = run.answer("recipe", "search", "glm-5.3", "--nodes", "2", "--json")
+    assert [hit["name"] for hit in two] == ["glm-5.3-flash"]
+    assert run.answer("recipe", "search", "glm-5.3", "--nodes", "1", "--json") == []
+
+
 def test_a_recipe_of_a_source_is_a_strangers_and_works_without_the_origin(
     run: Run, origin: Path
 ) -> None:
