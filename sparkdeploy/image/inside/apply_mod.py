@@ -6,6 +6,7 @@ scripts that mods are written for start it: WORKSPACE_DIR is /workspace, `python
 that has vLLM, and that Python's packages are found under the path of Debian's Python 3.12 too.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -44,6 +45,8 @@ def main(argv: list[str]) -> int:
     after = dict(_files(Path("/")))
     for path in reversed(made):
         path.unlink()
+    with contextlib.suppress(OSError):
+        USUAL_PACKAGES.parent.rmdir()  # where it was made for this, it is empty now
     if code != 0:
         sys.stderr.write(f"{REFUSED}it failed with exit code {code}\n")
         return code

@@ -1,0 +1,32 @@
+"""Which shipped recipes are rehearsed by a test, and why the others are not."""
+
+from __future__ import annotations
+
+OF_THE_122B = frozenset(
+    {
+        *("35b-v2", "baseline", "dflash", "hybrid", "mtp-1", "mtp-2", "no-hybrid", "v2", "v2-hub"),
+        *("v2-kv8", "v2-tq", "v2-tq-3bit", "v2-tq-k8v4"),
+    }
+)
+"""test_rehearsals.py has these."""
+BY_THEIR_OWN_CONFIGURATION = (
+    *("gpt-oss-120b", "gpt-oss-120b-mxfp4", "qwen3-coder-next", "qwen3-vl-embedding"),
+    *("qwen3-vl-reranker", "qwen3.5-397b-int4", "qwen3.6-27b", "qwen3.6-35b", "qwen3.6-35b-mtp"),
+    "qwen3.6-35b-nvfp4",
+)
+"""recipes/facts/models.yaml has what their owners publish, or they are of the twin's family."""
+BY_A_SMALL_ONE = {
+    "gemma4-26b": "gemma4",
+    "nemotron-3-super": "nemotron-h-moe",
+    "nemotron-3.5-lightning": "nemotron-h-moe",
+}
+"""Their configurations are on the hub alone; a test's stands in."""
+NOT_REHEARSED = {
+    "deepseek-v4-flash": "no configuration of the family was at hand",
+    "glm-4.7-flash": "no configuration of the family was at hand",
+    "glm-5.3-flash": "needs a fork, and no configuration of the family was at hand",
+    "minimax-m2.7": "vLLM 0.32's own model dies of its first request on a CPU",
+    "qwen3.8-27b-nvfp4": "no configuration was at hand; its family is that of qwen3.6-27b",
+    "qwen3.8-flash-next": "needs a fork, and no configuration of the family was at hand",
+    "qwen3.8-flash-next-int4": "needs a fork, and no configuration of the family was at hand",
+}
