@@ -70,7 +70,9 @@ WORKSPACE_TEMPLATE = r"^[A-Za-z0-9_-][\w.-]*(/[A-Za-z0-9_-][\w.-]*)*\.jinja$"
 class Strict(BaseModel):
     """Frozen, and a misspelt key or a wrong type is an error rather than a silent default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, populate_by_name=True, defer_build=True
+    )
 
 
 class Weights(Strict):

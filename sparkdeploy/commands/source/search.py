@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import library, read_unchecked
 from sparkdeploy.recipe.sources.shelf import RecipeRow, Sources
 
@@ -53,10 +51,8 @@ def search(words: Sequence[str], nodes: int | None, settings: Settings) -> Itera
 
 
 def _own_rows(settings: Settings) -> Iterator[RecipeRow]:
-    shelf = library(settings)
-    for name, path in sorted(shelf.recipe_files().items()):
-        with contextlib.suppress(RecipeError):
-            yield _row(name, path.name, read_unchecked(shelf, path))
+    for name, path, content in read_unchecked(library(settings)):
+        yield _row(name, path.name, content)
 
 
 def _row(name: str, file: str, content: Mapping[str, Any]) -> RecipeRow:
