@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparkdeploy.estimate.kv_cache import CacheLayout
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Checkpoint, Recipe, Serve
+    from sparkdeploy.recipe.schema import Recipe, Serve
 
 CONTEXTS = (8192, 32768, 131072, 262144)
 LARGE_GPU_BYTES = 70 * GIB
@@ -26,6 +26,12 @@ LARGE_GPU_BYTES = 70 * GIB
 (engine/arg_utils.py, 0.25.1)."""
 DRIVER_BYTES = GRAPH_BYTES = GIB // 2
 FP8_BLOCK = 128
+LINEAR: Final = frozenset(
+    {
+        *(WeightKind.EXPERTS, WeightKind.SHARED_EXPERTS, WeightKind.FEED_FORWARD),
+        *(WeightKind.ATTENTION, WeightKind.GDN, WeightKind.MAMBA),
+    }
+)
 _SEES_NOTHING: Final = "--language-model-only"
 
 
@@ -135,7 +141,7 @@ def loaded_weights(
     facts: ModelFacts, recipe: Recipe, hardware: Hardware | None = None
 ) -> Mapping[WeightKind, int]:
     """Return the weights in memory: treated, and without the draft layer when nothing drafts."""
-    loaded = treated_weights(facts, recipe.checkpoint)
+    loaded = treated_weights(facts, recipe)
     draft, architecture = recipe.checkpoint.draft_lm_head, facts.architecture
     if draft is not None and architecture is not None:
         loaded[WeightKind.LM_HEAD] += draft.rows * (architecture.hidden_size + 4)
@@ -163,9 +169,16 @@ def _in_tiles(size_bytes: int, facts: ModelFacts, hardware: Hardware) -> int:
     return size_bytes
 
 
-def treated_weights(facts: ModelFacts, checkpoint: Checkpoint) -> dict[WeightKind, int]:
-    """Return the weights after the treatment: FP8 with a scale a block, INT8 with a scale a row."""
+def treated_weights(facts: ModelFacts, recipe: Recipe) -> dict[WeightKind, int]:
+    """Return the weights after the treatment: FP8 with a scale a block, INT8 with a scale a row.
+
+    `--quantization fp8` makes FP8 of 16-bit linear layers and experts while vLLM loads them
+    (model_executor/layers/quantization/fp8.py); embeddings, head, router and towers stay.
+    """
     treated = dict(facts.memory_bytes)
+    if recipe.serve.quantization == "fp8" and not facts.quantisation:
+        treated |= {kind: treated[kind] // 2 for kind in LINEAR & treated.keys()}
+    checkpoint = recipe.checkpoint
     fp8 = checkpoint.fp8_dense
     # A finished hybrid's files are counted as they are: its shared experts are FP8 already.
     if fp8.mode != "off" and not fp8.is_finished and WeightKind.SHARED_EXPERTS in treated:

@@ -151,7 +151,10 @@ def _format_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Iter
     length = budget.max_model_len
     if not length:
         return
-    yield f"  the same memory in other formats, for requests of {length:,} tokens:"
+    yield (
+        f"  the same memory in other formats, for requests of {length:,} tokens "
+        "(perplexity: of the model in vLLM's documentation, not of this one):"
+    )
     for name, quality in FORMATS.items():
         layout, _ = layout_of(resolved, facts, name)
         if layout is None:
