@@ -112,11 +112,13 @@ def read_shipped_facts(path: Path) -> Mapping[str, ModelFacts]:
 
 def _shipped(repo: str, entry: Mapping[str, Any]) -> ModelFacts:
     architecture, unknown = known_layers(entry["config"])
+    is_quoted = "quoted" in entry["weight_bytes"]
+    how = "as others quote the files" if is_quoted else "derived from the architecture"
     return ModelFacts(
         repo=repo,
         architecture=architecture,
         weight_bytes={WeightKind(kind): n for kind, n in entry["weight_bytes"]["values"].items()},
-        origin="facts file, derived from the architecture (nothing was downloaded)",
+        origin=f"facts file, {how} (nothing was downloaded)",
         unknown=unknown,
         config=entry["config"],
         quantisation=quantisation_of(entry["config"]),
