@@ -271,7 +271,7 @@ class RecipeOrigin:
     title: str = ""
     values: Mapping[str, object] = field(default_factory=dict)
     floor_tok_s: float | None = None
-    """What `--gate` holds `decode`'s figure against; the recipe's `expect.decode_tok_s`."""
+    """What `--gate` holds suite five against; the recipe's `expect.end_to_end_tok_s`."""
     floor_source: str = ""
 
 

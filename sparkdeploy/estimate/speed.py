@@ -124,7 +124,8 @@ class SpeedEstimate:
     apart_tok_s: float | None
     """The same with the launch cost counted once a step instead of as bandwidth."""
     published_tok_s: float | None
-    has_own_cache_format: bool
+    has_own_cache_format: bool = False
+    needs_a_fork: bool = False
 
     @property
     def miss(self) -> float | None:
@@ -203,8 +204,9 @@ def estimate(
         step=step,
         tok_s=speed.tokens_per_second(step) if step is not None else None,
         apart_tok_s=speed.launched_apart(step) if step is not None else None,
-        published_tok_s=recipe.expect.end_to_end_tok_s if recipe.expect is not None else None,
+        published_tok_s=recipe.expect.tok_s if recipe.expect is not None else None,
         has_own_cache_format=recipe.serve.kv_cache_dtype.startswith("turboquant"),
+        needs_a_fork=recipe.preview is not None,
     )
 
 
@@ -215,6 +217,9 @@ def miss_reasons(made: SpeedEstimate) -> Iterator[str]:
         return
     miss = made.miss
     if miss is None or abs(miss) <= CLOSE_SHARE:
+        return
+    if made.needs_a_fork:
+        yield "published with a fork of vLLM, whose kernels may read other bytes than counted here"
         return
     if made.has_own_cache_format:
         yield (
@@ -271,7 +276,7 @@ def decode_step(
     if tokens is None or architecture is None or not architecture.keeps_cache:
         return None
     drafted = speculative.tokens if speculative is not None else 0
-    weights = treated_weights(facts, resolved.recipe.checkpoint)
+    weights = treated_weights(facts, resolved.recipe)
     if 2 * weights.get(WeightKind.OTHER, 0) > sum(weights.values()):
         # Of files whose headers nobody has read, what a step reads of them is not known.
         return None

@@ -37,7 +37,8 @@ def recipe_rows(library: Library) -> list[dict[str, Any]]:
             "min_nodes": recipe.cluster.min_nodes or 1,
             "preview": recipe.preview,
             "least_vllm": recipe.least_vllm,
-            "reported_tok_s": expect.end_to_end_tok_s if expect else None,
+            "reported_tok_s": expect.tok_s if expect else None,
+            "reported_figure": expect.figure if expect else None,
             "source": expect.source if expect else recipe.source,
         }
 
@@ -71,14 +72,16 @@ def list_lines(
     default: str,
 ) -> Iterator[str]:
     """Yield recipes by model, then engines; `fits` says of each recipe whether it fits here."""
-    yield "recipes (* is the default; fits: on this machine, ? is not known; tok/s are others')"
+    yield (
+        "recipes (* is the default; fits: on this machine, on 2: on two like it, ? is not known; "
+        "tok/s are others', ~ without prefill)"
+    )
     broken = [row for row in recipes if "error" in row]
     for model, rows in _by_model([row for row in recipes if "error" not in row]):
         yield f"{model}"
         for row in rows:
             mark = "*" if row["name"] == default else " "
-            figure = row["reported_tok_s"]
-            told = f"{fits.get(row['name'], '?'):<4} {f'{figure:g}' if figure else '-':>5}"
+            told = f"{fits.get(row['name'], '?'):<4} {_figure(row):>6}"
             yield f"  {mark} {row['name']:<24} {told}  {row['title']}{_needs(row)}"
     for row in broken:
         yield f"  broken: {row['name']}: {row['error']}"
@@ -86,6 +89,11 @@ def list_lines(
     for row in engines:
         said = row.get("title") or f"broken: {row['error']}"
         yield f"    {row['name']:<24} {row.get('vllm', ''):<10}  {said}"
+
+
+def _figure(row: dict[str, Any]) -> str:
+    sign = "~" if row["reported_figure"] == "decode" else ""
+    return f"{sign}{row['reported_tok_s']:g}" if row["reported_tok_s"] else "-"
 
 
 def _by_model(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:

@@ -26,7 +26,10 @@ class Mistake:
 
 
 def find_contradictions(recipe: Recipe, engine: Engine | None) -> list[Mistake]:
-    rules = (_weights, _turboquant, _speculation, _fp8, _extra_arguments, _environment, _cluster)
+    rules = (
+        *(_weights, _turboquant, _speculation, _fp8, _extra_arguments, _environment, _cluster),
+        _reported_figure,
+    )
     problems = [mistake for rule in rules for mistake in rule(recipe)]
     if engine is not None:
         problems += _engine_support(recipe, engine)
@@ -41,6 +44,18 @@ def _weights(recipe: Recipe) -> Iterator[Mistake]:
             yield Mistake(
                 path, "has neither repo nor path", "add repo: ORG/NAME, or the path of a folder"
             )
+
+
+def _reported_figure(recipe: Recipe) -> Iterator[Mistake]:
+    expect = recipe.expect
+    if expect is None:
+        return
+    if (expect.end_to_end_tok_s is None) == (expect.stream_decode_tok_s is None):
+        yield Mistake(
+            ("expect",),
+            "needs one figure, either end_to_end_tok_s or stream_decode_tok_s",
+            "end_to_end_tok_s has prefill and HTTP in it, stream_decode_tok_s has neither",
+        )
 
 
 def drafting_of(recipe: Recipe) -> Iterator[tuple[KeyPath, Speculative]]:

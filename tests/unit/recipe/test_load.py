@@ -104,7 +104,7 @@ def test_three_mistakes_come_in_one_report_with_file_line_and_fix(
     assert any("serve.speculative" in line and "MTP" in line for line in lines)
 
 
-def test_the_old_name_of_the_reported_figure_is_refused_with_the_new_one(
+def test_the_old_name_of_a_reported_figure_is_refused_with_a_new_one(
     shipped: Library, tmp_path: Path
 ) -> None:
     text = (
@@ -115,7 +115,19 @@ def test_the_old_name_of_the_reported_figure_is_refused_with_the_new_one(
     with pytest.raises(RecipeError) as caught:
         load_recipe(shipped, str(path))
     lines = (caught.value.detail or "").splitlines()
-    assert f"{path}:5: expect.decode_tok_s: unknown key; did you mean end_to_end_tok_s?" in lines
+    assert f"{path}:5: expect.decode_tok_s: unknown key; did you mean stream_decode_tok_s?" in lines
+
+
+@pytest.mark.parametrize("figures", ["", "end_to_end_tok_s: 51, stream_decode_tok_s: 60, "])
+def test_a_report_has_one_figure(shipped: Library, tmp_path: Path, figures: str) -> None:
+    text = (
+        "schema: 1\nname: mine\ntitle: t\nextends: v2\n"
+        f"expect: {{{figures}hardware: h, engine: e, source: s}}\n"
+    )
+    path = write(tmp_path, "mine", text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, str(path))
+    assert f"{path}:5: expect: needs one figure" in (caught.value.detail or "")
 
 
 def test_a_mistake_in_a_parent_names_the_parents_file(shipped: Library, tmp_path: Path) -> None:

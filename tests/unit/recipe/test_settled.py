@@ -171,4 +171,4 @@ def test_what_was_another_digest_is_another_stage() -> None:
 
 def test_a_fork_is_not_tried_with_a_release(run: Run) -> None:
     done = run("plan", "qwen3.8-flash-next-int4")
-    assert "x qwen3.8-flash-next-int4 needs a vLLM that reads the n-gram table" in done.stdout
+    assert "x qwen3.8-flash-next-int4 needs Saren-Arterius' fork of vLLM" in done.stdout
