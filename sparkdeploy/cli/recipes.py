@@ -53,13 +53,14 @@ def list_recipes(
     as_json: JsonOption = False,
 ) -> None:
     """List the recipes by model, and the engines; with --fits, how fast on another machine."""
-    from sparkdeploy.commands.estimate import HERE, fit_words, fitting_lines, fitting_rows
+    from sparkdeploy.commands.estimate import HERE
+    from sparkdeploy.commands.fits import fit_words, fitting_lines, fitting_rows
     from sparkdeploy.recipe import report
     from sparkdeploy.recipe.load import library
 
     rows = fitting_rows(fits or HERE)
     if fits is not None:
-        answer(fitting_lines(rows), rows, as_json=as_json)
+        answer(fitting_lines(rows, fits), rows, as_json=as_json)
         return
     settings = current_settings()
     shelf, words = library(settings), fit_words(rows)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.console import console
-from sparkdeploy.errors import CheckpointError, RecipeError, SparkdeployError
+from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate import (
     capacity,
     capacity_report,
@@ -25,7 +25,14 @@ from sparkdeploy.estimate import (
 from sparkdeploy.estimate.hardware import Hardware, hardware_named, hardware_seen, read_hardware
 from sparkdeploy.estimate.share import facts_of_rank, facts_of_step
 from sparkdeploy.estimate.speed import MeasuredSpeed
-from sparkdeploy.estimate.verdict import Fits, FitVerdict, verdict_line, verdict_of
+from sparkdeploy.estimate.verdict import (
+    Fits,
+    FitVerdict,
+    machines_words,
+    verdict_line,
+    verdict_of,
+    verdict_words,
+)
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.recipe.report import model_name
@@ -82,9 +89,21 @@ class Outlook:
         own = next((made for made in self.estimates if made.name == name), None)
         return verdict_of(self.resolved.recipe, self.budget, self.facts, own)
 
+    @property
+    def _is_bound(self) -> bool:
+        return self.speed.fitted_to is None or self.nodes > 1
+
     def verdict_line(self) -> str:
-        is_bound = self.speed.fitted_to is None or self.nodes > 1
-        return verdict_line(self.verdict, self.budget, is_bound=is_bound)
+        verdict, least = self.verdict, self.resolved.recipe.cluster.min_nodes or 1
+        machines = machines_words(self.budget.hardware.title, self.nodes)
+        line = verdict_line(verdict, machines, is_bound=self._is_bound)
+        is_too_few = verdict.fits is Fits.NO and self.nodes < least
+        return f"{line}; the recipe is for {least} machines: --cluster" if is_too_few else line
+
+    def verdict_words(self) -> str:
+        """Return the verdict without the machine, for a table of one machine."""
+        over = f"over {self.nodes} machines, " if self.nodes > 1 else ""
+        return over + verdict_words(self.verdict, is_bound=self._is_bound)
 
     def capacity_lines(self) -> Iterator[str]:
         yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
@@ -202,9 +221,13 @@ def _beside(one: Resolved, other: Resolved) -> bool:
     return model_name(one.recipe.model.known_as) == model_name(other.recipe.model.known_as)
 
 
+def facts_folder() -> Path:
+    return resources() / "recipes" / "facts"
+
+
 def ground_for(hardware: str, settings: Settings) -> Ground:
     """Read facts and recipes once; raise UsageError for unknown hardware."""
-    shelf, folder = library(settings), resources() / "recipes" / "facts"
+    shelf, folder = library(settings), facts_folder()
     machine = _machine(hardware, read_hardware(folder / "hardware.yaml"))
     shipped = model_facts.read_shipped_facts(folder / "models.yaml")
     acceptance = speed.read_acceptance(folder / "speculation.yaml")
@@ -268,38 +291,6 @@ def _measured(machine: Hardware, settings: Settings) -> list[MeasuredSpeed]:
             mean = statistics.fmean(speeds)
             found.append(MeasuredSpeed(origin.recipe.name, mean, item.run.run_id))
     return found
-
-
-def fitting_rows(hardware: str) -> list[dict[str, object]]:
-    """Return every recipe's verdict on a machine; a model that nobody knows is one too."""
-    ground = ground_for(hardware, load_settings())
-    return [fitting_row(ground, item) for _, item in sorted(ground.recipes.items())]
-
-
-def fitting_row(ground: Ground, resolved: Resolved) -> dict[str, object]:
-    name = resolved.recipe.name
-    try:
-        outlook = ground.outlook(resolved, WhenMissing.NOBODY, among_of(resolved))
-    except SparkdeployError as error:
-        return {"recipe": name, "fits": Fits.UNKNOWN.value, "reason": error.message}
-    verdict = {**asdict(outlook.verdict), "fits": outlook.verdict.fits.value}
-    return {"recipe": name, **verdict, "line": outlook.verdict_line()}
-
-
-def among_of(resolved: Resolved) -> Among:
-    """A recipe for several machines is held against one machine's share."""
-    return Among.CLUSTER if (resolved.recipe.cluster.min_nodes or 1) > 1 else Among.ONE
-
-
-def fit_words(rows: Iterable[Mapping[str, object]]) -> dict[str, str]:
-    """Return one word for each recipe: `fits`, `no`, or `?` where nobody knows."""
-    words = {Fits.YES.value: "fits", Fits.NO.value: "no"}
-    return {str(row["recipe"]): words.get(str(row["fits"]), "?") for row in rows}
-
-
-def fitting_lines(rows: Iterable[Mapping[str, object]]) -> Iterator[str]:
-    for row in rows:
-        yield f"  {row['recipe']!s:<14} {row.get('line') or row['reason']}"
 
 
 def facts_of(

@@ -30,9 +30,10 @@ class FitVerdict:
     """At once, at the recipe's context; None where the cache is not known or there is none."""
     context_tokens: int | None
     tok_s: float | None
-    """Of one request; None where something is not known."""
+    """Of one request; None where something is not known, and for a model that writes no text."""
     reason: str
     """Why it does not fit, or what is not known."""
+    writes_text: bool = True
 
 
 def verdict_of(
@@ -41,7 +42,8 @@ def verdict_of(
     row = budget.longest
     taken = budget.weight_bytes + budget.reserve_bytes
     context, requests = (row.context_tokens, row.concurrency) if row else (None, None)
-    tok_s = made.tok_s if made is not None else None
+    writes_text = recipe.serve.runner != "pooling"
+    tok_s = made.tok_s if made is not None and writes_text else None
     if taken >= budget.claim_bytes:
         reason = (
             f"weights and reserves take {format_gib(taken)} of the "
@@ -55,8 +57,13 @@ def verdict_of(
         )
         return FitVerdict(Fits.NO, requests, context, None, reason)
     if budget.unknown:
-        return FitVerdict(Fits.UNKNOWN, None, None, tok_s, f"not known: {budget.unknown}")
-    return FitVerdict(Fits.YES, requests, context, tok_s, "; ".join(_remarks(recipe, facts)))
+        reason = (
+            f"weights and reserves take {format_gib(taken)} of {format_gib(budget.claim_bytes)}, "
+            f"not known: {budget.unknown}"
+        )
+        return FitVerdict(Fits.UNKNOWN, None, None, tok_s, reason)
+    remarks = "; ".join(_remarks(recipe, facts))
+    return FitVerdict(Fits.YES, requests, context, tok_s, remarks, writes_text)
 
 
 def _remarks(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
@@ -67,16 +74,25 @@ def _remarks(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         yield "its drafter is not counted"
 
 
-def verdict_line(verdict: FitVerdict, budget: Budget, *, is_bound: bool) -> str:
-    """Return the verdict as one sentence; `is_bound` for a speed that no measurement backs."""
-    said = [f"{verdict.fits.value} on {budget.hardware.title}"]
+def verdict_line(verdict: FitVerdict, machines: str, *, is_bound: bool) -> str:
+    """Return the verdict as one sentence: fits or not on these machines, and what of it."""
+    return f"{verdict.fits.value} on {machines}: {verdict_words(verdict, is_bound=is_bound)}"
+
+
+def machines_words(title: str, nodes: int) -> str:
+    return title if nodes == 1 else f"{nodes} x {title}"
+
+
+def verdict_words(verdict: FitVerdict, *, is_bound: bool) -> str:
+    """Return how many requests and how fast; `is_bound` for a speed that no measurement backs."""
+    said = []
     if verdict.requests is not None and verdict.fits is Fits.YES:
         said.append(f"{verdict.requests:.1f} requests of {verdict.context_tokens:,} tokens at once")
     if verdict.tok_s is not None:
         about = "at most" if is_bound else "about"
         said.append(f"{about} {verdict.tok_s:.0f} tok/s for one")
-    elif verdict.fits is not Fits.NO:
+    elif verdict.fits is not Fits.NO and verdict.writes_text:
         said.append("its speed is not known")
     if verdict.reason:
         said.append(verdict.reason)
-    return f"{said[0]}: {', '.join(said[1:])}"
+    return ", ".join(said)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.estimate import fitting_row, ground_for
+from sparkdeploy.commands.estimate import ground_for
+from sparkdeploy.commands.fits import fitting_row
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate.verdict import Fits
 from sparkdeploy.recipe.load import load_recipe

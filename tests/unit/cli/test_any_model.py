@@ -166,7 +166,30 @@ def test_every_recipe_has_a_verdict(run: Run) -> None:
     assert rows["v2"]["tok_s"] == pytest.approx(44, abs=1)
     assert "its drafter is not counted" in rows["dflash"]["reason"]
     done = run("list", "--fits", "spark")
-    assert len(done.stdout.splitlines()) == len(rows)
+    assert len(done.stdout.splitlines()) == 1 + len(rows)
+    assert done.stdout.startswith("on NVIDIA DGX Spark")
+
+
+def test_a_recipe_for_two_machines_is_told_with_both(run: Run) -> None:
+    rows = {row["recipe"]: row for row in run.answer("list", "--fits", "spark", "--json")}
+    assert rows["qwen3.5-397b-int4"]["machines"] == 2
+    assert rows["qwen3.5-397b-int4"]["line"].startswith("fits on 2 x NVIDIA DGX Spark")
+    alone = run("plan", "qwen3.5-397b-int4", "--hardware", "spark").stdout.splitlines()[0]
+    assert alone.startswith("does not fit on NVIDIA DGX Spark")
+    assert alone.endswith("the recipe is for 2 machines: --cluster")
+
+
+def test_a_model_that_writes_no_text_has_no_tokens_a_second(run: Run) -> None:
+    rows = {row["recipe"]: row for row in run.answer("list", "--fits", "spark", "--json")}
+    assert rows["qwen3-vl-reranker"]["tok_s"] is None
+    assert "speed" not in rows["qwen3-vl-reranker"]["words"]
+
+
+def test_what_is_converted_while_loading_counts_converted(run: Run) -> None:
+    verdict = run.answer("plan", "gemma4-26b", "--hardware", "spark", "--json")["capacity"]
+    stored, loaded = verdict["stored_bytes"], verdict["loaded_bytes"]
+    assert loaded["routed experts"] == stored["routed experts"] // 2
+    assert loaded["embeddings"] == stored["embeddings"]
 
 
 def test_a_record_of_somebody_else_moves_the_estimates(run: Run, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.commands.fits import fitting_rows
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.report import model_name
 from tests.rehearsed import (
@@ -19,7 +20,7 @@ from tests.rehearsed import (
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import pytest
 
@@ -31,13 +32,18 @@ HEAD = """\
 
 Made from the recipes themselves (tests/unit/recipe/test_models_page.py writes it).
 `sparkdeploy list` says which fit this machine, `sparkdeploy plan RECIPE --hardware spark` for how
-many requests and about how fast, `sparkdeploy show RECIPE` every value.
+many requests and about how fast, `sparkdeploy show RECIPE` every value. *Fits* is the planner's
+word before any download ([capacity.md](capacity.md)): computed, and measured by nobody.
 
 **No figure here is ours: nothing of this ran on a Spark.** Settings come from where each recipe
-says; a figure is told with who reported it. What needs a fork or a preview is served by the image
-that its line names. It asks for no consent, because the recipe is ours; that image is somebody
-else's code all the same, and `up` pins it to its digest:
-[engines.md](engines.md#images-of-others).
+says, without its load format and its served name, and without `--trust-remote-code`, since vLLM has
+classes of its own for these models. A figure is told with who reported it; *decode* leaves prefill
+out, and is no floor for `bench --gate`.
+
+A *fork* is a build of vLLM that somebody else made, with kernels or flags that no release has.
+Where its author publishes an image, the recipe names it: it asks for no consent, because the recipe
+is ours; that image is somebody else's code all the same, and `up` pins it to its digest
+([engines.md](engines.md#images-of-others)). Where nobody publishes one, `needs` says how to get it.
 
 A model that has no recipe yet: `sparkdeploy new NAME --model ORG/NAME` writes a first one from the
 model's config.json and generation_config.json: its family, the parsers known for it, a context that
@@ -53,32 +59,64 @@ def recipes() -> list[Recipe]:
 
 
 def page() -> str:
-    return "\n".join([HEAD, *_sections(recipes())]) + "\n"
+    found, verdicts = recipes(), {str(row["recipe"]): row for row in fitting_rows("spark")}
+    return "\n".join([HEAD, *_table(found), *_sections(found, verdicts)]) + "\n"
 
 
-def _sections(found: list[Recipe]) -> Iterator[str]:
+def _table(found: list[Recipe]) -> Iterator[str]:
+    """For how many machines, and what it takes; one's own choice begins here."""
+    groups = (
+        ("one Spark", [it for it in found if _nodes(it) == 1 and not it.preview]),
+        ("two Sparks", [it for it in found if _nodes(it) == 2 and not it.preview]),
+        ("one Spark, and a fork", [it for it in found if _nodes(it) == 1 and it.preview]),
+        ("two Sparks, and a fork", [it for it in found if _nodes(it) == 2 and it.preview]),
+    )
+    yield "| for | recipes |"
+    yield "|---|---|"
+    yield from (
+        f"| {what} | {', '.join(f'`{it.name}`' for it in group)} |" for what, group in groups
+    )
+    assert sum(len(group) for _, group in groups) == len(found)
+
+
+def _nodes(recipe: Recipe) -> int:
+    return recipe.cluster.min_nodes or 1
+
+
+def _sections(found: list[Recipe], verdicts: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
     for model, group in groupby(found, lambda it: model_name(it.model.known_as)):
         yield f"\n## {model}\n"
         for recipe in group:
             yield f"- **`{recipe.name}`**: {recipe.title}."
-            yield from (f"  - {name}: {said}" for name, said in _rows(recipe) if said)
+            rows = _rows(recipe, verdicts[recipe.name])
+            yield from (f"  - {name}: {said}" for name, said in rows if said)
 
 
-def _rows(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+def _rows(recipe: Recipe, verdict: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
     serve, expect = recipe.serve, recipe.expect
     least = f", vLLM {recipe.least_vllm} or newer" if recipe.least_vllm else ""
     yield "engine", f"{recipe.image or recipe.engine}{least}"
     yield "weights", recipe.model.known_as
-    yield "machines", "" if (recipe.cluster.min_nodes or 1) == 1 else recipe.cluster.min_nodes
+    yield "drafter", serve.speculative and serve.speculative.model
+    yield "machines", _nodes(recipe)
+    yield "fits", _fit(verdict)
     parsers = (serve.reasoning_parser, serve.tool_call_parser)
     yield "parsers", ", ".join(dict.fromkeys(filter(None, parsers)))
     yield "chat template", serve.chat_template and serve.chat_template.rpartition("/")[2]
     yield "needs", recipe.preview
     yield "settings from", recipe.source
     if expect is not None:
-        figure = f"{expect.end_to_end_tok_s:g} tok/s on a {expect.hardware}"
+        machines = expect.hardware if expect.hardware.startswith("two ") else f"a {expect.hardware}"
+        figure = f"{expect.tok_s:g} tok/s {expect.figure} on {machines}"
         yield "reported", f"{figure}, {expect.engine} ({expect.source})"
     yield "rehearsed", _rehearsed(recipe.name)
+
+
+def _fit(verdict: Mapping[str, object]) -> str:
+    if "words" not in verdict:
+        return f"not known: {verdict['reason']}"
+    word = "yes" if verdict["fits"] == "fits" else "maybe"
+    return f"{word}, {verdict['words']}"
 
 
 def _rehearsed(name: str) -> str:
@@ -98,6 +136,12 @@ def test_each_is_rehearsed_or_has_its_reason() -> None:
     rehearsed = {*OF_THE_122B, *BY_THEIR_OWN_CONFIGURATION, *BY_A_SMALL_ONE}
     assert rehearsed.isdisjoint(NOT_REHEARSED)
     assert rehearsed | set(NOT_REHEARSED) == {recipe.name for recipe in recipes()}
+
+
+def test_of_each_the_planner_knows_the_weights() -> None:
+    for row in fitting_rows("spark"):
+        assert "words" in row, row
+        assert row["fits"] != "does not fit", row
 
 
 def test_no_figure_stands_without_its_source() -> None:
