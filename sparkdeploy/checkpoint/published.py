@@ -36,7 +36,8 @@ class PublishedConfig:
 def published_config(weights: Weights, settings: Settings) -> PublishedConfig:
     """Look on this machine, in what is shipped, and for some seconds on the hub.
 
-    Raises CheckpointError when it is nowhere.
+    What is shipped as others quote it counts where the hub tells nothing. Raises CheckpointError
+    when it is nowhere.
     """
     source = (
         sources.open_folder(Path(weights.path))
@@ -48,16 +49,22 @@ def published_config(weights: Weights, settings: Settings) -> PublishedConfig:
         generation = read_generation(folder)
         return PublishedConfig(read_config(folder), "of the files here", folder, generation)
     shipped = shipped_entry(weights.source)
-    if shipped:
-        return PublishedConfig(shipped["config"], "as recipes/facts/models.yaml has it")
+    known = PublishedConfig(shipped.get("config", {}), "as recipes/facts/models.yaml has it")
+    is_quoted = "quoted" in shipped.get("weight_bytes", {})
+    if shipped and not is_quoted:
+        return known
     told = ask_configs(weights.source, weights.revision, settings)
-    if told.config is None:
-        raise CheckpointError(
-            f"the config.json of {weights.source} is not known: it is not here, and {told.failure}",
-            hint="name a folder that has it: --set model.path=FOLDER; or try again where the hub "
-            "answers",
-        )
-    return PublishedConfig(told.config, "from the hub", generation=told.generation or {})
+    if told.config is not None:
+        return PublishedConfig(told.config, "from the hub", generation=told.generation or {})
+    lacking = shipped.get("lacks")
+    if shipped and lacking is None:
+        return known
+    here = f"what is shipped of it lacks {lacking}" if shipped else "it is not here"
+    raise CheckpointError(
+        f"the config.json of {weights.source} is not known: {here}, and {told.failure}",
+        hint="name a folder that has it: --set model.path=FOLDER; or try again where the hub "
+        "answers",
+    )
 
 
 def shipped_entry(repo: str) -> Mapping[str, Any]:
