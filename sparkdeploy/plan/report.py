@@ -81,6 +81,9 @@ def _title(plan: Plan) -> Iterator[str]:
     yield f"{recipe.name}: {recipe.title}"
     where = ", ".join(plan.formation.nodes)
     yield f"  engine {engine.name} on {where}, deployment {plan.deployment.name}"
+    # Where no image is named, a problem says it.
+    if recipe.preview and engine.kind == "image":
+        yield f"  needs {recipe.preview}"
 
 
 def _steps(plan: Plan) -> Iterator[str]:

@@ -104,7 +104,7 @@ def _by_model(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]
 
 
 def _needs(row: dict[str, Any]) -> str:
-    return " (needs a fork or a preview: `show` names it)" if row["preview"] else ""
+    return " (needs a fork: `plan` names it)" if row["preview"] else ""
 
 
 def origin_lines(resolved: Resolved) -> Iterator[str]:
