@@ -143,6 +143,16 @@ def test_a_mod_is_a_stage_between_engine_and_plugin(tmp_path: Path) -> None:
     assert stages(other)[2].needs_network
 
 
+def test_mods_of_one_name_have_a_folder_each(tmp_path: Path) -> None:
+    names = ("a/fix", "b/fix", "c/fix-2", "a/fix")
+    for name in set(names):
+        write_mod(tmp_path / name, f"echo {name}\n")
+    made = [read_mod(FoundMod(name, tmp_path / name, "", needs_network=False)) for name in names]
+    of_mods = [stage for stage in stages(*made) if stage.name == "mod"]
+    assert [stage.mod_slug for stage in of_mods] == ["fix", "fix-2", "fix-2-2", "fix-3"]
+    assert all(f" /workspace/mods/{it.mod_slug}/\n" in it.dockerfile for it in of_mods)
+
+
 @pytest.mark.parametrize(
     ("recipe", "settings", "top"),
     [
