@@ -97,6 +97,7 @@ def _regular_files(folder: Path, name: str) -> Iterator[Path]:
         folders[:] = [item for item in folders if item != ".git"]
         for item in (*names, *folders):
             path = Path(where, item)
+            _refuse_unprintable(path.relative_to(folder).as_posix(), name)
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode):
                 yield path
@@ -105,3 +106,12 @@ def _regular_files(folder: Path, name: str) -> Iterator[Path]:
                     f"mod {shown(name)}: {path} is a link or no regular file",
                     hint="put the file itself in its place",
                 )
+
+
+def _refuse_unprintable(path: str, name: str) -> None:
+    """A name with a line end would be read as two in a list; one that is no UTF-8 is in no tar."""
+    if not path.isprintable():
+        raise BuildError(
+            f"mod {shown(name)}: the file name {path!a} cannot be printed",
+            hint="give the file another name",
+        )

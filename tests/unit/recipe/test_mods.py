@@ -118,6 +118,15 @@ def test_what_is_no_mod_is_refused(
         read_mod(FoundMod("fix", folder, "", needs_network=False))
 
 
+@pytest.mark.parametrize("name", [b"caf\xe9.patch", b"a\n# ---- mod fix: b", b"\xe2\x80\xae.py"])
+def test_a_name_that_cannot_be_printed_is_refused(tmp_path: Path, name: bytes) -> None:
+    folder = write_mod(tmp_path / "fix")
+    (folder / os.fsdecode(name)).write_text("")
+    with pytest.raises(BuildError, match=r"the file name '.*\\") as refused:
+        read_mod(FoundMod("fix", folder, "", needs_network=False))
+    assert str(refused.value).isprintable()
+
+
 def stages(*made: mods.ModFiles) -> tuple[Stage, ...]:
     engine = load_engine(Library((REPOSITORY / "recipes",)), "cuda-0.33")
     return stages_of(
