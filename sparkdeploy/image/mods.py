@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import BuildError
@@ -24,6 +24,8 @@ SCRIPT = "run.sh"
 MAX_FILES = 2_000
 MAX_BYTES = 64 << 20
 EXECUTABLE, PLAIN = 0o755, 0o644
+NOT_TAKEN = frozenset({".git", "__pycache__", ".DS_Store"})
+"""What comes and goes in a folder without its author's doing; `.git` may be a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def read_mod(mod: FoundMod) -> ModFiles:
 
 
 def _slug(name: str) -> str:
-    last = name.rstrip("/").rpartition("/")[2].lower()
+    last = PurePosixPath(name).name.lower()
     return re.sub(r"[^a-z0-9._-]+", "-", last).strip("._-")[:60] or "mod"
 
 
@@ -94,8 +96,8 @@ def _read(folder: Path, name: str) -> Iterator[ContextFile]:
 def _regular_files(folder: Path, name: str) -> Iterator[Path]:
     """Yield them all; a link may lead out of the folder, so there is none in a mod."""
     for where, folders, names in os.walk(folder):
-        folders[:] = [item for item in folders if item != ".git"]
-        for item in (*names, *folders):
+        folders[:] = [item for item in folders if item not in NOT_TAKEN]
+        for item in (*(item for item in names if item not in NOT_TAKEN), *folders):
             path = Path(where, item)
             _refuse_unprintable(path.relative_to(folder).as_posix(), name)
             mode = path.lstat().st_mode

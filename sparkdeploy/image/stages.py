@@ -352,8 +352,9 @@ def _placed(mods: Iterable[ModFiles]) -> Iterator[ModFiles]:
 
 def _mod(maker: _StageMaker, below: Stage, mod: ModFiles) -> Stage:
     """Known by one hash of all its files: a mod may have hundreds."""
+    # Nothing of its title: the same folder may be named in several ways.
     dockerfile = maker.render(
-        "mod", below=below.tag, name=mod.slug, title=mod.title, needs_network=mod.needs_network
+        "mod", below=below.tag, name=mod.slug, needs_network=mod.needs_network
     )
     stage = maker.stage(
         "mod", dockerfile, _inside_files("apply", "apply_mod.py"), below=below, mod=mod.digest()

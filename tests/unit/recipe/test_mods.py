@@ -99,6 +99,24 @@ def test_a_mod_is_known_by_the_content_of_all_its_files(tmp_path: Path) -> None:
     assert read_mod(mod).digest() != second
 
 
+def test_a_mod_is_the_same_however_its_folder_is_written(tmp_path: Path) -> None:
+    folder = write_mod(tmp_path / "mods" / "fix")
+    names = ("mods/fix", "./mods/fix", "mods//fix/", "mods/fix/.", str(folder))
+    made = [read_mod(FoundMod(name, folder, "", needs_network=False)) for name in names]
+    assert len({stages(mod)[2].fingerprint for mod in made}) == 1
+
+
+def test_what_comes_and_goes_in_a_folder_is_no_part_of_the_mod(tmp_path: Path) -> None:
+    folder = write_mod(tmp_path / "fix")
+    mod = FoundMod("fix", folder, "", needs_network=False)
+    before = read_mod(mod)
+    (folder / ".git").write_text("gitdir: ../.git/modules/fix\n")
+    (folder / "sub" / "__pycache__").mkdir(parents=True)
+    (folder / "sub" / "__pycache__" / "x.pyc").write_bytes(b"x")
+    (folder / "sub" / ".DS_Store").write_bytes(b"x")
+    assert read_mod(mod) == before
+
+
 @pytest.mark.parametrize("kind", ["link", "pipe", "no script", "too many", "too large"])
 def test_what_is_no_mod_is_refused(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
