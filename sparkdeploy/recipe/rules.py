@@ -26,8 +26,8 @@ class Mistake:
 
 
 def find_contradictions(recipe: Recipe, engine: Engine | None) -> list[Mistake]:
-    rules = (_weights, _turboquant, _speculation, _fp8, _extra_arguments, _environment, _cluster)
-    problems = [mistake for rule in rules for mistake in rule(recipe)]
+    rules = (_weights, _mods, _turboquant, _speculation, _fp8, _extra_arguments, _environment)
+    problems = [mistake for rule in (*rules, _cluster) for mistake in rule(recipe)]
     if engine is not None:
         problems += _engine_support(recipe, engine)
     return problems
@@ -41,6 +41,16 @@ def _weights(recipe: Recipe) -> Iterator[Mistake]:
             yield Mistake(
                 path, "has neither repo nor path", "add repo: ORG/NAME, or the path of a folder"
             )
+
+
+def _mods(recipe: Recipe) -> Iterator[Mistake]:
+    for index, mod in enumerate(recipe.mods):
+        if mod.folder is not None and mod.run is not None:
+            fix = "make two of it, one with the folder and one with the commands"
+            yield Mistake(("mods", index), "has both a folder and commands", fix)
+        elif not (mod.folder or mod.run or "").strip():
+            fix = "add folder: mods/NAME, or run: COMMANDS"
+            yield Mistake(("mods", index), "has neither a folder nor commands", fix)
 
 
 def drafting_of(recipe: Recipe) -> Iterator[tuple[KeyPath, Speculative]]:

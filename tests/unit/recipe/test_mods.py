@@ -86,6 +86,25 @@ def test_commands_are_a_mod_of_their_own(shipped: Library, tmp_path: Path) -> No
     assert made.slug.startswith("run-")
 
 
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("{folder: mods/fix, run: echo}", "has both a folder and commands"),
+        *(
+            (written, "has neither a folder nor commands")
+            for written in ("{}", '{folder: ""}', '{run: ""}', '{run: "  "}', "{network: true}")
+        ),
+    ],
+)
+def test_a_mod_is_either_a_folder_or_commands(
+    shipped: Library, tmp_path: Path, written: str, words: str
+) -> None:
+    write_mod(tmp_path / "mods" / "fix")
+    with pytest.raises(RecipeError) as refused:
+        found(shipped, tmp_path / "mine.yaml", written)
+    assert f"{tmp_path}/mine.yaml:6: mods.0: {words}" in (refused.value.detail or "")
+
+
 def test_a_mod_is_known_by_the_content_of_all_its_files(tmp_path: Path) -> None:
     folder = write_mod(tmp_path / "Fix it")
     mod = FoundMod("mods/Fix it", folder, "", needs_network=False)
