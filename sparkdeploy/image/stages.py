@@ -118,6 +118,7 @@ class Stage:
             labels.BELOW: self.below or "",
             labels.BASE_SOURCE: self.base_source,
             labels.VERSION: sparkdeploy.__version__,
+            **({labels.MOD: self.mod} if self.mod else {}),
             **{f"{labels.PREFIX}input.{name}": value for name, value in self.inputs.items()},
         }
 
