@@ -199,6 +199,10 @@ def test_another_server_is_named_in_one_line(
         ("container: x/y\n", "no model is named"),
         ("container: x/y\nmodel: a/b\ndefaults: [1]\n", "defaults: [1] is not a mapping"),
         ("container: x/y\nmodel: [1]\nenv: 3\n", "env: 3 is not a mapping"),
+        (
+            "container: x/y\nmodel: a/b\npre_exec: pip install x\n",
+            "pre_exec: 'pip install x' is not a list; write pre_exec: [\"pip install x\"]",
+        ),
         ("container: x/y\nmodel: a/b\ncommand: vllm serve {missing}\n", "{missing} stands in it"),
         ("container: x/y\nmodel: a/b\ncommand: echo\n", "does not start `vllm serve`"),
         ("container: x/y\nmodel: a/b\ndefaults: {1: 2}\n", "the key 1 is no text"),
