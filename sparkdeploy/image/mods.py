@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -89,6 +90,8 @@ def _read(folder: Path, name: str) -> Iterator[ContextFile]:
         total += len(content)
         if total > MAX_BYTES:
             raise BuildError(f"mod {shown(name)} has more than {MAX_BYTES >> 20} MiB")
+        if path == folder / SCRIPT:
+            _refuse_returns(path, content, name)
         mode = EXECUTABLE if path.stat().st_mode & stat.S_IXUSR else PLAIN
         yield ContextFile(path.relative_to(folder).as_posix(), content, mode)
 
@@ -108,6 +111,15 @@ def _regular_files(folder: Path, name: str) -> Iterator[Path]:
                     f"mod {shown(name)}: {path} is a link or no regular file",
                     hint="put the file itself in its place",
                 )
+
+
+def _refuse_returns(script: Path, content: bytes, name: str) -> None:
+    """To a shell the sign before the line's end is a letter of the last word."""
+    if b"\r\n" in content:
+        raise BuildError(
+            f"mod {shown(name)}: {script} has the line ends of Windows",
+            hint=f"sed -i 's/\\r$//' {shlex.quote(str(script))}",
+        )
 
 
 def _refuse_unprintable(path: str, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -153,6 +154,17 @@ def test_what_is_no_mod_is_refused(
         monkeypatch.setattr(mods, "MAX_BYTES", 3)
     with pytest.raises(BuildError, match="mod"):
         read_mod(FoundMod("fix", folder, "", needs_network=False))
+
+
+def test_a_script_with_line_ends_of_windows_is_refused(tmp_path: Path) -> None:
+    folder = write_mod(tmp_path / "f x")
+    (folder / "run.sh").write_bytes(b"set -e\r\ntrue\r\n")
+    (folder / "page.txt").write_bytes(b"a\r\n")
+    mod = FoundMod("f x", folder, "", needs_network=False)
+    with pytest.raises(BuildError, match="line ends of Windows") as refused:
+        read_mod(mod)
+    subprocess.run(["sh", "-c", refused.value.hint or ""], check=True)
+    assert read_mod(mod).script == "set -e\ntrue\n"
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9.patch", b"a\n# ---- mod fix: b", b"\xe2\x80\xae.py"])
