@@ -10,7 +10,6 @@ import pytest
 
 from sparkdeploy.errors import BuildError, RecipeError
 from sparkdeploy.image import mods
-from sparkdeploy.image.inside import apply_mod
 from sparkdeploy.image.mods import read_mod
 from sparkdeploy.image.stages import Additions, stages_of
 from sparkdeploy.plan.images import top_of
@@ -232,30 +231,3 @@ def test_a_template_of_a_mod_may_not_lead_out_of_the_workspace(
     for name in ("../x.jinja", "/etc/x.jinja", "a/../../x.jinja", ".x.jinja", "x.txt"):
         with pytest.raises(RecipeError):
             load_recipe(shipped, "baseline", (f"serve.chat_template_of_mod={name}",))
-
-
-State = apply_mod.State
-
-
-def test_a_file_that_was_written_with_its_own_content_is_told_apart(tmp_path: Path) -> None:
-    same, other = tmp_path / "same", tmp_path / "other"
-    for path in (same, other):
-        path.write_text("x")
-    before = {str(path): apply_mod._state(path.lstat()) for path in (same, other)}
-    content = {str(path): apply_mod.content_of(path) for path in (same, other)}
-    for path, text in ((same, "x"), (other, "y")):
-        path.unlink()
-        path.write_text(text)
-    (tmp_path / "new").write_text("")
-    after = {str(path): apply_mod._state(path.lstat()) for path in tmp_path.iterdir()}
-    told = apply_mod.changes(before, after)
-    assert told["added"] == [str(tmp_path / "new")]
-    assert isinstance(told["written"], dict)
-    differing = [name for name, now in told["written"].items() if now != content[name]]
-    assert differing == [str(other)]
-
-
-def test_links_and_folders_have_a_content_too(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("there")
-    assert apply_mod.content_of(tmp_path / "link") == "link there"
-    assert apply_mod.content_of(tmp_path).startswith("kind ")
