@@ -3,7 +3,8 @@
 Runs inside the image, as root: `python -I apply_mod.py NAME`. The mod's files lie in
 /workspace/mods/NAME, and its run.sh is started there by bash, or sh where there is none, as the
 scripts that mods are written for start it: WORKSPACE_DIR is /workspace, `python3` is the Python
-that has vLLM, and that Python's packages are found under the path of Debian's Python 3.12 too.
+that has vLLM, and that Python's packages are found under the path of Debian's Python 3.12 too. A
+Python without pip borrows that of Debian's python3-venv.
 """
 
 import contextlib
@@ -28,6 +29,8 @@ NOTES = Path("/opt/sparkdeploy/mods")
 USUAL_PACKAGES = Path("/usr/local/lib/python3.12/dist-packages")
 """Where the images that most mods are written for keep vLLM."""
 PROGRAMS = Path("/opt/sparkdeploy/bin")
+PIP_WHEELS = Path("/usr/share/python-wheels")
+"""Where Debian keeps the pip that it puts into new environments."""
 SKIPPED = (
     *("/dev", "/proc", "/run", "/sys", "/tmp", "/var/tmp", "/var/log", "/var/cache"),  # noqa: S108 - skipped
     *("/root/.cache", "/opt/sparkdeploy", "/workspace/mods"),
@@ -156,12 +159,21 @@ def _stand_ins() -> Iterator[Path]:
         USUAL_PACKAGES.symlink_to(site)
         yield USUAL_PACKAGES
     PROGRAMS.mkdir(parents=True, exist_ok=True)
-    for name in ("python", "python3"):
+    # A link would look for its packages beside itself.
+    programs = dict.fromkeys(("python", "python3"), sys.executable)
+    if _borrowed_pip():
+        programs |= dict.fromkeys(("pip", "pip3"), f"{sys.executable} -m pip")
+    for name, words in programs.items():
         program = PROGRAMS / name
-        # A link would look for its packages beside itself.
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n', encoding="utf-8")
+        program.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
         program.chmod(0o755)
         yield program
+
+
+def _borrowed_pip() -> list[str]:
+    """Return the wheel that stands in for a pip; it runs as it is."""
+    found = sorted(map(str, PIP_WHEELS.glob("pip-*.whl")))
+    return found[-1:] if find_spec("pip") is None else []
 
 
 def _run(folder: Path) -> int:
@@ -170,6 +182,9 @@ def _run(folder: Path) -> int:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PATH": f"{PROGRAMS}:{os.environ.get('PATH', os.defpath)}",
     }
+    if wheel := _borrowed_pip():
+        own = filter(None, [os.environ.get("PYTHONPATH")])
+        environment["PYTHONPATH"] = os.pathsep.join((*own, *wheel))
     shell = shutil.which("bash") or "/bin/sh"
     # In a session of its own: what it leaves running ends with it.
     with subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,30 @@ def test_a_mod_may_take_away_what_was_made_for_it(
     (tmp_path / "there").write_text("")
     apply_mod._remove([tmp_path / "gone" / "x", tmp_path / "folder", tmp_path / "there"])
     assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_a_python_without_pip_borrows_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_own: bool
+) -> None:
+    wheels, mod = tmp_path / "wheels", tmp_path / "mod"
+    wheels.mkdir()
+    mod.mkdir()
+    with zipfile.ZipFile(wheels / "pip-23.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("pip/__init__.py", "")
+        wheel.writestr("pip/__main__.py", "import sys; print('borrowed', *sys.argv[1:])")
+    (mod / "run.sh").write_text("pip install x > told\npython3 -m pip list >> told\n")
+    found = object() if has_own else None
+    monkeypatch.setattr(apply_mod, "find_spec", lambda name: found if name == "pip" else None)
+    monkeypatch.setattr(apply_mod, "PIP_WHEELS", wheels)
+    monkeypatch.setattr(apply_mod, "PROGRAMS", tmp_path / "bin")
+    monkeypatch.setattr(apply_mod, "USUAL_PACKAGES", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    made = [path.name for path in apply_mod._stand_ins()]
+    assert made == (["python", "python3"] if has_own else ["python", "python3", "pip", "pip3"])
+    if not has_own:
+        assert apply_mod._run(mod) == 0
+        assert (mod / "told").read_text() == "borrowed install x\nborrowed list\n"
 
 
 def test_all_that_was_written_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ class OfManyFiles(ScriptedHost):
     asked: list[int] = field(default_factory=list)
 
     def run_once(self, image: str, command: list[str], **_: object) -> tuple[int, str]:
-        _, _, program, *paths = command
+        program, *paths = command[2:]
         if "content_of" not in program:
             written = dict.fromkeys(self.files, "now")
             return 0, json.dumps(NOTE | {"added": [], "written": written, "count": len(written)})
