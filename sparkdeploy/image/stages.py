@@ -15,6 +15,7 @@ from sparkdeploy import labels
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock, templates
 from sparkdeploy.image.context import ContextFile
+from sparkdeploy.recipe.foreign.secrets import masked
 from sparkdeploy.recipe.release import ANY_IMAGE, is_tag
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ class Stage:
             labels.BELOW: self.below or "",
             labels.BASE_SOURCE: self.base_source,
             labels.VERSION: sparkdeploy.__version__,
-            **({labels.MOD: self.mod} if self.mod else {}),
+            # Containers inherit labels, and of commands the first line is the name.
+            **({labels.MOD: masked(self.mod)} if self.mod else {}),
             **{f"{labels.PREFIX}input.{name}": value for name, value in self.inputs.items()},
         }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy import labels
 from sparkdeploy.errors import BuildError, RecipeError
 from sparkdeploy.image import mods
 from sparkdeploy.image.mods import read_mod
@@ -198,6 +199,13 @@ def test_a_mod_is_a_stage_between_engine_and_plugin(tmp_path: Path) -> None:
     other = read_mod(FoundMod("fix", tmp_path / "fix", "", needs_network=True))
     assert stages(other)[2].fingerprint != modded[2].fingerprint
     assert stages(other)[2].needs_network
+
+
+def test_a_token_in_commands_is_in_no_label() -> None:
+    commands = FoundMod("get --token abc123 x", None, "get --token abc123 x", needs_network=True)
+    stage = stages(read_mod(commands))[2]
+    assert stage.labels()[labels.MOD] == "get --token *** x"
+    assert "abc123" not in str(stage.labels()) + stage.dockerfile
 
 
 def test_mods_of_one_name_have_a_folder_each(tmp_path: Path) -> None:
