@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
+from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import network
 from sparkdeploy.image.base import base_of_root, debian_root, import_root
@@ -33,10 +34,15 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 TAIL_LINES = 30
+MAX_LETTERS = 500
+"""Of a line of the log: some programs draw megabytes on one."""
+MAX_DOUBTS = 10
 NEWEST_WITH_BUILDER = 29
 """The newest one of which that is known (docs/engines.md)."""
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _DOCKERFILE_STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
+_DOUBT = re.compile(r"command not found|No such file or directory|\bFAILED\b")
+"""What a shell or `patch` says before a script goes on."""
 _IMAGE_ID = re.compile(r"^ ---> ([0-9a-f]{12})$")
 
 
@@ -156,6 +162,8 @@ class _Build:
     image_ids: list[str] = field(default_factory=list)
     pulled: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Bytes done and in all, by layer."""
+    doubts: list[str] = field(default_factory=list)
+    """What a mod said of failures within it."""
 
     def run_and_prove(self) -> None:
         """Look into the image before it gets its tag; what was found becomes a label."""
@@ -174,8 +182,20 @@ class _Build:
             dockerfile = f"FROM {unproven}\n"
             proven = replace(self.stage, dockerfile=dockerfile, context=(), needs_network=False)
             self.run(proven, self.stage.tag, {**proven.labels(), labels.PROOF: proof})
+            self._tell_doubts()
         finally:
             self.host.remove_leftover_tag(unproven)
+
+    def _doubt(self, line: str) -> None:
+        is_known = line in self.doubts or len(self.doubts) >= MAX_DOUBTS
+        if self.stage.mod and not is_known and _DOUBT.search(line):
+            self.doubts.append(line)
+
+    def _tell_doubts(self) -> None:
+        """A script without `set -e` goes on after a command that failed, and ends well."""
+        if self.doubts:
+            lines = "".join(f"\n  | {line}" for line in self.doubts)
+            console.warn(f"the mod {self.stage.mod} ended well, and said on its way:{lines}")
 
     def run(self, stage: Stage, tag: str, image_labels: Mapping[str, str]) -> None:
         settings, dockerfile = self.settings, _labelled(stage.dockerfile, image_labels)
@@ -216,8 +236,10 @@ class _Build:
             done, total = (sum(column) for column in zip(*self.pulled.values(), strict=True))
             self.step.progress(done, total)
             return
-        for line in filter(None, map(str.rstrip, _CONTROL.sub("", event.text).splitlines())):
+        text = _CONTROL.sub("", event.text)
+        for line in filter(None, (it[:MAX_LETTERS].rstrip() for it in text.splitlines())):
             self.log.append(line)
+            self._doubt(line)
             if match := _IMAGE_ID.match(line):
                 self.image_ids.append(match[1])
             elif match := _DOCKERFILE_STEP.match(line):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import stat
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import BuildError
@@ -24,6 +25,8 @@ SCRIPT = "run.sh"
 MAX_FILES = 2_000
 MAX_BYTES = 64 << 20
 EXECUTABLE, PLAIN = 0o755, 0o644
+NOT_TAKEN = frozenset({".git", "__pycache__", ".DS_Store"})
+"""What comes and goes in a folder without its author's doing; `.git` may be a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def read_mod(mod: FoundMod) -> ModFiles:
 
 
 def _slug(name: str) -> str:
-    last = name.rstrip("/").rpartition("/")[2].lower()
+    last = PurePosixPath(name).name.lower()
     return re.sub(r"[^a-z0-9._-]+", "-", last).strip("._-")[:60] or "mod"
 
 
@@ -87,6 +90,8 @@ def _read(folder: Path, name: str) -> Iterator[ContextFile]:
         total += len(content)
         if total > MAX_BYTES:
             raise BuildError(f"mod {shown(name)} has more than {MAX_BYTES >> 20} MiB")
+        if path == folder / SCRIPT:
+            _refuse_returns(path, content, name)
         mode = EXECUTABLE if path.stat().st_mode & stat.S_IXUSR else PLAIN
         yield ContextFile(path.relative_to(folder).as_posix(), content, mode)
 
@@ -94,9 +99,10 @@ def _read(folder: Path, name: str) -> Iterator[ContextFile]:
 def _regular_files(folder: Path, name: str) -> Iterator[Path]:
     """Yield them all; a link may lead out of the folder, so there is none in a mod."""
     for where, folders, names in os.walk(folder):
-        folders[:] = [item for item in folders if item != ".git"]
-        for item in (*names, *folders):
+        folders[:] = [item for item in folders if item not in NOT_TAKEN]
+        for item in (*(item for item in names if item not in NOT_TAKEN), *folders):
             path = Path(where, item)
+            _refuse_unprintable(path.relative_to(folder).as_posix(), name)
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode):
                 yield path
@@ -105,3 +111,21 @@ def _regular_files(folder: Path, name: str) -> Iterator[Path]:
                     f"mod {shown(name)}: {path} is a link or no regular file",
                     hint="put the file itself in its place",
                 )
+
+
+def _refuse_returns(script: Path, content: bytes, name: str) -> None:
+    """To a shell the sign before the line's end is a letter of the last word."""
+    if b"\r\n" in content:
+        raise BuildError(
+            f"mod {shown(name)}: {script} has the line ends of Windows",
+            hint=f"sed -i 's/\\r$//' {shlex.quote(str(script))}",
+        )
+
+
+def _refuse_unprintable(path: str, name: str) -> None:
+    """A name with a line end would be read as two in a list; one that is no UTF-8 is in no tar."""
+    if not path.isprintable():
+        raise BuildError(
+            f"mod {shown(name)}: the file name {path!a} cannot be printed",
+            hint="give the file another name",
+        )

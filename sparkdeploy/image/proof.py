@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PYTHON = "/opt/venv/bin/python"
 PROOF_TIMEOUT_S = 600
+COMPARED_AT_ONCE = 1_000
+"""Names of files: a command line has a limit."""
 NAMED_FILES = 20
 """How many of a mod's changed files its image names."""
 
@@ -155,7 +157,9 @@ def _change(host: DockerHost, stage: Stage, image_id: str) -> dict[str, Any]:
             f"the mod {stage.mod} changed nothing in {stage.below}",
             hint="it may be for another release, or for a running container; serve without it:"
             " --set mods=[]",
-            detail="\n".join(f"written with the content it had: {path}" for path in written),
+            detail="\n".join(
+                f"written with the content it had: {path}" for path in [*written][:NAMED_FILES]
+            ),
         )
     return {"changed": named[:NAMED_FILES], "count": told["count"] - len(written) + len(changed)}
 
@@ -165,12 +169,17 @@ def _note_of(stage: Stage) -> Path:
 
 
 def _contents_before(host: DockerHost, stage: Stage, paths: list[str]) -> dict[str, str]:
-    if not paths or stage.below is None:
+    below = stage.below
+    if below is None:
         return {}
     program = Path(apply_mod.__file__).read_text(encoding="utf-8")
     program = program.partition('if __name__ == "__main__":')[0] + _LOOK
-    failure = f"{stage.below} could not be looked into"
-    return _said(host, stage.below, ["-I", "-c", program, *paths], mark="", failure=failure)
+    failure = f"{below} could not be looked into"
+    found: dict[str, Any] = {}
+    for start in range(0, len(paths), COMPARED_AT_ONCE):
+        command = ["-I", "-c", program, *paths[start : start + COMPARED_AT_ONCE]]
+        found |= _said(host, below, command, mark="", failure=failure)
+    return found
 
 
 _LOOK = """

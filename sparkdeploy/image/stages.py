@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shlex
 from dataclasses import dataclass, replace
@@ -14,10 +15,11 @@ from sparkdeploy import labels
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock, templates
 from sparkdeploy.image.context import ContextFile
+from sparkdeploy.recipe.foreign.secrets import masked
 from sparkdeploy.recipe.release import ANY_IMAGE, is_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.image.mods import ModFiles
     from sparkdeploy.recipe.engine import Base, Engine, SourceBuild
@@ -117,6 +119,8 @@ class Stage:
             labels.BELOW: self.below or "",
             labels.BASE_SOURCE: self.base_source,
             labels.VERSION: sparkdeploy.__version__,
+            # Containers inherit labels, and of commands the first line is the name.
+            **({labels.MOD: masked(self.mod)} if self.mod else {}),
             **{f"{labels.PREFIX}input.{name}": value for name, value in self.inputs.items()},
         }
 
@@ -203,7 +207,7 @@ def stages_of(
     maker = _StageMaker(engine, base_source, architecture, resources, tree)
     made = [_adopted(maker)] if engine.kind == "image" else _from_base(maker)
     wanted = additions or Additions()
-    for mod in wanted.mods:
+    for mod in _placed(wanted.mods):
         made.append(_mod(maker, made[-1], mod))
     uppermost = _plugin if wanted.top == "plugin" else _guard
     return (*made, uppermost(maker, made[-1]))
@@ -335,10 +339,25 @@ def _guard(maker: _StageMaker, below: Stage) -> Stage:
     return maker.stage("guard", maker.render("guard", below=below.tag), files, below=below)
 
 
+def _placed(mods: Iterable[ModFiles]) -> Iterator[ModFiles]:
+    """Give each mod a folder of its own: what is in another's would be taken for its files.
+
+    The first keeps its name, for some scripts name /workspace/mods/NAME.
+    """
+    taken: set[str] = set()
+    for mod in mods:
+        numbered = (f"{mod.slug}-{number}" for number in itertools.count(2))
+        names = itertools.chain((mod.slug,), numbered)
+        slug = next(name for name in names if name not in taken)
+        taken.add(slug)
+        yield replace(mod, slug=slug)
+
+
 def _mod(maker: _StageMaker, below: Stage, mod: ModFiles) -> Stage:
     """Known by one hash of all its files: a mod may have hundreds."""
+    # Nothing of its title: the same folder may be named in several ways.
     dockerfile = maker.render(
-        "mod", below=below.tag, name=mod.slug, title=mod.title, needs_network=mod.needs_network
+        "mod", below=below.tag, name=mod.slug, needs_network=mod.needs_network
     )
     stage = maker.stage(
         "mod", dockerfile, _inside_files("apply", "apply_mod.py"), below=below, mod=mod.digest()

@@ -27,8 +27,8 @@ class Mistake:
 
 def find_contradictions(recipe: Recipe, engine: Engine | None) -> list[Mistake]:
     rules = (
-        *(_weights, _turboquant, _speculation, _fp8, _extra_arguments, _environment, _cluster),
-        _reported_figure,
+        *(_weights, _mods, _turboquant, _speculation, _fp8, _extra_arguments, _environment),
+        *(_cluster, _reported_figure),
     )
     problems = [mistake for rule in rules for mistake in rule(recipe)]
     if engine is not None:
@@ -56,6 +56,16 @@ def _reported_figure(recipe: Recipe) -> Iterator[Mistake]:
             "needs one figure, either end_to_end_tok_s or stream_decode_tok_s",
             "end_to_end_tok_s has prefill and HTTP in it, stream_decode_tok_s has neither",
         )
+
+
+def _mods(recipe: Recipe) -> Iterator[Mistake]:
+    for index, mod in enumerate(recipe.mods):
+        if mod.folder is not None and mod.run is not None:
+            fix = "make two of it, one with the folder and one with the commands"
+            yield Mistake(("mods", index), "has both a folder and commands", fix)
+        elif not (mod.folder or mod.run or "").strip():
+            fix = "add folder: mods/NAME, or run: COMMANDS"
+            yield Mistake(("mods", index), "has neither a folder nor commands", fix)
 
 
 def drafting_of(recipe: Recipe) -> Iterator[tuple[KeyPath, Speculative]]:

@@ -177,7 +177,10 @@ def _other_kinds(theirs: Theirs) -> Iterator[str]:
         for key in keys:
             value = theirs.content.get(key)
             if value is not None and not isinstance(value, kind):
-                yield f"{theirs.origin(key)}: {key}: {shown(repr(value))} is not {words}"
+                is_entry = kind is list and isinstance(value, str)
+                # The format's own reader would take each letter of it for an entry.
+                fix = f"; write {key}: {shown(json.dumps([value]))}" if is_entry else ""
+                yield f"{theirs.origin(key)}: {key}: {shown(repr(value))} is not {words}{fix}"
     for key in TEXTS:
         value = theirs.content.get(key)
         if isinstance(value, dict | list):

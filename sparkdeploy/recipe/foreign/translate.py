@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.flags import negated
 from sparkdeploy.recipe.foreign.arguments import put_arguments
-from sparkdeploy.recipe.foreign.command import ServeCommand, fill_in, take_apart
+from sparkdeploy.recipe.foreign.command import PLACEHOLDER, ServeCommand, fill_in, take_apart
 from sparkdeploy.recipe.foreign.draft import Draft, Note
 from sparkdeploy.recipe.foreign.secrets import is_secret
 from sparkdeploy.recipe.foreign.tables import tables
@@ -19,16 +21,18 @@ from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.release import newest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sparkdeploy.recipe.document import Document
+    from sparkdeploy.recipe.document import Document, ValueOrigin
     from sparkdeploy.recipe.foreign.theirs import Theirs
 
 MAX_TITLE = 200
 V1_SIGNS = frozenset({"build_args", "cluster_only", "solo_only"})
 """Keys of eugr's format; a recipe of his may leave out its version."""
-PULL_REQUEST = re.compile(r"--apply-vllm-pr[s]?(?:[= ]+(\d+))?")
+PULL_REQUEST = re.compile(r"--apply-vllm-prs?(?:[= ]+(\d+(?:,\d+)*))?")
+PLAIN_FOLDER = re.compile(r"mods/[\w./-]+")
+"""What YAML takes for a text without quotes."""
 OUR_ENGINE_KEYS = ("engine", "image")
 TRANSLATED = frozenset(
     {
@@ -107,14 +111,28 @@ def _refuse_pull_requests(theirs: Theirs, assignments: Sequence[str]) -> None:
     is_settled = any(item.partition("=")[0].strip() == "mods" for item in assignments)
     if not found or is_settled:
         return
-    number = found[0] or "N"
+    numbers = [number or "N" for numbers in found for number in numbers.split(",")]
+    own = [item for _, _, item in _mod_items(theirs)]
+    patches = [{"folder": f"mods/vllm-pr-{number}"} for number in numbers]
+    first = patches[0]["folder"]
     raise RecipeError(
         f"{theirs.origin('build_args')}: build_args: {shown(words)}: patches of vLLM's pull "
         "requests are not fetched while an image is built",
-        hint=f"save the patch as mods/vllm-pr-{number}/pr.patch, with a run.sh beside it that says "
-        "`patch -p1 -d /usr/local/lib/python3.12/dist-packages < pr.patch`, and name it: --set "
-        f"'mods=[{{folder: mods/vllm-pr-{number}}}]'; or do without: --set mods=[]",
+        hint=f"save the patch as {first}/pr.patch, with a run.sh beside it that says "
+        "`patch -p1 -d /usr/local/lib/python3.12/dist-packages < pr.patch`, and name it: "
+        f"{_typed_mods([*own, *patches])}; or do without: {_typed_mods(own)}",
     )
+
+
+def _typed_mods(items: Sequence[Mapping[str, str]]) -> str:
+    """Return the option that sets a recipe's mods, for a shell."""
+    pairs = [pair for item in items for pair in item.items()]
+    flow = ", ".join(f"{{{key}: {_in_flow(value)}}}" for key, value in pairs)
+    return f"--set {shlex.quote(f'mods=[{flow}]') if items else 'mods=[]'}"
+
+
+def _in_flow(value: str) -> str:
+    return value if PLAIN_FOLDER.fullmatch(value) else json.dumps(value, ensure_ascii=False)
 
 
 def _other_server(theirs: Theirs, key: str, name: str) -> RecipeError:
@@ -249,21 +267,26 @@ def _said_by(theirs: Theirs, key: str, mode: str) -> str | None:
 
 
 def _mods(theirs: Theirs, draft: Draft) -> None:
+    for origin, said, item in _mod_items(theirs):
+        draft.append(("mods",), [item], origin, said)
+
+
+def _mod_items(theirs: Theirs) -> Iterator[tuple[ValueOrigin, str, dict[str, str]]]:
+    """Yield where each mod of theirs stands, what stands there, and the same as one of ours."""
     for index, mod in enumerate(theirs.listed("mods")):
-        origin = theirs.origin("mods", index)
-        draft.append(("mods",), [{"folder": as_text(mod)}], origin, f"mods: {as_text(mod)}")
+        yield theirs.origin("mods", index), f"mods: {as_text(mod)}", {"folder": as_text(mod)}
     for index, step in enumerate(theirs.listed("pre_exec")):
-        origin = theirs.origin("pre_exec", index)
         if isinstance(step, dict):
             item = {"folder": as_text(step.get("copy", step))}
         else:
-            item = {"run": fill_in(as_text(step), theirs.parameters() | _as_they_are(step))}
-        draft.append(("mods",), [item], origin, f"pre_exec: {as_text(step)}")
+            item = {"run": _filled(as_text(step), theirs.parameters())}
+        yield theirs.origin("pre_exec", index), f"pre_exec: {as_text(step)}", item
 
 
-def _as_they_are(step: Any) -> dict[str, str]:  # noqa: ANN401 - YAML content
+def _filled(step: str, parameters: dict[str, str]) -> str:
     """A shell's braces are no parameters: what has no value stays as it is written."""
-    return {name: f"{{{name}}}" for name in re.findall(r"\{(\w+)\}", as_text(step))}
+    names = PLACEHOLDER.findall(" ".join((step, *parameters.values())))
+    return fill_in(step, {name: f"{{{name}}}" for name in names} | parameters)
 
 
 def _environment(theirs: Theirs, command: ServeCommand, draft: Draft) -> None:

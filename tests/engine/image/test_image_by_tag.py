@@ -264,14 +264,18 @@ def test_a_mod_is_a_stage_that_is_made_again_when_it_changes(host: DockerHost, l
             "set -e\npython3 -c 'import socket; socket.create_connection((\"127.0.0.1\", PORT))'\n",
             "Connection refused",
         ),
+        ("touch /etc/x /usr/lib/x.py.rej\n", "a part of its patch fits nowhere: /usr/lib/x.py.rej"),
+        ("touch /etc/x /data/x\n", "what is written to the image's volume /data is lost"),
+        ("rm -rf /usr/local/lib/python3.12 /opt/sparkdeploy/bin\n", "changed nothing in"),
+        ("kill -9 $$\n", "it was ended by signal 9"),
     ],
-    ids=["nothing", "failed", "network"],
+    ids=["nothing", "failed", "network", "rejected", "volume", "taken away", "killed"],
 )
 def test_a_mod_that_does_not_apply_ends_the_build(
     host: DockerHost, lab: Lab, script: str, words: str
 ) -> None:
     lab.registry.start()
-    lab.push()
+    lab.push(note="volume\nVOLUME /data")
     done = with_mod(lab, script.replace("PORT", str(lab.registry.port)))
     assert done.returncode == 5
     assert words in done.stderr

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy import labels
 from sparkdeploy.errors import BuildError, RecipeError
 from sparkdeploy.image import mods
-from sparkdeploy.image.inside import apply_mod
 from sparkdeploy.image.mods import read_mod
 from sparkdeploy.image.stages import Additions, stages_of
 from sparkdeploy.plan.images import top_of
@@ -86,6 +87,25 @@ def test_commands_are_a_mod_of_their_own(shipped: Library, tmp_path: Path) -> No
     assert made.slug.startswith("run-")
 
 
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("{folder: mods/fix, run: echo}", "has both a folder and commands"),
+        *(
+            (written, "has neither a folder nor commands")
+            for written in ("{}", '{folder: ""}', '{run: ""}', '{run: "  "}', "{network: true}")
+        ),
+    ],
+)
+def test_a_mod_is_either_a_folder_or_commands(
+    shipped: Library, tmp_path: Path, written: str, words: str
+) -> None:
+    write_mod(tmp_path / "mods" / "fix")
+    with pytest.raises(RecipeError) as refused:
+        found(shipped, tmp_path / "mine.yaml", written)
+    assert f"{tmp_path}/mine.yaml:6: mods.0: {words}" in (refused.value.detail or "")
+
+
 def test_a_mod_is_known_by_the_content_of_all_its_files(tmp_path: Path) -> None:
     folder = write_mod(tmp_path / "Fix it")
     mod = FoundMod("mods/Fix it", folder, "", needs_network=False)
@@ -97,6 +117,24 @@ def test_a_mod_is_known_by_the_content_of_all_its_files(tmp_path: Path) -> None:
     second = read_mod(mod).digest()
     (folder / "run.sh").chmod(0o755)
     assert read_mod(mod).digest() != second
+
+
+def test_a_mod_is_the_same_however_its_folder_is_written(tmp_path: Path) -> None:
+    folder = write_mod(tmp_path / "mods" / "fix")
+    names = ("mods/fix", "./mods/fix", "mods//fix/", "mods/fix/.", str(folder))
+    made = [read_mod(FoundMod(name, folder, "", needs_network=False)) for name in names]
+    assert len({stages(mod)[2].fingerprint for mod in made}) == 1
+
+
+def test_what_comes_and_goes_in_a_folder_is_no_part_of_the_mod(tmp_path: Path) -> None:
+    folder = write_mod(tmp_path / "fix")
+    mod = FoundMod("fix", folder, "", needs_network=False)
+    before = read_mod(mod)
+    (folder / ".git").write_text("gitdir: ../.git/modules/fix\n")
+    (folder / "sub" / "__pycache__").mkdir(parents=True)
+    (folder / "sub" / "__pycache__" / "x.pyc").write_bytes(b"x")
+    (folder / "sub" / ".DS_Store").write_bytes(b"x")
+    assert read_mod(mod) == before
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "no script", "too many", "too large"])
@@ -116,6 +154,26 @@ def test_what_is_no_mod_is_refused(
         monkeypatch.setattr(mods, "MAX_BYTES", 3)
     with pytest.raises(BuildError, match="mod"):
         read_mod(FoundMod("fix", folder, "", needs_network=False))
+
+
+def test_a_script_with_line_ends_of_windows_is_refused(tmp_path: Path) -> None:
+    folder = write_mod(tmp_path / "f x")
+    (folder / "run.sh").write_bytes(b"set -e\r\ntrue\r\n")
+    (folder / "page.txt").write_bytes(b"a\r\n")
+    mod = FoundMod("f x", folder, "", needs_network=False)
+    with pytest.raises(BuildError, match="line ends of Windows") as refused:
+        read_mod(mod)
+    subprocess.run(["sh", "-c", refused.value.hint or ""], check=True)
+    assert read_mod(mod).script == "set -e\ntrue\n"
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.patch", b"a\n# ---- mod fix: b", b"\xe2\x80\xae.py"])
+def test_a_name_that_cannot_be_printed_is_refused(tmp_path: Path, name: bytes) -> None:
+    folder = write_mod(tmp_path / "fix")
+    (folder / os.fsdecode(name)).write_text("")
+    with pytest.raises(BuildError, match=r"the file name '.*\\") as refused:
+        read_mod(FoundMod("fix", folder, "", needs_network=False))
+    assert str(refused.value).isprintable()
 
 
 def stages(*made: mods.ModFiles) -> tuple[Stage, ...]:
@@ -143,6 +201,23 @@ def test_a_mod_is_a_stage_between_engine_and_plugin(tmp_path: Path) -> None:
     assert stages(other)[2].needs_network
 
 
+def test_a_token_in_commands_is_in_no_label() -> None:
+    commands = FoundMod("get --token abc123 x", None, "get --token abc123 x", needs_network=True)
+    stage = stages(read_mod(commands))[2]
+    assert stage.labels()[labels.MOD] == "get --token *** x"
+    assert "abc123" not in str(stage.labels()) + stage.dockerfile
+
+
+def test_mods_of_one_name_have_a_folder_each(tmp_path: Path) -> None:
+    names = ("a/fix", "b/fix", "c/fix-2", "a/fix")
+    for name in set(names):
+        write_mod(tmp_path / name, f"echo {name}\n")
+    made = [read_mod(FoundMod(name, tmp_path / name, "", needs_network=False)) for name in names]
+    of_mods = [stage for stage in stages(*made) if stage.name == "mod"]
+    assert [stage.mod_slug for stage in of_mods] == ["fix", "fix-2", "fix-2-2", "fix-3"]
+    assert all(f" /workspace/mods/{it.mod_slug}/\n" in it.dockerfile for it in of_mods)
+
+
 @pytest.mark.parametrize(
     ("recipe", "settings", "top"),
     [
@@ -164,30 +239,3 @@ def test_a_template_of_a_mod_may_not_lead_out_of_the_workspace(
     for name in ("../x.jinja", "/etc/x.jinja", "a/../../x.jinja", ".x.jinja", "x.txt"):
         with pytest.raises(RecipeError):
             load_recipe(shipped, "baseline", (f"serve.chat_template_of_mod={name}",))
-
-
-State = apply_mod.State
-
-
-def test_a_file_that_was_written_with_its_own_content_is_told_apart(tmp_path: Path) -> None:
-    same, other = tmp_path / "same", tmp_path / "other"
-    for path in (same, other):
-        path.write_text("x")
-    before = {str(path): apply_mod._state(path.lstat()) for path in (same, other)}
-    content = {str(path): apply_mod.content_of(path) for path in (same, other)}
-    for path, text in ((same, "x"), (other, "y")):
-        path.unlink()
-        path.write_text(text)
-    (tmp_path / "new").write_text("")
-    after = {str(path): apply_mod._state(path.lstat()) for path in tmp_path.iterdir()}
-    told = apply_mod.changes(before, after)
-    assert told["added"] == [str(tmp_path / "new")]
-    assert isinstance(told["written"], dict)
-    differing = [name for name, now in told["written"].items() if now != content[name]]
-    assert differing == [str(other)]
-
-
-def test_links_and_folders_have_a_content_too(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("there")
-    assert apply_mod.content_of(tmp_path / "link") == "link there"
-    assert apply_mod.content_of(tmp_path).startswith("kind ")

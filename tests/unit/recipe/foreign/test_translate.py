@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import pytest
@@ -198,6 +199,10 @@ def test_another_server_is_named_in_one_line(
         ("container: x/y\n", "no model is named"),
         ("container: x/y\nmodel: a/b\ndefaults: [1]\n", "defaults: [1] is not a mapping"),
         ("container: x/y\nmodel: [1]\nenv: 3\n", "env: 3 is not a mapping"),
+        (
+            "container: x/y\nmodel: a/b\npre_exec: pip install x\n",
+            "pre_exec: 'pip install x' is not a list; write pre_exec: [\"pip install x\"]",
+        ),
         ("container: x/y\nmodel: a/b\ncommand: vllm serve {missing}\n", "{missing} stands in it"),
         ("container: x/y\nmodel: a/b\ncommand: echo\n", "does not start `vllm serve`"),
         ("container: x/y\nmodel: a/b\ndefaults: {1: 2}\n", "the key 1 is no text"),
@@ -250,7 +255,7 @@ def test_a_mod_may_bring_flags_of_its_own(theirs: Callable[..., Resolved]) -> No
     ("build_args", "number"),
     [
         ("  - --apply-vllm-pr 41001\n", "41001"),
-        ("  - --tf5\n  - --apply-vllm-prs=7,8\n", "7"),
+        ("  - --tf5\n  - --apply-vllm-prs=7\n", "7"),
         ("  - --apply-vllm-pr\n  - '9'\n", "9"),
     ],
 )
@@ -264,6 +269,33 @@ def test_a_patch_of_a_pull_request_is_refused_with_the_way_to_do_it_as_a_mod(
     (instead,) = theirs(text, f"mods=[{{folder: mods/vllm-pr-{number}}}]").mods
     assert instead.name == f"mods/vllm-pr-{number}"
     assert theirs(text, "mods=[]").mods == ()
+
+
+def test_the_way_to_do_it_keeps_the_mods_of_the_recipe(theirs: Callable[..., Resolved]) -> None:
+    text = V1.replace("  - --tf5\n", "  - --apply-vllm-prs=7,8\n")
+    text = text.replace("mods: []", "mods: [mods/bird]\npre_exec: [\"echo 'a {port}'\\necho é\"]")
+    with pytest.raises(RecipeError) as refused:
+        theirs(text)
+    named, without = (words.partition("--set ")[2] for words in hinted(refused.value))
+    own = ["mods/bird", "echo 'a 8001'"]
+    for setting, more in ((named, ["mods/vllm-pr-7", "mods/vllm-pr-8"]), (without, [])):
+        mods = theirs(text, *shlex.split(setting)).mods
+        assert [mod.name for mod in mods] == [*own, *more]
+        assert mods[1].run == "echo 'a 8001'\necho é"
+
+
+def hinted(error: RecipeError) -> list[str]:
+    return (error.hint or "").split("; or do without: ")
+
+
+def test_a_step_before_the_server_has_the_parameters_of_the_recipe(
+    theirs: Callable[..., Resolved],
+) -> None:
+    step = "pre_exec: ['echo {port} {unknown} ${port} {odd}']"
+    (mod,) = theirs(
+        V1.replace("mods: []", step).replace("defaults:\n", "defaults:\n  odd: '{x}'\n")
+    ).mods
+    assert mod.run == "echo 8001 {unknown} ${port} {x}"
 
 
 def test_a_template_below_workspace_is_one_that_a_mod_brings(

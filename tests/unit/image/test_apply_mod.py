@@ -1,0 +1,122 @@
+"""What runs in an image around a mod: its refusals, its note, what it leaves."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy.image.inside import apply_mod
+from sparkdeploy.image.inside.apply_mod import Seen, refusal
+
+NOTHING = Seen({}, {}, frozenset())
+STATE = (1, 1, 1, 1, 1)
+OTHER = (1, 2, 2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "after", "words"),
+    [
+        (3, NOTHING, "it failed with exit code 3"),
+        (-9, NOTHING, "it was ended by signal 9"),
+        (0, Seen({}, {}, frozenset({"/v/x.py.rej"})), "a part of its patch fits nowhere: /v/x.py"),
+        (
+            0,
+            Seen({}, {"/workspace/x": ("/workspace", STATE)}, frozenset()),
+            "it changed /workspace/x, and what is written to the image's volume /workspace is lost",
+        ),
+    ],
+)
+def test_what_a_mod_did_is_refused_with_the_reason(code: int, after: Seen, words: str) -> None:
+    assert words in (refusal(code, NOTHING, after) or "")
+
+
+def test_what_was_there_before_the_mod_is_not_its_doing() -> None:
+    before = Seen({}, {"/data/x": ("/data", STATE)}, frozenset({"/mod/old.rej"}))
+    assert refusal(0, before, before) is None
+    written = Seen({}, {"/data/x": ("/data", OTHER)}, before.rejects)
+    assert "volume /data is lost" in (refusal(0, before, written) or "")
+    removed = Seen({}, {}, frozenset())
+    assert "volume /data is lost" in (refusal(0, before, removed) or "")
+
+
+def test_a_rejected_part_of_a_patch_is_seen_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mod").mkdir()
+    (tmp_path / "mod" / "x.rej").write_text("")
+    monkeypatch.setattr(apply_mod, "_files", lambda _: iter([("/v/y.rej", STATE), ("/l", STATE)]))
+    monkeypatch.setattr(apply_mod, "_volumes", lambda: iter(()))
+    seen = apply_mod._look(tmp_path / "mod", [Path("/l")])
+    assert {str(tmp_path / "mod" / "x.rej"), "/v/y.rej"} <= seen.rejects
+    assert list(seen.files) == ["/v/y.rej"]
+
+
+def test_a_mod_may_take_away_what_was_made_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply_mod, "USUAL_PACKAGES", tmp_path / "gone" / "dist-packages")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "there").write_text("")
+    apply_mod._remove([tmp_path / "gone" / "x", tmp_path / "folder", tmp_path / "there"])
+    assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_a_python_without_pip_borrows_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_own: bool
+) -> None:
+    wheels, mod = tmp_path / "wheels", tmp_path / "mod"
+    wheels.mkdir()
+    mod.mkdir()
+    with zipfile.ZipFile(wheels / "pip-23.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("pip/__init__.py", "")
+        wheel.writestr("pip/__main__.py", "import sys; print('borrowed', *sys.argv[1:])")
+    (mod / "run.sh").write_text("pip install x > told\npython3 -m pip list >> told\n")
+    found = object() if has_own else None
+    monkeypatch.setattr(apply_mod, "find_spec", lambda name: found if name == "pip" else None)
+    monkeypatch.setattr(apply_mod, "PIP_WHEELS", wheels)
+    monkeypatch.setattr(apply_mod, "PROGRAMS", tmp_path / "bin")
+    monkeypatch.setattr(apply_mod, "USUAL_PACKAGES", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    made = [path.name for path in apply_mod._stand_ins()]
+    assert made == (["python", "python3"] if has_own else ["python", "python3", "pip", "pip3"])
+    if not has_own:
+        assert apply_mod._run(mod) == 0
+        assert (mod / "told").read_text() == "borrowed install x\nborrowed list\n"
+
+
+def test_all_that_was_written_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply_mod, "MAX_NOTED", 1)
+    names = [str(tmp_path / f"{number}") for number in range(3)]
+    for name in names:
+        Path(name).write_text(name)
+    told = apply_mod.changes({}, dict.fromkeys(names, STATE))
+    assert (told["added"], told["count"]) == (names[:1], 3)
+    told = apply_mod.changes(dict.fromkeys(names, STATE), dict.fromkeys(names, OTHER))
+    assert (list(told["written"]), told["count"]) == (names, 3)  # type: ignore[call-overload]
+
+
+def test_a_file_that_was_written_with_its_own_content_is_told_apart(tmp_path: Path) -> None:
+    same, other = tmp_path / "same", tmp_path / "other"
+    for path in (same, other):
+        path.write_text("x")
+    before = {str(path): apply_mod._state(path.lstat()) for path in (same, other)}
+    content = {str(path): apply_mod.content_of(path) for path in (same, other)}
+    for path, text in ((same, "x"), (other, "y")):
+        path.unlink()
+        path.write_text(text)
+    (tmp_path / "new").write_text("")
+    after = {str(path): apply_mod._state(path.lstat()) for path in tmp_path.iterdir()}
+    told = apply_mod.changes(before, after)
+    assert told["added"] == [str(tmp_path / "new")]
+    assert isinstance(told["written"], dict)
+    differing = [name for name, now in told["written"].items() if now != content[name]]
+    assert differing == [str(other)]
+
+
+def test_links_and_folders_have_a_content_too(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("there")
+    assert apply_mod.content_of(tmp_path / "link") == "link there"
+    assert apply_mod.content_of(tmp_path).startswith("kind ")
