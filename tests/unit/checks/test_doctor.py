@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from dataclasses import replace
@@ -23,8 +24,10 @@ from sparkdeploy.errors import NodeError
 from sparkdeploy.node.fabric import read_interfaces
 from sparkdeploy.node.facts import parse_gpu_processes, parse_gpus
 from sparkdeploy.node.lock import node_lock, watching
+from sparkdeploy.plan import problems
 from sparkdeploy.plan.observed import ObservedNode
 from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.mods import FoundMod
 from sparkdeploy.settings import SHARED_LOCK_DIR, load_settings
 from tests.unit.checks.recorded import NAMES, RecordedEngine, Recording, load
 from tests.unit.conftest import REPOSITORY
@@ -117,6 +120,41 @@ def test_the_page_in_docs_lists_the_very_checks_there_are(
     # These speak only of a model that is here, which no recording has.
     with_model = {"folders.readable", "folders.owner"}
     assert listed == emitted | with_model
+
+
+def ids_of_problems() -> set[str]:
+    """Every id that plan/problems.py writes out; those of findings come from the checks."""
+    tree = ast.parse(Path(problems.__file__).read_text())
+    calls = [item for item in ast.walk(tree) if isinstance(item, ast.Call) and item.args]
+    made = [call.args[0] for call in calls if ast.unparse(call.func) == "Problem"]
+    return {str(first.value) for first in made if isinstance(first, ast.Constant)}
+
+
+def test_every_problem_of_a_plan_has_a_group_and_stands_in_docs() -> None:
+    ids = ids_of_problems()
+    assert {"image.mods", "model.treatment", "cluster.check"} <= ids
+    assert {name.partition(".")[0] for name in ids} <= set(report.GROUPS)
+    page = (REPOSITORY / "docs" / "doctor.md").read_text()
+    assert [name for name in sorted(ids) if f"`{name}`" not in page] == []
+
+
+def test_a_group_that_nobody_placed_comes_last() -> None:
+    findings = [ok("zoo.b", "1"), ok("alien.a", "2"), ok("zoo.c", "3"), ok("recipe.x", "4")]
+    lines = list(report.lines(findings))
+    assert [line for line in lines if not line.startswith(" ")][:3] == ["recipe", "alien", "zoo"]
+    assert len(report.as_dict(findings)["checks"]) == 4
+
+
+def test_a_missing_mod_is_a_finding_like_any_other(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = replace(
+        load_recipe(shipped, "v2"), mods=(FoundMod("fix", None, "", needs_network=False),)
+    )
+    monkeypatch.setattr("tests.unit.checks.test_doctor.load_recipe", lambda *_: made)
+    found = examined("spark", shipped, monkeypatch)
+    lines = list(report.lines(list(found.values())))
+    assert lines[lines.index("image") + 1].startswith("  x mods ")
 
 
 def test_words_name_the_thing_and_its_value(
