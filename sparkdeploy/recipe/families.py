@@ -43,6 +43,8 @@ class Parsers(Strict):
 
     reasoning: str | None = None
     tools: str | None = None
+    leave_calls_empty: list[str] = Field(default_factory=list)
+    """Parsers of tool calls that others name for it and that find nothing, as users reported."""
 
 
 class Family(Strict):

@@ -410,6 +410,43 @@ def test_what_disappoints_in_a_recipe_is_said(shipped: Library) -> None:
     assert any("never asked" in item for item in words)
 
 
+def said_of(shipped: Library, check: str, *settings: str) -> Finding:
+    made = load_recipe(shipped, "baseline", settings)
+    return next(it for it in recipe_findings(made.recipe, made.engine) if it.check == check)
+
+
+@pytest.mark.parametrize(
+    ("model", "is_wrong"),
+    [
+        ("Qwen/Qwen3.5-35B-A3B", True),
+        ("Qwen/Qwen3-8B", False),
+        ("Qwen/Qwen2.5-7B-Instruct", False),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", False),
+    ],
+)
+def test_hermes_is_wrong_only_for_the_models_it_was_reported_of(
+    shipped: Library, model: str, is_wrong: bool
+) -> None:
+    found = said_of(
+        shipped,
+        "recipe.tool_parser",
+        f"model.repo={model}",
+        "serve.tool_call_parser=hermes",
+        "serve.enable_auto_tool_choice=true",
+    )
+    assert (found.verdict is Verdict.WARN) == is_wrong
+    assert not is_wrong or found.fix == "--set serve.tool_call_parser=qwen3_coder"
+
+
+def test_speeds_of_the_122b_are_told_of_no_other_model(shipped: Library) -> None:
+    other, check = "model.repo=Qwen/Qwen3-8B", "recipe.speculation"
+    one = ("serve.speculative={method: mtp, tokens: 1}", "checkpoint.mtp=required")
+    assert "30 -> 42" in said_of(shipped, check).seen
+    assert said_of(shipped, check, other).seen == "none"
+    assert "10 % faster" in said_of(shipped, check, *one).seen
+    assert "10 % faster" not in said_of(shipped, check, other, *one).seen
+
+
 def test_a_folder_that_is_not_there_yet_is_fine() -> None:
     missing = surroundings.Folder("state", "/x/state")
     found = list(machine.folder_findings([missing], caller_uid=1000))
