@@ -143,7 +143,9 @@ def plan_recipe(
         Literal["dockerfile", "args", "container", "mods"] | None,
         typer.Option(help="Print Dockerfiles, vLLM's or docker's command, or mods, in full."),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Exit 9 when there is work.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit 9 when there is work, 4 when `up` would refuse.")
+    ] = False,
     hardware: HardwareOption = None,
     html: HtmlOption = None,
     headers: HeadersOption = False,
@@ -183,12 +185,13 @@ def plan_recipe(
     if show in {"args", "container"}:
         plan = with_expected_paths(plan, settings)
     print_plan(plan, show, as_json=as_json)
+    # What `up` would refuse goes before what it would do.
+    if check or show is None:
+        require_no_problems(plan)
     if check and plan.has_work:
         raise ChangesPendingError("the plan has work to do", hint="run `sparkdeploy up`")
     if check and plan.is_unchecked:
         raise ChangesPendingError("memory was not checked", hint="the line with ? says why")
-    if show is None:
-        require_no_problems(plan)
 
 
 def doctor(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,12 @@ import pytest
 from sparkdeploy import __version__
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.node import facts
+from sparkdeploy.plan.room import not_checked
 from sparkdeploy.settings import load_settings
+from tests.unit.plan.facts import observed, plan
 
 if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Library
     from tests.unit.program import Run
 
 pytestmark = pytest.mark.usefixtures("no_docker")
@@ -51,8 +55,35 @@ def test_plan_works_without_docker_gpu_and_network(run: Run) -> None:
     assert "docker: images and containers are unknown" in done.stdout
 
 
-def test_plan_check_exits_nine_when_there_is_work(run: Run) -> None:
-    assert run("plan", "v2", "--check").returncode == 9
+def test_plan_check_exits_nine_when_there_is_work(
+    run: Run, shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(shipped, observed())
+    monkeypatch.setattr("sparkdeploy.commands.request.plan_for", lambda *_: made)
+    done = run("plan", "v2", "--check")
+    assert (done.returncode, "run `sparkdeploy up`" in done.stderr) == (9, True)
+
+
+def test_plan_check_exits_nine_when_memory_was_not_checked(
+    run: Run, shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plan(shipped, observed())
+    unchecked = not_checked(first, "the hub is silent")
+    made = replace(first, images=(), parts=(), findings=(unchecked,))
+    assert not made.has_work
+    monkeypatch.setattr("sparkdeploy.commands.request.plan_for", lambda *_: made)
+    monkeypatch.setattr("sparkdeploy.cli.recipes.print_plan", lambda *_, **__: None)
+    done = run("plan", "v2", "--check")
+    assert (done.returncode, "memory was not checked" in done.stderr) == (9, True)
+
+
+@pytest.mark.parametrize("show", [(), ("--show", "args")])
+def test_plan_check_exits_four_for_what_up_would_refuse(run: Run, show: tuple[str, ...]) -> None:
+    # There is work as well, and no GPU.
+    done = run("plan", "v2", "--check", *show)
+    assert done.returncode == 4
+    assert "`up` would refuse this" in done.stderr
+    assert "run `sparkdeploy up`" not in done.stderr
 
 
 def test_plan_shows_dockerfiles_which_no_download_changes(run: Run) -> None:
