@@ -19,6 +19,7 @@ from sparkdeploy.plan.model_problems import (
 )
 from sparkdeploy.plan.steps import Action, Problem
 from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.mods import proposed_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -59,12 +60,13 @@ def _image_problems(plan: Plan) -> Iterator[Problem]:
     """Say which mods are not here: nobody knows what they would make of the image."""
     for mod in plan.resolved.mods:
         if mod.is_missing:
-            places = ", ".join(str(place) for place in mod.looked_in) or "nowhere: its name has .."
+            name = shown(mod.name)
+            lacks = f"the source {mod.source} has no" if mod.source else "there is no"
             yield Problem(
                 "image.mods",
-                f"the mod {shown(mod.name)} is not here (looked for its run.sh in {places})",
-                "add its repository as a source (`sparkdeploy recipe source add NAME URL`) and run "
-                "NAME/recipe; or serve without mods: --set mods=[]",
+                f"{lacks} mod {name}: its run.sh was looked for {mod.places()}",
+                f"name its folder: {proposed_setting(plan.resolved.mods)}; or serve without mods: "
+                "--set 'mods=[]'",
                 blocks="prepare",
             )
 
