@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.finding import ok, warn
+from sparkdeploy.checks.finding import Finding, Verdict, ok, warn
 from sparkdeploy.recipe.families import family_of
 from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.recipe.harmless import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.recipe.engine import Engine
+    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe
 
+MAX_LISTED = 8
+"""Of what was consented to; `show` and `plan --show mods` have the rest."""
 DELTA_NET_CACHING = (0, 20, 0)
 """The first release whose prefix cache of DeltaNet states was not reported to crash."""
 MEASURED = "qwen3.5-122b-a10b"
@@ -28,9 +31,9 @@ def recipe_findings(recipe: Recipe, engine: Engine) -> Iterator[Finding]:
     yield _check_reasoning(recipe)
 
 
-def trust_findings(recipe: Recipe) -> Iterator[Finding]:
+def trust_findings(resolved: Resolved) -> Iterator[Finding]:
     """Yield what code of others the recipe lets run; every plan shows it."""
-    check = "recipe.remote_code"
+    check, recipe = "recipe.remote_code", resolved.recipe
     if recipe.serve.trust_remote_code:
         yield warn(
             check,
@@ -39,12 +42,22 @@ def trust_findings(recipe: Recipe) -> Iterator[Finding]:
         )
     else:
         yield ok(check, "the model's repository runs no code")
+    yield _check_consent(resolved)
+
+
+def _check_consent(resolved: Resolved) -> Finding:
     check = "recipe.unsafe"
-    if recipe.allow_unsafe:
-        allowed = "settings that load code or move files are allowed (--allow-unsafe)"
-        yield warn(check, allowed, "leave --allow-unsafe out")
-    else:
-        yield ok(check, "no setting that loads code or moves files comes from a foreign recipe")
+    if not resolved.recipe.allow_unsafe:
+        return ok(check, "no setting that loads code or moves files comes from a foreign recipe")
+    # A value may be a secret, and a crash folder holds this.
+    allowed = [shown(".".join(map(str, it.path))) for it in dict.fromkeys(resolved.allowed)]
+    if not allowed:
+        unused = "--allow-unsafe is given, and nothing of this recipe needs it"
+        return warn(check, unused, "leave --allow-unsafe out")
+    more = [f"and {len(allowed) - MAX_LISTED} more"] if len(allowed) > MAX_LISTED else []
+    said = ", ".join([*allowed[:MAX_LISTED], *more])
+    # There is nothing to mend: without consent the recipe is refused.
+    return Finding(check, Verdict.WARN, f"allowed by --allow-unsafe: {said}")
 
 
 def argument_findings(warnings: Iterable[str]) -> Iterator[Finding]:

@@ -47,7 +47,7 @@ def machine_findings(plan: Plan) -> Iterator[Finding]:
         ):
             yield replace(finding, seen=prefix + finding.seen)
         if part.seat.is_head:
-            yield from trust_findings(plan.resolved.recipe)
+            yield from trust_findings(plan.resolved)
             yield from argument_findings(plan.resolved.warnings)
             yield from _transport(plan)
 

@@ -117,6 +117,8 @@ class Resolved:
     mods: tuple[FoundMod, ...] = ()
     image: str | None = None
     """Of an engine of kind `image`: what the recipe or the engine's file calls it."""
+    allowed: tuple[Mistake, ...] = ()
+    """What `--allow-unsafe` consents to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,8 @@ class Loaded:
     translation: Translation | None = None
     mods: tuple[FoundMod, ...] = ()
     image: str | None = None
+    allowed: tuple[Mistake, ...] = ()
+    """What the user has agreed to."""
 
     def lines(self, found: Iterable[Mistake]) -> list[str]:
         """Return mistakes or consents in words, each with its file and line."""
@@ -148,7 +152,7 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
     loaded = look_into(library, wanted, settings)
     mistakes, consents = loaded.mistakes, loaded.consents
     if mistakes or consents or loaded.recipe is None or loaded.engine is None:
-        what, hint = f"recipe {wanted}", consent_hint(wanted)
+        what, hint = f"recipe {wanted}", consent_hint(wanted, consents)
         raise _report(what, loaded.document, list(mistakes), consents, hint=hint)
     return Resolved(
         loaded.recipe,
@@ -159,6 +163,7 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
         wanted,
         loaded.mods,
         loaded.image,
+        loaded.allowed,
     )
 
 
@@ -195,6 +200,7 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
         translation,
         find_mods(recipe, document.origins, path.parent),
         image,
+        tuple(judge.needed()) if recipe.allow_unsafe else (),
     )
 
 
