@@ -92,6 +92,12 @@ def test_plan_shows_dockerfiles_which_no_download_changes(run: Run) -> None:
     assert done.stderr == ""
 
 
+def test_plan_says_that_there_are_no_mods_or_that_one_is_missing(run: Run) -> None:
+    assert run("plan", "v2", "--show", "mods").stdout == "v2 has no mods\n"
+    missing = run("plan", "v2", "--show", "mods", "--set", "mods=[{folder: mods/fix}]").stdout
+    assert missing == "# ---- mod mods/fix: not here, `plan` says more\n"
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [
