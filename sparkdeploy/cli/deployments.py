@@ -51,7 +51,11 @@ def up(
         int, typer.Option(min=0, metavar="N", help="Earlier containers to keep for `rollback`.")
     ] = 1,
     update_image: Annotated[
-        bool, typer.Option("--update-image", help="Ask the registry anew what the tag is.")
+        bool,
+        typer.Option(
+            "--update-image",
+            help="Ask the registry again what the recipe's tag is, and pin that.",
+        ),
     ] = False,
     drop_page_cache: PageCacheOption = False,
     yes: YesOption = False,

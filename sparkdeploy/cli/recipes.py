@@ -31,7 +31,12 @@ from sparkdeploy.cli.printing import (
 from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
 
 HardwareOption = Annotated[
-    str | None, typer.Option(help="Say what fits and how fast it is on: spark, h100, h200, here.")
+    str | None,
+    typer.Option(
+        "--hardware",
+        metavar="HARDWARE",
+        help="Say what fits and how fast it is on: spark, h100, h200, here.",
+    ),
 ]
 HtmlOption = Annotated[
     Path | None, typer.Option(help="Write the estimate as a page with a picture.")
@@ -47,7 +52,7 @@ def list_recipes(
         typer.Option(
             "--fits",
             metavar="HARDWARE",
-            help="Which fit on: spark, h100, h200; this machine without.",
+            help="Which fit: spark, h100, h200; without a value, this machine.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -72,12 +77,20 @@ def list_recipes(
 
 def new(
     name: Annotated[str, typer.Argument(help="What the recipe is to be called.")],
-    model: Annotated[str, typer.Option("--model", metavar="ORG/NAME", help="Or a folder.")],
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="ORG/NAME on the hub, or a folder.")
+    ],
     base: Annotated[
         str | None, typer.Option("--from", metavar="RECIPE", help="The recipe that it changes.")
     ] = None,
     destination: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the recipe there; your recipes folder otherwise.",
+        ),
     ] = None,
     _offline: OfflineOption = False,
     as_json: JsonOption = False,

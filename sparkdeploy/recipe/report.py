@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.schema import Recipe
 
 LEFT_OUT = "(left out)"
+ANY_RELEASE = "any"
+"""Of an engine that stands for every image."""
 _FORMAT = re.compile(
     r"[-_.](?=(?:int[48]|w[48]a\d+|fp8|nvfp4|mxfp4|awq|gptq|autoround|bf16|it|instruct)\b)",
     re.IGNORECASE,
@@ -52,7 +54,11 @@ def model_name(known_as: str) -> str:
 
 def engine_rows(library: Library) -> list[dict[str, Any]]:
     def row(name: str) -> dict[str, Any]:
-        return load_engine(library, name).model_dump(include={"name", "title", "kind", "vllm"})
+        engine = load_engine(library, name)
+        told = engine.model_dump(include={"name", "title", "kind", "vllm"})
+        # Until an image is named its release is only what flags are held against.
+        is_any = engine.kind == "image" and engine.image is None
+        return {**told, "vllm": ANY_RELEASE} if is_any else told
 
     return [_row_or_error(row, name) for name in sorted(library.engine_files())]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,18 @@ pytestmark = pytest.mark.usefixtures("no_docker")
 def test_list_names_recipes_and_engines(run: Run) -> None:
     content = run.answer("list", "--json")
     assert "v2" in {row["name"] for row in content["recipes"]}
-    assert "cpu-0.32" in {row["name"] for row in content["engines"]}
+    releases = {row["name"]: row["vllm"] for row in content["engines"]}
+    assert releases["cpu-0.32"] == "0.32.0"
+    # It stands for every image, whatever that holds.
+    assert releases["image"] == "any"
+    assert re.search(r"^ +image +any +An image of others", run("list").stdout, re.MULTILINE)
+
+
+def test_the_list_that_set_has_as_an_example_can_be_set(run: Run) -> None:
+    example = re.search(r"A list: '(.+?)'", " ".join(run("plan", "--help").stdout.split()))
+    assert example is not None
+    shown = run.answer("show", "baseline", "--set", example[1], "--json")
+    assert shown["model"]["served_name"] == ["a", "b"]
 
 
 def test_list_says_what_a_recipe_needs_that_no_release_has(run: Run) -> None:
