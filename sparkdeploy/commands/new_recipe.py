@@ -161,7 +161,7 @@ def _described(draft: DraftRecipe, published: PublishedConfig, settings: Setting
 
 
 def _parsers(family: Family) -> Iterator[tuple[str, Guess]]:
-    why = f"most recipes of {family.name} name it"
+    why = family.parsers.source or f"most recipes of {family.name} name it"
     if family.parsers.reasoning:
         yield "reasoning_parser", Guess(family.parsers.reasoning, why)
     if family.parsers.tools:

@@ -63,6 +63,32 @@ def test_a_folder_without_weights_is_not_known_to_fit(run: Run, tmp_path: Path) 
     assert "No parsers are known for it" in str(recipe["text"])
 
 
+@pytest.mark.parametrize(
+    ("name", "reasoning", "tools"),
+    [
+        ("Qwen3-8B", "qwen3", "hermes"),
+        ("Qwen3-30B-A3B-FP8", "qwen3", "hermes"),
+        ("qwen3-4b-thinking-2507-awq", "qwen3", "hermes"),
+        ("Qwen3-30B-A3B-Instruct-2507", None, "hermes"),
+        ("Qwen3-Coder-30B-A3B-Instruct", None, "qwen3_xml"),
+        # These have none, or others, and the same architecture.
+        ("Qwen3-8B-Base", None, None),
+        ("Qwen3-Embedding-8B", None, None),
+        ("DeepSeek-R1-0528-Qwen3-8B", None, None),
+        ("Qwen3-8B-my-own", None, None),
+    ],
+)
+def test_parsers_of_a_qwen3_are_those_of_its_variant(
+    run: Run, tmp_path: Path, name: str, reasoning: str | None, tools: str | None
+) -> None:
+    folder = folder_of(tmp_path, "llama", architectures=["Qwen3ForCausalLM"])
+    recipe = made(run, "--model", str(folder.rename(tmp_path / name)))
+    serve = recipe["serve"]
+    assert isinstance(serve, dict)
+    assert (serve.get("reasoning_parser"), serve.get("tool_call_parser")) == (reasoning, tools)
+    assert "most recipes of Qwen3" not in str(recipe["text"])
+
+
 def test_an_architecture_of_a_newer_release_takes_the_newest_engine(
     run: Run, tmp_path: Path
 ) -> None:
