@@ -68,7 +68,7 @@ class DraftRecipe:
         yield from (f"# {note}" for note in self.notes)
         yield "schema: 1"
         yield f"name: {self.name}"
-        yield f"title: {json.dumps(self.model.source)}"
+        yield f"title: {json.dumps(self._title())}"
         if self.base is not None:
             yield f"extends: {self.base}"
         if self.engine is not None:
@@ -77,6 +77,13 @@ class DraftRecipe:
             yield _line("least_vllm", Guess(self.least), "")
         where = "path" if self.model.path is not None else "repo"
         yield f"model: {{{where}: {json.dumps(self.model.source)}}}"
+
+    def _title(self) -> str:
+        """Return the repository's name, or the folder's without the way to it."""
+        if self.model.path is None:
+            return self.model.source
+        # A folder's name may hold what no title may.
+        return shown(Path(self.model.path).name or self.name)
 
     def _serve(self) -> Iterator[str]:
         if self.serve:

@@ -59,6 +59,7 @@ def test_a_folder_without_weights_is_not_known_to_fit(run: Run, tmp_path: Path) 
     folder = folder_of(tmp_path, "llama", max_position_embeddings=4096)
     recipe = made(run, "--model", str(folder))
     assert recipe["model"] == {"path": str(folder)}
+    assert recipe["title"] == folder.name
     assert "temperature 0.6, top_k 20" in str(recipe["text"])
     assert "No parsers are known for it" in str(recipe["text"])
 
