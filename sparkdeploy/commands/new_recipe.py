@@ -20,6 +20,7 @@ from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import library, load_engine, load_recipe
 from sparkdeploy.recipe.schema import NAME_PATTERN, REPOSITORY_PATTERN, Weights
+from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -112,14 +113,19 @@ def new_recipe(
 ) -> NewRecipe:
     """Write a recipe for a model into the user's own folder, or to `destination`.
 
-    Raises UsageError for a name that is none, RecipeError where a file of that name exists, and
-    CheckpointError where nobody knows the model's config.json.
+    Raises UsageError for a name that is none, RecipeError where a file of that name exists or a
+    shipped recipe has it, and CheckpointError where nobody knows the model's config.json.
     """
     if re.fullmatch(NAME_PATTERN, name) is None:
         raise UsageError(
             f"{shown(name)} is no recipe name", hint="lower-case letters, digits, . _ -"
         )
     path = destination or settings.config_dir / "recipes" / f"{name}.yaml"
+    if destination is None and (resources() / "recipes" / path.name).exists():
+        raise RecipeError(
+            f"{name} is a recipe that is shipped, and yours would take its place",
+            hint="choose another name, or write it elsewhere with -o FILE",
+        )
     if path.exists():
         raise RecipeError(f"{path} exists, and stays", hint="choose another name, or another -o")
     weights = _weights(model)

@@ -69,6 +69,12 @@ class Library:
     def recipe_files(self) -> dict[str, Path]:
         return self._files("*.yaml")
 
+    def replaced(self) -> frozenset[str]:
+        """Return names in the last folder, the shipped one, that another folder's recipe has."""
+        *own, shipped = self.folders
+        names = {path.stem for folder in own for path in folder.glob("*.yaml")}
+        return frozenset(path.stem for path in shipped.glob("*.yaml") if path.stem in names)
+
     def engine_files(self) -> dict[str, Path]:
         return self._files("engines/*.yaml")
 

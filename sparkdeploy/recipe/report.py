@@ -28,6 +28,8 @@ _FORMAT = re.compile(
 
 
 def recipe_rows(library: Library) -> list[dict[str, Any]]:
+    replaced = library.replaced()
+
     def row(name: str) -> dict[str, Any]:
         recipe = load_recipe(library, name).recipe
         expect = recipe.expect
@@ -41,6 +43,7 @@ def recipe_rows(library: Library) -> list[dict[str, Any]]:
             "least_vllm": recipe.least_vllm,
             "reported_tok_s": expect.end_to_end_tok_s if expect else None,
             "source": expect.source if expect else recipe.source,
+            "replaces_shipped": name in replaced,
         }
 
     return [_row_or_error(row, name) for name in sorted(library.recipe_files())]
@@ -85,7 +88,7 @@ def list_lines(
             mark = "*" if row["name"] == default else " "
             figure = row["reported_tok_s"]
             told = f"{fits.get(row['name'], '?'):<4} {f'{figure:g}' if figure else '-':>5}"
-            yield f"  {mark} {row['name']:<24} {told}  {row['title']}{_needs(row)}"
+            yield f"  {mark} {row['name']:<24} {told}  {row['title']}{_remarks(row)}"
     for row in broken:
         yield f"  broken: {row['name']}: {row['error']}"
     yield "engines:"
@@ -101,8 +104,9 @@ def _by_model(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]
     return sorted(by_model.items(), key=lambda item: item[0].lower())
 
 
-def _needs(row: dict[str, Any]) -> str:
-    return " (needs a fork or a preview: `show` names it)" if row["preview"] else ""
+def _remarks(row: dict[str, Any]) -> str:
+    fork = " (needs a fork or a preview: `show` names it)" if row["preview"] else ""
+    return fork + (" (yours, instead of the shipped one)" if row["replaces_shipped"] else "")
 
 
 def origin_lines(resolved: Resolved) -> Iterator[str]:

@@ -131,6 +131,29 @@ def test_a_recipe_that_is_there_stays(run: Run, tmp_path: Path) -> None:
     assert path.read_text() == "kept"
 
 
+def test_a_shipped_recipe_keeps_its_name(run: Run, tmp_path: Path) -> None:
+    words = ("new", "v2", "--model", "openai/gpt-oss-120b")
+    done = run(*words)
+    assert done.returncode == 3
+    assert "v2 is a recipe that is shipped" in done.stderr
+    assert "-o FILE" in done.stderr
+    assert not (load_settings().config_dir / "recipes").exists()
+    assert run(*words, "-o", str(tmp_path / "v2.yaml")).returncode == 0
+
+
+def test_a_recipe_of_ones_own_that_hides_a_shipped_one_is_marked(run: Run) -> None:
+    own = load_settings().config_dir / "recipes"
+    own.mkdir(parents=True)
+    (own / "v2.yaml").write_text("schema: 1\nname: v2\ntitle: My own\nextends: mtp-2\n")
+    (own / "mine.yaml").write_text("schema: 1\nname: mine\ntitle: Other\nextends: v2\n")
+    marked = [line for line in run("list").stdout.splitlines() if "(yours" in line]
+    assert [line.partition("My own")[2] for line in marked] == [
+        " (yours, instead of the shipped one)"
+    ]
+    rows = {row["name"]: row for row in run.answer("list", "--json")["recipes"]}
+    assert [name for name, row in rows.items() if row["replaces_shipped"]] == ["v2"]
+
+
 @pytest.mark.parametrize(
     "hostile",
     [
