@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -99,13 +100,13 @@ def new(
     from sparkdeploy.commands.new_recipe import new_recipe
 
     made = new_recipe(name, model, base, destination, current_settings())
-    called = name if destination is None else made.path
     lines = (
         made.text.rstrip("\n"),
         f"# {made.verdict}",
-        f"# written to {made.path}; `sparkdeploy plan {called}` says what `up` would do",
+        *(f"# switched off, for this model cannot have {item}" for item in made.cannot_have),
+        f"# written to {made.path}; `{made.next_step}` says what `up` would do",
     )
-    told = {"path": str(made.path), "text": made.text, "verdict": made.verdict}
+    told = {**asdict(made), "path": str(made.path)}
     answer(lines, told, as_json=as_json)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy import yaml_text
+from sparkdeploy.plan.observe import locate_model
+from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.settings import load_settings
 from tests.families import config
 
@@ -29,6 +32,13 @@ def folder_of(tmp_path: Path, family: str, **more: object) -> Path:
     (folder / "config.json").write_text(json.dumps({**config(family), **more}))
     (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "x": []}')
     return folder
+
+
+def observed_unfit(recipe: str, *settings: str) -> tuple[str, ...]:
+    """What `plan` would refuse of a recipe's treatment."""
+    read = load_settings()
+    fact = locate_model(load_recipe(library(read), recipe, settings).recipe, read).fact
+    return fact.unfit
 
 
 def test_a_known_model_gets_parsers_engine_and_the_context_that_fits(run: Run) -> None:
@@ -106,6 +116,51 @@ def test_a_recipe_from_another_one_says_what_differs_alone(run: Run) -> None:
         *("schema", "name", "title", "extends", "model", "serve")
     }
     assert run.answer("show", "mine", "--json")["serve"]["tool_call_parser"] == "qwen3_coder"
+
+
+@pytest.mark.parametrize(
+    ("base", "family", "names"),
+    [
+        ("v2", "qwen3-dense", ["fp8_dense", "lm_head", "mtp"]),
+        ("v2-hub", "llama", ["fp8_dense", "mtp"]),
+        ("v2", "qwen3-next", []),
+        ("baseline", "qwen3-dense", []),
+    ],
+)
+def test_what_a_model_cannot_have_of_its_base_is_switched_off(
+    run: Run, tmp_path: Path, base: str, family: str, names: list[str]
+) -> None:
+    folder = folder_of(tmp_path, family)
+    done = run("new", "mine", "--model", str(folder), "--from", base)
+    assert done.returncode == 0, done.stderr
+    *_, last = done.stdout.splitlines()
+    told = [line for line in done.stdout.splitlines() if line.startswith("# switched off")]
+    assert [line.partition(f"have {base}'s checkpoint.")[2].split(":")[0] for line in told] == names
+    text = (load_settings().config_dir / "recipes" / "mine.yaml").read_text()
+    assert text.count("# this model cannot have it: ") == len(names) + ("mtp" in names)
+    assert "written to" in last
+    found = observed_unfit("mine")
+    assert found == ()
+    assert bool(names) == bool(observed_unfit(base, f"model.path={folder}"))
+
+
+@pytest.mark.usefixtures("no_docker")
+def test_the_next_step_is_a_command_that_works(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    (work / "there").mkdir(parents=True)
+    monkeypatch.chdir(work)
+    folder = folder_of(tmp_path, "llama")
+    beside = folder.rename(work / "model")
+    for path, consent in (("./my own", ""), ("there/mine.yaml", " --allow-unsafe")):
+        told = run.answer("new", "mine", "--model", str(beside), "-o", path, "--json")
+        name = shlex.quote(f"./{path.removeprefix('./')}")
+        assert told["next_step"] == f"sparkdeploy plan {name}{consent}"
+        done = run(*shlex.split(told["next_step"])[1:])
+        # A machine without a GPU, and a folder without weights.
+        assert done.returncode == 4, done.stderr
+        assert "mine: model" in done.stdout
 
 
 @pytest.mark.parametrize(
