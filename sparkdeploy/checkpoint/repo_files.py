@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 NAME_LIMIT_BYTES = 1024
 """Of a whole name, which leaves room in a path of 4096 for the cache's own place."""
 PART_LIMIT_BYTES = 255
 """What Linux' file systems take."""
+OTHER_WEIGHTS = (".bin", ".gguf", ".pt")
+"""Files that engines load where there are no safetensors."""
 DEPTH_LIMIT = 16
 """Folders within folders; models have one or two."""
 FILES_LIMIT = 10_000
@@ -128,6 +130,11 @@ class RepoFacts:
         return weights_bytes({file.name: file.size_bytes for file in self.files})
 
 
+def has_weights(files: Iterable[str]) -> bool:
+    """Whether any of these names is one that engines load, in a folder of it or not."""
+    return any(name.endswith((".safetensors", *OTHER_WEIGHTS)) for name in files)
+
+
 def weights_bytes(files: Mapping[str, int]) -> int:
     """Return the bytes of the weights among files: safetensors if any, and in no folder of it.
 
@@ -136,7 +143,7 @@ def weights_bytes(files: Mapping[str, int]) -> int:
     here = {name: size for name, size in files.items() if "/" not in name}
     tensors = {name: size for name, size in here.items() if name.endswith(".safetensors")}
     once = {name: size for name, size in tensors.items() if not name.startswith("consolidated")}
-    others = {name: size for name, size in here.items() if name.endswith((".bin", ".gguf", ".pt"))}
+    others = {name: size for name, size in here.items() if name.endswith(OTHER_WEIGHTS)}
     return sum((once or tensors or others or files).values())
 
 

@@ -23,7 +23,7 @@ class Finding:
     seen: str
     """The value seen, in words that name the thing."""
     fix: str | None = None
-    """A command, or what to do; None when nothing is wrong."""
+    """A command, or what to do; None when nothing is wrong, or nothing is to be mended."""
 
     @property
     def group(self) -> str:

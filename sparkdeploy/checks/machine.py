@@ -49,17 +49,21 @@ def check_system(name: str | None) -> Finding:
 
 
 def check_gpu(
-    gpu: GpuFact | None, failure: str | None, *, node: str, engine: str, recipe: str
+    gpu: GpuFact | None, failure: str | None, *, node: str, engine: str, rehearsed: str | None
 ) -> Finding:
-    """Say whether there is a GPU at all; `failure` is nvidia-smi's own word when there is none."""
+    """Say whether there is a GPU at all; `failure` is nvidia-smi's own word when there is none.
+
+    `rehearsed` is the recipe, where a rehearsal with an engine of ours would say something of it.
+    """
     check = "machine.gpu"
     if gpu is not None:
         return ok(check, gpu.name)
     if failure is None or "not installed" in failure:
+        small = f", or try the recipe in miniature: sparkdeploy rehearse {rehearsed}"
         return fail(
             check,
             f"GPU: none was found on {node}, and engine {engine} needs one",
-            f"run this on the Spark, or try the recipe in miniature: sparkdeploy rehearse {recipe}",
+            f"run this on the Spark{small if rehearsed else ''}",
         )
     return fail(
         check,

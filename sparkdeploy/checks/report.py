@@ -12,8 +12,20 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checks.finding import Finding
 
-GROUPS = ("machine", "gpu", "docker", "folders", "ports", "network", "deployments", "recipe")
-"""In the order in which they are shown."""
+GROUPS = (
+    "machine",
+    "gpu",
+    "docker",
+    "image",
+    "folders",
+    "model",
+    "ports",
+    "network",
+    "cluster",
+    "deployments",
+    "recipe",
+)
+"""In the order in which they are shown; one that is not among them comes last."""
 SIGNS = {Verdict.OK: "=", Verdict.WARN: "!", Verdict.FAIL: "x", Verdict.NOT_SEEN: "?"}
 MEANINGS = {
     "=": "well, nothing to do",
@@ -72,4 +84,10 @@ def failures(findings: Sequence[Finding]) -> int:
 
 def _in_order(findings: Sequence[Finding]) -> list[Finding]:
     """By group; within a group in the order in which they came."""
-    return sorted(findings, key=lambda item: GROUPS.index(item.group))
+    places = {group: place for place, group in enumerate(GROUPS)}
+    # By name among those without a place, so that each group still stands together.
+    return sorted(findings, key=lambda it: (places.get(it.group, len(GROUPS)), _unknown(it.group)))
+
+
+def _unknown(group: str) -> str:
+    return "" if group in GROUPS else group

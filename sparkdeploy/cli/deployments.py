@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from sparkdeploy.commands.rehearse import Report
 
 NameArgument = Annotated[str, typer.Argument(help="The deployment's name.")]
+UpdateImageOption = Annotated[
+    bool,
+    typer.Option(
+        "--update-image", help="Ask the registry again what the recipe's tag is, and pin that."
+    ),
+]
 
 
 def up(
@@ -50,9 +56,7 @@ def up(
     keep: Annotated[
         int, typer.Option(min=0, metavar="N", help="Earlier containers to keep for `rollback`.")
     ] = 1,
-    update_image: Annotated[
-        bool, typer.Option("--update-image", help="Ask the registry anew what the tag is.")
-    ] = False,
+    update_image: UpdateImageOption = False,
     drop_page_cache: PageCacheOption = False,
     yes: YesOption = False,
     as_json: JsonOption = False,

@@ -87,7 +87,12 @@ RecipeArgument = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override one value of the recipe."),
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Override one value of the recipe; may be given several times. A list: "
+        "'model.served_name=[a, b]'.",
+    ),
 ]
 KnownBadOption = Annotated[
     bool,

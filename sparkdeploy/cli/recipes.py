@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,7 +32,12 @@ from sparkdeploy.cli.printing import (
 from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
 
 HardwareOption = Annotated[
-    str | None, typer.Option(help="Say what fits and how fast it is on: spark, h100, h200, here.")
+    str | None,
+    typer.Option(
+        "--hardware",
+        metavar="HARDWARE",
+        help="Say what fits and how fast it is on: spark, h100, h200, here.",
+    ),
 ]
 HtmlOption = Annotated[
     Path | None, typer.Option(help="Write the estimate as a page with a picture.")
@@ -47,7 +53,7 @@ def list_recipes(
         typer.Option(
             "--fits",
             metavar="HARDWARE",
-            help="Which fit on: spark, h100, h200; this machine without.",
+            help="Which fit: spark, h100, h200; without a value, this machine.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -73,12 +79,20 @@ def list_recipes(
 
 def new(
     name: Annotated[str, typer.Argument(help="What the recipe is to be called.")],
-    model: Annotated[str, typer.Option("--model", metavar="ORG/NAME", help="Or a folder.")],
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="ORG/NAME on the hub, or a folder.")
+    ],
     base: Annotated[
         str | None, typer.Option("--from", metavar="RECIPE", help="The recipe that it changes.")
     ] = None,
     destination: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the recipe there; your recipes folder otherwise.",
+        ),
     ] = None,
     _offline: OfflineOption = False,
     as_json: JsonOption = False,
@@ -87,13 +101,13 @@ def new(
     from sparkdeploy.commands.new_recipe import new_recipe
 
     made = new_recipe(name, model, base, destination, current_settings())
-    called = name if destination is None else made.path
     lines = (
         made.text.rstrip("\n"),
         f"# {made.verdict}",
-        f"# written to {made.path}; `sparkdeploy plan {called}` says what `up` would do",
+        *(f"# switched off, for this model cannot have {item}" for item in made.cannot_have),
+        f"# written to {made.path}; `{made.next_step}` says what `up` would do",
     )
-    told = {"path": str(made.path), "text": made.text, "verdict": made.verdict}
+    told = {**asdict(made), "path": str(made.path)}
     answer(lines, told, as_json=as_json)
 
 
@@ -144,7 +158,9 @@ def plan_recipe(
         Literal["dockerfile", "args", "container", "mods"] | None,
         typer.Option(help="Print Dockerfiles, vLLM's or docker's command, or mods, in full."),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Exit 9 when there is work.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit 9 when there is work, 4 when `up` would refuse.")
+    ] = False,
     hardware: HardwareOption = None,
     html: HtmlOption = None,
     headers: HeadersOption = False,
@@ -184,12 +200,13 @@ def plan_recipe(
     if show in {"args", "container"}:
         plan = with_expected_paths(plan, settings)
     print_plan(plan, show, as_json=as_json)
+    # What `up` would refuse goes before what it would do.
+    if check or show is None:
+        require_no_problems(plan)
     if check and plan.has_work:
         raise ChangesPendingError("the plan has work to do", hint="run `sparkdeploy up`")
     if check and plan.is_unchecked:
         raise ChangesPendingError("memory was not checked", hint="the line with ? says why")
-    if show is None:
-        require_no_problems(plan)
 
 
 def doctor(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import shlex
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,22 +14,26 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.published import published_config
 from sparkdeploy.commands.estimate import HERE, Among, WhenMissing, ground_for
+from sparkdeploy.commands.new_treatment import misfits
 from sparkdeploy.errors import CheckpointError, RecipeError, SparkdeployError, UsageError
 from sparkdeploy.estimate.verdict import Fits
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.families import families, family_of, first_release
 from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.harmless import shown
-from sparkdeploy.recipe.load import library, load_engine, load_recipe
+from sparkdeploy.recipe.load import library, load_engine, load_recipe, look_into
 from sparkdeploy.recipe.schema import NAME_PATTERN, REPOSITORY_PATTERN, Weights
+from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sparkdeploy.checkpoint.published import PublishedConfig
     from sparkdeploy.commands.estimate import Ground
+    from sparkdeploy.commands.new_treatment import Misfit
     from sparkdeploy.estimate.verdict import FitVerdict
     from sparkdeploy.recipe.families import Family
+    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
 
 USUAL_ENGINE, NEWEST_ENGINE = "cuda-0.25", "cuda-0.33"
@@ -45,6 +51,8 @@ class Guess:
 
     value: str
     why: str = ""
+    is_certain: bool = False
+    """Whether `why` is a reason, and nothing is guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +67,19 @@ class DraftRecipe:
     serve: Mapping[str, Guess] = field(default_factory=dict)
     nodes: int = 1
     notes: tuple[str, ...] = ()
+    misfits: tuple[Misfit, ...] = ()
+    """What of the base this model cannot have; what switches it off is written."""
 
     def text(self) -> str:
-        return "\n".join([*self._head(), *self._serve(), *self._cluster(), ""])
+        parts = (self._head(), self._section("checkpoint", {}), self._section("serve", self.serve))
+        return "\n".join([*itertools.chain(*parts), *self._cluster(), ""])
 
     def _head(self) -> Iterator[str]:
         yield "# Made by `sparkdeploy new`. What says `guess` is not the word of the model's owner."
         yield from (f"# {note}" for note in self.notes)
         yield "schema: 1"
         yield f"name: {self.name}"
-        yield f"title: {json.dumps(self.model.source)}"
+        yield f"title: {json.dumps(self._title())}"
         if self.base is not None:
             yield f"extends: {self.base}"
         if self.engine is not None:
@@ -78,15 +89,27 @@ class DraftRecipe:
         where = "path" if self.model.path is not None else "repo"
         yield f"model: {{{where}: {json.dumps(self.model.source)}}}"
 
-    def _serve(self) -> Iterator[str]:
-        if self.serve:
-            yield "serve:"
-        yield from (_line(name, guess, "  ") for name, guess in self.serve.items())
+    def _title(self) -> str:
+        """Return the repository's name, or the folder's without the way to it."""
+        if self.model.path is None:
+            return self.model.source
+        # A folder's name may hold what no title may.
+        return shown(Path(self.model.path).name or self.name)
+
+    def _section(self, name: str, guesses: Mapping[str, Guess]) -> Iterator[str]:
+        off = {
+            key: Guess(value, f"this model cannot have it: {misfit.reason}", is_certain=True)
+            for misfit in self.misfits
+            for key, value in misfit.off.get(name, {}).items()
+        }
+        if guesses or off:
+            yield f"{name}:"
+        yield from (_line(key, guess, "  ") for key, guess in {**off, **guesses}.items())
 
     def _cluster(self) -> Iterator[str]:
-        if self.nodes > 1:
-            size = Guess(f"{{tensor_parallel: {self.nodes}, min_nodes: {self.nodes}}}", _NODES)
-            yield _line("cluster", size, "")
+        size = {"tensor_parallel": self.nodes, "min_nodes": self.nodes} if self.nodes > 1 else {}
+        guesses = {key: Guess(str(value), _NODES) for key, value in size.items()}
+        yield from self._section("cluster", guesses)
 
 
 _NODES = "its weights fit no fewer machines"
@@ -98,6 +121,10 @@ class NewRecipe:
     text: str
     verdict: str
     """Whether it fits, and how much at once; or why nobody knows."""
+    cannot_have: tuple[str, ...]
+    """Which settings of its base this model cannot have, and why."""
+    next_step: str
+    """The command that says what `up` would do about it."""
 
 
 def new_recipe(
@@ -105,24 +132,57 @@ def new_recipe(
 ) -> NewRecipe:
     """Write a recipe for a model into the user's own folder, or to `destination`.
 
-    Raises UsageError for a name that is none, RecipeError where a file of that name exists, and
-    CheckpointError where nobody knows the model's config.json.
+    Raises UsageError for a name that is none, RecipeError where a file of that name exists or a
+    shipped recipe has it, and CheckpointError where nobody knows the model's config.json.
     """
     if re.fullmatch(NAME_PATTERN, name) is None:
         raise UsageError(
             f"{shown(name)} is no recipe name", hint="lower-case letters, digits, . _ -"
         )
     path = destination or settings.config_dir / "recipes" / f"{name}.yaml"
+    if destination is None and (resources() / "recipes" / path.name).exists():
+        raise RecipeError(
+            f"{name} is a recipe that is shipped, and yours would take its place",
+            hint="choose another name, or write it elsewhere with -o FILE",
+        )
     if path.exists():
         raise RecipeError(f"{path} exists, and stays", hint="choose another name, or another -o")
     weights = _weights(model)
     published = _published(weights, settings)
     draft = _described(DraftRecipe(name, weights, base), published, settings)
+    if base is not None:
+        draft = _without_misfits(draft, published, settings)
     draft, verdict = _fitted(draft, published, settings)
     text = draft.text()
     path.parent.mkdir(parents=True, exist_ok=True)
     durable.write_text(path, text)
-    return NewRecipe(path, text, verdict)
+    cannot_have = tuple(f"{base}'s {it.setting}: {it.reason}" for it in draft.misfits)
+    called = name if destination is None else _typed(destination)
+    return NewRecipe(path, text, verdict, cannot_have, _next_step(called, settings))
+
+
+def _typed(path: Path) -> str:
+    """Return a path as it is taken for one: neither a recipe's name nor SOURCE/RECIPE."""
+    return str(path) if path.is_absolute() else f"./{path}"
+
+
+def _next_step(called: str, settings: Settings) -> str:
+    """Return the `plan` of a recipe; outside the user's own folder it may need consent."""
+    loaded = look_into(library(settings), called)
+    consent = " --allow-unsafe" if loaded.consents else ""
+    return f"sparkdeploy plan {shlex.quote(called)}{consent}"
+
+
+def _without_misfits(
+    draft: DraftRecipe, published: PublishedConfig, settings: Settings
+) -> DraftRecipe:
+    """Switch off what the base does to a checkpoint and this model cannot have.
+
+    Raises RecipeError where the base is none.
+    """
+    recipe = _resolved(draft, settings).recipe
+    found = tuple(misfits(recipe, published.config, settings))
+    return replace(draft, misfits=found)
 
 
 def _published(weights: Weights, settings: Settings) -> PublishedConfig:
@@ -161,7 +221,7 @@ def _described(draft: DraftRecipe, published: PublishedConfig, settings: Setting
 
 
 def _parsers(family: Family) -> Iterator[tuple[str, Guess]]:
-    why = f"most recipes of {family.name} name it"
+    why = family.parsers.source or f"most recipes of {family.name} name it"
     if family.parsers.reasoning:
         yield "reasoning_parser", Guess(family.parsers.reasoning, why)
     if family.parsers.tools:
@@ -243,12 +303,16 @@ def _longest_context(config: Mapping[str, Any]) -> int:
     return 0
 
 
-def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitVerdict | None, str]:
+def _resolved(draft: DraftRecipe, settings: Settings) -> Resolved:
     with tempfile.TemporaryDirectory(prefix="sparkdeploy-new-") as folder:
         path = Path(folder) / f"{draft.name}.yaml"
         path.write_text(draft.text(), encoding="utf-8")
         # Nothing is run: what the recipe that it extends asks for is judged when it is.
-        resolved = load_recipe(library(settings), str(path), ("allow_unsafe=true",))
+        return load_recipe(library(settings), str(path), ("allow_unsafe=true",))
+
+
+def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitVerdict | None, str]:
+    resolved = _resolved(draft, settings)
     among = Among.CLUSTER if draft.nodes > 1 else Among.ONE
     try:
         outlook = ground.outlook(resolved, WhenMissing.SHIPPED, among)
@@ -261,4 +325,5 @@ def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitV
 
 def _line(name: str, guess: Guess, indent: str) -> str:
     line = f"{indent}{name}: {guess.value}"
-    return f"{line:<{COMMENT_COLUMN}} # guess: {guess.why}" if guess.why else line
+    mark = "" if guess.is_certain else "guess: "
+    return f"{line:<{COMMENT_COLUMN}} # {mark}{guess.why}" if guess.why else line

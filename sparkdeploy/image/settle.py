@@ -105,8 +105,8 @@ class Settling:
             raise BuildError(
                 f"the registry did not tell what the image {tag} is",
                 hint="does it answer, and is the name right? A private one needs `docker login "
-                f"{reference.partition('/')[0]}`; `container_registry` in config.yaml is the usual"
-                " one's name",
+                f"{reference.partition('/')[0]}`; behind a mirror, set `container_registry` in "
+                "config.yaml to your mirror's host name",
                 detail=error.message,
             ) from error
         offered = {spelled(name) for name in found.architectures}

@@ -47,7 +47,7 @@ def machine_findings(plan: Plan) -> Iterator[Finding]:
         ):
             yield replace(finding, seen=prefix + finding.seen)
         if part.seat.is_head:
-            yield from trust_findings(plan.resolved.recipe)
+            yield from trust_findings(plan.resolved)
             yield from argument_findings(plan.resolved.warnings)
             yield from _transport(plan)
 
@@ -81,13 +81,15 @@ def _findings_of_node(resolved: Resolved, seen: ObservedNode, part: Part) -> Ite
 
 
 def _gpu_findings(resolved: Resolved, seen: ObservedNode) -> Iterator[Finding]:
-    node = seen.facts
+    node, recipe = seen.facts, resolved.recipe
+    # A rehearsal has vLLM's own CPU build, which knows nothing of a fork.
+    needs_another = bool(recipe.preview) or resolved.engine.kind == "image"
     yield check_gpu(
         node.gpu,
         node.gpu_failure,
         node=node.name,
         engine=resolved.engine.name,
-        recipe=resolved.wanted or resolved.recipe.name,
+        rehearsed=None if needs_another else resolved.wanted or recipe.name,
     )
     if node.gpu is None:
         return

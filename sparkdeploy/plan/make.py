@@ -219,9 +219,14 @@ def _engine_bytes(plan: Plan, seen: ObservedNode) -> int | None:
 
 
 def _weights_bytes(plan: Plan) -> int | None:
-    """Return one node's share of the weights: its ranks hold a part of each layer."""
+    """Return one node's share of the weights: its ranks hold a part of each layer.
+
+    None where nobody knows their size, or there are none.
+    """
     model, formation = plan.observed.model, plan.formation
     if model is None or model.size_bytes is None:
+        return None
+    if isinstance(model, ModelFact) and not model.has_weights:
         return None
     size_bytes = model.size_bytes if model.weights_bytes is None else model.weights_bytes
     ranks = formation.tensor_parallel * formation.pipeline_parallel

@@ -16,7 +16,7 @@ from sparkdeploy.checkpoint.draft_vocabulary import known_vocabulary
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
-from sparkdeploy.checkpoint.repo_files import weights_bytes
+from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
 from sparkdeploy.checkpoint.treatment import Treatment, check_untouched
 from sparkdeploy.checks.survey import compare, survey
 from sparkdeploy.errors import NodeError, RecipeError
@@ -249,6 +249,7 @@ def _model_fact(
         architectures=_architectures(config),
         embedding_bytes=embedding_bytes(config),
         weights_bytes=weights_bytes(sizes),
+        has_weights=has_weights(sizes),
         layers=layers,
         unknown=unknown,
     )

@@ -56,6 +56,8 @@ class ModelFact:
     """By its config.json; None where that says none that are known, as `unknown` tells."""
     weights_bytes: int | None = None
     """What an engine loads of its files; None for all of them."""
+    has_weights: bool = True
+    """Whether there is any file that could hold some."""
     unknown: str = ""
     unfit: tuple[str, ...] = ()
     """Why the recipe's treatment does not apply to it."""

@@ -10,14 +10,16 @@ from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.stages import RDMA_PACKAGES
 from sparkdeploy.plan.backends import allows_sockets, with_sockets_allowed
-from sparkdeploy.plan.container import container_name, container_user, wants_rdma
+from sparkdeploy.plan.container import container_name, wants_rdma
 from sparkdeploy.plan.launch import meeting_port
-from sparkdeploy.plan.observed import MissingModel, ModelFact
+from sparkdeploy.plan.model_problems import (
+    architecture_problems,
+    model_disk_problems,
+    model_problems,
+)
 from sparkdeploy.plan.steps import Action, Problem
-from sparkdeploy.recipe.families import first_release
-from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.harmless import shown
-from sparkdeploy.recipe.settled import is_unknown
+from sparkdeploy.recipe.mods import proposed_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,9 +27,8 @@ if TYPE_CHECKING:
     from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.plan.container import Deployment
-    from sparkdeploy.plan.observed import Observed, ObservedNode
+    from sparkdeploy.plan.observed import ObservedNode
     from sparkdeploy.plan.steps import Part, Plan
-    from sparkdeploy.recipe.load import Resolved
 
 LOAD_FACTOR = 2
 
@@ -41,33 +42,31 @@ def find_problems(plan: Plan) -> Iterator[Problem]:
             yield Problem("cluster.check", check.describe(), check.fix, blocks="prepare")
     yield from _image_problems(plan)
     yield from _preview_problems(plan)
-    yield from _architecture_problems(plan)
+    yield from architecture_problems(plan)
     yield from _too_few_nodes(plan)
     yield from ownership_problems(plan)
     for part in plan.parts:
         seen = plan.observed.node(part.node)
         if seen is not None:
             yield from _problems_of_part(plan, part, seen)
-    yield from _disk_problems(plan.observed)
+    yield from model_disk_problems(plan.observed)
     yield from _port_problems(plan)
     yield from _meeting_problems(plan)
     yield from _rdma_problems(plan)
-    yield from _model_problems(plan.observed)
-    yield from _draft_problems(plan.resolved, plan.observed)
-    yield from _treatment_problems(plan.observed)
-    yield from _owner_problems(plan.observed)
+    yield from model_problems(plan)
 
 
 def _image_problems(plan: Plan) -> Iterator[Problem]:
     """Say which mods are not here: nobody knows what they would make of the image."""
     for mod in plan.resolved.mods:
         if mod.is_missing:
-            places = ", ".join(str(place) for place in mod.looked_in) or "nowhere: its name has .."
+            name = shown(mod.name)
+            lacks = f"the source {mod.source} has no" if mod.source else "there is no"
             yield Problem(
                 "image.mods",
-                f"the mod {shown(mod.name)} is not here (looked for its run.sh in {places})",
-                "add its repository as a source (`sparkdeploy recipe source add NAME URL`) and run "
-                "NAME/recipe; or serve without mods: --set mods=[]",
+                f"{lacks} mod {name}: its run.sh was looked for {mod.places()}",
+                f"name its folder: {proposed_setting(plan.resolved.mods)}; or serve without mods: "
+                "--set 'mods=[]'",
                 blocks="prepare",
             )
 
@@ -81,24 +80,6 @@ def _preview_problems(plan: Plan) -> Iterator[Problem]:
             "recipe.preview",
             f"{recipe.name} needs {recipe.preview}",
             "name its image: --set engine=image --set image=NAME:TAG",
-            blocks="prepare",
-        )
-
-
-def _architecture_problems(plan: Plan) -> Iterator[Problem]:
-    """Hold the model's own words against the release; what no release knows may be remote code."""
-    engine, model = plan.resolved.engine, plan.observed.model
-    if not isinstance(model, ModelFact) or plan.resolved.recipe.allow_known_bad:
-        return
-    least = first_release(model.architectures)
-    is_older = least is not None and parse_version(engine.vllm) < parse_version(least)
-    if is_older and not is_unknown(engine):
-        yield Problem(
-            "model.architecture",
-            f"vLLM {engine.vllm} does not know {', '.join(map(shown, model.architectures))}, which "
-            f"came with {least}",
-            "set engine to a newer one (`sparkdeploy list` shows them), or insist with "
-            "--allow-known-bad",
             blocks="prepare",
         )
 
@@ -215,21 +196,6 @@ def promised_bytes(containers: Iterable[ContainerFact], deployment: str) -> int:
     )
 
 
-def _disk_problems(observed: Observed) -> Iterator[Problem]:
-    model, free = observed.model, observed.head.facts.data_free_bytes
-    if not isinstance(model, MissingModel) or model.missing_bytes is None or free is None:
-        return
-    if model.missing_bytes > free:
-        yield Problem(
-            "folders.disk",
-            f"disk: {model.repo} takes {format_bytes(model.missing_bytes)}"
-            f"{' more' if model.here_bytes else ''} and the hub cache's "
-            f"disk has {format_bytes(free)} free",
-            "free some space, or point HF_HOME at another disk",
-            blocks="prepare",
-        )
-
-
 def _docker_disk(part: Part, seen: ObservedNode) -> Iterator[Problem]:
     free, image_bytes = seen.facts.docker_free_bytes, part.needs.image_bytes
     if not image_bytes or free is None:
@@ -300,57 +266,6 @@ def _rdma_problems(plan: Plan) -> Iterator[Problem]:
             f"{'; '.join(map(str, missing.values()))}",
             f"install {', '.join(RDMA_PACKAGES)} in that image, or let NCCL use sockets: "
             f"{with_sockets_allowed(plan.resolved)}",
-            blocks="prepare",
-        )
-
-
-def _model_problems(observed: Observed) -> Iterator[Problem]:
-    for model in observed.present:
-        if model.unreadable:
-            first = model.unreadable[0]
-            more = f" (and {len(model.unreadable) - 1} more)" if len(model.unreadable) > 1 else ""
-            yield Problem(
-                "folders.readable",
-                f"{first} cannot be read by the container's user{more}",
-                f"chmod a+rX {first}",
-                blocks="prepare",
-            )
-
-
-def _treatment_problems(observed: Observed) -> Iterator[Problem]:
-    for reason in observed.model.unfit if observed.model is not None else ():
-        yield Problem(
-            "model.treatment",
-            f"the recipe's treatment does not apply to this model: {reason}",
-            "change `checkpoint` in the recipe, or serve a model that has it",
-            blocks="prepare",
-        )
-
-
-def _draft_problems(resolved: Resolved, observed: Observed) -> Iterator[Problem]:
-    model = observed.model
-    if isinstance(model, ModelFact) and not model.has_draft_vocabulary:
-        yield Problem(
-            "model.draft_vocabulary",
-            f"draft head: the frequent tokens of {model.name} have not been counted",
-            f"sparkdeploy checkpoint draft-vocab {resolved.recipe.name} FILE..., with text like "
-            "your prompts",
-            blocks="prepare",
-        )
-
-
-def _owner_problems(observed: Observed) -> Iterator[Problem]:
-    """Only root can give the cache and the key to another user than the caller."""
-    model = observed.model
-    if not isinstance(model, ModelFact):
-        return
-    uid, _gid = container_user(model)
-    if observed.caller_uid not in {0, uid}:
-        yield Problem(
-            "folders.owner",
-            f"{model.root} belongs to uid {model.owner_uid}, so the container would run as uid "
-            f"{uid}; uid {observed.caller_uid} cannot make that user's cache and key",
-            f"sudo chown -R {observed.caller_uid} {model.root}, or run sparkdeploy as root",
             blocks="prepare",
         )
 

@@ -130,11 +130,20 @@ def _mod_lines(mod: ModFiles) -> Iterator[str]:
 
 
 def mods_text(plan: Plan) -> str:
-    """Return every file of every mod, as it would be in the image."""
+    """Return every file of every mod as it would be in the image, and which mods are not here."""
+    resolved = plan.resolved
+    if not resolved.mods:
+        return f"{shown(resolved.wanted or resolved.recipe.name)} has no mods"
+    missing = [mod for mod in resolved.mods if mod.is_missing]
     return "\n".join(
-        f"# ---- mod {mod.title}: {path}\n{text}"
-        for mod in mods_of(plan.resolved)
-        for path, text in mod.texts()
+        [
+            *(f"# ---- mod {shown(mod.name)}: not here, `plan` says more" for mod in missing),
+            *(
+                f"# ---- mod {mod.title}: {path}\n{text}"
+                for mod in mods_of(resolved)
+                for path, text in mod.texts()
+            ),
+        ]
     )
 
 

@@ -11,6 +11,7 @@ from sparkdeploy.console import format_gib
 from sparkdeploy.estimate.capacity import make_budget
 from sparkdeploy.estimate.hardware import Hardware
 from sparkdeploy.estimate.model_facts import ModelFacts
+from sparkdeploy.plan.observed import ModelFact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,8 @@ def room_of(plan: Plan, part: Part, seen: ObservedNode) -> Room:
     """Count weights and cache against what vLLM may take of a node."""
     model, memory_bytes = plan.observed.model, seen.facts.memory_total_bytes
     weights_bytes = part.needs.weights_bytes
+    if isinstance(model, ModelFact) and not model.has_weights:
+        return Room(None, "its files hold no weights")
     if model is None or weights_bytes is None:
         return Room(None, model.unknown if model is not None else "the model was not looked for")
     if memory_bytes is None:

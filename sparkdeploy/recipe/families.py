@@ -39,10 +39,14 @@ class Variable(Strict):
 
 
 class Parsers(Strict):
-    """What most recipes of a family name: vLLM's parsers of thoughts and of tool calls."""
+    """vLLM's parsers of thoughts and of tool calls: what most recipes of a family name."""
 
     reasoning: str | None = None
     tools: str | None = None
+    leave_calls_empty: list[str] = Field(default_factory=list)
+    """Parsers of tool calls that others name for it and that find nothing, as users reported."""
+    source: str | None = None
+    """Who names them, where it is not most recipes of the family."""
 
 
 class Family(Strict):

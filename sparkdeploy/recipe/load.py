@@ -69,6 +69,12 @@ class Library:
     def recipe_files(self) -> dict[str, Path]:
         return self._files("*.yaml")
 
+    def replaced(self) -> frozenset[str]:
+        """Return names in the last folder, the shipped one, that another folder's recipe has."""
+        *own, shipped = self.folders
+        names = {path.stem for folder in own for path in folder.glob("*.yaml")}
+        return frozenset(path.stem for path in shipped.glob("*.yaml") if path.stem in names)
+
     def engine_files(self) -> dict[str, Path]:
         return self._files("engines/*.yaml")
 
@@ -117,6 +123,8 @@ class Resolved:
     mods: tuple[FoundMod, ...] = ()
     image: str | None = None
     """Of an engine of kind `image`: what the recipe or the engine's file calls it."""
+    allowed: tuple[Mistake, ...] = ()
+    """What `--allow-unsafe` consents to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,8 @@ class Loaded:
     translation: Translation | None = None
     mods: tuple[FoundMod, ...] = ()
     image: str | None = None
+    allowed: tuple[Mistake, ...] = ()
+    """What the user has agreed to."""
 
     def lines(self, found: Iterable[Mistake]) -> list[str]:
         """Return mistakes or consents in words, each with its file and line."""
@@ -148,7 +158,7 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
     loaded = look_into(library, wanted, settings)
     mistakes, consents = loaded.mistakes, loaded.consents
     if mistakes or consents or loaded.recipe is None or loaded.engine is None:
-        what, hint = f"recipe {wanted}", consent_hint(wanted)
+        what, hint = f"recipe {wanted}", consent_hint(wanted, consents)
         raise _report(what, loaded.document, list(mistakes), consents, hint=hint)
     return Resolved(
         loaded.recipe,
@@ -159,6 +169,7 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
         wanted,
         loaded.mods,
         loaded.image,
+        loaded.allowed,
     )
 
 
@@ -195,6 +206,7 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
         translation,
         find_mods(recipe, document.origins, path.parent),
         image,
+        tuple(judge.needed()) if recipe.allow_unsafe else (),
     )
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.recipe.document import written_part
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.sources.shelf import SNAPSHOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.recipe.document import KeyPath, ValueOrigin
     from sparkdeploy.recipe.schema import Recipe
 
 MAX_LEVELS = 6
-"""How far above a recipe the repository's own folder may be, which mods are named from."""
-REPOSITORY_SIGNS = (".git", ".sparkdeploy-source")
+"""How many folders are looked in where no repository ends it: the recipe's own and those above."""
+REPOSITORY_SIGNS = (".git", SNAPSHOT)
+MAX_SHOWN = 300
+"""Of a list of mods that is proposed, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +38,30 @@ class FoundMod:
     """The commands; empty for a folder."""
     needs_network: bool
     looked_in: tuple[Path, ...] = ()
+    beside: Path | None = None
+    """The folder of the recipe that names it."""
 
     @property
     def is_missing(self) -> bool:
         return self.folder is None and not self.run
+
+    @property
+    def source(self) -> str:
+        """Return which source its recipe is from; empty for a file of somebody's own."""
+        top = _top(self.beside) if self.beside is not None else None
+        is_taken = top is not None and os.path.lexists(top / SNAPSHOT)
+        return top.parent.name if top is not None and is_taken else ""
+
+    def places(self) -> str:
+        """Say where its run.sh was looked for: as paths from the source's top, or the recipe."""
+        if self.beside is None or not self.looked_in:
+            return "nowhere, for a name with `..` leads out of its repository"
+        if os.path.isabs(os.path.expanduser(self.name)):  # noqa: PTH111, PTH117 - never raises
+            return f"in {shown(self.looked_in[0])}"
+        top = _top(self.beside) if self.source else None
+        paths = [shown(os.path.relpath(place, top or self.beside)) for place in self.looked_in]
+        listed = " and ".join(filter(None, (", ".join(paths[:-1]), paths[-1])))
+        return f"in {listed} {'of it' if top else 'from the recipe'}"
 
 
 def find_mods(
@@ -43,8 +70,8 @@ def find_mods(
     """Look for the folder of each mod: beside the recipe, or in a folder above it.
 
     Repositories of recipes name mods from their own top, such as `mods/NAME`. Nobody looks beyond
-    that top, and a name with `..` leads nowhere. What was typed is looked for as if it stood in the
-    recipe's own file.
+    that top, or in more than six folders where there is none, and a name with `..` leads nowhere.
+    What was typed is looked for as if it stood in the recipe's own file.
     """
     found = []
     for index, mod in enumerate(recipe.mods):
@@ -52,8 +79,28 @@ def find_mods(
         is_written = origin is not None and origin.line is not None
         beside = Path(origin.file).parent if origin and is_written else recipe_folder
         folder, looked = mod_folder(mod.folder, beside) if mod.folder else (None, ())
-        found.append(FoundMod(mod.name, folder, mod.run or "", mod.network, looked))
+        found.append(FoundMod(mod.name, folder, mod.run or "", mod.network, looked, _real(beside)))
     return tuple(found)
+
+
+def proposed_setting(mods: Sequence[FoundMod]) -> str:
+    """Return a `--set` that names the folders of all these mods; of a missing one it is a guess."""
+    rows = [_proposed(mod) for mod in mods]
+    setting = f"mods=[{', '.join(rows)}]"
+    if len(setting) > MAX_SHOWN or not setting.isprintable():
+        setting = "mods=[{folder: /path/to/the/mod}]"
+    return f"--set {shlex.quote(setting)}"
+
+
+def _proposed(mod: FoundMod) -> str:
+    network = ", network: true" if mod.needs_network else ""
+    if mod.run:
+        return f"{{run: {json.dumps(mod.run)}{network}}}"
+    # Of `../mods/NAME` and `~/mods/NAME` what follows a placeholder.
+    name = mod.name.rstrip("/").rpartition("..")[2].strip("~/")
+    folder = str(mod.folder or f"/path/to/{name}")
+    is_plain = re.fullmatch(r"[\w./-]+", folder, re.ASCII) is not None
+    return f"{{folder: {folder if is_plain else json.dumps(folder)}{network}}}"
 
 
 def mod_folder(name: str, beside: Path) -> tuple[Path | None, tuple[Path, ...]]:
@@ -64,7 +111,7 @@ def mod_folder(name: str, beside: Path) -> tuple[Path | None, tuple[Path, ...]]:
     if ".." in written.parts:
         return None, ()
     looked = []
-    for folder in _upwards(Path(os.path.realpath(beside))):
+    for folder in _upwards(_real(beside)):
         place = folder / written
         looked.append(place)
         # A link may lead out of the repository.
@@ -78,7 +125,15 @@ def _is_mod(folder: Path) -> bool:
 
 
 def _upwards(folder: Path) -> Iterator[Path]:
-    for place in (folder, *folder.parents)[:MAX_LEVELS]:
-        yield place
-        if any(os.path.lexists(place / sign) for sign in REPOSITORY_SIGNS):
-            return
+    top, places = _top(folder), (folder, *folder.parents)
+    yield from places[:MAX_LEVELS] if top is None else places[: places.index(top) + 1]
+
+
+def _top(folder: Path) -> Path | None:
+    """Return the top of the repository, or of the source, that a folder belongs to."""
+    signs = ((place, sign) for place in (folder, *folder.parents) for sign in REPOSITORY_SIGNS)
+    return next((place for place, sign in signs if os.path.lexists(place / sign)), None)
+
+
+def _real(folder: Path) -> Path:
+    return Path(os.path.realpath(folder))

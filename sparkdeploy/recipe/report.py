@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.schema import Recipe
 
 LEFT_OUT = "(left out)"
+ANY_RELEASE = "any"
+"""Of an engine that stands for every image."""
 _FORMAT = re.compile(
     r"[-_.](?=(?:int[48]|w[48]a\d+|fp8|nvfp4|mxfp4|awq|gptq|autoround|bf16|it|instruct)\b)",
     re.IGNORECASE,
@@ -26,6 +28,8 @@ _FORMAT = re.compile(
 
 
 def recipe_rows(library: Library) -> list[dict[str, Any]]:
+    replaced = library.replaced()
+
     def row(name: str) -> dict[str, Any]:
         recipe = load_recipe(library, name).recipe
         expect = recipe.expect
@@ -40,6 +44,7 @@ def recipe_rows(library: Library) -> list[dict[str, Any]]:
             "reported_tok_s": expect.tok_s if expect else None,
             "reported_figure": expect.figure if expect else None,
             "source": expect.source if expect else recipe.source,
+            "replaces_shipped": name in replaced,
         }
 
     return [_row_or_error(row, name) for name in sorted(library.recipe_files())]
@@ -53,7 +58,11 @@ def model_name(known_as: str) -> str:
 
 def engine_rows(library: Library) -> list[dict[str, Any]]:
     def row(name: str) -> dict[str, Any]:
-        return load_engine(library, name).model_dump(include={"name", "title", "kind", "vllm"})
+        engine = load_engine(library, name)
+        told = engine.model_dump(include={"name", "title", "kind", "vllm"})
+        # Until an image is named its release is only what flags are held against.
+        is_any = engine.kind == "image" and engine.image is None
+        return {**told, "vllm": ANY_RELEASE} if is_any else told
 
     return [_row_or_error(row, name) for name in sorted(library.engine_files())]
 
@@ -82,7 +91,7 @@ def list_lines(
         for row in rows:
             mark = "*" if row["name"] == default else " "
             told = f"{fits.get(row['name'], '?'):<4} {_figure(row):>6}"
-            yield f"  {mark} {row['name']:<24} {told}  {row['title']}{_needs(row)}"
+            yield f"  {mark} {row['name']:<24} {told}  {row['title']}{_remarks(row)}"
     for row in broken:
         yield f"  broken: {row['name']}: {row['error']}"
     yield "engines:"
@@ -103,8 +112,9 @@ def _by_model(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]
     return sorted(by_model.items(), key=lambda item: item[0].lower())
 
 
-def _needs(row: dict[str, Any]) -> str:
-    return " (needs a fork: `plan` names it)" if row["preview"] else ""
+def _remarks(row: dict[str, Any]) -> str:
+    fork = " (needs a fork: `plan` names it)" if row["preview"] else ""
+    return fork + (" (yours, instead of the shipped one)" if row["replaces_shipped"] else "")
 
 
 def origin_lines(resolved: Resolved) -> Iterator[str]:

@@ -20,7 +20,7 @@ from sparkdeploy.recipe.harmless import lists, shown
 from sparkdeploy.recipe.rules import Mistake, drafting_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from sparkdeploy.recipe.document import KeyPath, ValueOrigin
     from sparkdeploy.recipe.schema import Recipe
@@ -51,12 +51,17 @@ class Judge:
                 )
 
     def consents(self) -> Iterator[Mistake]:
-        """Yield what needs consent and has none yet.
+        """Yield what needs consent and has none yet."""
+        if not self.recipe.allow_unsafe:
+            yield from self.needed()
+
+    def needed(self) -> Iterator[Mistake]:
+        """Yield what needs consent, given or not.
 
         A setting of the user's own recipe counts as well once a stranger's extends it: remote code
         that the user allows one model is another thing when the stranger names the model.
         """
-        if self.recipe.allow_unsafe or not self.foreign_files:
+        if not self.foreign_files:
             return
         settings = (
             *self._fields(),
@@ -136,6 +141,10 @@ class Judge:
                 yield path, question
 
 
-def consent_hint(wanted: str) -> str:
-    command = f"sparkdeploy show {shlex.quote(shown(wanted))} --allow-unsafe"
-    return f"`{command}` prints it and runs nothing; --allow-unsafe takes all of the above"
+def consent_hint(wanted: str, asked: Iterable[Mistake] = ()) -> str:
+    """Return how to look at what is asked for: `show` has a recipe's values, and no mod's files."""
+    name, rest = shlex.quote(shown(wanted)), "--allow-unsafe takes all of the above"
+    if any(item.path[:1] == ("mods",) for item in asked):
+        command = f"sparkdeploy plan {name} --allow-unsafe --show mods"
+        return f"`{command}` prints what the mods run and runs nothing; {rest}"
+    return f"`sparkdeploy show {name} --allow-unsafe` prints it and runs nothing; {rest}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from dataclasses import replace
@@ -23,8 +24,10 @@ from sparkdeploy.errors import NodeError
 from sparkdeploy.node.fabric import read_interfaces
 from sparkdeploy.node.facts import parse_gpu_processes, parse_gpus
 from sparkdeploy.node.lock import node_lock, watching
+from sparkdeploy.plan import problems
 from sparkdeploy.plan.observed import ObservedNode
 from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.mods import FoundMod
 from sparkdeploy.settings import SHARED_LOCK_DIR, load_settings
 from tests.unit.checks.recorded import NAMES, RecordedEngine, Recording, load
 from tests.unit.conftest import REPOSITORY
@@ -117,6 +120,42 @@ def test_the_page_in_docs_lists_the_very_checks_there_are(
     # These speak only of a model that is here, which no recording has.
     with_model = {"folders.readable", "folders.owner"}
     assert listed == emitted | with_model
+
+
+def ids_of_problems() -> set[str]:
+    """Every id that plan's problems write out; those of findings come from the checks."""
+    files = Path(problems.__file__).parent.glob("*.py")
+    nodes = [item for file in files for item in ast.walk(ast.parse(file.read_text()))]
+    calls = [item for item in nodes if isinstance(item, ast.Call) and item.args]
+    made = [call.args[0] for call in calls if ast.unparse(call.func) == "Problem"]
+    return {str(first.value) for first in made if isinstance(first, ast.Constant)}
+
+
+def test_every_problem_of_a_plan_has_a_group_and_stands_in_docs() -> None:
+    ids = ids_of_problems()
+    assert {"image.mods", "model.weights", "cluster.check"} <= ids
+    assert {name.partition(".")[0] for name in ids} <= set(report.GROUPS)
+    page = (REPOSITORY / "docs" / "doctor.md").read_text()
+    assert [name for name in sorted(ids) if f"`{name}`" not in page] == []
+
+
+def test_a_group_that_nobody_placed_comes_last() -> None:
+    findings = [ok("zoo.b", "1"), ok("alien.a", "2"), ok("zoo.c", "3"), ok("recipe.x", "4")]
+    lines = list(report.lines(findings))
+    assert [line for line in lines if not line.startswith(" ")][:3] == ["recipe", "alien", "zoo"]
+    assert len(report.as_dict(findings)["checks"]) == 4
+
+
+def test_a_missing_mod_is_a_finding_like_any_other(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = replace(
+        load_recipe(shipped, "v2"), mods=(FoundMod("fix", None, "", needs_network=False),)
+    )
+    monkeypatch.setattr("tests.unit.checks.test_doctor.load_recipe", lambda *_: made)
+    found = examined("spark", shipped, monkeypatch)
+    lines = list(report.lines(list(found.values())))
+    assert lines[lines.index("image") + 1].startswith("  x mods ")
 
 
 def test_words_name_the_thing_and_its_value(
@@ -370,6 +409,43 @@ def test_what_disappoints_in_a_recipe_is_said(shipped: Library) -> None:
     silent = load_recipe(shipped, "baseline", ["serve.tool_call_parser=qwen3_coder"])
     words = [item.seen for item in recipe_findings(silent.recipe, silent.engine)]
     assert any("never asked" in item for item in words)
+
+
+def said_of(shipped: Library, check: str, *settings: str) -> Finding:
+    made = load_recipe(shipped, "baseline", settings)
+    return next(it for it in recipe_findings(made.recipe, made.engine) if it.check == check)
+
+
+@pytest.mark.parametrize(
+    ("model", "is_wrong"),
+    [
+        ("Qwen/Qwen3.5-35B-A3B", True),
+        ("Qwen/Qwen3-8B", False),
+        ("Qwen/Qwen2.5-7B-Instruct", False),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", False),
+    ],
+)
+def test_hermes_is_wrong_only_for_the_models_it_was_reported_of(
+    shipped: Library, model: str, is_wrong: bool
+) -> None:
+    found = said_of(
+        shipped,
+        "recipe.tool_parser",
+        f"model.repo={model}",
+        "serve.tool_call_parser=hermes",
+        "serve.enable_auto_tool_choice=true",
+    )
+    assert (found.verdict is Verdict.WARN) == is_wrong
+    assert not is_wrong or found.fix == "--set serve.tool_call_parser=qwen3_coder"
+
+
+def test_speeds_of_the_122b_are_told_of_no_other_model(shipped: Library) -> None:
+    other, check = "model.repo=Qwen/Qwen3-8B", "recipe.speculation"
+    one = ("serve.speculative={method: mtp, tokens: 1}", "checkpoint.mtp=required")
+    assert "30 -> 42" in said_of(shipped, check).seen
+    assert said_of(shipped, check, other).seen == "none"
+    assert "10 % faster" in said_of(shipped, check, *one).seen
+    assert "10 % faster" not in said_of(shipped, check, other, *one).seen
 
 
 def test_a_folder_that_is_not_there_yet_is_fine() -> None:

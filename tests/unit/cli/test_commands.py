@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +14,12 @@ import pytest
 from sparkdeploy import __version__
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.node import facts
+from sparkdeploy.plan.room import not_checked
 from sparkdeploy.settings import load_settings
+from tests.unit.plan.facts import observed, plan
 
 if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Library
     from tests.unit.program import Run
 
 pytestmark = pytest.mark.usefixtures("no_docker")
@@ -23,7 +28,18 @@ pytestmark = pytest.mark.usefixtures("no_docker")
 def test_list_names_recipes_and_engines(run: Run) -> None:
     content = run.answer("list", "--json")
     assert "v2" in {row["name"] for row in content["recipes"]}
-    assert "cpu-0.32" in {row["name"] for row in content["engines"]}
+    releases = {row["name"]: row["vllm"] for row in content["engines"]}
+    assert releases["cpu-0.32"] == "0.32.0"
+    # It stands for every image, whatever that holds.
+    assert releases["image"] == "any"
+    assert re.search(r"^ +image +any +An image of others", run("list").stdout, re.MULTILINE)
+
+
+def test_the_list_that_set_has_as_an_example_can_be_set(run: Run) -> None:
+    example = re.search(r"A list: '(.+?)'", " ".join(run("plan", "--help").stdout.split()))
+    assert example is not None
+    shown = run.answer("show", "baseline", "--set", example[1], "--json")
+    assert shown["model"]["served_name"] == ["a", "b"]
 
 
 def test_list_says_what_a_recipe_needs_that_no_release_has(run: Run) -> None:
@@ -51,14 +67,47 @@ def test_plan_works_without_docker_gpu_and_network(run: Run) -> None:
     assert "docker: images and containers are unknown" in done.stdout
 
 
-def test_plan_check_exits_nine_when_there_is_work(run: Run) -> None:
-    assert run("plan", "v2", "--check").returncode == 9
+def test_plan_check_exits_nine_when_there_is_work(
+    run: Run, shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(shipped, observed())
+    monkeypatch.setattr("sparkdeploy.commands.request.plan_for", lambda *_: made)
+    done = run("plan", "v2", "--check")
+    assert (done.returncode, "run `sparkdeploy up`" in done.stderr) == (9, True)
+
+
+def test_plan_check_exits_nine_when_memory_was_not_checked(
+    run: Run, shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plan(shipped, observed())
+    unchecked = not_checked(first, "the hub is silent")
+    made = replace(first, images=(), parts=(), findings=(unchecked,))
+    assert not made.has_work
+    monkeypatch.setattr("sparkdeploy.commands.request.plan_for", lambda *_: made)
+    monkeypatch.setattr("sparkdeploy.cli.recipes.print_plan", lambda *_, **__: None)
+    done = run("plan", "v2", "--check")
+    assert (done.returncode, "memory was not checked" in done.stderr) == (9, True)
+
+
+@pytest.mark.parametrize("show", [(), ("--show", "args")])
+def test_plan_check_exits_four_for_what_up_would_refuse(run: Run, show: tuple[str, ...]) -> None:
+    # There is work as well, and no GPU.
+    done = run("plan", "v2", "--check", *show)
+    assert done.returncode == 4
+    assert "`up` would refuse this" in done.stderr
+    assert "run `sparkdeploy up`" not in done.stderr
 
 
 def test_plan_shows_dockerfiles_which_no_download_changes(run: Run) -> None:
     done = run("plan", "v2", "--show", "dockerfile")
     assert "FROM" in done.stdout
     assert done.stderr == ""
+
+
+def test_plan_says_that_there_are_no_mods_or_that_one_is_missing(run: Run) -> None:
+    assert run("plan", "v2", "--show", "mods").stdout == "v2 has no mods\n"
+    missing = run("plan", "v2", "--show", "mods", "--set", "mods=[{folder: mods/fix}]").stdout
+    assert missing == "# ---- mod mods/fix: not here, `plan` says more\n"
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy import yaml_text
+from sparkdeploy.plan.observe import locate_model
+from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.settings import load_settings
 from tests.families import config
 
@@ -29,6 +32,13 @@ def folder_of(tmp_path: Path, family: str, **more: object) -> Path:
     (folder / "config.json").write_text(json.dumps({**config(family), **more}))
     (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "x": []}')
     return folder
+
+
+def observed_unfit(recipe: str, *settings: str) -> tuple[str, ...]:
+    """What `plan` would refuse of a recipe's treatment."""
+    read = load_settings()
+    fact = locate_model(load_recipe(library(read), recipe, settings).recipe, read).fact
+    return fact.unfit
 
 
 def test_a_known_model_gets_parsers_engine_and_the_context_that_fits(run: Run) -> None:
@@ -59,8 +69,35 @@ def test_a_folder_without_weights_is_not_known_to_fit(run: Run, tmp_path: Path) 
     folder = folder_of(tmp_path, "llama", max_position_embeddings=4096)
     recipe = made(run, "--model", str(folder))
     assert recipe["model"] == {"path": str(folder)}
+    assert recipe["title"] == folder.name
     assert "temperature 0.6, top_k 20" in str(recipe["text"])
     assert "No parsers are known for it" in str(recipe["text"])
+
+
+@pytest.mark.parametrize(
+    ("name", "reasoning", "tools"),
+    [
+        ("Qwen3-8B", "qwen3", "hermes"),
+        ("Qwen3-30B-A3B-FP8", "qwen3", "hermes"),
+        ("qwen3-4b-thinking-2507-awq", "qwen3", "hermes"),
+        ("Qwen3-30B-A3B-Instruct-2507", None, "hermes"),
+        ("Qwen3-Coder-30B-A3B-Instruct", None, "qwen3_xml"),
+        # These have none, or others, and the same architecture.
+        ("Qwen3-8B-Base", None, None),
+        ("Qwen3-Embedding-8B", None, None),
+        ("DeepSeek-R1-0528-Qwen3-8B", None, None),
+        ("Qwen3-8B-my-own", None, None),
+    ],
+)
+def test_parsers_of_a_qwen3_are_those_of_its_variant(
+    run: Run, tmp_path: Path, name: str, reasoning: str | None, tools: str | None
+) -> None:
+    folder = folder_of(tmp_path, "llama", architectures=["Qwen3ForCausalLM"])
+    recipe = made(run, "--model", str(folder.rename(tmp_path / name)))
+    serve = recipe["serve"]
+    assert isinstance(serve, dict)
+    assert (serve.get("reasoning_parser"), serve.get("tool_call_parser")) == (reasoning, tools)
+    assert "most recipes of Qwen3" not in str(recipe["text"])
 
 
 def test_an_architecture_of_a_newer_release_takes_the_newest_engine(
@@ -79,6 +116,51 @@ def test_a_recipe_from_another_one_says_what_differs_alone(run: Run) -> None:
         *("schema", "name", "title", "extends", "model", "serve")
     }
     assert run.answer("show", "mine", "--json")["serve"]["tool_call_parser"] == "qwen3_coder"
+
+
+@pytest.mark.parametrize(
+    ("base", "family", "names"),
+    [
+        ("v2", "qwen3-dense", ["fp8_dense", "lm_head", "mtp"]),
+        ("v2-hub", "llama", ["fp8_dense", "mtp"]),
+        ("v2", "qwen3-next", []),
+        ("baseline", "qwen3-dense", []),
+    ],
+)
+def test_what_a_model_cannot_have_of_its_base_is_switched_off(
+    run: Run, tmp_path: Path, base: str, family: str, names: list[str]
+) -> None:
+    folder = folder_of(tmp_path, family)
+    done = run("new", "mine", "--model", str(folder), "--from", base)
+    assert done.returncode == 0, done.stderr
+    *_, last = done.stdout.splitlines()
+    told = [line for line in done.stdout.splitlines() if line.startswith("# switched off")]
+    assert [line.partition(f"have {base}'s checkpoint.")[2].split(":")[0] for line in told] == names
+    text = (load_settings().config_dir / "recipes" / "mine.yaml").read_text()
+    assert text.count("# this model cannot have it: ") == len(names) + ("mtp" in names)
+    assert "written to" in last
+    found = observed_unfit("mine")
+    assert found == ()
+    assert bool(names) == bool(observed_unfit(base, f"model.path={folder}"))
+
+
+@pytest.mark.usefixtures("no_docker")
+def test_the_next_step_is_a_command_that_works(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    (work / "there").mkdir(parents=True)
+    monkeypatch.chdir(work)
+    folder = folder_of(tmp_path, "llama")
+    beside = folder.rename(work / "model")
+    for path, consent in (("./my own", ""), ("there/mine.yaml", " --allow-unsafe")):
+        told = run.answer("new", "mine", "--model", str(beside), "-o", path, "--json")
+        name = shlex.quote(f"./{path.removeprefix('./')}")
+        assert told["next_step"] == f"sparkdeploy plan {name}{consent}"
+        done = run(*shlex.split(told["next_step"])[1:])
+        # A machine without a GPU, and a folder without weights.
+        assert done.returncode == 4, done.stderr
+        assert "mine: model" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -102,6 +184,29 @@ def test_a_recipe_that_is_there_stays(run: Run, tmp_path: Path) -> None:
     done = run("new", "mine", "--model", "openai/gpt-oss-120b", "-o", str(path))
     assert done.returncode == 3
     assert path.read_text() == "kept"
+
+
+def test_a_shipped_recipe_keeps_its_name(run: Run, tmp_path: Path) -> None:
+    words = ("new", "v2", "--model", "openai/gpt-oss-120b")
+    done = run(*words)
+    assert done.returncode == 3
+    assert "v2 is a recipe that is shipped" in done.stderr
+    assert "-o FILE" in done.stderr
+    assert not (load_settings().config_dir / "recipes").exists()
+    assert run(*words, "-o", str(tmp_path / "v2.yaml")).returncode == 0
+
+
+def test_a_recipe_of_ones_own_that_hides_a_shipped_one_is_marked(run: Run) -> None:
+    own = load_settings().config_dir / "recipes"
+    own.mkdir(parents=True)
+    (own / "v2.yaml").write_text("schema: 1\nname: v2\ntitle: My own\nextends: mtp-2\n")
+    (own / "mine.yaml").write_text("schema: 1\nname: mine\ntitle: Other\nextends: v2\n")
+    marked = [line for line in run("list").stdout.splitlines() if "(yours" in line]
+    assert [line.partition("My own")[2] for line in marked] == [
+        " (yours, instead of the shipped one)"
+    ]
+    rows = {row["name"]: row for row in run.answer("list", "--json")["recipes"]}
+    assert [name for name, row in rows.items() if row["replaces_shipped"]] == ["v2"]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.node.reports import EngineInfo
+    from sparkdeploy.plan.steps import Plan
 
 
 class _Engine:
@@ -97,3 +98,37 @@ def test_a_worker_is_sent_what_the_head_has_yet_to_fetch(
     head, worker = (ObservedNode(node(number)) for number in (1, 2))
     nodes = Nodes(Node("spark-1", spark(1)), (Node("spark-2", spark(2)),))
     assert room._with_weights(worker, head, models, nodes).missing_bytes == missing_bytes
+
+
+def planned_folder(shipped: Library, folder: Path, *settings: str) -> Plan:
+    resolved = load_recipe(shipped, "baseline", (f"model.path={folder}", *settings))
+    nodes = Nodes(node_behind("here", _Engine()))  # type: ignore[arg-type]
+    return draft_plan(resolved, load_settings(), nodes, Deployment("main"))
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "is_problem"),
+    [
+        ("README.md", (), True),
+        ("model-00001-of-00002.safetensors", (), False),
+        ("consolidated.safetensors", (), False),
+        ("pytorch_model.bin", (), False),
+        ("model-Q4.gguf", (), False),
+        ("README.md", ("serve.load_format=dummy",), False),
+    ],
+)
+def test_a_folder_without_weights_is_a_problem_unless_none_are_needed(
+    shipped: Library, tmp_path: Path, file: str, settings: tuple[str, ...], is_problem: bool
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    (folder / file).write_text("x")
+    made = planned_folder(shipped, folder, *settings)
+    found = [item for item in made.problems if item.check == "model.weights"]
+    assert bool(found) == is_problem
+    if is_problem:
+        assert f"{folder} holds no weights: no .safetensors files" in found[0].message
+        assert found[0].blocks == "prepare"
+        room = next(item for item in made.findings if item.check == "machine.room")
+        assert "memory was not checked" in room.seen

@@ -196,6 +196,19 @@ def test_a_port_of_somebody_else_is_a_problem_and_our_own_is_not(shipped: Librar
     assert plan(shipped, own).problems == ()
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_proposed"),
+    [((), True), (("preview=a fork",), False), (("engine=image", "image=a/b:c"), False)],
+)
+def test_a_rehearsal_is_proposed_only_where_it_can_say_something(
+    shipped: Library, settings: tuple[str, ...], is_proposed: bool
+) -> None:
+    made = plan(shipped, observed(node=LAPTOP), "baseline", *settings)
+    (gpu,) = (item for item in made.problems if item.check == "machine.gpu")
+    assert ("sparkdeploy rehearse baseline" in gpu.fix) == is_proposed
+    assert gpu.fix.startswith("run this on the Spark")
+
+
 def test_an_unreadable_model_file_is_named(shipped: Library) -> None:
     made = plan(shipped, observed(model=model_fact(unreadable=(Path("/models/a.safetensors"),))))
     assert "/models/a.safetensors cannot be read" in messages(made)

@@ -172,7 +172,7 @@ def test_the_page_on_engines_shows_every_row_of_the_table() -> None:
         ("Qwen/Qwen3.5-122B-A10B-FP8", "Qwen3.5 to 3.8"),
         ("Qwen/Qwen3.8-27B", "Qwen3.5 to 3.8"),
         ("/models/qwen36-35b", "Qwen3.5 to 3.8"),
-        ("Qwen/Qwen3-8B", None),
+        ("Qwen/Qwen3-8B", "Qwen3"),
         ("Qwen/Qwen3-Coder-Next-FP8", "Qwen3-Next and Qwen3-Coder-Next"),
         ("nvidia/Qwen3.8-Flash-Next-NVFP4", "Qwen3.8-Flash-Next"),
         ("nvidia/NVIDIA-Nemotron-3-Super-120B", "Nemotron 3 and 3.5"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,14 +16,17 @@ from sparkdeploy.image import mods
 from sparkdeploy.image.mods import read_mod
 from sparkdeploy.image.stages import Additions, stages_of
 from sparkdeploy.plan.images import top_of
+from sparkdeploy.plan.problems import find_problems
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.recipe.mods import FoundMod
 from tests.unit.conftest import REPOSITORY
+from tests.unit.plan.facts import observed, plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.image.stages import Stage
+    from sparkdeploy.plan.steps import Problem
 
 RECIPE = """\
 schema: 1
@@ -31,6 +36,7 @@ engine: cuda-0.33
 model: {repo: a/b}
 mods: [MODS]
 """
+UNSAFE = ("allow_unsafe=true",)
 SCRIPT = "sed -i s/old/new/ vllm/x.py\n"
 
 
@@ -48,6 +54,13 @@ def found(shipped: Library, path: Path, named: str, *settings: str) -> FoundMod:
     return only
 
 
+def problems_of(shipped: Library, path: Path, named: str) -> list[Problem]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(RECIPE.replace("MODS", named))
+    made = replace(plan(shipped, observed()), resolved=load_recipe(shipped, str(path), UNSAFE))
+    return [item for item in find_problems(made) if item.check == "image.mods"]
+
+
 def test_a_mod_is_found_at_the_top_of_its_repository(shipped: Library, tmp_path: Path) -> None:
     folder = write_mod(tmp_path / "repo" / "mods" / "fix")
     path = tmp_path / "repo" / "recipes" / "four" / "mine.yaml"
@@ -60,6 +73,65 @@ def test_nobody_looks_beyond_the_repository(shipped: Library, tmp_path: Path) ->
     missing = found(shipped, tmp_path / "repo" / "recipes" / "mine.yaml", "{folder: mods/fix}")
     assert missing.is_missing
     assert missing.looked_in[-1] == tmp_path / "repo" / "mods" / "fix"
+
+
+@pytest.mark.parametrize(("levels", "is_found"), [(5, True), (6, False)])
+def test_without_a_repository_six_folders_are_looked_in(
+    shipped: Library, tmp_path: Path, levels: int, is_found: bool
+) -> None:
+    write_mod(tmp_path / "mods" / "fix")
+    path = tmp_path.joinpath(*"abcdef"[:levels], "mine.yaml")
+    assert found(shipped, path, "{folder: mods/fix}").is_missing != is_found
+
+
+def test_a_repository_is_looked_through_up_to_its_top(shipped: Library, tmp_path: Path) -> None:
+    folder = write_mod(tmp_path / "mods" / "fix")
+    (tmp_path / ".git").mkdir()
+    path = tmp_path.joinpath(*"abcdefgh", "mine.yaml")
+    assert found(shipped, path, "{folder: mods/fix}").folder == folder
+
+
+def test_a_missing_mod_says_where_it_was_looked_for(shipped: Library, tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    path = tmp_path / "a" / "b" / "mine.yaml"
+    (other,) = problems_of(shipped, path, "{folder: mods/fix}")
+    assert "no mod mods/fix: " in other.message
+    places = "in mods/fix, ../mods/fix and ../../mods/fix from the recipe"
+    assert other.message.endswith(f"its run.sh was looked for {places}")
+    (whole,) = problems_of(shipped, path, "{folder: /nowhere/fix}")
+    assert whole.message.endswith("looked for in /nowhere/fix")
+    (outside,) = problems_of(shipped, path, "{folder: ../fix}")
+    assert "looked for nowhere, " in outside.message
+
+
+def test_a_source_without_the_mod_is_named(shipped: Library, tmp_path: Path) -> None:
+    taken = tmp_path / "sources" / "lab" / "taken"
+    taken.mkdir(parents=True)
+    (taken / ".sparkdeploy-source").write_text("{}")
+    (problem,) = problems_of(shipped, taken / "recipes" / "mine.yaml", "{folder: mods/fix}")
+    assert problem.message == (
+        "the source lab has no mod mods/fix: its run.sh was looked for in recipes/mods/fix and "
+        "mods/fix of it"
+    )
+
+
+def test_what_a_missing_mod_proposes_works_once_the_path_is_right(
+    shipped: Library, tmp_path: Path
+) -> None:
+    path, elsewhere = tmp_path / "r" / "mine.yaml", write_mod(tmp_path / "else" / "mods" / "fix")
+    here = write_mod(tmp_path / "r" / "mods" / "a b")
+    named = '{folder: "mods/a b", network: true}, {folder: mods/fix}, {run: "pip install x"}'
+    (problem,) = problems_of(shipped, path, named)
+    words = shlex.split(problem.fix.partition("name its folder: ")[2].partition(";")[0])
+    assert words[0] == "--set"
+    assert "/path/to/mods/fix" in words[1]
+    setting = words[1].replace("/path/to/mods/fix", str(elsewhere))
+    made = load_recipe(shipped, str(path), ("allow_unsafe=true", setting)).mods
+    assert [(mod.folder, mod.run, mod.needs_network) for mod in made] == [
+        (here, "", True),
+        (elsewhere, "", False),
+        (None, "pip install x", False),
+    ]
 
 
 @pytest.mark.parametrize("name", ["../mods/fix", "mods/../../mods/fix", "mods/out"])

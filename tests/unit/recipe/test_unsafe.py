@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from sparkdeploy.checks.finding import Verdict
+from sparkdeploy.checks.recipe import trust_findings
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.stages import stages_of
@@ -31,6 +33,7 @@ from tests.unit.conftest import REPOSITORY
 from tests.unit.plan.facts import FOLDERS, model_fact
 
 if TYPE_CHECKING:
+    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.node.container import ContainerSpec
 
 SHELF = Library((REPOSITORY / "recipes",))
@@ -171,6 +174,41 @@ def test_all_that_needs_consent_is_listed_at_once_with_its_line(tmp_path: Path) 
     ):
         assert [item for item in lines if f"their.yaml:{line}: {words}" in item], words
     assert "--allow-unsafe" in str(refused.value.hint)
+
+
+def consent_of(made: Resolved) -> Finding:
+    return next(item for item in trust_findings(made) if item.check == "recipe.unsafe")
+
+
+def test_what_was_allowed_is_listed_without_values_and_there_is_nothing_to_mend(
+    tmp_path: Path,
+) -> None:
+    body = "serve: {trust_remote_code: true, env: {LAB_TOKEN: secret}}\nmods: [{run: 'true'}]"
+    found = consent_of(resolved(from_elsewhere(tmp_path, body), "allow_unsafe=true"))
+    assert found.seen == (
+        "allowed by --allow-unsafe: serve.trust_remote_code, mods.0, serve.env.LAB_TOKEN"
+    )
+    assert (found.verdict, found.fix) == (Verdict.WARN, None)
+
+
+def test_consent_that_nothing_needs_is_left_out(tmp_path: Path) -> None:
+    found = consent_of(resolved(from_elsewhere(tmp_path, ""), "allow_unsafe=true"))
+    assert found.fix == "leave --allow-unsafe out"
+    assert "nothing of this recipe needs it" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("body", "command"),
+    [
+        ("mods: [{run: 'true'}]", "plan {} --allow-unsafe --show mods"),
+        ("serve: {trust_remote_code: true}", "show {} --allow-unsafe"),
+    ],
+)
+def test_a_mod_is_looked_at_where_it_can_be_seen(tmp_path: Path, body: str, command: str) -> None:
+    recipe = from_elsewhere(tmp_path, body)
+    with pytest.raises(RecipeError) as refused:
+        resolved(recipe)
+    assert f"`sparkdeploy {command.format(recipe)}` prints" in str(refused.value.hint)
 
 
 def test_a_file_beside_it_that_it_extends_is_from_elsewhere_too(tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""What stands in the way of a plan because of its model, said before the wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checkpoint.source import fetch_command
+from sparkdeploy.console import format_bytes
+from sparkdeploy.plan.container import container_user
+from sparkdeploy.plan.observed import MissingModel, ModelFact
+from sparkdeploy.plan.steps import Problem
+from sparkdeploy.recipe.families import first_release
+from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.settled import is_unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.plan.observed import Observed
+    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.schema import Weights
+
+NEEDS_NO_FILES = frozenset({"dummy", "ipc_cache", "modelexpress", "tensorizer"})
+"""Load formats of vLLM's whose weights come from elsewhere, or from nowhere."""
+
+
+def model_problems(plan: Plan) -> Iterator[Problem]:
+    yield from _weight_problems(plan)
+    yield from _reading_problems(plan.observed)
+    yield from _draft_problems(plan.resolved, plan.observed)
+    yield from _treatment_problems(plan.observed)
+    yield from _owner_problems(plan.observed)
+
+
+def architecture_problems(plan: Plan) -> Iterator[Problem]:
+    """Hold the model's own words against the release; what no release knows may be remote code."""
+    engine, model = plan.resolved.engine, plan.observed.model
+    if not isinstance(model, ModelFact) or plan.resolved.recipe.allow_known_bad:
+        return
+    least = first_release(model.architectures)
+    is_older = least is not None and parse_version(engine.vllm) < parse_version(least)
+    if is_older and not is_unknown(engine):
+        yield Problem(
+            "model.architecture",
+            f"vLLM {engine.vllm} does not know {', '.join(map(shown, model.architectures))}, which "
+            f"came with {least}",
+            "set engine to a newer one (`sparkdeploy list` shows them), or insist with "
+            "--allow-known-bad",
+            blocks="prepare",
+        )
+
+
+def _weight_problems(plan: Plan) -> Iterator[Problem]:
+    """Say whose files are here without any that vLLM could load."""
+    recipe = plan.resolved.recipe
+    if recipe.serve.load_format in NEEDS_NO_FILES:
+        return
+    wanted = (recipe.model, *recipe.companions)
+    facts = (plan.observed.model, *plan.observed.companions)
+    for weights, fact in zip(wanted, facts, strict=False):
+        if isinstance(fact, ModelFact) and not fact.has_weights:
+            yield Problem(
+                "model.weights",
+                f"{fact.root / fact.files} holds no weights: no .safetensors files, and no .bin, "
+                ".pt or .gguf files either",
+                _how_to_get(weights, is_model=weights is recipe.model),
+                blocks="prepare",
+            )
+
+
+def _how_to_get(weights: Weights, *, is_model: bool) -> str:
+    if weights.path is None:
+        return fetch_command(weights.source, weights.revision)
+    another = ": --set model.path=FOLDER" if is_model else " in the recipe"
+    return f"copy the files of the weights there, or name another folder{another}"
+
+
+def model_disk_problems(observed: Observed) -> Iterator[Problem]:
+    model, free = observed.model, observed.head.facts.data_free_bytes
+    if not isinstance(model, MissingModel) or model.missing_bytes is None or free is None:
+        return
+    if model.missing_bytes > free:
+        yield Problem(
+            "folders.disk",
+            f"disk: {model.repo} takes {format_bytes(model.missing_bytes)}"
+            f"{' more' if model.here_bytes else ''} and the hub cache's "
+            f"disk has {format_bytes(free)} free",
+            "free some space, or point HF_HOME at another disk",
+            blocks="prepare",
+        )
+
+
+def _reading_problems(observed: Observed) -> Iterator[Problem]:
+    for model in observed.present:
+        if model.unreadable:
+            first = model.unreadable[0]
+            more = f" (and {len(model.unreadable) - 1} more)" if len(model.unreadable) > 1 else ""
+            yield Problem(
+                "folders.readable",
+                f"{first} cannot be read by the container's user{more}",
+                f"chmod a+rX {first}",
+                blocks="prepare",
+            )
+
+
+def _treatment_problems(observed: Observed) -> Iterator[Problem]:
+    for reason in observed.model.unfit if observed.model is not None else ():
+        yield Problem(
+            "model.treatment",
+            f"the recipe's treatment does not apply to this model: {reason}",
+            "change `checkpoint` in the recipe, or serve a model that has it",
+            blocks="prepare",
+        )
+
+
+def _draft_problems(resolved: Resolved, observed: Observed) -> Iterator[Problem]:
+    model = observed.model
+    if isinstance(model, ModelFact) and not model.has_draft_vocabulary:
+        yield Problem(
+            "model.draft_vocabulary",
+            f"draft head: the frequent tokens of {model.name} have not been counted",
+            f"sparkdeploy checkpoint draft-vocab {resolved.recipe.name} FILE..., with text like "
+            "your prompts",
+            blocks="prepare",
+        )
+
+
+def _owner_problems(observed: Observed) -> Iterator[Problem]:
+    """Only root can give the cache and the key to another user than the caller."""
+    model = observed.model
+    if not isinstance(model, ModelFact):
+        return
+    uid, _gid = container_user(model)
+    if observed.caller_uid not in {0, uid}:
+        yield Problem(
+            "folders.owner",
+            f"{model.root} belongs to uid {model.owner_uid}, so the container would run as uid "
+            f"{uid}; uid {observed.caller_uid} cannot make that user's cache and key",
+            f"sudo chown -R {observed.caller_uid} {model.root}, or run sparkdeploy as root",
+            blocks="prepare",
+        )
