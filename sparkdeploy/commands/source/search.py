@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.recipe.load import library, read_unchecked
+from sparkdeploy.recipe.library import Library, read_unchecked, recipe_folders
 from sparkdeploy.recipe.sources.shelf import RecipeRow, Sources
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def search(words: Sequence[str], nodes: int | None, settings: Settings) -> Itera
 
 
 def _own_rows(settings: Settings) -> Iterator[RecipeRow]:
-    for name, path, content in read_unchecked(library(settings)):
+    for name, path, content in read_unchecked(Library(recipe_folders(settings))):
         yield _row(name, path.name, content)
 
 
