@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.errors import NoRecipeError, RecipeError
 from sparkdeploy.recipe import rules
 from sparkdeploy.recipe.arguments import argument_mistakes
 from sparkdeploy.recipe.document import (
@@ -162,7 +162,7 @@ def _read_whole(
     """Return a recipe with what it inherits, how it was translated, and what is still to be set."""
     document = read_document(path)
     if not (is_foreign(document) or OUR_SIGNS & document.content.keys()):
-        raise RecipeError(f"{path} is no recipe: neither one of ours nor in a format of others")
+        raise NoRecipeError(f"{path} is no recipe: neither one of ours nor in a format of others")
     if not is_foreign(document):
         return resolve_inheritance(library, path, ()), None, settings
     translation, rest = translate(document, path, settings)
