@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.console import console
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.document import (
     Document,
@@ -103,7 +105,8 @@ def read_unchecked(library: Library) -> Iterator[tuple[str, Path, Mapping[str, A
 
 
 def locate(library: Library, wanted: str) -> Path:
-    if library.sources is not None and (found := library.sources.recipe_file(wanted)):
+    """Return a recipe's file by SOURCE/RECIPE, path or name; RecipeError where there is none."""
+    if found := of_source(library, wanted):
         return found
     if wanted.endswith((".yaml", ".yml")) or "/" in wanted:
         # Neither raises for a home of nobody or a name that is too long for any file.
@@ -114,6 +117,35 @@ def locate(library: Library, wanted: str) -> Path:
             f"there is no recipe file {visible_line(wanted)}", hint=_no_source(wanted)
         )
     return known_file(library.recipe_files(), wanted, "recipe")
+
+
+def of_source(library: Library, wanted: str) -> Path | None:
+    """Return the file that SOURCE/RECIPE means; None for words that mean a file or a name.
+
+    Raises RecipeError for a recipe that its source has not, where no file has that path either.
+    """
+    if library.sources is None:
+        return None
+    is_file = os.path.isfile(wanted)  # noqa: PTH113 - never raises
+    try:
+        found = library.sources.recipe_file(wanted)
+    except RecipeError as error:
+        if is_file:
+            return None
+        if os.path.isfile(f"{wanted}.yaml"):  # noqa: PTH113 - as above
+            hint = f"for the file write {shlex.quote(f'./{wanted}.yaml')}"
+            raise RecipeError(error.message, hint=hint) from error
+        raise
+    if found is not None and is_file:
+        _say_both(wanted)
+    return found
+
+
+@functools.cache
+def _say_both(wanted: str) -> None:
+    """Once: some commands look a recipe up more than once."""
+    path = shlex.quote(f"./{wanted}")
+    console.warn(f"{visible_line(wanted)} is of a source, and a file; write {path} for the file")
 
 
 def _no_source(wanted: str) -> str | None:
@@ -162,20 +194,35 @@ def resolve_inheritance(
     return merge(kept, document)
 
 
-def parent_beside(child: Path, parent: str) -> Path | None:
-    """Return the file that `extends` means where it is named by its place, not from a library."""
-    beside = child.parent / (parent if parent.endswith((".yaml", ".yml")) else f"{parent}.yaml")
-    is_another = os.path.isfile(beside) and beside.resolve() != child.resolve()  # noqa: PTH113 - as above
-    return beside if is_another else None
+def parent_beside(child: Path, parent: str, sources: Sources | None) -> Path | None:
+    """Return the file that `extends` means by its place; None where it means a library's recipe.
+
+    Raises RecipeError where a source's recipe means a file that is not of its source.
+    """
+    named = os.path.expanduser(parent)  # noqa: PTH111 - never raises
+    beside = child.parent / (named if named.endswith((".yaml", ".yml")) else f"{named}.yaml")
+    if not os.path.isfile(beside) or os.path.samefile(beside, child):  # noqa: PTH113, PTH121
+        return None
+    top = sources.top_of(child) if sources is not None else None
+    if top is not None and not Path(os.path.realpath(beside)).is_relative_to(top):
+        raise RecipeError(
+            f"{child} extends {visible_line(parent)}, which is no file of its source",
+            hint="a source's recipe extends files of its own source, and shipped ones by name",
+        )
+    return beside
 
 
 def _locate_parent(library: Library, parent: str, child: Path) -> Path:
-    if beside := parent_beside(child, parent):
+    """A path is relative to the file that names it, whatever lies where the command is run."""
+    if beside := parent_beside(child, parent, library.sources):
         return beside
     # A user's `v2.yaml` that extends `v2` means the shipped one, not itself.
     others = [folder for folder in library.folders if folder.resolve() != child.parent.resolve()]
     try:
-        return locate(Library(tuple(others)), parent)
+        return known_file(Library(tuple(others)).recipe_files(), parent, "recipe")
     except RecipeError as error:
-        message = f"{child} extends {visible_line(parent)}: {error.message}"
-        raise RecipeError(message, hint=error.hint) from error
+        is_path = "/" in parent or parent.endswith((".yaml", ".yml"))
+        raise RecipeError(
+            f"{child} extends {visible_line(parent)}: {error.message}",
+            hint=f"no such file lies at that path from {child.parent}" if is_path else error.hint,
+        ) from error

@@ -132,7 +132,8 @@ class _Packer:
         is_own = self._is_own(path)
         self._add(path, is_own=is_own)
         parent, serve = content.get("extends"), content.get("serve")
-        if isinstance(parent, str) and (beside := parent_beside(path, parent)):
+        sources = self._library.sources
+        if isinstance(parent, str) and (beside := parent_beside(path, parent, sources)):
             self.take(beside, is_consented=is_consented)
         template = serve.get("chat_template") if isinstance(serve, dict) else None
         if isinstance(template, str) and template and not template.startswith(("/", "~")):
