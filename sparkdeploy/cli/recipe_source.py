@@ -112,8 +112,11 @@ def search_recipes(
 
         hits = with_fits(hits, fits)
     found = list(hits)
-    answer((hit.line() for hit in found), [hit.as_dict() for hit in found], as_json=as_json)
+    lines = (hit.line(names_machines=nodes is not None) for hit in found)
+    answer(lines, [hit.as_dict() for hit in found], as_json=as_json)
     console.info(f"{_recipes(len(found))}; `sparkdeploy plan NAME` says what each needs")
+    if any(hit.row.consents for hit in found):
+        console.info("! needs your consent: `plan NAME` says to what, --allow-unsafe gives it")
 
 
 def _added_lines(snapshot: Snapshot) -> Iterator[str]:
