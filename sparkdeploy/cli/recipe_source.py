@@ -43,12 +43,15 @@ def add(
 @group.command("update")
 def update(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Sources; all when left out.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Sources; all when left out.")
     ] = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch sources anew; show what would change, and take it once you agree."""
+    """Fetch sources anew; show what would change, and take it once you agree.
+
+    Without a terminal and without --yes, changes that were not taken exit 9.
+    """
     from sparkdeploy.commands.source.change import update_all
 
     def agrees(change: SourceChange) -> bool:
@@ -89,7 +92,7 @@ def remove(name: SourceName) -> None:
 
 
 def search_recipes(
-    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="All have to be in it.")],
+    words: Annotated[list[str], typer.Argument(metavar="WORD", help="All have to be in it.")],
     fits: Annotated[
         str | None,
         typer.Option(

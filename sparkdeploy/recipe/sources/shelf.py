@@ -184,7 +184,8 @@ class Sources:
             )
         raise RecipeError(
             f"source {name} has no recipe {visible_line(rest)}",
-            hint=nearest(rest, [row.name for row in rows]) or "sparkdeploy recipe search WORD",
+            hint=nearest(wanted, [f"{name}/{row.name}" for row in rows])
+            or "sparkdeploy recipe search WORD",
         )
 
 

@@ -183,6 +183,20 @@ def test_a_recipe_extends_no_file_outside_its_source(
     assert "token" not in done.stdout + done.stderr
 
 
+def test_a_base_is_not_looked_for_where_the_command_is_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = "schema: 1\nname: x\ntitle: x\nextends: {}\n"
+    texts = {"a/x.yaml": child.format("./base.yaml"), "b/base.yaml": recipe("base")}
+    write(tmp_path, texts)
+    monkeypatch.chdir(tmp_path / "b")
+    done = run("show", str(tmp_path / "a/x.yaml"))
+    assert done.returncode == 3
+    assert f"no such file lies at that path from {tmp_path / 'a'}" in done.stderr
+    write(tmp_path, {"a/x.yaml": child.format("../b/base.yaml")})
+    assert run("show", str(tmp_path / "a/x.yaml")).returncode == 0
+
+
 def test_a_recipe_extends_files_of_its_source_and_shipped_ones(run: Run, origin: Path) -> None:
     child = "schema: 1\nname: {0}\ntitle: x\nextends: {1}\n"
     commit(
