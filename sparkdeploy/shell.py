@@ -125,7 +125,8 @@ def output_of(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> I
         if process.returncode:
             errors.seek(0)
             said = errors.read().decode(errors="replace")
-            raise NodeError(f"{argv[0]} failed: exit code {process.returncode}", detail=said)
+            command = shlex.join(argv)
+            raise NodeError(f"`{command}` failed: exit code {process.returncode}", detail=said)
 
 
 def follow(argv: Sequence[str], on_text: Callable[[str], None]) -> Completed:

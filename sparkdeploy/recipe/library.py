@@ -201,14 +201,15 @@ def parent_beside(child: Path, parent: str, sources: Sources | None) -> Path | N
     """
     named = os.path.expanduser(parent)  # noqa: PTH111 - never raises
     beside = child.parent / (named if named.endswith((".yaml", ".yml")) else f"{named}.yaml")
-    if not os.path.isfile(beside) or os.path.samefile(beside, child):  # noqa: PTH113, PTH121
-        return None
     top = sources.top_of(child) if sources is not None else None
+    # Also where there is no such file: with --on there may be one.
     if top is not None and not Path(os.path.realpath(beside)).is_relative_to(top):
         raise RecipeError(
             f"{child} extends {visible_line(parent)}, which is no file of its source",
             hint="a source's recipe extends files of its own source, and shipped ones by name",
         )
+    if not os.path.isfile(beside) or os.path.samefile(beside, child):  # noqa: PTH113, PTH121
+        return None
     return beside
 
 

@@ -205,6 +205,7 @@ def _take(record: SourceRecord, into: Path) -> tuple[files.Taken, git.Fetched]:
         local = _local_folder(record.origin)
         if local is None:
             git.check_origin(record.origin)
+        git.check_ref(record.ref)
     except UsageError as error:
         raise NodeError(
             f"source {record.name}: {error.message}",

@@ -10,7 +10,7 @@ from sparkdeploy.commands.source.files import RECIPE_SUFFIXES
 from sparkdeploy.errors import NoRecipeError, RecipeError
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import look_into
-from sparkdeploy.recipe.sources.shelf import RecipeRow, short_names
+from sparkdeploy.recipe.sources.shelf import MAX_COUNT, RecipeRow, short_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,8 +61,8 @@ def _row(name: str, file: str, found: Loaded | RecipeError) -> RecipeRow:
         engine=one_line(recipe.engine),
         image=one_line(recipe.image or ""),
         drafts=_drafts(recipe),
-        min_nodes=limits.min_nodes or 1,
-        max_nodes=limits.max_nodes,
+        min_nodes=min(limits.min_nodes or 1, MAX_COUNT),
+        max_nodes=min(limits.max_nodes, MAX_COUNT) if limits.max_nodes is not None else None,
         consents=len(found.consents),
         refusal=_relative(mistakes[0]) if mistakes else "",
     )

@@ -9,7 +9,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import durable
-from sparkdeploy.errors import NodeError
+from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.recipe.sources.shelf import TAKEN, Sources
 
@@ -27,7 +27,12 @@ def changing(name: str, sources: Sources) -> Iterator[None]:
     place = sources.folder
     with disk_errors(place):
         make_private(place)
-        with durable.only_one(place / f".{name}.lock", f"source {name}"):
+        with contextlib.ExitStack() as held:
+            try:
+                lock = durable.only_one(place / f".{name}.lock", f"source {name}")
+                held.enter_context(lock)
+            except CheckpointError as error:
+                raise NodeError(error.message, hint=error.hint) from error
             durable.tidy_beside(place / name)
             left = sources.files_of(name)
             if left.name != TAKEN:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 TAKEN = "taken"
 SNAPSHOT = ".sparkdeploy-source"
 MAX_NAMED = 8
+MAX_COUNT = 1_000_000
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,30}")
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _RETIRED = f".{TAKEN}.retired-*"
@@ -229,7 +230,7 @@ def _require_lines(*texts: Any) -> None:  # noqa: ANN401 - whatever JSON held
 
 
 def _require_count(*numbers: Any) -> None:  # noqa: ANN401 - as above
-    if not all(type(number) is int and 0 <= number < 1 << 31 for number in numbers):
+    if not all(type(number) is int and 0 <= number <= MAX_COUNT for number in numbers):
         raise ValueError("a number that counts nothing")
 
 

@@ -63,6 +63,24 @@ def test_a_stored_token_is_masked(run: Run, origin: Path) -> None:
     assert run("recipe", "source", "update").returncode == 4
 
 
+def test_an_edited_ref_is_no_option(run: Run, origin: Path, tmp_path: Path) -> None:
+    run("recipe", "source", "add", "birds", str(origin))
+    edit("birds", lambda told: told["record"].update(ref=f"--upload-pack=touch {tmp_path}/ran;"))
+    assert run("recipe", "source", "update").returncode == 4
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_number_beyond_all_machines_is_no_trouble(run: Run, origin: Path) -> None:
+    commit(origin, {"a.yaml": recipe("a", nodes=10**15)})
+    assert run("recipe", "source", "add", "birds", str(origin)).returncode == 0
+    assert run("recipe", "search", "bird/").returncode == 0
+
+
+def test_a_lock_that_is_none_is_the_machines_fault(run: Run, origin: Path) -> None:
+    (load_settings().state_dir / "sources/.birds.lock").mkdir(parents=True)
+    assert run("recipe", "source", "add", "birds", str(origin)).returncode == 4
+
+
 def test_an_index_that_could_not_be_read_again_is_not_kept(
     run: Run, origin: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

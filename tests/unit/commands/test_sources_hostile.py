@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.commands.elsewhere.luggage import pack
 from sparkdeploy.commands.source import files, git
+from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.sources.shelf import Sources
 from sparkdeploy.settings import load_settings
 from tests.unit.commands.sources import commit, recipe, run_git, taken, write
@@ -166,7 +168,7 @@ def test_trees_that_hold_one_another_are_not_listed_to_their_end(
 
 @pytest.mark.parametrize(
     "parent",
-    ["{out}/secret.yaml", "{out}/secret", "../../../../secret", "./secret.yaml", "secret.yaml"],
+    ["{out}/secret.yaml", "{out}/secret", "../../../../secret", "./secret.yaml", "/none/is/here"],
 )
 def test_a_recipe_extends_no_file_outside_its_source(
     run: Run, origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parent: str
@@ -181,6 +183,16 @@ def test_a_recipe_extends_no_file_outside_its_source(
     assert done.returncode == 3
     assert "hidden" not in done.stdout + done.stderr
     assert "token" not in done.stdout + done.stderr
+
+
+def test_a_recipe_that_extends_a_file_of_the_other_machine_is_not_sent_there(
+    run: Run, origin: Path
+) -> None:
+    bad = "schema: 1\nname: bad\ntitle: x\nextends: /none/is/here\n"
+    commit(origin, {"recipes/bad.yaml": bad})
+    run("recipe", "source", "add", "birds", str(origin))
+    with pytest.raises(RecipeError, match="which is no file of its source"):
+        pack(("show", "birds/bad"), load_settings())
 
 
 def test_a_base_is_not_looked_for_where_the_command_is_run(
