@@ -183,9 +183,13 @@ class Console:
             step.status.close()
             self.info(f"{title}: {outcome} ({format_seconds(self.clock() - started_s)})")
 
+    @property
+    def can_ask(self) -> bool:
+        return sys.stdin.isatty() and sys.stderr.isatty()
+
     def confirm(self, question: str) -> bool:
         """Ask on a terminal; without one the answer is no."""
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not self.can_ask:
             return False
         sys.stderr.write(f"{visible(question)} [y/N] ")
         sys.stderr.flush()

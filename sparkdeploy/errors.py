@@ -28,6 +28,10 @@ class RecipeError(SparkdeployError):
     exit_code = 3  # a recipe, an engine or the user's configuration is invalid
 
 
+class NoRecipeError(RecipeError):
+    """A file is something else: not a recipe with mistakes, but none at all."""
+
+
 class NodeError(SparkdeployError):
     exit_code = 4  # Docker, ssh, the GPU, a disk, a port or another preflight check says no
 

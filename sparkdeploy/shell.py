@@ -13,7 +13,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Self, cast
 
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError
@@ -96,6 +96,37 @@ def run_into(
     except subprocess.TimeoutExpired as error:
         raise NodeError(f"`{shlex.join(argv)}` did not end within {timeout_s:g} s") from error
     return Completed(tuple(argv), done.returncode, "", done.stderr.decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def output_of(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[IO[bytes]]:
+    """Yield a program's output as it comes; an exception in the block ends the program.
+
+    Raises NodeError when it cannot start, or fails by itself.
+    """
+    console.detail(shlex.join(argv))
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=dict(env) if env is not None else None,
+            )
+        except FileNotFoundError as error:
+            raise _not_installed(argv[0]) from error
+        with process:
+            try:
+                yield cast("IO[bytes]", process.stdout)
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")
+            command = shlex.join(argv)
+            raise NodeError(f"`{command}` failed: exit code {process.returncode}", detail=said)
 
 
 def follow(argv: Sequence[str], on_text: Callable[[str], None]) -> Completed:

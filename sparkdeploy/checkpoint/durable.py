@@ -4,6 +4,7 @@ What is new is made under a hidden name beside its target, and takes the target'
 """
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import json
@@ -35,6 +36,9 @@ Purpose = Literal["staging", "retired"]
 _PURPOSES: tuple[Purpose, ...] = ("staging", "retired")
 Progress = Callable[[int, int], None]
 """Gets bytes done and bytes in all."""
+_FROM_HERE = -100
+"""AT_FDCWD of fcntl.h: relative names are the working folder's."""
+_RENAME_EXCHANGE = 2
 _UNSUPPORTED = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
@@ -145,13 +149,30 @@ def is_replaceable(target: Path, mark: str) -> bool:
 
 
 def replace_folder(staged: Path, target: Path) -> None:
-    """Give a finished folder its name; an older one of that name is removed last."""
+    """Give a finished folder its name; an older one of that name is removed last.
+
+    Where the file system can, both names change at once: whoever is killed leaves one or the other.
+    """
     retired = hidden_beside(target, "retired")
     if target.exists():
-        target.rename(retired)
-    staged.rename(target)
+        if _exchange(staged, target):
+            retired = staged
+        else:
+            target.rename(retired)
+            staged.rename(target)
+    else:
+        staged.rename(target)
     shutil.rmtree(retired, ignore_errors=True)
     sync_folder(target.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Give each the other's name; False where the system or the file system cannot."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "renameat2"):
+        return False
+    names = (_FROM_HERE, os.fsencode(one), _FROM_HERE, os.fsencode(other))
+    return int(libc.renameat2(*names, _RENAME_EXCHANGE)) == 0
 
 
 def read_journal(path: Path) -> dict[str, str]:

@@ -14,9 +14,11 @@ from sparkdeploy.cli.options import (
     OnOption,
     RecipeArgument,
     SetOption,
+    UnsafeOption,
     YesOption,
     current_settings,
     requested,
+    with_consent,
 )
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_bytes
@@ -41,13 +43,15 @@ def pull(
     update: Annotated[
         bool, typer.Option("--update", help="Take what the branch holds now.")
     ] = False,
+    unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
     """Download a model or what a recipe needs; verify every file, and keep to that commit."""
     from sparkdeploy.commands.checkpoint_pull import pull_repositories
 
-    pulled = pull_repositories(name, current_settings(), anew=update)
+    values = with_consent(None, unsafe=unsafe)
+    pulled = pull_repositories(name, current_settings(), values, anew=update)
     answer((str(item.path) for item in pulled), [asdict(item) for item in pulled], as_json=as_json)
 
 

@@ -7,6 +7,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.cli.options import current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.commands.request import up_words
 from sparkdeploy.commands.up import Extent
@@ -34,7 +35,8 @@ def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json
 def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
     name = outcome.plan.deployment.name
     if extent is Extent.PREPARE:
-        yield f"ready to start: {shlex.join(['sparkdeploy', *up_words(request)])}"
+        words = up_words(request, current_settings())
+        yield f"ready to start: {shlex.join(['sparkdeploy', *words])}"
         return
     if extent is Extent.DETACH and outcome.changed:
         yield f"{name} is starting; `sparkdeploy status` shows when it answers"

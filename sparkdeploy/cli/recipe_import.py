@@ -27,7 +27,10 @@ group.command("search", cls=FitsHereByDefault)(recipe_source.search_recipes)
 
 @group.command("import")
 def import_recipe(
-    source: Annotated[Path, typer.Argument(help="A recipe of others, or a folder of them.")],
+    source: Annotated[
+        Path,
+        typer.Argument(help="A recipe of others (a file, or SOURCE/RECIPE), or a folder of them."),
+    ],
     destination: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Write recipes of ours into it."),

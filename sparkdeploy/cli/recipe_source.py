@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +11,10 @@ import typer
 from sparkdeploy.cli.options import JsonOption, YesOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console
+from sparkdeploy.errors import ChangesPendingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sparkdeploy.commands.source.change import SourceChange
     from sparkdeploy.recipe.sources.shelf import Snapshot
@@ -41,25 +43,33 @@ def add(
 @group.command("update")
 def update(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Sources; all when left out.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Sources; all when left out.")
     ] = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch sources anew; show what would change, and take it once you agree."""
+    """Fetch sources anew; show what would change, and take it once you agree.
+
+    Without a terminal and without --yes, changes that were not taken exit 9.
+    """
     from sparkdeploy.commands.source.change import update_all
 
     def agrees(change: SourceChange) -> bool:
         for line in _change_lines(change):
             console.info(line)
-        if yes or console.confirm(f"Take {change.after.name} as it is now?"):
-            return True
-        stays = change.before.commit[:SHORT_COMMIT]
-        console.info(f"{change.after.name} stays at {stays}; --yes takes it")
-        return False
+        return yes or console.confirm(f"Take {change.after.name} as it is now?")
 
-    changes = update_all(names or (), agrees, current_settings())
-    answer(_taken_lines(changes), [asdict(change) for change in changes], as_json=as_json)
+    done = update_all(names or (), agrees, current_settings())
+    content = [asdict(change) for change in done.changes]
+    answer(_updated_lines(done.changes), content, as_json=as_json)
+    if done.failure is not None:
+        raise done.failure
+    pending = [change.after.name for change in done.changes if change.state == "pending"]
+    if pending and not console.can_ask:
+        raise ChangesPendingError(
+            f"changes were not taken: {', '.join(pending)}",
+            hint=f"sparkdeploy recipe source update {' '.join(pending)} --yes",
+        )
 
 
 @group.command("ls")
@@ -68,7 +78,7 @@ def list_sources(as_json: JsonOption = False) -> None:
     from sparkdeploy.recipe.sources.shelf import Sources
 
     sources = Sources.below(current_settings().state_dir)
-    found = [sources.get(name) for name in sources.names()]
+    found = list(sources.readable())
     answer(_listed_lines(found), [_as_dict(item) for item in found], as_json=as_json)
 
 
@@ -82,13 +92,13 @@ def remove(name: SourceName) -> None:
 
 
 def search_recipes(
-    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="All have to be in it.")],
+    words: Annotated[list[str], typer.Argument(metavar="WORD", help="All have to be in it.")],
     fits: Annotated[
         str | None,
         typer.Option(
             "--fits",
             metavar="HARDWARE",
-            help="What fits on: spark, h100, h200; this machine without.",
+            help="What fits on: spark, h100, h200; without a value, this machine.",
         ),
     ] = None,
     nodes: Annotated[
@@ -105,29 +115,41 @@ def search_recipes(
 
         hits = with_fits(hits, fits)
     found = list(hits)
-    answer((hit.line() for hit in found), [hit.as_dict() for hit in found], as_json=as_json)
-    console.info(f"{len(found)} recipes; `sparkdeploy plan NAME` says what each needs")
+    lines = (hit.line(names_machines=nodes is not None) for hit in found)
+    answer(lines, [hit.as_dict() for hit in found], as_json=as_json)
+    console.info(f"{_recipes(len(found))}; `sparkdeploy plan NAME` says what each needs")
+    if any(hit.row.consents for hit in found):
+        console.info("! needs your consent: `plan NAME` says to what, --allow-unsafe gives it")
 
 
 def _added_lines(snapshot: Snapshot) -> Iterator[str]:
-    record = snapshot.record
-    usable = [row for row in snapshot.rows if not row.refusal]
+    record, usable = snapshot.record, snapshot.usable
     asking = sum(row.consents > 0 for row in usable)
-    yield f"source {record.name} at {record.commit[:SHORT_COMMIT]}: {len(usable)} recipes"
+    yield f"source {record.name} at {record.commit[:SHORT_COMMIT]}: {_recipes(len(usable))}"
     refused = len(snapshot.rows) - len(usable)
     if refused:
-        yield f"  {refused} more are for another server, or hold mistakes"
-    yield f"  {asking} need your consent (--allow-unsafe); `plan NAME/RECIPE` says to what"
+        yield f"  {refused} more not served here: for another server, or with mistakes"
+    if asking:
+        yield f"  {asking} of them need your consent (--allow-unsafe); `plan` says to what"
     if usable:
-        yield f"try: sparkdeploy plan {record.name}/{usable[0].name}"
+        # One that anybody may look at comes first.
+        first = min(usable, key=lambda row: row.consents > 0)
+        yield f"try: {shlex.join(['sparkdeploy', 'plan', f'{record.name}/{first.name}'])}"
+
+
+def _recipes(count: int) -> str:
+    return "1 recipe" if count == 1 else f"{count} recipes"
 
 
 def _listed_lines(found: list[Snapshot]) -> Iterator[str]:
+    from sparkdeploy.recipe.sources.shelf import masked
+
     for item in found:
-        record = item.record
+        record, usable = item.record, len(item.usable)
         at = f" at {record.ref}" if record.ref else ""
-        commit = record.commit[:SHORT_COMMIT]
-        yield f"  {record.name:<14} {commit}  {len(item.rows):>4} recipes  {record.origin}{at}"
+        refused = f", {len(item.rows) - usable} not served here" if usable < len(item.rows) else ""
+        commit, count = record.commit[:SHORT_COMMIT], f"{_recipes(usable)}{refused}"
+        yield f"  {record.name:<14} {commit}  {count:<14} {masked(record.origin)}{at}"
 
 
 def _change_lines(change: SourceChange) -> Iterator[str]:
@@ -138,12 +160,20 @@ def _change_lines(change: SourceChange) -> Iterator[str]:
         yield "  no recipe, template or mod is another one"
 
 
-def _taken_lines(changes: list[SourceChange]) -> Iterator[str]:
+def _updated_lines(changes: Sequence[SourceChange]) -> Iterator[str]:
     for change in changes:
-        yield f"source {change.after.name} is at {change.after.commit[:SHORT_COMMIT]} now"
+        name, before = change.after.name, change.before.commit[:SHORT_COMMIT]
+        yield {
+            "up to date": f"{name} is up to date ({before})",
+            "pending": f"{name} stays at {before}",
+            "taken": f"{name} is at {change.after.commit[:SHORT_COMMIT]} now",
+        }[change.state]
     if not changes:
-        yield "nothing was taken"
+        yield "there is no source that could be updated"
 
 
 def _as_dict(snapshot: Snapshot) -> dict[str, Any]:
-    return {**asdict(snapshot.record), "recipes": [asdict(row) for row in snapshot.rows]}
+    from sparkdeploy.recipe.sources.shelf import masked
+
+    record = {**asdict(snapshot.record), "origin": masked(snapshot.record.origin)}
+    return {**record, "recipes": [asdict(row) for row in snapshot.rows]}

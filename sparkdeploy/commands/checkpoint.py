@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -214,7 +215,7 @@ def count_for(request: Request, texts: Sequence[Path], settings: Settings) -> Dr
     if source is None:
         raise CheckpointError(
             f"{recipe.model.known_as} is not here, and its tokenizer is needed",
-            hint=f"sparkdeploy checkpoint pull {request.recipe}",
+            hint=f"sparkdeploy checkpoint pull {shlex.quote(request.recipe)}",
         )
     files = [
         file
@@ -245,5 +246,5 @@ def refuse_other_family(resolved: Resolved, settings: Settings) -> None:
         name = resolved.wanted or resolved.recipe.name
         raise RecipeError(
             f"{name} serves {model.source}, and a twin resembles Qwen3.5-MoE alone",
-            hint=f"sparkdeploy rehearse {name} shrinks its own configuration",
+            hint=f"sparkdeploy rehearse {shlex.quote(name)} shrinks its own configuration",
         )

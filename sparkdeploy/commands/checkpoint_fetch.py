@@ -15,16 +15,20 @@ from sparkdeploy.plan.observe import treatment_of
 from sparkdeploy.plan.observed import MissingModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.schema import Recipe
     from sparkdeploy.settings import Settings
 
 
-def repositories_of(name: str, settings: Settings) -> list[WantedRepository]:
+def repositories_of(
+    name: str, settings: Settings, assignments: Sequence[str] = ()
+) -> list[WantedRepository]:
     """A recipe's model, drafter and adapters, as far as they are of a hub."""
-    return list(_repositories(resolve(Request(name), settings).recipe, settings))
+    return list(
+        _repositories(resolve(Request(name, tuple(assignments)), settings).recipe, settings)
+    )
 
 
 def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool]) -> bool:

@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.pull import Pulled, WantedRepository, announce, fetch
 from sparkdeploy.checkpoint.repo_files import repo_and_revision
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.sources.shelf import Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from sparkdeploy.settings import Settings
 
 
-def pull_repositories(name: str, settings: Settings, *, anew: bool) -> tuple[Pulled, ...]:
+def pull_repositories(
+    name: str, settings: Settings, assignments: Sequence[str] = (), *, anew: bool
+) -> tuple[Pulled, ...]:
     """Download and verify `ORG/NAME[@REVISION]`, or a recipe's model and drafter.
 
-    `anew` asks the hub where each branch is now. Raises CheckpointError: no access, no room, no
-    network, or files that stay wrong.
+    SOURCE/RECIPE is asked for before a repository of that name. `anew` asks the hub where each
+    branch is now. Raises CheckpointError: no access, no room, no network, or files that stay wrong.
     """
     wanted: Iterable[WantedRepository]
-    if "/" in name and not name.startswith((".", "/", "~")) and not name.endswith(".yaml"):
+    if _is_of_hub(name, settings):
         wanted = [WantedRepository(*repo_and_revision(name))]
     else:
         from sparkdeploy.commands.checkpoint_fetch import (  # noqa: PLC0415 - all of planning
             repositories_of,
         )
 
-        wanted = repositories_of(name, settings)
+        wanted = repositories_of(name, settings, assignments)
     hub, lock = open_hub(settings), HubLock(settings.state_dir)
     downloads = [announce(hub, lock, item, anew=anew) for item in wanted]
     return tuple(fetch(hub, lock, download) for download in downloads)
+
+
+def _is_of_hub(name: str, settings: Settings) -> bool:
+    """ORG/NAME, unless a source has a recipe that is called so."""
+    if "/" not in name or name.startswith((".", "/", "~")) or name.endswith(".yaml"):
+        return False
+    with contextlib.suppress(RecipeError):  # an organisation may be called like a source
+        return Sources.below(settings.state_dir).recipe_file(name) is None
+    return True

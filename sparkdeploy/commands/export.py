@@ -50,7 +50,7 @@ def export_systemd(request: Request, settings: Settings, env: Mapping[str, str])
     return unit_text(
         Unit(
             deployment=request.deployment.name,
-            up=[*program, *up_words(request), "--yes"],
+            up=[*program, *up_words(request, settings), "--yes"],
             down=[*program, "down", request.deployment.name],
             user=_user(),
             folder=str(Path.cwd()),
@@ -66,7 +66,7 @@ def export_compose(request: Request, settings: Settings) -> str:
     Raises CheckpointError as long as the model is not here: its owner is the container's user.
     """
     plan = plan_for(request, settings)
-    prepare = shlex.join(["sparkdeploy", *up_words(request), "--prepare"])
+    prepare = shlex.join(["sparkdeploy", *up_words(request, settings), "--prepare"])
     if plan.head.spec is None:
         raise CheckpointError(
             "the model is not here yet, so the container's user and mounts are unknown",

@@ -12,7 +12,8 @@ from sparkdeploy.recipe.foreign.report import as_dict, whole_lines
 from sparkdeploy.recipe.foreign.translate import slug
 from sparkdeploy.recipe.foreign.write import recipe_text
 from sparkdeploy.recipe.harmless import shown
-from sparkdeploy.recipe.load import library, look_into, recipe_folders
+from sparkdeploy.recipe.library import library, of_source, recipe_folders
+from sparkdeploy.recipe.load import look_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -81,6 +82,7 @@ def import_recipes(
     stands in the way, or where what needs consent would be written into a trusted folder.
     """
     shelf = library(settings)
+    source = of_source(shelf, str(source)) or source
     found = tuple(_read(shelf, file, assignments) for file in _files(source))
     if destination is None:
         return found

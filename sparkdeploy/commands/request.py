@@ -17,7 +17,8 @@ from sparkdeploy.plan.draft import decide, draft_plan
 from sparkdeploy.plan.expected import with_expected_models
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.recipe.load import library, load_recipe
+from sparkdeploy.recipe.library import library, of_source
+from sparkdeploy.recipe.load import load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,9 +60,9 @@ def resolve(request: Request, settings: Settings) -> Resolved:
     return for_cluster(resolved) if request.reach is Reach.CLUSTER else resolved
 
 
-def up_words(request: Request) -> list[str]:
+def up_words(request: Request, settings: Settings) -> list[str]:
     """Return the `up` that means this request, without the program's name."""
-    words = ["up", _absolute(request.recipe)]
+    words = ["up", _from_anywhere(request.recipe, settings)]
     words += [word for item in request.assignments for word in ("--set", item)]
     if request.reach is Reach.CLUSTER:
         words.append("--cluster")
@@ -102,9 +103,12 @@ def with_expected_paths(plan: Plan, settings: Settings) -> Plan:
     return replace(plan, parts=expected.parts)
 
 
-def _absolute(recipe: str) -> str:
+def _from_anywhere(recipe: str, settings: Settings) -> str:
+    """SOURCE/RECIPE means the same in every folder, and a relative path does not."""
     if recipe.startswith("-"):
         raise UsageError(f"{recipe!r} is no recipe")
+    if of_source(library(settings), recipe) is not None:
+        return recipe
     if recipe.endswith((".yaml", ".yml")) or os.sep in recipe:
         return str(Path(recipe).expanduser().absolute())
     return recipe

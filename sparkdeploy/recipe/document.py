@@ -16,6 +16,9 @@ KeyPath = yaml_text.KeyPath
 FIXED_KEYS = frozenset({"schema", "extends", "name"})
 """Keys that say which recipe it is; `--set` changes values, not the recipe."""
 
+FOREIGN_SIGNS = frozenset({"recipe_version", "sparkrun_version", "container", "command", "runtime"})
+"""Keys that recipes of others have, one at least, and ours never."""
+
 
 @dataclass(frozen=True, slots=True)
 class ValueOrigin:
@@ -47,6 +50,11 @@ def read_document(path: Path) -> Document:
         {key: ValueOrigin(str(path), line) for key, line in marked.lines.items()},
         tuple(key for key, _ in marked.duplicates),
     )
+
+
+def is_foreign(document: Document) -> bool:
+    """Say whether a document is in a format of others: ours has a schema, and none of theirs."""
+    return "schema" not in document.content and bool(FOREIGN_SIGNS & document.content.keys())
 
 
 def written_part(path: KeyPath, origins: Mapping[KeyPath, ValueOrigin]) -> KeyPath:

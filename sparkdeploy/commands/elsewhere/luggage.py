@@ -17,10 +17,9 @@ from sparkdeploy.commands.elsewhere.program import digest_of
 from sparkdeploy.errors import BuildError, RecipeError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.mods import read_mod
-from sparkdeploy.recipe.document import read_document
-from sparkdeploy.recipe.foreign.theirs import is_foreign
+from sparkdeploy.recipe.document import is_foreign, read_document
 from sparkdeploy.recipe.foreign.translate import translate
-from sparkdeploy.recipe.load import Library, parent_beside, recipe_folders
+from sparkdeploy.recipe.library import Library, parent_beside, recipe_folders
 from sparkdeploy.recipe.mods import FoundMod, mod_folder
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES, template_question
 from sparkdeploy.recipe.sources.shelf import Sources
@@ -133,7 +132,8 @@ class _Packer:
         is_own = self._is_own(path)
         self._add(path, is_own=is_own)
         parent, serve = content.get("extends"), content.get("serve")
-        if isinstance(parent, str) and (beside := parent_beside(path, parent)):
+        sources = self._library.sources
+        if isinstance(parent, str) and (beside := parent_beside(path, parent, sources)):
             self.take(beside, is_consented=is_consented)
         template = serve.get("chat_template") if isinstance(serve, dict) else None
         if isinstance(template, str) and template and not template.startswith(("/", "~")):

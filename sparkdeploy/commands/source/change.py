@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import enum
+import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdeploy import __version__
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.commands.source import files, git
+from sparkdeploy.commands.source.differences import differences
 from sparkdeploy.commands.source.index import rows_of
+from sparkdeploy.commands.source.place import changing, remove, remove_folder
 from sparkdeploy.console import console
-from sparkdeploy.errors import RecipeError, SparkdeployError, UsageError
-from sparkdeploy.node.private_folder import make_private, write_private
+from sparkdeploy.errors import NodeError, RecipeError, SparkdeployError, UsageError
+from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.recipe.harmless import shown
-from sparkdeploy.recipe.load import library, look_into
+from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.sources.shelf import (
     NAME,
-    REPOSITORY,
     SNAPSHOT,
+    TAKEN,
     Snapshot,
     SourceRecord,
     Sources,
+    masked,
+    read_snapshot,
     snapshot_as_json,
 )
+from sparkdeploy.stored_json import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sparkdeploy.settings import Settings
 
-MAX_VALUES = 12
-"""How many changed values of one recipe are named."""
 PLACEHOLDER_COMMIT = "0" * 40
+REPOSITORY = "repository.git"
+
+
+class State(enum.StrEnum):
+    """What became of an update."""
+
+    UP_TO_DATE = "up to date"
+    PENDING = "pending"
+    TAKEN = "taken"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +57,30 @@ class SourceChange:
 
     before: SourceRecord
     after: SourceRecord
-    lines: tuple[str, ...]
-    """Added, removed and changed recipes, each with what is other in it."""
+    lines: tuple[str, ...] = ()
+    """Added, removed and changed files, each with what is other in it."""
+    state: State = State.PENDING
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    changes: tuple[SourceChange, ...]
+    failure: SparkdeployError | None
+    """The first of those that were told."""
 
 
 def add_source(name: str, origin: str, ref: str | None, settings: Settings) -> Snapshot:
     """Take a source for the first time.
 
-    Raises UsageError for a name or an address that is none, NodeError where git cannot fetch it,
-    and RecipeError for a source that holds no recipe.
+    Raises UsageError for a name or an address that is none, NodeError where git cannot fetch it or
+    the disk cannot take it, and RecipeError for a source that holds no recipe.
     """
     if NAME.fullmatch(name) is None:
         raise UsageError(
             f"{shown(name)} is no name of a source", hint="use lower-case letters, digits, . _ -"
         )
-    if Sources.below(settings.state_dir).has(name):
-        raise UsageError(
-            f"there is a source {name} already",
-            hint=f"sparkdeploy recipe source update {name}, or rm {name}",
-        )
+    sources = Sources.below(settings.state_dir)
+    _refuse_taken(name, sources)
     local = _local_folder(origin)
     if local is None:
         git.check_origin(origin)
@@ -70,42 +88,56 @@ def add_source(name: str, origin: str, ref: str | None, settings: Settings) -> S
     if local is not None and not _has_git(local) and ref is not None:
         raise UsageError(f"{local} is no git repository, so there is no {shown(ref)} in it")
     record = SourceRecord(name, str(local or origin), ref, PLACEHOLDER_COMMIT, "")
-    with _changing(name, settings), _staged(record, settings) as staged:
-        if not staged.snapshot.rows:
-            raise RecipeError(f"{shown(origin)} holds no recipe")
-        staged.keep()
+    with changing(name, sources):
+        _refuse_taken(name, sources)  # by another process, while this one waited
+        with _staged(record, settings) as staged:
+            if not staged.snapshot.rows:
+                raise RecipeError(f"{masked(origin)} holds no recipe", hint=_held(staged))
+            staged.keep()
     return staged.snapshot
 
 
 def update_source(
     name: str, agrees: Callable[[SourceChange], bool], settings: Settings
-) -> SourceChange | None:
+) -> SourceChange:
     """Fetch a source anew and take it once its changes were agreed to.
 
-    None where nothing is new, or nobody agreed. Raises as `add_source` does.
+    Raises as `add_source` does.
     """
     sources = Sources.below(settings.state_dir)
-    with _changing(name, settings):
+    sources.get(name)  # before a lock is made for a name that is none
+    with changing(name, sources):
         old = sources.get(name)
         with _staged(old.record, settings) as staged:
-            if staged.snapshot.record.commit == old.record.commit:
+            record = staged.snapshot.record
+            if record.commit == old.record.commit:
                 if old.version != __version__:
                     staged.keep()
-                return None
-            lines = tuple(_differences(sources.files_of(name), staged.folder, settings))
-            change = SourceChange(old.record, staged.snapshot.record, lines)
+                return SourceChange(old.record, record, state=State.UP_TO_DATE)
+            found = differences(sources.files_of(name), staged.folder, library(settings))
+            change = SourceChange(old.record, record, tuple(found))
             if not agrees(change):
-                return None
+                return change
             staged.keep()
-    return change
+    return replace(change, state=State.TAKEN)
 
 
 def remove_source(name: str, settings: Settings) -> None:
+    """Raises RecipeError where there is none, NodeError where it or files of it stay."""
     sources = Sources.below(settings.state_dir)
-    if not sources.has(name):
+    is_there = NAME.fullmatch(name) is not None and (sources.folder / name).is_dir()
+    if not is_there:
         sources.get(name)
-    with _changing(name, settings):
-        files.remove_folder(sources.folder / name)
+    with changing(name, sources):
+        remove(name, sources)
+
+
+def _refuse_taken(name: str, sources: Sources) -> None:
+    if sources.has(name):
+        raise UsageError(
+            f"there is a source {name} already",
+            hint=f"sparkdeploy recipe source update {name}, or rm {name}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,46 +145,82 @@ class _Staged:
     folder: Path
     target: Path
     snapshot: Snapshot
+    taken: files.Taken
 
     def keep(self) -> None:
-        with durable.disk_errors(f"source {self.snapshot.record.name}"):
-            durable.replace_folder(self.folder, self.target)
+        durable.replace_folder(self.folder, self.target)
+
+
+def _held(staged: _Staged) -> str | None:
+    """Say what was found instead: a repository may hold mods alone."""
+    mods = sum(file.endswith("/run.sh") for file in staged.taken.files)
+    count = "1 mod" if mods == 1 else f"{mods} mods"
+    return f"it holds {count}, for recipes in the same source to name" if mods else None
 
 
 @contextlib.contextmanager
 def _staged(record: SourceRecord, settings: Settings) -> Iterator[_Staged]:
     """Fetch, and write the files and their index beside those that were taken before."""
-    sources = Sources.below(settings.state_dir)
-    target = sources.files_of(record.name)
-    is_new = not target.exists()
+    target = Sources.below(settings.state_dir).folder / record.name / TAKEN
+    is_new = not target.parent.is_dir()
     staged = durable.hidden_beside(target)
     make_private(staged)
     try:
         with console.step(f"source {record.name}") as step:
             step.say("fetching")
-            taken, commit = _take(record, sources.folder / record.name, staged)
+            taken, fetched = _take(record, staged)
             step.say(f"reading {len(taken.files)} files")
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            record = replace(record, commit=commit, taken_at=now)
+            record = replace(record, commit=fetched.commit, ref=fetched.ref, taken_at=now)
             rows = tuple(rows_of(staged, taken.files, library(settings)))
             snapshot = Snapshot(record, __version__, rows)
-            write_private(staged / SNAPSHOT, snapshot_as_json(snapshot))
+            _write_index(staged / SNAPSHOT, snapshot)
         for reason, count in sorted(taken.left_out.items()):
             console.warn(f"source {record.name}: left out, {count} x {reason}")
-        yield _Staged(staged, target, snapshot)
+        yield _Staged(staged, target, snapshot, taken)
     finally:
-        files.remove_folder(staged)
+        remove_folder(staged)
         if is_new and not target.exists():
-            files.remove_folder(sources.folder / record.name)
+            remove_folder(target.parent)
 
 
-def _take(record: SourceRecord, place: Path, into: Path) -> tuple[files.Taken, str]:
-    local = _local_folder(record.origin)
+def _write_index(path: Path, snapshot: Snapshot) -> None:
+    """RecipeError for an index that could not be read again."""
+    text = snapshot_as_json(snapshot)
+    if len(text) > MAX_BYTES:
+        raise RecipeError(
+            f"the index of the source's {len(snapshot.rows)} recipes is larger than"
+            f" {MAX_BYTES >> 20} MiB",
+            hint="its files have long names; a part of it as a folder of its own may do",
+        )
+    durable.write_text(path, text)
+    try:
+        read_snapshot(path, snapshot.record.name)
+    except ValueError as error:
+        raise RecipeError(f"the source cannot be listed: {error}") from error
+
+
+def _take(record: SourceRecord, into: Path) -> tuple[files.Taken, git.Fetched]:
+    try:
+        local = _local_folder(record.origin)
+        if local is None:
+            git.check_origin(record.origin)
+        git.check_ref(record.ref)
+    except UsageError as error:
+        raise NodeError(
+            f"source {record.name}: {error.message}",
+            hint="what was taken of it before stays as it is",
+        ) from error
     if local is not None and not _has_git(local):
-        return files.take_folder(local, into)
-    repository = git.Repository(place / REPOSITORY)
-    commit = repository.fetch(record.origin, record.ref)
-    return files.take_commit(repository, commit, into), commit
+        taken, digest = files.take_folder(local, into)
+        return taken, git.Fetched(digest, None)
+    place = durable.hidden_beside(into.with_name(REPOSITORY))
+    try:
+        repository = git.Repository(place)
+        fetched = repository.fetch(record.origin, record.ref)
+        return files.take_commit(repository, fetched.commit, into), fetched
+    finally:
+        remove_folder(place)
 
 
 def _local_folder(origin: str) -> Path | None:
@@ -160,9 +228,13 @@ def _local_folder(origin: str) -> Path | None:
     is_written_so = origin.startswith(("/", "./", "../", "~")) or origin in (".", "..")
     if not is_written_so:
         return None
-    folder = Path(origin).expanduser().resolve()
-    if not folder.is_dir():
+    folder = Path(os.path.realpath(os.path.expanduser(origin)))  # noqa: PTH111 - never raises
+    if not os.path.isdir(folder):  # noqa: PTH112 - as above
         raise UsageError(f"{shown(origin)} is no folder")
+    if not str(folder).isprintable():
+        raise UsageError(
+            f"{shown(folder)} has a name that cannot be shown", hint="give the folder another name"
+        )
     return folder
 
 
@@ -171,85 +243,20 @@ def _has_git(folder: Path) -> bool:
     return (folder / ".git").exists() or is_bare
 
 
-@contextlib.contextmanager
-def _changing(name: str, settings: Settings) -> Iterator[None]:
-    place = Sources.below(settings.state_dir).folder
-    make_private(place)
-    with durable.only_one(place / f".{name}.lock", f"source {name}"):
-        yield
-
-
-def _differences(old: Path, new: Path, settings: Settings) -> Iterator[str]:
-    """Yield what changes, recipe by recipe; a changed mod or template is named by its file."""
-    before, after = _listed(old), _listed(new)
-    yield from (f"+ {path}" for path in sorted(after.keys() - before.keys()))
-    yield from (f"- {path}" for path in sorted(before.keys() - after.keys()))
-    for path in sorted(before.keys() & after.keys()):
-        if before[path] == after[path]:
-            continue
-        yield f"~ {path}"
-        if path.endswith(files.RECIPE_SUFFIXES):
-            yield from (f"    {line}" for line in _changed_values(old / path, new / path, settings))
-
-
-def _listed(folder: Path) -> dict[str, bytes]:
-    found = (path for path in folder.rglob("*") if path.is_file() and path.name != SNAPSHOT)
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
-
-
-def _changed_values(old: Path, new: Path, settings: Settings) -> list[str]:
-    """Return the values that another file of the same recipe sets otherwise, and new consents."""
-    before, after = _values(old, settings), _values(new, settings)
-    if before is None or after is None:
-        return ["it is no recipe that can be read" if after is None else "it can be read now"]
-    lines = [
-        f"{name}: {_said(before.get(name))} -> {_said(after.get(name))}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ]
-    more = len(lines) - MAX_VALUES
-    return [*lines[:MAX_VALUES], *([f"and {more} more"] if more > 0 else [])]
-
-
-def _values(path: Path, settings: Settings) -> dict[str, Any] | None:
-    try:
-        loaded = look_into(library(settings), str(path))
-    except RecipeError:
-        return None
-    if loaded.recipe is None:
-        return None
-    values = dict(_leaves(loaded.recipe.model_dump(by_alias=True, mode="json"), ""))
-    asked = sorted(question.message for question in loaded.consents)
-    return values | {"needs consent": asked or None}
-
-
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - any value
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _leaves(item, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, value
-
-
-def _said(value: Any) -> str:  # noqa: ANN401 - any value
-    return "-" if value is None else shown(json.dumps(value, ensure_ascii=False))
-
-
 def update_all(
     names: Sequence[str], agrees: Callable[[SourceChange], bool], settings: Settings
-) -> list[SourceChange]:
-    """Update these sources, or all; one that fails is told and keeps no other from being taken."""
+) -> Updates:
+    """Update these sources, or all; one that fails is told and keeps no other from being taken.
+
+    Raises as `update_source` does where it is the only one that was named.
+    """
     changes, failures = [], []
     for name in names or Sources.below(settings.state_dir).names():
         try:
-            if change := update_source(name, agrees, settings):
-                changes.append(change)
+            changes.append(update_source(name, agrees, settings))
         except SparkdeployError as error:
-            if names[1:] or not names:
-                console.warn(f"{name}: {error.message}")
-                failures.append(error)
-            else:
+            if len(names) == 1:
                 raise
-    if failures:
-        raise failures[0]
-    return changes
+            console.warn(f"{name}: {error.message}")
+            failures.append(error)
+    return Updates(tuple(changes), next(iter(failures), None))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
+import re
 import stat
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import yaml_text
@@ -16,6 +16,7 @@ from sparkdeploy.commands.source.git import Blob, Repository
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image import mods
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES
+from sparkdeploy.recipe.sources.shelf import is_plain_path
 from sparkdeploy.stored_json import read_bytes
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ MAX_FILES = 20_000
 MAX_BYTES = 256 << 20
 MAX_NAME_BYTES = 200
 MAX_DEPTH = 16
+OUR_NAMES = ".sparkdeploy"
+"""How files of ours in a source's folder begin: they say where it ends, and what was taken."""
+_NAMES_IN_COMMANDS = re.compile(r"[\w.+@ /-]+")
 
 
 @dataclass(slots=True)
@@ -38,7 +42,10 @@ class Taken:
 
 
 def take_commit(repository: Repository, commit: str, into: Path) -> Taken:
-    """Write what is wanted of a commit below a folder; RecipeError for more than the limits."""
+    """Write what is wanted of a commit below a folder.
+
+    Raises RecipeError for more than the limits, and OSError where nothing can be written.
+    """
     blobs = list(repository.blobs(commit))
     taken = Taken()
     wanted = _wanted({blob.path: blob for blob in blobs}, taken)
@@ -72,7 +79,7 @@ def _wanted(blobs: Mapping[str, Blob], taken: Taken) -> dict[str, Blob]:
     mod_folders = {path.rpartition("/")[0] for path in blobs if path.endswith(f"/{mods.SCRIPT}")}
     wanted = {}
     for path, blob in blobs.items():
-        in_mod = any(str(parent) in mod_folders for parent in PurePosixPath(path).parents)
+        in_mod = any(path[: slash.start()] in mod_folders for slash in re.finditer("/", path))
         limit_bytes = _limit_bytes(path, in_mod=in_mod)
         if limit_bytes is None:
             continue
@@ -94,19 +101,24 @@ def _limit_bytes(path: str, *, in_mod: bool) -> int | None:
 
 
 def _reason_against(path: str, blob: Blob, limit_bytes: int) -> str | None:
-    if blob.mode == "160000":
-        return "another repository (submodule)"
     if not blob.is_file:
-        return "a link"
-    parts = path.split("/")
-    is_odd = any(part in ("", ".", "..") or part.lower() == ".git" for part in parts)
-    if is_odd or not path.isprintable() or "\\" in path or path.startswith("~"):
+        return "another repository (submodule)" if blob.mode == "160000" else "a link"
+    if not is_plain_path(path):
         return "a name that leads elsewhere or cannot be shown"
-    if len(parts) > MAX_DEPTH or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
+    parts = path.split("/")
+    is_deep = len(parts) > MAX_DEPTH
+    if is_deep or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
         return "a name that is too long"
-    if parts[0].startswith(".sparkdeploy"):
+    if any(part.lower().startswith(OUR_NAMES) for part in parts):
         return "a name of ours"
+    if path.endswith((*RECIPE_SUFFIXES, TEMPLATE_SUFFIX)) and _may_be_obeyed(path):
+        return "a name with signs that a shell may obey"
     return "too large" if blob.size_bytes > limit_bytes else None
+
+
+def _may_be_obeyed(path: str) -> bool:
+    """A recipe's name is printed in commands, for people to copy."""
+    return _NAMES_IN_COMMANDS.fullmatch(path) is None or "/-" in f"/{path}"
 
 
 def _refuse_too_much(blobs: Iterable[Blob]) -> None:
@@ -125,7 +137,10 @@ def _blobs_of(folder: Path) -> Iterator[Blob]:
         folders[:] = sorted(name for name in folders if name != ".git")
         for name in (*names, *folders):
             path = Path(where, name)
-            status = path.lstat()
+            try:
+                status = path.lstat()
+            except OSError:  # it went while we looked
+                continue
             if stat.S_ISDIR(status.st_mode):
                 continue
             count += 1
@@ -138,14 +153,7 @@ def _blobs_of(folder: Path) -> Iterator[Blob]:
 
 def _write(path: Path, content: bytes, *, is_executable: bool) -> None:
     """Into a folder that was made for it: a name that is there already is another's doing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with path.open("xb") as file:
-            file.write(content)
-        path.chmod(0o700 if is_executable else 0o600)
-    except OSError as error:
-        raise RecipeError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def remove_folder(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with path.open("xb") as file:
+        file.write(content)
+    path.chmod(0o700 if is_executable else 0o600)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparkdeploy.commands.estimate import Ground
     from sparkdeploy.commands.source.search import Hit
 
-WORDS = {Fits.YES.value: "fits   ", Fits.NO.value: "no     ", Fits.UNKNOWN.value: "unknown"}
+WORDS = {Fits.YES.value: "fits", Fits.NO.value: "no", Fits.UNKNOWN.value: "unknown"}
 
 
 def with_fits(hits: Iterable[Hit], hardware: str) -> Iterator[Hit]:
@@ -36,9 +36,11 @@ def with_fits(hits: Iterable[Hit], hardware: str) -> Iterator[Hit]:
 def _fits(hit: Hit, ground: Ground) -> str:
     if hit.row.refusal:
         return Fits.NO.value
+    resolved = ground.recipes.get(hit.called) if hit.path is None else None
     try:
         # Nothing is run: what needs consent is looked at like the rest.
-        resolved = load_recipe(ground.shelf, hit.called, ("allow_unsafe=true",))
+        wanted = hit.called if hit.path is None else str(hit.path)
+        resolved = resolved or load_recipe(ground.shelf, wanted, ("allow_unsafe=true",))
     except RecipeError:
         return Fits.UNKNOWN.value
     return str(fitting_row(ground, resolved)["fits"])

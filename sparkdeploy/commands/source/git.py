@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import tempfile
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
@@ -15,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 from sparkdeploy import shell
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
 from sparkdeploy.recipe.harmless import shown
-from sparkdeploy.settings import LOGIN
+from sparkdeploy.recipe.sources.shelf import masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from sparkdeploy.shell import Completed
 
 TIMEOUT_S = 900.0
+MAX_ENTRIES = 200_000
+MAX_LIST_BYTES = 64 << 20
+MAX_ENTRY_BYTES = 1 << 20
+"""A few kilobytes of trees that hold one another list more files than any machine holds."""
 MAX_PACK_BYTES = 1 << 30
 """git may write no file that is larger: a source is recipes, not weights."""
 PROTOCOLS = "file:git:http:https:ssh"
@@ -33,7 +39,11 @@ _QUIET = (
     *("protocol.ext.allow=never", "fetch.recurseSubmodules=false", "transfer.fsckObjects=true"),
     *("gc.auto=0", "maintenance.auto=false", "advice.detachedHead=false", "core.longpaths=true"),
 )
+KEPT_VARIABLES = ("GIT_SSH", "GIT_SSL", "GIT_CONFIG", "GIT_PROXY", "GIT_TRACE")
+"""How these begin. Others lead git elsewhere, as where it is started within a hook."""
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+_ABBREVIATED = re.compile(r"[0-9a-f]{4,64}")
+_SSH = ("ssh://", "git+ssh://", "ssh+git://")
 _REF = re.compile(r"\w[\w./@+-]{0,200}")
 
 
@@ -52,77 +62,129 @@ class Blob:
         return self.mode in ("100644", "100755")
 
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a ref means now, and the ref to ask for next time."""
+
+    commit: str
+    ref: str | None
+    """The whole hash where a part of one was given: a branch may be called like the part later."""
+
+
 def check_origin(origin: str) -> None:
-    """Refuse what is no address, and one with a login: it would be stored and shown."""
-    if origin.startswith("-") or not origin.isprintable() or "::" in origin.partition("/")[0]:
-        raise UsageError(f"{shown(origin)} is no address of a git repository")
-    if re.search(r"//[^/@]*:[^/@]*@", origin):
+    """Refuse what is no address, and one with a login or a token: it would be stored and shown."""
+    is_odd = origin.startswith("-") or not origin.isprintable() or "::" in origin.partition("/")[0]
+    if is_odd or ":" not in origin:
+        is_folder = bool(origin) and not is_odd and os.path.isdir(origin)  # noqa: PTH112
         raise UsageError(
-            f"{LOGIN.sub('//***@', origin)} has a password in it, which would be stored",
+            f"{shown(origin) or 'an empty word'} is no address of a git repository",
+            hint=f"write {shlex.quote(f'./{origin}')} for the folder" if is_folder else None,
+        )
+    if _has_secret(origin):
+        raise UsageError(
+            f"{masked(origin)} has a login or a token in it, which would be stored",
             hint="leave it out: git asks its own credential helper, or use an ssh address",
         )
 
 
+def _has_secret(origin: str) -> bool:
+    scheme, mark, rest = origin.lower().partition("://")
+    if not mark or scheme == "file":
+        return False
+    if f"{scheme}://" in _SSH:
+        login, at, _ = rest.partition("/")[0].rpartition("@")
+        return bool(at) and ":" in login
+    # Of a password with a slash in it git and we might see different ends.
+    return "@" in rest or "?" in rest
+
+
 def check_ref(ref: str | None) -> None:
-    if ref is not None and (_REF.fullmatch(ref) is None or ".." in ref or ref.endswith(".lock")):
+    if ref is None:
+        return
+    is_odd = ".." in ref or ref.endswith((".lock", "/")) or ref == "FETCH_HEAD"
+    if is_odd or _REF.fullmatch(ref) is None:
         raise UsageError(f"{shown(ref)} is no branch, tag or commit")
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A bare repository of ours."""
+    """A bare repository of ours, made for one fetch.
+
+    One that stays would grow with every fetch, and be locked or damaged by one that was killed.
+    """
 
     folder: Path
 
-    def fetch(self, origin: str, ref: str | None) -> str:
-        """Fetch a branch, a tag or a commit, without what went before it; return the commit.
+    def fetch(self, origin: str, ref: str | None) -> Fetched:
+        """Fetch a branch, a tag or a commit, without what went before it.
 
         Raises NodeError where the origin does not answer, or has no such ref.
         """
-        if not (self.folder / "HEAD").is_file():
-            self.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _checked(_run("init", "--quiet", "--bare", "--template=", str(self.folder)), origin)
-        if ref is None or not self._fetch_alone(origin, ref):
-            return self._fetch_default(origin) if ref is None else self._fetch_all(origin, ref)
-        return self._commit("FETCH_HEAD", origin)
+        self._make("sha1", origin)
+        done = self._fetch(origin, ref or "HEAD", "--depth=1")
+        if done.exit_code == 0:
+            return Fetched(self._commit("FETCH_HEAD", origin), ref)
+        # Servers need not give away a commit by its hash, and know no abbreviation of one.
+        if ref is not None:
+            return self._fetch_all(origin, ref)
+        if "dumb http" in done.stderr:
+            done = self._fetch(origin, "HEAD")
+        _checked(done, origin)
+        return Fetched(self._commit("FETCH_HEAD", origin), None)
 
-    def _fetch_default(self, origin: str) -> str:
-        _checked(self._git("fetch", *_FETCH, "--depth=1", "--", origin, "HEAD"), origin)
-        return self._commit("FETCH_HEAD", origin)
+    def _make(self, algorithm: str, origin: str) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, mode=0o700)
+        words = ("--quiet", "--bare", "--template=", f"--object-format={algorithm}")
+        _checked(_run("init", *words, "--", str(self.folder)), origin)
 
-    def _fetch_alone(self, origin: str, ref: str) -> bool:
-        """Servers need not give away a commit by its hash, and know no abbreviation of one."""
-        done = self._git("fetch", *_FETCH, "--depth=1", "--", origin, ref)
-        return done.exit_code == 0
+    def _fetch(self, origin: str, *words: str) -> Completed:
+        refs = [word for word in words if not word.startswith("-")]
+        options = [word for word in words if word not in refs]
+        fetch = ("fetch", *_FETCH, *options, "--", origin, *refs)
+        done = self._git(*fetch)
+        if "mismatched algorithms" in done.stderr:
+            self._make("sha256", origin)
+            done = self._git(*fetch)
+        return done
 
-    def _fetch_all(self, origin: str, ref: str) -> str:
+    def _fetch_all(self, origin: str, ref: str) -> Fetched:
         heads = ("+refs/heads/*:refs/theirs/heads/*", "+refs/tags/*:refs/theirs/tags/*")
-        _checked(self._git("fetch", *_FETCH, "--", origin, *heads), origin)
-        for name in (f"refs/theirs/heads/{ref}", f"refs/theirs/tags/{ref}", ref):
-            done = self._git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
-            if done.exit_code == 0:
-                return done.stdout.strip()
-        raise NodeError(f"{LOGIN.sub('//***@', origin)} has no branch, tag or commit {shown(ref)}")
+        _checked(self._fetch(origin, *heads), origin)
+        for kind in ("heads", "tags"):
+            if commit := self._known(f"refs/theirs/{kind}/{ref}"):
+                return Fetched(commit, ref)
+        if _ABBREVIATED.fullmatch(ref) and (commit := self._known(ref)):
+            return Fetched(commit, commit)
+        raise NodeError(f"{masked(origin)} has no branch, tag or commit {shown(ref)}")
+
+    def _known(self, name: str) -> str:
+        done = self._git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+        return done.stdout.strip() if done.exit_code == 0 else ""
 
     def _commit(self, name: str, origin: str) -> str:
-        found = _checked(self._git("rev-parse", "--verify", f"{name}^{{commit}}"), origin).strip()
+        found = self._known(name)
         if _COMMIT.fullmatch(found) is None:
-            raise NodeError(f"{shown(origin)} gave no commit")
+            raise NodeError(f"{masked(origin)} gave no commit")
         return found
 
     def blobs(self, commit: str) -> Iterator[Blob]:
-        """Yield everything of a commit; names are as they are stored, and not yet to be trusted."""
-        listed = _checked(self._git("ls-tree", "-r", "-l", "-z", commit), str(self.folder))
-        for row in filter(None, listed.split("\0")):
-            told, _, path = row.partition("\t")
-            mode, _kind, object_id, size = told.split()
-            yield Blob(path, mode, object_id, int(size) if size.isdigit() else 0)
+        """Yield everything of a commit; names are as they are stored, and not yet to be trusted.
+
+        Raises RecipeError for more than a source may hold.
+        """
+        argv = _argv(f"--git-dir={self.folder}", "ls-tree", "-r", "-l", "-z", commit)
+        with shell.output_of(argv, env=_environment()) as output:
+            for row in _entries(output):
+                told, _, path = row.decode(errors="surrogateescape").partition("\t")
+                mode, _kind, object_id, size = told.split()
+                yield Blob(path, mode, object_id, int(size) if size.isdigit() else 0)
 
     def contents(self, blobs: Sequence[Blob]) -> Iterator[tuple[Blob, bytes]]:
         """Yield the content of each, as it is stored."""
         with tempfile.TemporaryFile() as file:
             names = "".join(f"{blob.object_id}\n" for blob in blobs)
-            argv = _argv("-C", str(self.folder), "cat-file", "--batch")
+            argv = _argv(f"--git-dir={self.folder}", "cat-file", "--batch")
             done = shell.run_into(argv, file, timeout_s=TIMEOUT_S, stdin=names, env=_environment())
             _checked(done, str(self.folder))
             file.seek(0)
@@ -130,10 +192,26 @@ class Repository:
                 yield blob, _next_object(file, blob)
 
     def _git(self, *words: str) -> Completed:
-        return _run("-C", str(self.folder), *words)
+        # So that `safe.bareRepository` has nothing to say.
+        return _run(f"--git-dir={self.folder}", *words)
 
 
 _FETCH = ("--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-commit-graph")
+
+
+def _entries(output: IO[bytes]) -> Iterator[bytes]:
+    """Yield what `-z` divides, as it comes."""
+    rest, count, size_bytes = b"", 0, 0
+    while chunk := output.read(1 << 16):
+        *entries, rest = (rest + chunk).split(b"\0")
+        count, size_bytes = count + len(entries), size_bytes + len(chunk)
+        if count > MAX_ENTRIES or size_bytes > MAX_LIST_BYTES or len(rest) > MAX_ENTRY_BYTES:
+            raise RecipeError(
+                f"the source lists more than {MAX_ENTRIES} files, or {MAX_LIST_BYTES >> 20} MiB"
+                " of names",
+                hint="a repository of recipes is smaller; is it the right one?",
+            )
+        yield from entries
 
 
 def _next_object(file: IO[bytes], blob: Blob) -> bytes:
@@ -156,8 +234,11 @@ def _argv(*words: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    # Where git is started from within a repository's hook, these would lead it there.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_DIR")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or name.startswith(KEPT_VARIABLES)
+    }
     return kept | {
         "GIT_ALLOW_PROTOCOL": PROTOCOLS,
         "GIT_TERMINAL_PROMPT": "0",
@@ -169,11 +250,13 @@ def _environment() -> dict[str, str]:
 def _checked(done: Completed, origin: str) -> str:
     if done.exit_code == 0:
         return done.stdout
-    said = LOGIN.sub("//***@", done.stderr.strip()) or f"exit code {done.exit_code}"
+    said = masked(done.stderr.strip()) or f"exit code {done.exit_code}"
+    first = next((line for line in said.splitlines() if line.startswith("fatal:")), None)
+    reason = first.removeprefix("fatal: ") if first else said.splitlines()[-1]
     if done.exit_code < 0 or "File too large" in said:
-        said = f"it is larger than {MAX_PACK_BYTES >> 20} MiB, or git was ended: {said}"
+        reason = f"it is larger than {MAX_PACK_BYTES >> 20} MiB, or git was ended: {reason}"
     raise NodeError(
-        f"git could not take {LOGIN.sub('//***@', origin)}: {said.splitlines()[-1]}",
+        f"git could not take {masked(origin)}: {reason}",
         hint="try `git ls-remote` with that address",
         detail=said,
     )

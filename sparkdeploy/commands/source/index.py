@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.source.files import RECIPE_SUFFIXES
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.errors import NoRecipeError, RecipeError
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import look_into
-from sparkdeploy.recipe.sources.shelf import RecipeRow, short_names
+from sparkdeploy.recipe.sources.shelf import MAX_COUNT, RecipeRow, short_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,23 +18,31 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library, Loaded
     from sparkdeploy.recipe.schema import Recipe
 
-NO_RECIPE = "is no recipe"
-MAX_TEXT = 200
+MAX_RECIPES = 5_000
 
 
 def rows_of(folder: Path, files: Sequence[str], shelf: Library) -> Iterator[RecipeRow]:
+    """Yield a row for each recipe; RecipeError for more of them than a source may have."""
     recipes: dict[str, Loaded | RecipeError] = {}
     for file in sorted(files):
         if not file.endswith(RECIPE_SUFFIXES):
             continue
-        try:
-            recipes[file] = look_into(shelf, str(folder / file))
-        except RecipeError as error:
-            # Workflows, settings and lists of other tools end in .yaml as well.
-            if NO_RECIPE not in error.message:
-                recipes[file] = error
+        # Workflows, settings and lists of other tools end in .yaml as well.
+        with contextlib.suppress(NoRecipeError):
+            recipes[file] = _looked_into(shelf, folder / file)
+        if len(recipes) > MAX_RECIPES:
+            raise RecipeError(f"the source holds more than {MAX_RECIPES} recipes")
     for (file, found), name in zip(recipes.items(), short_names(list(recipes)), strict=True):
         yield _row(name, file, found)
+
+
+def _looked_into(shelf: Library, path: Path) -> Loaded | RecipeError:
+    try:
+        return look_into(shelf, str(path))
+    except NoRecipeError:
+        raise
+    except RecipeError as error:
+        return error
 
 
 def _row(name: str, file: str, found: Loaded | RecipeError) -> RecipeRow:
@@ -47,16 +56,21 @@ def _row(name: str, file: str, found: Loaded | RecipeError) -> RecipeRow:
     return RecipeRow(
         name=name,
         file=file,
-        title=recipe.title[:MAX_TEXT],
-        model=recipe.model.source[:MAX_TEXT],
-        engine=recipe.engine,
-        image=recipe.image or "",
+        title=one_line(recipe.title),
+        model=one_line(recipe.model.source),
+        engine=one_line(recipe.engine),
+        image=one_line(recipe.image or ""),
         drafts=_drafts(recipe),
-        min_nodes=limits.min_nodes or 1,
-        max_nodes=limits.max_nodes,
+        min_nodes=min(limits.min_nodes or 1, MAX_COUNT),
+        max_nodes=min(limits.max_nodes, MAX_COUNT) if limits.max_nodes is not None else None,
         consents=len(found.consents),
         refusal=_relative(mistakes[0]) if mistakes else "",
     )
+
+
+def one_line(text: str) -> str:
+    """Return a text of a stranger for an index: on one line, short, without control signs."""
+    return shown(" ".join(text.split()))
 
 
 def _refused(name: str, file: str, why: str) -> RecipeRow:
@@ -71,4 +85,6 @@ def _relative(line: str) -> str:
 
 def _drafts(recipe: Recipe) -> str:
     drafting = recipe.serve.speculative
-    return f"{drafting.method or 'draft'} {drafting.tokens}" if drafting is not None else ""
+    if drafting is None:
+        return ""
+    return one_line(f"{drafting.method or 'draft'} {drafting.tokens}")

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.recipe.load import library, read_unchecked
+from sparkdeploy.recipe.library import Library, read_unchecked, recipe_folders
 from sparkdeploy.recipe.sources.shelf import RecipeRow, Sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from sparkdeploy.settings import Settings
+
+
+CONSENT_SIGN = "!"
+"""Before a recipe of which something needs consent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +25,18 @@ class Hit:
 
     called: str
     row: RecipeRow
+    path: Path | None = None
+    """Of a source's recipe: where its file is."""
     fits: str | None = None
     """What `--fits` says of it; None where nobody asked."""
 
-    def line(self) -> str:
+    def line(self, *, names_machines: bool) -> str:
         row = self.row
-        nodes = f", {row.min_nodes} nodes" if row.min_nodes > 1 else ""
-        drafts = f", {row.drafts}" if row.drafts else ""
-        told = row.refusal or f"{row.model}{drafts}{nodes}, {row.image or row.engine}"
-        fits = f"{self.fits}  " if self.fits is not None else ""
-        return f"  {self.called:<44} {fits}{told}"
+        parts = [row.model, row.drafts, _machines(row, always=names_machines)]
+        told = row.refusal or ", ".join([*filter(None, parts), row.image or row.engine])
+        fits = f"{self.fits:<7}  " if self.fits is not None else ""
+        sign = CONSENT_SIGN if row.consents else " "
+        return f"{sign} {self.called:<44} {fits}{told}"
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self.row), "name": self.called, "fits": self.fits}
@@ -44,15 +51,27 @@ def search(words: Sequence[str], nodes: int | None, settings: Settings) -> Itera
         if row.holds(words) and _serves(row, nodes):
             yield Hit(row.name, row)
     sources = Sources.below(settings.state_dir)
-    for name in sources.names():
-        for row in sources.get(name).rows:
+    for found in sources.readable():
+        name = found.record.name
+        folder = sources.files_of(name)
+        for row in found.rows:
             if row.holds(words) and _serves(row, nodes):
-                yield Hit(f"{name}/{row.name}", row)
+                yield Hit(f"{name}/{row.name}", row, folder / row.file)
 
 
 def _own_rows(settings: Settings) -> Iterator[RecipeRow]:
-    for name, path, content in read_unchecked(library(settings)):
+    for name, path, content in read_unchecked(Library(recipe_folders(settings))):
         yield _row(name, path.name, content)
+
+
+def _machines(row: RecipeRow, *, always: bool) -> str:
+    """Say how many machines serve a recipe, where it is not one or more."""
+    least, most = row.min_nodes, row.max_nodes
+    if most is None:
+        return f"{least} or more machines" if least > 1 or always else ""
+    if least == most:
+        return "1 machine" if least == 1 else f"{least} machines"
+    return f"{least} to {most} machines"
 
 
 def _row(name: str, file: str, content: Mapping[str, Any]) -> RecipeRow:

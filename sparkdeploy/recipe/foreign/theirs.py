@@ -21,19 +21,12 @@ if TYPE_CHECKING:
 
     from sparkdeploy.recipe.document import KeyPath
 
-SIGNS = frozenset({"recipe_version", "sparkrun_version", "container", "command", "runtime"})
-"""Keys that recipes of others have, one at least, and ours never."""
 MAPPINGS = ("defaults", "env", "metadata", "variants", "executor_config", "runtime_config")
 """Keys whose value is a mapping, also within a variant."""
 LISTS = ("mods", "pre_exec", "post_exec", "post_commands", "build_args", "volumes")
 TEXTS = ("model", "command", "container", "name", "description", "runtime")
 OVERRIDDEN_WHOLE = ("container", "mods", "pre_exec", "command", "model", "model_revision")
 """Keys of a variant that take the place of the recipe's own; others are values of `defaults`."""
-
-
-def is_foreign(document: Document) -> bool:
-    """Say whether a document is in a format of others: ours has a schema, and none of theirs."""
-    return "schema" not in document.content and bool(SIGNS & document.content.keys())
 
 
 @dataclass(frozen=True, slots=True)

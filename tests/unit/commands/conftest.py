@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.commands.lab import build
+from tests.unit.commands.sources import THEIRS, commit, recipe, run_git
 from tests.unit.commands.two_nodes import Pair
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sparkdeploy.recipe.load import Library
 
 
@@ -17,3 +20,24 @@ if TYPE_CHECKING:
 def pair(monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Pair:
     """Two nodes that every command reaches, and a head that does not answer."""
     return Pair(build(monkeypatch, shipped, 2))
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Path:
+    """A repository with two recipes of ours and one of theirs, which has a mod."""
+    folder = tmp_path / "origin"
+    folder.mkdir()
+    run_git(folder, "init", "--quiet", "--initial-branch", "trunk")
+    commit(
+        folder,
+        {
+            "recipes/owl.yaml": recipe("owl"),
+            "recipes/four/owl.yaml": recipe("owl", title="owl over four", nodes=4),
+            "recipes/theirs.yaml": THEIRS,
+            "mods/fix-owl/run.sh": "cp owl.jinja $WORKSPACE_DIR/\n",
+            "mods/fix-owl/owl.jinja": "{{ messages }}",
+            ".github/workflows/test.yaml": "on: push\njobs: {}\n",
+            "README.md": "birds",
+        },
+    )
+    return folder

@@ -1,97 +1,23 @@
-"""Sources of recipes: taken, changed, searched; and what a hostile one does not get."""
+"""Sources of recipes: taken, changed, searched and forgotten."""
 
 from __future__ import annotations
 
-import os
-import subprocess
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands.source import files, git
-from sparkdeploy.recipe.sources.shelf import Sources, short_names
+from sparkdeploy.checkpoint.pull import Pulled
+from sparkdeploy.commands import checkpoint_pull
+from sparkdeploy.recipe.load import library, load_recipe
+from sparkdeploy.recipe.sources.shelf import short_names
 from sparkdeploy.settings import load_settings
+from tests.unit.commands.sources import THEIRS, commit, recipe, run_git, taken, write
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from sparkdeploy.checkpoint.pull import WantedRepository
     from tests.unit.program import Run
-
-OURS = """\
-schema: 1
-name: {name}
-title: {title}
-engine: cuda-0.25
-model: {{repo: {repo}}}
-serve: {{max_model_len: {tokens}}}
-cluster: {{min_nodes: {nodes}}}
-"""
-THEIRS = """\
-recipe_version: "1"
-name: Their Owl
-model: bird/Owl-1B
-container: vllm-node
-mods: [mods/fix-owl]
-defaults: {port: 8000, host: 0.0.0.0}
-command: |
-  vllm serve bird/Owl-1B --host {host} --port {port} --chat-template owl.jinja
-"""
-
-
-def recipe(name: str, **values: object) -> str:
-    told = {"title": name, "repo": "bird/Owl-1B", "tokens": 4096, "nodes": 1, **values}
-    return OURS.format(name=name, **told)
-
-
-def run_git(folder: Path, *words: str, stdin: str = "") -> str:
-    identity = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "core.autocrlf=false")
-    done = subprocess.run(
-        ["git", "-C", str(folder), *identity, *words],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
-
-
-def write(folder: Path, texts: dict[str, str]) -> None:
-    for name, text in texts.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-
-
-def commit(folder: Path, texts: dict[str, str]) -> str:
-    write(folder, texts)
-    run_git(folder, "add", "--all")
-    run_git(folder, "commit", "--quiet", "--message", "more")
-    return run_git(folder, "rev-parse", "HEAD")
-
-
-@pytest.fixture
-def origin(tmp_path: Path) -> Path:
-    """A repository with two recipes of ours and one of theirs, which has a mod."""
-    folder = tmp_path / "origin"
-    folder.mkdir()
-    run_git(folder, "init", "--quiet", "--initial-branch", "trunk")
-    commit(
-        folder,
-        {
-            "recipes/owl.yaml": recipe("owl"),
-            "recipes/four/owl.yaml": recipe("owl", title="owl over four", nodes=4),
-            "recipes/theirs.yaml": THEIRS,
-            "mods/fix-owl/run.sh": "cp owl.jinja $WORKSPACE_DIR/\n",
-            "mods/fix-owl/owl.jinja": "{{ messages }}",
-            ".github/workflows/test.yaml": "on: push\njobs: {}\n",
-            "README.md": "birds",
-        },
-    )
-    return folder
-
-
-def taken(name: str) -> set[str]:
-    folder = Sources.below(load_settings().state_dir).files_of(name)
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_source_is_taken_listed_searched_and_forgotten(run: Run, origin: Path) -> None:
@@ -156,7 +82,7 @@ def test_an_update_says_what_changes_before_it_takes_it(run: Run, origin: Path) 
         },
     )
     asked = run("recipe", "source", "update")
-    assert "nothing was taken" in asked.stdout
+    assert (asked.returncode, "birds stays at" in asked.stdout) == (9, True)
     for line in (
         "+ recipes/new.yaml",
         "- recipes/four/owl.yaml",
@@ -167,7 +93,7 @@ def test_an_update_says_what_changes_before_it_takes_it(run: Run, origin: Path) 
     assert run.answer("show", "birds/recipes/owl", "--json")["serve"]["max_model_len"] == 4096
     assert run("recipe", "source", "update", "birds", "--yes").returncode == 0
     assert run.answer("show", "birds/owl", "--json")["serve"]["max_model_len"] == 2048
-    assert run("recipe", "source", "update", "--yes").stdout == "nothing was taken\n"
+    assert "birds is up to date (" in run("recipe", "source", "update", "--yes").stdout
 
 
 def test_a_source_stays_at_the_ref_that_was_named(run: Run, origin: Path) -> None:
@@ -190,7 +116,7 @@ def test_a_folder_without_git_is_known_by_its_content(run: Run, tmp_path: Path) 
     write(tmp_path / "plain", {"owl.yaml": recipe("owl")})
     run("recipe", "source", "add", "plain", str(tmp_path / "plain"))
     (before,) = run.answer("recipe", "source", "ls", "--json")
-    assert run("recipe", "source", "update", "-y").stdout == "nothing was taken\n"
+    assert "plain is up to date (" in run("recipe", "source", "update", "-y").stdout
     write(tmp_path / "plain", {"owl.yaml": recipe("owl", tokens=64)})
     assert run("recipe", "source", "update", "-y").returncode == 0
     (after,) = run.answer("recipe", "source", "ls", "--json")
@@ -207,127 +133,90 @@ def test_a_recipe_named_like_a_shipped_one_is_only_found_by_its_source(
     assert run.answer("show", "birds/v2", "--json")["engine"] == "cuda-0.25"
 
 
-def hostile_tree(folder: Path) -> str:
-    """Commit names that no file system would give: `..`, .git, links, another repository."""
-    blob = run_git(folder, "hash-object", "-w", "--stdin", stdin=recipe("out"))
-    link = run_git(folder, "hash-object", "-w", "--stdin", stdin="/etc/passwd")
-    good = run_git(folder, "mktree", stdin=f"100644 blob {blob}\tgood.yaml\n")
-    rows = [
-        f"120000 blob {link}\tlink.yaml",
-        f"160000 commit {'1' * 40}\tmodule.yaml",
-        f"100644 blob {blob}\tcontrol\x1b[31m.yaml",
-        f"100644 blob {blob}\tback\\slash.yaml",
-        f"100644 blob {blob}\t.sparkdeploy-source.yaml",
-        f"100644 blob {blob}\t~home.yaml",
-        f"040000 tree {good}\tgood",
-    ]
-    tree = run_git(folder, "mktree", "--missing", "-z", stdin="\0".join(rows) + "\0")
-    made = run_git(folder, "commit-tree", tree, "-m", "hostile")
-    run_git(folder, "update-ref", "refs/heads/hostile", made)
-    return made
-
-
-def test_a_hostile_source_gets_no_file_but_recipes(run: Run, origin: Path) -> None:
-    hostile_tree(origin)
-    done = run("recipe", "source", "add", "evil", str(origin), "--at", "hostile")
-    assert done.returncode == 0, done.stderr
-    assert taken("evil") == {"good/good.yaml", ".sparkdeploy-source"}
-    assert "a link" in done.stderr
-    assert "submodule" in done.stderr
-    assert "a name that leads elsewhere or cannot be shown" in done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("name", ["../up.yaml", "a/../../up.yaml", ".git/hooks/post-checkout"])
-def test_a_path_that_leads_elsewhere_is_left_out(tmp_path: Path, name: str) -> None:
-    content = recipe("up")
-    blob = git.Blob(name, "100755", "0" * 40, len(content))
-    script = git.Blob("mods/x/run.sh", "100755", "1" * 40, 3)
-
-    class Doctored(git.Repository):
-        def blobs(self, _commit: str) -> object:  # type: ignore[override]
-            return iter((blob, script))
-
-        def contents(self, blobs: object) -> object:  # type: ignore[override]
-            return ((item, content.encode()) for item in blobs)  # type: ignore[attr-defined]
-
-    inside = tmp_path / "inside"
-    found = files.take_commit(Doctored(tmp_path), "0" * 40, inside)
-    assert found.files == ["mods/x/run.sh"]
-    assert [path.name for path in tmp_path.iterdir()] == ["inside"]
-
-
-def test_hooks_and_filters_of_a_source_never_run(run: Run, origin: Path, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    hook = f"#!/bin/sh\ntouch {told}\n"
-    write(origin, {".git/hooks/post-checkout": hook, ".git/hooks/reference-transaction": hook})
-    for name in ("post-checkout", "reference-transaction"):
-        (origin / ".git/hooks" / name).chmod(0o755)
-    commit(origin, {".gitattributes": "*.yaml filter=evil\n"})
-    told.unlink(missing_ok=True)
-    run_git(origin, "config", "filter.evil.smudge", f"touch {told}")
-    assert run("recipe", "source", "add", "birds", str(origin)).returncode == 0
-    assert not told.exists()
-
-
-@pytest.mark.parametrize(
-    ("address", "code"),
-    [
-        ("ext::sh -c 'touch /tmp/pwned'", 2),
-        ("--upload-pack=touch", 2),
-        ("https://user:hidden@127.0.0.1:9/x", 2),
-        ("http://127.0.0.1:9/x.git", 4),
-        ("fd::17", 2),
-        ("/proc/nowhere", 2),
-    ],
-)
-def test_an_address_that_is_none_or_has_a_password_is_refused(
-    run: Run, address: str, code: int
-) -> None:
-    done = run("recipe", "source", "add", "evil", "--", address)
-    assert done.returncode == code
-    assert "hidden" not in done.stderr
-    assert run.answer("recipe", "source", "ls", "--json") == []
-
-
-def test_large_files_and_too_many_are_refused(
-    run: Run, origin: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit(origin, {"recipes/huge.yaml": "#" * 300_000})
-    done = run("recipe", "source", "add", "birds", str(origin))
-    assert "1 x too large" in done.stderr
-    assert "recipes/huge.yaml" not in taken("birds")
-    monkeypatch.setattr(files, "MAX_FILES", 2)
-    assert run("recipe", "source", "add", "more", str(origin)).returncode == 3
-    assert not (load_settings().state_dir / "sources" / "more").exists()
-
-
-def test_what_git_may_write_has_a_limit(
-    run: Run, origin: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noise = os.urandom(200_000).hex()
-    commit(origin, {"noise.bin": noise})
-    monkeypatch.setattr(git, "MAX_PACK_BYTES", 50_000)
-    done = run("recipe", "source", "add", "birds", str(origin))
-    assert done.returncode == 4
-    assert "git could not take" in done.stderr
-    assert run.answer("recipe", "source", "ls", "--json") == []
-
-
-@pytest.mark.parametrize("name", ["../up", "Big", "", "a/b", ".hidden"])
-def test_a_name_of_a_source_is_no_path(run: Run, origin: Path, name: str) -> None:
-    assert run("recipe", "source", "add", name, str(origin)).returncode == 2
-
-
-def test_a_damaged_record_is_named_with_its_way_out(run: Run, origin: Path) -> None:
-    run("recipe", "source", "add", "birds", str(origin))
-    folder = Sources.below(load_settings().state_dir).files_of("birds")
-    (folder / ".sparkdeploy-source").write_text('{"record": {"name": "../../etc"}}')
-    done = run("show", "birds/owl")
-    assert done.returncode == 3
-    assert "recipe source rm birds" in done.stderr
-
-
 def test_a_name_is_the_shortest_end_of_a_path_that_is_unique() -> None:
     paths = ["a/x.yaml", "b/x.yaml", "b/y.yml", "c/b/x.yaml", "z.yaml"]
     assert list(short_names(paths)) == ["a/x", "b/x", "y", "c/b/x", "z"]
+
+
+def test_what_is_exported_names_the_recipe_wherever_it_is_started(
+    run: Run, origin: Path, tmp_path: Path
+) -> None:
+    run("recipe", "source", "add", "birds", str(origin))
+    unit = run("export", "systemd", "birds/recipes/owl").stdout
+    (started,) = (line for line in unit.splitlines() if line.startswith("ExecStart="))
+    words = shlex.split(started.removeprefix("ExecStart="))
+    named = words[words.index("up") + 1]
+    assert load_recipe(library(load_settings()), named).recipe.model.repo == "bird/Owl-1B"
+
+
+def test_a_file_and_a_recipe_of_a_source_may_be_called_alike(
+    run: Run, origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("recipe", "source", "add", "birds", str(origin))
+    write(tmp_path, {"birds/mine.yaml": recipe("mine"), "birds/theirs.yaml": recipe("other")})
+    monkeypatch.chdir(tmp_path)
+    assert run.answer("show", "birds/mine.yaml", "--json")["name"] == "mine"
+    missed = run("show", "birds/mine")
+    assert missed.returncode == 3
+    assert "for the file write ./birds/mine.yaml" in missed.stderr
+    both = run("show", "birds/recipes/theirs.yaml", "--allow-unsafe")
+    assert "warning" not in both.stderr
+    write(tmp_path, {"birds/recipes/theirs.yaml": recipe("other")})
+    both = run("show", "birds/recipes/theirs.yaml", "--allow-unsafe")
+    assert "write ./birds/recipes/theirs.yaml for the file" in both.stderr
+    assert "mods/fix-owl" in both.stdout
+    assert run.answer("show", "./birds/recipes/theirs.yaml", "--json")["name"] == "other"
+
+
+def test_what_a_recipe_of_a_source_needs_is_pulled(
+    run: Run, origin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def announce(_hub: object, _lock: object, item: WantedRepository, **_: object) -> object:
+        asked.append(item.repo)
+        return item
+
+    monkeypatch.setattr(checkpoint_pull, "announce", announce)
+    monkeypatch.setattr(checkpoint_pull, "fetch", lambda *_: Pulled("", "", "", Path(), 0, 0))
+    run("recipe", "source", "add", "birds", str(origin))
+    run("checkpoint", "pull", "birds/recipes/owl")
+    assert run("checkpoint", "pull", "birds/theirs").returncode == 3
+    run("checkpoint", "pull", "birds/theirs", "--allow-unsafe")
+    run("checkpoint", "pull", "birds/Model-1B")
+    assert asked == ["bird/Owl-1B", "bird/Owl-1B", "birds/Model-1B"]
+
+
+def test_a_recipe_of_a_source_is_imported_by_its_name(run: Run, origin: Path) -> None:
+    run("recipe", "source", "add", "birds", str(origin))
+    done = run("recipe", "import", "birds/theirs", "--allow-unsafe")
+    assert (done.returncode, "bird/Owl-1B" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_source_says_what_is_served_and_what_to_try(run: Run, origin: Path) -> None:
+    commit(origin, {"a.yaml": THEIRS, "recipes/bad.yaml": "schema: 1\nname: bad\n"})
+    done = run("recipe", "source", "add", "birds", str(origin))
+    assert "try: sparkdeploy plan birds/four/owl\n" in done.stdout
+    assert "4 recipes, 1 not served here" in run("recipe", "source", "ls").stdout
+    found = run("recipe", "search", "bird/", "--nodes", "4")
+    assert "! birds/theirs " in found.stdout
+    assert "  birds/four/owl " in found.stdout
+    assert "4 or more machines" in found.stdout
+    assert "! needs your consent" in found.stderr
+    one = run("recipe", "search", "owl over four")
+    assert one.stderr.startswith("1 recipe; ")
+    assert "consent" not in one.stderr
+
+
+def test_what_fits_is_a_word_for_programs(run: Run, origin: Path) -> None:
+    run("recipe", "source", "add", "birds", str(origin))
+    found = run.answer("recipe", "search", "owl", "--fits", "spark", "--json")
+    assert {item["fits"] for item in found} == {"unknown"}
+    own = run.answer("recipe", "search", "122b", "--fits", "spark", "--json")
+    assert {item["fits"] for item in own} == {"fits"}
+
+
+def test_a_repository_of_mods_alone_says_what_it_holds(run: Run, tmp_path: Path) -> None:
+    write(tmp_path / "mods", {"fix/run.sh": "true\n"})
+    done = run("recipe", "source", "add", "mods", str(tmp_path / "mods"))
+    assert (done.returncode, "it holds 1 mod," in done.stderr) == (3, True)

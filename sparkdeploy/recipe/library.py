@@ -1,0 +1,235 @@
+"""Where recipes are looked up, and what they inherit, before anything is held against the format.
+
+A search reads hundreds of them, so nothing here loads the rules, the releases or the families.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.console import console
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.document import (
+    Document,
+    KeyPath,
+    ValueOrigin,
+    is_foreign,
+    merge,
+    read_document,
+)
+from sparkdeploy.recipe.paths import anchored
+from sparkdeploy.recipe.sources.shelf import Sources
+from sparkdeploy.recipe.words import closest
+from sparkdeploy.settings import RECIPES_VARIABLE, resources
+from sparkdeploy.terminal import visible_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from sparkdeploy.recipe.settled import ImageLock
+    from sparkdeploy.settings import Settings
+
+MAX_ANCESTORS = 16
+NOT_INHERITED = ("name", "title", "source", "preview", "extends", "expect")
+"""Keys that describe one recipe and mean nothing in its children."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The folders in which recipes are looked up, the user's before the shipped ones.
+
+    What they hold is trusted. A recipe from elsewhere may name what lies in `model_folders`.
+    """
+
+    folders: tuple[Path, ...]
+    model_folders: tuple[Path, ...] = ()
+    images: ImageLock | None = None
+    """What tags were settled to; nobody asks for it where recipes are only looked at."""
+    sources: Sources | None = None
+
+    def recipe_files(self) -> dict[str, Path]:
+        return self._files("*.yaml")
+
+    def replaced(self) -> frozenset[str]:
+        """Return names in the last folder, the shipped one, that another folder's recipe has."""
+        *own, shipped = self.folders
+        names = {path.stem for folder in own for path in folder.glob("*.yaml")}
+        return frozenset(path.stem for path in shipped.glob("*.yaml") if path.stem in names)
+
+    def engine_files(self) -> dict[str, Path]:
+        return self._files("engines/*.yaml")
+
+    def foreign_files(self, origins: Mapping[KeyPath, ValueOrigin]) -> frozenset[str]:
+        """Return which of the files that values stand in lie elsewhere, links followed."""
+        own = [folder.resolve() for folder in self.folders]
+        files = {origin.file for origin in origins.values() if origin.line is not None}
+        return frozenset(
+            file
+            for file in files
+            if not any(Path(file).resolve().is_relative_to(folder) for folder in own)
+        )
+
+    def _files(self, pattern: str) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        for folder in self.folders:  # the first that has a name wins
+            for path in sorted(folder.glob(pattern)):
+                found.setdefault(path.stem, path)
+        return found
+
+
+def recipe_folders(settings: Settings) -> tuple[Path, ...]:
+    """Return the trusted folders: what --on sent here, the user's own, the shipped ones."""
+    sent = os.environ.get(RECIPES_VARIABLE)
+    own = (settings.config_dir / "recipes", resources() / "recipes")
+    return (Path(sent), *own) if sent else own
+
+
+def library(settings: Settings) -> Library:
+    from sparkdeploy.recipe.settled import ImageLock  # noqa: PLC0415 - a search needs none
+
+    models = (settings.hub_cache, settings.data_dir)
+    state = settings.state_dir
+    return Library(recipe_folders(settings), models, ImageLock(state), Sources.below(state))
+
+
+def read_unchecked(library: Library) -> Iterator[tuple[str, Path, Mapping[str, Any]]]:
+    """Yield the name, the file and the content of each of a library's recipes, with all that it
+    inherits, not held against the format.
+
+    It takes a tenth of the time. A file that cannot be read is `list`'s to report.
+    """
+    read = functools.cache(read_document)
+    for name, path in sorted(library.recipe_files().items()):
+        with contextlib.suppress(RecipeError):
+            yield name, path, resolve_inheritance(library, path, (), read).content
+
+
+def locate(library: Library, wanted: str) -> Path:
+    """Return a recipe's file by SOURCE/RECIPE, path or name; RecipeError where there is none."""
+    if found := of_source(library, wanted):
+        return found
+    if wanted.endswith((".yaml", ".yml")) or "/" in wanted:
+        # Neither raises for a home of nobody or a name that is too long for any file.
+        path = Path(os.path.expanduser(wanted))  # noqa: PTH111
+        if os.path.exists(path):  # noqa: PTH110
+            return path
+        raise RecipeError(
+            f"there is no recipe file {visible_line(wanted)}", hint=_no_source(wanted)
+        )
+    return known_file(library.recipe_files(), wanted, "recipe")
+
+
+def of_source(library: Library, wanted: str) -> Path | None:
+    """Return the file that SOURCE/RECIPE means; None for words that mean a file or a name.
+
+    Raises RecipeError for a recipe that its source has not, where no file has that path either.
+    """
+    if library.sources is None:
+        return None
+    is_file = os.path.isfile(wanted)  # noqa: PTH113 - never raises
+    try:
+        found = library.sources.recipe_file(wanted)
+    except RecipeError as error:
+        if is_file:
+            return None
+        if os.path.isfile(f"{wanted}.yaml"):  # noqa: PTH113 - as above
+            hint = f"for the file write {shlex.quote(f'./{wanted}.yaml')}"
+            raise RecipeError(error.message, hint=hint) from error
+        raise
+    if found is not None and is_file:
+        _say_both(wanted)
+    return found
+
+
+@functools.cache
+def _say_both(wanted: str) -> None:
+    """Once: some commands look a recipe up more than once."""
+    path = shlex.quote(f"./{wanted}")
+    console.warn(f"{visible_line(wanted)} is of a source, and a file; write {path} for the file")
+
+
+def _no_source(wanted: str) -> str | None:
+    """SOURCE/RECIPE of a source that nobody added looks like a path."""
+    name, _, rest = wanted.partition("/")
+    is_path = wanted.endswith((".yaml", ".yml")) or name in ("", ".", "..", "~")
+    add = f"sparkdeploy recipe source add {visible_line(name)} GIT_URL"
+    return None if is_path or not rest else f"is {visible_line(name)} a source? {add}"
+
+
+def known_file(files: Mapping[str, Path], name: str, what: str) -> Path:
+    if name not in files:
+        raise RecipeError(f"there is no {what} {visible_line(name)}", hint=closest(name, files))
+    return files[name]
+
+
+def resolve_inheritance(
+    library: Library,
+    path: Path,
+    chain: Sequence[Path],
+    read: Callable[[Path], Document] = read_document,
+) -> Document:
+    if path.resolve() in chain:
+        names = " -> ".join(item.stem for item in (*chain, path))
+        raise RecipeError(f"{path} extends itself: {names}")
+    if len(chain) > MAX_ANCESTORS:
+        raise RecipeError(f"{path} has more than {MAX_ANCESTORS} recipes that extend one another")
+    document = read(path)
+    if is_foreign(document):
+        from sparkdeploy.recipe.foreign.translate import translate  # noqa: PLC0415 - as above
+
+        document = translate(document, path)[0].document
+    document = anchored(document, path.parent)
+    parent = document.content.get("extends")
+    if not isinstance(parent, str):
+        return document
+    parent_path = _locate_parent(library, parent, path)
+    inherited = resolve_inheritance(library, parent_path, (*chain, path.resolve()), read)
+    kept = replace(
+        inherited,
+        content={key: it for key, it in inherited.content.items() if key not in NOT_INHERITED},
+        origins={
+            path: at for path, at in inherited.origins.items() if path[0] not in NOT_INHERITED
+        },
+    )
+    return merge(kept, document)
+
+
+def parent_beside(child: Path, parent: str, sources: Sources | None) -> Path | None:
+    """Return the file that `extends` means by its place; None where it means a library's recipe.
+
+    Raises RecipeError where a source's recipe means a file that is not of its source.
+    """
+    named = os.path.expanduser(parent)  # noqa: PTH111 - never raises
+    beside = child.parent / (named if named.endswith((".yaml", ".yml")) else f"{named}.yaml")
+    top = sources.top_of(child) if sources is not None else None
+    # Also where there is no such file: with --on there may be one.
+    if top is not None and not Path(os.path.realpath(beside)).is_relative_to(top):
+        raise RecipeError(
+            f"{child} extends {visible_line(parent)}, which is no file of its source",
+            hint="a source's recipe extends files of its own source, and shipped ones by name",
+        )
+    if not os.path.isfile(beside) or os.path.samefile(beside, child):  # noqa: PTH113, PTH121
+        return None
+    return beside
+
+
+def _locate_parent(library: Library, parent: str, child: Path) -> Path:
+    """A path is relative to the file that names it, whatever lies where the command is run."""
+    if beside := parent_beside(child, parent, library.sources):
+        return beside
+    # A user's `v2.yaml` that extends `v2` means the shipped one, not itself.
+    others = [folder for folder in library.folders if folder.resolve() != child.parent.resolve()]
+    try:
+        return known_file(Library(tuple(others)).recipe_files(), parent, "recipe")
+    except RecipeError as error:
+        is_path = "/" in parent or parent.endswith((".yaml", ".yml"))
+        raise RecipeError(
+            f"{child} extends {visible_line(parent)}: {error.message}",
+            hint=f"no such file lies at that path from {child.parent}" if is_path else error.hint,
+        ) from error
