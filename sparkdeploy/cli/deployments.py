@@ -65,7 +65,7 @@ def up(
     """Deploy a recipe: images, checkpoint, container, and the model's first answer."""
     from sparkdeploy.cli.outcome import print_outcome
     from sparkdeploy.commands.known_image import ImagePolicy
-    from sparkdeploy.commands.request import plan_for, resolve
+    from sparkdeploy.commands.request import plan_for, resolve, resolve_unasked
     from sparkdeploy.commands.up import Extent, Handover
     from sparkdeploy.commands.up import up as deploy
     from sparkdeploy.deploy.memory import PageCache
@@ -87,7 +87,7 @@ def up(
         return
     extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
     outcome = deploy(
-        resolve(request, settings),
+        (resolve_unasked if update_image else resolve)(request, settings),
         request,
         settings,
         extent=extent,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.steps import ImageStep
     from sparkdeploy.recipe.engine import Engine
+    from sparkdeploy.recipe.settled import ImageLock
     from sparkdeploy.settings import Settings
 
 
@@ -67,15 +68,21 @@ def build_engine(
             _refuse_foreign(meant.engine, wanted, own)
         if isinstance(meant, Resolved):
             refuse_missing_mods(meant)
-            again = partial(load_recipe, library(settings), name, assignments)
+            again = partial(_recipe_with, name, assignments, settings)
             settling = Settling(host, wanted, settings)
-            meant = settle(meant, again, settling, ImagePolicy.KEEP)
+            meant = settle(meant, again, settling, ImagePolicy.KEEP).resolved
         steps = _steps(meant, wanted, host, settings)
         missing = [step.stage for step in steps if step.action is Action.BUILD]
         if wanted != own:
             missing = [_for_platform(stage, host, settings) for stage in missing]
         build_stages(missing, host, settings)
         return tuple(_seen(steps, host))
+
+
+def _recipe_with(
+    name: str, assignments: Sequence[str], settings: Settings, images: ImageLock
+) -> Resolved:
+    return load_recipe(replace(library(settings), images=images), name, assignments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.request import resolve
 from sparkdeploy.console import console
+from sparkdeploy.deploy.new_meaning import NewMeaning
 from sparkdeploy.errors import BuildError, SparkdeployError
+from sparkdeploy.image.pins import keep
 from sparkdeploy.plan.images import stages_for
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.release import is_tag
@@ -33,9 +37,18 @@ class ImagePolicy(Enum):
     UPDATE = "the registry is asked again"
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A recipe for what its image holds."""
+
+    resolved: Resolved
+    new: NewMeaning | None = None
+    """What the registry says of the tag now, where that is not what served before."""
+
+
 def with_known_image(
     plan: Plan, request: Request, settings: Settings, host: DockerHost, policy: ImagePolicy
-) -> Resolved:
+) -> Known:
     """Settle a plan's image and look into it; return the recipe for what it holds.
 
     The plan's own where there is nothing to find out. Raises BuildError for an image that cannot
@@ -43,37 +56,60 @@ def with_known_image(
     """
     resolved = plan.resolved
     if resolved.engine.kind != "image":
-        return resolved
+        return Known(resolved)
     # It builds: the usual `up` is there sooner without all that.
     from sparkdeploy.image.settle import Settling  # noqa: PLC0415
 
     settling = Settling(host, plan.observed.head.facts.architecture, settings)
-    return settle(resolved, lambda: resolve(request, settings), settling, policy)
+    return settle(resolved, partial(resolve, request, settings), settling, policy)
 
 
 def settle(
-    resolved: Resolved, again: Callable[[], Resolved], settling: Settling, policy: ImagePolicy
-) -> Resolved:
-    """As `with_known_image`; `again` reads the recipe anew, with what is known by then."""
+    resolved: Resolved,
+    again: Callable[[ImageLock], Resolved],
+    settling: Settling,
+    policy: ImagePolicy,
+) -> Known:
+    """As `with_known_image`; `again` reads the recipe anew, with what is known by then.
+
+    What a tag means for the first time is kept as soon as somebody has looked into it.
+    """
     name, settings = resolved.image, settling.settings
     if resolved.engine.kind != "image" or name is None:
-        return resolved
+        return Known(resolved)
     asks = is_tag(name) and policy is ImagePolicy.UPDATE
     if isinstance(resolved.engine, SettledEngine) and not asks:
-        return resolved
+        return Known(resolved)
     before = ImageLock(settings.state_dir).settled(name)
-    if asks:
-        settling.ask(name)
-    elif is_tag(name) and before is None:
-        settling.settle(name)
-    known = again()
-    if not isinstance(known.engine, SettledEngine):
+    found = before
+    if is_tag(name) and (asks or before is None):
+        found = settling.ask(name) if asks else settling.settle(name)
+    known = _looked_into(again, settling, name, found, is_first=before is None)
+    if before is None or found is None or not asks:
+        return Known(known)
+    _tell_changes(name, before, known, settings)
+    return Known(known, NewMeaning(name, found) if found.image != before.image else None)
+
+
+def _looked_into(
+    again: Callable[[ImageLock], Resolved],
+    settling: Settling,
+    name: str,
+    found: SettledImage | None,
+    *,
+    is_first: bool,
+) -> Resolved:
+    """Return the recipe for what an image holds; nothing is kept of one that does not serve."""
+    images = ImageLock(settling.settings.state_dir, {name: found} if found is not None else {})
+    known = again(images)
+    is_known = isinstance(known.engine, SettledEngine)
+    if not is_known:
         stages = stages_for(known, base_source="registry", architecture=settling.architecture)
-        settling.look_into(known.engine, stages[0])
-        known = again()
-    if asks and before is not None:
-        _tell_changes(name, before, known, settings)
-    return known
+        contents = settling.look_into(known.engine, stages[0])
+        images = replace(images, found={known.engine.image or "": contents})
+    if found is not None and is_first:
+        keep(settling.settings, name, found)
+    return known if is_known else again(images)
 
 
 def refuse_missing_mods(resolved: Resolved) -> None:
@@ -99,17 +135,37 @@ def _tell_changes(name: str, before: SettledImage, known: Resolved, settings: Se
             console.info(f"  {line}")
 
 
-@contextlib.contextmanager
-def kept_on_failure(resolved: Resolved, settings: Settings) -> Iterator[None]:
-    """What a tag meant when it last served, it means again after an `up` that fails."""
-    name, lock = resolved.image, ImageLock(settings.state_dir)
-    before = lock.settled(name) if name is not None else None
-    try:
-        yield
-    except SparkdeployError:
-        if name is not None and before is not None and lock.settled(name) != before:
-            from sparkdeploy.image.settle import keep  # noqa: PLC0415
+@dataclass(slots=True)
+class Trial:
+    """The new meaning of a tag, as long as nothing of it has answered."""
 
-            keep(settings, name, before)
-            console.warn(f"{name} stays what it was: {before.image}")
-        raise
+    settings: Settings
+    asked: str | None = None
+    """The tag that the registry is asked anew about."""
+    new: NewMeaning | None = None
+
+    def succeed(self) -> None:
+        if self.new is not None:
+            self.new.keep(self.settings)
+
+    def tell_pending(self) -> None:
+        if self.new is not None:
+            console.info(
+                f"{self.new.tag} stays what it was until this start has answered: the next `up` or"
+                " `rollback` of this deployment notes it"
+            )
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Say after a failure that the tag is what it was when it last served."""
+        try:
+            yield
+        except SparkdeployError:
+            self._tell()
+            raise
+
+    def _tell(self) -> None:
+        tag = self.new.tag if self.new is not None else self.asked
+        before = ImageLock(self.settings.state_dir).settled(tag) if tag is not None else None
+        if before is not None and (self.new is None or before != self.new.settled):
+            console.warn(f"{tag} stays what it was: {before.image}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,12 +20,16 @@ from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.library import library, of_source
 from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.recipe.release import is_tag
+from sparkdeploy.recipe.settled import ImageLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from sparkdeploy.deploy.new_meaning import NewMeaning
+    from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.load import Library, Resolved
     from sparkdeploy.settings import Settings
 
 
@@ -51,13 +56,45 @@ def make_request(
     return Request(wanted, tuple(assignments or ()), Deployment(name, exposure), reach)
 
 
-def resolve(request: Request, settings: Settings) -> Resolved:
+def resolve(request: Request, settings: Settings, images: ImageLock | None = None) -> Resolved:
     """Load the recipe with everything it inherits; raise RecipeError with all mistakes.
 
-    For several nodes it has what its `cluster` section changes.
+    For several nodes it has what its `cluster` section changes. `images` says what tags mean
+    instead of the state folder's own lock.
     """
-    resolved = load_recipe(library(settings), request.recipe, request.assignments)
+    shelf = library(settings)
+    return _loaded(request, shelf if images is None else replace(shelf, images=images))
+
+
+def resolve_unasked(request: Request, settings: Settings) -> Resolved:
+    """As `resolve`, as if nobody knew yet what a tag is: the registry will be asked anew.
+
+    What the tag was may be what the recipe does not fit.
+    """
+    return _loaded(request, replace(library(settings), images=None))
+
+
+def _loaded(request: Request, shelf: Library) -> Resolved:
+    resolved = load_recipe(shelf, request.recipe, request.assignments)
     return for_cluster(resolved) if request.reach is Reach.CLUSTER else resolved
+
+
+def as_started(
+    resolved: Resolved, request: Request, settings: Settings, host: DockerHost
+) -> tuple[Resolved, NewMeaning | None]:
+    """Return the recipe for what its tag means by now, and the meaning that has to prove itself.
+
+    A start that was under way may have answered since; one that still is under way is what the
+    deployment stands on until it has failed.
+    """
+    if not is_tag(resolved.image):
+        return resolved, None
+    from sparkdeploy.deploy.new_meaning import under_way  # noqa: PLC0415 - for tags only
+
+    new = under_way(host, request.deployment.name, settings)
+    if new is None or new.tag != resolved.image:
+        return resolve(request, settings), None
+    return resolve(request, settings, ImageLock(settings.state_dir, {new.tag: new.settled})), new
 
 
 def up_words(request: Request, settings: Settings) -> list[str]:
@@ -77,6 +114,8 @@ def plan_for(request: Request, settings: Settings) -> Plan:
     """Observe and decide; Docker, a GPU and a network may all be absent."""
     resolved = resolve(request, settings)
     with serving(resolved, request.reach, settings) as nodes:
+        with suppress(NodeError):
+            resolved, _ = as_started(resolved, request, settings, nodes.here.docker)
         plan = draft_plan(resolved, settings, nodes, request.deployment)
         try:
             nodes.here.docker  # noqa: B018 - the reason why it does not answer

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.commands.checkpoint_fetch import bring_models
-from sparkdeploy.commands.known_image import ImagePolicy, kept_on_failure, with_known_image
+from sparkdeploy.commands.known_image import ImagePolicy, Trial, with_known_image
 from sparkdeploy.commands.reach import Reach, everyone, needed
+from sparkdeploy.commands.request import as_started
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import (
     SETTLE_WAIT_S,
@@ -103,8 +104,11 @@ def up(
         serving = nodes.only(together) if request.reach is Reach.CLUSTER else nodes.alone()
         # Made before anything is begun: whatever interrupts finds here how far it came.
         launch = Launch(name, crashes_dir(settings), ClusterRecord.below(settings.state_dir))
-        asked = (extent, consent, handover or Handover())
-        return _Up(resolved, request, settings, nodes, serving, launch, *asked).apply()
+        given = handover or Handover()
+        asked = resolved.image if given.images is ImagePolicy.UPDATE else None
+        trial = Trial(settings, asked)
+        how = (extent, consent, given, trial)
+        return _Up(resolved, request, settings, nodes, serving, launch, *how).apply()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class _Up:
     extent: Extent
     consent: Callable[[str], bool]
     handover: Handover
+    trial: Trial
 
     @property
     def name(self) -> str:
@@ -127,7 +132,7 @@ class _Up:
 
     def apply(self) -> Outcome:
         try:
-            with kept_on_failure(self.resolved, self.settings):
+            with self.trial.told():
                 with changing(self.settings, self._command):
                     self.serving.require_all()
                     recover(self.nodes, self.name, self.settings)
@@ -155,10 +160,9 @@ class _Up:
         """Do everything but the wait; return the plan, and whether something starts already."""
         starts = self.extent is not Extent.PREPARE
         refuse = refuse_to_start if starts else refuse_to_prepare
-        plan = self._draft(self.resolved)
+        plan = self._draft(self._now())
         refuse(plan)
-        docker, policy = self.serving.here.docker, self.handover.images
-        known = with_known_image(plan, self.request, self.settings, docker, policy)
+        known = self._with_known_image(plan)
         if known is not plan.resolved:
             plan = self._draft(known)
             refuse(plan)
@@ -169,7 +173,10 @@ class _Up:
             where = "" if plan.formation.is_alone else " on every node"
             recipe = plan.resolved.recipe.name
             console.info(f"nothing to do: {self.name} runs{where} as {recipe} says")
-            return plan, self._is_starting()
+            is_starting = self._is_starting()
+            if self.extent is Extent.ANSWER and not is_starting:
+                self.trial.succeed()
+            return plan, is_starting
         for line in plan_lines(plan):
             console.info(line)
         if starts:
@@ -182,7 +189,26 @@ class _Up:
         if starts and any(part.action.is_work for part in plan.parts):
             refuse_blind(plan, self.serving)
             self._start(plan)
+        if not starts:
+            self.trial.succeed()
+        elif self.extent is Extent.DETACH:
+            self.trial.tell_pending()
         return plan, False
+
+    def _now(self) -> Resolved:
+        """Return the recipe for what its tag is by now: what was found half done was settled."""
+        if self.handover.images is ImagePolicy.UPDATE:
+            return self.resolved
+        docker = self.serving.here.docker
+        resolved, self.trial.new = as_started(self.resolved, self.request, self.settings, docker)
+        return resolved
+
+    def _with_known_image(self, plan: Plan) -> Resolved:
+        docker, policy = self.serving.here.docker, self.handover.images
+        known = with_known_image(plan, self.request, self.settings, docker, policy)
+        if known.resolved is not plan.resolved:
+            self.trial.new = known.new
+        return known.resolved
 
     def _draft(self, resolved: Resolved) -> Plan:
         return draft_plan(resolved, self.settings, self.serving, self.request.deployment)
@@ -210,7 +236,7 @@ class _Up:
     def _start(self, plan: Plan) -> None:
         """Start all parts together: a rank that is left over from before cannot join anew."""
         specs = [
-            (self.serving.node(seat.node), _labelled(plan, plan.parts[seat.rank], self.handover))
+            (self.serving.node(seat.node), self._labelled(plan, plan.parts[seat.rank]))
             for seat in plan.formation.start_order
         ]
         claims = {part.node: part.claim for part in plan.parts}
@@ -224,6 +250,21 @@ class _Up:
             end_start(self.nodes, self.name, self.settings, reason=reason)
             leaving = parts_elsewhere(self.nodes, self.name, plan.formation.nodes)
             self.launch.start(specs, make_room, leaving)
+
+    def _labelled(self, plan: Plan, part: Part) -> ContainerSpec:
+        """Return the spec with what the next plan and a rollback have to know on it."""
+        if part.spec is None:
+            raise CheckpointError(f"the model is not on {part.node}")
+        own = {
+            labels.FINGERPRINT: part.spec.fingerprint(),
+            labels.KEEP: str(self.handover.keep),
+            labels.EXPECTATION: expectation_of(plan, part).as_label(),
+            labels.USER: own_name(),
+            labels.RECIPE_VALUES: json.dumps(values_to_show(plan.resolved.recipe)),
+        }
+        if self.trial.new is not None:
+            own[labels.NEW_MEANING] = self.trial.new.as_label()
+        return replace(part.spec, labels={**part.spec.labels, **own})
 
     def _require_free(self, plan: Plan) -> None:
         """Another head may have come while images and weights travelled."""
@@ -252,7 +293,7 @@ class _Up:
             return Outcome(plan, changed=changed)
         watch = self._watch(plan, self.launch.started)
         readiness = self.launch.wait_and_settle(
-            watch.wait, self._settling, partial(self._details, plan, watch)
+            watch.wait, self._settling, partial(self._details, plan, watch), self.trial.succeed
         )
         return Outcome(plan, changed=True, readiness=readiness)
 
@@ -317,17 +358,3 @@ class _Up:
             return f"{self.name} was not replaced: the deployment that was there is starting again"
         look = f"`sparkdeploy status` and `sparkdeploy logs {self.name}`"
         return f"{self.name} goes on starting; {look} show it"
-
-
-def _labelled(plan: Plan, part: Part, handover: Handover) -> ContainerSpec:
-    """Return the spec with what the next plan and a rollback have to know on it."""
-    if part.spec is None:
-        raise CheckpointError(f"the model is not on {part.node}")
-    own = {
-        labels.FINGERPRINT: part.spec.fingerprint(),
-        labels.KEEP: str(handover.keep),
-        labels.EXPECTATION: expectation_of(plan, part).as_label(),
-        labels.USER: own_name(),
-        labels.RECIPE_VALUES: json.dumps(values_to_show(plan.resolved.recipe)),
-    }
-    return replace(part.spec, labels={**part.spec.labels, **own})

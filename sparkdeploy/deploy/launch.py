@@ -90,13 +90,15 @@ class Launch:
         wait: Callable[[], Result],
         changing: Callable[[], AbstractContextManager[None]],
         details: Callable[[], Mapping[str, Any]] = dict,
+        on_answer: Callable[[], None] = lambda: None,
     ) -> Result:
         """Wait, and settle what becomes of the containers; return what `wait` returned.
 
-        `wait` is called without the node's lock, `changing()` takes it for the rest. When `wait`
-        raises an expected error, the evidence of the new containers is saved with `details()`, and
-        the old ones are back; the error then says so. Interrupted (Ctrl-C), the old ones come back
-        too; where there were none, the new ones go on starting. Raises TakenAwayError when another
+        `wait` is called without the node's lock, `changing()` takes it for the rest; `on_answer` is
+        called under it before the containers stay for good, and may not raise. When `wait` raises
+        an expected error, the evidence of the new containers is saved with `details()`, and the
+        old ones are back; the error then says so. Interrupted (Ctrl-C), the old ones come back too;
+        where there were none, the new ones go on starting. Raises TakenAwayError when another
         command put an end to the new containers meanwhile. Settling is not interrupted: what comes
         meanwhile is heard after it.
         """
@@ -115,6 +117,7 @@ class Launch:
             raise
         with held_back(), changing():
             self._require_in_place(None)
+            on_answer()
             self.commit()
         return result
 

@@ -12,9 +12,9 @@ from sparkdeploy.deploy.deployments import (
     DeploymentContainers,
     find_deployment,
     nodes_with,
-    uptime_s,
 )
 from sparkdeploy.deploy.expectation import hold
+from sparkdeploy.deploy.new_meaning import keep_what_answered, may_still_start
 from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, UnhealthyError
@@ -59,7 +59,7 @@ def recover(nodes: Nodes, deployment: str, settings: Settings) -> Recovery:
             deployment,
             crashes_dir=crashes_dir(settings),
             is_answering=answers,
-            check=lambda fact: _hold_all(nodes, deployment, fact),
+            check=lambda fact: _hold_whole(nodes, deployment, fact, settings),
         )
         if done.action == "nothing":
             done = _hold_first_start(nodes, deployment, settings)
@@ -82,6 +82,12 @@ def end_start(nodes: Nodes, deployment: str, settings: Settings, *, reason: str)
         done = abandon(nodes.here.docker, deployment, crashes_dir=crashes, reason=reason)
         console.info(done.text)
         return _let_others_follow(nodes, deployment, settings, done)
+
+
+def _hold_whole(nodes: Nodes, deployment: str, head: ContainerFact, settings: Settings) -> None:
+    """As `_hold_all`; what is whole stays, and its tag means from now on what it stands on."""
+    _hold_all(nodes, deployment, head)
+    keep_what_answered(head, deployment, settings)
 
 
 def _hold_all(nodes: Nodes, deployment: str, head: ContainerFact) -> None:
@@ -195,7 +201,7 @@ def recover_here(
             return _reverted(half_done, error.message)
         half_done.commit()
         return Recovery("finished", f"{deployment}: the new container answers and stays")
-    if new is not None and _may_still_start(new):
+    if new is not None and may_still_start(new):
         return Recovery("waiting", f"{deployment}: the new container is still starting")
     return _reverted(half_done, "the command that started it ended before it answered")
 
@@ -207,7 +213,7 @@ def _hold_first_start(nodes: Nodes, deployment: str, settings: Settings) -> Reco
     if fact is None or not record.is_unsettled(deployment, fact.container_id) or not answers(fact):
         return Recovery("nothing")
     try:
-        _hold_all(nodes, deployment, fact)
+        _hold_whole(nodes, deployment, fact, settings)
     except UnhealthyError as error:
         started = Replacement(host, deployment, crashes_dir(settings), new_id=fact.container_id)
         return _reverted(started, error.message)
@@ -277,8 +283,3 @@ def _half_done(host: DockerHost, found: DeploymentContainers, crashes_dir: Path)
         # Nobody knows whether the command that died had told it to stop: it may end any moment.
         is_old_told_to_stop=old is not None and old.is_running,
     )
-
-
-def _may_still_start(fact: ContainerFact) -> bool:
-    running_s, timeout_s = uptime_s(fact), fact.startup_timeout_s
-    return running_s is not None and timeout_s is not None and running_s < timeout_s

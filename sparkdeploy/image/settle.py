@@ -1,34 +1,25 @@
 """Settles what an image of others is: which digest its tag means, and what it holds.
 
-A tag is asked for once. What was found is kept in the state folder (recipe/settled.py), and a plan
-reads it there.
+A tag is asked for once. What was found is kept in the state folder (recipe/settled.py) when
+somebody has looked into it, and a plan reads it there.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image import proof
+from sparkdeploy.image import pins, proof
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.node.facts import spelled
-from sparkdeploy.node.private_folder import write_private
-from sparkdeploy.recipe.settled import (
-    ImageContents,
-    ImageLock,
-    SettledImage,
-    contents_as_json,
-    lock_as_dict,
-)
+from sparkdeploy.recipe.settled import SettledImage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
     from sparkdeploy.console import Step
     from sparkdeploy.image.lock import Architecture
@@ -36,6 +27,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.reports import BuildEvent
     from sparkdeploy.recipe.engine import Engine
+    from sparkdeploy.recipe.settled import ImageContents
     from sparkdeploy.settings import Settings
 
 MAX_NAMED = 8
@@ -49,30 +41,26 @@ class Settling:
     architecture: Architecture
     settings: Settings
 
-    def settle(self, tag: str) -> None:
-        """Ask what a tag is today, and keep it; an image of that tag that is here stands in.
+    def settle(self, tag: str) -> SettledImage:
+        """Ask what a tag is today; an image of that tag that is here stands in.
 
         Raises BuildError where neither the registry nor this machine knows it, and where it is for
         other processors.
         """
         try:
-            self.ask(tag)
+            return self.ask(tag)
         except BuildError as error:
             found = self._meaning_here(tag)
             if found is None:
                 raise
             console.warn(f"{error.detail or error}; the image of that tag that is here is taken")
-            self._keep(tag, found)
+            return _told(tag, found)
 
-    def ask(self, tag: str) -> None:
+    def ask(self, tag: str) -> SettledImage:
         """As `settle`, where nothing but the registry's word will do."""
         with console.step(f"asking the registry for {tag}"):
             image = self._meaning(tag)
-        self._keep(tag, image)
-
-    def _keep(self, tag: str, image: str) -> None:
-        keep(self.settings, tag, SettledImage(image, _now()))
-        console.info(f"  {tag} is {image}")
+        return _told(tag, image)
 
     def look_into(self, engine: Engine, stage: Stage) -> ImageContents:
         """Pull an image, make its engine stage, and note what it holds.
@@ -86,10 +74,7 @@ class Settling:
             built = build_stage(self.host, stage, self.settings, step)
             step.say("asking its vLLM what it takes")
             contents = proof.contents_of(self.host, built)
-        _write(
-            ImageLock(self.settings.state_dir).contents_path(image),
-            contents_as_json(contents).decode(),
-        )
+        pins.keep_contents(self.settings, image, contents)
         console.info(f"  {contents.describe()}")
         return contents
 
@@ -141,11 +126,9 @@ class Settling:
             )
 
 
-def keep(settings: Settings, tag: str, settled: SettledImage) -> None:
-    """Note what a tag means from now on."""
-    lock = ImageLock(settings.state_dir)
-    images = lock.all() | {tag: settled}
-    _write(lock.path, json.dumps(lock_as_dict(images), indent=1))
+def _told(tag: str, image: str) -> SettledImage:
+    console.info(f"  {tag} is {image}")
+    return SettledImage(image, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def differences(before: ImageContents | None, after: ImageContents) -> Iterator[str]:
@@ -200,16 +183,3 @@ def _followed(events: Iterable[BuildEvent], step: Step) -> str | None:
 def _without_tag(reference: str) -> str:
     head, slash, last = reference.rpartition("/")
     return f"{head}{slash}{last.partition(':')[0]}"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_private(path, text)
-    except OSError as error:
-        raise NodeError(
-            f"{path} cannot be written: {error.strerror}", hint=f"free space below {path.parent}"
-        ) from error

@@ -2,7 +2,8 @@
 
 A tag may be another image tomorrow. `up` asks once what it is, and writes that here: the digest in
 image-lock.json of the state folder, and what the image holds beside it, in image-contents/, a file
-by digest. A plan reads both and asks nobody.
+by digest. A plan reads both and asks nobody. What nobody has looked into is in neither, and a new
+meaning of a tag replaces the old one when a start of it has answered (deploy/new_meaning.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence  # noqa: TC003 - pydantic reads them
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -96,6 +97,10 @@ class ImageLock:
     """The settled images of a state folder; RecipeError names a file that is not ours."""
 
     state_dir: Path
+    trying: Mapping[str, SettledImage] = field(default_factory=dict)
+    """What tags are taken for by this command, whatever the file says."""
+    found: Mapping[str, ImageContents] = field(default_factory=dict)
+    """What this command found in images, by digest or id."""
 
     @property
     def path(self) -> Path:
@@ -107,7 +112,7 @@ class ImageLock:
         return self.state_dir / CONTENTS_FOLDER / f"{mark}.json"
 
     def settled(self, reference: str) -> SettledImage | None:
-        return self.all().get(reference)
+        return self.trying.get(reference) or self.all().get(reference)
 
     def all(self) -> dict[str, SettledImage]:
         """Return every settled image by the name that was asked for."""
@@ -125,6 +130,8 @@ class ImageLock:
             raise self._unusable("it holds something else than images") from error
 
     def contents(self, image: str) -> ImageContents | None:
+        if image in self.found:
+            return self.found[image]
         path = self.contents_path(image)
         try:
             return _contents().validate_json(read_bytes(path, MAX_BYTES))

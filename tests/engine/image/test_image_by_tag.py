@@ -145,6 +145,16 @@ def test_a_tag_is_settled_once_and_moved_when_it_is_asked_for(lab: Lab) -> None:
     assert (gone.returncode, "the registry did not tell" in gone.stderr) == (5, True)
 
 
+def test_a_first_image_without_vllm_is_asked_for_again(lab: Lab) -> None:
+    lab.registry.start()
+    lab.push("0.33.0")
+    assert lab.up().returncode == 5
+    assert ImageLock(lab.program.root / "state").settled(lab.tag) is None
+    lab.push()
+    done = lab.up()
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_an_image_that_does_not_fit_leaves_the_tag_where_it_was(lab: Lab) -> None:
     lab.registry.start()

@@ -1,0 +1,38 @@
+"""Writes down what images of others were settled to, and what they hold (recipe/settled.py)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.private_folder import write_private
+from sparkdeploy.recipe.settled import ImageLock, contents_as_json, lock_as_dict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.recipe.settled import ImageContents, SettledImage
+    from sparkdeploy.settings import Settings
+
+
+def keep(settings: Settings, tag: str, settled: SettledImage) -> None:
+    """Note what a tag means from now on; NodeError where that cannot be written."""
+    lock = ImageLock(settings.state_dir)
+    images = lock.all() | {tag: settled}
+    _write(lock.path, json.dumps(lock_as_dict(images), indent=1))
+
+
+def keep_contents(settings: Settings, image: str, contents: ImageContents) -> None:
+    """Note what a digest or an id holds; NodeError where that cannot be written."""
+    path = ImageLock(settings.state_dir).contents_path(image)
+    _write(path, contents_as_json(contents).decode())
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_private(path, text)
+    except OSError as error:
+        raise NodeError(
+            f"{path} cannot be written: {error.strerror}", hint=f"free space below {path.parent}"
+        ) from error
