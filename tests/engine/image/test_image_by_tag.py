@@ -107,6 +107,8 @@ def lab(
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
+    # Nobody reads it; `up` refuses a folder without weights.
+    (model / "model.safetensors").touch()
     made = Lab(Program(tmp_path), registry, python_base_image, engine)
     values = {"image": made.tag, "engine": engine, "model": model, "port": free_port()}
     (recipes / "tagged.yaml").write_text(RECIPE.format(**values))

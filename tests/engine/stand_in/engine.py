@@ -112,6 +112,8 @@ def install(host: DockerHost, root: Path, port: int) -> StandInEngine:
     model = root / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
+    # Nobody reads it; `up` refuses a folder without weights.
+    (model / "model.safetensors").touch()
     (recipes / "standin.yaml").write_text(RECIPE.format(model=model, port=port))
     engine = load_engine(Library((recipes, resources() / "recipes")), "stand-in")
     for stage in stages_of(

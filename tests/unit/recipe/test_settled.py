@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.errors import BuildError, NodeError, RecipeError
 from sparkdeploy.image.pins import keep
-from sparkdeploy.image.settle import differences
+from sparkdeploy.image.settle import Settling, differences
 from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.recipe.arguments import release_of
 from sparkdeploy.recipe.load import library, load_recipe
@@ -55,6 +55,17 @@ def settled(contents: ImageContents | None = CONTENTS) -> ImageLock:
 def baseline(*settings: str) -> Resolved:
     wanted = ("engine=image", f"image={TAG}", *settings)
     return load_recipe(library(load_settings()), "baseline", wanted)
+
+
+def test_a_registry_that_does_not_tell_names_the_setting_of_a_mirror() -> None:
+    class Silent:
+        def registry_image(self, _reference: str) -> None:
+            raise NodeError("no answer")
+
+    with pytest.raises(BuildError) as refused:
+        Settling(Silent(), "aarch64", load_settings()).ask(TAG)  # type: ignore[arg-type]
+    mirror = "set `container_registry` in config.yaml to your mirror's host name"
+    assert mirror in str(refused.value.hint)
 
 
 def test_a_tag_that_nobody_asked_for_stays_a_tag() -> None:
