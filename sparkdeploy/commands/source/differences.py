@@ -141,7 +141,8 @@ def _details(name: str, before: _State, after: _State) -> Iterator[str]:
     if name.endswith(RECIPE_SUFFIXES):
         told = before.told(name), after.told(name)
         if any(told):
-            yield from _recipe_changes(*told, is_new=name not in before.files)
+            lines = _recipe_changes(*told, is_new=name not in before.files)
+            yield from lines or ([] if None in told else ["what it says stays the same"])
             return
     yield from _text_changes(before.content(name), after.content(name))
     users = sorted(before.users(name) | after.users(name))

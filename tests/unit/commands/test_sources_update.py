@@ -129,6 +129,11 @@ def test_a_path_is_not_another_one_because_it_is_looked_at_elsewhere(run: Run, b
     assert "      + {{ evil }}\n      used by recipes/owl.yaml\n" in pending(run)
 
 
+def test_a_comment_changes_nothing_that_is_said(run: Run, birds: Path) -> None:
+    commit(birds, {"recipes/owl.yaml": recipe("owl") + "# more\n"})
+    assert "~ recipes/owl.yaml\n      what it says stays the same\n" in pending(run)
+
+
 def test_names_and_keys_of_strangers_are_shown_on_one_line(run: Run, birds: Path) -> None:
     owl = recipe("owl") + 'env: {"A\\e[31m\\nB": x}\n'
     commit(birds, {"recipes/owl.yaml": owl})
