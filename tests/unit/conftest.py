@@ -39,6 +39,8 @@ def isolated_folders(
     monkeypatch.setenv("HF_HUB_CACHE", str(home / "hub"))
     # Nobody listens there: a test that asks a hub says which.
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    # `--offline` sets it in this process; it goes with the test.
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
 
 
 @pytest.fixture(autouse=True, scope="session")
