@@ -53,7 +53,9 @@ def failed(stage: Stage, where: str, log: Iterable[str]) -> BuildError:
         )
     if refused:
         return BuildError(
-            f"engine {stage.engine} does not fit what it stands on: {refused[1]}", detail=detail
+            f"engine {stage.engine} does not fit what it stands on: {refused[1]}",
+            hint=stage.update_hint,
+            detail=detail,
         )
     place = f" at {where}" if where else ""
     hint = next((hint for cause, hint in _HINTS.items() if re.search(cause, detail)), None)

@@ -15,17 +15,16 @@ from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import pins, proof
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.network import registry_reference
+from sparkdeploy.image.pull import pull_below
 from sparkdeploy.node.facts import spelled
 from sparkdeploy.recipe.settled import SettledImage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from sparkdeploy.console import Step
     from sparkdeploy.image.lock import Architecture
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.reports import BuildEvent
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.settled import ImageContents
     from sparkdeploy.settings import Settings
@@ -68,8 +67,7 @@ class Settling:
         Raises BuildError for an image that cannot be had, or that does not fit a Spark.
         """
         image = engine.image or ""
-        if stage.registry_image is not None:
-            self._pull(registry_reference(image, self._registry), image)
+        pull_below(self.host, stage, self.settings)
         with console.step(f"image {stage.name} of {image[:64]}") as step:
             built = build_stage(self.host, stage, self.settings, step)
             step.say("asking its vLLM what it takes")
@@ -113,18 +111,6 @@ class Settling:
         known = [name for name in image.digests if name.partition("@")[0] in names]
         return known[0] if known else image.image_id
 
-    def _pull(self, reference: str, image: str) -> None:
-        if self.host.find_image(reference) is not None:
-            return
-        with console.step(f"pull {image}") as step:
-            failure = _followed(self.host.pull(reference), step)
-        if failure is not None:
-            raise BuildError(
-                f"{image} could not be pulled: {failure}",
-                hint=f"does the registry answer? A private one needs `docker login "
-                f"{reference.partition('/')[0]}`",
-            )
-
 
 def _told(tag: str, image: str) -> SettledImage:
     console.info(f"  {tag} is {image}")
@@ -153,31 +139,6 @@ def _named(what: str, flags: set[str]) -> Iterator[str]:
         named = sorted(flags)
         rest = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
         yield f"{what}: {', '.join(named[:MAX_NAMED])}{rest}"
-
-
-def _followed(events: Iterable[BuildEvent], step: Step) -> str | None:
-    """Show layers and bytes while they come; return why it failed, or None."""
-    layers: dict[str, tuple[int, int]] = {}
-    finished: set[str] = set()
-    for event in events:
-        if event.error is not None:
-            return event.error
-        if not event.layer:
-            continue
-        if event.text in ("Pull complete", "Already exists"):
-            finished.add(event.layer)
-        if event.text == "Downloading" and event.total_bytes:
-            layers[event.layer] = (event.done_bytes or 0, event.total_bytes)
-        elif event.layer in layers:
-            layers[event.layer] = (layers[event.layer][1], layers[event.layer][1])
-        known = layers.keys() | finished
-        note = f"{len(finished)} of {len(known)} layers"
-        if layers:
-            done, total = (sum(column) for column in zip(*layers.values(), strict=True))
-            step.progress(done, total, note)
-        else:
-            step.say(note)
-    return None
 
 
 def _without_tag(reference: str) -> str:

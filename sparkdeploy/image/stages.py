@@ -95,6 +95,8 @@ class Stage:
     """The id of an image that has to be on the machine already."""
     unsettled: str | None = None
     """The tag whose image nobody has asked for yet: neither tag nor fingerprint will stay."""
+    settled_tag: str = ""
+    """The tag that an earlier command settled to `registry_image`."""
     mod: str = ""
     """What a mod is called by its recipe."""
     mod_slug: str = ""
@@ -106,6 +108,12 @@ class Stage:
     """The wheel that was compiled for it; it travels with the build like those of a wheelhouse."""
     runs_on: Literal["cuda", "cpu"] | None = None
     """For what its vLLM was built; None where the finished image has nothing to prove."""
+
+    @property
+    def update_hint(self) -> str | None:
+        """Return how to get another image of the same tag, which may be repaired by now."""
+        tag = self.settled_tag
+        return f"`up --update-image` asks what {tag} is today" if tag else None
 
     def labels(self) -> dict[str, str]:
         """Return the labels of the image; they stay out of the fingerprint."""
