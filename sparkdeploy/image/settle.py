@@ -87,7 +87,8 @@ class Settling:
         except NodeError as error:
             raise BuildError(
                 f"the registry did not tell what the image {tag} is",
-                hint="does it answer, and is the name right? A private one needs `docker login "
+                hint=error.hint
+                or "does it answer, and is the name right? A private one needs `docker login "
                 f"{reference.partition('/')[0]}`; `container_registry` in config.yaml is the usual"
                 " one's name",
                 detail=error.message,
