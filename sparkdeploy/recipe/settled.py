@@ -130,15 +130,21 @@ class ImageLock:
             raise self._unusable("it holds something else than images") from error
 
     def contents(self, image: str) -> ImageContents | None:
+        """Return what was found in an image; None where nobody has looked, or the note is none.
+
+        It can be had again. RecipeError names a file that may not be read.
+        """
         if image in self.found:
             return self.found[image]
         path = self.contents_path(image)
         try:
             return _contents().validate_json(read_bytes(path, MAX_BYTES))
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return None
-        except (OSError, ValueError) as error:
-            raise RecipeError(f"{path} cannot be used: {error}", hint=f"rm {path}") from error
+        except OSError as error:
+            raise RecipeError(
+                f"{path} cannot be read: {error.strerror}", hint=f"rm -r {path}"
+            ) from error
 
     def _unusable(self, reason: object) -> RecipeError:
         return RecipeError(

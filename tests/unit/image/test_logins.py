@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import docker.auth
@@ -53,6 +52,7 @@ def test_what_the_sdk_reads_or_leaves_alone_is_no_failure(logins: Path, text: st
     refuse_unreadable()
 
 
+@pytest.mark.filterwarnings("ignore:docker-credential")
 @pytest.mark.parametrize("helper", ["missing", "exits"])
 @pytest.mark.parametrize("is_one", [True, False])
 def test_a_helper_that_fails_is_named_with_its_registry(
@@ -64,8 +64,7 @@ def test_a_helper_that_fails_is_named_with_its_registry(
     monkeypatch.setenv("PATH", str(logins.parent), prepend=":")
     store = {"credHelpers": {"lab.example": helper, "b": "x"}} if is_one else {"credsStore": helper}
     logins.write_text(json.dumps(store))
-    with warnings.catch_warnings(), pytest.raises(NodeError) as caught, translated("pull it"):
-        warnings.simplefilter("ignore")  # pytest's own filters stand before ours
+    with pytest.raises(NodeError) as caught, translated("pull it"):
         docker.auth.load_config(config_dict=dict(store)).resolve_authconfig("lab.example")
     subject = "lab.example" if is_one else "the registry"
     said = caught.value.message
