@@ -69,7 +69,8 @@ def build_engine(
         if isinstance(meant, Resolved):
             refuse_missing_mods(meant)
             again = partial(_recipe_with, name, assignments, settings)
-            settling = Settling(host, wanted, settings)
+            foreign = platform_of(wanted) if wanted != own else None
+            settling = Settling(host, wanted, settings, foreign)
             meant = settle(meant, again, settling, ImagePolicy.KEEP).resolved
         steps = _steps(meant, wanted, host, settings)
         missing = [step.stage for step in steps if step.action is Action.BUILD]

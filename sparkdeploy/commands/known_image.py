@@ -108,7 +108,7 @@ def _looked_into(
         first = stages[0] if found is before else replace(stages[0], settled_tag="")
         contents = settling.look_into(known.engine, first)
         images = replace(images, found={known.engine.image or "": contents})
-    if found is not None and before is None:
+    if found is not None and before is None and settling.platform is None:
         keep(settling.settings, name, found)
     return known if is_known else again(images)
 

@@ -6,7 +6,7 @@ somebody has looked into it, and a plan reads it there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,9 @@ class Settling:
     host: DockerHost
     architecture: Architecture
     settings: Settings
+    platform: str | None = None
+    """What Docker is asked to build for, where that is not its own: nothing is kept of it then,
+    for a list has one digest for all platforms."""
 
     def settle(self, tag: str) -> SettledImage:
         """Ask what a tag is today; an image of that tag that is here stands in.
@@ -62,17 +65,19 @@ class Settling:
         return _told(tag, image)
 
     def look_into(self, engine: Engine, stage: Stage) -> ImageContents:
-        """Pull an image, make its engine stage, and note what it holds.
+        """Pull an image, make its engine stage, and note what it holds for this machine.
 
         Raises BuildError for an image that cannot be had, or that does not fit a Spark.
         """
         image = engine.image or ""
+        stage = replace(stage, platform=self.platform)
         pull_below(self.host, stage, self.settings)
         with console.step(f"image {stage.name} of {image[:64]}") as step:
             built = build_stage(self.host, stage, self.settings, step)
             step.say("asking its vLLM what it takes")
             contents = proof.contents_of(self.host, built)
-        pins.keep_contents(self.settings, image, contents)
+        if self.platform is None:
+            pins.keep_contents(self.settings, image, contents)
         console.info(f"  {contents.describe()}")
         return contents
 
