@@ -14,6 +14,7 @@ from sparkdeploy import labels
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock, templates
 from sparkdeploy.image.context import ContextFile
+from sparkdeploy.recipe.image_name import WAYS
 from sparkdeploy.recipe.release import ANY_IMAGE, is_tag
 
 if TYPE_CHECKING:
@@ -237,7 +238,8 @@ def _adopted(maker: _StageMaker) -> Stage:
     if engine.image is None:
         raise BuildError(
             f"engine {engine.name} names no image",
-            hint="add --set image=sha256:... (a local id) or NAME@sha256:... (a digest)",
+            hint=f"write `image:` into its file, which is {WAYS}; or name a recipe: `sparkdeploy"
+            f" image build RECIPE --set engine={engine.name} --set image=NAME:TAG`",
         )
     is_digest = "@" in engine.image
     dockerfile = maker.render(

@@ -19,8 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.engine import Engine
+from sparkdeploy.recipe.image_name import is_pinned
 from sparkdeploy.recipe.release import ANY_IMAGE, Release, is_tag, stated_release
-from sparkdeploy.recipe.schema import IMAGE_PATTERN
 from sparkdeploy.stored_json import MAX_BYTES, read_bytes, read_json
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class SettledImage:
     """UTC."""
 
     def __post_init__(self) -> None:
-        if re.fullmatch(IMAGE_PATTERN, self.image) is None:
+        if not is_pinned(self.image):
             raise ValueError(f"{self.image[:80]!r} is neither a digest nor an id")
 
 

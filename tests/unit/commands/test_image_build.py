@@ -174,3 +174,18 @@ def test_what_an_image_holds_is_kept_for_this_machines_platform_alone(
     lock = ImageLock(settings.state_dir)
     assert (lock.settled(tag) is not None) is is_own
     assert (lock.contents(f"lab.example/vllm@{told.digest}") is not None) is is_own
+
+
+def test_an_engine_alone_without_a_digest_is_told_what_works(engine: _Engine) -> None:
+    settings = load_settings()
+    with pytest.raises(BuildError, match="names no image") as caught:
+        room.build_engine("image", (), None, settings)
+    assert "`sparkdeploy image build RECIPE --set engine=image" in (caught.value.hint or "")
+    folder = settings.config_dir / "recipes" / "engines"
+    folder.mkdir(parents=True)
+    text = "schema: 1\nname: mine\ntitle: t\nkind: image\nvllm: 0.33.0\nimage: a/b:c\n"
+    (folder / "mine.yaml").write_text(text)
+    with pytest.raises(BuildError, match="stands on the tag a/b:c") as caught:
+        room.build_engine("mine", (), None, settings)
+    assert "RECIPE --set engine=mine" in (caught.value.hint or "")
+    assert engine.asked == []
