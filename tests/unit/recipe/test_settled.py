@@ -193,6 +193,10 @@ def test_a_plan_of_an_unsettled_tag_prints_no_name_that_will_be_another(run: Run
     said = run(*wanted).stdout
     assert f"v image       {TAG}" in said
     assert "+ image       guard" in said
+    rendered = run(*wanted, "--show", "dockerfile").stdout
+    assert "# ---- stage guard: <guard, resolved by up>" in rendered
+    assert "FROM <engine, resolved by up> AS guard" in rendered
+    assert "sparkdeploy/" not in rendered.replace("/opt/sparkdeploy/", "")
     assert json.loads(run(*wanted, "--json").stdout)["image"]["settled"] is None
 
 
