@@ -26,7 +26,7 @@ def pull_below(host: DockerHost, stage: Stage, settings: Settings) -> None:
     which names that platform.
     """
     image = stage.registry_image
-    if image is None or stage.name != "engine" or stage.platform is not None:
+    if image is None or not stage.is_of_others or stage.platform is not None:
         return
     reference = registry_reference(image, settings.hosts.container_registry)
     if find_built(host, stage) is not None or host.find_image(reference) is not None:

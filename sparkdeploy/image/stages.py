@@ -111,6 +111,11 @@ class Stage:
     """For what its vLLM was built; None where the finished image has nothing to prove."""
 
     @property
+    def is_of_others(self) -> bool:
+        """Say whether it stands on an image that others made."""
+        return self.name == "engine" and self.below is None
+
+    @property
     def update_hint(self) -> str | None:
         """Return how to get another image of the same tag, which may be repaired by now."""
         tag = self.settled_tag
