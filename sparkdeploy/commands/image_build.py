@@ -22,6 +22,7 @@ from sparkdeploy.plan.observe import choose_base_source
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import Resolved, library, load_engine, load_recipe
+from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.recipe.words import closest
 from sparkdeploy.settings import resources
 
@@ -60,6 +61,12 @@ def build_engine(
     is built where this machine cannot run the other platform's programs, and BuildError.
     """
     meant = what_is_meant(name, assignments, settings)
+    if isinstance(meant, EngineAlone) and is_tag(meant.engine.image):
+        raise BuildError(
+            f"engine {name} stands on the tag {meant.engine.image}, which is asked for with a"
+            " recipe alone",
+            hint=f"name a recipe: `sparkdeploy image build RECIPE --set engine={name}`",
+        )
     refuse_credentials(settings)
     with changing(settings, f"image build {name}"), connect(settings) as host:
         own = facts.architecture_of(host.info())
@@ -69,7 +76,8 @@ def build_engine(
         if isinstance(meant, Resolved):
             refuse_missing_mods(meant)
             again = partial(_recipe_with, name, assignments, settings)
-            settling = Settling(host, wanted, settings)
+            foreign = platform_of(wanted) if wanted != own else None
+            settling = Settling(host, wanted, settings, foreign)
             meant = settle(meant, again, settling, ImagePolicy.KEEP).resolved
         steps = _steps(meant, wanted, host, settings)
         missing = [step.stage for step in steps if step.action is Action.BUILD]

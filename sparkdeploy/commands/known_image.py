@@ -84,7 +84,7 @@ def settle(
     found = before
     if is_tag(name) and (asks or before is None):
         found = settling.ask(name) if asks else settling.settle(name)
-    known = _looked_into(again, settling, name, found, is_first=before is None)
+    known = _looked_into(again, settling, name, before, found)
     if before is None or found is None or not asks:
         return Known(known)
     _tell_changes(name, before, known, settings)
@@ -95,9 +95,8 @@ def _looked_into(
     again: Callable[[ImageLock], Resolved],
     settling: Settling,
     name: str,
+    before: SettledImage | None,
     found: SettledImage | None,
-    *,
-    is_first: bool,
 ) -> Resolved:
     """Return the recipe for what an image holds; nothing is kept of one that does not serve."""
     images = ImageLock(settling.settings.state_dir, {name: found} if found is not None else {})
@@ -105,9 +104,11 @@ def _looked_into(
     is_known = isinstance(known.engine, SettledEngine)
     if not is_known:
         stages = stages_for(known, base_source="registry", architecture=settling.architecture)
-        contents = settling.look_into(known.engine, stages[0])
+        # To ask anew what was asked a moment ago is no advice.
+        first = stages[0] if found is before else replace(stages[0], settled_tag="")
+        contents = settling.look_into(known.engine, first)
         images = replace(images, found={known.engine.image or "": contents})
-    if found is not None and is_first:
+    if found is not None and before is None and settling.platform is None:
         keep(settling.settings, name, found)
     return known if is_known else again(images)
 

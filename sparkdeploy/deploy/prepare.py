@@ -16,6 +16,7 @@ from sparkdeploy.deploy.travel import same_images, same_weights
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.compilation import refuse_start
+from sparkdeploy.image.pull import pull_below
 from sparkdeploy.node import facts
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.launch import Exposure
@@ -72,6 +73,7 @@ def build_stages(missing: Sequence[Stage], host: DockerHost, settings: Settings)
             # Before the base is fetched: what cannot be compiled is not worth ten gigabytes.
             refuse_start(stage, host, settings)
     for stage in missing:
+        pull_below(host, stage, settings)
         with console.step(f"image {stage.name}") as step:
             fact = build_stage(host, stage, settings, step)
         console.info(f"  {stage.tag}, {format_bytes(fact.size_bytes)}")

@@ -7,6 +7,7 @@ import json
 import re
 import tempfile
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
@@ -37,6 +38,8 @@ TAIL_LINES = 30
 MAX_LETTERS = 500
 """Of a line of the log: some programs draw megabytes on one."""
 MAX_DOUBTS = 10
+WRITTEN = (PurePosixPath("/opt/venv"), PurePosixPath("/opt/sparkdeploy"))
+"""Where an image of others gets what makes it an engine of ours."""
 NEWEST_WITH_BUILDER = 29
 """The newest one of which that is known (docs/engines.md)."""
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -86,6 +89,7 @@ def build_stage(host: DockerHost, stage: Stage, settings: Settings, step: Step) 
             _make_base(host, stage, archive, settings, step)
     else:
         _require_below(host, stage)
+        _refuse_volumes(host, stage, settings)
         if stage.source is not None:
             refuse_start(stage, host, settings)
             stage = replace(stage, compiled=compile_wheel(host, stage, settings, step))
@@ -146,6 +150,24 @@ def _require_below(host: DockerHost, stage: Stage) -> None:
             " there",
             hint="build the stages from the lowest up",
         )
+
+
+def _refuse_volumes(host: DockerHost, stage: Stage, settings: Settings) -> None:
+    """Refuse an image of others in which nothing that is added would stay."""
+    reference = stage.local_image
+    if stage.is_of_others and stage.registry_image is not None:
+        reference = network.registry_reference(
+            stage.registry_image, settings.hosts.container_registry
+        )
+    image = host.find_image(reference) if reference is not None else None
+    for volume in image.volumes if image is not None else ():
+        path = PurePosixPath(volume)
+        if any(path.is_relative_to(it) or it.is_relative_to(path) for it in WRITTEN):
+            raise BuildError(
+                f"engine {stage.engine} does not fit what it stands on: {volume} is a volume of"
+                " that image, and nothing that is added below it would stay",
+                hint=stage.update_hint or "it takes an image without that VOLUME",
+            )
 
 
 @dataclass(slots=True)

@@ -36,6 +36,11 @@ _HINTS = {
     ),
 }
 
+_IN_THE_WAY = (
+    "what the image itself says may stand in the way: its ONBUILD runs first, and its SHELL, PATH"
+    " and other variables are what programs find there (`docker image inspect` shows them)"
+)
+
 
 def failed(stage: Stage, where: str, log: Iterable[str]) -> BuildError:
     """Return the error of a build that Docker ended.
@@ -53,10 +58,14 @@ def failed(stage: Stage, where: str, log: Iterable[str]) -> BuildError:
         )
     if refused:
         return BuildError(
-            f"engine {stage.engine} does not fit what it stands on: {refused[1]}", detail=detail
+            f"engine {stage.engine} does not fit what it stands on: {refused[1]}",
+            hint=stage.update_hint,
+            detail=detail,
         )
     place = f" at {where}" if where else ""
     hint = next((hint for cause, hint in _HINTS.items() if re.search(cause, detail)), None)
+    if hint is None and stage.is_of_others:
+        hint = _IN_THE_WAY
     if hint is not None and "$TORCH_SOURCE" in detail:
         # That instruction asks PyTorch's index alone.
         own = "torch_cuda_index" if stage.runs_on == "cuda" else "torch_cpu_index"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import TYPE_CHECKING
 
@@ -20,19 +21,26 @@ def keep(settings: Settings, tag: str, settled: SettledImage) -> None:
     """Note what a tag means from now on; NodeError where that cannot be written."""
     lock = ImageLock(settings.state_dir)
     images = lock.all() | {tag: settled}
-    _write(lock.path, json.dumps(lock_as_dict(images), indent=1))
+    # What a tag is cannot be found out again: by tomorrow it may be another image.
+    _write(lock.path, json.dumps(lock_as_dict(images), indent=1), is_durable=True)
 
 
 def keep_contents(settings: Settings, image: str, contents: ImageContents) -> None:
     """Note what a digest or an id holds; NodeError where that cannot be written."""
     path = ImageLock(settings.state_dir).contents_path(image)
-    _write(path, contents_as_json(contents).decode())
+    _write(path, contents_as_json(contents).decode(), is_durable=False)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, *, is_durable: bool) -> None:
     try:
-        write_private(path, text)
+        write_private(path, text, is_durable=is_durable)
     except OSError as error:
         raise NodeError(
-            f"{path} cannot be written: {error.strerror}", hint=f"free space below {path.parent}"
+            f"{path} cannot be written: {error.strerror}", hint=_hint(path.parent, error)
         ) from error
+
+
+def _hint(folder: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"free space below {folder}"
+    return f"`ls -ld {folder}` shows whom it belongs to: only that user may write there"

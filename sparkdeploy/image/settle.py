@@ -6,7 +6,7 @@ somebody has looked into it, and a plan reads it there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -15,17 +15,16 @@ from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import pins, proof
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.network import registry_reference
+from sparkdeploy.image.pull import pull_below
 from sparkdeploy.node.facts import spelled
 from sparkdeploy.recipe.settled import SettledImage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from sparkdeploy.console import Step
     from sparkdeploy.image.lock import Architecture
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.reports import BuildEvent
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.settled import ImageContents
     from sparkdeploy.settings import Settings
@@ -40,6 +39,9 @@ class Settling:
     host: DockerHost
     architecture: Architecture
     settings: Settings
+    platform: str | None = None
+    """What Docker is asked to build for, where that is not its own: nothing is kept of it then,
+    for a list has one digest for all platforms."""
 
     def settle(self, tag: str) -> SettledImage:
         """Ask what a tag is today; an image of that tag that is here stands in.
@@ -63,18 +65,19 @@ class Settling:
         return _told(tag, image)
 
     def look_into(self, engine: Engine, stage: Stage) -> ImageContents:
-        """Pull an image, make its engine stage, and note what it holds.
+        """Pull an image, make its engine stage, and note what it holds for this machine.
 
         Raises BuildError for an image that cannot be had, or that does not fit a Spark.
         """
         image = engine.image or ""
-        if stage.registry_image is not None:
-            self._pull(registry_reference(image, self._registry), image)
+        stage = replace(stage, platform=self.platform)
+        pull_below(self.host, stage, self.settings)
         with console.step(f"image {stage.name} of {image[:64]}") as step:
             built = build_stage(self.host, stage, self.settings, step)
             step.say("asking its vLLM what it takes")
             contents = proof.contents_of(self.host, built)
-        pins.keep_contents(self.settings, image, contents)
+        if self.platform is None:
+            pins.keep_contents(self.settings, image, contents)
         console.info(f"  {contents.describe()}")
         return contents
 
@@ -89,7 +92,8 @@ class Settling:
         except NodeError as error:
             raise BuildError(
                 f"the registry did not tell what the image {tag} is",
-                hint="does it answer, and is the name right? A private one needs `docker login "
+                hint=error.hint
+                or "does it answer, and is the name right? A private one needs `docker login "
                 f"{reference.partition('/')[0]}`; behind a mirror, set `container_registry` in "
                 "config.yaml to your mirror's host name",
                 detail=error.message,
@@ -112,18 +116,6 @@ class Settling:
         names = {_without_tag(tag), _without_tag(reference)}
         known = [name for name in image.digests if name.partition("@")[0] in names]
         return known[0] if known else image.image_id
-
-    def _pull(self, reference: str, image: str) -> None:
-        if self.host.find_image(reference) is not None:
-            return
-        with console.step(f"pull {image}") as step:
-            failure = _followed(self.host.pull(reference), step)
-        if failure is not None:
-            raise BuildError(
-                f"{image} could not be pulled: {failure}",
-                hint=f"does the registry answer? A private one needs `docker login "
-                f"{reference.partition('/')[0]}`",
-            )
 
 
 def _told(tag: str, image: str) -> SettledImage:
@@ -153,31 +145,6 @@ def _named(what: str, flags: set[str]) -> Iterator[str]:
         named = sorted(flags)
         rest = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
         yield f"{what}: {', '.join(named[:MAX_NAMED])}{rest}"
-
-
-def _followed(events: Iterable[BuildEvent], step: Step) -> str | None:
-    """Show layers and bytes while they come; return why it failed, or None."""
-    layers: dict[str, tuple[int, int]] = {}
-    finished: set[str] = set()
-    for event in events:
-        if event.error is not None:
-            return event.error
-        if not event.layer:
-            continue
-        if event.text in ("Pull complete", "Already exists"):
-            finished.add(event.layer)
-        if event.text == "Downloading" and event.total_bytes:
-            layers[event.layer] = (event.done_bytes or 0, event.total_bytes)
-        elif event.layer in layers:
-            layers[event.layer] = (layers[event.layer][1], layers[event.layer][1])
-        known = layers.keys() | finished
-        note = f"{len(finished)} of {len(known)} layers"
-        if layers:
-            done, total = (sum(column) for column in zip(*layers.values(), strict=True))
-            step.progress(done, total, note)
-        else:
-            step.say(note)
-    return None
 
 
 def _without_tag(reference: str) -> str:

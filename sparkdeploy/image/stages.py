@@ -16,6 +16,7 @@ from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock, templates
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.recipe.foreign.secrets import masked
+from sparkdeploy.recipe.image_name import WAYS
 from sparkdeploy.recipe.release import ANY_IMAGE, is_tag
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class Stage:
     """The id of an image that has to be on the machine already."""
     unsettled: str | None = None
     """The tag whose image nobody has asked for yet: neither tag nor fingerprint will stay."""
+    settled_tag: str = ""
+    """The tag that an earlier command settled to `registry_image`."""
     mod: str = ""
     """What a mod is called by its recipe."""
     mod_slug: str = ""
@@ -108,6 +111,17 @@ class Stage:
     """The wheel that was compiled for it; it travels with the build like those of a wheelhouse."""
     runs_on: Literal["cuda", "cpu"] | None = None
     """For what its vLLM was built; None where the finished image has nothing to prove."""
+
+    @property
+    def is_of_others(self) -> bool:
+        """Say whether it stands on an image that others made."""
+        return self.name == "engine" and self.below is None
+
+    @property
+    def update_hint(self) -> str | None:
+        """Return how to get another image of the same tag, which may be repaired by now."""
+        tag = self.settled_tag
+        return f"`up --update-image` asks what {tag} is today" if tag else None
 
     def labels(self) -> dict[str, str]:
         """Return the labels of the image; they stay out of the fingerprint."""
@@ -233,7 +247,8 @@ def _adopted(maker: _StageMaker) -> Stage:
     if engine.image is None:
         raise BuildError(
             f"engine {engine.name} names no image",
-            hint="add --set image=sha256:... (a local id) or NAME@sha256:... (a digest)",
+            hint=f"write `image:` into its file, which is {WAYS}; or name a recipe: `sparkdeploy"
+            f" image build RECIPE --set engine={engine.name} --set image=NAME:TAG`",
         )
     is_digest = "@" in engine.image
     dockerfile = maker.render(

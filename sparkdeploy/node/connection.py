@@ -13,6 +13,7 @@ import urllib3.exceptions
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
+from sparkdeploy.node.logins import helper_failure, refuse_unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +47,8 @@ def translated(doing: str) -> Iterator[None]:
     except docker.errors.APIError as error:
         raise DockerRefusedError(f"{doing}: {error.explanation or error}") from error
     except SDK_ERRORS as error:
+        if (failure := helper_failure(error)) is not None:
+            raise failure from error
         raise NodeError(
             f"{doing}: the Docker Engine does not answer ({type(error).__name__})",
             detail=str(error),
@@ -82,9 +85,13 @@ class DockerConnection:
     """A connection to one Docker Engine; a context manager."""
 
     def __init__(self, docker_host: str | None = None) -> None:
-        """Raise NodeError when nobody answers, and when this user may not ask."""
+        """Raise NodeError when nobody answers, when this user may not ask, and for a broken login.
+
+        The SDK reads Docker's logins before anything else.
+        """
         address = docker_host or "unix:///var/run/docker.sock"
         _require_listener(address)
+        refuse_unreadable()
         with translated(f"docker at {address}"):
             try:
                 self._client = docker.DockerClient(

@@ -166,6 +166,8 @@ class ImageFact:
     """As Docker spells it; empty in lists, which do not tell."""
     digests: tuple[str, ...] = field(default=(), compare=False)
     """NAME@sha256:..., as registries know it; none for an image that was made here."""
+    volumes: tuple[str, ...] = field(default=(), compare=False)
+    """What a build writes below these folders is thrown away; empty in lists, which do not tell."""
 
     @property
     def stage(self) -> str:

@@ -22,12 +22,29 @@ def make_private(folder: Path) -> None:
         path.mkdir(mode=PRIVATE_MODE, exist_ok=True)
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file into a private folder; it appears whole or not at all."""
+def write_private(path: Path, text: str, *, is_durable: bool = False) -> None:
+    """Write a file into a private folder; it appears whole or not at all.
+
+    What is durable is there after a power cut, and costs a wait for the disk.
+    """
     make_private(path.parent)
     staged = path.with_name(f".{path.name}.new")
-    staged.write_text(text, encoding="utf-8")
+    with staged.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        if is_durable:
+            os.fsync(file.fileno())
     staged.replace(path)
+    if is_durable:
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def keep_private(folder: Path) -> None:

@@ -116,11 +116,13 @@ def read_registry_image(item: Mapping[str, Any]) -> RegistryImage | None:
 def read_image(item: Mapping[str, Any]) -> ImageFact:
     """Read an image of a list, or one that was inspected and has its labels further down."""
     tags = tuple(tag for tag in item.get("RepoTags") or () if tag != "<none>:<none>")
-    marks = (item.get("Config") or item).get("Labels") or {}
+    config = item.get("Config") or item
+    marks = config.get("Labels") or {}
     architecture = item.get("Architecture") or ""
     digests = tuple(name for name in item.get("RepoDigests") or () if "<none>" not in name)
     size_bytes = int(item.get("Size") or 0)
-    return ImageFact(item["Id"], tags, marks, size_bytes, architecture, digests)
+    volumes = tuple(sorted(config.get("Volumes") or {}))
+    return ImageFact(item["Id"], tags, marks, size_bytes, architecture, digests, volumes)
 
 
 def read_container(item: Mapping[str, Any]) -> ContainerFact:

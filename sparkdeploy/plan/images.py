@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.image.mods import read_mod
 from sparkdeploy.image.stages import Additions, stages_of
+from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
@@ -22,13 +24,16 @@ def stages_for(
 
     Raises BuildError for engines and mods that cannot be built.
     """
-    return stages_of(
+    first, *above = stages_of(
         resolved.engine,
         base_source=base_source,
         architecture=architecture,
         resources=resources(),
         additions=Additions(mods_of(resolved), top_of(resolved)),
     )
+    if is_tag(resolved.image) and not first.unsettled:
+        first = replace(first, settled_tag=resolved.image or "")
+    return (first, *above)
 
 
 def mods_of(resolved: Resolved) -> list[ModFiles]:

@@ -41,10 +41,16 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 def dockerfile_text(plan: Plan) -> str:
-    return "\n".join(
+    text = "\n".join(
         f"# ---- stage {step.stage.name}: {step.stage.tag}\n{step.stage.dockerfile}"
         for step in plan.images
     )
+    if unsettled([step.stage for step in plan.images]) is None:
+        return text
+    for step in plan.images:
+        # Fingerprints of what stands on a tag are nobody's yet.
+        text = text.replace(step.stage.tag, f"<{step.stage.name}, resolved by up>")
+    return text
 
 
 def arguments_text(plan: Plan) -> str:

@@ -142,7 +142,10 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
     image = recipe.image or (engine.image if engine is not None else None)
     if engine is not None:
         engine = settled_engine(_with_image(engine, recipe.image), library.images)
-    mistakes += rules.find_contradictions(recipe, engine)
+    # A value that is wrong was left out, and its absence is no second mistake.
+    wrong = {mistake.path for mistake in mistakes}
+    found = rules.find_contradictions(recipe, engine)
+    mistakes += [mistake for mistake in found if mistake.path not in wrong]
     refused, warnings = _arguments(recipe, engine)
     foreign = library.foreign_files(document.origins)
     judge = Judge(recipe, document.origins, foreign, library.model_folders)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import TypeAdapter
 
 from sparkdeploy.recipe.features import parse_version
-from sparkdeploy.recipe.schema import IMAGE_PATTERN
+from sparkdeploy.recipe.image_name import is_pinned
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Release:
 
 def is_tag(image: str | None) -> bool:
     """Say whether an image is named by a tag, which may be another image tomorrow."""
-    return image is not None and re.fullmatch(IMAGE_PATTERN, image) is None
+    return image is not None and not is_pinned(image)
 
 
 def stated_release(image: str) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import features, flags
 from sparkdeploy.recipe.families import family_of
+from sparkdeploy.recipe.image_name import WAYS
 from sparkdeploy.recipe.settled import is_unknown
 
 if TYPE_CHECKING:
@@ -269,9 +270,9 @@ def _engine_itself(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
         )
     if engine.kind == "image" and engine.image is None:
         yield Mistake(
-            ("engine",),
-            f"engine {engine.name} is an image that you already have, and none is named",
-            "add --set image=sha256:... (a local id) or NAME@sha256:... (a digest)",
+            ("image",),
+            f"engine {engine.name} is an image of others, and none is named",
+            f"add --set image=, which is {WAYS}",
         )
     if engine.kind != "image" and engine.image is not None:
         yield Mistake(

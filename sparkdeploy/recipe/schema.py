@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
+from sparkdeploy.recipe.image_name import image_name
+
 Port = Annotated[int, Field(ge=1024, le=65535)]
 """Below 1024 a container without capabilities may not listen."""
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -14,10 +16,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 _BareOff = BeforeValidator(lambda value: "off" if value is False else value)
 MAX_PATH_BYTES = 2048
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
-IMAGE_PATTERN = r"^([\w./:-]+@sha256:[0-9a-f]{64}|(sha256:)?[0-9a-f]{12,64})$"
-"""A digest or a local id: what a tag means can change under a deployment."""
-TAG_PATTERN = r"^[a-z0-9][\w.-]*(:[0-9]{1,5})?(/[a-z0-9][\w.-]*)*(:\w[\w.-]{0,127})?$"
-ImageReference = Annotated[str, Field(pattern=f"{IMAGE_PATTERN}|{TAG_PATTERN}", max_length=512)]
+ImageReference = Annotated[str, Field(max_length=512), AfterValidator(image_name)]
 """By digest, by local id, or by a tag, which `up` settles to a digest."""
 
 

@@ -19,8 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.engine import Engine
+from sparkdeploy.recipe.image_name import is_pinned
 from sparkdeploy.recipe.release import ANY_IMAGE, Release, is_tag, stated_release
-from sparkdeploy.recipe.schema import IMAGE_PATTERN
 from sparkdeploy.stored_json import MAX_BYTES, read_bytes, read_json
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class SettledImage:
     """UTC."""
 
     def __post_init__(self) -> None:
-        if re.fullmatch(IMAGE_PATTERN, self.image) is None:
+        if not is_pinned(self.image):
             raise ValueError(f"{self.image[:80]!r} is neither a digest nor an id")
 
 
@@ -130,15 +130,21 @@ class ImageLock:
             raise self._unusable("it holds something else than images") from error
 
     def contents(self, image: str) -> ImageContents | None:
+        """Return what was found in an image; None where nobody has looked, or the note is none.
+
+        It can be had again. RecipeError names a file that may not be read.
+        """
         if image in self.found:
             return self.found[image]
         path = self.contents_path(image)
         try:
             return _contents().validate_json(read_bytes(path, MAX_BYTES))
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return None
-        except (OSError, ValueError) as error:
-            raise RecipeError(f"{path} cannot be used: {error}", hint=f"rm {path}") from error
+        except OSError as error:
+            raise RecipeError(
+                f"{path} cannot be read: {error.strerror}", hint=f"rm -r {path}"
+            ) from error
 
     def _unusable(self, reason: object) -> RecipeError:
         return RecipeError(

@@ -46,7 +46,8 @@ def _problem(item: ErrorDetails, model: type[BaseModel]) -> Mistake:
         return Mistake(path, "unknown key", closest(str(path[-1]), known))
     if item["type"] == "missing":
         return Mistake(path, "missing", f"add {'.'.join(map(str, path))}")
-    return Mistake(path, f"{shown(repr(item.get('input')))} is wrong", item["msg"])
+    fix = item["msg"].removeprefix("Value error, ")
+    return Mistake(path, f"{shown(repr(item.get('input')))} is wrong", fix)
 
 
 def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:

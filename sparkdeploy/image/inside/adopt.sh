@@ -1,7 +1,9 @@
 #!/bin/sh
 # Finds the Python that has vLLM in an existing image and hands over to it.
 set -eu
-here=$(dirname "$0")
+# The image's own PATH may name no folder of programs.
+PATH="${PATH:-}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+here=${0%/*}
 pythons=""
 for python in /opt/venv/bin/python python3 python /opt/conda/bin/python /app/.venv/bin/python \
   /workspace/.venv/bin/python /usr/local/bin/python3 /usr/bin/python3; do
@@ -14,6 +16,8 @@ done
 if [ -z "$pythons" ]; then
   echo "sparkdeploy-refused: there is no Python in it" >&2
 else
-  echo "sparkdeploy-refused: no Python in it has vLLM (looked at$pythons)" >&2
+  unread=""
+  [ -z "${PYTHONPATH:-}" ] || unread="; its PYTHONPATH is not read"
+  echo "sparkdeploy-refused: no Python in it has vLLM (looked at$pythons)$unread" >&2
 fi
 exit 1

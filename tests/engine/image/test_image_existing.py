@@ -93,8 +93,19 @@ def build(host: DockerHost, stage: Stage) -> ImageFact:
         ((), "no Python in it has vLLM"),
         ((with_vllm("0.33.0", "13.0"),), "it has vLLM 0.33.0, and the engine says 0.25.1"),
         ((with_vllm("0.25.1", None),), "its torch is a CPU build"),
+        (("ENV PYTHONPATH=/opt/vllm",), "no Python in it has vLLM .*; its PYTHONPATH is not read"),
+        ((with_vllm("0.25.1", "13.0"), "VOLUME /opt"), "/opt is a volume of that image"),
+        (("ONBUILD RUN false",), "stage engine of engine mine did not build"),
     ],
-    ids=["no-python", "no-vllm", "another-release", "cpu-torch"],
+    ids=[
+        "no-python",
+        "no-vllm",
+        "another-release",
+        "cpu-torch",
+        "python-path",
+        "volume",
+        "onbuild",
+    ],
 )
 def test_an_image_that_does_not_fit_is_refused_with_the_reason(
     host: DockerHost, make_image: MakeImage, instructions: tuple[str, ...], words: str
@@ -117,7 +128,10 @@ def test_an_image_that_is_not_there_is_refused_before_docker_asks_a_registry(
 def test_a_system_python_is_adopted_and_what_it_sees_is_still_seen(
     host: DockerHost, make_image: MakeImage
 ) -> None:
-    stage = stages_on(make_image(with_vllm("0.32.0", None)), vllm="0.32.0", device="cpu")[0]
+    # Neither its shell nor its PATH is needed for what is added.
+    odd = ("ENV PATH=/nowhere", 'SHELL ["/bin/nosh"]')
+    image_id = make_image(with_vllm("0.32.0", None), *odd)
+    stage = stages_on(image_id, vllm="0.32.0", device="cpu")[0]
     try:
         image = build(host, stage)
         program = "import sys, vllm, torch.version; print(sys.prefix, vllm.__file__)"

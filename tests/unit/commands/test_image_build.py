@@ -10,7 +10,9 @@ import pytest
 from sparkdeploy.commands import image_build as room
 from sparkdeploy.errors import BuildError, NodeError, RecipeError, UsageError
 from sparkdeploy.image.stages import stages_of
+from sparkdeploy.node.reports import RegistryImage
 from sparkdeploy.recipe.load import load_engine
+from sparkdeploy.recipe.settled import ImageContents, ImageLock
 from sparkdeploy.settings import load_settings, resources
 from tests.unit.plan.facts import DOCKER, built
 
@@ -143,3 +145,47 @@ def test_names_are_engines_before_they_are_recipes() -> None:
     picture = f"sha256:{'0' * 64}"
     chosen = room.engine_meant("v2", ("engine=image", f"image={picture}"), settings)
     assert (chosen.name, chosen.image) == ("image", picture)
+
+
+@pytest.mark.parametrize("platform", ["linux/arm64", "linux/amd64"])
+def test_what_an_image_holds_is_kept_for_this_machines_platform_alone(
+    engine: _Engine, monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    settings, tag = load_settings(), "lab.example/vllm:v1"
+    told = RegistryImage("sha256:" + "a" * 64, ("arm64", "amd64"))
+    contents = ImageContents("0.33.0", "2.14.0", "13.0", ["sm_121a"], {}, None)
+    looked: list[str | None] = []
+
+    def build_stage(_host: object, stage: Stage, *_: object) -> ImageFact:
+        looked.append(stage.platform)
+        return built(stage)
+
+    monkeypatch.setattr(_Engine, "registry_image", lambda *_: told, raising=False)
+    monkeypatch.setattr(_Engine, "pull", lambda *_: iter(()), raising=False)
+    monkeypatch.setattr("sparkdeploy.image.settle.build_stage", build_stage)
+    monkeypatch.setattr("sparkdeploy.image.proof.contents_of", lambda *_: contents)
+    images = room.build_engine("baseline", ("engine=image", f"image={tag}"), platform, settings)
+    assert [(image.stage, image.platform) for image in images] == [
+        ("engine", platform),
+        ("guard", platform),
+    ]
+    is_own = platform == "linux/amd64"
+    assert looked == [None if is_own else platform]
+    lock = ImageLock(settings.state_dir)
+    assert (lock.settled(tag) is not None) is is_own
+    assert (lock.contents(f"lab.example/vllm@{told.digest}") is not None) is is_own
+
+
+def test_an_engine_alone_without_a_digest_is_told_what_works(engine: _Engine) -> None:
+    settings = load_settings()
+    with pytest.raises(BuildError, match="names no image") as caught:
+        room.build_engine("image", (), None, settings)
+    assert "`sparkdeploy image build RECIPE --set engine=image" in (caught.value.hint or "")
+    folder = settings.config_dir / "recipes" / "engines"
+    folder.mkdir(parents=True)
+    text = "schema: 1\nname: mine\ntitle: t\nkind: image\nvllm: 0.33.0\nimage: a/b:c\n"
+    (folder / "mine.yaml").write_text(text)
+    with pytest.raises(BuildError, match="stands on the tag a/b:c") as caught:
+        room.build_engine("mine", (), None, settings)
+    assert "RECIPE --set engine=mine" in (caught.value.hint or "")
+    assert engine.asked == []

@@ -168,6 +168,7 @@ class _Registry:
     contents: ImageContents | BuildError
     settings: Settings
     architecture: str = "aarch64"
+    platform: str | None = None
 
     def ask(self, tag: str) -> SettledImage:
         assert tag == TAG

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,8 +27,6 @@ from sparkdeploy.recipe.settled import (
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sparkdeploy.recipe.load import Resolved
     from tests.unit.program import Run
 
@@ -125,12 +125,44 @@ def test_a_lock_that_is_none_is_named_with_its_way_out(text: str) -> None:
     assert "rm " in (caught.value.hint or "")
 
 
-def test_contents_that_are_none_are_named(tmp_path: Path) -> None:
-    lock = settled()
-    lock.contents_path(DIGEST).write_text(json.dumps({"vllm": 1}))
-    with pytest.raises(RecipeError, match="image-contents"):
+@pytest.mark.parametrize("text", ["", '{"vllm": 1}', "\0", "[" * 5000])
+def test_contents_that_are_none_are_looked_for_again(text: str) -> None:
+    settled().contents_path(DIGEST).write_text(text)
+    assert not isinstance(baseline().engine, SettledEngine)
+
+
+def test_contents_that_cannot_be_read_are_named_in_a_sentence() -> None:
+    path = settled().contents_path(DIGEST)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(RecipeError, match="image-contents") as caught:
         baseline()
-    assert tmp_path.is_dir()
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"), [(errno.ENOSPC, "free space below"), (errno.EACCES, "belongs to")]
+)
+def test_a_lock_that_cannot_be_written_says_what_helps(
+    monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr("sparkdeploy.image.pins.write_private", refuse)
+    with pytest.raises(NodeError, match=r"image-lock\.json cannot be written: no") as caught:
+        keep(load_settings(), TAG, SettledImage(DIGEST, "now"))
+    assert advice in (caught.value.hint or "")
+
+
+def test_the_lock_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(
+        "os.fsync", lambda number: synced.append(str(Path(f"/proc/self/fd/{number}").readlink()))
+    )
+    settings = load_settings()
+    keep(settings, TAG, SettledImage(DIGEST, "now"))
+    assert synced == [str(settings.state_dir / ".image-lock.json.new"), str(settings.state_dir)]
 
 
 def test_what_another_image_brings_is_told() -> None:
@@ -172,6 +204,10 @@ def test_a_plan_of_an_unsettled_tag_prints_no_name_that_will_be_another(run: Run
     said = run(*wanted).stdout
     assert f"v image       {TAG}" in said
     assert "+ image       guard" in said
+    rendered = run(*wanted, "--show", "dockerfile").stdout
+    assert "# ---- stage guard: <guard, resolved by up>" in rendered
+    assert "FROM <engine, resolved by up> AS guard" in rendered
+    assert "sparkdeploy/" not in rendered.replace("/opt/sparkdeploy/", "")
     assert json.loads(run(*wanted, "--json").stdout)["image"]["settled"] is None
 
 

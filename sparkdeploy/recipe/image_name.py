@@ -1,0 +1,35 @@
+"""How images are named: by Docker's own grammar, or what a name lacks in one sentence."""
+
+from __future__ import annotations
+
+import re
+
+MAX_NAME = 255
+"""Without tag and digest, as Docker has it."""
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_HOST = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9A-Fa-f:]+\])(?::[0-9]{{1,5}})?"
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+# What stands before the first slash is a host only where it looks like one.
+_NAME = rf"(?:(?=[^/]*[.:]|localhost/){_HOST}/)?{_PART}(?:/{_PART})*"
+_TAG = r":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+_TAGGED = re.compile(rf"(?P<name>{_NAME})(?:{_TAG})?")
+_PINNED = re.compile(
+    rf"(?P<name>{_NAME})(?:{_TAG})?@sha256:[0-9a-f]{{64}}|(?:sha256:)?[0-9a-f]{{12,64}}"
+)
+WAYS = "NAME:TAG, NAME@sha256:... (a digest) or sha256:... (a local id)"
+
+
+def is_pinned(image: str) -> bool:
+    """Say whether it is a digest or a local id, which is the same image tomorrow."""
+    return _fits(_PINNED.fullmatch(image))
+
+
+def image_name(image: str) -> str:
+    """Return it; ValueError where Docker would take it for no image."""
+    if is_pinned(image) or _fits(_TAGGED.fullmatch(image)):
+        return image
+    raise ValueError(f"an image is {WAYS}; the letters of NAME are small")
+
+
+def _fits(match: re.Match[str] | None) -> bool:
+    return match is not None and len(match["name"] or "") <= MAX_NAME

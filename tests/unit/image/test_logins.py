@@ -1,0 +1,89 @@
+"""Docker's file of logins with something wrong in it: named, with its file, and no raw warning."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import docker.auth
+import pytest
+from docker.errors import DockerException
+
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.connection import translated
+from sparkdeploy.node.logins import refuse_unreadable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def logins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    return tmp_path / "config.json"
+
+
+@pytest.mark.parametrize(
+    "entry", [{"auth": "?"}, {"auth": "b3ds"}, {"auth": "/w=="}, {"auth": None}, "owl"]
+)
+def test_a_login_that_is_none_is_named(logins: Path, entry: Any) -> None:
+    logins.write_text(json.dumps({"auths": {"lab.example": entry, "other": {}}}))
+    with pytest.raises(NodeError) as caught:
+        refuse_unreadable()
+    assert f"the login for lab.example could not be read from {logins}: it" in caught.value.message
+    assert "docker login lab.example" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "[]",
+        '{"auths": []}',
+        '{"auths": {"a": {"auth": "b3dsOmhpZGRlbg=="}, "b": {"identitytoken": "x", "auth": 1}}}',
+    ],
+)
+def test_what_the_sdk_reads_or_leaves_alone_is_no_failure(logins: Path, text: str | None) -> None:
+    if text is not None:
+        logins.write_text(text)
+    refuse_unreadable()
+
+
+@pytest.mark.filterwarnings("ignore:docker-credential")
+@pytest.mark.parametrize("helper", ["missing", "exits"])
+@pytest.mark.parametrize("is_one", [True, False])
+def test_a_helper_that_fails_is_named_with_its_registry(
+    logins: Path, monkeypatch: pytest.MonkeyPatch, helper: str, *, is_one: bool
+) -> None:
+    program = logins.with_name("docker-credential-exits")
+    program.write_text("#!/bin/sh\necho locked\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(logins.parent), prepend=":")
+    store = {"credHelpers": {"lab.example": helper, "b": "x"}} if is_one else {"credsStore": helper}
+    logins.write_text(json.dumps(store))
+    with pytest.raises(NodeError) as caught, translated("pull it"):
+        docker.auth.load_config(config_dict=dict(store)).resolve_authconfig("lab.example")
+    subject = "lab.example" if is_one else "the registry"
+    said = caught.value.message
+    assert said.startswith(f"the login for {subject} could not be read from {logins}: ")
+    assert ("locked" if helper == "exits" else "docker-credential-missing not installed") in said
+
+
+def test_the_sdks_own_warning_is_not_shown(logins: Path) -> None:
+    program = (
+        "import sparkdeploy.node.connection, docker.credentials\n"
+        "docker.credentials.Store('missing')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    assert not logins.exists()
+
+
+def test_other_failures_stay_what_they_are() -> None:
+    with pytest.raises(NodeError, match="does not answer"), translated("pull it"):
+        raise DockerException("gone")
