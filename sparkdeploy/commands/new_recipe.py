@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -20,6 +20,7 @@ from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import library, load_engine, load_recipe
 from sparkdeploy.recipe.schema import NAME_PATTERN, REPOSITORY_PATTERN, Weights
+from sparkdeploy.yaml_text import in_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,6 +45,7 @@ class Guess:
     """One value of a recipe, and what it was guessed from; empty where it is known."""
 
     value: str
+    """As YAML; a word of somebody else's goes through `in_line`."""
     why: str = ""
 
 
@@ -67,16 +69,15 @@ class DraftRecipe:
         yield "# Made by `sparkdeploy new`. What says `guess` is not the word of the model's owner."
         yield from (f"# {note}" for note in self.notes)
         yield "schema: 1"
-        yield f"name: {self.name}"
-        yield f"title: {json.dumps(self.model.source)}"
+        yield f"name: {in_line(self.name)}"
+        yield f"title: {in_line(self.model.source)}"
         if self.base is not None:
-            yield f"extends: {self.base}"
+            yield f"extends: {in_line(self.base)}"
         if self.engine is not None:
             yield _line("engine", self.engine, "")
         if self.least is not None:
             yield _line("least_vllm", Guess(self.least), "")
-        where = "path" if self.model.path is not None else "repo"
-        yield f"model: {{{where}: {json.dumps(self.model.source)}}}"
+        yield f"model: {in_line(self.model.model_dump(exclude_defaults=True))}"
 
     def _serve(self) -> Iterator[str]:
         if self.serve:
@@ -117,7 +118,8 @@ def new_recipe(
         raise RecipeError(f"{path} exists, and stays", hint="choose another name, or another -o")
     weights = _weights(model)
     published = _published(weights, settings)
-    draft = _described(DraftRecipe(name, weights, base), published, settings)
+    draft = DraftRecipe(name, weights, _findable(base) if base is not None else None)
+    draft = _described(draft, published, settings)
     draft, verdict = _fitted(draft, published, settings)
     text = draft.text()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,6 +143,13 @@ def _weights(model: str) -> Weights:
     return Weights(repo=model)
 
 
+def _findable(base: str) -> str:
+    """Return a recipe's name, or where its file lies: seen from any folder."""
+    path = os.path.expanduser(base)  # noqa: PTH111 - raises for no home of nobody
+    is_file = base.endswith((".yaml", ".yml")) or "/" in base
+    return str(Path(path).absolute()) if is_file and os.path.exists(path) else base  # noqa: PTH110
+
+
 def _described(draft: DraftRecipe, published: PublishedConfig, settings: Settings) -> DraftRecipe:
     """Add what the configuration and the family say; a recipe that it extends says the rest."""
     config = published.config
@@ -150,7 +159,7 @@ def _described(draft: DraftRecipe, published: PublishedConfig, settings: Setting
     told = ", ".join(map(shown, architectures)) or shown(config.get("model_type"))
     notes = [f"{told}; config.json {published.origin}.", *_sampling(published)]
     if draft.base is not None:
-        return replace(draft, least=least, notes=(*notes, f"All else is {draft.base}'s."))
+        return replace(draft, least=least, notes=(*notes, f"All else is {shown(draft.base)}'s."))
     serve = {"gpu_memory_utilization": Guess(f"{UTILIZATION}", "as the shipped recipes have it")}
     parsers = dict(_parsers(family)) if family is not None else {}
     if not parsers:
@@ -163,9 +172,9 @@ def _described(draft: DraftRecipe, published: PublishedConfig, settings: Setting
 def _parsers(family: Family) -> Iterator[tuple[str, Guess]]:
     why = f"most recipes of {family.name} name it"
     if family.parsers.reasoning:
-        yield "reasoning_parser", Guess(family.parsers.reasoning, why)
+        yield "reasoning_parser", Guess(in_line(family.parsers.reasoning), why)
     if family.parsers.tools:
-        yield "tool_call_parser", Guess(family.parsers.tools, why)
+        yield "tool_call_parser", Guess(in_line(family.parsers.tools), why)
         yield "enable_auto_tool_choice", Guess("true", "with the parser above")
 
 

@@ -24,8 +24,11 @@ def made(run: Run, *words: str) -> dict[str, object]:
 
 
 def folder_of(tmp_path: Path, family: str, **more: object) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
+    return folder_at(tmp_path / "model", family, **more)
+
+
+def folder_at(folder: Path, family: str, **more: object) -> Path:
+    folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**config(family), **more}))
     (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "x": []}')
     return folder
@@ -122,3 +125,33 @@ def test_a_hostile_configuration_writes_nothing_but_comments(
     if done.returncode == 0:
         content = yaml_text.load(json.loads(done.stdout)["text"], "x")
         assert content["engine"] in ("cuda-0.25", "cuda-0.33")
+
+
+@pytest.mark.parametrize("name", ["123", "null", "true", "1.5", "2024-01-01"])
+def test_a_name_that_yaml_takes_for_something_else_stays_a_name(run: Run, name: str) -> None:
+    told = run.answer("new", name, "--model", "openai/gpt-oss-120b", "--json")
+    assert yaml_text.load(told["text"], "x")["name"] == name
+    assert run("show", name).returncode == 0
+
+
+@pytest.mark.parametrize("called", ["\U0001f4c1m", "a: #b", "x, {y}"])
+def test_a_folder_may_have_any_name(run: Run, tmp_path: Path, called: str) -> None:
+    folder = folder_at(tmp_path / called, "llama")
+    assert made(run, "--model", str(folder))["model"] == {"path": str(folder)}
+
+
+def test_a_recipe_file_that_is_extended_is_found_from_any_folder(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = tmp_path / "we ird: #y.yaml"
+    base.write_text("schema: 1\nname: y\ntitle: t\nextends: v2\n")
+    recipe = made(run, "--model", "openai/gpt-oss-120b", "--from", "./we ird: #y.yaml")
+    assert recipe["extends"] == str(base)
+
+
+@pytest.mark.parametrize("base", ["v2 # x", "v2\nengine: evil", "~nobody/x.yaml"])
+def test_a_recipe_that_is_not_there_cannot_be_extended(run: Run, base: str) -> None:
+    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "--from", base)
+    assert done.returncode == 3
+    assert "there is no recipe" in done.stderr
