@@ -28,6 +28,7 @@ from sparkdeploy.cli.printing import (
     print_plan,
     require_no_problems,
 )
+from sparkdeploy.console import console
 from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
 
 HardwareOption = Annotated[
@@ -72,12 +73,15 @@ def list_recipes(
 
 def new(
     name: Annotated[str, typer.Argument(help="What the recipe is to be called.")],
-    model: Annotated[str, typer.Option("--model", metavar="ORG/NAME", help="Or a folder.")],
+    model: Annotated[
+        str, typer.Option("--model", metavar="ORG/NAME", help="Or ORG/NAME@REVISION, or a folder.")
+    ],
     base: Annotated[
         str | None, typer.Option("--from", metavar="RECIPE", help="The recipe that it changes.")
     ] = None,
     destination: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there.")
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write it there; `-` prints it alone."),
     ] = None,
     _offline: OfflineOption = False,
     as_json: JsonOption = False,
@@ -86,13 +90,17 @@ def new(
     from sparkdeploy.commands.new_recipe import new_recipe
 
     made = new_recipe(name, model, base, destination, current_settings())
+    told = {"path": made.path and str(made.path), "text": made.text, "verdict": made.verdict}
+    if made.path is None:
+        console.info(made.verdict)
+        answer([made.text.rstrip("\n")], told, as_json=as_json)
+        return
     called = name if destination is None else made.path
     lines = (
         made.text.rstrip("\n"),
         f"# {made.verdict}",
         f"# written to {made.path}; `sparkdeploy plan {called}` says what `up` would do",
     )
-    told = {"path": str(made.path), "text": made.text, "verdict": made.verdict}
     answer(lines, told, as_json=as_json)
 
 

@@ -7,19 +7,27 @@ import re
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from pydantic import ValidationError
 
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.published import published_config
 from sparkdeploy.commands.estimate import HERE, Among, WhenMissing, ground_for
-from sparkdeploy.errors import CheckpointError, RecipeError, SparkdeployError, UsageError
+from sparkdeploy.errors import (
+    CheckpointError,
+    NodeError,
+    RecipeError,
+    SparkdeployError,
+    UsageError,
+)
 from sparkdeploy.estimate.verdict import Fits
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.families import families, family_of, first_release
 from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import library, load_engine, load_recipe
-from sparkdeploy.recipe.schema import NAME_PATTERN, REPOSITORY_PATTERN, Weights
+from sparkdeploy.recipe.schema import NAME_PATTERN, Weights
 from sparkdeploy.yaml_text import in_line
 
 if TYPE_CHECKING:
@@ -33,10 +41,13 @@ if TYPE_CHECKING:
 
 USUAL_ENGINE, NEWEST_ENGINE = "cuda-0.25", "cuda-0.33"
 SPARK = "spark"
+NOWHERE = "-"
+"""A destination: the recipe is printed, and no file written."""
 SHORTEST_CONTEXT = 8_192
 MOST_NODES = 8
 UTILIZATION = 0.85
 COMMENT_COLUMN = 56
+LARGEST_SAMPLING = 1_000_000
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -95,36 +106,69 @@ _NODES = "its weights fit no fewer machines"
 
 @dataclass(frozen=True, slots=True)
 class NewRecipe:
-    path: Path
+    path: Path | None
+    """None where it was written nowhere."""
     text: str
     verdict: str
     """Whether it fits, and how much at once; or why nobody knows."""
 
 
 def new_recipe(
-    name: str, model: str, base: str | None, destination: Path | None, settings: Settings
+    name: str, model: str, base: str | None, destination: str | None, settings: Settings
 ) -> NewRecipe:
-    """Write a recipe for a model into the user's own folder, or to `destination`.
+    """Write a recipe for a model into the user's own folder, or to `destination`; `-` is nowhere.
 
-    Raises UsageError for a name that is none, RecipeError where a file of that name exists, and
-    CheckpointError where nobody knows the model's config.json.
+    Raises UsageError for a name, a model or a destination that is none, RecipeError where a file
+    of that name exists, NodeError where none can be written, and CheckpointError where nobody
+    knows the model's config.json.
     """
     if re.fullmatch(NAME_PATTERN, name) is None:
         raise UsageError(
             f"{shown(name)} is no recipe name", hint="lower-case letters, digits, . _ -"
         )
-    path = destination or settings.config_dir / "recipes" / f"{name}.yaml"
-    if path.exists():
-        raise RecipeError(f"{path} exists, and stays", hint="choose another name, or another -o")
+    path = _place(name, destination, settings)
     weights = _weights(model)
     published = _published(weights, settings)
     draft = DraftRecipe(name, weights, _findable(base) if base is not None else None)
     draft = _described(draft, published, settings)
     draft, verdict = _fitted(draft, published, settings)
     text = draft.text()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    durable.write_text(path, text)
+    if path is not None:
+        _write(path, text)
     return NewRecipe(path, text, verdict)
+
+
+def _place(name: str, destination: str | None, settings: Settings) -> Path | None:
+    """Return the file that is to be written; UsageError or RecipeError for what cannot be one."""
+    if destination == NOWHERE:
+        return None
+    if destination is None:
+        path = settings.config_dir / "recipes" / f"{name}.yaml"
+    elif not destination:
+        raise UsageError("-o names no file", hint="-o FILE; `-o -` prints the recipe alone")
+    else:
+        path = Path(destination)
+    # Neither of these raises for a name that is too long for any file.
+    if os.path.isdir(path) and destination is not None:  # noqa: PTH112
+        raise UsageError(
+            f"-o {shown(path)} is a folder", hint=f"name a file in it: -o {shown(path / name)}.yaml"
+        )
+    # A link that leads nowhere is somebody's too.
+    if os.path.lexists(path):
+        raise RecipeError(f"{path} exists, and stays", hint="choose another name, or another -o")
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    """Raise NodeError where the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.write_text(path, text)
+    except OSError as error:
+        raise NodeError(
+            f"{shown(path)} cannot be written: {error.strerror or error}",
+            hint="name another file: -o FILE; `-o -` prints the recipe alone",
+        ) from error
 
 
 def _published(weights: Weights, settings: Settings) -> PublishedConfig:
@@ -136,11 +180,19 @@ def _published(weights: Weights, settings: Settings) -> PublishedConfig:
 
 
 def _weights(model: str) -> Weights:
-    if model.startswith(("/", "~", ".")):
-        return Weights(path=str(Path(model).expanduser().absolute()))
-    if re.fullmatch(REPOSITORY_PATTERN, model) is None:
-        raise UsageError(f"{shown(model)} is no ORG/NAME, and no folder")
-    return Weights(repo=model)
+    """Read ORG/NAME[@REVISION] or a folder; UsageError for what is neither."""
+    try:
+        if model.startswith(("/", "~", ".")):
+            path = Path(os.path.expanduser(model))  # noqa: PTH111 - raises for no home of nobody
+            return Weights(path=str(path.absolute()))
+        repo, at, revision = model.partition("@")
+        return Weights(repo=repo, revision=revision) if at else Weights(repo=repo)
+    except ValidationError as error:
+        raise UsageError(
+            f"--model {shown(model)} names neither a repository nor a folder",
+            hint="ORG/NAME or ORG/NAME@REVISION as on the hub, or a folder that begins with "
+            "/, ~ or . and has no control characters in its name",
+        ) from error
 
 
 def _findable(base: str) -> str:
@@ -194,13 +246,17 @@ def _engine(least: str | None, family: Family | None, settings: Settings) -> Gue
 
 
 def _sampling(published: PublishedConfig) -> Iterator[str]:
-    told = [
-        f"{name} {published.generation[name]:g}"
-        for name in SAMPLING
-        if isinstance(published.generation.get(name), int | float)
-    ]
+    values = ((name, published.generation.get(name)) for name in SAMPLING)
+    told = [f"{name} {value:g}" for name, value in values if _is_sane(value)]
     if told:
         yield f"Its own sampling, which vLLM takes by itself: {', '.join(told)}."
+
+
+def _is_sane(value: object) -> TypeGuard[float]:
+    """Say whether a number may be one of sampling; JSON has numbers that are no float."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -LARGEST_SAMPLING <= value <= LARGEST_SAMPLING
 
 
 def _fitted(

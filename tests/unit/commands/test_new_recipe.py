@@ -155,3 +155,82 @@ def test_a_recipe_that_is_not_there_cannot_be_extended(run: Run, base: str) -> N
     done = run("new", "mine", "--model", "openai/gpt-oss-120b", "--from", base)
     assert done.returncode == 3
     assert "there is no recipe" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("./o/nl\nx", "names neither a repository nor a folder"),
+        ("a/b/c", "ORG/NAME@REVISION as on the hub"),
+        ("a/b@", "names neither"),
+        ("", "names neither"),
+        ("./" + "x/" * 2000, "names neither"),
+    ],
+)
+def test_a_model_that_is_none_is_said_with_what_one_is(run: Run, model: str, words: str) -> None:
+    done = run("new", "mine", "--model", model)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_home_of_nobody_is_no_folder(run: Run) -> None:
+    done = run("new", "mine", "--model", "~nobody-at-all/model")
+    assert done.returncode == 6
+    assert "does not exist" in done.stderr
+
+
+def test_a_revision_stands_in_the_recipe(run: Run) -> None:
+    recipe = made(run, "--model", "openai/gpt-oss-120b@v1.0")
+    assert recipe["model"] == {"repo": "openai/gpt-oss-120b", "revision": "v1.0"}
+
+
+@pytest.mark.parametrize("value", [int("9" * 400), True, float("inf"), float("nan"), "0.5", [1]])
+def test_sampling_that_is_no_number_is_not_told(run: Run, tmp_path: Path, value: object) -> None:
+    folder = folder_of(tmp_path, "llama")
+    told = json.dumps({"temperature": 0.5, "min_p": value})
+    (folder / "generation_config.json").write_text(told)
+    text = str(made(run, "--model", str(folder))["text"])
+    assert "by itself: temperature 0.5.\n" in text
+
+
+@pytest.mark.parametrize("place", ["a-file/x.yaml", "a-file/b/x.yaml", "/proc/x.yaml", "9" * 300])
+def test_a_place_that_takes_no_file_is_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a-file").write_text("kept")
+    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "-o", place)
+    assert done.returncode == 4
+    assert f"{place[:100]}" in done.stderr
+    assert "cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize(("place", "words"), [("", "-o names no file"), (".", "-o . is a folder")])
+def test_a_place_that_is_no_file_is_refused(run: Run, place: str, words: str) -> None:
+    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "-o", place)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_link_that_leads_nowhere_stays(run: Run, tmp_path: Path) -> None:
+    link = tmp_path / "mine.yaml"
+    link.symlink_to(tmp_path / "nowhere")
+    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "-o", str(link))
+    assert done.returncode == 3
+    assert link.is_symlink()
+
+
+def test_a_recipe_can_be_printed_alone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "-o", "-")
+    assert done.returncode == 0
+    assert yaml_text.load(done.stdout, "x")["name"] == "mine"
+    assert done.stdout.rstrip("\n").endswith("with the parser above")
+    assert done.stderr.startswith("fits on NVIDIA DGX Spark")
+    assert not Path("-").exists()
+    assert (
+        run.answer("new", "mine", "--model", "openai/gpt-oss-120b", "-o", "-", "--json")["path"]
+        is None
+    )
