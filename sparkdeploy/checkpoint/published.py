@@ -31,6 +31,8 @@ class PublishedConfig:
     """Where its other files are, if they are here."""
     generation: Mapping[str, Any] = field(default_factory=dict)
     """Its generation_config.json, as far as it was seen."""
+    files: frozenset[str] = frozenset()
+    """The names of its files, as far as they are known."""
 
 
 def published_config(weights: Weights, settings: Settings) -> PublishedConfig:

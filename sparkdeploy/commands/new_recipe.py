@@ -7,13 +7,15 @@ import re
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from pydantic import ValidationError
 
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.published import published_config
 from sparkdeploy.commands.estimate import HERE, Among, WhenMissing, ground_for
+from sparkdeploy.commands.new_engine import engine_for
+from sparkdeploy.commands.new_model import NewModel
 from sparkdeploy.errors import (
     CheckpointError,
     NodeError,
@@ -23,10 +25,8 @@ from sparkdeploy.errors import (
 )
 from sparkdeploy.estimate.verdict import Fits
 from sparkdeploy.node import facts as node_facts
-from sparkdeploy.recipe.families import families, family_of, first_release
-from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.harmless import shown
-from sparkdeploy.recipe.load import library, load_engine, load_recipe
+from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.recipe.schema import NAME_PATTERN, Weights
 from sparkdeploy.yaml_text import in_line
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checkpoint.published import PublishedConfig
     from sparkdeploy.commands.estimate import Ground
+    from sparkdeploy.commands.new_engine import ChosenEngine
     from sparkdeploy.estimate.verdict import FitVerdict
     from sparkdeploy.recipe.families import Family
     from sparkdeploy.settings import Settings
 
-USUAL_ENGINE, NEWEST_ENGINE = "cuda-0.25", "cuda-0.33"
 SPARK = "spark"
 NOWHERE = "-"
 """A destination: the recipe is printed, and no file written."""
@@ -204,45 +204,38 @@ def _findable(base: str) -> str:
 
 def _described(draft: DraftRecipe, published: PublishedConfig, settings: Settings) -> DraftRecipe:
     """Add what the configuration and the family say; a recipe that it extends says the rest."""
-    config = published.config
-    named = config.get("architectures")
-    architectures = [str(item) for item in named] if isinstance(named, list) else []
-    least, family = first_release(architectures), _family(draft.model, architectures)
-    told = ", ".join(map(shown, architectures)) or shown(config.get("model_type"))
-    notes = [f"{told}; config.json {published.origin}.", *_sampling(published)]
+    model = NewModel(draft.model, published)
+    engine, family = engine_for(model, settings), model.family()
+    least = engine.least_vllm()
+    notes = [f"{model.told()}; config.json {published.origin}.", *_sampling(published)]
     if draft.base is not None:
         return replace(draft, least=least, notes=(*notes, f"All else is {shown(draft.base)}'s."))
     serve = {"gpu_memory_utilization": Guess(f"{UTILIZATION}", "as the shipped recipes have it")}
-    parsers = dict(_parsers(family)) if family is not None else {}
-    if not parsers:
-        notes.append("No parsers are known for it: thoughts and tool calls stay in the text.")
+    parsers = dict(_parsers(family, engine)) if family is not None else {}
     serve |= parsers
-    engine = _engine(least, family, settings)
-    return replace(draft, engine=engine, least=least, serve=serve, notes=tuple(notes))
+    notes += [*engine.notes, *_parser_notes(family if parsers else None, engine)]
+    guess = Guess(in_line(engine.engine.name), engine.why)
+    return replace(draft, engine=guess, least=least, serve=serve, notes=tuple(notes))
 
 
-def _parsers(family: Family) -> Iterator[tuple[str, Guess]]:
-    why = f"most recipes of {family.name} name it"
-    if family.parsers.reasoning:
-        yield "reasoning_parser", Guess(in_line(family.parsers.reasoning), why)
-    if family.parsers.tools:
-        yield "tool_call_parser", Guess(in_line(family.parsers.tools), why)
+def _parsers(family: Family, engine: ChosenEngine) -> Iterator[tuple[str, Guess]]:
+    parsers, why = family.parsers, f"{family.parsers.source} name it for {family.name}"
+    if parsers.reasoning and engine.has_parser("reasoning_parsers", parsers.reasoning):
+        yield "reasoning_parser", Guess(in_line(parsers.reasoning), why)
+    if parsers.tools and engine.has_parser("tool_parsers", parsers.tools):
+        yield "tool_call_parser", Guess(in_line(parsers.tools), why)
         yield "enable_auto_tool_choice", Guess("true", "with the parser above")
 
 
-def _family(model: Weights, architectures: list[str]) -> Family | None:
-    by_architecture = (it for it in families() if set(it.architectures) & set(architectures))
-    return family_of(model.known_as) or next(by_architecture, None)
-
-
-def _engine(least: str | None, family: Family | None, settings: Settings) -> Guess:
-    usual = load_engine(library(settings), USUAL_ENGINE)
-    needed = least or (family.least_release() if family is not None else None)
-    if needed is not None and parse_version(usual.vllm) < parse_version(needed):
-        return Guess(NEWEST_ENGINE, f"the usual {USUAL_ENGINE} is older than {needed}")
-    if family is not None and family.failure(usual.vllm) is not None:
-        return Guess(NEWEST_ENGINE, f"vLLM {usual.vllm} fails with {family.name} on a Spark")
-    return Guess(USUAL_ENGINE, "the usual one; it knows the architecture, if any release does")
+def _parser_notes(family: Family | None, engine: ChosenEngine) -> Iterator[str]:
+    if family is not None:
+        yield from (family.parsers.needs,) if family.parsers.needs else ()
+        return
+    yield "No parsers for it in our table: thoughts and tool calls stay in the text."
+    yield (
+        "`sparkdeploy plan` with --set serve.tool_call_parser=list lists those of vLLM "
+        f"{engine.engine.vllm}; serve.reasoning_parser has a list too."
+    )
 
 
 def _sampling(published: PublishedConfig) -> Iterator[str]:
@@ -265,7 +258,7 @@ def _fitted(
     """Choose how many machines and which context; the longest that one request has room for."""
     has_gpu = bool(node_facts.read_gpus().gpus)
     ground = ground_for(HERE if has_gpu else SPARK, settings)
-    longest = _longest_context(published.config)
+    longest = NewModel(draft.model, published).own_context()
     said = "nobody knows how much fits"
     nodes = 1
     while nodes <= MOST_NODES:
@@ -297,15 +290,6 @@ def _with(draft: DraftRecipe, name: str, guess: Guess) -> DraftRecipe:
     return replace(
         draft, serve={name: guess, **{k: v for k, v in draft.serve.items() if k != name}}
     )
-
-
-def _longest_context(config: Mapping[str, Any]) -> int:
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        found = part.get("max_position_embeddings")
-        if type(found) is int and 0 < found < 1 << 24:
-            return found
-    return 0
 
 
 def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitVerdict | None, str]:

@@ -63,7 +63,7 @@ def test_a_folder_without_weights_is_not_known_to_fit(run: Run, tmp_path: Path) 
     recipe = made(run, "--model", str(folder))
     assert recipe["model"] == {"path": str(folder)}
     assert "temperature 0.6, top_k 20" in str(recipe["text"])
-    assert "No parsers are known for it" in str(recipe["text"])
+    assert "No parsers for it in our table" in str(recipe["text"])
 
 
 def test_an_architecture_of_a_newer_release_takes_the_newest_engine(
@@ -234,3 +234,54 @@ def test_a_recipe_can_be_printed_alone(
         run.answer("new", "mine", "--model", "openai/gpt-oss-120b", "-o", "-", "--json")["path"]
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("architectures", "engine", "least", "words"),
+    [
+        (["LlamaForCausalLM"], "cuda-0.25", None, "the usual one"),
+        (["MiniMaxText01ForCausalLM"], "cuda-0.19", None, "takes hours to compile"),
+        (["Starship", "Glm5NextForCausalLM"], "cuda-0.33", "0.30.0", "does not know Starship"),
+        (["StarshipForCausalLM"], "cuda-0.25", None, "None of our engines knows"),
+        ([], "cuda-0.25", None, "config.json names no architecture"),
+    ],
+)
+def test_the_engine_is_the_first_whose_registry_has_the_model(
+    run: Run,
+    tmp_path: Path,
+    architectures: list[str],
+    engine: str,
+    least: str | None,
+    words: str,
+) -> None:
+    folder = folder_of(tmp_path, "llama", architectures=architectures, model_type=None)
+    recipe = made(run, "--model", str(folder))
+    assert (recipe["engine"], recipe.get("least_vllm")) == (engine, least)
+    assert words in str(recipe["text"])
+
+
+def test_code_of_the_models_own_needs_consent(run: Run, tmp_path: Path) -> None:
+    own = {"architectures": ["StarshipForCausalLM"], "auto_map": {"AutoConfig": "x.y"}}
+    text = str(made(run, "--model", str(folder_of(tmp_path, "llama", **own)))["text"])
+    assert "serve.trust_remote_code: true, and your consent" in text
+
+
+def test_the_folder_above_a_model_tells_nothing(run: Run, tmp_path: Path) -> None:
+    folder = folder_at(tmp_path / "glm-5.3-and-gpt-oss" / "mine", "llama")
+    recipe = made(run, "--model", str(folder))
+    assert recipe["engine"] == "cuda-0.25"
+    assert "No parsers for it in our table" in str(recipe["text"])
+
+
+def test_a_model_of_a_familys_name_and_of_another_architecture_loads(
+    run: Run, tmp_path: Path
+) -> None:
+    recipe = made(run, "--model", str(folder_at(tmp_path / "GLM-5.3-like", "llama")))
+    assert recipe["engine"] == "cuda-0.33"
+    assert "glm45" not in str(recipe["text"])
+
+
+def test_what_parsers_need_besides_is_said(run: Run, tmp_path: Path) -> None:
+    recipe = made(run, "--model", str(folder_at(tmp_path / "Devstral-Small-2507", "mistral")))
+    assert "tool_call_parser: mistral" in str(recipe["text"])
+    assert "where the model has no tekken.json" in str(recipe["text"])
