@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, TypeGuard
 from pydantic import ValidationError
 
 from sparkdeploy.checkpoint import durable
-from sparkdeploy.checkpoint.published import published_config
+from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
 from sparkdeploy.commands.estimate import HERE, Among, WhenMissing, ground_for
 from sparkdeploy.commands.new_engine import engine_for
 from sparkdeploy.commands.new_model import NewModel
 from sparkdeploy.errors import (
-    CheckpointError,
     NodeError,
     RecipeError,
     SparkdeployError,
@@ -128,7 +127,8 @@ def new_recipe(
         )
     path = _place(name, destination, settings)
     weights = _weights(model)
-    published = _published(weights, settings)
+    published = published_config(weights, settings, "--model FOLDER")
+    refuse_gguf_alone(weights.source, published.files)
     draft = DraftRecipe(name, weights, _findable(base) if base is not None else None)
     draft = _described(draft, published, settings)
     draft, verdict = _fitted(draft, published, settings)
@@ -169,14 +169,6 @@ def _write(path: Path, text: str) -> None:
             f"{shown(path)} cannot be written: {error.strerror or error}",
             hint="name another file: -o FILE; `-o -` prints the recipe alone",
         ) from error
-
-
-def _published(weights: Weights, settings: Settings) -> PublishedConfig:
-    try:
-        return published_config(weights, settings)
-    except CheckpointError as error:
-        error.hint = "try again where the hub answers, or name a folder that has it: --model FOLDER"
-        raise
 
 
 def _weights(model: str) -> Weights:

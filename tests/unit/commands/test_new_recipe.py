@@ -11,9 +11,25 @@ import pytest
 from sparkdeploy import yaml_text
 from sparkdeploy.settings import load_settings
 from tests.families import config
+from tests.hub.double import Repo, hub_double
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.hub.double import HubDouble
     from tests.unit.program import Run
+
+
+COMMIT, REPO = "1" * 40, "lab/other"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDouble]:
+    with hub_double() as double:
+        monkeypatch.setenv("HF_ENDPOINT", double.endpoint)
+        # `--offline` sets it for the whole process, which here is that of all tests.
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        yield double
 
 
 def made(run: Run, *words: str) -> dict[str, object]:
@@ -285,3 +301,60 @@ def test_what_parsers_need_besides_is_said(run: Run, tmp_path: Path) -> None:
     recipe = made(run, "--model", str(folder_at(tmp_path / "Devstral-Small-2507", "mistral")))
     assert "tool_call_parser: mistral" in str(recipe["text"])
     assert "where the model has no tekken.json" in str(recipe["text"])
+
+
+def publish(hub: HubDouble, folder: Path, token: str | None = None) -> None:
+    hub.repos[REPO] = Repo({COMMIT: folder}, {"main": COMMIT}, token=token)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["m-Q4_K_M.gguf", "README.md"], "has GGUF files alone"),
+        (["config.json", "m-Q4_K_M.gguf"], "has GGUF files alone"),
+        (["adapter_config.json", "adapter_model.safetensors"], "is a LoRA adapter"),
+        (["model_index.json"], "a pipeline of diffusers"),
+        (["params.json", "consolidated.safetensors"], "in Mistral's own format alone"),
+    ],
+)
+@pytest.mark.parametrize("is_here", [True, False])
+def test_what_is_no_model_is_told_by_its_files(
+    run: Run, hub: HubDouble, tmp_path: Path, files: list[str], words: str, *, is_here: bool
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text("{}")
+    publish(hub, folder)
+    done = run("new", "mine", "--model", str(folder) if is_here else REPO)
+    assert done.returncode == 6
+    assert words in done.stderr
+    assert "fix: name" in done.stderr
+
+
+def test_a_closed_repository_says_how_it_is_opened(
+    run: Run, hub: HubDouble, tmp_path: Path
+) -> None:
+    publish(hub, folder_of(tmp_path, "llama"), token="theirs")
+    done = run("new", "mine", "--model", REPO)
+    assert done.returncode == 6
+    assert "`hf auth login`" in done.stderr
+    assert "--model FOLDER" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "does not exist"), ("{", "cannot be read"), (" " * (5 << 20), "larger than 4096 KiB")],
+)
+def test_a_folder_that_cannot_be_read_is_not_the_hubs_matter(
+    run: Run, tmp_path: Path, content: str | None, words: str
+) -> None:
+    folder = tmp_path / "model"
+    if content is not None:
+        folder_of(tmp_path, "llama")
+        (folder / "config.json").write_text(content)
+    done = run("new", "mine", "--model", str(folder))
+    assert done.returncode == 6
+    assert words in done.stderr
+    assert "fix: " in done.stderr
+    assert "hub" not in done.stderr.partition("fix: ")[2]
