@@ -96,10 +96,11 @@ def new(
         answer([made.text.rstrip("\n")], told, as_json=as_json)
         return
     called = name if destination is None else made.path
+    cluster = " --cluster" if made.nodes > 1 else ""
     lines = (
         made.text.rstrip("\n"),
         f"# {made.verdict}",
-        f"# written to {made.path}; `sparkdeploy plan {called}` says what `up` would do",
+        f"# written to {made.path}; `sparkdeploy plan {called}{cluster}` says what `up` would do",
     )
     answer(lines, told, as_json=as_json)
 

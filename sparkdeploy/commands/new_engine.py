@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 USUAL, NEWEST, COMPILED = "cuda-0.25", "cuda-0.33", "cuda-0.19"
 """In the order in which they are tried."""
+USUAL_WHY = "the usual one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,14 @@ def engine_for(model: NewModel, settings: Settings) -> ChosenEngine:
     engines = [load_engine(shelf, name) for name in (USUAL, NEWEST, COMPILED)]
     lacks = [_shortcoming(model, families, engine) for engine in engines]
     if lacks[0] is None:
-        return ChosenEngine(engines[0], "the usual one", _known(model, engines[0]))
+        known = _known(model, engines[0])
+        why = f"the usual one; vLLM {engines[0].vllm} has {shown(known[0])}" if known else USUAL_WHY
+        return ChosenEngine(engines[0], why, known)
     for engine, lack in zip(engines, lacks, strict=True):
         if lack is None:
             compiled = ", which takes hours to compile" if engine.name == COMPILED else ""
             return ChosenEngine(engine, f"{lacks[0]}{compiled}", _known(model, engine))
-    return ChosenEngine(engines[0], "the usual one", (), tuple(_unknown(model, engines)))
+    return ChosenEngine(engines[0], USUAL_WHY, (), tuple(_unknown(model, engines)))
 
 
 def _shortcoming(model: NewModel, families: Iterable[Family | None], engine: Engine) -> str | None:

@@ -110,6 +110,8 @@ class NewRecipe:
     text: str
     verdict: str
     """Whether it fits, and how much at once; or why nobody knows."""
+    nodes: int = 1
+    """How many machines it is for."""
 
 
 def new_recipe(
@@ -135,7 +137,7 @@ def new_recipe(
     text = draft.text()
     if path is not None:
         _write(path, text)
-    return NewRecipe(path, text, verdict)
+    return NewRecipe(path, text, verdict, draft.nodes)
 
 
 def _place(name: str, destination: str | None, settings: Settings) -> Path | None:
@@ -250,32 +252,50 @@ def _fitted(
     """Choose how many machines and which context; the longest that one request has room for."""
     has_gpu = bool(node_facts.read_gpus().gpus)
     ground = ground_for(HERE if has_gpu else SPARK, settings)
-    longest = NewModel(draft.model, published).own_context()
-    said = "nobody knows how much fits"
-    nodes = 1
+    own = NewModel(draft.model, published).own_context()
+    said, nodes = "", 1
     while nodes <= MOST_NODES:
-        for tokens in _contexts(longest):
-            made = _with_context(replace(draft, nodes=nodes), tokens, longest)
+        for tokens in _contexts(own):
+            why = _fitting_words(tokens, own, nodes, ground)
+            made = _with_context(replace(draft, nodes=nodes), tokens, why)
             verdict, said = _judge(made, ground, settings)
             if verdict is None or verdict.fits is Fits.UNKNOWN:
                 why = "what config.json allows; whether it fits is not known"
-                return _with(made, "max_model_len", Guess(str(longest or tokens), why)), said
+                return _with_context(made, tokens, why), said
             if verdict.fits is Fits.YES:
                 return made, said
+            if verdict.requests is None:
+                break  # The weights alone are too much, whatever the context.
         nodes *= 2
-    return _with_context(draft, longest or SHORTEST_CONTEXT, longest), said
+    why = f"does not fit, on {MOST_NODES} machines either"
+    made = _with_context(draft, own or SHORTEST_CONTEXT, why)
+    return made, f"fits no number of machines up to {MOST_NODES}: {said}"
 
 
-def _contexts(longest: int) -> Iterator[int]:
-    tokens = longest or SHORTEST_CONTEXT
+def _contexts(own: int) -> Iterator[int]:
+    """Yield the model's own context first, 0 where nobody says; then shorter ones."""
+    yield own
+    tokens = own // 2 if own else SHORTEST_CONTEXT
     while tokens >= SHORTEST_CONTEXT:
         yield tokens
         tokens //= 2
 
 
-def _with_context(draft: DraftRecipe, tokens: int, longest: int) -> DraftRecipe:
-    why = "what config.json allows, and it fits" if tokens == longest else "the longest that fits"
-    return _with(draft, "max_model_len", Guess(str(tokens), why))
+def _fitting_words(tokens: int, own: int, nodes: int, ground: Ground) -> str:
+    hardware = shown(ground.reached.hardware.title)
+    where = hardware if nodes == 1 else f"{nodes} of {hardware}"
+    if not own:
+        return f"config.json names no context; this one fits on {where}"
+    if tokens == own:
+        return f"what config.json allows, and it fits on {where}"
+    return f"the longest that fits on {where}"
+
+
+def _with_context(draft: DraftRecipe, tokens: int, why: str) -> DraftRecipe:
+    if tokens:
+        return _with(draft, "max_model_len", Guess(str(tokens), why))
+    note = "config.json names no context: vLLM derives serve.max_model_len."
+    return draft if note in draft.notes else replace(draft, notes=(*draft.notes, note))
 
 
 def _with(draft: DraftRecipe, name: str, guess: Guess) -> DraftRecipe:
@@ -288,8 +308,11 @@ def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitV
     with tempfile.TemporaryDirectory(prefix="sparkdeploy-new-") as folder:
         path = Path(folder) / f"{draft.name}.yaml"
         path.write_text(draft.text(), encoding="utf-8")
-        # Nothing is run: what the recipe that it extends asks for is judged when it is.
-        resolved = load_recipe(library(settings), str(path), ("allow_unsafe=true",))
+        try:
+            # Nothing is run: what the recipe that it extends asks for is judged when it is.
+            resolved = load_recipe(library(settings), str(path), ("allow_unsafe=true",))
+        except RecipeError as error:
+            raise _renamed(error, str(path), path.name) from error
     among = Among.CLUSTER if draft.nodes > 1 else Among.ONE
     try:
         outlook = ground.outlook(resolved, WhenMissing.SHIPPED, among)
@@ -298,6 +321,12 @@ def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitV
     except SparkdeployError as error:
         return None, error.message
     return outlook.verdict, outlook.verdict_line()
+
+
+def _renamed(error: RecipeError, old: str, new: str) -> RecipeError:
+    """Return an error that names the file as the user knows it, not as it was tried."""
+    detail = error.detail and error.detail.replace(old, new)
+    return RecipeError(error.message.replace(old, new), hint=error.hint, detail=detail)
 
 
 def _line(name: str, guess: Guess, indent: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 from sparkdeploy import yaml_text
 from sparkdeploy.settings import load_settings
 from tests.families import config
+from tests.families.checkpoints import plain, write
 from tests.hub.double import Repo, hub_double
 
 if TYPE_CHECKING:
@@ -255,7 +256,12 @@ def test_a_recipe_can_be_printed_alone(
 @pytest.mark.parametrize(
     ("architectures", "engine", "least", "words"),
     [
-        (["LlamaForCausalLM"], "cuda-0.25", None, "the usual one"),
+        (
+            ["LlamaForCausalLM"],
+            "cuda-0.25",
+            None,
+            "the usual one; vLLM 0.25.1 has LlamaForCausalLM",
+        ),
         (["MiniMaxText01ForCausalLM"], "cuda-0.19", None, "takes hours to compile"),
         (["Starship", "Glm5NextForCausalLM"], "cuda-0.33", "0.30.0", "does not know Starship"),
         (["StarshipForCausalLM"], "cuda-0.25", None, "None of our engines knows"),
@@ -358,3 +364,80 @@ def test_a_folder_that_cannot_be_read_is_not_the_hubs_matter(
     assert words in done.stderr
     assert "fix: " in done.stderr
     assert "hub" not in done.stderr.partition("fix: ")[2]
+
+
+def weights_of(tmp_path: Path, **more: object) -> Path:
+    """Return a small model of Llama's with its weights."""
+    told = {key: value for key, value in (config("llama") | more).items() if value is not None}
+    return write(tmp_path / "model", plain("llama"), told)
+
+
+CONTEXT = "max_position_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("more", "tokens"),
+    [
+        ({CONTEXT: 2048}, 2048),
+        ({CONTEXT: None, "n_positions": 1024}, 1024),
+        ({CONTEXT: None, "max_target_positions": 448}, 448),
+        ({CONTEXT: None, "seq_length": 2048}, 2048),
+        ({CONTEXT: None, "model_max_length": 4096}, 4096),
+        ({CONTEXT: 512, "text_config": {**config("llama"), CONTEXT: 1024}}, 1024),
+    ],
+)
+def test_the_models_own_context_is_judged_however_short(
+    run: Run, tmp_path: Path, more: dict[str, object], tokens: int
+) -> None:
+    told = run.answer("new", "mine", "--model", str(weights_of(tmp_path, **more)), "--json")
+    assert yaml_text.load(told["text"], "x")["serve"]["max_model_len"] == tokens
+    assert "what config.json allows, and it fits on NVIDIA DGX Spark" in told["text"]
+    assert told["verdict"].startswith("fits on ")
+
+
+@pytest.mark.parametrize("value", [None, 10**8, float("nan"), float("inf"), True, "many"])
+def test_a_context_that_nobody_says_is_left_to_vllm(
+    run: Run, tmp_path: Path, value: object
+) -> None:
+    folder = folder_of(tmp_path, "llama", **{CONTEXT: value})
+    recipe = made(run, "--model", str(folder))
+    assert "max_model_len" not in str(recipe["serve"])
+    assert "# config.json names no context: vLLM derives serve.max_model_len.\n" in str(
+        recipe["text"]
+    )
+
+
+def test_a_model_that_nothing_holds_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkdeploy.commands.new_recipe.MOST_NODES", 2)
+    recipe = made(run, "--model", "Intel/Qwen3.5-397B-A17B-int4-AutoRound")
+    assert "# guess: does not fit, on 2 machines either\n" in str(recipe["text"])
+    assert str(recipe["verdict"]).startswith("fits no number of machines up to 2: ")
+    assert "cluster" not in recipe
+
+
+def test_a_model_for_several_machines_is_planned_over_them(run: Run) -> None:
+    done = run("new", "mine", "--model", "Intel/Qwen3.5-397B-A17B-int4-AutoRound")
+    assert "`sparkdeploy plan mine --cluster`" in done.stdout
+    assert "fits on 4 of NVIDIA DGX Spark" in done.stdout
+
+
+def test_a_hundred_thousand_architectures_are_cut(run: Run, tmp_path: Path) -> None:
+    many = [f"Starship{number}ForCausalLM" for number in range(100_000)]
+    recipe = made(run, "--model", str(folder_of(tmp_path, "llama", architectures=many)))
+    assert len(str(recipe["text"])) < 4096
+
+
+def test_a_recipe_that_does_not_load_is_called_by_its_name(run: Run, tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text("schema: 1\nname: y\ntitle: t\nextends: v2\nserve: {port: 1}\n")
+    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "--from", str(base))
+    assert done.returncode == 3
+    assert "recipe mine.yaml has" in done.stderr
+    assert "sparkdeploy-new-" not in done.stderr
+
+
+def test_an_empty_configuration_is_said_in_words(run: Run, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "llama")
+    (folder / "config.json").write_text("{}")
+    text = str(made(run, "--model", str(folder))["text"])
+    assert "# config.json names no architecture; config.json of the files here.\n" in text
