@@ -15,7 +15,7 @@ from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
 from sparkdeploy.commands.estimate import HERE, Among, WhenMissing, ground_for
 from sparkdeploy.commands.new_engine import engine_for
-from sparkdeploy.commands.new_model import NewModel
+from sparkdeploy.commands.new_model import NewModel, Use
 from sparkdeploy.errors import (
     NodeError,
     RecipeError,
@@ -206,8 +206,13 @@ def _described(draft: DraftRecipe, published: PublishedConfig, settings: Setting
         return replace(draft, least=least, notes=(*notes, f"All else is {shown(draft.base)}'s."))
     serve = {"gpu_memory_utilization": Guess(f"{UTILIZATION}", "as the shipped recipes have it")}
     parsers = dict(_parsers(family, engine)) if family is not None else {}
-    serve |= parsers
-    notes += [*engine.notes, *_parser_notes(family if parsers else None, engine)]
+    notes += engine.notes
+    if model.use() is Use.CHAT:
+        serve |= parsers
+        notes += _parser_notes(family if parsers else None, engine)
+    elif model.use() is Use.POOLING:
+        serve["runner"] = Guess("pooling", f"it answers with {Use.POOLING.value}")
+        notes += _pooling_notes(model)
     guess = Guess(in_line(engine.engine.name), engine.why)
     return replace(draft, engine=guess, least=least, serve=serve, notes=tuple(notes))
 
@@ -230,6 +235,14 @@ def _parser_notes(family: Family | None, engine: ChosenEngine) -> Iterator[str]:
         "`sparkdeploy plan` with --set serve.tool_call_parser=list lists those of vLLM "
         f"{engine.engine.vllm}; serve.reasoning_parser has a list too."
     )
+
+
+def _pooling_notes(model: NewModel) -> Iterator[str]:
+    if "rerank" in model.name.lower():
+        yield (
+            "A reranker may need serve.hf_overrides and a chat template: `sparkdeploy show "
+            "qwen3-vl-reranker` has both."
+        )
 
 
 def _sampling(published: PublishedConfig) -> Iterator[str]:

@@ -421,6 +421,44 @@ def test_a_model_for_several_machines_is_planned_over_them(run: Run) -> None:
     assert "fits on 4 of NVIDIA DGX Spark" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("called", "more", "file"),
+    [
+        ("model", {"architectures": ["BertModel"]}, None),
+        ("model", {"architectures": ["Qwen2ForSequenceClassification"]}, None),
+        ("Qwen3-Embedding-8B", {}, None),
+        ("model", {}, "modules.json"),
+        ("Qwen3-Reranker-4B", {}, None),
+    ],
+)
+def test_a_model_that_writes_no_text_is_pooled(
+    run: Run, tmp_path: Path, called: str, more: dict[str, object], file: str | None
+) -> None:
+    folder = folder_at(tmp_path / called, "llama", **more)
+    if file is not None:
+        (folder / file).write_text("[]")
+    recipe = made(run, "--model", str(folder))
+    assert "runner: pooling" in str(recipe["text"])
+    assert "tool calls" not in str(recipe["text"])
+    assert ("hf_overrides" in str(recipe["text"])) == ("Reranker" in called)
+
+
+def test_a_model_that_writes_down_speech_calls_no_tools(run: Run, tmp_path: Path) -> None:
+    own = {"architectures": ["WhisperForConditionalGeneration"]}
+    text = str(made(run, "--model", str(folder_of(tmp_path, "llama", **own)))["text"])
+    assert "runner" not in text
+    assert "tool calls" not in text
+
+
+def test_sentence_transformers_on_the_hub_are_pooled(
+    run: Run, hub: HubDouble, tmp_path: Path
+) -> None:
+    folder = weights_of(tmp_path)
+    (folder / "modules.json").write_text("[]")
+    publish(hub, folder)
+    assert "runner: pooling" in str(made(run, "--model", REPO)["text"])
+
+
 def test_a_hundred_thousand_architectures_are_cut(run: Run, tmp_path: Path) -> None:
     many = [f"Starship{number}ForCausalLM" for number in range(100_000)]
     recipe = made(run, "--model", str(folder_of(tmp_path, "llama", architectures=many)))
