@@ -7,6 +7,7 @@ memory, and only what stays within the limits is composed.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,20 @@ def dump(content: Any) -> str:  # noqa: ANN401 - YAML content
     return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=100))
 
 
+def in_line(content: Any) -> str:  # noqa: ANN401 - YAML content
+    """Return content as it may stand behind a key or in a list, on one line and in ASCII."""
+    # In a list of one: what stands alone would be followed by a line that ends the document.
+    written = yaml.dump(
+        [content],
+        Dumper=_LineDumper,
+        default_flow_style=True,
+        sort_keys=False,
+        allow_unicode=False,
+        width=math.inf,
+    )
+    return str(written).rstrip("\n")[1:-1]
+
+
 class _Dumper(yaml.SafeDumper):
     """PyYAML writes YAML 1.1 and Compose reads 1.2: a text that may be a number gets quotes."""
 
@@ -125,6 +140,19 @@ def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _quoted)
+
+
+class _LineDumper(_Dumper):
+    """Breaks no line within a text."""
+
+
+def _on_one_line(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    if text.isprintable():
+        return _quoted(dumper, text)
+    return dumper.represent_scalar(TEXT_TAG, text, style='"')
+
+
+_LineDumper.add_representer(str, _on_one_line)
 
 
 def _duplicates(node: yaml.Node, prefix: KeyPath) -> Iterator[tuple[KeyPath, int]]:

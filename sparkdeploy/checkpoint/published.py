@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint import source as sources
-from sparkdeploy.checkpoint.contents import read_config, read_generation
+from sparkdeploy.checkpoint.contents import CONFIG_FILE, read_config, read_generation
 from sparkdeploy.checkpoint.remote import ask_configs
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
+
+
+WEIGHT_KINDS = frozenset({".safetensors", ".bin", ".pt", ".pth"})
+OTHER_KINDS = {
+    "adapter_config.json": (
+        "it is a LoRA adapter",
+        "name the model that it adapts; the adapter goes into the recipe's serve.lora",
+    ),
+    "model_index.json": (
+        "it is a pipeline of diffusers, which makes pictures",
+        "name a model that makes text or embeddings",
+    ),
+    "params.json": (
+        "it is in Mistral's own format alone",
+        "name a repository or a folder of it that has a config.json too",
+    ),
+}
+"""By a file that tells: what a folder without config.json is, and what helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,40 +51,84 @@ class PublishedConfig:
     """Where its other files are, if they are here."""
     generation: Mapping[str, Any] = field(default_factory=dict)
     """Its generation_config.json, as far as it was seen."""
+    files: frozenset[str] = frozenset()
+    """The names of its files, as far as they are known."""
 
 
-def published_config(weights: Weights, settings: Settings) -> PublishedConfig:
+def published_config(
+    weights: Weights, settings: Settings, instead: str = "--set model.path=FOLDER"
+) -> PublishedConfig:
     """Look on this machine, in what is shipped, and for some seconds on the hub.
 
     What is shipped as others quote it counts where the hub tells nothing. Raises CheckpointError
-    when it is nowhere.
+    when it is nowhere, and for what is no model with a config.json; `instead` is how a user names a
+    folder.
     """
+    if weights.path is not None:
+        _refuse_other_kinds(weights.path, _names_in(Path(weights.path)))
     source = (
         sources.open_folder(Path(weights.path))
         if weights.path is not None
         else sources.find_in_hub_cache(weights.source, weights.revision, settings.hub_cache)
     )
     if source is not None:
-        folder = source.files_dir
-        generation = read_generation(folder)
-        return PublishedConfig(read_config(folder), "of the files here", folder, generation)
+        return _of_folder(source.files_dir)
     shipped = shipped_entry(weights.source)
     known = PublishedConfig(shipped.get("config", {}), "as recipes/facts/models.yaml has it")
     is_quoted = "quoted" in shipped.get("weight_bytes", {})
     if shipped and not is_quoted:
         return known
     told = ask_configs(weights.source, weights.revision, settings)
+    listed = told.listing.files if told.listing is not None else ()
+    files = frozenset(file.name for file in listed)
+    _refuse_other_kinds(weights.source, files)
     if told.config is not None:
-        return PublishedConfig(told.config, "from the hub", generation=told.generation or {})
+        return PublishedConfig(told.config, "from the hub", None, told.generation or {}, files)
     lacking = shipped.get("lacks")
     if shipped and lacking is None:
         return known
     here = f"what is shipped of it lacks {lacking}" if shipped else "it is not here"
     raise CheckpointError(
         f"the config.json of {weights.source} is not known: {here}, and {told.failure}",
-        hint="name a folder that has it: --set model.path=FOLDER; or try again where the hub "
-        "answers",
+        hint=f"{told.hint or 'try again where the hub answers'}; or name a folder that has it: "
+        f"{instead}",
     )
+
+
+def _of_folder(folder: Path) -> PublishedConfig:
+    try:
+        config = read_config(folder)
+    except CheckpointError as error:
+        error.hint = error.hint or "download the model again, or name another folder"
+        raise
+    generation = read_generation(folder)
+    return PublishedConfig(config, "of the files here", folder, generation, _names_in(folder))
+
+
+def _names_in(folder: Path) -> frozenset[str]:
+    with contextlib.suppress(OSError):
+        return frozenset(os.listdir(folder))  # noqa: PTH208 - names alone
+    return frozenset()
+
+
+def refuse_gguf_alone(name: str, files: Collection[str]) -> None:
+    """Raise CheckpointError where GGUF is the only format of the weights."""
+    kinds = {Path(file).suffix for file in files}
+    if ".gguf" in kinds and kinds.isdisjoint(WEIGHT_KINDS):
+        raise CheckpointError(
+            f"{name} has GGUF files alone, and vLLM reads none from 0.25 on",
+            hint="name the model that they were made of, in safetensors",
+        )
+
+
+def _refuse_other_kinds(name: str, files: Collection[str]) -> None:
+    """Raise CheckpointError where files without a config.json show what they are."""
+    if CONFIG_FILE in files:
+        return
+    refuse_gguf_alone(name, files)
+    for mark, (what, hint) in OTHER_KINDS.items():
+        if mark in files:
+            raise CheckpointError(f"{name} has no config.json: {what}", hint=hint)
 
 
 def shipped_entry(repo: str) -> Mapping[str, Any]:

@@ -41,6 +41,8 @@ class Remote:
     """Its generation_config.json."""
     tensors: tuple[TensorInfo, ...] | None = None
     failure: str = ""
+    hint: str | None = None
+    """What helps against the failure."""
 
 
 def ask_sizes(repo: str, revision: str, settings: Settings) -> Remote:
@@ -95,7 +97,7 @@ def _in_time(told: Remote, ask: Callable[[], object]) -> Remote:
             ask()
             told.failure = ""
         except CheckpointError as error:
-            told.failure = error.message
+            told.failure, told.hint = error.message, error.hint
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()

@@ -29,6 +29,7 @@ from sparkdeploy.cli.printing import (
     print_plan,
     require_no_problems,
 )
+from sparkdeploy.console import console
 from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
 
 HardwareOption = Annotated[
@@ -80,18 +81,21 @@ def list_recipes(
 def new(
     name: Annotated[str, typer.Argument(help="What the recipe is to be called.")],
     model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="ORG/NAME on the hub, or a folder.")
+        str,
+        typer.Option(
+            "--model", metavar="MODEL", help="ORG/NAME[@REVISION] on the hub, or a folder."
+        ),
     ],
     base: Annotated[
         str | None, typer.Option("--from", metavar="RECIPE", help="The recipe that it changes.")
     ] = None,
     destination: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write the recipe there; your recipes folder otherwise.",
+            help="Write the recipe there, your recipes folder otherwise; `-` prints it alone.",
         ),
     ] = None,
     _offline: OfflineOption = False,
@@ -101,13 +105,17 @@ def new(
     from sparkdeploy.commands.new_recipe import new_recipe
 
     made = new_recipe(name, model, base, destination, current_settings())
+    told = {**asdict(made), "path": made.path and str(made.path)}
+    if made.path is None:
+        console.info(made.verdict)
+        answer([made.text.rstrip("\n")], told, as_json=as_json)
+        return
     lines = (
         made.text.rstrip("\n"),
         f"# {made.verdict}",
         *(f"# switched off, for this model cannot have {item}" for item in made.cannot_have),
         f"# written to {made.path}; `{made.next_step}` says what `up` would do",
     )
-    told = {**asdict(made), "path": str(made.path)}
     answer(lines, told, as_json=as_json)
 
 

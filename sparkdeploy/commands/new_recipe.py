@@ -2,163 +2,107 @@
 
 from __future__ import annotations
 
-import itertools
-import json
+import os
 import re
 import shlex
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
+
+from pydantic import ValidationError
 
 from sparkdeploy.checkpoint import durable
-from sparkdeploy.checkpoint.published import published_config
+from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
 from sparkdeploy.commands.estimate import HERE, Among, WhenMissing, ground_for
+from sparkdeploy.commands.new_draft import DraftRecipe, Guess
+from sparkdeploy.commands.new_engine import engine_for
+from sparkdeploy.commands.new_model import NewModel, Use
 from sparkdeploy.commands.new_treatment import misfits
-from sparkdeploy.errors import CheckpointError, RecipeError, SparkdeployError, UsageError
+from sparkdeploy.errors import (
+    NodeError,
+    RecipeError,
+    SparkdeployError,
+    UsageError,
+)
 from sparkdeploy.estimate.verdict import Fits
 from sparkdeploy.node import facts as node_facts
-from sparkdeploy.recipe.families import families, family_of, first_release
-from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.harmless import shown
-from sparkdeploy.recipe.load import library, load_engine, load_recipe, look_into
-from sparkdeploy.recipe.schema import NAME_PATTERN, REPOSITORY_PATTERN, Weights
+from sparkdeploy.recipe.load import library, load_recipe, look_into
+from sparkdeploy.recipe.schema import NAME_PATTERN, Weights
 from sparkdeploy.settings import resources
+from sparkdeploy.yaml_text import in_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from sparkdeploy.checkpoint.published import PublishedConfig
     from sparkdeploy.commands.estimate import Ground
-    from sparkdeploy.commands.new_treatment import Misfit
+    from sparkdeploy.commands.new_engine import ChosenEngine
     from sparkdeploy.estimate.verdict import FitVerdict
     from sparkdeploy.recipe.families import Family
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
 
-USUAL_ENGINE, NEWEST_ENGINE = "cuda-0.25", "cuda-0.33"
 SPARK = "spark"
+NOWHERE = "-"
+"""A destination: the recipe is printed, and no file written."""
 SHORTEST_CONTEXT = 8_192
 MOST_NODES = 8
 UTILIZATION = 0.85
-COMMENT_COLUMN = 56
+LARGEST_SAMPLING = 1_000_000
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """One value of a recipe, and what it was guessed from; empty where it is known."""
-
-    value: str
-    why: str = ""
-    is_certain: bool = False
-    """Whether `why` is a reason, and nothing is guessed."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftRecipe:
-    """A recipe on its way to a file."""
-
-    name: str
-    model: Weights
-    base: str | None
-    engine: Guess | None = None
-    least: str | None = None
-    serve: Mapping[str, Guess] = field(default_factory=dict)
-    nodes: int = 1
-    notes: tuple[str, ...] = ()
-    misfits: tuple[Misfit, ...] = ()
-    """What of the base this model cannot have; what switches it off is written."""
-
-    def text(self) -> str:
-        parts = (self._head(), self._section("checkpoint", {}), self._section("serve", self.serve))
-        return "\n".join([*itertools.chain(*parts), *self._cluster(), ""])
-
-    def _head(self) -> Iterator[str]:
-        yield "# Made by `sparkdeploy new`. What says `guess` is not the word of the model's owner."
-        yield from (f"# {note}" for note in self.notes)
-        yield "schema: 1"
-        yield f"name: {self.name}"
-        yield f"title: {json.dumps(self._title())}"
-        if self.base is not None:
-            yield f"extends: {self.base}"
-        if self.engine is not None:
-            yield _line("engine", self.engine, "")
-        if self.least is not None:
-            yield _line("least_vllm", Guess(self.least), "")
-        where = "path" if self.model.path is not None else "repo"
-        yield f"model: {{{where}: {json.dumps(self.model.source)}}}"
-
-    def _title(self) -> str:
-        """Return the repository's name, or the folder's without the way to it."""
-        if self.model.path is None:
-            return self.model.source
-        # A folder's name may hold what no title may.
-        return shown(Path(self.model.path).name or self.name)
-
-    def _section(self, name: str, guesses: Mapping[str, Guess]) -> Iterator[str]:
-        off = {
-            key: Guess(value, f"this model cannot have it: {misfit.reason}", is_certain=True)
-            for misfit in self.misfits
-            for key, value in misfit.off.get(name, {}).items()
-        }
-        if guesses or off:
-            yield f"{name}:"
-        yield from (_line(key, guess, "  ") for key, guess in {**off, **guesses}.items())
-
-    def _cluster(self) -> Iterator[str]:
-        size = {"tensor_parallel": self.nodes, "min_nodes": self.nodes} if self.nodes > 1 else {}
-        guesses = {key: Guess(str(value), _NODES) for key, value in size.items()}
-        yield from self._section("cluster", guesses)
-
-
-_NODES = "its weights fit no fewer machines"
-
-
-@dataclass(frozen=True, slots=True)
 class NewRecipe:
-    path: Path
+    path: Path | None
+    """None where it was written nowhere."""
     text: str
     verdict: str
     """Whether it fits, and how much at once; or why nobody knows."""
+    nodes: int
+    """How many machines it is for."""
     cannot_have: tuple[str, ...]
     """Which settings of its base this model cannot have, and why."""
     next_step: str
-    """The command that says what `up` would do about it."""
+    """The command that says what `up` would do about it; empty where no file was written."""
 
 
 def new_recipe(
-    name: str, model: str, base: str | None, destination: Path | None, settings: Settings
+    name: str, model: str, base: str | None, destination: str | None, settings: Settings
 ) -> NewRecipe:
-    """Write a recipe for a model into the user's own folder, or to `destination`.
+    """Write a recipe for a model into the user's own folder, or to `destination`; `-` is nowhere.
 
-    Raises UsageError for a name that is none, RecipeError where a file of that name exists or a
-    shipped recipe has it, and CheckpointError where nobody knows the model's config.json.
+    Raises UsageError for a name, a model or a destination that is none, RecipeError where a file
+    of that name exists or a shipped recipe has it, NodeError where none can be written, and
+    CheckpointError where nobody knows the model's config.json.
     """
     if re.fullmatch(NAME_PATTERN, name) is None:
         raise UsageError(
             f"{shown(name)} is no recipe name", hint="lower-case letters, digits, . _ -"
         )
-    path = destination or settings.config_dir / "recipes" / f"{name}.yaml"
-    if destination is None and (resources() / "recipes" / path.name).exists():
+    if destination is None and (resources() / "recipes" / f"{name}.yaml").exists():
         raise RecipeError(
             f"{name} is a recipe that is shipped, and yours would take its place",
             hint="choose another name, or write it elsewhere with -o FILE",
         )
-    if path.exists():
-        raise RecipeError(f"{path} exists, and stays", hint="choose another name, or another -o")
+    path = _place(name, destination, settings)
     weights = _weights(model)
-    published = _published(weights, settings)
-    draft = _described(DraftRecipe(name, weights, base), published, settings)
+    published = published_config(weights, settings, "--model FOLDER")
+    refuse_gguf_alone(weights.source, published.files)
+    draft = DraftRecipe(name, weights, _findable(base) if base is not None else None)
+    draft = _described(draft, published, settings)
     if base is not None:
         draft = _without_misfits(draft, published, settings)
     draft, verdict = _fitted(draft, published, settings)
     text = draft.text()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    durable.write_text(path, text)
+    if path is not None:
+        _write(path, text)
     cannot_have = tuple(f"{base}'s {it.setting}: {it.reason}" for it in draft.misfits)
-    called = name if destination is None else _typed(destination)
-    return NewRecipe(path, text, verdict, cannot_have, _next_step(called, settings))
+    called = name if destination is None or path is None else _typed(path)
+    step = _next_step(called, draft.nodes, settings) if path is not None else ""
+    return NewRecipe(path, text, verdict, draft.nodes, cannot_have, step)
 
 
 def _typed(path: Path) -> str:
@@ -166,11 +110,12 @@ def _typed(path: Path) -> str:
     return str(path) if path.is_absolute() else f"./{path}"
 
 
-def _next_step(called: str, settings: Settings) -> str:
+def _next_step(called: str, nodes: int, settings: Settings) -> str:
     """Return the `plan` of a recipe; outside the user's own folder it may need consent."""
     loaded = look_into(library(settings), called)
+    cluster = " --cluster" if nodes > 1 else ""
     consent = " --allow-unsafe" if loaded.consents else ""
-    return f"sparkdeploy plan {shlex.quote(called)}{consent}"
+    return f"sparkdeploy plan {shlex.quote(called)}{cluster}{consent}"
 
 
 def _without_misfits(
@@ -185,73 +130,123 @@ def _without_misfits(
     return replace(draft, misfits=found)
 
 
-def _published(weights: Weights, settings: Settings) -> PublishedConfig:
+def _place(name: str, destination: str | None, settings: Settings) -> Path | None:
+    """Return the file that is to be written; UsageError or RecipeError for what cannot be one."""
+    if destination == NOWHERE:
+        return None
+    if destination is None:
+        path = settings.config_dir / "recipes" / f"{name}.yaml"
+    elif not destination:
+        raise UsageError("-o names no file", hint="-o FILE; `-o -` prints the recipe alone")
+    else:
+        path = Path(destination)
+    # Neither of these raises for a name that is too long for any file.
+    if os.path.isdir(path) and destination is not None:  # noqa: PTH112
+        raise UsageError(
+            f"-o {shown(path)} is a folder", hint=f"name a file in it: -o {shown(path / name)}.yaml"
+        )
+    # A link that leads nowhere is somebody's too.
+    if os.path.lexists(path):
+        raise RecipeError(f"{path} exists, and stays", hint="choose another name, or another -o")
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    """Raise NodeError where the file cannot be written."""
     try:
-        return published_config(weights, settings)
-    except CheckpointError as error:
-        error.hint = "try again where the hub answers, or name a folder that has it: --model FOLDER"
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.write_text(path, text)
+    except OSError as error:
+        raise NodeError(
+            f"{shown(path)} cannot be written: {error.strerror or error}",
+            hint="name another file: -o FILE; `-o -` prints the recipe alone",
+        ) from error
 
 
 def _weights(model: str) -> Weights:
-    if model.startswith(("/", "~", ".")):
-        return Weights(path=str(Path(model).expanduser().absolute()))
-    if re.fullmatch(REPOSITORY_PATTERN, model) is None:
-        raise UsageError(f"{shown(model)} is no ORG/NAME, and no folder")
-    return Weights(repo=model)
+    """Read ORG/NAME[@REVISION] or a folder; UsageError for what is neither."""
+    try:
+        if model.startswith(("/", "~", ".")):
+            path = Path(os.path.expanduser(model))  # noqa: PTH111 - raises for no home of nobody
+            return Weights(path=str(path.absolute()))
+        repo, at, revision = model.partition("@")
+        return Weights(repo=repo, revision=revision) if at else Weights(repo=repo)
+    except ValidationError as error:
+        raise UsageError(
+            f"--model {shown(model)} names neither a repository nor a folder",
+            hint="ORG/NAME or ORG/NAME@REVISION as on the hub, or a folder that begins with "
+            "/, ~ or . and has no control characters in its name",
+        ) from error
+
+
+def _findable(base: str) -> str:
+    """Return a recipe's name, or where its file lies: seen from any folder."""
+    path = os.path.expanduser(base)  # noqa: PTH111 - raises for no home of nobody
+    is_file = base.endswith((".yaml", ".yml")) or "/" in base
+    return str(Path(path).absolute()) if is_file and os.path.exists(path) else base  # noqa: PTH110
 
 
 def _described(draft: DraftRecipe, published: PublishedConfig, settings: Settings) -> DraftRecipe:
     """Add what the configuration and the family say; a recipe that it extends says the rest."""
-    config = published.config
-    named = config.get("architectures")
-    architectures = [str(item) for item in named] if isinstance(named, list) else []
-    least, family = first_release(architectures), _family(draft.model, architectures)
-    told = ", ".join(map(shown, architectures)) or shown(config.get("model_type"))
-    notes = [f"{told}; config.json {published.origin}.", *_sampling(published)]
+    model = NewModel(draft.model, published)
+    engine, family = engine_for(model, settings), model.family()
+    least = engine.least_vllm()
+    notes = [f"{model.told()}; config.json {published.origin}.", *_sampling(published)]
     if draft.base is not None:
-        return replace(draft, least=least, notes=(*notes, f"All else is {draft.base}'s."))
+        return replace(draft, least=least, notes=(*notes, f"All else is {shown(draft.base)}'s."))
     serve = {"gpu_memory_utilization": Guess(f"{UTILIZATION}", "as the shipped recipes have it")}
-    parsers = dict(_parsers(family)) if family is not None else {}
-    if not parsers:
-        notes.append("No parsers are known for it: thoughts and tool calls stay in the text.")
-    serve |= parsers
-    engine = _engine(least, family, settings)
-    return replace(draft, engine=engine, least=least, serve=serve, notes=tuple(notes))
+    parsers = dict(_parsers(family, engine)) if family is not None else {}
+    notes += engine.notes
+    if model.use() is Use.CHAT:
+        serve |= parsers
+        notes += _parser_notes(family if parsers else None, engine)
+    elif model.use() is Use.POOLING:
+        serve["runner"] = Guess("pooling", f"it answers with {Use.POOLING.value}")
+        notes += _pooling_notes(model)
+    guess = Guess(in_line(engine.engine.name), engine.why)
+    return replace(draft, engine=guess, least=least, serve=serve, notes=tuple(notes))
 
 
-def _parsers(family: Family) -> Iterator[tuple[str, Guess]]:
-    why = family.parsers.source or f"most recipes of {family.name} name it"
-    if family.parsers.reasoning:
-        yield "reasoning_parser", Guess(family.parsers.reasoning, why)
-    if family.parsers.tools:
-        yield "tool_call_parser", Guess(family.parsers.tools, why)
+def _parsers(family: Family, engine: ChosenEngine) -> Iterator[tuple[str, Guess]]:
+    parsers, why = family.parsers, f"{family.parsers.source} name it for {family.name}"
+    if parsers.reasoning and engine.has_parser("reasoning_parsers", parsers.reasoning):
+        yield "reasoning_parser", Guess(in_line(parsers.reasoning), why)
+    if parsers.tools and engine.has_parser("tool_parsers", parsers.tools):
+        yield "tool_call_parser", Guess(in_line(parsers.tools), why)
         yield "enable_auto_tool_choice", Guess("true", "with the parser above")
 
 
-def _family(model: Weights, architectures: list[str]) -> Family | None:
-    by_architecture = (it for it in families() if set(it.architectures) & set(architectures))
-    return family_of(model.known_as) or next(by_architecture, None)
+def _parser_notes(family: Family | None, engine: ChosenEngine) -> Iterator[str]:
+    if family is not None:
+        yield from (family.parsers.needs,) if family.parsers.needs else ()
+        return
+    yield "No parsers for it in our table: thoughts and tool calls stay in the text."
+    yield (
+        "`sparkdeploy plan` with --set serve.tool_call_parser=list lists those of vLLM "
+        f"{engine.engine.vllm}; serve.reasoning_parser has a list too."
+    )
 
 
-def _engine(least: str | None, family: Family | None, settings: Settings) -> Guess:
-    usual = load_engine(library(settings), USUAL_ENGINE)
-    needed = least or (family.least_release() if family is not None else None)
-    if needed is not None and parse_version(usual.vllm) < parse_version(needed):
-        return Guess(NEWEST_ENGINE, f"the usual {USUAL_ENGINE} is older than {needed}")
-    if family is not None and family.failure(usual.vllm) is not None:
-        return Guess(NEWEST_ENGINE, f"vLLM {usual.vllm} fails with {family.name} on a Spark")
-    return Guess(USUAL_ENGINE, "the usual one; it knows the architecture, if any release does")
+def _pooling_notes(model: NewModel) -> Iterator[str]:
+    if "rerank" in model.name.lower():
+        yield (
+            "A reranker may need serve.hf_overrides and a chat template: `sparkdeploy show "
+            "qwen3-vl-reranker` has both."
+        )
 
 
 def _sampling(published: PublishedConfig) -> Iterator[str]:
-    told = [
-        f"{name} {published.generation[name]:g}"
-        for name in SAMPLING
-        if isinstance(published.generation.get(name), int | float)
-    ]
+    values = ((name, published.generation.get(name)) for name in SAMPLING)
+    told = [f"{name} {value:g}" for name, value in values if _is_sane(value)]
     if told:
         yield f"Its own sampling, which vLLM takes by itself: {', '.join(told)}."
+
+
+def _is_sane(value: object) -> TypeGuard[float]:
+    """Say whether a number may be one of sampling; JSON has numbers that are no float."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -LARGEST_SAMPLING <= value <= LARGEST_SAMPLING
 
 
 def _fitted(
@@ -260,32 +255,50 @@ def _fitted(
     """Choose how many machines and which context; the longest that one request has room for."""
     has_gpu = bool(node_facts.read_gpus().gpus)
     ground = ground_for(HERE if has_gpu else SPARK, settings)
-    longest = _longest_context(published.config)
-    said = "nobody knows how much fits"
-    nodes = 1
+    own = NewModel(draft.model, published).own_context()
+    said, nodes = "", 1
     while nodes <= MOST_NODES:
-        for tokens in _contexts(longest):
-            made = _with_context(replace(draft, nodes=nodes), tokens, longest)
+        for tokens in _contexts(own):
+            why = _fitting_words(tokens, own, nodes, ground)
+            made = _with_context(replace(draft, nodes=nodes), tokens, why)
             verdict, said = _judge(made, ground, settings)
             if verdict is None or verdict.fits is Fits.UNKNOWN:
                 why = "what config.json allows; whether it fits is not known"
-                return _with(made, "max_model_len", Guess(str(longest or tokens), why)), said
+                return _with_context(made, tokens, why), said
             if verdict.fits is Fits.YES:
                 return made, said
+            if verdict.requests is None:
+                break  # The weights alone are too much, whatever the context.
         nodes *= 2
-    return _with_context(draft, longest or SHORTEST_CONTEXT, longest), said
+    why = f"does not fit, on {MOST_NODES} machines either"
+    made = _with_context(draft, own or SHORTEST_CONTEXT, why)
+    return made, f"fits no number of machines up to {MOST_NODES}: {said}"
 
 
-def _contexts(longest: int) -> Iterator[int]:
-    tokens = longest or SHORTEST_CONTEXT
+def _contexts(own: int) -> Iterator[int]:
+    """Yield the model's own context first, 0 where nobody says; then shorter ones."""
+    yield own
+    tokens = own // 2 if own else SHORTEST_CONTEXT
     while tokens >= SHORTEST_CONTEXT:
         yield tokens
         tokens //= 2
 
 
-def _with_context(draft: DraftRecipe, tokens: int, longest: int) -> DraftRecipe:
-    why = "what config.json allows, and it fits" if tokens == longest else "the longest that fits"
-    return _with(draft, "max_model_len", Guess(str(tokens), why))
+def _fitting_words(tokens: int, own: int, nodes: int, ground: Ground) -> str:
+    hardware = shown(ground.reached.hardware.title)
+    where = hardware if nodes == 1 else f"{nodes} of {hardware}"
+    if not own:
+        return f"config.json names no context; this one fits on {where}"
+    if tokens == own:
+        return f"what config.json allows, and it fits on {where}"
+    return f"the longest that fits on {where}"
+
+
+def _with_context(draft: DraftRecipe, tokens: int, why: str) -> DraftRecipe:
+    if tokens:
+        return _with(draft, "max_model_len", Guess(str(tokens), why))
+    note = "config.json names no context: vLLM derives serve.max_model_len."
+    return draft if note in draft.notes else replace(draft, notes=(*draft.notes, note))
 
 
 def _with(draft: DraftRecipe, name: str, guess: Guess) -> DraftRecipe:
@@ -294,21 +307,15 @@ def _with(draft: DraftRecipe, name: str, guess: Guess) -> DraftRecipe:
     )
 
 
-def _longest_context(config: Mapping[str, Any]) -> int:
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        found = part.get("max_position_embeddings")
-        if type(found) is int and 0 < found < 1 << 24:
-            return found
-    return 0
-
-
 def _resolved(draft: DraftRecipe, settings: Settings) -> Resolved:
     with tempfile.TemporaryDirectory(prefix="sparkdeploy-new-") as folder:
         path = Path(folder) / f"{draft.name}.yaml"
         path.write_text(draft.text(), encoding="utf-8")
-        # Nothing is run: what the recipe that it extends asks for is judged when it is.
-        return load_recipe(library(settings), str(path), ("allow_unsafe=true",))
+        try:
+            # Nothing is run: what the recipe that it extends asks for is judged when it is.
+            return load_recipe(library(settings), str(path), ("allow_unsafe=true",))
+        except RecipeError as error:
+            raise _renamed(error, str(path), path.name) from error
 
 
 def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitVerdict | None, str]:
@@ -323,7 +330,7 @@ def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitV
     return outlook.verdict, outlook.verdict_line()
 
 
-def _line(name: str, guess: Guess, indent: str) -> str:
-    line = f"{indent}{name}: {guess.value}"
-    mark = "" if guess.is_certain else "guess: "
-    return f"{line:<{COMMENT_COLUMN}} # {mark}{guess.why}" if guess.why else line
+def _renamed(error: RecipeError, old: str, new: str) -> RecipeError:
+    """Return an error that names the file as the user knows it, not as it was tried."""
+    detail = error.detail and error.detail.replace(old, new)
+    return RecipeError(error.message.replace(old, new), hint=error.hint, detail=detail)

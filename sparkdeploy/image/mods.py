@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import shlex
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.stored_json import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from sparkdeploy.recipe.mods import FoundMod
 
@@ -129,3 +130,17 @@ def _refuse_unprintable(path: str, name: str) -> None:
             f"mod {shown(name)}: the file name {path!a} cannot be printed",
             hint="give the file another name",
         )
+
+
+def placed(mods: Iterable[ModFiles]) -> Iterator[ModFiles]:
+    """Give each mod a folder of its own: what is in another's would be taken for its files.
+
+    The first keeps its name, for some scripts name /workspace/mods/NAME.
+    """
+    taken: set[str] = set()
+    for mod in mods:
+        numbered = (f"{mod.slug}-{number}" for number in itertools.count(2))
+        names = itertools.chain((mod.slug,), numbered)
+        slug = next(name for name in names if name not in taken)
+        taken.add(slug)
+        yield replace(mod, slug=slug)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import shlex
 from dataclasses import dataclass, replace
@@ -15,12 +14,13 @@ from sparkdeploy import labels
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock, templates
 from sparkdeploy.image.context import ContextFile
+from sparkdeploy.image.mods import placed
 from sparkdeploy.recipe.foreign.secrets import masked
 from sparkdeploy.recipe.image_name import WAYS
 from sparkdeploy.recipe.release import ANY_IMAGE, is_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sparkdeploy.image.mods import ModFiles
     from sparkdeploy.recipe.engine import Base, Engine, SourceBuild
@@ -221,7 +221,7 @@ def stages_of(
     maker = _StageMaker(engine, base_source, architecture, resources, tree)
     made = [_adopted(maker)] if engine.kind == "image" else _from_base(maker)
     wanted = additions or Additions()
-    for mod in _placed(wanted.mods):
+    for mod in placed(wanted.mods):
         made.append(_mod(maker, made[-1], mod))
     uppermost = _plugin if wanted.top == "plugin" else _guard
     return (*made, uppermost(maker, made[-1]))
@@ -352,20 +352,6 @@ def _guard(maker: _StageMaker, below: Stage) -> Stage:
         ContextFile(f"guard/{path.relative_to(tree).as_posix()}", _read(path)) for path in paths
     )
     return maker.stage("guard", maker.render("guard", below=below.tag), files, below=below)
-
-
-def _placed(mods: Iterable[ModFiles]) -> Iterator[ModFiles]:
-    """Give each mod a folder of its own: what is in another's would be taken for its files.
-
-    The first keeps its name, for some scripts name /workspace/mods/NAME.
-    """
-    taken: set[str] = set()
-    for mod in mods:
-        numbered = (f"{mod.slug}-{number}" for number in itertools.count(2))
-        names = itertools.chain((mod.slug,), numbered)
-        slug = next(name for name in names if name not in taken)
-        taken.add(slug)
-        yield replace(mod, slug=slug)
 
 
 def _mod(maker: _StageMaker, below: Stage, mod: ModFiles) -> Stage:

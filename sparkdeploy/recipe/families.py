@@ -15,7 +15,7 @@ from sparkdeploy.recipe.schema import Strict, VllmRelease
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from sparkdeploy.recipe.engine import Engine
 
@@ -45,8 +45,10 @@ class Parsers(Strict):
     tools: str | None = None
     leave_calls_empty: list[str] = Field(default_factory=list)
     """Parsers of tool calls that others name for it and that find nothing, as users reported."""
-    source: str | None = None
-    """Who names them, where it is not most recipes of the family."""
+    source: str = "most recipes"
+    """Who names them for the family."""
+    needs: str = ""
+    """What they need besides, in a sentence."""
 
 
 class Family(Strict):
@@ -54,8 +56,11 @@ class Family(Strict):
 
     name: str
     repositories: str
-    """A pattern that is looked for in a repository's name, in small letters."""
+    """A pattern that is looked for in a repository's name, without its owner, in small letters."""
     architectures: list[str] = Field(default_factory=list)
+    """Each of them tells the family, whatever the model is called."""
+    also: list[str] = Field(default_factory=list)
+    """Further ones of models of that name; others have them too."""
     least: VllmRelease | None = None
     """Where the registry says too little."""
     fails: list[BadReleases] = Field(default_factory=list)
@@ -81,10 +86,34 @@ def first_release(architectures: Iterable[str]) -> str | None:
     return max(came, key=parse_version, default=None)
 
 
-def family_of(name: str) -> Family | None:
+def family_of(name: str, among: Iterable[Family] | None = None) -> Family | None:
     """Return the family of a model by its repository's or folder's name."""
-    short = name.rstrip("/").lower()
-    return next((it for it in families() if re.search(it.repositories, short)), None)
+    short = short_name(name).lower()
+    rows = families() if among is None else among
+    return next((it for it in rows if re.search(it.repositories, short)), None)
+
+
+def short_name(name: str) -> str:
+    """Return what a model is called: neither its owner nor the folders above it say anything of it.
+
+    A snapshot in a cache of the hub's is called as its repository.
+    """
+    *above, last = name.rstrip("/").split("/")
+    if len(above) > 1 and above[-1] == "snapshots":
+        return above[-2].rpartition("--")[2]
+    return last
+
+
+def family_among(name: str, architectures: Collection[str]) -> Family | None:
+    """Return the family of a model whose architectures are known; they go before its name."""
+    named = family_of(name, (it for it in families() if not _contradicts(it, architectures)))
+    by_architecture = (it for it in families() if set(it.architectures) & set(architectures))
+    return named or next(by_architecture, None)
+
+
+def _contradicts(family: Family, architectures: Collection[str]) -> bool:
+    known = {*family.architectures, *family.also}
+    return bool(known and architectures) and known.isdisjoint(architectures)
 
 
 def variables_of(name: str, engine: Engine) -> dict[str, str]:

@@ -304,3 +304,19 @@ def test_a_refusal_repeats_no_more_than_a_line_of_what_it_refuses() -> None:
     with pytest.raises(RecipeError) as refused:
         yaml_text.load("!" * 250_000, "lab")
     assert len(f"{refused.value.message}{refused.value.detail}") < 1000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("null", "123", "true", "1.5", "2024-01-01", "~", "", "=", "1e3", "- x", "a,b]", " lead"),
+        *("v2 # x", "./we ird: #y.yaml", "a\nb", "\x85x", "\u2028", "\U0001f4c1m", "x y " * 200),
+    ],
+)
+def test_any_text_stands_on_one_line_and_is_read_as_itself(text: str) -> None:
+    written = yaml_text.in_line(text)
+    assert "\n" not in written
+    assert yaml_text.load(f"a: {written} # b\nc: {{d: {written}, e: 1}}", "lab") == {
+        "a": text,
+        "c": {"d": text, "e": 1},
+    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,25 +12,12 @@ from sparkdeploy import yaml_text
 from sparkdeploy.plan.observe import locate_model
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.settings import load_settings
-from tests.families import config
+from tests.unit.commands.new_models import folder_of, made
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.unit.program import Run
-
-
-def made(run: Run, *words: str) -> dict[str, object]:
-    told: dict[str, object] = run.answer("new", "mine", *words, "--json")
-    content = yaml_text.load_file(Path(str(told["path"])))
-    assert isinstance(content, dict)
-    return {**content, "text": told["text"], "verdict": told["verdict"], "path": told["path"]}
-
-
-def folder_of(tmp_path: Path, family: str, **more: object) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**config(family), **more}))
-    (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "x": []}')
-    return folder
 
 
 def observed_unfit(recipe: str, *settings: str) -> tuple[str, ...]:
@@ -71,7 +57,7 @@ def test_a_folder_without_weights_is_not_known_to_fit(run: Run, tmp_path: Path) 
     assert recipe["model"] == {"path": str(folder)}
     assert recipe["title"] == folder.name
     assert "temperature 0.6, top_k 20" in str(recipe["text"])
-    assert "No parsers are known for it" in str(recipe["text"])
+    assert "No parsers for it in our table" in str(recipe["text"])
 
 
 @pytest.mark.parametrize(
@@ -81,11 +67,11 @@ def test_a_folder_without_weights_is_not_known_to_fit(run: Run, tmp_path: Path) 
         ("Qwen3-30B-A3B-FP8", "qwen3", "hermes"),
         ("qwen3-4b-thinking-2507-awq", "qwen3", "hermes"),
         ("Qwen3-30B-A3B-Instruct-2507", None, "hermes"),
-        ("Qwen3-Coder-30B-A3B-Instruct", None, "qwen3_xml"),
+        ("Qwen3-Coder-30B-A3B-Instruct", None, "qwen3_coder"),
+        ("DeepSeek-R1-0528-Qwen3-8B", "deepseek_r1", None),
         # These have none, or others, and the same architecture.
         ("Qwen3-8B-Base", None, None),
         ("Qwen3-Embedding-8B", None, None),
-        ("DeepSeek-R1-0528-Qwen3-8B", None, None),
         ("Qwen3-8B-my-own", None, None),
     ],
 )

@@ -10,8 +10,9 @@ import pytest
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.plan.launch import serve_env
 from sparkdeploy.recipe import features
-from sparkdeploy.recipe.families import families, family_of
+from sparkdeploy.recipe.families import families, family_among, family_of
 from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.release import releases
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -180,11 +181,81 @@ def test_the_page_on_engines_shows_every_row_of_the_table() -> None:
         ("zai-org/GLM-5.3-Flash", "GLM-5.3"),
         ("openai/gpt-oss-120b", "gpt-oss"),
         ("a/b", None),
+        ("gpt-oss-fans/Llama-3-8B", None),
+        ("./gpt-oss-things/model", None),
+        ("~/hub/models--openai--gpt-oss-120b/snapshots/abc", "gpt-oss"),
     ],
 )
 def test_a_family_is_known_by_the_repositorys_name(repository: str, family: str | None) -> None:
     found = family_of(repository)
     assert (found.name if found else None) == family
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "family"),
+    [
+        ("nvidia/nemotron-3-8b-chat-4k-sft", "LlamaForCausalLM", None),
+        ("x/gpt-oss-like", "LlamaForCausalLM", None),
+        ("x/mine", "GptOssForCausalLM", "gpt-oss"),
+        ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", "NemotronHForCausalLM", None),
+        ("nvidia/Nemotron-3-Nano-30B-A3B", "NemotronHForCausalLM", "Nemotron 3 and 3.5"),
+        ("a/Qwen3.5-4B-mine", "Qwen3_5ForCausalLM", "Qwen3.5 to 3.8"),
+        ("moonshotai/Kimi-K2-Instruct", "DeepseekV3ForCausalLM", "Kimi-K2"),
+        ("a/b", "LlamaForCausalLM", None),
+    ],
+)
+def test_an_architecture_goes_before_a_name(
+    name: str, architecture: str, family: str | None
+) -> None:
+    found = family_among(name, [architecture])
+    assert (found.name if found else None) == family
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "parsers"),
+    [
+        (
+            "MiniMaxAI/MiniMax-M3",
+            "MiniMaxM3SparseForConditionalGeneration",
+            "minimax_m3 minimax_m3",
+        ),
+        ("moonshotai/Kimi-K3", "KimiK3ForConditionalGeneration", "kimi_k3 kimi_k3"),
+        ("stepfun-ai/Step-5", "Step5ForCausalLM", "step5 step5"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "LlamaForCausalLM", "None llama3_json"),
+        ("nvidia/Llama-3.1-Nemotron-Nano-8B-v1", "LlamaForCausalLM", ""),
+        ("zai-org/GLM-4.5-Air-FP8", "Glm4MoeForCausalLM", "glm45 glm45"),
+        ("zai-org/GLM-4.6", "Glm4MoeForCausalLM", "glm45 glm45"),
+        ("zai-org/GLM-4.7", "Glm4MoeForCausalLM", "glm45 glm47"),
+        ("zai-org/GLM-4.7-Flash", "Glm4MoeLiteForCausalLM", "glm45 glm47"),
+        ("deepseek-ai/DeepSeek-V3.1", "DeepseekV3ForCausalLM", "deepseek_v3 deepseek_v31"),
+        ("deepseek-ai/DeepSeek-V3.2", "DeepseekV32ForCausalLM", "deepseek_v3 deepseek_v32"),
+        ("deepseek-ai/DeepSeek-V3-0324", "DeepseekV3ForCausalLM", "None deepseek_v3"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "LlamaForCausalLM", "deepseek_r1 None"),
+        ("mistralai/Magistral-Small-2509", "Mistral3ForConditionalGeneration", "mistral mistral"),
+        ("mistralai/Devstral-Small-2507", "MistralForCausalLM", "None mistral"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", "MistralForCausalLM", ""),
+        ("microsoft/Phi-4-mini-instruct", "Phi3ForCausalLM", "None phi4_mini_json"),
+        ("ibm-granite/granite-4.0-h-small", "GraniteMoeHybridForCausalLM", "None granite4"),
+        ("LiquidAI/LFM2-1.2B", "Lfm2ForCausalLM", "None lfm2"),
+        ("LiquidAI/LFM2.5-8B-A1B", "Lfm2MoeForCausalLM", "qwen3 lfm2"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen3MoeForCausalLM", "None qwen3_coder"),
+        ("Qwen/Qwen3-Next-80B-A3B-Thinking", "Qwen3NextForCausalLM", "qwen3 hermes"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen3NextForCausalLM", "None hermes"),
+    ],
+)
+def test_the_parsers_of_a_family(name: str, architecture: str, parsers: str) -> None:
+    found = family_among(name, [architecture])
+    assert (f"{found.parsers.reasoning} {found.parsers.tools}" if found else "") == parsers
+
+
+def test_every_parser_and_architecture_of_a_family_is_in_some_release() -> None:
+    def known(kind: str) -> set[str]:
+        return {name for release in releases().values() for name in release.names[kind]}
+
+    for family in families():
+        assert {*family.architectures, *family.also} <= known("architectures")
+        assert {family.parsers.reasoning or "qwen3"} <= known("reasoning_parsers")
+        assert {family.parsers.tools or "hermes"} <= known("tool_parsers")
 
 
 def test_hybrids_keep_their_cache_from_the_release_on_that_took_it(with_engine: Library) -> None:

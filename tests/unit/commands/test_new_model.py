@@ -1,0 +1,363 @@
+"""`new` for models as they come: strange names, places and configurations, every use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy import yaml_text
+from tests.families import config
+from tests.hub.double import Repo, hub_double
+from tests.unit.commands.new_models import folder_at, folder_of, made, weights_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.hub.double import HubDouble
+    from tests.unit.program import Run
+
+
+COMMIT, REPO = "1" * 40, "lab/other"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDouble]:
+    with hub_double() as double:
+        monkeypatch.setenv("HF_ENDPOINT", double.endpoint)
+        # `--offline` sets it for the whole process, which here is that of all tests.
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        yield double
+
+
+@pytest.mark.parametrize("name", ["123", "null", "true", "1.5", "2024-01-01"])
+def test_a_name_that_yaml_takes_for_something_else_stays_a_name(run: Run, name: str) -> None:
+    told = run.answer("new", name, "--model", "openai/gpt-oss-120b", "--json")
+    assert yaml_text.load(told["text"], "x")["name"] == name
+    assert run("show", name).returncode == 0
+
+
+@pytest.mark.parametrize("called", ["\U0001f4c1m", "a: #b", "x, {y}"])
+def test_a_folder_may_have_any_name(run: Run, tmp_path: Path, called: str) -> None:
+    folder = folder_at(tmp_path / called, "llama")
+    assert made(run, "--model", str(folder))["model"] == {"path": str(folder)}
+
+
+def test_a_recipe_file_that_is_extended_is_found_from_any_folder(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = tmp_path / "we ird: #y.yaml"
+    base.write_text("schema: 1\nname: y\ntitle: t\nextends: v2\n")
+    recipe = made(run, "--model", "openai/gpt-oss-120b", "--from", "./we ird: #y.yaml")
+    assert recipe["extends"] == str(base)
+
+
+@pytest.mark.parametrize("base", ["v2 # x", "v2\nengine: evil", "~nobody/x.yaml"])
+def test_a_recipe_that_is_not_there_cannot_be_extended(run: Run, base: str) -> None:
+    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "--from", base)
+    assert done.returncode == 3
+    assert "there is no recipe" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("./o/nl\nx", "names neither a repository nor a folder"),
+        ("a/b/c", "ORG/NAME@REVISION as on the hub"),
+        ("a/b@", "names neither"),
+        ("", "names neither"),
+        ("./" + "x/" * 2000, "names neither"),
+    ],
+)
+def test_a_model_that_is_none_is_said_with_what_one_is(run: Run, model: str, words: str) -> None:
+    done = run("new", "mine", "--model", model)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_home_of_nobody_is_no_folder(run: Run) -> None:
+    done = run("new", "mine", "--model", "~nobody-at-all/model")
+    assert done.returncode == 6
+    assert "does not exist" in done.stderr
+
+
+def test_a_revision_stands_in_the_recipe(run: Run) -> None:
+    recipe = made(run, "--model", "openai/gpt-oss-120b@v1.0")
+    assert recipe["model"] == {"repo": "openai/gpt-oss-120b", "revision": "v1.0"}
+
+
+@pytest.mark.parametrize("value", [int("9" * 400), True, float("inf"), float("nan"), "0.5", [1]])
+def test_sampling_that_is_no_number_is_not_told(run: Run, tmp_path: Path, value: object) -> None:
+    folder = folder_of(tmp_path, "llama")
+    told = json.dumps({"temperature": 0.5, "min_p": value})
+    (folder / "generation_config.json").write_text(told)
+    text = str(made(run, "--model", str(folder))["text"])
+    assert "by itself: temperature 0.5.\n" in text
+
+
+@pytest.mark.parametrize("place", ["a-file/x.yaml", "a-file/b/x.yaml", "/proc/x.yaml", "9" * 300])
+def test_a_place_that_takes_no_file_is_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a-file").write_text("kept")
+    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "-o", place)
+    assert done.returncode == 4
+    assert f"{place[:100]}" in done.stderr
+    assert "cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize(("place", "words"), [("", "-o names no file"), (".", "-o . is a folder")])
+def test_a_place_that_is_no_file_is_refused(run: Run, place: str, words: str) -> None:
+    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "-o", place)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_link_that_leads_nowhere_stays(run: Run, tmp_path: Path) -> None:
+    link = tmp_path / "mine.yaml"
+    link.symlink_to(tmp_path / "nowhere")
+    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "-o", str(link))
+    assert done.returncode == 3
+    assert link.is_symlink()
+
+
+def test_a_recipe_can_be_printed_alone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "-o", "-")
+    assert done.returncode == 0
+    assert yaml_text.load(done.stdout, "x")["name"] == "mine"
+    assert done.stdout.rstrip("\n").endswith("with the parser above")
+    assert done.stderr.startswith("fits on NVIDIA DGX Spark")
+    assert not Path("-").exists()
+    assert (
+        run.answer("new", "mine", "--model", "openai/gpt-oss-120b", "-o", "-", "--json")["path"]
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("architectures", "engine", "least", "words"),
+    [
+        (
+            ["LlamaForCausalLM"],
+            "cuda-0.25",
+            None,
+            "the usual one; vLLM 0.25.1 has LlamaForCausalLM",
+        ),
+        (["MiniMaxText01ForCausalLM"], "cuda-0.19", None, "takes hours to compile"),
+        (["Starship", "Glm5NextForCausalLM"], "cuda-0.33", "0.30.0", "does not know Starship"),
+        (["StarshipForCausalLM"], "cuda-0.25", None, "None of our engines knows"),
+        ([], "cuda-0.25", None, "config.json names no architecture"),
+    ],
+)
+def test_the_engine_is_the_first_whose_registry_has_the_model(
+    run: Run,
+    tmp_path: Path,
+    architectures: list[str],
+    engine: str,
+    least: str | None,
+    words: str,
+) -> None:
+    folder = folder_of(tmp_path, "llama", architectures=architectures, model_type=None)
+    recipe = made(run, "--model", str(folder))
+    assert (recipe["engine"], recipe.get("least_vllm")) == (engine, least)
+    assert words in str(recipe["text"])
+
+
+def test_code_of_the_models_own_needs_consent(run: Run, tmp_path: Path) -> None:
+    own = {"architectures": ["StarshipForCausalLM"], "auto_map": {"AutoConfig": "x.y"}}
+    text = str(made(run, "--model", str(folder_of(tmp_path, "llama", **own)))["text"])
+    assert "serve.trust_remote_code: true, and your consent" in text
+
+
+def test_the_folder_above_a_model_tells_nothing(run: Run, tmp_path: Path) -> None:
+    folder = folder_at(tmp_path / "glm-5.3-and-gpt-oss" / "mine", "llama")
+    recipe = made(run, "--model", str(folder))
+    assert recipe["engine"] == "cuda-0.25"
+    assert "No parsers for it in our table" in str(recipe["text"])
+
+
+def test_a_model_of_a_familys_name_and_of_another_architecture_loads(
+    run: Run, tmp_path: Path
+) -> None:
+    recipe = made(run, "--model", str(folder_at(tmp_path / "GLM-5.3-like", "llama")))
+    assert recipe["engine"] == "cuda-0.33"
+    assert "glm45" not in str(recipe["text"])
+
+
+def test_what_parsers_need_besides_is_said(run: Run, tmp_path: Path) -> None:
+    recipe = made(run, "--model", str(folder_at(tmp_path / "Devstral-Small-2507", "mistral")))
+    assert "tool_call_parser: mistral" in str(recipe["text"])
+    assert "where the model has no tekken.json" in str(recipe["text"])
+
+
+def publish(hub: HubDouble, folder: Path, token: str | None = None) -> None:
+    hub.repos[REPO] = Repo({COMMIT: folder}, {"main": COMMIT}, token=token)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["m-Q4_K_M.gguf", "README.md"], "has GGUF files alone"),
+        (["config.json", "m-Q4_K_M.gguf"], "has GGUF files alone"),
+        (["adapter_config.json", "adapter_model.safetensors"], "is a LoRA adapter"),
+        (["model_index.json"], "a pipeline of diffusers"),
+        (["params.json", "consolidated.safetensors"], "in Mistral's own format alone"),
+    ],
+)
+@pytest.mark.parametrize("is_here", [True, False])
+def test_what_is_no_model_is_told_by_its_files(
+    run: Run, hub: HubDouble, tmp_path: Path, files: list[str], words: str, *, is_here: bool
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text("{}")
+    publish(hub, folder)
+    done = run("new", "mine", "--model", str(folder) if is_here else REPO)
+    assert done.returncode == 6
+    assert words in done.stderr
+    assert "fix: name" in done.stderr
+
+
+def test_a_closed_repository_says_how_it_is_opened(
+    run: Run, hub: HubDouble, tmp_path: Path
+) -> None:
+    publish(hub, folder_of(tmp_path, "llama"), token="theirs")
+    done = run("new", "mine", "--model", REPO)
+    assert done.returncode == 6
+    assert "`hf auth login`" in done.stderr
+    assert "--model FOLDER" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "does not exist"), ("{", "cannot be read"), (" " * (5 << 20), "larger than 4096 KiB")],
+)
+def test_a_folder_that_cannot_be_read_is_not_the_hubs_matter(
+    run: Run, tmp_path: Path, content: str | None, words: str
+) -> None:
+    folder = tmp_path / "model"
+    if content is not None:
+        folder_of(tmp_path, "llama")
+        (folder / "config.json").write_text(content)
+    done = run("new", "mine", "--model", str(folder))
+    assert done.returncode == 6
+    assert words in done.stderr
+    assert "fix: " in done.stderr
+    assert "hub" not in done.stderr.partition("fix: ")[2]
+
+
+CONTEXT = "max_position_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("more", "tokens"),
+    [
+        ({CONTEXT: 2048}, 2048),
+        ({CONTEXT: None, "n_positions": 1024}, 1024),
+        ({CONTEXT: None, "max_target_positions": 448}, 448),
+        ({CONTEXT: None, "seq_length": 2048}, 2048),
+        ({CONTEXT: None, "model_max_length": 4096}, 4096),
+        ({CONTEXT: 512, "text_config": {**config("llama"), CONTEXT: 1024}}, 1024),
+    ],
+)
+def test_the_models_own_context_is_judged_however_short(
+    run: Run, tmp_path: Path, more: dict[str, object], tokens: int
+) -> None:
+    told = run.answer("new", "mine", "--model", str(weights_of(tmp_path, **more)), "--json")
+    assert yaml_text.load(told["text"], "x")["serve"]["max_model_len"] == tokens
+    assert "what config.json allows, and it fits on NVIDIA DGX Spark" in told["text"]
+    assert told["verdict"].startswith("fits on ")
+
+
+@pytest.mark.parametrize("value", [None, 10**8, float("nan"), float("inf"), True, "many"])
+def test_a_context_that_nobody_says_is_left_to_vllm(
+    run: Run, tmp_path: Path, value: object
+) -> None:
+    folder = folder_of(tmp_path, "llama", **{CONTEXT: value})
+    recipe = made(run, "--model", str(folder))
+    assert "max_model_len" not in str(recipe["serve"])
+    assert "# config.json names no context: vLLM derives serve.max_model_len.\n" in str(
+        recipe["text"]
+    )
+
+
+def test_a_model_that_nothing_holds_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkdeploy.commands.new_recipe.MOST_NODES", 2)
+    recipe = made(run, "--model", "Intel/Qwen3.5-397B-A17B-int4-AutoRound")
+    assert "# guess: does not fit, on 2 machines either\n" in str(recipe["text"])
+    assert str(recipe["verdict"]).startswith("fits no number of machines up to 2: ")
+    assert "cluster" not in recipe
+
+
+def test_a_model_for_several_machines_is_planned_over_them(run: Run) -> None:
+    done = run("new", "mine", "--model", "Intel/Qwen3.5-397B-A17B-int4-AutoRound")
+    assert "`sparkdeploy plan mine --cluster`" in done.stdout
+    assert "fits on 4 of NVIDIA DGX Spark" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("called", "more", "file"),
+    [
+        ("model", {"architectures": ["BertModel"]}, None),
+        ("model", {"architectures": ["Qwen2ForSequenceClassification"]}, None),
+        ("Qwen3-Embedding-8B", {}, None),
+        ("model", {}, "modules.json"),
+        ("Qwen3-Reranker-4B", {}, None),
+    ],
+)
+def test_a_model_that_writes_no_text_is_pooled(
+    run: Run, tmp_path: Path, called: str, more: dict[str, object], file: str | None
+) -> None:
+    folder = folder_at(tmp_path / called, "llama", **more)
+    if file is not None:
+        (folder / file).write_text("[]")
+    recipe = made(run, "--model", str(folder))
+    assert "runner: pooling" in str(recipe["text"])
+    assert "tool calls" not in str(recipe["text"])
+    assert ("hf_overrides" in str(recipe["text"])) == ("Reranker" in called)
+
+
+def test_a_model_that_writes_down_speech_calls_no_tools(run: Run, tmp_path: Path) -> None:
+    own = {"architectures": ["WhisperForConditionalGeneration"]}
+    text = str(made(run, "--model", str(folder_of(tmp_path, "llama", **own)))["text"])
+    assert "runner" not in text
+    assert "tool calls" not in text
+
+
+def test_sentence_transformers_on_the_hub_are_pooled(
+    run: Run, hub: HubDouble, tmp_path: Path
+) -> None:
+    folder = weights_of(tmp_path)
+    (folder / "modules.json").write_text("[]")
+    publish(hub, folder)
+    assert "runner: pooling" in str(made(run, "--model", REPO)["text"])
+
+
+def test_a_hundred_thousand_architectures_are_cut(run: Run, tmp_path: Path) -> None:
+    many = [f"Starship{number}ForCausalLM" for number in range(100_000)]
+    recipe = made(run, "--model", str(folder_of(tmp_path, "llama", architectures=many)))
+    assert len(str(recipe["text"])) < 4096
+
+
+def test_a_recipe_that_does_not_load_is_called_by_its_name(run: Run, tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text("schema: 1\nname: y\ntitle: t\nextends: v2\nserve: {port: 1}\n")
+    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "--from", str(base))
+    assert done.returncode == 3
+    assert "recipe mine.yaml has" in done.stderr
+    assert "sparkdeploy-new-" not in done.stderr
+
+
+def test_an_empty_configuration_is_said_in_words(run: Run, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "llama")
+    (folder / "config.json").write_text("{}")
+    text = str(made(run, "--model", str(folder))["text"])
+    assert "# config.json names no architecture; config.json of the files here.\n" in text
