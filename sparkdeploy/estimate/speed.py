@@ -245,7 +245,11 @@ def in_order(recipes: Mapping[str, Resolved]) -> Sequence[Resolved]:
 
     def depth(name: str | None) -> int:
         found = recipes.get(name) if name is not None else None
-        return 0 if found is None else 1 + depth(found.recipe.extends)
+        if found is None:
+            return 0
+        # A user's v2 that extends v2 means the shipped one, which is not among them.
+        base = found.recipe.extends
+        return 1 if base == name else 1 + depth(base)
 
     return [recipes[name] for name in sorted(recipes, key=lambda name: (depth(name), name))]
 

@@ -11,6 +11,7 @@ import pytest
 from sparkdeploy.bench.files import write_record
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.settings import load_settings
 from tests.families import config
 from tests.families.checkpoints import packed, plain, write
 from tests.hub.double import Repo, hub_double
@@ -169,6 +170,14 @@ def test_every_recipe_has_a_verdict(run: Run) -> None:
     done = run("list", "--fits", "spark")
     assert len(done.stdout.splitlines()) == 1 + len(rows)
     assert done.stdout.startswith("on NVIDIA DGX Spark")
+
+
+def test_a_recipe_that_takes_the_place_of_the_one_it_extends_is_listed(run: Run) -> None:
+    own = load_settings().config_dir / "recipes" / "v2.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("schema: 1\nname: v2\ntitle: mine\nextends: v2\nserve: {port: 9000}\n")
+    rows = {row["name"]: row for row in run.answer("list", "--json")["recipes"]}
+    assert rows["v2"]["title"] == "mine"
 
 
 def test_a_recipe_for_two_machines_is_told_with_both(run: Run) -> None:
