@@ -25,7 +25,9 @@ def current_settings() -> Settings:
 FitsOption = Annotated[
     str | None,
     typer.Option(
-        "--fits", metavar="HARDWARE", help="What fits on: spark, h100, h200; else this machine."
+        "--fits",
+        metavar="HARDWARE",
+        help="Which fit: spark, h100, h200; without a value, this machine.",
     ),
 ]
 

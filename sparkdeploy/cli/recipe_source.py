@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, YesOption, current_settings
+from sparkdeploy.cli.options import FitsOption, JsonOption, YesOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console
 from sparkdeploy.errors import ChangesPendingError
@@ -93,14 +93,7 @@ def remove(name: SourceName) -> None:
 
 def search_recipes(
     words: Annotated[list[str], typer.Argument(metavar="WORD", help="All have to be in it.")],
-    fits: Annotated[
-        str | None,
-        typer.Option(
-            "--fits",
-            metavar="HARDWARE",
-            help="What fits on: spark, h100, h200; without a value, this machine.",
-        ),
-    ] = None,
+    fits: FitsOption = None,
     nodes: Annotated[
         int | None, typer.Option("--nodes", min=1, metavar="N", help="For that many machines.")
     ] = None,

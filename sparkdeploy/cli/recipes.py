@@ -10,6 +10,7 @@ import typer
 
 from sparkdeploy.cli.options import (
     ClusterOption,
+    FitsOption,
     JsonOption,
     KnownBadOption,
     NameOption,
@@ -49,14 +50,7 @@ HeadersOption = Annotated[
 
 
 def list_recipes(
-    fits: Annotated[
-        str | None,
-        typer.Option(
-            "--fits",
-            metavar="HARDWARE",
-            help="Which fit: spark, h100, h200; without a value, this machine.",
-        ),
-    ] = None,
+    fits: FitsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the recipes by model, and the engines; with --fits, how fast on another machine."""

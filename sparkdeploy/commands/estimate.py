@@ -94,7 +94,7 @@ class Outlook:
         return self.speed.fitted_to is None or self.nodes > 1
 
     def verdict_line(self) -> str:
-        verdict, least = self.verdict, self.resolved.recipe.cluster.min_nodes or 1
+        verdict, least = self.verdict, self.resolved.recipe.cluster.least_nodes
         machines = machines_words(self.budget.hardware.title, self.nodes)
         line = verdict_line(verdict, machines, is_bound=self._is_bound)
         is_too_few = verdict.fits is Fits.NO and self.nodes < least

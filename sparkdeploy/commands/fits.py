@@ -29,7 +29,7 @@ def fitting_row(ground: Ground, resolved: Resolved) -> dict[str, object]:
     try:
         outlook = ground.outlook(resolved, WhenMissing.NOBODY, among_of(resolved))
     except SparkdeployError as error:
-        least = resolved.recipe.cluster.min_nodes or 1
+        least = resolved.recipe.cluster.least_nodes
         unknown = {"recipe": name, "fits": Fits.UNKNOWN.value, "machines": least}
         return {**unknown, "reason": error.message}
     verdict = {**asdict(outlook.verdict), "fits": outlook.verdict.fits.value}
@@ -39,7 +39,7 @@ def fitting_row(ground: Ground, resolved: Resolved) -> dict[str, object]:
 
 def among_of(resolved: Resolved) -> Among:
     """A recipe for several machines is held against one machine's share."""
-    return Among.CLUSTER if (resolved.recipe.cluster.min_nodes or 1) > 1 else Among.ONE
+    return Among.CLUSTER if resolved.recipe.cluster.least_nodes > 1 else Among.ONE
 
 
 def fit_words(rows: Iterable[Mapping[str, object]]) -> dict[str, str]:

@@ -85,7 +85,7 @@ def _preview_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def _too_few_nodes(plan: Plan) -> Iterator[Problem]:
-    least, count = plan.resolved.recipe.cluster.min_nodes or 1, len(plan.parts)
+    least, count = plan.resolved.recipe.cluster.least_nodes, len(plan.parts)
     if count < least:
         name = plan.resolved.wanted or plan.resolved.recipe.name
         yield Problem(

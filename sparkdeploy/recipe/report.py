@@ -38,7 +38,7 @@ def recipe_rows(library: Library) -> list[dict[str, Any]]:
             "title": recipe.title,
             "model": model_name(recipe.model.known_as),
             "engine": recipe.engine,
-            "min_nodes": recipe.cluster.min_nodes or 1,
+            "min_nodes": recipe.cluster.least_nodes,
             "preview": recipe.preview,
             "least_vllm": recipe.least_vllm,
             "reported_tok_s": expect.tok_s if expect else None,

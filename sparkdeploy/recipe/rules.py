@@ -217,7 +217,7 @@ def _cluster(recipe: Recipe) -> Iterator[Mistake]:
             "copies of the model are started without Ray, and cluster.backend is ray",
             "set cluster.backend to native, or cluster.data_parallel to 1",
         )
-    if cluster.max_nodes is not None and cluster.max_nodes < (cluster.min_nodes or 1):
+    if cluster.max_nodes is not None and cluster.max_nodes < cluster.least_nodes:
         yield Mistake(
             ("cluster", "max_nodes"),
             f"at most {cluster.max_nodes} nodes are fewer than the {cluster.min_nodes} that "

@@ -256,6 +256,10 @@ class Cluster(Strict):
     """How the nodes meet: by vLLM's own means, or in a Ray cluster."""
     speculative: Annotated[Speculative | Literal["off"] | None, _BareOff] = None
 
+    @property
+    def least_nodes(self) -> int:
+        return self.min_nodes or 1
+
 
 class Limits(Strict):
     memory_floor_gib: Annotated[float, Field(ge=0, le=512, strict=False)] = 4.0

@@ -61,7 +61,7 @@ def _row(name: str, file: str, found: Loaded | RecipeError) -> RecipeRow:
         engine=one_line(recipe.engine),
         image=one_line(recipe.image or ""),
         drafts=_drafts(recipe),
-        min_nodes=min(limits.min_nodes or 1, MAX_COUNT),
+        min_nodes=min(limits.least_nodes, MAX_COUNT),
         max_nodes=min(limits.max_nodes, MAX_COUNT) if limits.max_nodes is not None else None,
         consents=len(found.consents),
         refusal=_relative(mistakes[0]) if mistakes else "",
