@@ -14,6 +14,7 @@ from sparkdeploy.plan.images import mods_of
 from sparkdeploy.plan.make import unsettled
 from sparkdeploy.plan.room import CHECK as ROOM
 from sparkdeploy.plan.typed import docker_run, typed
+from sparkdeploy.recipe import graphs
 from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.release import is_tag
@@ -90,6 +91,11 @@ def _title(plan: Plan) -> Iterator[str]:
     # Where no image is named, a problem says it.
     if recipe.preview and engine.kind == "image":
         yield f"  needs {recipe.preview}"
+    if graphs.falls_back(recipe, engine):
+        yield (
+            "  piecewise CUDA graphs: full ones with TurboQuant and speculation are proven for MTP "
+            f"on vLLM {graphs.proven_releases()}"
+        )
 
 
 def _steps(plan: Plan) -> Iterator[str]:

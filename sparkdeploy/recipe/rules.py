@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe import features, flags
+from sparkdeploy.recipe import features, flags, graphs
 from sparkdeploy.recipe.families import family_of
 from sparkdeploy.recipe.image_name import WAYS
 from sparkdeploy.recipe.settled import is_unknown
@@ -306,21 +306,14 @@ def _family(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
 
 
 def _turboquant_with_mtp(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
-    """Every release up to 0.33 writes garbage with full CUDA graphs (vllm#53180).
-
-    The plugin's override makes vLLM leave them alone; the recipe has to say the same.
-    """
-    serve = recipe.serve
-    if not serve.kv_cache_dtype.startswith("turboquant") or serve.speculative is None:
-        return
-    mode = (serve.compilation_config or {}).get("cudagraph_mode")
-    if mode not in ("PIECEWISE", "NONE") and not serve.enforce_eager:
+    """Where the recipe leaves its graphs open, a launch chooses those that are proven."""
+    if graphs.lacks_proven_graphs(recipe, engine) and graphs.asks_for_full_graphs(recipe):
         yield Mistake(
-            ("serve", "kv_cache_dtype"),
-            f"TurboQuant with speculation writes garbage under full CUDA graphs, and engine "
-            f"{engine.name} has no fix",
-            "set serve.compilation_config to {cudagraph_mode: PIECEWISE}, "
-            "or serve.speculative to null",
+            ("serve", "compilation_config", "cudagraph_mode"),
+            "TurboQuant with speculation writes garbage under full CUDA graphs unless they were "
+            f"proven right, which they were with MTP on vLLM {graphs.proven_releases()} and not "
+            f"with engine {engine.name}",
+            "remove cudagraph_mode: piecewise graphs are chosen then",
         )
 
 

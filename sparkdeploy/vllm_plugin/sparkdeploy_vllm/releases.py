@@ -1,4 +1,7 @@
-"""Which vLLM is installed, and since when it has what; standard library only."""
+"""Which vLLM is installed, and since when it has what; standard library only.
+
+sparkdeploy itself reads this module too, outside of images.
+"""
 
 import re
 import sys
@@ -11,6 +14,9 @@ TARGETS_SINCE: Release = (0, 30)
 """From here on vLLM itself makes chosen layers of a quantised checkpoint FP8 per block."""
 HEAD_SINCE: Release = (0, 23)
 """From here on Qwen3.5 passes its quantisation config to the LM head."""
+TURBOQUANT_FULL_GRAPHS: frozenset[Release] = frozenset({(0, 25, 1)})
+"""Where a TurboQuant cache with MTP was proven to write the same text under full CUDA graphs as
+without them, with the plugin's back end. Any other release is left with piecewise graphs."""
 
 
 def installed_version() -> str:

@@ -112,14 +112,6 @@ def test_the_first_engine_with_a_feature_takes_the_recipe(
     assert load_recipe(with_engine, recipe, [f"engine=e-{vllm}"]).engine.vllm == vllm
 
 
-@pytest.mark.parametrize("graphs", ["null", "{cudagraph_mode: FULL_AND_PIECEWISE}"])
-def test_turboquant_with_speculation_needs_piecewise_graphs_beside_the_override(
-    with_engine: Library, graphs: str
-) -> None:
-    said = refusal(with_engine, "v2-tq", f"serve.compilation_config={graphs}")
-    assert "writes garbage" in said
-
-
 @pytest.mark.parametrize("vllm", ["0.26.0", "0.28.1"])
 def test_a_release_known_to_be_bad_needs_consent(with_engine: Library, vllm: str) -> None:
     said = refusal(with_engine, "v2", f"engine=e-{vllm}")

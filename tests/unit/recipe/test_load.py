@@ -219,12 +219,6 @@ def test_a_contradiction_is_an_error(shipped: Library, assignment: str, words: s
     assert words in (caught.value.detail or "")
 
 
-def test_turboquant_with_speculation_and_full_graphs_is_refused(shipped: Library) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(shipped, "v2-tq", ["serve.compilation_config={cudagraph_mode: FULL}"])
-    assert "writes garbage under full CUDA graphs" in (caught.value.detail or "")
-
-
 def test_what_is_no_mapping_or_no_yaml_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="is not a mapping"):
         read_document(write(tmp_path, "list", "- 1\n"))

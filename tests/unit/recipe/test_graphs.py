@@ -1,0 +1,112 @@
+"""CUDA graphs of TurboQuant with speculation: by release, and what a recipe says itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.plan.launch import Exposure, serve_argv
+from sparkdeploy.plan.report import plan_lines
+from sparkdeploy.recipe.graphs import falls_back, launched
+from sparkdeploy.recipe.load import Library, load_recipe
+from tests.unit.plan.facts import observed, plan
+
+if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Resolved
+
+UNPROVEN = "engine=cuda-0.33"
+PIECEWISE = ("--compilation-config", '{"cudagraph_mode":"PIECEWISE"}')
+
+
+def loaded(shipped: Library, *settings: str) -> Resolved:
+    return load_recipe(shipped, "v2-tq", settings)
+
+
+def argv_of(resolved: Resolved) -> tuple[str, ...]:
+    recipe = launched(resolved.recipe, resolved.engine)
+    return serve_argv(recipe, "/m", Exposure.LOOPBACK)
+
+
+@pytest.mark.parametrize("recipe", ["v2-tq", "v2-tq-k8v4", "v2-tq-3bit"])
+def test_a_proven_release_is_left_to_capture_full_graphs(shipped: Library, recipe: str) -> None:
+    resolved = load_recipe(shipped, recipe)
+    assert resolved.engine.vllm == "0.25.1"
+    assert launched(resolved.recipe, resolved.engine) is resolved.recipe
+    assert "--compilation-config" not in argv_of(resolved)
+
+
+def test_another_release_is_started_with_piecewise_graphs(shipped: Library) -> None:
+    argv = argv_of(loaded(shipped, UNPROVEN))
+    at = argv.index("--compilation-config")
+    assert argv[at : at + 2] == PIECEWISE
+
+
+def test_what_else_a_recipe_compiles_stays_beside_the_choice(shipped: Library) -> None:
+    argv = argv_of(loaded(shipped, UNPROVEN, "serve.compilation_config={custom_ops: [all]}"))
+    assert '{"custom_ops":["all"],"cudagraph_mode":"PIECEWISE"}' in argv
+    one_by_one = "serve.extra_args=['-cc.custom_ops=[]']"
+    argv = argv_of(loaded(shipped, UNPROVEN, one_by_one))
+    assert argv[-2:] == ("-cc.custom_ops=[]", "--compilation-config.cudagraph_mode=PIECEWISE")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "serve.compilation_config={cudagraph_mode: NONE}",
+        "serve.compilation_config={cudagraph_mode: piecewise}",
+        "serve.extra_args=['-cc.cudagraph_mode=PIECEWISE']",
+        "serve.extra_args=['--compilation-config.cudagraph_mode', 'NONE']",
+        "serve.enforce_eager=true",
+        "serve.speculative=null",
+        "serve.kv_cache_dtype=fp8",
+    ],
+)
+def test_nothing_is_chosen_where_the_recipe_leaves_nothing_open(
+    shipped: Library, setting: str
+) -> None:
+    resolved = loaded(shipped, UNPROVEN, setting)
+    assert not falls_back(resolved.recipe, resolved.engine)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "serve.compilation_config={cudagraph_mode: FULL}",
+        "serve.compilation_config={cudagraph_mode: full_and_piecewise}",
+        "serve.extra_args=['--compilation-config.cudagraph_mode=FULL_DECODE_ONLY']",
+    ],
+)
+def test_full_graphs_are_refused_where_nobody_proved_them(shipped: Library, setting: str) -> None:
+    assert loaded(shipped, setting).engine.vllm == "0.25.1"
+    with pytest.raises(RecipeError) as caught:
+        loaded(shipped, UNPROVEN, setting)
+    assert "writes garbage under full CUDA graphs" in (caught.value.detail or "")
+
+
+def test_only_drafts_by_mtp_were_proven(shipped: Library) -> None:
+    resolved = loaded(shipped, "serve.speculative={method: ngram, tokens: 2}")
+    assert falls_back(resolved.recipe, resolved.engine)
+
+
+def test_a_cpu_engine_has_no_graphs(shipped: Library) -> None:
+    resolved = loaded(shipped)
+    on_cpu = resolved.engine.model_copy(update={"kind": "cpu", "vllm": "0.32.0"})
+    assert not falls_back(resolved.recipe, on_cpu)
+
+
+def test_a_plan_says_in_one_line_what_it_chose(shipped: Library) -> None:
+    words = "piecewise CUDA graphs: full ones with TurboQuant and speculation are proven"
+    chosen = [
+        line for line in plan_lines(plan(shipped, observed(), "v2-tq", UNPROVEN)) if words in line
+    ]
+    assert len(chosen) == 1
+    assert chosen[0].endswith("on vLLM 0.25.1")
+    assert not [line for line in plan_lines(plan(shipped, observed(), "v2-tq")) if words in line]
+
+
+def test_the_container_is_started_with_the_choice(shipped: Library) -> None:
+    spec = plan(shipped, observed(), "v2-tq", UNPROVEN).head.spec
+    assert spec is not None
+    assert PIECEWISE[1] in spec.command
