@@ -54,7 +54,7 @@ def list_recipes(
     as_json: JsonOption = False,
 ) -> None:
     """List the recipes by model, and the engines; with --fits, how fast on another machine."""
-    from sparkdeploy.commands.estimate import HERE
+    from sparkdeploy.commands.estimate_machine import HERE
     from sparkdeploy.commands.fits import fit_words, fitting_lines, fitting_rows
     from sparkdeploy.recipe import report
     from sparkdeploy.recipe.load import library
@@ -135,7 +135,8 @@ def show_recipe(
         )
     assignments = with_consent(assignments, unsafe=unsafe)
     if capacity:
-        from sparkdeploy.commands.estimate import HERE, Among, outlook_for
+        from sparkdeploy.commands.estimate import Among, outlook_for
+        from sparkdeploy.commands.estimate_machine import HERE
 
         among = Among.CLUSTER if cluster else Among.ONE
         outlook = outlook_for(recipe, assignments, hardware=HERE, among=among)

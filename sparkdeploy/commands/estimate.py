@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-import timeit
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -12,6 +9,10 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
+from sparkdeploy.checkpoint.family import turboquant
+from sparkdeploy.checkpoint.family.demands import attention_demands
+from sparkdeploy.checkpoint.family.turboquant import unserved
+from sparkdeploy.commands.estimate_machine import machine_wanted, measured_on
 from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate import (
@@ -22,9 +23,8 @@ from sparkdeploy.estimate import (
     speed,
     speed_report,
 )
-from sparkdeploy.estimate.hardware import Hardware, hardware_named, hardware_seen, read_hardware
+from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.share import facts_of_rank, facts_of_step
-from sparkdeploy.estimate.speed import MeasuredSpeed
 from sparkdeploy.estimate.verdict import (
     Fits,
     FitVerdict,
@@ -33,23 +33,19 @@ from sparkdeploy.estimate.verdict import (
     verdict_of,
     verdict_words,
 )
-from sparkdeploy.node import facts as node_facts
+from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.recipe.report import model_name
 from sparkdeploy.recipe.rules import nodes_needed
 from sparkdeploy.settings import load_settings, resources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from sparkdeploy.estimate.speed import Speed, SpeedEstimate
     from sparkdeploy.recipe.load import Library, Resolved
     from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
-
-HERE = "here"
-COPIED_BYTES = 128 * 2**20
-COPIES = 3
 
 
 class WhenMissing(Enum):
@@ -166,13 +162,23 @@ def outlook_for(
     Only `WhenMissing.HUB` uses the network, and only for a model that is not here.
 
     Raises UsageError for unknown hardware, CheckpointError when nothing is known of the model,
-    RecipeError for parallel sizes that no nodes of one GPU serve.
+    RecipeError for parallel sizes that no nodes of one GPU serve, and for a cache format that does
+    not go with the model's attention.
     """
     ground = ground_for(hardware, load_settings())
     # Not from request, which imports all that deploys and would double the time of the answer.
     wanted = recipe or ground.settings.default_recipe
     resolved = load_recipe(ground.shelf, wanted, tuple(assignments or ()))
-    return ground.outlook(resolved, when_missing, among)
+    outlook = ground.outlook(resolved, when_missing, among)
+    _refuse_unserved(outlook)
+    return outlook
+
+
+def _refuse_unserved(outlook: Outlook) -> None:
+    """Raise RecipeError where the cache's format does not go with the model's attention."""
+    recipe = outlook.resolved.recipe
+    for found in unserved(recipe.serve, attention_demands(outlook.facts.config)):
+        raise RecipeError(found.message(shown(recipe.model.source)), hint=turboquant.FIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +234,11 @@ def facts_folder() -> Path:
 def ground_for(hardware: str, settings: Settings) -> Ground:
     """Read facts and recipes once; raise UsageError for unknown hardware."""
     shelf, folder = library(settings), facts_folder()
-    machine = _machine(hardware, read_hardware(folder / "hardware.yaml"))
+    machine = machine_wanted(hardware, read_hardware(folder / "hardware.yaml"))
     shipped = model_facts.read_shipped_facts(folder / "models.yaml")
     acceptance = speed.read_acceptance(folder / "speculation.yaml")
     recipes = _recipes(shelf)
-    measured = _measured(machine, settings)
+    measured = measured_on(machine, settings)
     reached = speed.fit_speed(machine, recipes, shipped, acceptance, measured)
     return Ground(settings, shelf, shipped, recipes, acceptance, reached)
 
@@ -262,35 +268,6 @@ def _of_one_node(whole: Outlook) -> Outlook:
         estimates=(replace(made, published_tok_s=None),) if nodes > 1 else whole.estimates,
         nodes=nodes,
     )
-
-
-def _measured(machine: Hardware, settings: Settings) -> list[MeasuredSpeed]:
-    """Return what kept records say of such a machine: whole suites, one stream, end to end."""
-    folder = settings.state_dir / "bench"
-    if machine.gpu is None or not folder.is_dir():
-        return []
-    # It imports pydantic's models of a record, which no other estimate needs.
-    from sparkdeploy.bench.files import Shelf  # noqa: PLC0415
-
-    found: list[MeasuredSpeed] = []
-    for item in Shelf(folder).runs()[0]:
-        origin = item.run.origin
-        seen = origin.machine.gpu if origin.machine is not None else None
-        if origin.recipe is None or machine.gpu not in (seen or ""):
-            continue
-        speeds = [
-            it.end_to_end_tok_s
-            for suite in item.run.suites
-            if suite.is_complete
-            for cell in suite.cells
-            if cell.concurrency == 1 and cell.context_tokens is None
-            for it in cell.rounds
-            if it.end_to_end_tok_s
-        ]
-        if speeds:
-            mean = statistics.fmean(speeds)
-            found.append(MeasuredSpeed(origin.recipe.name, mean, item.run.run_id))
-    return found
 
 
 def facts_of(
@@ -353,28 +330,6 @@ def _drafter_of(
         if when_missing is not WhenMissing.NOBODY:
             console.info(f"{drafter.source} is not counted: {error.message}")
         return None
-
-
-def copy_bandwidth(clock: Callable[[], float] = time.perf_counter) -> float:
-    """Measure how many bytes a second one core moves when it copies memory, read and written."""
-    block, target = bytearray(COPIED_BYTES), memoryview(bytearray(COPIED_BYTES))
-
-    def copy() -> None:
-        target[:] = block
-
-    best_s = min(timeit.repeat(copy, number=1, repeat=COPIES, timer=clock))
-    return 2 * COPIED_BYTES / best_s
-
-
-def _machine(wanted: str, table: Mapping[str, Hardware]) -> Hardware:
-    if wanted != HERE:
-        return hardware_named(wanted, table)
-    return hardware_seen(
-        next(iter(node_facts.read_gpus().gpus), None),
-        table,
-        memory_bytes=node_facts.read_meminfo().get("MemTotal", 0),
-        copy_bytes_s=copy_bandwidth(),
-    )
 
 
 def _recipes(shelf: Library) -> Mapping[str, Resolved]:

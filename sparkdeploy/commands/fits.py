@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.estimate import HERE, Among, WhenMissing, facts_folder, ground_for
+from sparkdeploy.commands.estimate import Among, WhenMissing, facts_folder, ground_for
+from sparkdeploy.commands.estimate_machine import HERE
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.estimate.hardware import hardware_named, read_hardware
 from sparkdeploy.estimate.verdict import Fits

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
-from sparkdeploy.commands.estimate import HERE, Among, WhenMissing, ground_for
+from sparkdeploy.commands.estimate import Among, WhenMissing, ground_for
+from sparkdeploy.commands.estimate_machine import HERE
 from sparkdeploy.commands.new_draft import DraftRecipe, Guess
 from sparkdeploy.commands.new_engine import engine_for
 from sparkdeploy.commands.new_model import NewModel, Use

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint import source as sources
+from sparkdeploy.checkpoint.family.demands import attention_demands
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.published import shipped_entry
 from sparkdeploy.checkpoint.pull import download_bytes
@@ -57,7 +58,8 @@ def _described(
 ) -> MissingModel:
     layers, unknown = layers_of(config)
     unfit = unfit_for(config, treatment) if treatment is not None else ()
-    return replace(missing, layers=layers, unknown=unknown, unfit=unfit)
+    demands = attention_demands(config)
+    return replace(missing, layers=layers, unknown=unknown, demands=demands, unfit=unfit)
 
 
 def unfit_for(config: Mapping[str, Any], treatment: Treatment) -> tuple[str, ...]:

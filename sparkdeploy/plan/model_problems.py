@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checkpoint.family import turboquant
+from sparkdeploy.checkpoint.family.turboquant import unserved
 from sparkdeploy.checkpoint.source import fetch_command
 from sparkdeploy.console import format_bytes
 from sparkdeploy.plan.container import container_user
@@ -31,6 +33,7 @@ def model_problems(plan: Plan) -> Iterator[Problem]:
     yield from _reading_problems(plan.observed)
     yield from _draft_problems(plan.resolved, plan.observed)
     yield from _treatment_problems(plan.observed)
+    yield from _cache_problems(plan)
     yield from _owner_problems(plan.observed)
 
 
@@ -113,6 +116,24 @@ def _treatment_problems(observed: Observed) -> Iterator[Problem]:
             "change `checkpoint` in the recipe, or serve a model that has it",
             blocks="prepare",
         )
+
+
+def _cache_problems(plan: Plan) -> Iterator[Problem]:
+    """Hold the cache's format against the attention of the model, and of what drafts for it."""
+    recipe = plan.resolved.recipe
+    models = ((recipe.model, plan.observed.model), *_companions(plan))
+    for weights, fact in models:
+        for found in unserved(recipe.serve, fact.demands) if fact is not None else ():
+            yield Problem(
+                "model.kv_cache",
+                found.message(shown(weights.source)),
+                turboquant.FIX,
+                blocks="prepare",
+            )
+
+
+def _companions(plan: Plan) -> Iterator[tuple[Weights, ModelFact | MissingModel]]:
+    return zip(plan.resolved.recipe.companions, plan.observed.companions, strict=False)
 
 
 def _draft_problems(resolved: Resolved, observed: Observed) -> Iterator[Problem]:

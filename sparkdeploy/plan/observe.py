@@ -13,6 +13,7 @@ from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint import overlay as overlays
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.draft_vocabulary import known_vocabulary
+from sparkdeploy.checkpoint.family.demands import attention_demands
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
@@ -252,6 +253,7 @@ def _model_fact(
         has_weights=has_weights(sizes),
         layers=layers,
         unknown=unknown,
+        demands=attention_demands(config),
     )
     return replace(fact, unreadable=sources.unreadable_by(source, *container_user(fact)))
 

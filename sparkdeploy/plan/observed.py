@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checkpoint.family.demands import NO_DEMANDS, AttentionDemands
 from sparkdeploy.console import format_bytes
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class ModelFact:
     has_weights: bool = True
     """Whether there is any file that could hold some."""
     unknown: str = ""
+    demands: AttentionDemands = NO_DEMANDS
     unfit: tuple[str, ...] = ()
     """Why the recipe's treatment does not apply to it."""
     has_draft_vocabulary: bool = True
@@ -81,6 +83,7 @@ class MissingModel:
     layers: Architecture | None = None
     unknown: str = ""
     """Why its size or its layers are not known."""
+    demands: AttentionDemands = NO_DEMANDS
     unfit: tuple[str, ...] = ()
     """Why the recipe's treatment does not apply to it."""
 

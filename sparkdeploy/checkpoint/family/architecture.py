@@ -50,6 +50,8 @@ _BY_LETTER: Final = {"M": MAMBA, "*": FULL, "-": NONE, "E": NONE}
 _ALL_ALIKE: Final = {"mamba": MAMBA, "mamba2": MAMBA, "falcon_mamba": MAMBA, "falcon_h1": BOTH}
 _ALTERNATING: Final = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
 """Every so many layers one is full, where config.json does not say which."""
+_SWITCHED_ON: Final = ("qwen2", "qwen3")
+"""Model types whose windows are off unless `use_sliding_window` says otherwise."""
 _MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
 EXPERT_COUNTS: Final = (
     "num_experts",
@@ -147,6 +149,8 @@ def _attention_kinds(sizes: ConfigSizes, model_type: str, count: int) -> list[st
     if positionless is not None and sizes.optional("attention_chunk_size"):
         return [CHUNK if has_positions else FULL for has_positions in positionless]
     if not sizes.optional("sliding_window") or sizes.text.get("use_sliding_window") is False:
+        return [FULL] * count
+    if model_type.startswith(_SWITCHED_ON) and not sizes.says("use_sliding_window"):
         return [FULL] * count
     every = sizes.optional("sliding_window_pattern", least=1) or _ALTERNATING.get(model_type)
     if every is not None:

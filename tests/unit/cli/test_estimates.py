@@ -10,7 +10,7 @@ import pytest
 
 from sparkdeploy.checkpoint.twin.build import build_twin
 from sparkdeploy.checkpoint.twin.shape import TwinShape
-from sparkdeploy.commands import estimate
+from sparkdeploy.commands import estimate_machine
 from tests.hub.double import Repo, hub_double
 from tests.unit.conftest import REPOSITORY
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.outside, pytest.mark.usefixtures("no_docker", "little_
 @pytest.fixture
 def little_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """How fast this machine's memory is, is no matter here."""
-    monkeypatch.setattr(estimate, "COPIED_BYTES", 1 << 20)
+    monkeypatch.setattr(estimate_machine, "COPIED_BYTES", 1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -197,4 +197,4 @@ def test_sizes_that_no_nodes_serve_are_refused_as_up_refuses_them(run: Run) -> N
 
 def test_memory_is_measured_by_the_best_of_its_copies() -> None:
     times = iter([0.0, 4.0, 10.0, 11.0, 20.0, 22.0])
-    assert estimate.copy_bandwidth(lambda: next(times)) == 2 * estimate.COPIED_BYTES
+    assert estimate_machine.copy_bandwidth(lambda: next(times)) == 2 * estimate_machine.COPIED_BYTES
