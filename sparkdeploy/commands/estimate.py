@@ -18,11 +18,14 @@ from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate import (
     capacity,
     capacity_report,
+    contexts,
+    decode,
     model_facts,
     picture,
     speed,
     speed_report,
 )
+from sparkdeploy.estimate.attention import read_attention
 from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.share import facts_of_rank, facts_of_step
 from sparkdeploy.estimate.verdict import (
@@ -74,7 +77,7 @@ class Outlook:
     """Of several nodes: what is read one byte after the other in a decode step."""
     budget: capacity.Budget
     recipes: Mapping[str, Resolved]
-    acceptance: Mapping[str, speed.Acceptance]
+    acceptance: Mapping[str, decode.Acceptance]
     speed: Speed
     estimates: tuple[SpeedEstimate, ...]
     nodes: int = 1
@@ -117,9 +120,9 @@ class Outlook:
         if steps:
             yield from speed_report.step_lines(steps[0], self.speed)
             yield from speed_report.batch_lines(steps, self.speed)
-            contexts = [row.context_tokens for row in self.budget.rows()]
-            longer = speed_report.context_steps(self.resolved, *known, contexts)
-            yield from speed_report.context_lines(longer, self.speed)
+        longer = self._contexts()
+        if longer is not None:
+            yield from contexts.context_lines(longer)
         # Published figures, and what another recipe would save, are of one machine.
         if self.nodes > 1:
             return
@@ -128,6 +131,11 @@ class Outlook:
         if name in self.recipes:
             recipes = {**self.recipes, name: self.resolved}
             yield from speed_report.next_lines(name, recipes, *known)
+
+    def _contexts(self) -> contexts.ContextOutlook | None:
+        longest_tokens = self.budget.max_model_len
+        known = (self.step_facts, self.acceptance)
+        return contexts.context_outlook(self.resolved, *known, self.speed, longest_tokens)
 
     def page(self) -> str:
         title = f"{self.resolved.recipe.name} on {self.speed.hardware.title}"
@@ -145,7 +153,10 @@ class Outlook:
             **({"nodes": self.nodes} if self.nodes > 1 else {}),
             "verdict": {**asdict(self.verdict), "fits": self.verdict.fits.value},
             "capacity": capacity_report.capacity_as_dict(self.resolved, self.facts, self.budget),
-            "speed": speed_report.estimates_as_dict(self.estimates, self.speed, steps),
+            "speed": {
+                **speed_report.estimates_as_dict(self.estimates, self.speed, steps),
+                "contexts": contexts.contexts_as_dict(self._contexts()),
+            },
         }
 
 
@@ -189,7 +200,7 @@ class Ground:
     shelf: Library
     shipped: Mapping[str, model_facts.ModelFacts]
     recipes: Mapping[str, Resolved]
-    acceptance: Mapping[str, speed.Acceptance]
+    acceptance: Mapping[str, decode.Acceptance]
     reached: Speed
 
     def _of_one_model(self, resolved: Resolved) -> Mapping[str, Resolved]:
@@ -234,12 +245,14 @@ def facts_folder() -> Path:
 def ground_for(hardware: str, settings: Settings) -> Ground:
     """Read facts and recipes once; raise UsageError for unknown hardware."""
     shelf, folder = library(settings), facts_folder()
-    machine = machine_wanted(hardware, read_hardware(folder / "hardware.yaml"))
+    machines = read_hardware(folder / "hardware.yaml")
+    machine = machine_wanted(hardware, machines)
     shipped = model_facts.read_shipped_facts(folder / "models.yaml")
-    acceptance = speed.read_acceptance(folder / "speculation.yaml")
+    acceptance = decode.read_acceptance(folder / "speculation.yaml")
     recipes = _recipes(shelf)
     measured = measured_on(machine, settings)
-    reached = speed.fit_speed(machine, recipes, shipped, acceptance, measured)
+    attention = read_attention(folder / "attention.yaml", machines)
+    reached = speed.fit_speed(machine, recipes, shipped, acceptance, attention, measured)
     return Ground(settings, shelf, shipped, recipes, acceptance, reached)
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from sparkdeploy.estimate.speed import StepPart
+from sparkdeploy.estimate.decode import StepPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.estimate.speed import DecodeStep, SpeedEstimate
+    from sparkdeploy.estimate.decode import DecodeStep
+    from sparkdeploy.estimate.speed import SpeedEstimate
 
 BAR_LEFT, BAR_WIDTH = 120, 560
 TOP, ROW = 58, 30

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.estimate.speed import (
-    CONTEXT_TOKENS,
-    DecodeStep,
-    StepPart,
-    decode_step,
-    miss_reasons,
-)
+from sparkdeploy.estimate.decode import CONTEXT_TOKENS, DecodeStep, StepPart, decode_step
+from sparkdeploy.estimate.speed import miss_reasons
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from sparkdeploy.estimate.decode import Acceptance
     from sparkdeploy.estimate.model_facts import ModelFacts
-    from sparkdeploy.estimate.speed import Acceptance, Speed, SpeedEstimate
+    from sparkdeploy.estimate.speed import Speed, SpeedEstimate
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Cluster
 
@@ -82,16 +78,6 @@ def batch_lines(steps: Sequence[DecodeStep], speed: Speed) -> Iterator[str]:
             f"  {step.requests:>10}{step.total_bytes / 1e9:>11.2f}"
             f"{1000 * speed.duration_s(step):>8.1f}"
             f"{together / step.requests:>12.1f}{together:>11.1f}"
-        )
-
-
-def context_lines(steps: Mapping[int, DecodeStep], speed: Speed) -> Iterator[str]:
-    """Yield the speed of one request at longer contexts, where the KV cache counts."""
-    yield f"  {'context':>10}{'KV cache GB':>13}{'ms':>8}{'tok/s':>9}"
-    for context_tokens, step in steps.items():
-        yield (
-            f"  {context_tokens:>10,}{step.parts.get(StepPart.CACHE, 0.0) / 1e9:>13.2f}"
-            f"{1000 * speed.duration_s(step):>8.1f}{speed.tokens_per_second(step):>9.1f}"
         )
 
 
@@ -181,20 +167,6 @@ def estimates_as_dict(
             }
             for made in estimates
         ],
-    }
-
-
-def context_steps(
-    resolved: Resolved,
-    facts: ModelFacts,
-    acceptance: Mapping[str, Acceptance],
-    contexts: Iterable[int],
-) -> dict[int, DecodeStep]:
-    """Return one request's step at each context; none when it cannot be estimated."""
-    return {
-        context: step
-        for context in contexts
-        if (step := decode_step(resolved, facts, acceptance, context_tokens=context)) is not None
     }
 
 

@@ -11,25 +11,26 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.errors import UsageError
+from sparkdeploy.estimate.attention import read_attention
+from sparkdeploy.estimate.decode import (
+    DecodeStep,
+    StepPart,
+    decode_step,
+    distinct_experts,
+    read_acceptance,
+)
 from sparkdeploy.estimate.hardware import hardware_named, hardware_seen, read_hardware
 from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.estimate.picture import bytes_per_step, page
 from sparkdeploy.estimate.speed import (
-    DecodeStep,
     MeasuredSpeed,
     SpeedEstimate,
-    StepPart,
-    decode_step,
-    distinct_experts,
     estimate,
     fit_speed,
     in_order,
     miss_reasons,
-    read_acceptance,
 )
 from sparkdeploy.estimate.speed_report import (
-    context_lines,
-    context_steps,
     estimate_lines,
     next_lines,
     speed_lines,
@@ -44,6 +45,7 @@ MODELS = read_shipped_facts(FACTS_FOLDER / "models.yaml")
 BIG = MODELS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"]
 HARDWARE = read_hardware(FACTS_FOLDER / "hardware.yaml")
 ACCEPTANCE = read_acceptance(FACTS_FOLDER / "speculation.yaml")
+ATTENTION = read_attention(FACTS_FOLDER / "attention.yaml", HARDWARE)
 SHIPPED = Library((REPOSITORY / "recipes",))
 LOADED = {name: load_recipe(SHIPPED, name) for name in SHIPPED.recipe_files()}
 RECIPES = {
@@ -52,7 +54,7 @@ RECIPES = {
     if "Qwen3.5-122B" in resolved.recipe.model.known_as or name == "35b-v2"
 }
 """Those of the models that the pictures of the docs are about."""
-SPEED = fit_speed(HARDWARE["spark"], RECIPES, MODELS, ACCEPTANCE)
+SPEED = fit_speed(HARDWARE["spark"], RECIPES, MODELS, ACCEPTANCE, ATTENTION)
 
 
 def step(recipe: str, requests: int = 1, context_tokens: int = 0) -> DecodeStep:
@@ -88,7 +90,7 @@ def test_the_efficiency_is_fitted_to_the_baseline_and_to_nothing_else() -> None:
     assert SPEED.fitted_to == "baseline = 28.3 tok/s"
     assert made_for("baseline").tok_s == pytest.approx(28.3)
     without_others = {"baseline": RECIPES["baseline"]}
-    alone = fit_speed(HARDWARE["spark"], without_others, MODELS, ACCEPTANCE)
+    alone = fit_speed(HARDWARE["spark"], without_others, MODELS, ACCEPTANCE, ATTENTION)
     assert alone.efficiency == SPEED.efficiency
 
 
@@ -100,8 +102,9 @@ def test_records_of_such_a_machine_take_the_place_of_the_published_figure() -> N
         MeasuredSpeed("baseline", 200.0, "c"),
         MeasuredSpeed("nobody's", 1.0, "d"),
     ]
-    fitted = fit_speed(HARDWARE["spark"], RECIPES, MODELS, ACCEPTANCE, half)
-    assert fitted.efficiency == pytest.approx(SPEED.efficiency / 2)
+    fitted = fit_speed(HARDWARE["spark"], RECIPES, MODELS, ACCEPTANCE, ATTENTION, half)
+    # What attention takes is not part of the factor.
+    assert fitted.efficiency == pytest.approx(SPEED.efficiency / 2, rel=0.01)
     assert fitted.fitted_to is not None
     assert "records of such a machine" in fitted.fitted_to
 
@@ -127,7 +130,7 @@ def test_a_drafter_of_unknown_size_gets_no_estimate() -> None:
 
 
 def test_without_a_measurement_the_speed_is_an_upper_bound() -> None:
-    speed = fit_speed(HARDWARE["h200"], RECIPES, MODELS, ACCEPTANCE)
+    speed = fit_speed(HARDWARE["h200"], RECIPES, MODELS, ACCEPTANCE, ATTENTION)
     assert (speed.efficiency, speed.fitted_to) == (1.0, None)
     assert "upper bounds" in "\n".join(speed_lines(speed, ACCEPTANCE))
 
@@ -139,9 +142,7 @@ def test_the_next_recipe_says_which_bytes_it_saves() -> None:
 
 def test_a_narrower_cache_shows_at_long_context_and_not_at_short() -> None:
     def bytes_at(recipe: str, context_tokens: int) -> float:
-        steps = context_steps(RECIPES[recipe], BIG, ACCEPTANCE, [context_tokens])
-        assert len(list(context_lines(steps, SPEED))) == 2
-        return steps[context_tokens].total_bytes
+        return step(recipe, context_tokens=context_tokens).total_bytes
 
     assert bytes_at("v2-kv8", 1024) == pytest.approx(bytes_at("v2", 1024), rel=0.01)
     saved = bytes_at("v2", 262_144) - bytes_at("v2-kv8", 262_144)
