@@ -194,3 +194,14 @@ def test_a_recipe_says_where_the_planner_sees_it_win(recipe: str) -> None:
     said = " ".join(re.sub(r"\n\s*#", "", text).split())
     on_spark, on_h100 = where_it_wins(recipe, "spark"), where_it_wins(recipe, "h100")
     assert f"on a Spark it is faster than v2 {on_spark}, on an H100 {on_h100}" in said
+
+
+def test_the_table_of_the_docs_is_the_planners() -> None:
+    text = (REPOSITORY / "docs" / "capacity.md").read_text()
+    recipes, speed = ("v2", "v2-kv8", "v2-tq-k8v4", "v2-tq", "v2-tq-3bit"), shipped_speed()
+    columns = [outlook(name, speed).rows for name in recipes]
+    for rows in zip(*columns, strict=True):
+        speeds = " | ".join(f"{speed.tokens_per_second(row.step):.1f}" for row in rows)
+        assert f"| {rows[0].context_tokens:,} | {speeds} |" in text
+    firsts = [outlook(name, speed).wins_from or 0 for name in recipes[2:]]
+    assert f"| always | {' | '.join(f'{rounded(it):,} tokens' for it in firsts)} |" in text
