@@ -96,7 +96,7 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
             "miniature",
             hint="rehearse v2: it is the same treatment with MTP",
         )
-    serve, dropped = _serve_on_cpu(recipe.serve, port, _DROPPED | _OF_A_TWIN)
+    serve, dropped = _serve_on_cpu(recipe.serve, port, _DROPPED | _out_of_a_twin(recipe.serve))
     if recipe.serve.extra_args:
         dropped.append(f"serve.extra_args={recipe.serve.extra_args}: they may exist on CUDA only")
     # The CPU build answers 500 to the first request when MTP meets prefix caching.
@@ -145,6 +145,16 @@ def _on_cpu(
         resolved, recipe=recipe.model_copy(update=changed), engine=engine, mods=(), image=None
     )
     return small, [f"engine {resolved.engine.name} -> {engine.name}", *free]
+
+
+def _out_of_a_twin(serve: Serve) -> dict[str, str]:
+    """Keys that a twin is served without, and why; our plugin has TurboQuant for CPUs."""
+    has_turboquant = serve.kv_cache_dtype.startswith("turboquant_")
+    return {
+        field: reason
+        for field, reason in _OF_A_TWIN.items()
+        if not (field == "kv_cache_dtype" and has_turboquant)
+    }
 
 
 def _without_what_needs_a_gpu(serve: Serve) -> tuple[Serve, list[str]]:
