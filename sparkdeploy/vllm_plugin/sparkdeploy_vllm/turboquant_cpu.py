@@ -59,7 +59,7 @@ class CpuTurboQuantBuilder(AttentionMetadataBuilder[CpuTurboQuantMetadata]):
 class CpuTurboQuantImpl(AttentionImpl[CpuTurboQuantMetadata]):
     """A layer's attention. ValueError for what TurboQuant ignores, and for other head sizes."""
 
-    def __init__(  # noqa: PLR0913 - vLLM's own arguments
+    def __init__(  # noqa: PLR0913, PLR0917 - vLLM's own arguments
         self,
         num_heads: int,
         head_size: int,
@@ -112,7 +112,7 @@ class CpuTurboQuantImpl(AttentionImpl[CpuTurboQuantMetadata]):
         block_tokens = by_token.shape[1]
         by_token[places // block_tokens, places % block_tokens] = slots
 
-    def forward(  # noqa: PLR0913 - vLLM's own arguments
+    def forward(  # noqa: PLR0913, PLR0917 - vLLM's own arguments
         self,
         layer: Any,
         query: Tensor,
