@@ -351,6 +351,8 @@ def _proved(recipe: Recipe, run: _Run) -> Iterator[str]:
     parsers = [it for it in (serve.reasoning_parser, serve.tool_call_parser) if it is not None]
     if parsers:
         yield f"parsers ({', '.join(parsers)})"
+    if serve.kv_cache_dtype.startswith("turboquant_"):
+        yield f"a {serve.kv_cache_dtype} cache"
     for item in run.asked:
         if item.is_answered:
             yield item.what
