@@ -49,11 +49,12 @@ def _register_turboquant() -> None:
         return
     theirs = CpuPlatform.get_attn_backend_cls.__func__
 
-    def choose(cls: type, selected_backend: Any, attn_selector_config: Any, **same: Any) -> str:
+    def choose(
+        cls: type, selected_backend: Any, attn_selector_config: Any, *a: Any, **k: Any
+    ) -> Any:
         if (attn_selector_config.kv_cache_dtype or "").startswith("turboquant_"):
             return TURBOQUANT_PATH
-        chosen: str = theirs(cls, selected_backend, attn_selector_config, **same)
-        return chosen
+        return theirs(cls, selected_backend, attn_selector_config, *a, **k)
 
     CpuPlatform.get_attn_backend_cls = classmethod(choose)
 

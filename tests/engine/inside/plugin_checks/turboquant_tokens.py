@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def main(model: str, cache_dtype: str) -> None:
         for token in tokens
     ]
     apart = max(error(one, other) for one, other in pairs)
-    shifted = [error(one, other) for (_, one), (other, _) in zip(pairs, pairs[1:], strict=False)]
+    shifted = [error(one, other) for (_, one), (other, _) in pairwise(pairs)]
     result = {
         "layers": layers,
         "same_text": plain["text"] == drafting["text"],
