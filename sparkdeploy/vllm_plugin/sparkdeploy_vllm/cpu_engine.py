@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
+from sparkdeploy_vllm.announce import announce_once
 from sparkdeploy_vllm.maths import linear_per_row
 
 SPECULATIVE_RECURRENCE = "fused_sigmoid_gating_delta_rule_update_spec_cpu"
@@ -53,6 +54,8 @@ def _register_turboquant() -> None:
         cls: type, selected_backend: Any, attn_selector_config: Any, *a: Any, **k: Any
     ) -> Any:
         if (attn_selector_config.kv_cache_dtype or "").startswith("turboquant_"):
+            # As vLLM says it of a back end on a GPU.
+            announce_once("Using AttentionBackendEnum.TURBOQUANT backend.")
             return TURBOQUANT_PATH
         return theirs(cls, selected_backend, attn_selector_config, *a, **k)
 

@@ -154,7 +154,8 @@ FAMILIES = {
     "gemma3": "kv_cache_dtype: fp8",
     "gemma4": "tool_call_parser: gemma4, enable_auto_tool_choice: true",
     "qwen3-moe": "tool_call_parser: qwen3_coder, enable_auto_tool_choice: true",
-    "qwen3-next": "tool_call_parser: hermes, enable_auto_tool_choice: true",
+    "qwen3-next": "tool_call_parser: hermes, enable_auto_tool_choice: true, "
+    "kv_cache_dtype: turboquant_4bit_nc",
     "deepseek-v3": "tool_call_parser: deepseek_v3, enable_auto_tool_choice: true",
     "mistral": "tool_call_parser: hermes, enable_auto_tool_choice: true",
     "glm4-moe": "tool_call_parser: glm45, enable_auto_tool_choice: true, "
@@ -197,6 +198,8 @@ def test_a_recipe_of_another_family_answers(program: Program, tmp_path: Path, fa
     )
     if "tool_call_parser" in FAMILIES[family]:
         assert "a tool call" in report["proved"]
+    has_turboquant = "a turboquant_4bit_nc cache" in report["proved"]
+    assert has_turboquant is ("turboquant" in FAMILIES[family])
 
 
 def test_a_parser_that_does_not_exist_is_said_before_anything_starts(
