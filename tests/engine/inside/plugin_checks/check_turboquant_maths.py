@@ -3,6 +3,9 @@
 import math
 import struct
 from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import torch
 from sparkdeploy_vllm.turboquant_format import BITS, SlotFormat, slot_format
@@ -20,6 +23,7 @@ from sparkdeploy_vllm.turboquant_maths import (
 )
 from vllm.model_executor.layers.quantization.turboquant.centroids import get_centroids
 from vllm.model_executor.layers.quantization.turboquant.config import TurboQuantConfig
+from vllm.v1.attention.ops import triton_turboquant_decode, triton_turboquant_store
 
 HEAD_DIMS = (64, 128, 256)
 FORMATS = [(name, head_dim) for name in BITS for head_dim in HEAD_DIMS]
@@ -168,6 +172,103 @@ def check_only_keys_of_centroids_are_rotated_and_values_never() -> None:
             assert rotated_queries(keys, layout) is keys
         read = unpack_values(slots, layout, torch.float64)
         assert _error(read, values) < (0.25 if layout.value_bits == 3 else 0.12)
+
+
+class _Launched:
+    """In a kernel's place: keeps what it is launched with, and computes nothing."""
+
+    def __getitem__(self, _grid: object) -> "_Launched":
+        return self
+
+    def __call__(self, *arguments: object, **_constants: object) -> None:
+        self.arguments = arguments
+
+
+def _launch(
+    module: ModuleType, kernel: str, launcher: Callable[..., object], *arguments: Any, **named: Any
+) -> tuple[Any, ...]:
+    launched, sizes = _Launched(), SimpleNamespace(next_power_of_2=lambda size: size)
+    with (
+        mock.patch.object(module, kernel, launched),
+        mock.patch.object(module, "triton", sizes),
+        mock.patch.object(triton_turboquant_decode, "_fwd_kernel_stage2", _Launched()),
+    ):
+        launcher(*arguments, **named)
+    return launched.arguments
+
+
+def check_vllm_rotates_queries_alone_and_only_for_keys_of_centroids() -> None:
+    for name, head_dim in FORMATS:
+        layout, config = (
+            slot_format(name, head_dim),
+            TurboQuantConfig.from_cache_dtype(name, head_dim),
+        )
+        queries, slots = _normal(3, HEADS, head_dim), _stored(layout, 16).unsqueeze(0)
+        handed, *_ = _launch(
+            triton_turboquant_decode,
+            "_tq_decode_stage1",
+            triton_turboquant_decode.triton_turboquant_decode_attention,
+            queries,
+            slots,
+            torch.zeros(3, 1, dtype=torch.int32),
+            torch.ones(3, dtype=torch.int32),
+            hadamard(head_dim),
+            _centroids(layout),
+            1.0,
+            config.key_mse_bits,
+            config.key_packed_size,
+            config.effective_value_quant_bits,
+            key_fp8=config.key_fp8,
+        )
+        assert torch.equal(handed, queries) is not layout.has_rotated_keys
+        assert _error(handed, rotated_queries(queries.float(), layout)) < 1e-6
+
+
+def check_vllm_stores_keys_as_they_come_or_rotated_and_values_as_they_come() -> None:
+    for name, head_dim in FORMATS:
+        layout, config = (
+            slot_format(name, head_dim),
+            TurboQuantConfig.from_cache_dtype(name, head_dim),
+        )
+        keys, values = (_normal(5, KV_HEADS, head_dim, seed=seed) for seed in (1, 2))
+        kernel = "_tq_fused_store_mse" if layout.has_rotated_keys else "_tq_fused_store_fp8"
+        handed = _launch(
+            triton_turboquant_store,
+            kernel,
+            triton_turboquant_store.triton_turboquant_store,
+            keys,
+            values,
+            torch.zeros(1, 16, KV_HEADS, layout.slot_bytes, dtype=torch.uint8),
+            torch.arange(5),
+            hadamard(head_dim),
+            midpoints(_centroids(layout)),
+            config.key_mse_bits,
+            config.key_packed_size,
+            config.effective_value_quant_bits,
+            key_fp8=config.key_fp8,
+        )
+        assert torch.equal(handed[2 if layout.has_rotated_keys else 1], _flat(values, handed))
+        if not layout.has_rotated_keys:
+            assert torch.equal(handed[0], keys.flatten(0, 1))
+            continue
+        units = keys.float() / keys.float().norm(dim=-1, keepdim=True)
+        assert _error(handed[0], rotate(units).flatten(0, 1)) < 1e-6
+        assert _error(handed[1], keys.float().norm(dim=-1).flatten()) < 1e-6
+
+
+def _flat(values: torch.Tensor, handed: tuple[Any, ...]) -> torch.Tensor:
+    return values.flatten(0, 1).to(handed[0].dtype)
+
+
+def check_a_coordinate_on_a_midpoint_goes_to_the_higher_centroid() -> None:
+    for name in ("turboquant_4bit_nc", "turboquant_3bit_nc"):
+        layout = slot_format(name, 64)
+        count = 2**layout.key_bits
+        symmetric = torch.arange(count) - (count - 1) / 2
+        # All coordinates are zero, which is the midpoint in the middle.
+        slot = pack_slots(torch.zeros(64), torch.zeros(64), layout, symmetric)
+        codes = unpack_bits(slot[: layout.key_code_bytes], layout.key_bits)
+        assert (codes == count // 2).all()
 
 
 def check_a_key_has_the_norm_that_its_slot_says() -> None:
