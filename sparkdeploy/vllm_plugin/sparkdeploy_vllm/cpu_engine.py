@@ -51,13 +51,13 @@ def _register_turboquant() -> None:
     theirs = CpuPlatform.get_attn_backend_cls.__func__
 
     def choose(
-        cls: type, selected_backend: Any, attn_selector_config: Any, *a: Any, **k: Any
+        cls: type, selected_backend: Any, attn_selector_config: Any, *rest: Any, **named: Any
     ) -> Any:
         if (attn_selector_config.kv_cache_dtype or "").startswith("turboquant_"):
             # As vLLM says it of a back end on a GPU.
             announce_once("Using AttentionBackendEnum.TURBOQUANT backend.")
             return TURBOQUANT_PATH
-        return theirs(cls, selected_backend, attn_selector_config, *a, **k)
+        return theirs(cls, selected_backend, attn_selector_config, *rest, **named)
 
     CpuPlatform.get_attn_backend_cls = classmethod(choose)
 
