@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 ENGINE = "cpu-0.32"
 DEPLOYMENT = "rehearsal"
+TURBOQUANT = "TURBOQUANT"
+"""What a layer's attention is called in the log of an engine that has such a cache."""
 MOE_OF_QWEN = re.compile(r"Qwen3\.[5-9]-\d+B-A\d+B", re.IGNORECASE)
 """Repositories of Qwen3.5-MoE, where nobody can be asked for the config.json."""
 PORTS = range(8190, 8290)
@@ -351,6 +353,9 @@ def _proved(recipe: Recipe, run: _Run) -> Iterator[str]:
     parsers = [it for it in (serve.reasoning_parser, serve.tool_call_parser) if it is not None]
     if parsers:
         yield f"parsers ({', '.join(parsers)})"
+    readiness = run.outcome.readiness
+    if readiness is not None and readiness.facts.attention_backend == TURBOQUANT:
+        yield f"a {serve.kv_cache_dtype} cache"
     for item in run.asked:
         if item.is_answered:
             yield item.what

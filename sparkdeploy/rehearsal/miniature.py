@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sparkdeploy.rehearsal.stand_in import StandInModel
     from sparkdeploy.settings import Settings
 
+TURBOQUANT = "turboquant_"
 MAX_MODEL_LEN = 2048
 DRAFT_ROWS = 256
 """Half of the twin's tokens: the other half is what a draft head leaves out."""
@@ -96,7 +97,7 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
             "miniature",
             hint="rehearse v2: it is the same treatment with MTP",
         )
-    serve, dropped = _serve_on_cpu(recipe.serve, port, _DROPPED | _OF_A_TWIN)
+    serve, dropped = _serve_on_cpu(recipe.serve, port, _DROPPED | _out_of_a_twin(recipe.serve))
     if recipe.serve.extra_args:
         dropped.append(f"serve.extra_args={recipe.serve.extra_args}: they may exist on CUDA only")
     # The CPU build answers 500 to the first request when MTP meets prefix caching.
@@ -112,7 +113,7 @@ def miniature_of_stand_in(
     """Return the rehearsal of a recipe whose model is none of Qwen3.5-MoE."""
     recipe = resolved.recipe
     serve, dropped = _serve_on_cpu(recipe.serve, port, _DROPPED | _OF_A_STAND_IN)
-    serve, fewer = _without_what_needs_a_gpu(serve)
+    serve, fewer = _without_what_needs_a_gpu(serve, stand_in)
     untreated = type(recipe.checkpoint)()
     if recipe.checkpoint != untreated:
         fewer.append("checkpoint: dummy weights are not treated")
@@ -147,16 +148,22 @@ def _on_cpu(
     return small, [f"engine {resolved.engine.name} -> {engine.name}", *free]
 
 
-def _without_what_needs_a_gpu(serve: Serve) -> tuple[Serve, list[str]]:
+def _out_of_a_twin(serve: Serve) -> dict[str, str]:
+    """Keys that a twin is served without, and why; our plugin has TurboQuant for CPUs."""
+    has_turboquant = serve.kv_cache_dtype.startswith(TURBOQUANT)
+    return {
+        field: reason
+        for field, reason in _OF_A_TWIN.items()
+        if not (field == "kv_cache_dtype" and has_turboquant)
+    }
+
+
+def _without_what_needs_a_gpu(serve: Serve, stand_in: StandInModel) -> tuple[Serve, list[str]]:
     """Drop what only CUDA has, flag by flag, and drafters that have no miniature."""
     changed: dict[str, Any] = {"load_format": "dummy"}
     notes: list[str] = []
-    if serve.kv_cache_dtype not in {"auto", "bfloat16"} and not serve.kv_cache_dtype.startswith(
-        "fp8"
-    ):
-        notes.append(
-            f"serve.kv_cache_dtype={serve.kv_cache_dtype}: the CPU engine has no such cache"
-        )
+    if (reason := _why_no_such_cache(serve.kv_cache_dtype, stand_in)) is not None:
+        notes.append(f"serve.kv_cache_dtype={serve.kv_cache_dtype}: {reason}")
         changed["kv_cache_dtype"] = "auto"
     drafting = serve.speculative
     if drafting is not None and not drafting.is_mtp:
@@ -173,6 +180,17 @@ def _without_what_needs_a_gpu(serve: Serve) -> tuple[Serve, list[str]]:
         changed["lora"] = []
         notes.append("serve.lora: adapters do not fit the stand-in")
     return serve.model_copy(update=changed), notes
+
+
+def _why_no_such_cache(cache_dtype: str, stand_in: StandInModel) -> str | None:
+    if cache_dtype in {"auto", "bfloat16"} or cache_dtype.startswith("fp8"):
+        return None
+    if not cache_dtype.startswith(TURBOQUANT):
+        return "the CPU engine has no such cache"
+    if stand_in.is_hybrid:
+        return None
+    # vLLM's get_boundary_skip_layers: two at either end, of hybrids none.
+    return "vLLM keeps the outer layers at 16 bits, and a stand-in has few others"
 
 
 def _kept_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

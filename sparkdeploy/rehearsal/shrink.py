@@ -63,6 +63,8 @@ class Shrunken:
     config: dict[str, Any]
     notes: tuple[str, ...]
     """What became of it, in sentences."""
+    is_hybrid: bool = False
+    """Whether it keeps states beside its cache (Gated DeltaNet, Mamba)."""
 
 
 def shrink(config: Mapping[str, Any], vocabulary: int | None = None) -> Shrunken:
@@ -92,7 +94,7 @@ def shrink(config: Mapping[str, Any], vocabulary: int | None = None) -> Shrunken
     _shrink_towers(small, text["hidden_size"])
     if vocabulary is not None:
         _renumber(small, text, vocabulary)
-    return Shrunken(small, tuple(notes))
+    return Shrunken(small, tuple(notes), architecture.recurrent is not None)
 
 
 def _text_of(config: dict[str, Any]) -> dict[str, Any]:

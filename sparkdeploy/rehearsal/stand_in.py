@@ -49,6 +49,7 @@ class StandInModel:
     notes: tuple[str, ...]
     has_own_tokenizer: bool
     """Whether tokenizer and template are the model's own."""
+    is_hybrid: bool = False
 
 
 def make_stand_in(folder: Path, published: PublishedConfig, name: str) -> StandInModel:
@@ -67,7 +68,7 @@ def make_stand_in(folder: Path, published: PublishedConfig, name: str) -> StandI
     ]
     if not own:
         notes.append("tokenizer and chat template are a stand-in's: the model's own are not here")
-    return StandInModel(folder, tuple(notes), own)
+    return StandInModel(folder, tuple(notes), own, small.is_hybrid)
 
 
 def _copy_tokenizer(published: PublishedConfig, folder: Path) -> bool:

@@ -15,6 +15,9 @@ the memory, which is nothing for a twin.
 Sampling beside drafts: vLLM 0.32 spreads a request's temperature, top-k and top-p over its drafted
 tokens by an operator for 64-bit integers, into a copy of the tensor that is read afterwards. What
 is read is memory that nobody wrote, and the engine dies of a top-k beyond the vocabulary.
+
+TurboQuant: vLLM 0.32 takes its own CPU back end for every cache, also for one that back end cannot
+read. Layers with such a cache get the plugin's.
 """
 
 from types import SimpleNamespace
@@ -24,17 +27,39 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
+from sparkdeploy_vllm.announce import announce_once
 from sparkdeploy_vllm.maths import linear_per_row
 
 SPECULATIVE_RECURRENCE = "fused_sigmoid_gating_delta_rule_update_spec_cpu"
 INT4_OPERATOR = "cpu_gemm_wna16"
 BITS = 4
+TURBOQUANT_PATH = "sparkdeploy_vllm.turboquant_cpu.CpuTurboQuantBackend"
 
 
 def register() -> None:
+    _register_turboquant()
     _register_delta_net()
     _register_int4_linear()
     _register_sampling()
+
+
+def _register_turboquant() -> None:
+    try:
+        from vllm.platforms.cpu import CpuPlatform
+    except ImportError:
+        return
+    theirs = CpuPlatform.get_attn_backend_cls.__func__
+
+    def choose(
+        cls: type, selected_backend: Any, attn_selector_config: Any, *rest: Any, **named: Any
+    ) -> Any:
+        if (attn_selector_config.kv_cache_dtype or "").startswith("turboquant_"):
+            # As vLLM says it of a back end on a GPU.
+            announce_once("Using AttentionBackendEnum.TURBOQUANT backend.")
+            return TURBOQUANT_PATH
+        return theirs(cls, selected_backend, attn_selector_config, *rest, **named)
+
+    CpuPlatform.get_attn_backend_cls = classmethod(choose)
 
 
 def _register_sampling() -> None:

@@ -165,6 +165,19 @@ TOUCHED = (
         "causal_conv1d_update_cpu(x, conv_state, weight, bias, activation, conv_state_indices)",
         required=False,
     ),
+    *_apis(
+        "vllm.platforms.cpu",
+        "CpuPlatform.get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)",
+        required=False,
+    ),
+    *_apis(
+        "vllm.v1.attention.backend",
+        "AttentionImpl.forward(layer, query, key, value, kv_cache, attn_metadata, output, "
+        "output_scale, output_block_scale)",
+        "AttentionMetadataBuilder.build(common_prefix_len, common_attn_metadata, fast_build)",
+        required=False,
+    ),
+    *_apis(f"{_QUANT}.turboquant.centroids", "get_centroids(d, bits)", required=False),
     *_apis("vllm._custom_ops", "fused_sigmoid_gating_delta_rule_update_spec_cpu", required=False),
 )
 

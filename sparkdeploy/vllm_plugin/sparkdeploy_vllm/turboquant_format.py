@@ -1,12 +1,12 @@
-"""How vLLM's TurboQuant lays a token's key and value of one head into a slot; standard library only.
+"""How vLLM's TurboQuant lays a token's key and value of a head into a slot; standard library only.
 
-A slot is `[key codes | key norm] [value codes | value scale | value zero]`, padded to an even number
-of bytes. Codes are packed with the first dimension in the lowest bits; the three scalars are FP16,
-lowest byte first. Keys of 8 bits are FP8 (E4M3) as they come and have no norm. Keys of 3 and 4 bits
-are indices of the nearest centroid of the unit key after a Hadamard rotation; read back, they are
-made a unit vector again ("norm correction") before the norm is put back. Values are never rotated:
-`zero + code x scale`. Read from vLLM's quantization/turboquant/config.py and its store kernel,
-which are the same in 0.25.1 and 0.33.0.
+A slot is `[key codes | key norm] [value codes | value scale | value zero]`, padded to an even
+number of bytes. Codes are packed with the first dimension in the lowest bits; the three scalars are
+FP16, lowest byte first. Keys of 8 bits are FP8 (E4M3) as they come and have no norm. Keys of 3 and
+4 bits are indices of the nearest centroid of the unit key after a Hadamard rotation; read back,
+they are made a unit vector again ("norm correction") before the norm is put back. Values are never
+rotated: `zero + code x scale`. Read from vLLM's quantization/turboquant/config.py and its store
+kernel, which are the same in 0.25.1 and 0.33.0.
 """
 
 from dataclasses import dataclass

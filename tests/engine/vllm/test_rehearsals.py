@@ -107,6 +107,27 @@ def test_a_draft_head_changes_no_text_builds_nothing_and_leaves_nothing(
     assert [item.name for item in host.own_containers() if item.deployment == "rehearsal"] == []
 
 
+# tests/engine/inside/plugin_checks hold the arithmetic and the back end in every run.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "cache_dtype"),
+    [
+        ("v2-tq", "turboquant_4bit_nc"),
+        ("v2-tq-k8v4", "turboquant_k8v4"),
+        ("v2-tq-3bit", "turboquant_3bit_nc"),
+    ],
+)
+def test_turboquant_runs_with_mtp_and_says_what_it_says_without(
+    program: Program, recipe: str, cache_dtype: str
+) -> None:
+    report = program.answer("rehearse", recipe)
+    check_answers(report)
+    assert f"a {cache_dtype} cache" in report["proved"]
+    assert not [change for change in report["changes"] if "kv_cache_dtype" in change]
+    assert report["speculation"]["accepted_tokens"] > 0
+    assert report["reference"] == SERVED_BEFORE
+
+
 # tests/engine/checkpoint builds such an overlay, tests/engine/inside reads it, and the next test
 # serves tensors of that kind.
 @pytest.mark.slow
@@ -133,7 +154,8 @@ FAMILIES = {
     "gemma3": "kv_cache_dtype: fp8",
     "gemma4": "tool_call_parser: gemma4, enable_auto_tool_choice: true",
     "qwen3-moe": "tool_call_parser: qwen3_coder, enable_auto_tool_choice: true",
-    "qwen3-next": "tool_call_parser: hermes, enable_auto_tool_choice: true",
+    "qwen3-next": "tool_call_parser: hermes, enable_auto_tool_choice: true, "
+    "kv_cache_dtype: turboquant_4bit_nc",
     "deepseek-v3": "tool_call_parser: deepseek_v3, enable_auto_tool_choice: true",
     "mistral": "tool_call_parser: hermes, enable_auto_tool_choice: true",
     "glm4-moe": "tool_call_parser: glm45, enable_auto_tool_choice: true, "
@@ -176,6 +198,8 @@ def test_a_recipe_of_another_family_answers(program: Program, tmp_path: Path, fa
     )
     if "tool_call_parser" in FAMILIES[family]:
         assert "a tool call" in report["proved"]
+    has_turboquant = "a turboquant_4bit_nc cache" in report["proved"]
+    assert has_turboquant is ("turboquant" in FAMILIES[family])
 
 
 def test_a_parser_that_does_not_exist_is_said_before_anything_starts(

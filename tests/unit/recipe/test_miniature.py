@@ -44,6 +44,22 @@ def test_what_only_cuda_has_is_dropped_and_said(shipped: Library) -> None:
         assert [note for note in made.dropped if note.startswith(f"serve.{field}=")]
 
 
+@pytest.mark.parametrize("recipe", ["v2-tq", "v2-tq-k8v4", "v2-tq-3bit"])
+def test_turboquant_is_kept_and_its_graphs_are_not(shipped: Library, recipe: str) -> None:
+    made = rehearsed(shipped, recipe)
+    own, serve = load_recipe(shipped, recipe).recipe.serve, made.resolved.recipe.serve
+    assert serve.kv_cache_dtype == own.kv_cache_dtype
+    assert serve.kv_cache_dtype.startswith("turboquant_")
+    assert serve.compilation_config is None
+    assert not [note for note in made.dropped if "kv_cache_dtype" in note]
+
+
+def test_another_cache_than_turboquant_is_dropped_and_said(shipped: Library) -> None:
+    made = rehearsed(shipped, "v2-kv8")
+    assert made.resolved.recipe.serve.kv_cache_dtype == "auto"
+    assert [note for note in made.dropped if note.startswith("serve.kv_cache_dtype=fp8: ")]
+
+
 def test_a_machine_gives_no_more_than_the_recipe_asks_for(shipped: Library) -> None:
     limits = rehearsed(shipped, "v2", "limits.memory_floor_gib=0.5").resolved.recipe.limits
     assert limits.memory_floor_gib == 0.5
