@@ -14,6 +14,7 @@ from pathlib import Path
 
 SOURCE_TREE = Path(__file__).resolve().parent
 PACKAGE = "sparkdeploy_vllm"
+SOURCES = (".py", ".cu")
 
 
 def write_wheel(target_dir: Path, *, source_tree: Path = SOURCE_TREE) -> Path:
@@ -22,7 +23,8 @@ def write_wheel(target_dir: Path, *, source_tree: Path = SOURCE_TREE) -> Path:
     stem = f"{PACKAGE}-{project['version']}"
     files = {
         path.relative_to(source_tree).as_posix(): path.read_bytes()
-        for path in sorted((source_tree / PACKAGE).rglob("*.py"))
+        for path in sorted((source_tree / PACKAGE).rglob("*"))
+        if path.suffix in SOURCES
     }
     files.update(_dist_info(f"{stem}.dist-info", project))
     record_name = f"{stem}.dist-info/RECORD"

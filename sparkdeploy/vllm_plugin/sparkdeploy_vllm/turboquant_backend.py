@@ -1,12 +1,15 @@
-"""The TurboQuant back end, correct under speculation.
+"""The TurboQuant back end: correct under speculation, and with a decode kernel bound by memory.
 
 vLLM's builder claims full graphs for any uniform batch, but verifies speculative tokens in a Python
 loop over requests whose lengths a captured graph freezes: silent garbage with MTP (vLLM 0.20 to
-0.33). The replacement claims single-token decoding only when a speculative configuration is
-present; vLLM then falls back to piecewise graphs by itself.
+0.33). Here every request of a few tokens decodes, by what the device says of its length and of
+where its tokens begin: one launch for all of them (kernels/turboquant_decode.py), or, for a layer
+that the kernel does not take, vLLM's own with a row for each token. Nothing is looked up on the
+host, so captured graphs are right; they are claimed for the releases where that was proven.
 """
 
 from dataclasses import replace
+from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -14,6 +17,11 @@ import torch
 from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backends import turboquant_attn
+from vllm.v1.worker.workspace import current_workspace_manager, is_workspace_manager_initialized
+
+from sparkdeploy_vllm.announce import announce_once, warn_once
+from sparkdeploy_vllm.releases import TURBOQUANT_FULL_GRAPHS, installed_version, release_of
+from sparkdeploy_vllm.turboquant_format import BITS, slot_format
 
 try:
     from vllm.v1.attention.backend import AttentionCGSupport
@@ -22,20 +30,23 @@ except ImportError:
 
 
 class SparkTurboQuantBuilder(turboquant_attn.TurboQuantMetadataBuilder):
-    """vLLM's builder; under speculation every verified token decodes as a request of its own."""
+    """vLLM's builder; under speculation a request with few verified tokens is one that decodes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        _reserve_scratch(self.vllm_config, self.kv_cache_spec)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        if getattr(vllm_config, "speculative_config", None) is not None:
+        is_proven = release_of(installed_version()) in TURBOQUANT_FULL_GRAPHS
+        if getattr(vllm_config, "speculative_config", None) is not None and not is_proven:
             return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
         return super().get_cudagraph_support(vllm_config, kv_cache_spec)
 
     def build(self, *args: Any, **kwargs: Any) -> turboquant_attn.TurboQuantMetadata:
-        return verification_as_decoding(super().build(*args, **kwargs))
+        metadata = super().build(*args, **kwargs)
+        return replace(metadata, is_prefill=metadata.num_actual_tokens > metadata.num_decode_tokens)
 
 
 IGNORED = ("alibi_slopes", "sliding_window", "logits_soft_cap", "sinks")
@@ -48,23 +59,41 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         refuse_what_is_ignored(*args, **kwargs)
         super().__init__(*args, **kwargs)
-        self.most_rows = get_current_vllm_config().scheduler_config.max_num_seqs
+        config = get_current_vllm_config()
+        self.most_rows = config.scheduler_config.max_num_seqs
         """vLLM reserves its scratch memory for this many rows, and no more may be taken later."""
+        self.most_tokens = most_query_tokens(config)
+        self.kernel = _kernel_of(self)
 
     def _decode_attention(
         self, query: Tensor, kv_cache: Tensor, attn_metadata: Any, *rest: Any, **named: Any
     ) -> Tensor:
+        if self.kernel is not None and self.kernel.takes(query, kv_cache):
+            tokens = self._tokens_of_a_request(attn_metadata)
+            return self.kernel.decode(query, kv_cache, attn_metadata, tokens)
+        metadata = one_row_a_token(attn_metadata, query.shape[0])
+        return self._decode_in_parts(query, kv_cache, metadata, *rest, **named)
+
+    def _tokens_of_a_request(self, metadata: Any) -> int:
+        """As many as one may have. vLLM's forward makes new metadata of a batch's decoding part and
+        says one there, whatever it is; such metadata count no decoding requests.
+        """
+        return metadata.max_query_len if metadata.num_decodes else self.most_tokens
+
+    def _decode_in_parts(
+        self, query: Tensor, kv_cache: Tensor, metadata: Any, *rest: Any, **named: Any
+    ) -> Tensor:
         decode = super()._decode_attention
         count = query.shape[0]
         if count <= self.most_rows:
-            return decode(query, kv_cache, attn_metadata, *rest, **named)
+            return decode(query, kv_cache, metadata, *rest, **named)
         output = torch.empty_like(query)
         for start in range(0, count, self.most_rows):
             rows = slice(start, start + self.most_rows)
             part = replace(
-                attn_metadata,
-                seq_lens=attn_metadata.seq_lens[rows],
-                block_table=attn_metadata.block_table[rows],
+                metadata,
+                seq_lens=metadata.seq_lens[rows],
+                block_table=metadata.block_table[rows],
             )
             output[rows] = decode(query[rows], kv_cache, part, *rest, **named)
         return output
@@ -158,34 +187,109 @@ def decode_rows(seq_lens: Tensor, query_start_loc: Tensor, tokens: int) -> tuple
     return row, (seq_lens[row] - behind).clamp_(min=1).to(seq_lens.dtype)
 
 
-def verification_as_decoding(metadata: Any) -> Any:
-    """Split the short requests of `metadata` into requests of one token each.
+def one_row_a_token(metadata: Any, tokens: int) -> Any:
+    """`metadata` of requests that decode, as if each of the batch's tokens were one of them.
 
-    `metadata` is a TurboQuantMetadata whose first `num_decodes` requests are short ones. Every
-    length is taken from the device: with asynchronous scheduling the host's lengths count drafts
-    that were rejected. The rest of the batch (prefills, for which the host's are exact) is as it
-    was.
+    Every length is taken from the device: with asynchronous scheduling the host's lengths count
+    drafts that were rejected.
     """
-    requests, tokens = metadata.num_decodes, metadata.num_decode_tokens
-    if metadata.max_query_len <= 1 or requests == 0:
+    if tokens == metadata.seq_lens.shape[0] and metadata.max_query_len <= 1:
         return metadata
-    row, length = decode_rows(metadata.seq_lens[:requests], metadata.query_start_loc, tokens)
-    starts = torch.arange(tokens, dtype=torch.int32)
-    is_prefill = metadata.num_actual_tokens > tokens
-    return replace(
-        metadata,
-        seq_lens=torch.cat([length, metadata.seq_lens[requests:]]),
-        block_table=torch.cat([metadata.block_table[row], metadata.block_table[requests:]]),
-        query_start_loc=torch.cat(
-            [starts.to(metadata.query_start_loc.device), metadata.query_start_loc[requests:]]
-        ),
-        query_start_loc_cpu=_joined(starts, metadata.query_start_loc_cpu, requests),
-        seq_lens_cpu=_joined(torch.ones_like(starts), metadata.seq_lens_cpu, requests),
-        num_decodes=tokens,
-        max_query_len=metadata.max_query_len if is_prefill else 1,
-        is_prefill=is_prefill,
+    row, length = decode_rows(metadata.seq_lens, metadata.query_start_loc, tokens)
+    return replace(metadata, seq_lens=length, block_table=metadata.block_table[row])
+
+
+def most_query_tokens(vllm_config: Any) -> int:
+    """Tokens of a request that a step may verify, the one without a draft included."""
+    speculative = getattr(vllm_config, "speculative_config", None)
+    return 1 + (speculative.num_speculative_tokens if speculative is not None else 0)
+
+
+class DecodeKernel:
+    """The kernel for one layer: its sizes, and the scratch memory that vLLM lends."""
+
+    def __init__(self, attention: Any, most_tokens: int) -> None:
+        # A machine without CUDA's bindings must be able to import this module.
+        from sparkdeploy_vllm.kernels import turboquant_decode
+
+        self.kernels = turboquant_decode
+        self.attention = attention
+        self.most_tokens = most_tokens
+
+    def takes(self, query: Tensor, kv_cache: Tensor) -> bool:
+        return self.kernels.takes(self.attention, query, kv_cache)
+
+    def decode(self, query: Tensor, kv_cache: Tensor, metadata: Any, tokens: int) -> Tensor:
+        """[T, H, D] like `query`; `tokens` is the most that a request of `metadata` has."""
+        requests = self.kernels.Requests(
+            metadata.seq_lens, metadata.query_start_loc, metadata.block_table, tokens
+        )
+        splits = self.kernels.splits_of(
+            self.attention,
+            requests.lengths.shape[0],
+            tokens,
+            self.kernels.multiprocessors(query.device),
+        )
+        parts, sums = self.kernels.scratch_shapes(self.attention, query.shape[0], splits)
+        scratch = self.kernels.Scratch(*_floats(query.device, parts, sums))
+        output = torch.empty_like(query)
+        return self.kernels.decode_attention(
+            self.attention, query, kv_cache, requests, output, scratch
+        )
+
+
+def _floats(device: torch.device, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """FP32 of these shapes, from the scratch memory that all layers share where there is one."""
+    if is_workspace_manager_initialized():
+        lent = current_workspace_manager().get_simultaneous(*((s, torch.float32) for s in shapes))
+        return list(lent)
+    return [torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes]
+
+
+def _kernel_of(layer: SparkTurboQuantImpl) -> DecodeKernel | None:
+    """The kernel of a layer, None where vLLM's own serves it; which of the two, in the log once."""
+    slot = slot_format(layer.kv_cache_dtype, layer.head_size)
+    try:
+        from sparkdeploy_vllm.kernels import turboquant_decode
+
+        capability = torch.cuda.get_device_capability()
+    except (ImportError, RuntimeError, AssertionError) as error:
+        warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: {error}")
+        return None
+    attention = turboquant_decode.Attention(slot, layer.num_heads, layer.num_kv_heads, layer.scale)
+    why_not = turboquant_decode.unfit(attention, capability, layer.most_tokens)
+    if why_not is not None:
+        warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: {why_not}")
+        return None
+    announce_once(f"sparkdeploy: TurboQuant decodes by our kernel: {_origin(capability)}")
+    return DecodeKernel(attention, layer.most_tokens)
+
+
+@cache
+def _origin(capability: tuple[int, int]) -> str:
+    from sparkdeploy_vllm.kernels.turboquant_tiles import SHIPPED
+
+    shipped = SHIPPED[capability[0]]
+    return f"tiles={shipped.name} ({shipped.origin})"
+
+
+def _reserve_scratch(vllm_config: Any, kv_cache_spec: Any) -> None:
+    """Ask for the kernel's scratch memory before vLLM forbids it to grow."""
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    if not is_workspace_manager_initialized() or cache_dtype not in BITS:
+        return
+    heads = vllm_config.model_config.get_num_attention_heads(vllm_config.parallel_config)
+    cells = (
+        most_query_tokens(vllm_config)
+        * heads
+        * max(_multiprocessors(), vllm_config.scheduler_config.max_num_seqs)
+    )
+    current_workspace_manager().get_simultaneous(
+        ((cells, kv_cache_spec.head_size), torch.float32), ((cells,), torch.float32)
     )
 
 
-def _joined(front: Tensor, whole: Tensor | None, requests: int) -> Tensor | None:
-    return None if whole is None else torch.cat([front.to(whole.dtype), whole[requests:]])
+def _multiprocessors() -> int:
+    if not torch.cuda.is_available():
+        return 1
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
