@@ -4,6 +4,7 @@
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,14 @@ import torch
 
 PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
-from sparkdeploy_vllm.kernels.turboquant_decode import Attention, Requests  # noqa: E402
+from sparkdeploy_vllm.kernels.turboquant_decode import (  # noqa: E402
+    Attention,
+    Requests,
+    Scratch,
+    multiprocessors,
+    scratch_shapes,
+    splits_of,
+)
 from sparkdeploy_vllm.turboquant_format import SlotFormat, slot_format  # noqa: E402
 
 FORMATS = ("4bit_nc", "k8v4", "k3v4_nc", "3bit_nc")
@@ -157,3 +165,42 @@ def requests_of(
         table.cuda(),
         most_tokens or max(tokens),
     )
+
+
+def new_scratch(attention: Attention, query: torch.Tensor, requests: Requests) -> Scratch:
+    """Scratch memory that holds NaN, so that what is read without being written shows."""
+    splits = splits_of(
+        attention,
+        requests.lengths.shape[0],
+        requests.most_tokens,
+        multiprocessors(query.device),
+    )
+    shapes = scratch_shapes(attention, query.shape[0], splits)
+    return Scratch(*(torch.full(shape, float("nan"), device="cuda") for shape in shapes))
+
+
+def vllm_kernel(
+    attention: Attention,
+) -> Callable[[torch.Tensor, torch.Tensor, Requests], torch.Tensor] | None:
+    """vLLM's own decode kernel for one query token a request; None without vLLM."""
+    try:
+        from vllm.v1.attention.ops.triton_turboquant_decode import (
+            triton_turboquant_decode_attention as decode,
+        )
+    except ImportError:
+        return None
+    slot = attention.slot
+    rotation = hadamard(slot.head_dim).float()
+    bits = slot.key_bits if slot.has_rotated_keys else slot.value_bits
+    table = centroids(bits, slot.head_dim).cuda()
+
+    def attend(query: torch.Tensor, pages: torch.Tensor, requests: Requests) -> torch.Tensor:
+        result: torch.Tensor = decode(
+            query, pages, requests.table, requests.lengths, rotation, table, attention.scale,
+            mse_bits=slot.key_bits if slot.has_rotated_keys else 0,
+            key_packed_size=slot.value_offset, value_quant_bits=slot.value_bits,
+            key_fp8=not slot.has_rotated_keys, norm_correction=slot.has_rotated_keys, PiT=rotation,
+        )  # fmt: skip
+        return result
+
+    return attend

@@ -39,6 +39,13 @@ ENVIRONMENT = {
     "TORCHINDUCTOR_COMPILE_THREADS": "4",
     "OMP_NUM_THREADS": "2",
 }
+CONTEXT_TOKENS = 200
+SAMPLED = [
+    {"temperature": 0.8, "seed": 1},
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 20},
+    {"temperature": 1.2, "repetition_penalty": 1.1, "presence_penalty": 0.5},
+    {"temperature": 0.7, "n": 4, "logprobs": 2},
+] * 3
 KEPT_LINES = re.compile(
     r"sparkdeploy|[Ss]elected |[Bb]ackend|GPU KV cache size|Available KV cache|Maximum conc"
     r"|Graph captur|[Cc]udagraph|CUDAGraphMode|Model loading took|init engine|torch.compile took"
@@ -125,6 +132,47 @@ class Server:
                 pool.map(lambda p: self.ask(p, tokens=tokens, logprobs=True), PROMPTS[:count])
             )
         return [{"ids": c["token_ids"], "gaps": _gaps(c), "text": c["text"][:80]} for c in choices]
+
+    def context_step(self, context: int) -> dict[str, float]:
+        """A request of `context` tokens and 200 of reply: milliseconds a step and a token.
+
+        A step sends one event, however many tokens it accepts.
+        """
+        prompt = [(7 * n * n + n) % 500 + 5 for n in range(context)]
+        body = {
+            "model": "twin", "prompt": prompt, "max_tokens": CONTEXT_TOKENS, "temperature": 0,
+            "ignore_eos": True, "stream": True,
+        }  # fmt: skip
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )  # fmt: skip
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            at = [time.perf_counter() for line in answer if line.startswith(b"data: {")]
+        spent_ms = 1e3 * (at[-1] - at[0])
+        return {
+            "step_ms": round(spent_ms / (len(at) - 1), 3),
+            "token_ms": round(spent_ms / (CONTEXT_TOKENS - 1), 3),
+            "steps": len(at) - 1,
+        }
+
+    def sampled(self) -> list[str]:
+        """What becomes of requests that sample, all at once: "ok" or the error."""
+
+        def ask(wanted: dict) -> str:
+            body = {"model": "twin", "prompt": PROMPTS[2], "max_tokens": 48, **wanted}
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode(),
+                {"Content-Type": "application/json"},
+            )  # fmt: skip
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return "ok" if json.load(answer)["choices"] else "no choice"
+            except OSError as error:
+                return repr(error)
+
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(ask, SAMPLED))
 
     def counters(self) -> dict[str, float]:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
@@ -258,10 +306,10 @@ def main() -> int:
     (out / "started").touch()
     _await(plan.get("asks_after"))
     # Only timing needs the card to itself.
-    for server in servers:
-        if server.spec.get("timing"):
-            _visit(server, plan, texts)
-    rest = [server for server in servers if not server.spec.get("timing")]
+    timed = [s for s in servers if s.spec.get("timing") or s.spec.get("contexts")]
+    for server in timed:
+        _visit(server, plan, texts)
+    rest = [server for server in servers if server not in timed]
     with ThreadPoolExecutor(max(1, len(rest))) as pool:
         list(pool.map(lambda server: _visit(server, plan, texts), rest))
     pairs = {
@@ -331,6 +379,10 @@ def _probe(server: Server, plan: dict, texts: dict[str, list[dict]]) -> None:
     for at_once in (1, 4):
         texts[f"{name}/{at_once}"] = server.texts(prompts, at_once, tokens)
     server.seen["drafting"] = server.counters()
+    if server.spec.get("sampled"):
+        server.seen["sampled"] = server.sampled()
+    for context in server.spec.get("contexts", []):
+        server.seen[f"context {context}"] = server.context_step(context)
     if server.spec.get("timing"):
         server.seen["decode"] = {f"at once {n}": server.step_ms(n) for n in (1, 4)}
         _note_gpu_step(server)
