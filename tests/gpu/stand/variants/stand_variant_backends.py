@@ -15,7 +15,7 @@ class HostLengthsBuilder(TurboQuantMetadataBuilder):
     """vLLM's builder without its claim about CUDA graphs, and no more."""
 
     @classmethod
-    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
+    def get_cudagraph_support(cls, *_: Any) -> Any:
         return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
 
