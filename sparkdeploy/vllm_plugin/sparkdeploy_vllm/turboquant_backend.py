@@ -68,9 +68,11 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
     def _decode_attention(
         self, query: Tensor, kv_cache: Tensor, attn_metadata: Any, *rest: Any, **named: Any
     ) -> Tensor:
-        if self.kernel is not None and self.kernel.takes(query, kv_cache):
-            tokens = self._tokens_of_a_request(attn_metadata)
-            return self.kernel.decode(query, kv_cache, attn_metadata, tokens)
+        if self.kernel is not None:
+            if self.kernel.takes(query, kv_cache):
+                tokens = self._tokens_of_a_request(attn_metadata)
+                return self.kernel.decode(query, kv_cache, attn_metadata, tokens)
+            _say_how_it_lies(query, kv_cache)
         metadata = one_row_a_token(attn_metadata, query.shape[0])
         return self._decode_in_parts(query, kv_cache, metadata, *rest, **named)
 
@@ -263,6 +265,14 @@ def _kernel_of(layer: SparkTurboQuantImpl) -> DecodeKernel | None:
         return None
     announce_once(f"sparkdeploy: TurboQuant decodes by our kernel: {_origin(capability)}")
     return DecodeKernel(attention, layer.most_tokens)
+
+
+def _say_how_it_lies(query: Tensor, kv_cache: Tensor) -> None:
+    warn_once(
+        "sparkdeploy: TurboQuant decodes by vLLM's own kernel: ours does not take a cache "
+        f"{tuple(kv_cache.shape)} with strides {kv_cache.stride()}, queries {query.dtype} "
+        f"with strides {query.stride()}"
+    )
 
 
 @cache

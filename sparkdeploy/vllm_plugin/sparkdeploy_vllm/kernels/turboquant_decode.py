@@ -215,8 +215,10 @@ def _sizes(
 
 @cache
 def centroid_bytes(key_bits: int) -> tuple[int, ...]:
-    """What byte permutations look up, as four 32-bit numbers: the high bytes of entries 0 to 3 and 4
-    to 7, then their low bytes. An entry is a code of 3 bits, or the magnitude of one of 4.
+    """What byte permutations look up, as four 32-bit numbers.
+
+    They are the high bytes of entries 0 to 3 and 4 to 7, then their low bytes. An entry is a code
+    of 3 bits, or the magnitude of one of 4.
     """
     if key_bits not in CENTROIDS:
         return (0,) * 4
