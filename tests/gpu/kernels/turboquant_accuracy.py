@@ -11,11 +11,13 @@ import sys
 from dataclasses import replace
 
 import torch
-from sparkdeploy_vllm.kernels.turboquant_decode import Attention, Requests, decode_attention
 from turboquant_cache import (
     FORMATS,
+    Attention,
+    Requests,
     Shape,
     attention_of,
+    decode_attention,
     exact_attention,
     new_scratch,
     random_pages,

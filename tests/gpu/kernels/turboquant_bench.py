@@ -18,14 +18,16 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 import triton.language as tl
-from sparkdeploy_vllm.kernels.turboquant_decode import Attention, Requests, decode_attention
 from turboquant_cache import (
     BIG,
     FORMATS,
     PAGE,
     SMALL,
+    Attention,
+    Requests,
     Shape,
     attention_of,
+    decode_attention,
     new_scratch,
     random_pages,
     requests_of,

@@ -16,12 +16,15 @@ from sparkdeploy_vllm.kernels.turboquant_decode import (  # noqa: E402
     Attention,
     Requests,
     Scratch,
+    decode_attention,
     multiprocessors,
     scratch_shapes,
     splits_of,
 )
 from sparkdeploy_vllm.turboquant_format import SlotFormat, slot_format  # noqa: E402
 
+__all__ = ["Attention", "Requests", "decode_attention"]
+"""Handed on, since the path to the plugin is set here."""
 FORMATS = ("4bit_nc", "k8v4", "k3v4_nc", "3bit_nc")
 PAGE = 64
 VLLM_CENTROIDS = {
