@@ -18,7 +18,7 @@ from sparkdeploy_vllm.kernels.turboquant_launch import (
     POINTER,
     REAL,
     WIDE,
-    Launch,
+    LaunchShape,
     Sizes,
     launch,
 )
@@ -215,8 +215,8 @@ def _sizes(
 
 @cache
 def centroid_bytes(key_bits: int) -> tuple[int, ...]:
-    """What byte permutations look up, as four 32-bit numbers: the high bytes of entries 0 to 3 and 4
-    to 7, then their low bytes. An entry is a code of 3 bits, or the magnitude of one of 4.
+    """What byte permutations look up, as four 32-bit numbers: the high bytes of entries 0 to 3 and
+    of 4 to 7, then their low bytes. An entry is a code of 3 bits, or the magnitude of one of 4.
     """
     if key_bits not in CENTROIDS:
         return (0,) * 4
@@ -236,7 +236,7 @@ def _attend(  # noqa: PLR0913, PLR0917
 ) -> None:  # fmt: skip
     blocks = row_blocks(attention, requests.most_tokens)
     rows = min(ROWS, requests.most_tokens * attention.group)
-    how = Launch(
+    how = LaunchShape(
         grid=(requests.lengths.shape[0], blocks, scratch.splits),
         threads=32 * tile.warps,
         shared_bytes=shared_bytes(tile, attention.slot, attention.kv_heads, rows),
@@ -257,7 +257,7 @@ def _attend(  # noqa: PLR0913, PLR0917
 def _join(
     attention: Attention, requests: Requests, out: Tensor, scratch: Scratch, sizes: Sizes
 ) -> None:
-    how = Launch(
+    how = LaunchShape(
         grid=(
             requests.lengths.shape[0],
             requests.most_tokens * attention.query_heads,
