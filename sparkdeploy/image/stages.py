@@ -34,6 +34,8 @@ UPPERMOST_FIRST = {"plugin": 0, "guard": 0, "mod": 1, "engine": 2, "base": 3}
 
 ANY_RELEASE = "any"
 """What adopt.py takes for the release of an image of which nobody promised one."""
+PLUGIN_SUFFIXES = (".py", ".cu")
+"""Of what the plugin's wheel is made of: its code, and CUDA C++ that is compiled where it runs."""
 GUARD_MODULES = ("__init__", "key_middleware", "ray_head", "ray_worker")
 """What a container needs of the plugin's package beside the guard, whatever it serves."""
 LEFTOVER_LABEL = f"{labels.KIND}=leftover"
@@ -335,7 +337,9 @@ def _plugin(maker: _StageMaker, below: Stage) -> Stage:
     """Give the sources rather than a wheel: a zip's bytes depend on who compressed it."""
     tree = maker.plugin_tree
     paths = [tree / "pyproject.toml", tree / "wheel_backend.py"]
-    paths += sorted((tree / "sparkdeploy_vllm").rglob("*.py"))
+    paths += sorted(
+        path for path in (tree / "sparkdeploy_vllm").rglob("*") if path.suffix in PLUGIN_SUFFIXES
+    )
     files = (
         ContextFile(f"plugin/{path.relative_to(tree).as_posix()}", _read(path)) for path in paths
     )

@@ -137,6 +137,12 @@ def everything(graph: grimp.ImportGraph) -> set[str]:
             id="what runs programs in such an image",
         ),
         pytest.param(
+            "sparkdeploy/vllm_plugin/sparkdeploy_vllm/kernels/turboquant_decode.cu",
+            "unit.vllm_plugin.test_turboquant_tiles",
+            "engine.command.test_doctor",
+            id="what uses the modules beside a source that is no Python",
+        ),
+        pytest.param(
             "tests/unit/server/logs/cpu-0.32-mtp.log",
             "unit.server.test_phases",
             "unit.plan.test_make",

@@ -24,6 +24,20 @@ _CREATE_WEIGHTS = (
     "input_size, output_size, params_dtype)"
 )
 _PROCESS_WEIGHTS = "process_weights_after_loading(layer)"
+_METADATA = (
+    "seq_lens",
+    "query_start_loc",
+    "block_table",
+    "num_actual_tokens",
+    "max_query_len",
+    "max_seq_len",
+    "is_prefill",
+    "num_decodes",
+    "num_decode_tokens",
+    "query_start_loc_cpu",
+    "seq_lens_cpu",
+)
+"""What the back end reads and replaces of a TurboQuant batch."""
 HEAD_CALLERS = ("vllm.model_executor.models.qwen3_5", "vllm.model_executor.models.qwen3_5_mtp")
 
 
@@ -152,11 +166,20 @@ TOUCHED = (
         "TurboQuantMetadataBuilder.build(common_prefix_len, common_attn_metadata)",
         "TurboQuantMetadataBuilder._init_reorder_batch_threshold(reorder_batch_threshold, "
         "supports_spec_as_decode)",
+        *(f"TurboQuantMetadata.{name}" for name in _METADATA),
+        "TurboQuantAttentionImpl.__init__(num_heads, head_size, scale, num_kv_heads)",
         "TurboQuantAttentionImpl._decode_attention(query, kv_cache, attn_metadata, Pi, centroids)",
         "TurboQuantAttentionImpl._prefill_attention(query, key, value, kv_cache, attn_metadata, "
         "Pi, centroids)",
         "TurboQuantAttentionBackend.get_kv_cache_shape(num_blocks, block_size, num_kv_heads, "
         "head_size)",
+        required=False,
+    ),
+    *_apis(
+        "vllm.v1.worker.workspace",
+        "is_workspace_manager_initialized()",
+        "current_workspace_manager()",
+        "WorkspaceManager.get_simultaneous()",
         required=False,
     ),
     *_apis(
@@ -175,6 +198,7 @@ TOUCHED = (
         "AttentionImpl.forward(layer, query, key, value, kv_cache, attn_metadata, output, "
         "output_scale, output_block_scale)",
         "AttentionMetadataBuilder.build(common_prefix_len, common_attn_metadata, fast_build)",
+        "AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE",
         required=False,
     ),
     *_apis(f"{_QUANT}.turboquant.centroids", "get_centroids(d, bits)", required=False),
@@ -248,7 +272,7 @@ STAND_INS = (
         theirs=(_TURBOQUANT, "TurboQuantAttentionImpl"),
         changed=frozenset({"attn_metadata"}),
         harmless={
-            "TurboQuantAttentionImpl.forward": "calls the two ways to attend, which are ours",
+            "TurboQuantAttentionImpl.forward": "attends by the two methods that are ours",
             "AttentionImplBase.prepare_for_batch": "does nothing",
         },
         required=False,

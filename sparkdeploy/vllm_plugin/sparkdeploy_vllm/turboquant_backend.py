@@ -202,9 +202,16 @@ def one_row_a_token(metadata: Any, tokens: int) -> Any:
 
 
 def most_query_tokens(vllm_config: Any) -> int:
-    """Tokens of a request that a step may verify, the one without a draft included."""
+    """The most tokens of a request that counts as decoding: the builder's threshold, or more.
+
+    These are a token without a draft and its drafts. vLLM's first model runner lets a drafter that
+    drafts in parallel append as many places again.
+    """
     speculative = getattr(vllm_config, "speculative_config", None)
-    return 1 + (speculative.num_speculative_tokens if speculative is not None else 0)
+    if speculative is None:
+        return 1
+    times = 2 if getattr(speculative, "parallel_drafting", False) else 1
+    return 1 + times * int(speculative.num_speculative_tokens or 0)
 
 
 class DecodeKernel:
@@ -258,7 +265,9 @@ def _kernel_of(layer: SparkTurboQuantImpl) -> DecodeKernel | None:
     except (ImportError, RuntimeError, AssertionError) as error:
         warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: {error}")
         return None
-    attention = turboquant_decode.Attention(slot, layer.num_heads, layer.num_kv_heads, layer.scale)
+    attention = turboquant_decode.AttentionLayer(
+        slot, layer.num_heads, layer.num_kv_heads, layer.scale
+    )
     why_not = turboquant_decode.unfit(attention, capability, layer.most_tokens)
     if why_not is not None:
         warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: {why_not}")

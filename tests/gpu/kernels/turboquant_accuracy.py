@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from turboquant_cache import (
     FORMATS,
-    Attention,
+    AttentionLayer,
     Requests,
     Shape,
     attention_of,
@@ -118,7 +118,7 @@ def hard_cases(name: str) -> None:
 
 def captured(
     name: str,
-    attention: Attention,
+    attention: AttentionLayer,
     pages: torch.Tensor,
     requests: Requests,
     query: torch.Tensor,
@@ -149,7 +149,7 @@ def captured(
 
 
 def pages_of(
-    attention: Attention, lengths: list[int], tokens: list[int], page: int
+    attention: AttentionLayer, lengths: list[int], tokens: list[int], page: int
 ) -> tuple[torch.Tensor, Requests]:
     drawn = torch.Generator("cuda").manual_seed(sum(lengths) + page)
     blocks = sum(-(-length // page) for length in lengths) + 2
@@ -166,7 +166,7 @@ def asked(shape: Shape, tokens: int) -> torch.Tensor:
 
 
 def ours(
-    attention: Attention, query: torch.Tensor, pages: torch.Tensor, requests: Requests
+    attention: AttentionLayer, query: torch.Tensor, pages: torch.Tensor, requests: Requests
 ) -> torch.Tensor:
     out = torch.full_like(query, float("nan"))
     scratch = new_scratch(attention, query, requests)

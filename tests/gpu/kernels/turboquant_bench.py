@@ -23,7 +23,7 @@ from turboquant_cache import (
     FORMATS,
     PAGE,
     SMALL,
-    Attention,
+    AttentionLayer,
     Requests,
     Shape,
     attention_of,
@@ -111,7 +111,7 @@ def bench_format(
 
 
 def questions(
-    case: Case, attention: Attention
+    case: Case, attention: AttentionLayer
 ) -> tuple[list[torch.Tensor], torch.Tensor, Requests]:
     drawn = torch.Generator("cuda").manual_seed(3)
     blocks = case.requests * (case.length // PAGE)
@@ -123,7 +123,7 @@ def questions(
 
 
 def ours(
-    attention: Attention, pages: list[torch.Tensor], query: torch.Tensor, requests: Requests
+    attention: AttentionLayer, pages: list[torch.Tensor], query: torch.Tensor, requests: Requests
 ) -> list[Callable[[], object]]:
     out = torch.empty_like(query)
     scratch = new_scratch(attention, query, requests)
@@ -134,7 +134,7 @@ def ours(
 
 
 def their_ms(
-    attention: Attention,
+    attention: AttentionLayer,
     pages: list[torch.Tensor],
     query: torch.Tensor,
     requests: Requests,

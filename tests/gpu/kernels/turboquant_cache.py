@@ -13,7 +13,7 @@ import torch
 PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
 from sparkdeploy_vllm.kernels.turboquant_decode import (  # noqa: E402
-    Attention,
+    AttentionLayer,
     Requests,
     Scratch,
     decode_attention,
@@ -23,7 +23,7 @@ from sparkdeploy_vllm.kernels.turboquant_decode import (  # noqa: E402
 )
 from sparkdeploy_vllm.turboquant_format import SlotFormat, slot_format  # noqa: E402
 
-__all__ = ["Attention", "Requests", "decode_attention"]
+__all__ = ["AttentionLayer", "Requests", "decode_attention"]
 """Handed on, since the path to the plugin is set here."""
 FORMATS = ("4bit_nc", "k8v4", "k3v4_nc", "3bit_nc")
 PAGE = 64
@@ -51,9 +51,9 @@ BIG = Shape("122B", 32, 2, 256)
 SMALL = Shape("35B", 16, 2, 256)
 
 
-def attention_of(shape: Shape, name: str) -> Attention:
+def attention_of(shape: Shape, name: str) -> AttentionLayer:
     slot = slot_format(f"turboquant_{name}", shape.head_dim)
-    return Attention(slot, shape.query_heads, shape.kv_heads, shape.head_dim**-0.5)
+    return AttentionLayer(slot, shape.query_heads, shape.kv_heads, shape.head_dim**-0.5)
 
 
 def centroids(bits: int, head_dim: int) -> torch.Tensor:
@@ -63,7 +63,7 @@ def centroids(bits: int, head_dim: int) -> torch.Tensor:
 
 
 def random_pages(
-    attention: Attention, blocks: int, generator: torch.Generator, page: int = PAGE
+    attention: AttentionLayer, blocks: int, generator: torch.Generator, page: int = PAGE
 ) -> torch.Tensor:
     """uint8 [blocks, page, KV heads, slot bytes]: codes of any kind, scalars of a usual size."""
     slot = attention.slot
@@ -125,7 +125,7 @@ def hadamard(dim: int) -> torch.Tensor:
 
 
 def exact_attention(
-    attention: Attention, query: torch.Tensor, pages: torch.Tensor, requests: Requests
+    attention: AttentionLayer, query: torch.Tensor, pages: torch.Tensor, requests: Requests
 ) -> torch.Tensor:
     """FP64 [T, H, D] of `query` [T, H, D]; rows of no request are zero."""
     out = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
@@ -170,7 +170,7 @@ def requests_of(
     )
 
 
-def new_scratch(attention: Attention, query: torch.Tensor, requests: Requests) -> Scratch:
+def new_scratch(attention: AttentionLayer, query: torch.Tensor, requests: Requests) -> Scratch:
     """Scratch memory that holds NaN, so that what is read without being written shows."""
     splits = splits_of(
         attention,
@@ -183,7 +183,7 @@ def new_scratch(attention: Attention, query: torch.Tensor, requests: Requests) -
 
 
 def vllm_kernel(
-    attention: Attention,
+    attention: AttentionLayer,
 ) -> Callable[[torch.Tensor, torch.Tensor, Requests], torch.Tensor] | None:
     """vLLM's own decode kernel for one query token a request; None without vLLM."""
     try:

@@ -1,6 +1,7 @@
 """What changes a stage's fingerprint, and what must not."""
 
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from sparkdeploy.image import network
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.stages import Stage, fingerprint, stages_of
 from sparkdeploy.settings import BuildNetwork, resources
+from sparkdeploy.vllm_plugin import wheel_backend
 
 from .conftest import LoadEngine, MakeSettings
 
@@ -76,6 +78,7 @@ def test_the_same_inputs_have_the_same_fingerprints(copy: tuple[Path, Tree]) -> 
     ("path", "expected"),
     [
         ("plugin/sparkdeploy_vllm/announce.py", ["plugin"]),
+        ("plugin/sparkdeploy_vllm/kernels/turboquant_decode.cu", ["plugin"]),
         ("plugin/pyproject.toml", ["plugin"]),
         ("plugin/cpu_fixups/cpu_engine_fixups.py", ["engine", "plugin"]),
         ("recipes/engines/locks/cpu-0.32/x86_64-py311.txt", ["engine", "plugin"]),
@@ -115,6 +118,18 @@ def test_caches_and_tests_of_the_plugin_stay_out(copy: tuple[Path, Tree]) -> Non
         (root / folder / "x.pyc").write_bytes(b"x")
     (root / "plugin" / "tests" / "test_x.py").write_text("")
     assert changed(before, stages()) == []
+
+
+def test_the_plugin_s_stage_has_all_that_its_wheel_packs(
+    copy: tuple[Path, Tree], tmp_path: Path
+) -> None:
+    _, stages = copy
+    wheel = zipfile.ZipFile(wheel_backend.write_wheel(tmp_path, source_tree=tmp_path / "plugin"))
+    packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    package = "plugin/sparkdeploy_vllm/"
+    sent = {file.path for file in stages()[-1].context if file.path.startswith(package)}
+    assert sent == {f"plugin/{name}" for name in packed}
+    assert f"{package}kernels/turboquant_decode.cu" in sent
 
 
 def test_how_the_network_is_reached_changes_nothing(

@@ -2,12 +2,15 @@
 
 # mypy: disable-error-code="import-not-found"
 
+import ast
 from pathlib import Path
 
 import pytest
-from sparkdeploy_vllm.hooks import STAND_INS, Api, HookTrace, StandIn
+from sparkdeploy_vllm.hooks import STAND_INS, TOUCHED, Api, HookTrace, StandIn
 from sparkdeploy_vllm.selfcheck import HookFinding, check, uncovered
 from sparkdeploy_vllm.source_tree import SourceTree
+
+from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
 
 SOURCES = {
     "engine/__init__.py": "",
@@ -213,3 +216,25 @@ def test_a_class_of_an_optional_hook_may_be_absent(tmp_path: Path) -> None:
     findings = check(tmp_path, [], stand_ins=STAND_INS)[: len(STAND_INS)]
     assert [finding.problem for finding in findings] == ["does not exist"] * len(STAND_INS)
     assert [finding.required for finding in findings] == [True, True, True, False, False]
+
+
+def test_what_the_turboquant_back_end_imports_of_vllm_is_looked_at() -> None:
+    source = (PLUGIN_TREE / "sparkdeploy_vllm" / "turboquant_backend.py").read_text()
+    tree = ast.parse(source)
+    in_handlers = {
+        node
+        for handler in ast.walk(tree)
+        if isinstance(handler, ast.ExceptHandler)
+        for node in ast.walk(handler)
+    }
+    imported = {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node not in in_handlers
+        if (node.module or "").startswith("vllm.")
+        for alias in node.names
+    }
+    looked_at = {f"{api.module}.{api.name.partition('.')[0]}" for api in TOUCHED}
+    looked_at |= {api.module for api in TOUCHED}
+    assert len(imported) > 3
+    assert imported - looked_at == set()

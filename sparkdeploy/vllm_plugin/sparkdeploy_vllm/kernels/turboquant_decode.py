@@ -18,7 +18,7 @@ from sparkdeploy_vllm.kernels.turboquant_launch import (
     POINTER,
     REAL,
     WIDE,
-    Launch,
+    LaunchShape,
     Sizes,
     launch,
 )
@@ -52,7 +52,7 @@ within 2.5e-5 and 7.4e-5 of every one, and since a key is made a unit vector aga
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionLayer:
     """A layer's attention: its slots, its heads on this rank, the factor of its scores."""
 
     slot: SlotFormat
@@ -93,7 +93,7 @@ class Scratch:
         return self.sums.shape[2]
 
 
-def unfit(attention: Attention, capability: tuple[int, int], most_tokens: int) -> str | None:
+def unfit(attention: AttentionLayer, capability: tuple[int, int], most_tokens: int) -> str | None:
     """Why the kernel cannot serve such a layer on such a card; None where it can."""
     if capability[0] not in SHIPPED:
         return f"a card of compute capability {capability[0]}.{capability[1]} has no bulk copies"
@@ -108,7 +108,7 @@ def unfit(attention: Attention, capability: tuple[int, int], most_tokens: int) -
     return None
 
 
-def takes(attention: Attention, query: Tensor, pages: Tensor) -> bool:
+def takes(attention: AttentionLayer, query: Tensor, pages: Tensor) -> bool:
     """Whether these tensors lie as the kernel reads them."""
     slot_bytes = attention.slot.slot_bytes
     return (
@@ -123,7 +123,7 @@ def takes(attention: Attention, query: Tensor, pages: Tensor) -> bool:
 
 
 def decode_attention(  # noqa: PLR0913, PLR0917 - the tensors of one call
-    attention: Attention,
+    attention: AttentionLayer,
     query: Tensor,
     pages: Tensor,
     requests: Requests,
@@ -149,25 +149,27 @@ def decode_attention(  # noqa: PLR0913, PLR0917 - the tensors of one call
 
 
 def shipped_tile(
-    attention: Attention, capability: tuple[int, int], most_tokens: int
+    attention: AttentionLayer, capability: tuple[int, int], most_tokens: int
 ) -> AttentionTile | None:
     shipped = SHIPPED[capability[0]]
     rows = min(ROWS, most_tokens * attention.group)
     return fitting(shipped.tiles, shipped.shared_bytes, attention.slot, attention.kv_heads, rows)
 
 
-def row_blocks(attention: Attention, most_tokens: int) -> int:
+def row_blocks(attention: AttentionLayer, most_tokens: int) -> int:
     return -(-most_tokens * attention.group // ROWS)
 
 
-def splits_of(attention: Attention, requests: int, most_tokens: int, multiprocessors: int) -> int:
+def splits_of(
+    attention: AttentionLayer, requests: int, most_tokens: int, multiprocessors: int
+) -> int:
     """Parts a context is cut into, so that every multiprocessor has a block, and never more."""
     blocks = max(1, requests * row_blocks(attention, most_tokens))
     return max(1, min(MOST_SPLITS, multiprocessors // blocks))
 
 
 def scratch_shapes(
-    attention: Attention, tokens: int, splits: int
+    attention: AttentionLayer, tokens: int, splits: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of `Scratch`, both FP32."""
     shape = (tokens, attention.query_heads, splits)
@@ -194,7 +196,7 @@ def _architecture(device_index: int) -> str:
 
 
 def _sizes(
-    attention: Attention, query: Tensor, pages: Tensor, requests: Requests, tile: AttentionTile
+    attention: AttentionLayer, query: Tensor, pages: Tensor, requests: Requests, tile: AttentionTile
 ) -> Sizes:
     slot = attention.slot
     return Sizes(
@@ -233,12 +235,12 @@ def centroid_bytes(key_bits: int) -> tuple[int, ...]:
 
 
 def _attend(  # noqa: PLR0913, PLR0917
-    attention: Attention, query: Tensor, pages: Tensor, requests: Requests, scratch: Scratch,
+    attention: AttentionLayer, query: Tensor, pages: Tensor, requests: Requests, scratch: Scratch,
     tile: AttentionTile, sizes: Sizes,
 ) -> None:  # fmt: skip
     blocks = row_blocks(attention, requests.most_tokens)
     rows = min(ROWS, requests.most_tokens * attention.group)
-    how = Launch(
+    how = LaunchShape(
         grid=(requests.lengths.shape[0], blocks, scratch.splits),
         threads=32 * tile.warps,
         shared_bytes=shared_bytes(tile, attention.slot, attention.kv_heads, rows),
@@ -257,9 +259,9 @@ def _attend(  # noqa: PLR0913, PLR0917
 
 
 def _join(
-    attention: Attention, requests: Requests, out: Tensor, scratch: Scratch, sizes: Sizes
+    attention: AttentionLayer, requests: Requests, out: Tensor, scratch: Scratch, sizes: Sizes
 ) -> None:
-    how = Launch(
+    how = LaunchShape(
         grid=(
             requests.lengths.shape[0],
             requests.most_tokens * attention.query_heads,

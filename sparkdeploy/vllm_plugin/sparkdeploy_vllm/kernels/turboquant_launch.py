@@ -36,7 +36,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchShape:
     """A grid, a block's threads, its dynamic shared memory, a stream's handle, and whether the
     kernel waits by itself for the one in front of it.
     """
@@ -53,7 +53,7 @@ class CudaError(RuntimeError):
 
 
 def launch(
-    sizes: Sizes, architecture: str, kernel: str, how: Launch, arguments: list[tuple[Any, Any]]
+    sizes: Sizes, architecture: str, kernel: str, how: LaunchShape, arguments: list[tuple[Any, Any]]
 ) -> None:
     """Queue `kernel`; each argument is a value and its ctypes type. Waits for nothing."""
     function = _function(sizes, architecture, kernel, how.shared_bytes)

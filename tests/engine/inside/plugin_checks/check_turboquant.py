@@ -1,143 +1,206 @@
-"""TurboQuant under speculation: what the builder claims, and how it splits a verification."""
+"""TurboQuant's back end: what its builder claims and keeps, and what attends to which tokens."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import torch
-from sparkdeploy_vllm import register
+from sparkdeploy_vllm import register, turboquant_backend
 from sparkdeploy_vllm.registration import TURBOQUANT_PATH
 from sparkdeploy_vllm.turboquant_backend import (
     SparkTurboQuantBackend,
     SparkTurboQuantBuilder,
     SparkTurboQuantImpl,
     decode_rows,
+    most_query_tokens,
+    one_row_a_token,
     shortcut_hides_a_cache,
-    verification_as_decoding,
 )
 from vllm.config import VllmConfig, get_current_vllm_config, set_current_vllm_config
+from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends import turboquant_attn
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
-from vllm.v1.attention.backends.turboquant_attn import TurboQuantMetadata
+from vllm.v1.attention.backends.turboquant_attn import TurboQuantAttentionImpl, TurboQuantMetadata
 
 REJECTED = 2
 """How far the host's lengths may be beyond the device's."""
+DRAFTS = 2
+HEADS, HEAD_DIM = 4, 128
 
 
-def _metadata(queries: list[int], cached: list[int], short: int, padding: int = 0):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    """What vLLM's builder makes of requests with so many new and cached tokens."""
+def _batch(queries: list[int], cached: list[int], padding: int = 0) -> CommonAttentionMetadata:
+    """Requests with so many new and cached tokens; those that decode first, as the runner sorts."""
     starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
     lengths = torch.tensor([q + c for q, c in zip(queries, cached, strict=True)]).to(torch.int32)
     tokens = int(starts[-1]) + padding
-    decodes = sum(query <= short for query in queries)
-    host = lengths.clone()
-    host[:decodes] += REJECTED
-    return TurboQuantMetadata(
-        seq_lens=lengths,
-        slot_mapping=torch.arange(tokens),
-        block_table=torch.arange(len(queries) * 4, dtype=torch.int32).view(-1, 4),
+    host = lengths + REJECTED * (torch.tensor(queries) <= 1 + DRAFTS).int()
+    return CommonAttentionMetadata(
         query_start_loc=starts,
+        query_start_loc_cpu=starts.clone(),
+        seq_lens=lengths,
+        num_reqs=len(queries),
         num_actual_tokens=tokens,
         max_query_len=max(queries),
         max_seq_len=int(host.max()),
-        is_prefill=max(queries) > 1,
-        num_decodes=decodes,
-        num_decode_tokens=tokens if decodes == len(queries) else int(starts[decodes]),
-        query_start_loc_cpu=starts.clone(),
-        seq_lens_cpu=host,
+        block_table_tensor=torch.arange(len(queries) * 4, dtype=torch.int32).view(-1, 4),
+        slot_mapping=torch.arange(tokens),
+        seq_lens_cpu_upper_bound=host,
     )
 
 
-def check_turboquant_claims_no_full_graphs_under_speculation() -> None:
+def _builder(drafts: int = DRAFTS, *, in_parallel: bool = False) -> SparkTurboQuantBuilder:
+    speculative = SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=in_parallel)
+    config = SimpleNamespace(
+        speculative_config=speculative if drafts else None,
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+        cache_config=SimpleNamespace(cache_dtype="turboquant_4bit_nc"),
+        use_v2_model_runner=False,
+    )
+    return SparkTurboQuantBuilder(SimpleNamespace(head_size=HEAD_DIM), [], config, None)
+
+
+def _metadata(queries: list[int], cached: list[int], padding: int = 0) -> TurboQuantMetadata:
+    """What our builder makes of such requests."""
+    return _builder().build(0, _batch(queries, cached, padding))
+
+
+def _claimed(version: str, *, drafts: bool) -> str:
+    config = SimpleNamespace(speculative_config=object() if drafts else None)
+    with mock.patch.object(turboquant_backend, "installed_version", return_value=version):
+        return SparkTurboQuantBuilder.get_cudagraph_support(config, None).name
+
+
+def check_full_graphs_are_claimed_where_they_were_proven() -> None:
     register()
     assert AttentionBackendEnum.TURBOQUANT.get_path() == TURBOQUANT_PATH
-    builder = SparkTurboQuantBackend.get_builder_cls()
-    assert builder is SparkTurboQuantBuilder
-    speculating = SimpleNamespace(speculative_config=object())
-    plain = SimpleNamespace(speculative_config=None)
-    assert builder.get_cudagraph_support(speculating, None).name == "UNIFORM_SINGLE_TOKEN_DECODE"
-    assert builder.get_cudagraph_support(plain, None).name == "UNIFORM_BATCH"
+    assert SparkTurboQuantBackend.get_builder_cls() is SparkTurboQuantBuilder
+    assert SparkTurboQuantBackend.get_impl_cls() is SparkTurboQuantImpl
+    for version in ("0.25.1", "0.25.1+cpu", "0.32.0", "unknown"):
+        assert _claimed(version, drafts=False) == "UNIFORM_BATCH", version
+    for version in ("0.25.1", "0.25.1+cpu"):
+        assert _claimed(version, drafts=True) == "UNIFORM_BATCH", version
+    for version in ("0.24.0", "0.32.0", "unknown"):
+        assert _claimed(version, drafts=True) == "UNIFORM_SINGLE_TOKEN_DECODE", version
+
+
+def check_requests_of_a_few_tokens_decode() -> None:
+    assert _builder(drafts=0).reorder_batch_threshold == 1
+    assert _builder().reorder_batch_threshold == 1 + DRAFTS
+
+
+def check_no_request_that_decodes_has_more_tokens_than_the_layers_expect() -> None:
+    """The builder knows its threshold, the layers only the configuration."""
+    for drafts in (0, 1, 3, 7):
+        for in_parallel in (False, True):
+            built = _builder(drafts, in_parallel=in_parallel)
+            most = most_query_tokens(built.vllm_config)
+            assert most == built.reorder_batch_threshold, (drafts, in_parallel)
+
+
+def check_the_builder_keeps_requests_and_says_what_is_a_prefill() -> None:
+    for queries, decodes in (
+        ([3, 3], 2),
+        ([3, 1, 2], 3),
+        ([1, 1], 2),
+        ([3, 1, 40], 2),
+        ([30, 50], 0),
+    ):
+        batch = _batch(queries, [10] * len(queries))
+        made = _builder().build(0, batch)
+        assert made.is_prefill == (decodes < len(queries)), queries
+        assert made.num_decodes == decodes
+        assert made.num_decode_tokens == sum(queries[:decodes])
+        assert made.max_query_len == max(queries)
+        # The device's own tensors, which a captured graph reads again at every replay.
+        assert made.seq_lens is batch.seq_lens
+        assert made.query_start_loc is batch.query_start_loc
+        assert made.block_table is batch.block_table_tensor
+
+
+def check_padding_makes_no_prefill_of_a_verification() -> None:
+    made = _metadata([3, 3], [10, 20], padding=3)
+    assert (made.is_prefill, made.num_decodes, made.num_decode_tokens) == (False, 2, 9)
+
+
+def check_a_graph_is_captured_over_the_runner_s_own_lengths() -> None:
+    batch = _batch([3, 3], [10, 20])
+    made = _builder().build_for_cudagraph_capture(batch)
+    assert not made.is_prefill
+    assert made.seq_lens is batch.seq_lens
+
+
+def _expected_rows(queries: list[int], cached: list[int]) -> list[tuple[int, int]]:
+    return [
+        (request, cached[request] + position + 1)
+        for request, query in enumerate(queries)
+        for position in range(query)
+    ]
 
 
 def check_every_verified_token_sees_itself_and_what_came_before() -> None:
     chosen = random.Random(7)
     for _ in range(200):
-        queries = [chosen.randint(1, 5) for _ in range(chosen.randint(1, 6))]
+        # Requests of no token are among them: graphs pad batches with such.
+        queries = [chosen.randint(0, 5) for _ in range(chosen.randint(1, 6))]
         cached = [chosen.randint(0, 90) for _ in queries]
-        whole = _metadata(queries, cached, short=5)
-        row, length = decode_rows(whole.seq_lens, whole.query_start_loc, sum(queries))
-        expected = [
-            (request, cached[request] + position + 1)
-            for request, query in enumerate(queries)
-            for position in range(query)
-        ]
-        assert list(zip(row.tolist(), length.tolist(), strict=True)) == expected
+        batch = _batch(queries, cached)
+        row, length = decode_rows(batch.seq_lens, batch.query_start_loc, sum(queries))
+        found = list(zip(row.tolist(), length.tolist(), strict=True))
+        assert found == _expected_rows(queries, cached)
         assert length.dtype == torch.int32
 
 
-def check_a_verification_becomes_decoding_by_the_device_s_lengths() -> None:
-    split = verification_as_decoding(_metadata([3, 3], [10, 20], short=3))
-    assert (split.is_prefill, split.num_decodes, split.num_decode_tokens) == (False, 6, 6)
-    assert split.seq_lens.tolist() == [11, 12, 13, 21, 22, 23]
-    assert split.block_table[:, 0].tolist() == [0, 0, 0, 4, 4, 4]
-    assert split.max_query_len == 1
+def check_a_verification_has_a_row_for_each_token_by_the_device_s_lengths() -> None:
+    whole = _metadata([3, 3], [10, 20])
+    rows = one_row_a_token(whole, 6)
+    assert rows.seq_lens.tolist() == [11, 12, 13, 21, 22, 23]
+    assert rows.block_table[:, 0].tolist() == [0, 0, 0, 4, 4, 4]
+    # Another replay of the same graph has other lengths in the same place.
+    whole.seq_lens += 5
+    assert one_row_a_token(whole, 6).seq_lens.tolist() == [16, 17, 18, 26, 27, 28]
 
 
-def check_prefills_beside_a_verification_stay_as_they_were() -> None:
-    whole = _metadata([3, 1, 40], [10, 20, 8], short=3)
-    split = verification_as_decoding(whole)
-    assert (split.is_prefill, split.num_decodes, split.num_decode_tokens) == (True, 4, 4)
-    assert split.seq_lens.tolist() == [11, 12, 13, 21, 48]
-    # What vLLM's forward hands to its prefill.
-    assert split.seq_lens_cpu[split.num_decodes :].tolist() == [48]
-    assert split.block_table[split.num_decodes :].tolist() == whole.block_table[2:].tolist()
-    for starts in (split.query_start_loc, split.query_start_loc_cpu):
-        assert (starts[split.num_decodes :] - split.num_decode_tokens).tolist() == [0, 40]
-    assert split.max_query_len == 40
-
-
-def check_plain_decoding_and_plain_prefills_are_not_touched() -> None:
-    for whole in (_metadata([1, 1], [5, 9], short=3), _metadata([30, 50], [0, 4], short=3)):
-        assert verification_as_decoding(whole) is whole
+def check_plain_decoding_is_not_touched() -> None:
+    whole = _metadata([1, 1], [5, 9])
+    assert one_row_a_token(whole, 2) is whole
 
 
 def check_padding_reads_no_further_than_the_last_request() -> None:
-    split = verification_as_decoding(_metadata([3, 3], [10, 20], short=3, padding=2))
-    assert split.seq_lens.tolist()[3:] == [21, 22, 23, 23, 23]
+    rows = one_row_a_token(_metadata([3, 3], [10, 20], padding=2), 8)
+    assert rows.seq_lens.tolist()[3:] == [21, 22, 23, 23, 23]
 
 
 def check_padding_reads_one_token_of_the_last_row() -> None:
-    whole = _metadata([3, 3], [10, 20], short=3, padding=2)
-    padded = replace(
-        whole,
-        seq_lens=torch.cat([whole.seq_lens, torch.zeros(1, dtype=torch.int32)]),
-        query_start_loc=torch.tensor([0, 3, 6, 6], dtype=torch.int32),
-        block_table=torch.cat([whole.block_table, torch.zeros(1, 4, dtype=torch.int32)]),
-        num_decodes=3,
-    )
-    split = verification_as_decoding(padded)
-    assert split.seq_lens.tolist()[6:] == [1, 1]
-    assert split.block_table[6:].sum() == 0
+    padded = _metadata([3, 3, 0], [10, 20, 0], padding=2)
+    padded.block_table[2] = 0
+    rows = one_row_a_token(padded, 8)
+    assert rows.seq_lens.tolist() == [11, 12, 13, 21, 22, 23, 1, 1]
+    assert rows.block_table[6:].sum() == 0
 
 
 def check_the_shortcut_for_fresh_prompts_is_not_taken_over_a_cache() -> None:
-    fresh = replace(_metadata([30, 50], [0, 0], short=3), max_seq_len=50)
-    beside = replace(_metadata([30, 50], [9, 0], short=3), max_seq_len=50)
+    fresh = replace(_metadata([30, 50], [0, 0]), max_seq_len=50)
+    beside = replace(_metadata([30, 50], [9, 0]), max_seq_len=50)
     assert not shortcut_hides_a_cache(fresh)
     assert shortcut_hides_a_cache(beside)
 
 
-def _made(**wanted):  # type: ignore[no-untyped-def]  # noqa: ANN003, ANN202
+def _made(**wanted: Any) -> SparkTurboQuantImpl:
     with set_current_vllm_config(VllmConfig()):
         current = get_current_vllm_config()
         current.scheduler_config.max_num_seqs = 4
         object.__setattr__(current, "model_config", SimpleNamespace(max_model_len=64))
+        speculative = SimpleNamespace(num_speculative_tokens=DRAFTS)
+        object.__setattr__(current, "speculative_config", speculative)
         # To ask for it vLLM loads ROCm's platform, and that a second build of vLLM's CPU library: a
         # processor with AVX-512 and without its BF16 has another one already, and PyTorch aborts.
         with mock.patch.object(turboquant_attn, "is_flydsl_available", return_value=False):
             return SparkTurboQuantImpl(
-                4, 128, 0.1, 2, kv_cache_dtype="turboquant_4bit_nc", **wanted
+                HEADS, HEAD_DIM, 0.1, 2, kv_cache_dtype="turboquant_4bit_nc", **wanted
             )
 
 
@@ -155,22 +218,134 @@ def check_what_turboquant_would_ignore_is_refused() -> None:
         assert "kv_cache_dtype" in said, said
 
 
-def check_more_rows_than_scratch_memory_are_taken_in_parts() -> None:
-    seen = []
+def check_a_layer_without_cuda_is_served_by_vllm_s_own_kernel() -> None:
+    warned: list[str] = []
+    with mock.patch.object(turboquant_backend, "warn_once", warned.append):
+        made = _made()
+    assert made.kernel is None
+    assert made.most_tokens == 1 + DRAFTS
+    assert len(warned) == 1
+    assert "decodes by vLLM's own kernel: " in warned[0]
 
-    def decode(_self, query, _kv_cache, metadata):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        seen.append((query.shape[0], metadata.seq_lens.tolist()))
+
+class _Attended:
+    """Notes what decodes and what is a prefill; the result says which by its sign."""
+
+    def __init__(self) -> None:
+        self.decoded: list[tuple[list[float], TurboQuantMetadata]] = []
+        self.prefilled: list[tuple[list[float], TurboQuantMetadata]] = []
+
+    def decode(
+        self, query: torch.Tensor, _kv_cache: object, metadata: Any, *_: object
+    ) -> torch.Tensor:
+        self.decoded.append((query[:, 0, 0].tolist(), metadata))
         return query * 2
 
-    parent = SparkTurboQuantImpl.__mro__[1]
-    original, parent._decode_attention = parent._decode_attention, decode
-    made = object.__new__(SparkTurboQuantImpl)
-    made.most_rows = 4
-    query = torch.randn(6, 2, 8)
-    try:
-        split = verification_as_decoding(_metadata([3, 3], [10, 20], short=3))
-        output = made._decode_attention(query, None, split)
-    finally:
-        parent._decode_attention = original
-    assert seen == [(4, [11, 12, 13, 21]), (2, [22, 23])]
-    assert torch.equal(output, query * 2)
+    def prefill(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        _kv_cache: object,
+        metadata: Any,
+        *_: object,
+        **_named: object,
+    ) -> torch.Tensor:
+        assert key[:, 0, 0].tolist() == value[:, 0, 0].tolist() == query[:, 0, 0].tolist()
+        self.prefilled.append((query[:, 0, 0].tolist(), metadata))
+        return query * -1
+
+    @contextmanager
+    def in_place_of_vllm_s(self) -> Iterator[None]:
+        decode, prefill = staticmethod(self.decode), staticmethod(self.prefill)
+        with mock.patch.multiple(
+            TurboQuantAttentionImpl, _decode_attention=decode, _prefill_attention=prefill
+        ):
+            yield
+
+
+def _forward(made: SparkTurboQuantImpl, metadata: TurboQuantMetadata) -> tuple[_Attended, Any]:
+    """VLLM's own forward over tokens whose queries, keys and values are their places."""
+    tokens = metadata.num_actual_tokens
+    places = torch.arange(tokens, dtype=torch.float32).view(-1, 1, 1)
+    query = places.expand(-1, HEADS, HEAD_DIM).contiguous()
+    key = places.expand(-1, 2, HEAD_DIM).contiguous()
+    pages = torch.zeros(4, 2, 16, 8, dtype=torch.uint8)
+    attended = _Attended()
+    with attended.in_place_of_vllm_s():
+        output = made.forward(
+            torch.nn.Module(), query, key, key.clone(), pages, metadata, torch.zeros_like(query)
+        )
+    return attended, output[:, 0, 0].tolist()
+
+
+def check_a_pure_verification_decodes_by_vllm_s_kernel_token_by_token() -> None:
+    made = _made()
+    made.most_rows = 8
+    attended, output = _forward(made, _metadata([3, 2], [10, 20]))
+    ((places, metadata),) = attended.decoded
+    assert places == [0, 1, 2, 3, 4]
+    assert metadata.seq_lens.tolist() == [11, 12, 13, 21, 22]
+    assert attended.prefilled == []
+    assert output == [0, 2, 4, 6, 8]
+
+
+def check_in_a_mixed_batch_each_way_to_attend_gets_its_part() -> None:
+    made = _made()
+    attended, output = _forward(made, _metadata([3, 1, 5, 4], [10, 20, 8, 0]))
+    ((places, metadata),) = attended.decoded
+    assert places == [0, 1, 2, 3]
+    assert metadata.seq_lens.tolist() == [11, 12, 13, 21]
+    assert metadata.block_table[:, 0].tolist() == [0, 0, 0, 4]
+    ((places, metadata),) = attended.prefilled
+    assert places == list(range(4, 13))
+    assert metadata.seq_lens.tolist() == metadata.seq_lens_cpu.tolist() == [13, 4]
+    assert metadata.query_start_loc.tolist() == [0, 5, 9]
+    assert metadata.block_table[:, 0].tolist() == [8, 12]
+    assert output == [0, 2, 4, 6, *(-place for place in range(4, 13))]
+
+
+class _Kernel:
+    """In the place of ours: notes what it is given."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[float], list[int], list[int], int]] = []
+
+    def takes(self, query: torch.Tensor, kv_cache: torch.Tensor) -> bool:
+        return query.shape[2] == HEAD_DIM and kv_cache.dtype == torch.uint8
+
+    def decode(
+        self, query: torch.Tensor, _kv_cache: object, metadata: Any, tokens: int
+    ) -> torch.Tensor:
+        lengths, starts = metadata.seq_lens.tolist(), metadata.query_start_loc.tolist()
+        self.asked.append((query[:, 0, 0].tolist(), lengths, starts, tokens))
+        return query * 3
+
+
+def check_the_kernel_gets_requests_and_the_most_tokens_that_one_has() -> None:
+    made = _made()
+    made.kernel = _Kernel()
+    attended, output = _forward(made, _metadata([2, 1], [10, 20]))
+    assert made.kernel.asked.pop() == ([0, 1, 2], [12, 21], [0, 2, 3], 2)
+    assert output == [0, 3, 6]
+    attended, output = _forward(made, _metadata([2, 1, 5], [10, 20, 8]))
+    # Of a batch's decoding part vLLM says one token a request: any number may be meant.
+    assert made.kernel.asked.pop() == ([0, 1, 2], [12, 21], [0, 2, 3], 1 + DRAFTS)
+    assert output == [0, 3, 6, -3, -4, -5, -6, -7]
+    assert attended.decoded == []
+
+
+def check_tensors_that_the_kernel_does_not_take_go_to_vllm_s() -> None:
+    made = _made()
+    made.kernel = mock.Mock(**{"takes.return_value": False})
+    attended, _ = _forward(made, _metadata([2], [10]))
+    ((places, metadata),) = attended.decoded
+    assert (places, metadata.seq_lens.tolist()) == ([0, 1], [11, 12])
+    assert not made.kernel.decode.called
+
+
+def check_more_rows_than_scratch_memory_are_taken_in_parts() -> None:
+    attended, output = _forward(_made(), _metadata([3, 3], [10, 20]))
+    parts = [(places, metadata.seq_lens.tolist()) for places, metadata in attended.decoded]
+    assert parts == [([0, 1, 2, 3], [11, 12, 13, 21]), ([4, 5], [22, 23])]
+    assert output == [0, 2, 4, 6, 8, 10]

@@ -1,0 +1,48 @@
+"""The Python of TurboQuant's decode kernel where there is neither CUDA nor its bindings."""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from sparkdeploy_vllm import kernels
+
+STREAM = 0x5000
+MULTIPROCESSORS = 132
+
+
+class OnCuda:
+    """A tensor of the CPU that says it is a card's."""
+
+    is_cuda = True
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+
+@contextlib.contextmanager
+def decode_module() -> Iterator[ModuleType]:
+    """turboquant_decode on a card like an H100; what it would launch must be replaced."""
+    bindings = ModuleType("cuda.bindings")
+    bindings.driver, bindings.nvrtc = ModuleType("driver"), ModuleType("nvrtc")  # type: ignore[attr-defined]
+    modules = {"cuda": ModuleType("cuda"), "cuda.bindings": bindings}
+    before = set(vars(kernels))
+    with mock.patch.dict(sys.modules, modules):
+        module = importlib.import_module("sparkdeploy_vllm.kernels.turboquant_decode")
+        stream = mock.Mock(cuda_stream=STREAM)
+        with (
+            mock.patch.object(module, "_capability", return_value=(9, 0)),
+            mock.patch.object(module, "_multiprocessors", return_value=MULTIPROCESSORS),
+            mock.patch.object(torch.cuda, "current_stream", return_value=stream),
+        ):
+            yield module
+    # Whoever asks for the kernel later must miss the bindings again.
+    for name in set(vars(kernels)) - before:
+        delattr(kernels, name)

@@ -1,0 +1,178 @@
+"""How TurboQuant's decode kernel is cut, and what its CUDA source computes of the same sizes."""
+
+# mypy: disable-error-code="import-not-found"
+
+import functools
+import re
+from itertools import product
+from types import CodeType
+
+import pytest
+from sparkdeploy_vllm.kernels.turboquant_tiles import (
+    GB10,
+    HOPPER,
+    OTHER_SHARED_BYTES,
+    ROWS,
+    SHIPPED,
+    AttentionTile,
+    AttentionTiles,
+    fitting,
+    query_bytes,
+    shared_bytes,
+)
+from sparkdeploy_vllm.turboquant_format import BITS, SlotFormat, slot_format
+
+from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
+
+SOURCE = PLUGIN_TREE / "sparkdeploy_vllm" / "kernels" / "turboquant_decode.cu"
+FOUR_BITS = "turboquant_4bit_nc"
+SHAPES = {
+    "32 query and 2 KV heads of 256": (32, 2, 256),
+    "16 query and 2 KV heads of 256": (16, 2, 256),
+    "32 query and 8 KV heads of 128": (32, 8, 128),
+    "16 query and 8 KV heads of 64": (16, 8, 64),
+}
+LEFT_TO_VLLM = {("sm_12x", (32, 8, 128))}
+"""What its eight warps join at the end, two groups of 64 dimensions at once, is too much there."""
+
+
+def rows_of(query_heads: int, kv_heads: int, tokens: int) -> int:
+    return min(ROWS, tokens * query_heads // kv_heads)
+
+
+@pytest.mark.parametrize("cache_dtype", BITS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shipped", SHIPPED.values(), ids=lambda shipped: shipped.name)
+def test_layers_of_known_models_have_a_tile(
+    shipped: AttentionTiles, shape: tuple[int, int, int], cache_dtype: str
+) -> None:
+    query_heads, kv_heads, head_dim = shape
+    slot = slot_format(cache_dtype, head_dim)
+    for tokens in range(1, 9):
+        rows = rows_of(query_heads, kv_heads, tokens)
+        tile = fitting(shipped.tiles, shipped.shared_bytes, slot, kv_heads, rows)
+        if (shipped.name, shape) in LEFT_TO_VLLM:
+            assert tile is None
+            continue
+        assert tile is not None, (shipped.name, shape, cache_dtype, tokens)
+        assert tile.warps % kv_heads == 0
+        used = shared_bytes(tile, slot, kv_heads, rows)
+        assert used + OTHER_SHARED_BYTES <= shipped.shared_bytes
+
+
+def test_a_layer_without_a_tile_gets_none() -> None:
+    slot = slot_format(FOUR_BITS, 256)
+    assert fitting(GB10.tiles, GB10.shared_bytes, slot, 8, ROWS) is None
+    assert fitting(HOPPER.tiles, HOPPER.shared_bytes, slot, 3, ROWS) is None
+    assert fitting((), HOPPER.shared_bytes, slot, 2, ROWS) is None
+
+
+def test_the_first_tile_that_fits_is_taken() -> None:
+    slot = slot_format(FOUR_BITS, 128)
+    large, small = AttentionTile(32, 8, 4), AttentionTile(16, 4, 2)
+    limit = shared_bytes(large, slot, 2, ROWS) + OTHER_SHARED_BYTES
+    assert fitting((large, small), limit, slot, 2, ROWS) is large
+    assert fitting((large, small), limit - 1, slot, 2, ROWS) is small
+    # More KV heads than warps: a head would have none.
+    assert fitting((small,), 1 << 20, slot, 8, ROWS) is None
+
+
+def test_shared_memory_is_queries_and_the_ring() -> None:
+    """256 dimensions in 4 bits: a slot is 128 + 2 bytes of a key and 128 + 4 of a value."""
+    slot = slot_format(FOUR_BITS, 256)
+    assert slot.slot_bytes == 262
+    # 2 KV heads x 8 pairs of rows x (256 FP16 of each row + a distance), and what FP16 left over.
+    assert query_bytes(slot, 2, ROWS) == 2 * (2 * 8 * (2 * 256 * 2 + 16)) == 33_280
+    assert shared_bytes(AttentionTile(32, 8, 2), slot, 2, ROWS) == 33_280 + 2 * 32 * 8 * 262
+
+
+def test_few_bytes_of_pages_still_leave_room_for_what_warps_join() -> None:
+    slot = slot_format("turboquant_3bit_nc", 64)
+    tile = AttentionTile(16, 4, 1)
+    assert tile.stages * tile.tokens * tile.warps * slot.slot_bytes < 4 * ROWS * 68 * 4
+    assert shared_bytes(tile, slot, 1, 1) == query_bytes(slot, 1, 1) + 4 * ROWS * 68 * 4
+
+
+def test_fewer_rows_take_less() -> None:
+    slot = slot_format(FOUR_BITS, 256)
+    sizes = [query_bytes(slot, 2, rows) for rows in range(1, ROWS + 1)]
+    assert sizes == sorted(sizes)
+    assert sizes[7] == sizes[-1], "rows g and g + 8 lie together"
+
+
+def python_of(formula: str) -> str:
+    condition, _, rest = formula.partition(" ? ")
+    if not rest:
+        return formula.replace("/", "//")
+    chosen, _, otherwise = rest.partition(" : ")
+    return f"{python_of(chosen)} if {python_of(condition)} else {python_of(otherwise)}"
+
+
+@functools.cache
+def formulas() -> dict[str, CodeType]:
+    """How the source computes its integers, as Python."""
+    text = re.sub(r"\s+", " ", re.sub(r"//.*", "", SOURCE.read_text()))
+    found = re.findall(r"constexpr int (\w+) = ([^;]+);", text)
+    return {name: compile(python_of(formula), name, "eval") for name, formula in found}
+
+
+def constants(**sizes: int) -> dict[str, int]:
+    """What the source computes of the sizes it is compiled for."""
+    found = dict(sizes)
+    for name, formula in formulas().items():
+        found[name] = int(eval(formula, {"__builtins__": {}}, found))
+    return found
+
+
+def compiled(slot: SlotFormat, tile: AttentionTile, kv_heads: int, **more: int) -> dict[str, int]:
+    return constants(
+        HEAD_DIM=slot.head_dim,
+        KEY_BITS=slot.key_bits,
+        VALUE_BITS=slot.value_bits,
+        KV_HEADS=kv_heads,
+        CHUNK=tile.tokens,
+        WARPS=tile.warps,
+        STAGES=tile.stages,
+        **{"PAGE": 16, "GROUP": 1, "MOST_TOKENS": 1, "MOST_SPLITS": 256} | more,
+    )
+
+
+@pytest.mark.parametrize("cache_dtype", BITS)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_source_finds_everything_where_the_format_has_it(
+    cache_dtype: str, head_dim: int
+) -> None:
+    slot = slot_format(cache_dtype, head_dim)
+    found = compiled(slot, AttentionTile(16, 8, 2), 4)
+    assert (found["NORM"], found["VALUE"]) == (slot.norm_offset, slot.value_offset)
+    assert (found["SCALE"], found["SLOT"]) == (slot.scale_offset, slot.slot_bytes)
+    assert found["TOKEN"] == 4 * slot.slot_bytes
+    assert bool(found["ROTATED"]) is slot.has_rotated_keys
+
+
+@pytest.mark.parametrize("tile", dict.fromkeys(HOPPER.tiles + GB10.tiles), ids=repr)
+@pytest.mark.parametrize(("group", "tokens"), [(1, 1), (2, 3), (4, 1), (8, 2), (16, 4)])
+def test_the_source_uses_the_shared_memory_that_is_asked_for(
+    tile: AttentionTile, group: int, tokens: int
+) -> None:
+    for cache_dtype, head_dim, kv_heads in product(BITS, (64, 128, 256), (1, 2, 4, 8)):
+        if tile.warps % kv_heads:
+            continue  # no layer gets such a tile
+        slot = slot_format(cache_dtype, head_dim)
+        found = compiled(slot, tile, kv_heads, GROUP=group, MOST_TOKENS=tokens)
+        rows = rows_of(group * kv_heads, kv_heads, tokens)
+        queries = (found["QUERY_BYTES"] + 127) // 128 * 128
+        assert queries == query_bytes(slot, kv_heads, rows)
+        ring = found["STAGES"] * found["STAGE_BYTES"]
+        joined = found["WARPS"] * ROWS * (found["AT_ONCE"] * 64 + 4) * 4
+        assert queries + max(ring, joined) == shared_bytes(tile, slot, kv_heads, rows)
+        assert found["ROWS"] == ROWS
+
+
+def test_every_size_that_is_set_stands_in_the_source() -> None:
+    launcher = (SOURCE.parent / "turboquant_launch.py").read_text()
+    sizes = re.findall(r"^    (\w+): int$", launcher.partition("class Sizes:")[2], re.MULTILINE)
+    assert "head_dim" in sizes
+    text = SOURCE.read_text()
+    fields = sizes[: sizes.index("query_bf16") + 1]
+    assert [name for name in fields if not re.search(rf"\b{name.upper()}\b", text)] == []
