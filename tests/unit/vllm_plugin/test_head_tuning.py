@@ -10,14 +10,9 @@ from pathlib import Path
 
 import pytest
 from sparkdeploy_vllm.kernels.head_tiles_file import ROW_CLASSES, tile_problem
-from sparkdeploy_vllm.kernels.head_tuning import (
-    FINALISTS,
-    Card,
-    UnsteadyCardError,
-    candidates,
-    tune,
-)
+from sparkdeploy_vllm.kernels.head_tuning import FINALISTS, candidates, tune
 from sparkdeploy_vllm.kernels.int8_head_configs import GB10, HOPPER, HeadTile
+from sparkdeploy_vllm.kernels.tile_tuning import Card, UnsteadyCardError
 from sparkdeploy_vllm.tune_head import head_shapes, served
 
 from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
