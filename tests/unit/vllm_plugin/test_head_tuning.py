@@ -13,7 +13,7 @@ from sparkdeploy_vllm.kernels.head_tiles_file import ROW_CLASSES, tile_problem
 from sparkdeploy_vllm.kernels.head_tuning import FINALISTS, candidates, tune
 from sparkdeploy_vllm.kernels.int8_head_configs import GB10, HOPPER, HeadTile
 from sparkdeploy_vllm.kernels.tile_tuning import Card, UnsteadyCardError
-from sparkdeploy_vllm.tune_head import head_shapes, served
+from sparkdeploy_vllm.served_model import Served, head_shapes, served
 
 from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
 
@@ -130,8 +130,9 @@ def test_the_served_model_is_read_from_the_container_s_command() -> None:
     guard = ["/opt/venv/bin/python", "-I", "-m", "sparkdeploy_vllm.guard", "--max-restarts", "3"]
     serve = ["--", "vllm", "serve", "/m/ck/qwen-0123", "--served-model-name", "qwen"]
     alone = "\0".join([*guard, *serve, ""]).encode()
-    assert served(alone) == (Path("/m/ck/qwen-0123"), 1)
-    assert served(alone + b"--tensor-parallel-size\x002\0") == (Path("/m/ck/qwen-0123"), 2)
+    model = Path("/m/ck/qwen-0123")
+    assert served(alone) == Served(model)
+    assert served(alone + b"--tensor-parallel-size\x002\0") == Served(model, ranks=2)
     for other in (b"", b"sleep\x00infinity\0", b"ray\0start\0"):
         with pytest.raises(ValueError, match="--model"):
             served(other)

@@ -10,18 +10,18 @@ MOST_DRIFT = 0.03
 """How far two timings of one tile may be apart before none of them is believed."""
 
 Tile = TypeVar("Tile")
-TimedTile = TypeVar("TimedTile", contravariant=True)
+TimedTile_contra = TypeVar("TimedTile_contra", contravariant=True)
 
 
 class UnsteadyCardError(RuntimeError):
     """The same tile took different times: something else uses the card."""
 
 
-class Stand(Protocol[TimedTile]):
-    def is_right(self, tile: TimedTile, /) -> bool:
+class Stand(Protocol[TimedTile_contra]):
+    def is_right(self, tile: TimedTile_contra, /) -> bool:
         """Whether the tile compiles and gives the exact result, twice the same."""
 
-    def times_ms(self, tiles: Sequence[TimedTile], size: int, rounds: int, /) -> list[float]:
+    def times_ms(self, tiles: Sequence[TimedTile_contra], size: int, rounds: int, /) -> list[float]:
         """Median milliseconds of each tile at a size (rows, or tokens of a context); they take
         turns, `rounds` times.
         """

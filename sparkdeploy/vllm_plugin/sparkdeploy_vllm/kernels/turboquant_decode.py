@@ -20,6 +20,7 @@ from sparkdeploy_vllm.kernels.turboquant_launch import (
     WIDE,
     Launch,
     Sizes,
+    compiler,
     launch,
 )
 from sparkdeploy_vllm.kernels.turboquant_tiles import (
@@ -29,6 +30,7 @@ from sparkdeploy_vllm.kernels.turboquant_tiles import (
     fitting,
     shared_bytes,
 )
+from sparkdeploy_vllm.kernels.turboquant_tiles_file import AttentionKey, kernel_fingerprint
 from sparkdeploy_vllm.turboquant_format import SlotFormat
 
 HEAD_DIMS = (64, 128, 256)
@@ -156,6 +158,23 @@ def shipped_tile(
     return fitting(shipped.tiles, shipped.shared_bytes, attention.slot, attention.kv_heads, rows)
 
 
+def key_of(attention: Attention, most_tokens: int, device: torch.device) -> AttentionKey:
+    """What a tuned tile for this layer on its card must have been made for."""
+    slot = attention.slot
+    return AttentionKey(
+        card=torch.cuda.get_device_name(device),
+        capability=torch.cuda.get_device_capability(device),
+        key_bits=slot.key_bits,
+        value_bits=slot.value_bits,
+        head_dim=slot.head_dim,
+        kv_heads=attention.kv_heads,
+        group=attention.group,
+        most_tokens=most_tokens,
+        kernel=kernel_fingerprint(),
+        nvrtc=compiler(),
+    )
+
+
 def row_blocks(attention: Attention, most_tokens: int) -> int:
     return -(-most_tokens * attention.group // ROWS)
 
@@ -215,8 +234,8 @@ def _sizes(
 
 @cache
 def centroid_bytes(key_bits: int) -> tuple[int, ...]:
-    """What byte permutations look up, as four 32-bit numbers: the high bytes of entries 0 to 3 and 4
-    to 7, then their low bytes. An entry is a code of 3 bits, or the magnitude of one of 4.
+    """What byte permutations look up, as four 32-bit numbers: the high bytes of entries 0 to 3 and
+    4 to 7, then their low bytes. An entry is a code of 3 bits, or the magnitude of one of 4.
     """
     if key_bits not in CENTROIDS:
         return (0,) * 4

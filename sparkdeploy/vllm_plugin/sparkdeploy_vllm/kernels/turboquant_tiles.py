@@ -68,16 +68,16 @@ def shared_bytes(tile: AttentionTile, slot: SlotFormat, kv_heads: int, rows: int
     return query_bytes(slot, kv_heads, rows) + max(ring, joined)
 
 
+def fits(tile: AttentionTile, limit: int, slot: SlotFormat, kv_heads: int, rows: int) -> bool:
+    """Whether a block of `limit` bytes holds the tile, and heads share its warps evenly."""
+    return (
+        tile.warps % kv_heads == 0
+        and shared_bytes(tile, slot, kv_heads, rows) + OTHER_SHARED_BYTES <= limit
+    )
+
+
 def fitting(
     tiles: Iterable[AttentionTile], limit: int, slot: SlotFormat, kv_heads: int, rows: int
 ) -> AttentionTile | None:
-    """The first tile that a block of `limit` bytes holds, whose warps its heads share evenly."""
-    return next(
-        (
-            tile
-            for tile in tiles
-            if tile.warps % kv_heads == 0
-            and shared_bytes(tile, slot, kv_heads, rows) + OTHER_SHARED_BYTES <= limit
-        ),
-        None,
-    )
+    """The first tile that fits."""
+    return next((tile for tile in tiles if fits(tile, limit, slot, kv_heads, rows)), None)
