@@ -219,11 +219,29 @@ def test_a_card_s_name_cannot_leave_the_folder(tmp_path: Path) -> None:
     assert path == tmp_path / "nvidia-gb10-a-sm121-248320x3072.json"
 
 
-SEARCH = {"head_tuning", "head_stand", "tune_head"}
+SEARCH = {
+    "cuda_timing",
+    "head_stand",
+    "head_tuning",
+    "tile_tuning",
+    "tune_head",
+    "turboquant_stand",
+    "turboquant_tuning",
+}
 
 
 @pytest.mark.parametrize(
-    "name", ["lm_head.py", "draft_head.py", "kernels/int8_head.py", "kernels/head_choice.py"]
+    "name",
+    [
+        "lm_head.py",
+        "draft_head.py",
+        "turboquant_backend.py",
+        "kernels/int8_head.py",
+        "kernels/head_choice.py",
+        "kernels/tile_choice.py",
+        "kernels/turboquant_choice.py",
+        "kernels/turboquant_decode.py",
+    ],
 )
 def test_what_serves_never_imports_the_search(name: str) -> None:
     """Nothing can be tuned in a forward pass or a capture."""
