@@ -77,7 +77,7 @@ def test_what_was_tuned_is_taken_and_says_what_it_was_tuned_for(tmp_path: Path) 
     assert (choice.source, choice.tiles, choice.ignored) == ("tuned", TUNED, "")
     document = json.loads(path.read_text())
     assert document["key"] == {**asdict(KEY), "capability": [12, 1]}
-    times = {"ms": {"4096": 0.0123, "65536": 0.1}, "shipped_ms": {"4096": 0.0125, "65536": 0.11}}
+    times = {"ms": {"4096": 0.01235, "65536": 0.1}, "shipped_ms": {"4096": 0.0125, "65536": 0.11}}
     assert document["tiles"] == [{**asdict(TUNED), **times}]
 
 

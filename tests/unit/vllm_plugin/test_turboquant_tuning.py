@@ -81,7 +81,7 @@ def test_the_table_has_a_line_for_each_context() -> None:
     lines: list[str] = []
     tune(SPARK, card_of(SPARK), PaperStand(with_shares(0.5, 0.5)), rounds=3, say=lines.append)
     assert [line.split(" | ")[0] for line in lines] == ["| 4096", "| 65536"]
-    assert "| 16 tokens, 4 warps, 2 stages | 0.0070 |" in lines[0]
+    assert "| 16 tokens, 4 warps, 2 stages | 0.00705 |" in lines[0]
 
 
 def test_a_wrong_tile_is_never_timed_however_fast() -> None:

@@ -47,7 +47,8 @@ GB10 = ShippedTiles(
 )
 """99 KB of shared memory, and bulk copies as Hopper has. Four warps hold three stages of a 122B's
 pages; what is on its way then (33 KB or more for each of 48 multiprocessors) covers the memory's
-latency (273 GB/s x 1 us, assumed, is 6 KB for each)."""
+latency (273 GB/s x 1 us, assumed, is 6 KB for each). No one has timed them on a GB10:
+`python -m sparkdeploy_vllm.tune_head` does."""
 
 SHIPPED = {9: HOPPER, 12: GB10}
 """By the major number of the compute capability; the kernel runs on no other card."""

@@ -127,4 +127,4 @@ def _file(key: AttentionKey, folder: Path) -> TilesFile[AttentionTile]:
 
 
 def _rounded(by_context: Mapping[int, float]) -> dict[str, float]:
-    return {str(context): round(ms, 4) for context, ms in by_context.items()}
+    return {str(context): round(ms, 5) for context, ms in by_context.items()}

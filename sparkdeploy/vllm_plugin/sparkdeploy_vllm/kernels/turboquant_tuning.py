@@ -57,7 +57,7 @@ def tune(
     for context in CONTEXTS:
         say(
             f"| {context} | {len(right)} of {len(rivals)} | {name(shipped)} "
-            f"| {best.shipped_ms[context]:.4f} | {name(best.tile)} | {best.ms[context]:.4f} |"
+            f"| {best.shipped_ms[context]:.5f} | {name(best.tile)} | {best.ms[context]:.5f} |"
         )
     return best
 
