@@ -249,29 +249,30 @@ def _floats(device: torch.device, *shapes: tuple[int, ...]) -> list[Tensor]:
 def _kernel_of(layer: SparkTurboQuantImpl) -> DecodeKernel | None:
     """The kernel of a layer, None where vLLM's own serves it; which of the two, in the log once."""
     slot = slot_format(layer.kv_cache_dtype, layer.head_size)
+    heads = layer.num_heads, layer.num_kv_heads
     try:
         from sparkdeploy_vllm.kernels import turboquant_decode
 
-        capability = torch.cuda.get_device_capability()
+        attention = turboquant_decode.Attention(slot, *heads, layer.scale)
+        device = torch.device("cuda", torch.cuda.current_device())
+        # Asks for the card and the compiler: without either there is no kernel.
+        key = turboquant_decode.key_of(attention, layer.most_tokens, device)
     except (ImportError, RuntimeError, AssertionError) as error:
         warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: {error}")
         return None
-    attention = turboquant_decode.Attention(slot, layer.num_heads, layer.num_kv_heads, layer.scale)
-    why_not = turboquant_decode.unfit(attention, capability, layer.most_tokens)
+    why_not = turboquant_decode.unfit(attention, key.capability, layer.most_tokens)
     if why_not is not None:
         warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: {why_not}")
         return None
-    return DecodeKernel(attention, _tile_of(attention, layer.most_tokens))
+    return DecodeKernel(attention, _chosen_tile(key))
 
 
-def _tile_of(attention: Any, most_tokens: int) -> Any:
+def _chosen_tile(key: Any) -> Any:
     """The tile of a layer that the kernel takes; where it is from, in the log once."""
     from sparkdeploy_vllm.kernels.turboquant_choice import choose_tile
-    from sparkdeploy_vllm.kernels.turboquant_decode import key_of
     from sparkdeploy_vllm.kernels.turboquant_tiles_file import tuned_folder
 
-    device = torch.device("cuda", torch.cuda.current_device())
-    choice = choose_tile(key_of(attention, most_tokens, device), tuned_folder())
+    choice = choose_tile(key, tuned_folder())
     if choice.ignored:
         warn_once(f"sparkdeploy: {choice.ignored}")
     announce_once(choice.line)

@@ -24,7 +24,7 @@ class AttentionTile:
 
 
 @dataclass(frozen=True, slots=True)
-class ShippedTiles:
+class ShippedAttentionTiles:
     """Tiles by preference for cards of one kind; the first that fits a layer is taken."""
 
     name: str
@@ -33,13 +33,13 @@ class ShippedTiles:
     origin: str
 
 
-HOPPER = ShippedTiles(
+HOPPER = ShippedAttentionTiles(
     name="sm_90",
     shared_bytes=227 * 1024,
     tiles=(AttentionTile(32, 8, 2), *(AttentionTile(16, 8, stages) for stages in (4, 3, 2))),
     origin="swept on an NVIDIA H100",
 )
-GB10 = ShippedTiles(
+GB10 = ShippedAttentionTiles(
     name="sm_12x",
     shared_bytes=99 * 1024,
     tiles=tuple(AttentionTile(16, warps, stages) for warps in (4, 8) for stages in (4, 3, 2)),
