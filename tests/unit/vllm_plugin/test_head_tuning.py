@@ -40,7 +40,7 @@ class PaperStand:
         return [self.time_ms(tile, rows) for tile in tiles]
 
 
-def winners(card: Card, stand: PaperStand) -> tuple[HeadTile, ...]:
+def winners(card: Card[HeadTile], stand: PaperStand) -> tuple[HeadTile, ...]:
     return tuple(won.tile for won in tune(card, stand, rounds=3, say=lambda _line: None))
 
 
@@ -53,7 +53,7 @@ def favouring(fast: HeadTile, by: float) -> Callable[[HeadTile, int], float]:
 
 
 @pytest.mark.parametrize("card", [SPARK, H200])
-def test_where_all_are_equal_what_ships_stays(card: Card) -> None:
+def test_where_all_are_equal_what_ships_stays(card: Card[HeadTile]) -> None:
     assert winners(card, PaperStand(flat)) == card.shipped
 
 
@@ -98,7 +98,7 @@ def test_a_card_that_is_busy_is_refused() -> None:
 
 
 @pytest.mark.parametrize("card", [SPARK, H200])
-def test_only_what_the_kernels_take_is_tried_and_not_too_much(card: Card) -> None:
+def test_only_what_the_kernels_take_is_tried_and_not_too_much(card: Card[HeadTile]) -> None:
     for rows in ROW_CLASSES:
         tried = list(candidates(rows, card))
         assert FINALISTS < len(tried) == len(set(tried)) <= 72

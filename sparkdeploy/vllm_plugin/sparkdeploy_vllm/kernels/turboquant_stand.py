@@ -37,8 +37,8 @@ CHECKED_PAGES = (16, PAGE_TOKENS)
 """The smallest make a round of copies of the most pieces."""
 DTYPE = torch.bfloat16
 ROUNDING = 2.0**-8
-"""Relative error that rounding to BF16 may add to a row. A token of the longest request
-left out adds 0.04 or more to one of its rows."""
+"""Relative error that rounding to BF16 may add to a row. A token of the longest request left
+out adds 0.04 or more to some row: ten times that."""
 DRAWN_TOKENS = 4096
 """Slots that are drawn; a larger pool repeats them."""
 CHECKED_LENGTHS = (333, 1021)

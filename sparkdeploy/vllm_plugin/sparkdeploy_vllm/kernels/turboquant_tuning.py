@@ -54,11 +54,10 @@ def tune(
         context: against_shipped(shipped, right, context, stand, rounds) for context in CONTEXTS
     }
     best = _best(shipped, right, timed)
+    tried = f"{len(right)} of {len(rivals)}"
     for context in CONTEXTS:
-        say(
-            f"| {context} | {len(right)} of {len(rivals)} | {name(shipped)} "
-            f"| {best.shipped_ms[context]:.5f} | {name(best.tile)} | {best.ms[context]:.5f} |"
-        )
+        before = f"{name(shipped)} | {best.shipped_ms[context]:.5f}"
+        say(f"| {context} | {tried} | {before} | {name(best.tile)} | {best.ms[context]:.5f} |")
     return best
 
 
