@@ -1,113 +1,180 @@
-"""Tune the INT8 head on this machine's card: `python -m sparkdeploy_vllm.tune_head`.
+"""Tune the kernels' tiles on this machine's card: `python -m sparkdeploy_vllm.tune_head`.
 
-For the model that the container serves, unless another one is named. Some minutes, once per card
-and shape, with nothing else at work on the card. Each tile is held against the exact product before
-it is timed. The result goes into the cache folder, where the next start of vLLM finds it. Exit code
-0 when it is written, 1 when it is not.
+The INT8 head's, and those of attention where the cache is TurboQuant. For the model that the
+container serves, unless another one is named. Some minutes, once per card and shape, with nothing
+else at work on the card. Each tile is held against the exact result before it is timed. What is
+found goes into the cache folder, where the next start of vLLM finds it. Exit code 0 when all is
+written, 1 when something is not.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from sparkdeploy_vllm import __version__
-from sparkdeploy_vllm.kernels.head_tiles_file import tuned_folder, write_tuned
-from sparkdeploy_vllm.kernels.head_tuning import tune
-from sparkdeploy_vllm.treatment import BLOCK_KEY
+from sparkdeploy_vllm.kernels import (
+    head_tiles_file,
+    head_tuning,
+    turboquant_tiles_file,
+    turboquant_tuning,
+)
+from sparkdeploy_vllm.served_model import (
+    AttentionShape,
+    Served,
+    attention_shape,
+    head_shapes,
+    served,
+)
+from sparkdeploy_vllm.turboquant_format import BITS, slot_format
 
-VOCABULARY_PADDING = 64
-"""vLLM pads the vocabulary to a multiple of it."""
 ROUNDS = 25
 FIRST_PROCESS = Path("/proc/1/cmdline")
+FAILURES = (RuntimeError, OSError, ValueError, ImportError)
+"""CUDA's own are RuntimeErrors."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    options = _options(argv)
+    try:
+        searches = list(_searches(options))
+    except FAILURES as error:
+        return _failed(error)
+    # One that fails keeps no other from being done.
+    return max(_exit_code(search) for search in searches)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args(argv)
     if options.vocab and not options.hidden:
         parser.error("--vocab needs --hidden")
-    try:
-        shapes = [(options.vocab, options.hidden)] if options.vocab else _shapes_of(options)
-        for vocab, hidden in shapes:
-            _tune_shape(vocab, hidden, options)
-    except (RuntimeError, OSError, ValueError) as error:  # CUDA's own are RuntimeErrors
-        sys.stderr.write(f"tune_head: {error}; nothing was written for this shape\n")
-        return 1
-    return 0
-
-
-def head_shapes(config: Mapping[str, Any], *, ranks: int) -> list[tuple[int, int]]:
-    """Return [V, K] of the INT8 matrices that one of `ranks` ranks holds, from config.json.
-
-    The draft model's own head is among them, except under tensor parallelism, where each rank's
-    share of the frequent tokens is another one. ValueError when the config names no sizes.
-    """
-    text = config.get("text_config", config)
-    vocab, hidden = text.get("vocab_size"), text.get("hidden_size")
-    if not isinstance(vocab, int) or not isinstance(hidden, int):
-        raise ValueError("its config.json names no vocab_size and hidden_size")  # noqa: TRY004
-    padded = -(-vocab // VOCABULARY_PADDING) * VOCABULARY_PADDING
-    shapes = [(padded // ranks, hidden)]
-    draft = config.get("quantization_config", {}).get(BLOCK_KEY, {}).get("draft_lm_head")
-    if draft and ranks == 1:
-        shapes.append((int(draft["rows"]), hidden))
-    return shapes
-
-
-def served(command: bytes) -> tuple[Path, int]:
-    """Return the model's folder and the tensor-parallel ranks; ValueError where none is served."""
-    words = command.decode(errors="replace").split("\0")
-    following = dict(pairwise(words))
-    model = Path(following.get("serve", ""))
-    if not model.is_absolute():
-        raise ValueError("this container serves no model: name one with --model")
-    return model, int(following.get("--tensor-parallel-size", "1"))
+    if options.heads and not options.kv_cache_dtype:
+        parser.error("--heads needs --kv-cache-dtype")
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sparkdeploy_vllm.tune_head")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--model", type=Path, help="a model's folder (default: the one served here)")
-    shape.add_argument("--vocab", type=int, help="rows of the matrix, with --hidden")
+    shape.add_argument("--vocab", type=int, help="rows of the head's matrix alone, with --hidden")
+    shape.add_argument(
+        "--heads",
+        type=int,
+        nargs=3,
+        metavar=("QUERY", "KV", "DIM"),
+        help="attention alone, as one rank has it, with --kv-cache-dtype",
+    )
     parser.add_argument("--hidden", type=int, help="columns of the matrix, with --vocab")
-    parser.add_argument("--tensor-parallel", type=int, help="ranks that share the model's rows")
+    parser.add_argument("--tensor-parallel", type=int, help="ranks that share rows and heads")
+    parser.add_argument("--kv-cache-dtype", choices=list(BITS), help="(default: as served)")
+    parser.add_argument(
+        "--query-tokens", type=int, help="tokens that a step verifies, 1 + drafts (default: served)"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="replays per figure (median)")
     parser.add_argument("--folder", type=Path, help="where to write (default: the cache folder)")
     return parser
 
 
-def _shapes_of(options: argparse.Namespace) -> list[tuple[int, int]]:
-    model, ranks = (options.model, 1) if options.model else served(FIRST_PROCESS.read_bytes())
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    return head_shapes(config, ranks=options.tensor_parallel or ranks)
+def _searches(options: argparse.Namespace) -> Iterator[Callable[[], None]]:
+    if options.vocab:
+        yield partial(_tune_head, options.vocab, options.hidden, options)
+        return
+    if options.heads:
+        query, kv, dim = options.heads
+        shape = AttentionShape(options.kv_cache_dtype, query, kv, dim, options.query_tokens or 1)
+        yield partial(_tune_attention, shape, options)
+        return
+    launch = _launch(options)
+    config = json.loads((launch.model / "config.json").read_text(encoding="utf-8"))
+    for vocab, hidden in head_shapes(config, ranks=launch.ranks):
+        yield partial(_tune_head, vocab, hidden, options)
+    if attention := attention_shape(config, launch):
+        yield partial(_tune_attention, attention, options)
 
 
-def _tune_shape(vocab: int, hidden: int, options: argparse.Namespace) -> None:
+def _launch(options: argparse.Namespace) -> Served:
+    launch = Served(options.model) if options.model else served(FIRST_PROCESS.read_bytes())
+    return replace(
+        launch,
+        ranks=options.tensor_parallel or launch.ranks,
+        cache_dtype=options.kv_cache_dtype or launch.cache_dtype,
+        query_tokens=options.query_tokens or launch.query_tokens,
+    )
+
+
+def _exit_code(search: Callable[[], None]) -> int:
     try:
-        import torch
+        search()
+    except FAILURES as error:
+        return _failed(error)
+    return 0
 
-        from sparkdeploy_vllm.kernels.head_stand import CudaStand
-    except ImportError as error:
-        raise RuntimeError(f"{error}; run this inside the image") from error
-    if not torch.cuda.is_available():
-        raise RuntimeError("there is no CUDA card here")
+
+def _failed(error: Exception) -> int:
+    where = "; run this inside the image" if isinstance(error, ImportError) else ""
+    sys.stderr.write(f"tune_head: {error}{where}; nothing was written for this shape\n")
+    return 1
+
+
+def _tune_head(vocab: int, hidden: int, options: argparse.Namespace) -> None:
+    _require_card()
+    from sparkdeploy_vllm.kernels.head_stand import CudaStand
+
     stand = CudaStand(vocab, hidden)
     key = stand.key
     _say(f"\n{key.card}, {vocab} x {hidden}, kernel {key.kernel}, Triton {key.triton}\n")
     _say("| rows | right | ships | ms | fastest | ms |\n|---|---|---|---|---|---|")
-    tuned = tune(stand.card, stand, rounds=options.rounds, say=_say)
-    made_with = {
+    tuned = head_tuning.tune(stand.card, stand, rounds=options.rounds, say=_say)
+    folder = options.folder or head_tiles_file.tuned_folder()
+    made_with = _made_with(activations=str(stand.dtype))
+    _say(f"\nwritten: {head_tiles_file.write_tuned(key, tuned, made_with, folder)}")
+
+
+def _tune_attention(shape: AttentionShape, options: argparse.Namespace) -> None:
+    capability = _require_card()
+    from sparkdeploy_vllm.kernels.turboquant_decode import AttentionLayer, unfit
+    from sparkdeploy_vllm.kernels.turboquant_stand import DTYPE, PAGE_TOKENS, AttentionStand
+
+    slot = slot_format(shape.cache_dtype, shape.head_dim)
+    attention = AttentionLayer(slot, shape.query_heads, shape.kv_heads, shape.head_dim**-0.5)
+    if why_not := unfit(attention, capability, shape.query_tokens):
+        raise RuntimeError(f"our kernel does not decode this attention: {why_not}")
+    stand = AttentionStand(attention, shape.query_tokens)
+    key = stand.key
+    heads = f"{shape.query_heads} query and {shape.kv_heads} KV heads of {shape.head_dim}"
+    tokens = f"up to {shape.query_tokens} query tokens"
+    _say(f"\n{key.card}, {shape.cache_dtype}, {heads}, {tokens}, kernel {key.kernel}\n")
+    _say("| context | right | ships | ms | fastest | ms |\n|---|---|---|---|---|---|")
+    tuned = turboquant_tuning.tune(key, stand.card, stand, rounds=options.rounds, say=_say)
+    folder = options.folder or turboquant_tiles_file.tuned_folder()
+    made_with = _made_with(queries=str(DTYPE), page_tokens=str(PAGE_TOKENS))
+    _say(f"\nwritten: {turboquant_tiles_file.write_tuned(key, tuned, made_with, folder)}")
+
+
+def _require_card() -> tuple[int, int]:
+    """Return its compute capability."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("there is no CUDA card here")
+    return torch.cuda.get_device_capability()
+
+
+def _made_with(**further: str) -> dict[str, str]:
+    import torch
+
+    return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "plugin": __version__,
-        "activations": str(stand.dtype),
+        **further,
     }
-    _say(f"\nwritten: {write_tuned(key, tuned, made_with, options.folder or tuned_folder())}")
 
 
 def _say(line: str) -> None:

@@ -9,7 +9,6 @@ host, so captured graphs are right; they are claimed for the releases where that
 """
 
 from dataclasses import replace
-from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -215,15 +214,16 @@ def most_query_tokens(vllm_config: Any) -> int:
 
 
 class DecodeKernel:
-    """The kernel for one layer: its sizes, and the scratch memory that vLLM lends."""
+    """The kernel for one layer: its sizes, its tile, and the scratch memory that vLLM lends."""
 
-    def __init__(self, attention: Any, most_tokens: int) -> None:
+    def __init__(self, attention: Any, tile: Any) -> None:
         # A machine without CUDA's bindings must be able to import this module.
         from sparkdeploy_vllm.kernels import turboquant_decode
 
         self.kernels = turboquant_decode
         self.attention = attention
-        self.most_tokens = most_tokens
+        self.tile = tile
+        """Chosen while the layer is made: no forward pass and no capture looks at a file."""
 
     def takes(self, query: Tensor, kv_cache: Tensor) -> bool:
         return self.kernels.takes(self.attention, query, kv_cache)
@@ -243,7 +243,7 @@ class DecodeKernel:
         scratch = self.kernels.Scratch(*_floats(query.device, parts, sums))
         output = torch.empty_like(query)
         return self.kernels.decode_attention(
-            self.attention, query, kv_cache, requests, output, scratch
+            self.attention, query, kv_cache, requests, output, scratch, self.tile
         )
 
 
@@ -258,22 +258,22 @@ def _floats(device: torch.device, *shapes: tuple[int, ...]) -> list[Tensor]:
 def _kernel_of(layer: SparkTurboQuantImpl) -> DecodeKernel | None:
     """The kernel of a layer, None where vLLM's own serves it; which of the two, in the log once."""
     slot = slot_format(layer.kv_cache_dtype, layer.head_size)
+    heads = layer.num_heads, layer.num_kv_heads
     try:
         from sparkdeploy_vllm.kernels import turboquant_decode
 
-        capability = torch.cuda.get_device_capability()
+        attention = turboquant_decode.AttentionLayer(slot, *heads, layer.scale)
+        device = torch.device("cuda", torch.cuda.current_device())
+        # Asks for the card and the compiler: without either there is no kernel.
+        key = turboquant_decode.key_of(attention, layer.most_tokens, device)
     except (ImportError, RuntimeError, AssertionError) as error:
         warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: {error}")
         return None
-    attention = turboquant_decode.AttentionLayer(
-        slot, layer.num_heads, layer.num_kv_heads, layer.scale
-    )
-    why_not = turboquant_decode.unfit(attention, capability, layer.most_tokens)
+    why_not = turboquant_decode.unfit(attention, key.capability, layer.most_tokens)
     if why_not is not None:
         warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: {why_not}")
         return None
-    announce_once(f"sparkdeploy: TurboQuant decodes by our kernel: {_origin(capability)}")
-    return DecodeKernel(attention, layer.most_tokens)
+    return DecodeKernel(attention, _chosen_tile(key))
 
 
 def _say_how_it_lies(query: Tensor, kv_cache: Tensor) -> None:
@@ -284,12 +284,16 @@ def _say_how_it_lies(query: Tensor, kv_cache: Tensor) -> None:
     )
 
 
-@cache
-def _origin(capability: tuple[int, int]) -> str:
-    from sparkdeploy_vllm.kernels.turboquant_tiles import SHIPPED
+def _chosen_tile(key: Any) -> Any:
+    """The tile of a layer that the kernel takes; where it is from, in the log once."""
+    from sparkdeploy_vllm.kernels.turboquant_choice import choose_tile
+    from sparkdeploy_vllm.kernels.turboquant_tiles_file import tuned_folder
 
-    shipped = SHIPPED[capability[0]]
-    return f"tiles={shipped.name} ({shipped.origin})"
+    choice = choose_tile(key, tuned_folder())
+    if choice.ignored:
+        warn_once(f"sparkdeploy: {choice.ignored}")
+    announce_once(choice.line)
+    return choice.tiles
 
 
 def _reserve_scratch(vllm_config: Any, kv_cache_spec: Any) -> None:

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sparkdeploy_vllm.kernels.head_choice import Choice, choose_tiles
+from sparkdeploy_vllm.kernels.head_choice import HeadChoice, choose_tiles
 from sparkdeploy_vllm.kernels.head_tiles_file import (
     HeadKey,
     TunedTile,
-    UnusableTilesError,
     kernel_fingerprint,
     tuned_folder,
     tuned_path,
     write_tuned,
 )
 from sparkdeploy_vllm.kernels.int8_head_configs import DEFAULT, GB10, HOPPER, HeadTile
+from sparkdeploy_vllm.kernels.tiles_file import UnusableTilesError
 
 from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
 
@@ -174,7 +174,7 @@ def test_a_folder_or_a_file_in_the_way_is_ignored(tmp_path: Path) -> None:
 def test_no_file_fails_a_start(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     folder = tmp_path_factory.mktemp("tiles")
     tuned_path(KEY, folder).write_bytes(content)
-    choice: Choice = choose_tiles(KEY, folder)
+    choice: HeadChoice = choose_tiles(KEY, folder)
     assert (choice.source, choice.tiles) == ("shipped", GB10.tiles)
 
 
@@ -219,11 +219,29 @@ def test_a_card_s_name_cannot_leave_the_folder(tmp_path: Path) -> None:
     assert path == tmp_path / "nvidia-gb10-a-sm121-248320x3072.json"
 
 
-SEARCH = {"head_tuning", "head_stand", "tune_head"}
+SEARCH = {
+    "cuda_timing",
+    "head_stand",
+    "head_tuning",
+    "tile_tuning",
+    "tune_head",
+    "turboquant_stand",
+    "turboquant_tuning",
+}
 
 
 @pytest.mark.parametrize(
-    "name", ["lm_head.py", "draft_head.py", "kernels/int8_head.py", "kernels/head_choice.py"]
+    "name",
+    [
+        "lm_head.py",
+        "draft_head.py",
+        "turboquant_backend.py",
+        "kernels/int8_head.py",
+        "kernels/head_choice.py",
+        "kernels/tile_choice.py",
+        "kernels/turboquant_choice.py",
+        "kernels/turboquant_decode.py",
+    ],
 )
 def test_what_serves_never_imports_the_search(name: str) -> None:
     """Nothing can be tuned in a forward pass or a capture."""

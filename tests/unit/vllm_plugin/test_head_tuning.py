@@ -10,15 +10,10 @@ from pathlib import Path
 
 import pytest
 from sparkdeploy_vllm.kernels.head_tiles_file import ROW_CLASSES, tile_problem
-from sparkdeploy_vllm.kernels.head_tuning import (
-    FINALISTS,
-    Card,
-    UnsteadyCardError,
-    candidates,
-    tune,
-)
+from sparkdeploy_vllm.kernels.head_tuning import FINALISTS, candidates, tune
 from sparkdeploy_vllm.kernels.int8_head_configs import GB10, HOPPER, HeadTile
-from sparkdeploy_vllm.tune_head import head_shapes, served
+from sparkdeploy_vllm.kernels.tile_tuning import Card, UnsteadyCardError
+from sparkdeploy_vllm.served_model import Served, head_shapes, served
 
 from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
 
@@ -45,7 +40,7 @@ class PaperStand:
         return [self.time_ms(tile, rows) for tile in tiles]
 
 
-def winners(card: Card, stand: PaperStand) -> tuple[HeadTile, ...]:
+def winners(card: Card[HeadTile], stand: PaperStand) -> tuple[HeadTile, ...]:
     return tuple(won.tile for won in tune(card, stand, rounds=3, say=lambda _line: None))
 
 
@@ -58,7 +53,7 @@ def favouring(fast: HeadTile, by: float) -> Callable[[HeadTile, int], float]:
 
 
 @pytest.mark.parametrize("card", [SPARK, H200])
-def test_where_all_are_equal_what_ships_stays(card: Card) -> None:
+def test_where_all_are_equal_what_ships_stays(card: Card[HeadTile]) -> None:
     assert winners(card, PaperStand(flat)) == card.shipped
 
 
@@ -103,7 +98,7 @@ def test_a_card_that_is_busy_is_refused() -> None:
 
 
 @pytest.mark.parametrize("card", [SPARK, H200])
-def test_only_what_the_kernels_take_is_tried_and_not_too_much(card: Card) -> None:
+def test_only_what_the_kernels_take_is_tried_and_not_too_much(card: Card[HeadTile]) -> None:
     for rows in ROW_CLASSES:
         tried = list(candidates(rows, card))
         assert FINALISTS < len(tried) == len(set(tried)) <= 72
@@ -135,8 +130,9 @@ def test_the_served_model_is_read_from_the_container_s_command() -> None:
     guard = ["/opt/venv/bin/python", "-I", "-m", "sparkdeploy_vllm.guard", "--max-restarts", "3"]
     serve = ["--", "vllm", "serve", "/m/ck/qwen-0123", "--served-model-name", "qwen"]
     alone = "\0".join([*guard, *serve, ""]).encode()
-    assert served(alone) == (Path("/m/ck/qwen-0123"), 1)
-    assert served(alone + b"--tensor-parallel-size\x002\0") == (Path("/m/ck/qwen-0123"), 2)
+    model = Path("/m/ck/qwen-0123")
+    assert served(alone) == Served(model)
+    assert served(alone + b"--tensor-parallel-size\x002\0") == Served(model, ranks=2)
     for other in (b"", b"sleep\x00infinity\0", b"ray\0start\0"):
         with pytest.raises(ValueError, match="--model"):
             served(other)

@@ -1,24 +1,20 @@
 """Runs tiles of the INT8 head on a CUDA card: are they right, and how long do they take?"""
 
-import statistics
-import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from sparkdeploy_vllm.kernels.cuda_timing import captured, median_ms, shared_bytes_limit
 from sparkdeploy_vllm.kernels.head_tiles_file import HeadKey
-from sparkdeploy_vllm.kernels.head_tuning import Card
 from sparkdeploy_vllm.kernels.int8_head import head_with_tile, key_of
 from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, shipped_for
+from sparkdeploy_vllm.kernels.tile_tuning import Card
 from sparkdeploy_vllm.maths import row_chunks
 
 SUMMATION = 1e-5
 """Relative error that the order and width of FP32 sums on tensor cores may add."""
 LAUNCHES = 8
-PAUSE_S = 0.01
-"""Rest before each replay: without it a big card runs into its power limit and slows down."""
-SMALLEST_LIMIT_BYTES = 99 * 1024
 
 
 class CudaStand:
@@ -40,10 +36,9 @@ class CudaStand:
         return key_of(self.weights[0])
 
     @property
-    def card(self) -> Card:
-        about = torch.cuda.get_device_properties(self.weights[0].device)
-        limit = getattr(about, "shared_memory_per_block_optin", SMALLEST_LIMIT_BYTES)
+    def card(self) -> Card[HeadTile]:
         capability = self.key.capability
+        limit = shared_bytes_limit(self.weights[0].device)
         return Card(capability, limit, shipped_for(capability).tiles)
 
     def is_right(self, tile: HeadTile) -> bool:
@@ -58,11 +53,7 @@ class CudaStand:
     def times_ms(self, tiles: Sequence[HeadTile], rows: int, rounds: int) -> list[float]:
         x, _ = self._question(rows)
         graphs = [self._captured(tile, x) for tile in tiles]
-        times: list[list[float]] = [[] for _ in graphs]
-        for _ in range(rounds):
-            for graph, own in zip(graphs, times, strict=True):
-                own.append(_replay_ms(graph) / LAUNCHES)
-        return [statistics.median(own) for own in times]
+        return [ms / LAUNCHES for ms in median_ms(graphs, rounds)]
 
     def _question(self, rows: int) -> tuple[Tensor, Tensor]:
         """Activations of so many rows, and the FP64 logits of the first head."""
@@ -79,21 +70,4 @@ class CudaStand:
         return head_with_tile(tile, x, (self.weights[turn], self.scales, None), dtype)
 
     def _captured(self, tile: HeadTile, x: Tensor) -> torch.cuda.CUDAGraph:
-        self._logits(tile, x, 0, self.dtype)  # compiles
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for launch in range(LAUNCHES):
-                self._logits(tile, x, launch % 2, self.dtype)
-        graph.replay()
-        return graph
-
-
-def _replay_ms(graph: torch.cuda.CUDAGraph) -> float:
-    time.sleep(PAUSE_S)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end)
+        return captured(lambda turn: self._logits(tile, x, turn % 2, self.dtype), LAUNCHES)

@@ -1,9 +1,7 @@
 """The search for the INT8 head's fastest tiles. Standard library; nothing that serves uses it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
-from typing import Protocol
 
 from sparkdeploy_vllm.kernels.head_tiles_file import (
     HIDDEN_STEPS,
@@ -15,39 +13,14 @@ from sparkdeploy_vllm.kernels.head_tiles_file import (
     tile_problem,
 )
 from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, tile_for
+from sparkdeploy_vllm.kernels.tile_tuning import MIN_GAIN, Card, Stand, against_shipped
 
 QUICK_ROUNDS = 5
 FINALISTS = 3
-MIN_GAIN = 0.01
-"""What is less than 1 % faster than the tile that ships does not replace it."""
-MOST_DRIFT = 0.03
-"""How far two timings of one tile may be apart before none of them is believed."""
 FEW_ROWS = 16
 
 
-class UnsteadyCardError(RuntimeError):
-    """The same tile took different times: something else uses the card."""
-
-
-class Stand(Protocol):
-    def is_right(self, tile: HeadTile) -> bool:
-        """Whether the tile compiles and gives the exact product, twice the same."""
-
-    def times_ms(self, tiles: Sequence[HeadTile], rows: int, rounds: int) -> list[float]:
-        """Median milliseconds of each tile at so many rows; they take turns, `rounds` times."""
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What of a card decides which tiles are tried."""
-
-    capability: tuple[int, int]
-    shared_bytes: int
-    """Most shared memory that one program may have."""
-    shipped: tuple[HeadTile, ...]
-
-
-def candidates(rows: int, card: Card) -> Iterator[HeadTile]:
+def candidates(rows: int, card: Card[HeadTile]) -> Iterator[HeadTile]:
     # Few rows leave more than four warps nothing to do; many need the registers of four.
     few, many = WARPS[:-1], WARPS[1:]
     warps = few if rows <= FEW_ROWS else many
@@ -59,7 +32,7 @@ def candidates(rows: int, card: Card) -> Iterator[HeadTile]:
 
 
 def tune(
-    card: Card, stand: Stand, *, rounds: int, say: Callable[[str], None]
+    card: Card[HeadTile], stand: Stand[HeadTile], *, rounds: int, say: Callable[[str], None]
 ) -> tuple[TunedTile, ...]:
     """Return a tile for each class of rows; UnsteadyCardError for timings not to be believed."""
     won: list[TunedTile] = []
@@ -84,16 +57,9 @@ def tune(
 
 
 def _final(
-    shipped: HeadTile, finalists: Sequence[HeadTile], rows: int, stand: Stand, rounds: int
+    shipped: HeadTile, finalists: Sequence[HeadTile], rows: int, stand: Stand[HeadTile], rounds: int
 ) -> TunedTile:
-    """The shipped tile runs first and last: the two say how steady the card is."""
-    first, *others, last = stand.times_ms([shipped, *finalists, shipped], rows, rounds)
-    shipped_ms = min(first, last)
-    if abs(first - last) > MOST_DRIFT * shipped_ms:
-        raise UnsteadyCardError(
-            f"at {rows} rows the same tile took {first:.4f} and {last:.4f} ms; "
-            "nothing else may use the card while it is tuned"
-        )
+    shipped_ms, others = against_shipped(shipped, finalists, rows, stand, rounds)
     ms, index = min(zip(others, range(len(others)), strict=True), default=(shipped_ms, 0))
     if ms < shipped_ms * (1 - MIN_GAIN):
         return TunedTile(finalists[index], ms, shipped_ms)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparkdeploy_vllm.kernels.head_choice import Choice, choose_tiles, shipped_choice
+from sparkdeploy_vllm.kernels.head_choice import HeadChoice, choose_tiles, shipped_choice
 from sparkdeploy_vllm.kernels.head_tiles_file import HeadKey, kernel_fingerprint, tuned_folder
 from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, shipped_for, tile_for
 
@@ -67,7 +67,7 @@ def head_with_tile(
 
 def prepare(
     weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, folder: Path | None = None
-) -> Choice | None:
+) -> HeadChoice | None:
     """Choose the tiles of a matrix and compile them; return the choice and what it is from.
 
     Looks for tuned tiles in `folder` (default: the cache folder). The one place that reads a file:
@@ -124,7 +124,9 @@ def _tiles_of(weight: torch.Tensor) -> tuple[HeadTile, ...]:
     return chosen or shipped_for(_capability(weight.device.index)).tiles
 
 
-def _used(choice: Choice, weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> Choice:
+def _used(
+    choice: HeadChoice, weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
+) -> HeadChoice:
     _chosen[_place(weight)] = choice.tiles
     compile_tiles(weight, scales, dtype)
     return choice

@@ -20,6 +20,7 @@ from sparkdeploy_vllm.kernels.turboquant_launch import (
     WIDE,
     LaunchShape,
     Sizes,
+    compiler,
     launch,
 )
 from sparkdeploy_vllm.kernels.turboquant_tiles import (
@@ -29,6 +30,7 @@ from sparkdeploy_vllm.kernels.turboquant_tiles import (
     fitting,
     shared_bytes,
 )
+from sparkdeploy_vllm.kernels.turboquant_tiles_file import AttentionKey, kernel_fingerprint
 from sparkdeploy_vllm.turboquant_format import SlotFormat
 
 HEAD_DIMS = (64, 128, 256)
@@ -154,6 +156,23 @@ def shipped_tile(
     shipped = SHIPPED[capability[0]]
     rows = min(ROWS, most_tokens * attention.group)
     return fitting(shipped.tiles, shipped.shared_bytes, attention.slot, attention.kv_heads, rows)
+
+
+def key_of(attention: AttentionLayer, most_tokens: int, device: torch.device) -> AttentionKey:
+    """What a tuned tile for this layer on its card must have been made for."""
+    slot = attention.slot
+    return AttentionKey(
+        card=torch.cuda.get_device_name(device),
+        capability=torch.cuda.get_device_capability(device),
+        key_bits=slot.key_bits,
+        value_bits=slot.value_bits,
+        head_dim=slot.head_dim,
+        kv_heads=attention.kv_heads,
+        group=attention.group,
+        most_tokens=most_tokens,
+        kernel=kernel_fingerprint(),
+        nvrtc=compiler(),
+    )
 
 
 def row_blocks(attention: AttentionLayer, most_tokens: int) -> int:

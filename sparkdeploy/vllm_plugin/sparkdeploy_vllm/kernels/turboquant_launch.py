@@ -90,6 +90,13 @@ def _module(sizes: Sizes, architecture: str) -> Any:
     return _done(driver.cuModuleLoadData(compiled(sizes, architecture)))
 
 
+@cache
+def compiler() -> str:
+    """NVRTC's release, as in "13.0"."""
+    status, *release = nvrtc.nvrtcVersion()
+    return ".".join(map(str, _done((status, release))))
+
+
 def compiled(sizes: Sizes, architecture: str) -> bytes:
     """Machine code of the source for `architecture` (as in "sm_90"); CudaError with the log."""
     program = _done(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, [], []))

@@ -47,7 +47,8 @@ GB10 = AttentionTiles(
 )
 """99 KB of shared memory, and bulk copies as Hopper has. Four warps hold three stages of a 122B's
 pages; what is on its way then (33 KB or more for each of 48 multiprocessors) covers the memory's
-latency (273 GB/s x 1 us, assumed, is 6 KB for each)."""
+latency (273 GB/s x 1 us, assumed, is 6 KB for each). No one has timed them on a GB10:
+`python -m sparkdeploy_vllm.tune_head` does."""
 
 SHIPPED = {9: HOPPER, 12: GB10}
 """By the major number of the compute capability; the kernel runs on no other card."""
@@ -68,16 +69,16 @@ def shared_bytes(tile: AttentionTile, slot: SlotFormat, kv_heads: int, rows: int
     return query_bytes(slot, kv_heads, rows) + max(ring, joined)
 
 
+def fits(tile: AttentionTile, limit: int, slot: SlotFormat, kv_heads: int, rows: int) -> bool:
+    """Whether a block of `limit` bytes holds the tile, and heads share its warps evenly."""
+    return (
+        tile.warps % kv_heads == 0
+        and shared_bytes(tile, slot, kv_heads, rows) + OTHER_SHARED_BYTES <= limit
+    )
+
+
 def fitting(
     tiles: Iterable[AttentionTile], limit: int, slot: SlotFormat, kv_heads: int, rows: int
 ) -> AttentionTile | None:
-    """The first tile that a block of `limit` bytes holds, whose warps its heads share evenly."""
-    return next(
-        (
-            tile
-            for tile in tiles
-            if tile.warps % kv_heads == 0
-            and shared_bytes(tile, slot, kv_heads, rows) + OTHER_SHARED_BYTES <= limit
-        ),
-        None,
-    )
+    """The first tile that fits."""
+    return next((tile for tile in tiles if fits(tile, limit, slot, kv_heads, rows)), None)
