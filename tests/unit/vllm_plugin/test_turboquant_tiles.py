@@ -32,8 +32,9 @@ SHAPES = {
     "32 query and 8 KV heads of 128": (32, 8, 128),
     "16 query and 8 KV heads of 64": (16, 8, 64),
 }
-LEFT_TO_VLLM = {("sm_12x", (32, 8, 128))}
-"""What its eight warps join at the end, two groups of 64 dimensions at once, is too much there."""
+
+MANY_HEADS = ("sm_12x", (32, 8, 128))
+"""The queries of eight heads take too much there from eight rows on: two tokens of a group of 4."""
 
 
 def rows_of(query_heads: int, kv_heads: int, tokens: int) -> int:
@@ -50,10 +51,9 @@ def test_layers_of_known_models_have_a_tile(
     slot = slot_format(cache_dtype, head_dim)
     for tokens in range(1, 9):
         rows = rows_of(query_heads, kv_heads, tokens)
-        tile = fitting(shipped.tiles, shipped.shared_bytes, slot, kv_heads, rows)
-        if (shipped.name, shape) in LEFT_TO_VLLM:
-            assert tile is None
+        if (shipped.name, shape) == MANY_HEADS and rows >= 8:
             continue
+        tile = fitting(shipped.tiles, shipped.shared_bytes, slot, kv_heads, rows)
         assert tile is not None, (shipped.name, shape, cache_dtype, tokens)
         assert tile.warps % kv_heads == 0
         used = shared_bytes(tile, slot, kv_heads, rows)

@@ -382,9 +382,12 @@ INLINE void store_pair(const float (&x)[PER_LANE], const float (&y)[PER_LANE], u
   }
 }
 
-// Dimensions that warps join at once, in groups of 64: all if the ring has room for them.
-constexpr int AT_ONCE = WARPS * ROWS * (GROUPS * 64 + 4) * 4 <= STAGES * STAGE_BYTES ? GROUPS
-                        : GROUPS > 1 ? 2 : 1;
+// Dimensions that warps join at once, in groups of 64: as many as the ring has room for.
+constexpr int JOINED_ROWS = WARPS * ROWS * 4;
+constexpr int RING_BYTES = STAGES * STAGE_BYTES;
+constexpr int TWO = GROUPS > 1 ? 2 : 1;
+constexpr int TWO_OR_ONE = JOINED_ROWS * (TWO * 64 + 4) <= RING_BYTES ? TWO : 1;
+constexpr int AT_ONCE = JOINED_ROWS * (GROUPS * 64 + 4) <= RING_BYTES ? GROUPS : TWO_OR_ONE;
 
 // Where the sixteen bytes `part` of sixty-four floats lie, so that a warp's lie on all banks.
 INLINE int swizzled(int part) { return part ^ (part / 8 * 2); }

@@ -61,11 +61,11 @@ def query_bytes(slot: SlotFormat, kv_heads: int, rows: int) -> int:
 
 
 def shared_bytes(tile: AttentionTile, slot: SlotFormat, kv_heads: int, rows: int) -> int:
-    """Dynamic shared memory of a block: queries, and the ring of pages or, at the end, what the
-    warps join.
+    """Dynamic shared memory of a block: queries, and the ring of pages or, at the end, at least 64
+    dimensions that the warps join.
     """
     ring = tile.stages * tile.tokens * tile.warps * slot.slot_bytes
-    joined = tile.warps * ROWS * (min(2, slot.head_dim // 64) * 64 + 4) * 4
+    joined = tile.warps * ROWS * (64 + 4) * 4
     return query_bytes(slot, kv_heads, rows) + max(ring, joined)
 
 
