@@ -67,11 +67,9 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
     def _decode_attention(
         self, query: Tensor, kv_cache: Tensor, attn_metadata: Any, *rest: Any, **named: Any
     ) -> Tensor:
-        if self.kernel is not None:
-            if self.kernel.takes(query, kv_cache):
-                tokens = self._tokens_of_a_request(attn_metadata)
-                return self.kernel.decode(query, kv_cache, attn_metadata, tokens)
-            _say_how_it_lies(query, kv_cache)
+        tokens = self._tokens_of_a_request(attn_metadata)
+        if self.kernel is not None and self.kernel.serves(query, kv_cache, tokens):
+            return self.kernel.decode(query, kv_cache, attn_metadata, tokens)
         metadata = one_row_a_token(attn_metadata, query.shape[0])
         return self._decode_in_parts(query, kv_cache, metadata, *rest, **named)
 
@@ -218,15 +216,31 @@ class DecodeKernel:
 
     def __init__(self, attention: Any, tile: Any) -> None:
         # A machine without CUDA's bindings must be able to import this module.
-        from sparkdeploy_vllm.kernels import turboquant_decode
+        from sparkdeploy_vllm.kernels import turboquant_decode, turboquant_proof
 
-        self.kernels = turboquant_decode
+        self.kernels, self.proof = turboquant_decode, turboquant_proof
+        self.faults: dict[tuple[Any, ...], str | None] = {}
         self.attention = attention
         self.tile = tile
         """Chosen while the layer is made: no forward pass and no capture looks at a file."""
 
-    def takes(self, query: Tensor, kv_cache: Tensor) -> bool:
-        return self.kernels.takes(self.attention, query, kv_cache)
+    def serves(self, query: Tensor, kv_cache: Tensor, tokens: int) -> bool:
+        """Whether the tensors lie as the kernel reads them, and it was right on this card.
+
+        The first call that is not captured finds that out; vLLM makes one before each capture.
+        """
+        if not self.kernels.takes(self.attention, query, kv_cache):
+            _say_how_it_lies(query, kv_cache)
+            return False
+        question = (self.attention, self.tile, kv_cache.shape[1], query.dtype, tokens, query.device)
+        if question not in self.faults:
+            if torch.cuda.is_current_stream_capturing():
+                return False
+            self.faults[question] = self.proof.first_fault(*question)
+        fault = self.faults[question]
+        if fault is not None:
+            warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: ours failed: {fault}")
+        return fault is None
 
     def decode(self, query: Tensor, kv_cache: Tensor, metadata: Any, tokens: int) -> Tensor:
         """[T, H, D] like `query`; `tokens` is the most that a request of `metadata` has."""
