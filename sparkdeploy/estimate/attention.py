@@ -7,7 +7,7 @@ whose multiprocessors get fewer bytes a clock has more instructions for each byt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.recipe.document import read_document
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 PLAIN = "auto"
 """The format that others are held against: the model's own 16 bits."""
+PACKED = "turboquant_"
+ROWS_AT_ONCE = 16
+"""Query rows of a KV head that the plugin's kernel meets with codes once unpacked: query heads that
+share it, times the tokens that are verified. More rows have the codes unpacked again."""
 _SAME_AS_PLAIN = frozenset({"bfloat16", "float16", "half"})
 
 
@@ -44,20 +48,27 @@ class AttentionTable:
     """Formats that nobody measured are given it, and none is given more."""
     measured: Mapping[str, AttentionPace]
 
-    def pace(self, kv_cache_dtype: str, hardware: Hardware) -> AttentionPace:
-        """Return what is expected on a machine.
+    def pace(self, kv_cache_dtype: str, hardware: Hardware, query_rows: int = 1) -> AttentionPace:
+        """Return what is expected on a machine, of so many query rows a KV head.
 
         share = min(best, measured x bytes a multiprocessor clock there / bytes a clock here): the
         instructions for a byte take as many clocks on both. A format that reached the best share
         was held up by memory and is taken to be so anywhere. Where the clocks of a machine are not
         known the measured share itself is taken.
         """
-        known = self.measured_pace(kv_cache_dtype)
+        known = self._unpacked(kv_cache_dtype, query_rows)
         there, here = self.measured_on.bytes_a_clock, hardware.bytes_a_clock
         if there is None or here is None or known.share >= self.best_share:
             return known
         share = known.share * there / here
         return AttentionPace(min(self.best_share, share), known.fixed_s)
+
+    def _unpacked(self, kv_cache_dtype: str, query_rows: int) -> AttentionPace:
+        """Measured was with one unpacking; it is what takes a packed format's time."""
+        known = self.measured_pace(kv_cache_dtype)
+        if not kv_cache_dtype.startswith(PACKED):
+            return known
+        return replace(known, share=known.share / -(-query_rows // ROWS_AT_ONCE))
 
     def measured_pace(self, kv_cache_dtype: str) -> AttentionPace:
         """Return what was measured of a format, of FP8 whatever its exponent."""

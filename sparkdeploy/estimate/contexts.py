@@ -138,7 +138,9 @@ def _pace_lines(outlook: ContextOutlook) -> Iterator[str]:
     """Yield what share of the bandwidth attention is taken to reach, and how anybody knows."""
     speed, name = outlook.speed, outlook.kv_cache_dtype
     table, hardware = speed.attention, speed.hardware
-    pace, measured = table.pace(name, hardware), table.measured_pace(name)
+    rows = outlook.rows[0].step.query_rows
+    pace = table.pace(name, hardware, rows)
+    measured = table.pace(name, table.measured_on, rows)
     there = table.measured_on
     if hardware.name == there.name:
         yield f"  attention reads it at {pace.share:.0%} of the bandwidth: {table.source}"

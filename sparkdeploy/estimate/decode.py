@@ -73,6 +73,8 @@ class DecodeStep:
     kv_cache_dtype: str = "auto"
     attention_passes: int = 0
     """How often a layer goes over its cache: the model's once, those that draft once a draft."""
+    query_rows: int = 1
+    """Query heads that share a KV head, times the tokens that a request has verified at once."""
 
     @property
     def total_bytes(self) -> float:
@@ -141,6 +143,19 @@ def decode_step(
         tokens,
         kv_dtype,
         sum(times * _attends(layer) for layer, times in passes),
+        (1 + drafted) * _most_heads_a_kv_head(architecture),
+    )
+
+
+def _most_heads_a_kv_head(architecture: Architecture) -> int:
+    return max(
+        (
+            mixer.query_heads // mixer.kv_heads
+            for layer in architecture.layers
+            for mixer in layer.mixers
+            if isinstance(mixer, Attention)
+        ),
+        default=1,
     )
 
 

@@ -44,7 +44,7 @@ class Speed:
 
     def attention_s(self, step: DecodeStep) -> float:
         """Return what attention takes to go over the cache."""
-        pace = self.attention.pace(step.kv_cache_dtype, self.hardware)
+        pace = self.attention.pace(step.kv_cache_dtype, self.hardware, step.query_rows)
         reading_s = step.cache_bytes / (pace.share * self.hardware.bandwidth_bytes_s)
         return reading_s + step.attention_passes * pace.fixed_s
 

@@ -93,8 +93,8 @@ def _title(plan: Plan) -> Iterator[str]:
         yield f"  needs {recipe.preview}"
     if graphs.falls_back(recipe, engine):
         yield (
-            "  piecewise CUDA graphs: full ones with TurboQuant and speculation are proven for MTP "
-            f"on vLLM {graphs.proven_releases()}"
+            "  piecewise CUDA graphs: full ones with TurboQuant and speculation are proven "
+            f"{graphs.proven_releases()}"
         )
 
 

@@ -62,8 +62,11 @@ def launched(recipe: Recipe, engine: Engine) -> Recipe:
 
 
 def proven_releases() -> str:
-    """Return the releases with proven full graphs, as a sentence lists them."""
-    return ", ".join(".".join(map(str, release)) for release in sorted(TURBOQUANT_FULL_GRAPHS))
+    """Return where full graphs are proven, as the end of a sentence."""
+    if not TURBOQUANT_FULL_GRAPHS:
+        return "on no vLLM yet"
+    known = (".".join(map(str, release)) for release in sorted(TURBOQUANT_FULL_GRAPHS))
+    return f"for MTP on vLLM {', '.join(known)}"
 
 
 def _mode(recipe: Recipe) -> str | None:

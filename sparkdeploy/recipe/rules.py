@@ -311,8 +311,7 @@ def _turboquant_with_mtp(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
         yield Mistake(
             ("serve", "compilation_config", "cudagraph_mode"),
             "TurboQuant with speculation writes garbage under full CUDA graphs unless they were "
-            f"proven right, which they were with MTP on vLLM {graphs.proven_releases()} and not "
-            f"with engine {engine.name}",
+            f"proven right: they are {graphs.proven_releases()}, not with engine {engine.name}",
             "remove cudagraph_mode: piecewise graphs are chosen then",
         )
 

@@ -14,9 +14,11 @@ TARGETS_SINCE: Release = (0, 30)
 """From here on vLLM itself makes chosen layers of a quantised checkpoint FP8 per block."""
 HEAD_SINCE: Release = (0, 23)
 """From here on Qwen3.5 passes its quantisation config to the LM head."""
-TURBOQUANT_FULL_GRAPHS: frozenset[Release] = frozenset({(0, 25, 1)})
+TURBOQUANT_FULL_GRAPHS: frozenset[Release] = frozenset()
 """Where a TurboQuant cache with MTP was proven to write the same text under full CUDA graphs as
-without them, with the plugin's back end. Any other release is left with piecewise graphs."""
+without them, with the plugin's back end as it is. Any other release is left with piecewise graphs.
+Empty since the plugin decodes by a kernel of its own: captured and replayed alone it is right, but
+no engine has been asked yet."""
 
 
 def installed_version() -> str:

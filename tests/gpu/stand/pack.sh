@@ -5,7 +5,7 @@
 set -euo pipefail
 UV=${UV:-uv}
 WORK=${WORK:-/tmp/gpu}
-PART_BYTES=${PART_BYTES:-60000000}
+PART_BYTES=${PART_BYTES:-53000000}
 TARGET=(--python-version 3.12 --python-platform x86_64-manylinux_2_35)
 # Already on that machine, or not needed by this model there.
 LEFT_OUT='torch|torchvision|torchaudio|torchcodec|triton|numba|llvmlite|numpy|opencv.*|tokenspeed-.*'

@@ -71,6 +71,10 @@ def test_a_share_grows_with_the_clocks_that_a_byte_may_take() -> None:
 
 
 def test_what_memory_holds_up_is_held_up_by_memory_anywhere() -> None:
+    # Of 17 rows and more the codes are unpacked twice.
+    assert TABLE.pace("turboquant_4bit_nc", H100, 16).share == 0.5
+    assert TABLE.pace("turboquant_4bit_nc", H100, 17).share == 0.25
+    assert TABLE.pace("auto", H100, 48).share == TABLE.best_share
     assert TABLE.pace("auto", H200).share == TABLE.best_share
     assert TABLE.pace("bfloat16", SPARK).share == TABLE.best_share
 
@@ -96,7 +100,8 @@ def test_a_step_takes_its_bytes_at_the_share_and_its_layers_fixed_cost() -> None
     assert row.step.cache_bytes == cache_bytes
     bandwidth = H100.bandwidth_bytes_s
     rest_s = (row.step.total_bytes - cache_bytes) / bandwidth
-    expected_s = rest_s + cache_bytes / (0.5 * bandwidth) + 14 * 10e-6
+    # 16 heads share a KV head; with two drafts their 48 rows have the codes unpacked three times.
+    expected_s = rest_s + cache_bytes / (0.5 / 3 * bandwidth) + 14 * 10e-6
     assert speed.duration_s(row.step) == pytest.approx(expected_s)
 
 
@@ -115,7 +120,8 @@ def test_verified_tokens_share_one_pass_and_each_draft_takes_its_own(drafted: in
 def test_the_first_faster_context_is_where_the_fixed_cost_is_won_back() -> None:
     speed = Speed(SPARK, TABLE, 1.0, None)
     found = outlook("v2-tq", speed)
-    a_token_s = 14 * 2 * (1024 - 262) / (0.9 * SPARK.bandwidth_bytes_s)
+    share = TABLE.pace("turboquant_4bit_nc", SPARK, 48).share
+    a_token_s = 14 * 2 * (1024 / 0.9 - 262 / share) / SPARK.bandwidth_bytes_s
     assert found.wins_from == int(14 * 10e-6 / a_token_s) + 1
     at_first = next(row for row in found.rows if row.context_tokens > (found.wins_from or 0))
     assert at_first.plain is not None
@@ -203,5 +209,6 @@ def test_the_table_of_the_docs_is_the_planners() -> None:
     for rows in zip(*columns, strict=True):
         speeds = " | ".join(f"{speed.tokens_per_second(row.step):.1f}" for row in rows)
         assert f"| {rows[0].context_tokens:,} | {speeds} |" in text
-    firsts = [outlook(name, speed).wins_from or 0 for name in recipes[2:]]
-    assert f"| always | {' | '.join(f'{rounded(it):,} tokens' for it in firsts)} |" in text
+    firsts = [outlook(name, speed).wins_from or 0 for name in recipes[1:]]
+    words = ("always" if it == 1 else f"{rounded(it):,} tokens" for it in firsts)
+    assert f"| faster than v2 from about | | {' | '.join(words)} |" in text

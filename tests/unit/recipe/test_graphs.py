@@ -9,6 +9,7 @@ import pytest
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.plan.launch import Exposure, serve_argv
 from sparkdeploy.plan.report import plan_lines
+from sparkdeploy.recipe import graphs
 from sparkdeploy.recipe.graphs import falls_back, launched
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.plan.facts import observed, plan
@@ -17,7 +18,21 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Resolved
 
 UNPROVEN = "engine=cuda-0.33"
+PROVEN = (0, 25, 1)
 PIECEWISE = ("--compilation-config", '{"cudagraph_mode":"PIECEWISE"}')
+
+
+@pytest.fixture(autouse=True)
+def one_proven_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "TURBOQUANT_FULL_GRAPHS", frozenset({PROVEN}))
+
+
+def test_that_none_is_proven_is_said(shipped: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "TURBOQUANT_FULL_GRAPHS", frozenset())
+    assert PIECEWISE[1] in argv_of(loaded(shipped))
+    with pytest.raises(RecipeError) as refused:
+        loaded(shipped, "serve.compilation_config={cudagraph_mode: FULL}")
+    assert "on no vLLM yet" in (refused.value.detail or "")
 
 
 def loaded(shipped: Library, *settings: str) -> Resolved:

@@ -57,7 +57,7 @@ def first_fault(
     return None
 
 
-def _relative_error(  # noqa: PLR0913, PLR0917 - one question's sizes
+def _relative_error(
     attention: AttentionLayer,
     tile: AttentionTile,
     page: int,
@@ -85,7 +85,7 @@ def _relative_error(  # noqa: PLR0913, PLR0917 - one question's sizes
 def _pages(
     attention: AttentionLayer, lengths: tuple[int, ...], page: int, drawn: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Random slots uint8 [blocks, page, KV heads, slot bytes], and int32 [R, blocks] in no order."""
+    """Random slots uint8 [blocks, page, KV heads, slot bytes], and tables int32 [R, blocks]."""
     width = max(-(-length // page) for length in lengths)
     blocks = len(lengths) * width
     size = (blocks, page, attention.kv_heads, attention.slot.head_dim)

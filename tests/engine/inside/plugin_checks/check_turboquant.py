@@ -70,7 +70,11 @@ def _metadata(queries: list[int], cached: list[int], padding: int = 0) -> TurboQ
 
 def _claimed(version: str, *, drafts: bool) -> str:
     config = SimpleNamespace(speculative_config=object() if drafts else None)
-    with mock.patch.object(turboquant_backend, "installed_version", return_value=version):
+    table = frozenset({(0, 25, 1)})
+    with (
+        mock.patch.object(turboquant_backend, "installed_version", return_value=version),
+        mock.patch.object(turboquant_backend, "TURBOQUANT_FULL_GRAPHS", table),
+    ):
         return SparkTurboQuantBuilder.get_cudagraph_support(config, None).name
 
 
@@ -311,7 +315,7 @@ class _Kernel:
     def __init__(self) -> None:
         self.asked: list[tuple[list[float], list[int], list[int], int]] = []
 
-    def takes(self, query: torch.Tensor, kv_cache: torch.Tensor) -> bool:
+    def serves(self, query: torch.Tensor, kv_cache: torch.Tensor, tokens: int) -> bool:
         return query.shape[2] == HEAD_DIM and kv_cache.dtype == torch.uint8
 
     def decode(
@@ -337,7 +341,7 @@ def check_the_kernel_gets_requests_and_the_most_tokens_that_one_has() -> None:
 
 def check_tensors_that_the_kernel_does_not_take_go_to_vllm_s() -> None:
     made = _made()
-    made.kernel = mock.Mock(**{"takes.return_value": False})
+    made.kernel = mock.Mock(**{"serves.return_value": False})
     attended, _ = _forward(made, _metadata([2], [10]))
     ((places, metadata),) = attended.decoded
     assert (places, metadata.seq_lens.tolist()) == ([0, 1], [11, 12])
