@@ -1,8 +1,8 @@
 // Decode attention over vLLM's TurboQuant pages, bound by the bytes it reads.
 //
 // attend: a block takes a part of one request's context, all KV heads of it and 16 query rows of
-// each (query heads that share a KV head, times query tokens). One warp copies pages into a ring
-// with the bulk copy engine; every other warp takes CHUNK tokens of one head at a time, unpacks
+// each (query heads that share a KV head, times query tokens). The warps ask in turn for pages, which
+// the bulk copy engine brings into a ring; each takes CHUNK tokens of one head at a time, unpacks
 // them in registers into operands of tensor cores and keeps softmax and result of its own. Only at
 // the end do the warps of a head join what they have. join: weighs the parts of the blocks.
 //

@@ -226,11 +226,11 @@ def _hold_against(config: Any, chosen: random.Random) -> None:
             current_workspace_manager=lambda: manager,
             _multiprocessors=lambda: MULTIPROCESSORS,
         ),
-        mock.patch.object(module, "decode_attention", lambda *given: lent.append(given[-1])),
+        mock.patch.object(module, "decode_attention", lambda *given: lent.append(given[5])),
     ):
         turboquant_backend._reserve_scratch(config, SimpleNamespace(head_size=64))
         manager.lock()
-        kernel = DecodeKernel(_attention(module, 4, 2, 64), most_tokens)
+        kernel = DecodeKernel(_attention(module, 4, 2, 64), tile=None)
         for requests in {1, most, *(chosen.randint(1, most) for _ in range(8))}:
             tokens = chosen.randint(1, most_tokens)
             rows = requests * tokens
