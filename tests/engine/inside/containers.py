@@ -28,7 +28,8 @@ def python_in(image: str, folder: Path, mark: str, command: Sequence[str], **env
             entrypoint=["/opt/venv/bin/python", *command],
             volumes={str(folder): {"bind": "/lab", "mode": "ro"}},
             network_mode="none",
-            environment={"HF_HUB_OFFLINE": "1", "HOME": "/tmp", **env},
+            # Two threads that wait for each other take many times as long beside other tests.
+            environment={"HF_HUB_OFFLINE": "1", "HOME": "/tmp", "OMP_NUM_THREADS": "1", **env},
             labels={TEST_LABEL: mark},
             remove=True,
             cpu_shares=FEW_CPU_SHARES,

@@ -45,6 +45,7 @@ def _a_card() -> Iterator[mock.MagicMock]:
         mock.patch.dict(os.environ, XDG_CACHE_HOME=cache),
         mock.patch.object(torch.cuda, "current_device", return_value=0),
         mock.patch.object(sparkdeploy_vllm.kernels, "turboquant_decode", kernels, create=True),
+        mock.patch.object(sparkdeploy_vllm.kernels, "turboquant_proof", create=True),
     ):
         yield kernels
 
