@@ -17,10 +17,10 @@ CPU = torch.device("cpu")
 ROUNDING = 2.0**-8
 """Relative error that BF16 may add to a row."""
 SHAPES = (
-    ("turboquant_4bit_nc", 256, 16, 2, 2, 16, (12, 1)),
+    ("turboquant_4bit_nc", 256, 4, 2, 2, 16, (12, 1)),
     ("turboquant_k8v4", 128, 6, 2, 1, 16, (9, 0)),
     ("turboquant_k3v4_nc", 64, 6, 1, 4, 32, (12, 1)),
-    ("turboquant_3bit_nc", 64, 8, 8, 1, 64, (9, 0)),
+    ("turboquant_3bit_nc", 64, 8, 8, 1, 16, (9, 0)),
 )
 """Format, head dimensions, query and KV heads, query tokens, tokens of a page, and the card."""
 
@@ -50,9 +50,9 @@ def check_unlike_requests_in_one_launch_are_each_right() -> None:
     lengths, counts, page, most = (150, 0, 1, 40), (3, 1, 1, 2), 16, 3
     with decode_on_cpu(3) as module:
         proof = importlib.import_module("sparkdeploy_vllm.kernels.turboquant_proof")
-        attention = _attention(module, "turboquant_4bit_nc", 64, 8, 2)
+        attention = _attention(module, "turboquant_4bit_nc", 64, 4, 2)
         pages, table = proof._pages(attention, lengths, page, torch.Generator().manual_seed(2))
-        query = torch.randn(sum(counts), 8, 64).bfloat16()
+        query = torch.randn(sum(counts), 4, 64).bfloat16()
         starts = torch.tensor((0, *counts), dtype=torch.int32).cumsum(0).int()
         requests = module.Requests(torch.tensor(lengths).int(), starts, table, most)
         shapes = module.scratch_shapes(attention, sum(counts), 3)
