@@ -9,6 +9,7 @@ host, so captured graphs are right; they are claimed for the releases where that
 """
 
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -247,14 +248,8 @@ class DecodeKernel:
         requests = self.kernels.Requests(
             metadata.seq_lens, metadata.query_start_loc, metadata.block_table, tokens
         )
-        splits = self.kernels.splits_of(
-            self.attention,
-            requests.lengths.shape[0],
-            tokens,
-            self.kernels.multiprocessors(query.device),
-        )
-        parts, sums = self.kernels.scratch_shapes(self.attention, query.shape[0], splits)
-        scratch = self.kernels.Scratch(*_floats(query.device, parts, sums))
+        allocate = partial(_floats, query.device)
+        scratch = self.kernels.scratch_of(self.attention, query, requests, allocate)
         output = torch.empty_like(query)
         return self.kernels.decode_attention(
             self.attention, query, kv_cache, requests, output, scratch, self.tile

@@ -18,10 +18,8 @@ from sparkdeploy_vllm.turboquant_backend import SparkTurboQuantBackend, refuse_w
 from sparkdeploy_vllm.turboquant_format import FP8_BITS, slot_format
 from sparkdeploy_vllm.turboquant_maths import (
     attend,
+    attend_slots,
     pack_slots,
-    rotated_queries,
-    unpack_keys,
-    unpack_values,
 )
 
 HEAD_DIMS = frozenset({64, 128, 256})
@@ -143,17 +141,9 @@ class CpuTurboQuantImpl(AttentionImpl[CpuTurboQuantMetadata]):
                 found = attend(wanted, key[tokens].float(), value[tokens].float(), self.scale)
             else:
                 slots = read_slots(kv_cache, attn_metadata.block_table[request], context)
-                found = self._attend_slots(wanted, slots)
+                found = attend_slots(wanted, slots, self.layout, self.centroids, self.scale)
             attended[tokens] = found.to(output.dtype)
         return output
-
-    def _attend_slots(self, queries: Tensor, slots: Tensor) -> Tensor:
-        return attend(
-            rotated_queries(queries, self.layout),
-            unpack_keys(slots, self.layout, self.centroids),
-            unpack_values(slots, self.layout),
-            self.scale,
-        )
 
 
 def read_slots(kv_cache: Tensor, blocks: Tensor, context: int) -> Tensor:

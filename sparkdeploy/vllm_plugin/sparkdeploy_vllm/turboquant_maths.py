@@ -91,6 +91,18 @@ def rotated_queries(queries: Tensor, layout: SlotFormat) -> Tensor:
     return rotate(queries) if layout.has_rotated_keys else queries
 
 
+def attend_slots(
+    queries: Tensor, slots: Tensor, layout: SlotFormat, centroids: Tensor, scale: float
+) -> Tensor:
+    """`attend` over what slots uint8 [S, KV heads, slot bytes] hold, with queries as they come.
+
+    Computed in the queries' dtype, FP32 or FP64. `centroids` as in `pack_slots`.
+    """
+    keys = unpack_keys(slots, layout, centroids, queries.dtype)
+    values = unpack_values(slots, layout, queries.dtype)
+    return attend(rotated_queries(queries, layout), keys, values, scale)
+
+
 def attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """Causal attention of one request's last T tokens over its S tokens; [T, heads, D].
 

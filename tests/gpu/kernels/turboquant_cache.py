@@ -17,9 +17,7 @@ from sparkdeploy_vllm.kernels.turboquant_decode import (  # noqa: E402
     Requests,
     Scratch,
     decode_attention,
-    multiprocessors,
-    scratch_shapes,
-    splits_of,
+    scratch_of,
 )
 from sparkdeploy_vllm.turboquant_format import SlotFormat, slot_format  # noqa: E402
 
@@ -172,14 +170,11 @@ def requests_of(
 
 def new_scratch(attention: AttentionLayer, query: torch.Tensor, requests: Requests) -> Scratch:
     """Scratch memory that holds NaN, so that what is read without being written shows."""
-    splits = splits_of(
-        attention,
-        requests.lengths.shape[0],
-        requests.most_tokens,
-        multiprocessors(query.device),
-    )
-    shapes = scratch_shapes(attention, query.shape[0], splits)
-    return Scratch(*(torch.full(shape, float("nan"), device="cuda") for shape in shapes))
+
+    def allocate(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+        return [torch.full(shape, float("nan"), device="cuda") for shape in shapes]
+
+    return scratch_of(attention, query, requests, allocate)
 
 
 def vllm_kernel(

@@ -5,6 +5,7 @@ speed (docs/figures/turboquant-decode-h100.md).
 """
 
 import ctypes
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -193,6 +194,22 @@ def scratch_shapes(
     """Shapes of `Scratch`, both FP32."""
     shape = (tokens, attention.query_heads, splits)
     return (*shape, attention.slot.head_dim), shape
+
+
+def scratch_of(
+    attention: AttentionLayer,
+    query: Tensor,
+    requests: Requests,
+    allocate: Callable[..., Iterable[Tensor]],
+) -> Scratch:
+    """Scratch memory for one call; `allocate` gives FP32 tensors of the shapes that it gets."""
+    splits = splits_of(
+        attention,
+        requests.lengths.shape[0],
+        requests.most_tokens,
+        multiprocessors(query.device),
+    )
+    return Scratch(*allocate(*scratch_shapes(attention, query.shape[0], splits)))
 
 
 def multiprocessors(device: torch.device) -> int:

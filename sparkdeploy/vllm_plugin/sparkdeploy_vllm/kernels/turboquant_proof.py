@@ -6,7 +6,7 @@ second, compared with the same attention in FP32. It compiles what serving needs
 request waits for it.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -14,19 +14,13 @@ from torch import Tensor
 from sparkdeploy_vllm.kernels.turboquant_decode import (
     AttentionLayer,
     Requests,
-    Scratch,
     decode_attention,
-    multiprocessors,
-    scratch_shapes,
-    splits_of,
+    scratch_of,
 )
 from sparkdeploy_vllm.kernels.turboquant_tiles import AttentionTile
 from sparkdeploy_vllm.turboquant_maths import (
-    attend,
+    attend_slots,
     pack_slots,
-    rotated_queries,
-    unpack_keys,
-    unpack_values,
 )
 
 TOLERANCE = 0.01
@@ -110,27 +104,23 @@ def _kernel_s(
     lengths, table, tokens = asked
     starts = torch.arange(len(lengths) + 1, device=query.device, dtype=torch.int32) * tokens
     known = torch.tensor(lengths, device=query.device, dtype=torch.int32)
-    splits = splits_of(attention, len(lengths), tokens, multiprocessors(query.device))
-    scratch = Scratch(
-        *(
-            torch.empty(shape, dtype=torch.float32, device=query.device)
-            for shape in scratch_shapes(attention, query.shape[0], splits)
-        )
-    )
     requests = Requests(known, starts, table, tokens)
+    scratch = scratch_of(attention, query, requests, partial(_floats, query.device))
     return decode_attention(
         attention, query, pages, requests, torch.empty_like(query), scratch, tile
     )
+
+
+def _floats(device: torch.device, *shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes]
 
 
 def _expected(
     attention: AttentionLayer, query: Tensor, pages: Tensor, row: Tensor, length: int
 ) -> Tensor:
     slots = pages[row].flatten(0, 1)[:length]
-    keys = unpack_keys(slots, attention.slot, _centroids(attention, pages.device))
-    values = unpack_values(slots, attention.slot)
-    rotated = rotated_queries(query.float(), attention.slot)
-    return attend(rotated, keys, values, attention.scale)
+    centroids = _centroids(attention, pages.device)
+    return attend_slots(query.float(), slots, attention.slot, centroids, attention.scale)
 
 
 def _centroids(attention: AttentionLayer, device: torch.device) -> Tensor:

@@ -17,18 +17,13 @@ from sparkdeploy_vllm.kernels.turboquant_decode import (
     Scratch,
     decode_attention,
     key_of,
-    multiprocessors,
-    scratch_shapes,
-    splits_of,
+    scratch_of,
 )
 from sparkdeploy_vllm.kernels.turboquant_tiles import AttentionTile
 from sparkdeploy_vllm.kernels.turboquant_tiles_file import AttentionKey
 from sparkdeploy_vllm.turboquant_maths import (
-    attend,
+    attend_slots,
     pack_slots,
-    rotated_queries,
-    unpack_keys,
-    unpack_values,
 )
 
 PAGE_TOKENS = 64
@@ -137,14 +132,14 @@ class AttentionStand:
 
     def _exact(self, question: Question) -> Tensor:
         """FP64 [T, H, D], from the slots alone."""
-        slot, requests = self.attention.slot, question.requests
-        asked = rotated_queries(question.query.double(), slot).split(self.most_tokens)
+        attention, requests = self.attention, question.requests
+        asked = question.query.double().split(self.most_tokens)
         found = []
         for number, length in enumerate(requests.lengths.tolist()):
             slots = question.pages[requests.table[number].long()].flatten(0, 1)[:length]
-            keys = unpack_keys(slots, slot, self.centroids, torch.float64)
-            values = unpack_values(slots, slot, torch.float64)
-            found.append(attend(asked[number], keys, values, self.attention.scale))
+            found.append(
+                attend_slots(asked[number], slots, attention.slot, self.centroids, attention.scale)
+            )
         return torch.cat(found)
 
     def _gives(self, tile: AttentionTile, question: Question, exact: Tensor) -> bool:
@@ -162,15 +157,10 @@ class AttentionStand:
         decode_attention(self.attention, query, pages, requests, out, scratch, tile)
 
     def _scratch(self, question: Question, filled_with: float) -> Scratch:
-        requests = question.requests
-        splits = splits_of(
-            self.attention,
-            requests.lengths.shape[0],
-            requests.most_tokens,
-            multiprocessors(self.device),
-        )
-        shapes = scratch_shapes(self.attention, question.query.shape[0], splits)
-        return Scratch(*(torch.full(shape, filled_with, device=self.device) for shape in shapes))
+        def allocate(*shapes: tuple[int, ...]) -> list[Tensor]:
+            return [torch.full(shape, filled_with, device=self.device) for shape in shapes]
+
+        return scratch_of(self.attention, question.query, question.requests, allocate)
 
 
 def _centroids(key_bits: int, head_dim: int, device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 from cuda_on_cpu import decode_on_cpu
 from sparkdeploy_vllm.turboquant_format import slot_format
-from sparkdeploy_vllm.turboquant_maths import attend, rotated_queries, unpack_keys, unpack_values
+from sparkdeploy_vllm.turboquant_maths import attend_slots
 from vllm.utils.torch_utils import set_random_seed
 
 CPU = torch.device("cpu")
@@ -68,10 +68,8 @@ def check_unlike_requests_in_one_launch_are_each_right() -> None:
             assert (found[0][rows] == 7).all()
             continue
         slots = pages[table[request].long()].flatten(0, 1)[:length]
-        keys = unpack_keys(slots, attention.slot, centroids, torch.float64)
-        values = unpack_values(slots, attention.slot, torch.float64)
-        asked = rotated_queries(query[rows].double(), attention.slot)
-        exact = attend(asked, keys, values, attention.scale)
+        asked = query[rows].double()
+        exact = attend_slots(asked, slots, attention.slot, centroids, attention.scale)
         error = (found[0][rows] - exact).norm(dim=-1) / exact.norm(dim=-1)
         assert (error < ROUNDING).all(), (request, error)
 

@@ -39,7 +39,6 @@ def _a_card() -> Iterator[mock.MagicMock]:
     kernels = mock.MagicMock()
     kernels.key_of.return_value = KEY
     kernels.unfit.return_value = None
-    kernels.scratch_shapes.return_value = (1,), (1,)
     with (
         tempfile.TemporaryDirectory() as cache,
         mock.patch.dict(os.environ, XDG_CACHE_HOME=cache),

@@ -30,7 +30,8 @@ def decode_on_cpu(
     change: Callable[[str], str] = lambda source: source,
 ) -> Iterator[ModuleType]:
     """turboquant_decode, whose launches run here, with the source as `change` leaves it."""
-    with decode_module() as module, tempfile.TemporaryDirectory() as built:
+    card = decode_module(multiprocessors, capability)
+    with card as module, tempfile.TemporaryDirectory() as built:
         launch_module = module.launch.__globals__
 
         @functools.cache
@@ -40,11 +41,7 @@ def decode_on_cpu(
         def launch(sizes: Any, _architecture: str, kernel: str, how: Any, arguments: Any) -> None:
             _run(getattr(library(sizes), f"run_{kernel}"), how, arguments)
 
-        with (
-            mock.patch.object(module, "launch", launch),
-            mock.patch.object(module, "_capability", return_value=capability),
-            mock.patch.object(module, "_multiprocessors", return_value=multiprocessors),
-        ):
+        with mock.patch.object(module, "launch", launch):
             yield module
 
 

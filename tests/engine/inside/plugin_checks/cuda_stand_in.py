@@ -28,7 +28,9 @@ class OnCuda:
 
 
 @contextlib.contextmanager
-def decode_module() -> Iterator[ModuleType]:
+def decode_module(
+    multiprocessors: int = MULTIPROCESSORS, capability: tuple[int, int] = (9, 0)
+) -> Iterator[ModuleType]:
     """turboquant_decode on a card like an H100; what it would launch must be replaced."""
     bindings = ModuleType("cuda.bindings")
     bindings.driver, bindings.nvrtc = ModuleType("driver"), ModuleType("nvrtc")  # type: ignore[attr-defined]
@@ -38,8 +40,8 @@ def decode_module() -> Iterator[ModuleType]:
         module = importlib.import_module("sparkdeploy_vllm.kernels.turboquant_decode")
         stream = mock.Mock(cuda_stream=STREAM)
         with (
-            mock.patch.object(module, "_capability", return_value=(9, 0)),
-            mock.patch.object(module, "_multiprocessors", return_value=MULTIPROCESSORS),
+            mock.patch.object(module, "_capability", return_value=capability),
+            mock.patch.object(module, "_multiprocessors", return_value=multiprocessors),
             mock.patch.object(torch.cuda, "current_stream", return_value=stream),
         ):
             yield module
