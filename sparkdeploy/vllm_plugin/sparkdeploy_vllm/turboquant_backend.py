@@ -240,7 +240,7 @@ class DecodeKernel:
             self.faults[question] = self.proof.first_fault(*question)
         fault = self.faults[question]
         if fault is not None:
-            warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: ours failed: {fault}")
+            _say_vllm_s_kernel_serves(f"ours failed: {fault}")
         return fault is None
 
     def decode(self, query: Tensor, kv_cache: Tensor, metadata: Any, tokens: int) -> Tensor:
@@ -276,18 +276,22 @@ def _kernel_of(layer: SparkTurboQuantImpl) -> DecodeKernel | None:
         # Asks for the card and the compiler: without either there is no kernel.
         key = turboquant_decode.key_of(attention, layer.most_tokens, device)
     except (ImportError, RuntimeError, AssertionError) as error:
-        warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: {error}")
+        _say_vllm_s_kernel_serves(str(error))
         return None
     why_not = turboquant_decode.unfit(attention, key.capability, layer.most_tokens)
     if why_not is not None:
-        warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: {why_not}")
+        _say_vllm_s_kernel_serves(why_not)
         return None
     return DecodeKernel(attention, _chosen_tile(key))
 
 
+def _say_vllm_s_kernel_serves(why: str) -> None:
+    warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: {why}")
+
+
 def _say_how_it_lies(query: Tensor, kv_cache: Tensor) -> None:
-    warn_once(
-        "sparkdeploy: TurboQuant decodes by vLLM's own kernel: ours does not take a cache "
+    _say_vllm_s_kernel_serves(
+        "ours does not take a cache "
         f"{tuple(kv_cache.shape)} with strides {kv_cache.stride()}, queries {query.dtype} "
         f"with strides {query.stride()}"
     )

@@ -20,7 +20,7 @@ PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
 from sparkdeploy_vllm import tune_head  # noqa: E402
 from sparkdeploy_vllm.kernels import head_choice  # noqa: E402
-from sparkdeploy_vllm.kernels.head_choice import Choice, choose_tiles  # noqa: E402
+from sparkdeploy_vllm.kernels.head_choice import HeadChoice, choose_tiles  # noqa: E402
 from sparkdeploy_vllm.kernels.head_stand import CudaStand  # noqa: E402
 from sparkdeploy_vllm.kernels.head_tiles_file import tuned_path  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head import int8_head, prepare  # noqa: E402
@@ -50,7 +50,7 @@ def main() -> int:
     return 0
 
 
-def compare(stand: CudaStand, choice: Choice) -> None:
+def compare(stand: CudaStand, choice: HeadChoice) -> None:
     """Print what ships beside what was tuned, at every number of rows."""
     shipped = shipped_for(choice.key.capability).tiles
     say(f"\n{choice.line}\n\n| rows | ships, ms | tuned, ms | tuned takes |\n|---|---|---|---|")

@@ -9,9 +9,7 @@ needs vLLM is left out where vLLM is missing.
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -27,6 +25,7 @@ from turboquant_cache import (
     Requests,
     Shape,
     attention_of,
+    cuda_timing,
     decode_attention,
     new_scratch,
     random_pages,
@@ -181,24 +180,8 @@ def flash_ms(case: Case, rounds: int) -> float | None:
 
 def median_ms(layers: list[Callable[[], object]], rounds: int) -> float:
     """Median milliseconds of one layer's launches, all layers in one captured graph."""
-    for launch in layers:
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in layers:
-            launch()
-    graph.replay()
-    times = []
-    for _ in range(rounds):
-        time.sleep(0.005)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / len(layers))
-    return statistics.median(times)
+    graph = cuda_timing.captured(lambda turn: layers[turn](), len(layers))
+    return cuda_timing.median_ms([graph], rounds)[0] / len(layers)
 
 
 def read_bandwidth(rounds: int) -> float:

@@ -12,6 +12,7 @@ import torch
 
 PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
+from sparkdeploy_vllm.kernels import cuda_timing  # noqa: E402
 from sparkdeploy_vllm.kernels.turboquant_decode import (  # noqa: E402
     AttentionLayer,
     Requests,
@@ -21,7 +22,7 @@ from sparkdeploy_vllm.kernels.turboquant_decode import (  # noqa: E402
 )
 from sparkdeploy_vllm.turboquant_format import SlotFormat, slot_format  # noqa: E402
 
-__all__ = ["AttentionLayer", "Requests", "decode_attention"]
+__all__ = ["AttentionLayer", "Requests", "cuda_timing", "decode_attention"]
 """Handed on, since the path to the plugin is set here."""
 FORMATS = ("4bit_nc", "k8v4", "k3v4_nc", "3bit_nc")
 PAGE = 64
