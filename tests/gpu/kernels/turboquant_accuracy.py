@@ -17,9 +17,12 @@ from turboquant_cache import (
     Requests,
     Shape,
     attention_of,
+    centroids,
     decode_attention,
     exact_attention,
+    hadamard,
     new_scratch,
+    pack_slots,
     random_pages,
     requests_of,
     vllm_kernel,
@@ -37,6 +40,7 @@ SHAPES = (
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 777, 4_097, 32_771)
 LONGEST = (262_143, 262_144)
 REPEATS = 20
+STORED_TOKENS = 4_096
 NOT_A_NUMBER = 0xFF
 """As bytes: NaN in FP16 and in FP8."""
 
@@ -49,6 +53,7 @@ def main() -> int:
     for name in FORMATS:
         for shape in SHAPES:
             compare(name, shape)
+        stored(name)
         long_contexts(name)
         hard_cases(name)
     say("all right" if not failures else "\n".join(failures))
@@ -70,6 +75,39 @@ def compare(name: str, shape: Shape) -> None:
         worst = max(worst, (error / rounding, f"{error:.4e} against {rounding:.4e}"))
     check(worst[0] <= ROOM, f"{name}, {shape.name}: {worst[1]}")
     say(f"{name}, {shape}: {worst[1]} by rounding to BF16 alone ({worst[0]:.4f})")
+
+
+def stored(name: str) -> None:
+    """What vLLM's kernel stores, beside the plugin's own packing in plain torch."""
+    try:
+        from vllm.v1.attention.ops.triton_turboquant_store import triton_turboquant_store as store
+    except ImportError:
+        return
+    shape = SHAPES[0]
+    slot = attention_of(shape, name).slot
+    size, dim = (STORED_TOKENS, shape.kv_heads, slot.head_dim), slot.head_dim
+    drawn = torch.Generator("cuda").manual_seed(5)
+    keys = torch.randn(size, device="cuda", generator=drawn).bfloat16()
+    values = torch.randn(size, device="cuda", generator=drawn).bfloat16()
+    pages = torch.zeros((STORED_TOKENS // 64, 64, size[1], slot.slot_bytes)).byte().cuda()
+    table = centroids(slot.key_bits if slot.has_rotated_keys else slot.value_bits, dim)
+    store(
+        keys, values, pages, torch.arange(STORED_TOKENS, device="cuda"),
+        hadamard(dim).float(), ((table[:-1] + table[1:]) / 2).cuda(),
+        mse_bits=slot.key_bits if slot.has_rotated_keys else 0,
+        key_packed_size=slot.value_offset, value_quant_bits=slot.value_bits,
+        key_fp8=not slot.has_rotated_keys,
+    )  # fmt: skip
+    ours = pack_slots(keys.cpu(), values.cpu(), slot, table)
+    differing = (ours != pages.flatten(0, 1).cpu()).float()
+    parts = {
+        "keys": slice(0, slot.value_offset),
+        "values": slice(slot.value_offset, slot.scale_offset),
+        "scalars": slice(slot.scale_offset, slot.scale_offset + 4),
+    }
+    shares = {part: float(differing[..., at].mean()) for part, at in parts.items()}
+    check(max(shares.values()) < 1e-3, f"{name}: stored bytes differ, {shares}")
+    say(f"{name}: bytes that vLLM stores otherwise than plain torch: {shares}")
 
 
 def long_contexts(name: str) -> None:

@@ -21,8 +21,9 @@ from sparkdeploy_vllm.kernels.turboquant_decode import (  # noqa: E402
     scratch_of,
 )
 from sparkdeploy_vllm.turboquant_format import SlotFormat, slot_format  # noqa: E402
+from sparkdeploy_vllm.turboquant_maths import pack_slots  # noqa: E402
 
-__all__ = ["AttentionLayer", "Requests", "cuda_timing", "decode_attention"]
+__all__ = ["AttentionLayer", "Requests", "cuda_timing", "decode_attention", "pack_slots"]
 """Handed on, since the path to the plugin is set here."""
 FORMATS = ("4bit_nc", "k8v4", "k3v4_nc", "3bit_nc")
 PAGE = 64

@@ -40,6 +40,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "2",
 }
 CONTEXT_TOKENS = 200
+LONG_PROMPTS = (3_000, 9_000, 20_000, 33_333)
+LONG_REPLY_TOKENS = 96
 SAMPLED = [
     {"temperature": 0.8, "seed": 1},
     {"temperature": 0.8, "top_p": 0.9, "top_k": 20},
@@ -87,7 +89,7 @@ class Server:
         return [sys.executable, *module, *model, *_last_of_each([*COMMON_FLAGS, *own])]
 
     def _environment(self) -> dict[str, str]:
-        paths = ["/tmp/site", self.spec.get("plugin", "/tmp/plugin")]
+        paths = ["/tmp/stand/smallest", "/tmp/site", self.spec.get("plugin", "/tmp/plugin")]
         extra = {"PYTHONPATH": ":".join(paths), **ENVIRONMENT, **self.spec.get("env", {})}
         return {**os.environ, **extra}
 
@@ -111,7 +113,7 @@ class Server:
             time.sleep(1)
         self.seen["log_tail"] = self.log.read_text(errors="replace")[-6000:]
 
-    def ask(self, prompt: str, *, tokens: int, logprobs: bool) -> dict:
+    def ask(self, prompt: str | list[int], *, tokens: int, logprobs: bool) -> dict:
         body = {
             "model": "twin", "prompt": prompt, "max_tokens": tokens, "temperature": 0,
             "ignore_eos": True, "return_token_ids": True,
@@ -133,12 +135,20 @@ class Server:
             )
         return [{"ids": c["token_ids"], "gaps": _gaps(c), "text": c["text"][:80]} for c in choices]
 
+    def long_texts(self) -> list[dict]:
+        """Replies to prompts of several pages, one at a time; asked twice, they may be cached."""
+        choices = [
+            self.ask(_long_prompt(length), tokens=LONG_REPLY_TOKENS, logprobs=True)
+            for length in LONG_PROMPTS
+        ]
+        return [{"ids": c["token_ids"], "gaps": _gaps(c), "text": c["text"][:80]} for c in choices]
+
     def context_step(self, context: int) -> dict[str, float]:
         """A request of `context` tokens and 200 of reply: milliseconds a step and a token.
 
         A step sends one event, however many tokens it accepts.
         """
-        prompt = [(7 * n * n + n) % 500 + 5 for n in range(context)]
+        prompt = _long_prompt(context)
         body = {
             "model": "twin", "prompt": prompt, "max_tokens": CONTEXT_TOKENS, "temperature": 0,
             "ignore_eos": True, "stream": True,
@@ -177,7 +187,8 @@ class Server:
     def counters(self) -> dict[str, float]:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
-        found = re.findall(r"^vllm:spec_decode_num_(\w+)_total\{[^}]*\} (\S+)", text, re.M)
+        counted = r"^vllm:(?:spec_decode_num_)?(\w*draft\w*|\w*accepted\w*|prefix_cache\w+)_total"
+        found = re.findall(counted + r"\{[^}]*\} (\S+)", text, re.M)
         return {name: float(value) for name, value in found}
 
     def step_ms(self, at_once: int) -> dict[str, float]:
@@ -240,6 +251,11 @@ class Server:
             re.sub(r"^.*?\] ", "", line)[:300] for line in lines if KEPT_LINES.search(line)
         )
         self.seen["lines"] = list(kept)[:60]
+
+
+def _long_prompt(length: int) -> list[int]:
+    """Token ids, the same 500 again and again."""
+    return [(7 * n * n + n) % 500 + 5 for n in range(length)]
 
 
 def _last_of_each(words: list[str]) -> list[str]:
@@ -378,7 +394,10 @@ def _probe(server: Server, plan: dict, texts: dict[str, list[dict]]) -> None:
     name, tokens, prompts = (server.spec[key] for key in ("name", "tokens", "prompts"))
     for at_once in (1, 4):
         texts[f"{name}/{at_once}"] = server.texts(prompts, at_once, tokens)
-    server.seen["drafting"] = server.counters()
+    if server.spec.get("long"):
+        for turn in ("long", "long again"):
+            texts[f"{name}/{turn}"] = server.long_texts()
+    server.seen["counted"] = server.counters()
     if server.spec.get("sampled"):
         server.seen["sampled"] = server.sampled()
     for context in server.spec.get("contexts", []):
