@@ -41,6 +41,8 @@ LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 777, 4_097, 32_771)
 LONGEST = (262_143, 262_144)
 REPEATS = 20
 STORED_TOKENS = 4_096
+STORED_OTHERWISE = {"keys": 1e-5, "values": 5e-3, "scalars": 0.0}
+"""Most bytes, as shares of each part, that rounding may put elsewhere in vLLM's store kernel."""
 NOT_A_NUMBER = 0xFF
 """As bytes: NaN in FP16 and in FP8."""
 
@@ -106,7 +108,8 @@ def stored(name: str) -> None:
         "scalars": slice(slot.scale_offset, slot.scale_offset + 4),
     }
     shares = {part: float(differing[..., at].mean()) for part, at in parts.items()}
-    check(max(shares.values()) < 1e-3, f"{name}: stored bytes differ, {shares}")
+    within = all(shares[part] <= most for part, most in STORED_OTHERWISE.items())
+    check(within, f"{name}: stored bytes differ, {shares}")
     say(f"{name}: bytes that vLLM stores otherwise than plain torch: {shares}")
 
 

@@ -325,6 +325,8 @@ def main() -> int:
     timed = [s for s in servers if s.spec.get("timing") or s.spec.get("contexts")]
     for server in timed:
         _visit(server, plan, texts)
+        _write_result(out, servers, {})
+        (out / "texts.json").write_text(json.dumps(texts))
     rest = [server for server in servers if server not in timed]
     with ThreadPoolExecutor(max(1, len(rest))) as pool:
         list(pool.map(lambda server: _visit(server, plan, texts), rest))
