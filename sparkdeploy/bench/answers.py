@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 _DONE = "[DONE]"
 _SHOWN_CHARACTERS = 200
+_PAGE = re.compile(r"\s*<(!doctype|html|head|body|!--|\?xml)", re.IGNORECASE)
+_UNSHOWN = re.compile(r"<(script|style|head)\b.*?</\1\s*>|<!--.*?-->", re.IGNORECASE | re.DOTALL)
+_TAGS = re.compile(r"<[^>]*>")
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content", "tool_calls")
 
 
@@ -32,6 +37,8 @@ class Exchange:
     arrivals: tuple[Arrival, ...] = ()
     failure: Failure | None = None
     """What the connection did wrong; what the bytes say is read later."""
+    connect_s: float = 0.0
+    """Connecting, before `sent_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ class _Reading:
     prompt_tokens: int = 0
     usage_total: int | None = None
     finish_reason: str = ""
+    has_events: bool = False
 
 
 class _UnusableError(Exception):
@@ -114,6 +122,7 @@ def server_events(arrivals: Iterable[Arrival]) -> Iterator[tuple[float, str]]:
 
 
 def _read_event(reading: _Reading, at_s: float, text: str) -> None:
+    reading.has_events = True
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -157,8 +166,47 @@ def _check_end(reading: _Reading, exchange: Exchange) -> None:
     if exchange.failure is not None:
         raise _UnusableError(exchange.failure.kind, exchange.failure.message)
     # Some servers close without [DONE]; one that told why it stopped has said everything.
-    if not reading.finish_reason:
-        raise _UnusableError(FailureKind.BROKEN_OFF, "the stream ended without [DONE]")
+    if reading.finish_reason:
+        return
+    if not reading.has_events:
+        _refuse_what_is_no_stream(b"".join(part.data for part in exchange.arrivals))
+    raise _UnusableError(FailureKind.BROKEN_OFF, "the stream ended without [DONE]")
+
+
+def _refuse_what_is_no_stream(body: bytes) -> None:
+    words = plain_words(body)
+    start = body.lstrip()[:1]
+    if start == b"{" and is_error(body):
+        raise _UnusableError(FailureKind.SERVER_ERROR, words)
+    if start in {b"{", b"<"}:
+        kind = "one JSON object" if start == b"{" else "a page"
+        raise _UnusableError(FailureKind.MALFORMED, f"{kind} instead of a stream: {words}")
+
+
+def is_error(body: bytes) -> bool:
+    content = _json_object(body)
+    return content is not None and bool(content.get("error") or content.get("detail"))
+
+
+def plain_words(body: bytes) -> str:
+    """Return what an answer that is no stream says: an error's message, a page without its tags."""
+    content = _json_object(body)
+    text = body.decode(errors="replace")
+    if content is not None:
+        told = content.get("error") or content.get("detail") or content.get("message")
+        words = told.get("message") if isinstance(told, dict) else told
+        text = str(words) if words else text
+    elif _PAGE.match(text):
+        text = html.unescape(_TAGS.sub(" ", _UNSHOWN.sub(" ", text)))
+    return " ".join(text.split())[:_SHOWN_CHARACTERS]
+
+
+def _json_object(body: bytes) -> dict[str, Any] | None:
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _count(reading: _Reading) -> tuple[tuple[TokenArrival, ...], Counting]:

@@ -62,6 +62,7 @@ def measure(
         stream=stream,
         prompt=prompt,
         sent_s=sent_s - began_s,
+        connect_s=exchange.connect_s,
         duration_s=exchange.ended_s - sent_s,
         failure=answer.failure,
     )

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sparkdeploy.bench.record import Cell, Failure, ServerDelta
+    from sparkdeploy.bench.streams import Streams
     from sparkdeploy.bench.suites import Condition, Suite, Turn
     from sparkdeploy.bench.watch import BenchWatch, Reading
-    from sparkdeploy.bench.wire import Streams
 
 SETTLE_S = 10.0
 SETTLE_POLL_S = 0.02

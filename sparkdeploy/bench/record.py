@@ -93,7 +93,7 @@ class RequestSample:
     """Which of the concurrent streams, from 0."""
     prompt: str
     sent_s: float
-    """Since the suite began."""
+    """Since the suite began: when the connection stood and the request went out."""
     duration_s: float
     """From sending to the last token."""
     prompt_tokens: int = 0
@@ -110,6 +110,8 @@ class RequestSample:
     """Tokens after the first arrival / time after the first arrival."""
     counting: Counting | None = None
     finish_reason: str = ""
+    connect_s: float = 0.0
+    """Connecting, TLS included; before `sent_s`, and in no other figure."""
     failure: Failure | None = None
 
 

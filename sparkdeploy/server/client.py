@@ -12,9 +12,11 @@ import requests
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.metrics import Speculation, parse_samples, speculation
 from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS, PoolingEndpoint
+from sparkdeploy.server.trust import CA_HINT, connection_words, is_untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 HEALTH_TIMEOUT_S = 1.0
 CALL_TIMEOUT_S = 10.0
@@ -51,15 +53,25 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     """
 
     def __init__(
-        self, base_url: str, api_key: str | None = None, *, model: str | None = None
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        model: str | None = None,
+        ca_file: Path | None = None,
     ) -> None:
-        """Ask for `model` (the served name); without one for the first that the server names."""
+        """Ask for `model` (the served name); without one for the first that the server names.
+
+        `ca_file` holds the certificates to trust; without one the usual ones are.
+        """
         self.base_url = base_url.rstrip("/")
         self.api_key = api_key
         self._model = model
         self._session = requests.Session()
         # A proxy from the environment would be asked for 127.0.0.1, and ~/.netrc for a password.
         self._session.trust_env = False
+        if ca_file is not None:
+            self._session.verify = str(ca_file)
         if api_key:
             self._session.headers["Authorization"] = f"Bearer {api_key}"
 
@@ -223,10 +235,18 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         except requests.Timeout as error:
             raise UnhealthyError(f"{url} did not answer within {timeout_s:g} s") from error
         except requests.RequestException as error:
-            raise UnhealthyError(f"{url} is not reachable", detail=str(error)) from error
+            raise _no_connection(url, error) from error
         if response.status_code != requests.codes.ok:
             raise _refusal(url, response)
         return response
+
+
+def _no_connection(url: str, error: requests.RequestException) -> UnhealthyError:
+    words = connection_words(error)
+    if not words:
+        return UnhealthyError(f"{url} is not reachable", detail=str(error))
+    hint = CA_HINT if is_untrusted(error) else None
+    return UnhealthyError(f"{url} is not reachable: {words}", hint=hint)
 
 
 def _refusal(url: str, response: requests.Response) -> UnhealthyError:

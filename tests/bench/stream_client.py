@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.answers import read_answer, server_events
 from sparkdeploy.bench.figures import quantiles
-from sparkdeploy.bench.wire import Streams
+from sparkdeploy.bench.streams import Streams
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

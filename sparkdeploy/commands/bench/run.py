@@ -20,10 +20,10 @@ from sparkdeploy.bench.record import Run, SuiteResult
 from sparkdeploy.bench.report.draw import SERIES
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.speed import read_published
+from sparkdeploy.bench.streams import Streams
 from sparkdeploy.bench.suites import Suite, SuiteName, fixed_suite, sweep_suite
 from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch
-from sparkdeploy.bench.wire import Streams
 from sparkdeploy.commands.bench.origin import deployment_origin, endpoint_origin
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console, format_seconds

@@ -98,6 +98,7 @@ class ScriptedServer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(DEADLINE_S)
         self._connections: dict[int, socket.socket] = {}
+        self._done: set[int] = set()
         self._thread = threading.Thread(target=self._play)
         self.heads: dict[int, bytes] = {}
         self.bodies: dict[int, Any] = {}
@@ -123,6 +124,9 @@ class ScriptedServer:
         try:
             self._accept(len({action.stream for action in self._actions}))
             for action in self._actions:
+                if action.stream in self._done:
+                    self._wait_for_leaving(self._connections[action.stream])
+                    continue
                 looks = self._clock.set(action.at_s)
                 self._do(action)
                 self._clock.wait_for_look_after(looks)
@@ -146,10 +150,17 @@ class ScriptedServer:
                 connection.sendall(HEAD)
                 self._clock.wait_for_look_after(looks)
 
+    def _wait_for_leaving(self, connection: socket.socket) -> None:
+        """The client leaves at [DONE], and reads nothing that comes after it."""
+        with contextlib.suppress(ConnectionError):
+            assert connection.recv(1) == b""
+
     def _do(self, action: Action) -> None:
         connection = self._connections[action.stream]
         if isinstance(action, Write):
             connection.sendall(b"%x\r\n%s\r\n" % (len(action.data), action.data))
+            if DONE in action.data:
+                self._done.add(action.stream)
         elif isinstance(action, End):
             connection.sendall(b"0\r\n\r\n")
         elif isinstance(action, Refuse):

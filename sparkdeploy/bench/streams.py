@@ -1,0 +1,166 @@
+"""The client: concurrent streamed requests over HTTP/1.1, timed at the socket, read later."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from sparkdeploy.bench.answers import Arrival, Exchange
+from sparkdeploy.bench.record import Failure, FailureKind
+from sparkdeploy.bench.wire import Ending, Seen, exchange_of, has_ended, request_bytes
+from sparkdeploy.server.trust import connection_words, ssl_context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+SILENCE_S = 600.0
+"""How long nothing may come; prefill of 256K takes minutes on a Spark."""
+CONNECT_S = 10.0
+PAUSE_S = 0.5
+"""After it a stream is read in passing: where its end does not look like one, it ends here."""
+CHAT_PATH = "/v1/chat/completions"
+
+
+class _Receiver(asyncio.Protocol):
+    """Sends one request and keeps each read with its moment; nothing else while it streams."""
+
+    def __init__(self, request: bytes, clock: Callable[[], float]) -> None:
+        loop = asyncio.get_running_loop()
+        self.pieces: list[Arrival] = []
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.lost_at_s: float | None = None
+        self.heard_s = loop.time()
+        self.sent_s: float | None = None
+        self._request = request
+        self._clock = clock
+        self._loop_time = loop.time
+        self._ending = Ending()
+        self._looked_at = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.sent_s = self._clock()
+        transport.write(self._request)  # type: ignore[attr-defined]  # a TCP transport
+
+    def data_received(self, data: bytes) -> None:
+        self.pieces.append(Arrival(self._clock(), data))
+        self.heard_s = self._loop_time()
+        # Reading costs time: a stream is read once it looks ended.
+        if self._ending.looks_ended(data) and has_ended(self.pieces):
+            self._end()
+
+    def look_in_a_pause(self) -> None:
+        """Read what came, once, when nothing has come for a while: an end may look like none."""
+        is_pause = self._loop_time() - self.heard_s >= PAUSE_S
+        if is_pause and len(self.pieces) > self._looked_at:
+            self._looked_at = len(self.pieces)
+            if has_ended(self.pieces):
+                self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's own
+        if not self.ended.done():
+            self.lost_at_s = self._clock()
+            self._end()
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+class Streams(contextlib.AbstractContextManager["Streams"]):
+    """Streamed requests to one server; a context manager that keeps one event loop.
+
+    `round` sends all bodies at once and returns when the last answer has ended. Each request
+    connects anew, as the field's curl does. One that fails says so in its Exchange; nothing is
+    raised and nothing is repeated. Proxies of the environment are never used.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        ca_file: Path | None = None,
+        silence_s: float = SILENCE_S,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        parts = urlsplit(base_url)
+        self._ssl = ssl_context(ca_file) if parts.scheme == "https" else None
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._ssl else 80)
+        path = parts.path.rstrip("/") + CHAT_PATH
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
+        self._request = partial(
+            request_bytes, host=parts.netloc.rpartition("@")[2], path=path, headers=headers
+        )
+        self._silence_s = silence_s
+        self._clock = clock
+        self._runner = asyncio.Runner()
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+
+    def round(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[Exchange, ...]:
+        requests = [self._request(body=json.dumps(body).encode()) for body in bodies]
+        with _without_pauses():
+            seen = self._runner.run(self._exchange_all(requests))
+        return tuple(map(exchange_of, seen))
+
+    async def _exchange_all(self, requests: Sequence[bytes]) -> list[Seen]:
+        return await asyncio.gather(*(self._exchange(request) for request in requests))
+
+    async def _exchange(self, request: bytes) -> Seen:
+        began_s = self._clock()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                transport, receiver = await asyncio.get_running_loop().create_connection(
+                    lambda: _Receiver(request, self._clock), self._host, self._port, ssl=self._ssl
+                )
+        except (OSError, TimeoutError) as error:
+            words = connection_words(error) or f"no connection within {CONNECT_S:g} s"
+            failure = Failure(FailureKind.UNREACHABLE, words)
+            return Seen(began_s, self._clock(), failure=failure)
+        try:
+            failure_seen = await self._wait(receiver)
+        finally:
+            transport.abort()
+        return self._seen(receiver, began_s, failure_seen)
+
+    def _seen(self, receiver: _Receiver, began_s: float, failure: Failure | None) -> Seen:
+        pieces, ended_s = receiver.pieces, receiver.lost_at_s
+        if failure is not None:
+            ended_s = self._clock()
+        elif ended_s is None:
+            ended_s = pieces[-1].at_s
+        sent_s = began_s if receiver.sent_s is None else receiver.sent_s
+        return Seen(sent_s, ended_s, sent_s - began_s, pieces, failure)
+
+    async def _wait(self, receiver: _Receiver) -> Failure | None:
+        now = asyncio.get_running_loop().time
+        while not receiver.ended.done():
+            left_s = receiver.heard_s + self._silence_s - now()
+            if left_s <= 0:
+                return Failure(FailureKind.TIMEOUT, f"nothing came for {self._silence_s:g} s")
+            await asyncio.wait((receiver.ended,), timeout=min(left_s, PAUSE_S))
+            receiver.look_in_a_pause()
+        return None
+
+
+@contextlib.contextmanager
+def _without_pauses() -> Iterator[None]:
+    """Keep the garbage collector from stopping the clock's reader in the middle of a round."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

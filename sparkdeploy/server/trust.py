@@ -1,0 +1,71 @@
+"""Whose certificates are trusted: the system's, or those of a file that a person or a variable
+names.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+CA_HINT = (
+    "a private CA's certificate is named with --ca-file FILE.pem, or in the variable SSL_CERT_FILE"
+)
+
+
+def ca_file(named: Path | None, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the file of trusted certificates, None for the system's; UsageError for a bad one."""
+    told = (Path(value) for name in CA_VARIABLES if (value := environment.get(name)))
+    path = named or next(told, None)
+    if path is not None:
+        ssl_context(path)
+    return path
+
+
+def ssl_context(path: Path | None) -> ssl.SSLContext:
+    """Return what checks a server's certificate; UsageError for a file without certificates."""
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:  # an SSLError is one, too
+        words = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        raise UsageError(f"the certificates {path} cannot be read: {words}") from error
+
+
+def connection_words(error: BaseException) -> str:
+    """Return in plain words why there is no connection; empty where nobody knows."""
+    seen: set[int] = set()
+    found = ""
+    pending: list[object] = [error]
+    while pending:
+        cause = pending.pop()
+        if not isinstance(cause, BaseException) or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        found = _words(cause) or found
+        # Libraries put the cause into the arguments, a field or the chain.
+        pending += [*cause.args, getattr(cause, "reason", None), cause.__cause__, cause.__context__]
+    return found
+
+
+def is_untrusted(error: BaseException) -> bool:
+    return "certificate is not trusted" in connection_words(error)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
+    if isinstance(error, socket.gaierror):
+        return f"its name is not known: {error.strerror}"
+    if isinstance(error, OSError) and isinstance(error.strerror, str):
+        return error.strerror
+    return ""
