@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import json
 import os
@@ -15,11 +17,16 @@ from pydantic import TypeAdapter, ValidationError
 from sparkdeploy import yaml_text
 from sparkdeploy.bench.record import SCHEMA_VERSION, Run
 from sparkdeploy.errors import BenchError
+from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import read_json
 from sparkdeploy.terminal import visible_json
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+
+PROBE_BYTES = 1 << 18
+"""A record of all suites is about as large."""
 
 
 @functools.cache
@@ -36,8 +43,31 @@ def write_whole(text: str, path: Path) -> None:
         staged.write_text(text, encoding="utf-8")
         staged.replace(path)
     except OSError as error:
-        staged.unlink(missing_ok=True)
+        # Where a file stands in the folder's place there is nothing to remove either.
+        with contextlib.suppress(OSError):
+            staged.unlink(missing_ok=True)
         raise BenchError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def require_writable(path: Path) -> None:
+    """Raise BenchError where a record could not be written, before an hour is spent on one.
+
+    A file of PROBE_BYTES is written beside it and removed: a full disk shows at once.
+    """
+    probe = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        make_private(path.parent)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        try:
+            probe.write_bytes(bytes(PROBE_BYTES))
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise BenchError(
+            f"{path} could not be written: {error.strerror}",
+            hint="make room, or name another place: --save FILE.json",
+        ) from error
 
 
 def read_content(path: Path, what: str) -> Any:  # noqa: ANN401 - any JSON
@@ -95,10 +125,18 @@ class KeptRun:
     run: Run
     path: Path
 
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.run.suites) and all(suite.is_complete for suite in self.run.suites)
+
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """Records in one folder; a person names one by id, by label (the newest wins) or by file."""
+    """Records in one folder; a person names one by id, by label or by file.
+
+    Of a label the newest whole run is meant: one that was broken off stands for it only where
+    there is no other.
+    """
 
     folder: Path
 
@@ -118,9 +156,10 @@ class Shelf:
         if name.endswith(".json") or "/" in name:
             return KeptRun(read_record(Path(name)), Path(name))
         kept, damaged = self.runs()
-        for item in reversed(kept):
-            if name in {item.run.run_id, item.run.label}:
-                return item
+        named = [item for item in kept if name in {item.run.run_id, item.run.label}]
+        whole = [item for item in named if item.is_whole or item.run.run_id == name]
+        if named:
+            return (whole or named)[-1]
         there = ", ".join(dict.fromkeys(item.run.label for item in kept))
         hint = f"there is: {there}" if there else "`sparkdeploy bench` makes one"
         raise BenchError(f"no run {name} in {self.folder}", hint="; ".join([hint, *damaged]))

@@ -63,16 +63,18 @@ class _Collected:
 
 
 def find_dialect(streams: Streams, model: str) -> Dialect:
-    words = ""
+    words, failure = "", None
     for dialect in Dialect:
         body = chat_body(Ask(_GREETING, Length.EXACT), model=model, dialect=dialect)
-        failure = streams.round([body])[0].failure
+        failure = read_answer(streams.round([body])[0]).failure
         if failure is None:
             return dialect
         words = f"{failure.kind}: {failure.message}"
-        if failure.kind is not FailureKind.REFUSED:
+        if failure.kind not in {FailureKind.REFUSED, FailureKind.UNCOUNTED}:
             break
     hint = None
+    if failure is not None and failure.kind is FailureKind.UNCOUNTED:
+        hint = "it must answer `stream_options: {include_usage: true}`: chunks are not tokens"
     if '"Not Found"' in words:
         hint = "a model for embeddings or scores is measured with `sparkdeploy bench pooling`"
     raise BenchError(f"the server cannot be measured: {words}", hint=hint)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from sparkdeploy.bench.answers import Arrival, Exchange
 from sparkdeploy.bench.record import Failure, FailureKind
-from sparkdeploy.bench.wire import Ending, Seen, exchange_of, has_ended, request_bytes
+from sparkdeploy.bench.wire import Ending, TimedBytes, exchange_of, has_ended, request_bytes
 from sparkdeploy.server.trust import connection_words, ssl_context
 
 if TYPE_CHECKING:
@@ -114,10 +114,10 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
             seen = self._runner.run(self._exchange_all(requests))
         return tuple(map(exchange_of, seen))
 
-    async def _exchange_all(self, requests: Sequence[bytes]) -> list[Seen]:
+    async def _exchange_all(self, requests: Sequence[bytes]) -> list[TimedBytes]:
         return await asyncio.gather(*(self._exchange(request) for request in requests))
 
-    async def _exchange(self, request: bytes) -> Seen:
+    async def _exchange(self, request: bytes) -> TimedBytes:
         began_s = self._clock()
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -127,21 +127,21 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         except (OSError, TimeoutError) as error:
             words = connection_words(error) or f"no connection within {CONNECT_S:g} s"
             failure = Failure(FailureKind.UNREACHABLE, words)
-            return Seen(began_s, self._clock(), failure=failure)
+            return TimedBytes(began_s, self._clock(), failure=failure)
         try:
             failure_seen = await self._wait(receiver)
         finally:
             transport.abort()
         return self._seen(receiver, began_s, failure_seen)
 
-    def _seen(self, receiver: _Receiver, began_s: float, failure: Failure | None) -> Seen:
+    def _seen(self, receiver: _Receiver, began_s: float, failure: Failure | None) -> TimedBytes:
         pieces, ended_s = receiver.pieces, receiver.lost_at_s
         if failure is not None:
             ended_s = self._clock()
         elif ended_s is None:
             ended_s = pieces[-1].at_s
         sent_s = began_s if receiver.sent_s is None else receiver.sent_s
-        return Seen(sent_s, ended_s, sent_s - began_s, pieces, failure)
+        return TimedBytes(sent_s, ended_s, sent_s - began_s, pieces, failure)
 
     async def _wait(self, receiver: _Receiver) -> Failure | None:
         now = asyncio.get_running_loop().time

@@ -230,7 +230,9 @@ def sweep_suite(
         Condition(SWEEP_CLASS, SWEEP_TOKENS, count, fitting[0])
         for count in sorted(set(concurrency))
     ]
-    lengths = [Condition(SWEEP_CLASS, SWEEP_TOKENS, 1, length) for length in fitting]
+    # Nothing is measured that was not asked: the fewest streams that were.
+    fewest = min(concurrency)
+    lengths = [Condition(SWEEP_CLASS, SWEEP_TOKENS, fewest, length) for length in fitting]
     turns = tuple(
         Turn(condition, number)
         for condition in dict.fromkeys((*streams, *lengths))

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.figures import mean_of
-from sparkdeploy.bench.report.chart import figure, plottable, title_of
+from sparkdeploy.bench.report.chart import change, figure, plottable, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -147,7 +147,7 @@ def _difference_line(item: FigureDifference) -> str:
         f"  {_condition(item):<20}"
         f"{item.base:>9.{digits}f} -> {item.other:<8.{digits}f} "
         f"{item.difference.mean:+.{digits}f}{interval} "
-        f"({item.relative:+.1%})  {item.verdict}"
+        f"({change(item.relative, 1)})  {item.verdict}"
     )
 
 

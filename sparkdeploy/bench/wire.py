@@ -141,7 +141,7 @@ class _Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TimedBytes:
     """One request as the client saw it, in seconds of its clock."""
 
     sent_s: float
@@ -152,7 +152,7 @@ class Seen:
     failure: Failure | None = None
 
 
-def exchange_of(seen: Seen) -> Exchange:
+def exchange_of(seen: TimedBytes) -> Exchange:
     """Return the exchange: its body's arrivals, and what the connection or the status says."""
     failure = seen.failure
     response = read_response(seen.pieces, is_closed=failure is None)

@@ -66,6 +66,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         """
         self.base_url = base_url.rstrip("/")
         self.api_key = api_key
+        self.ca_file = ca_file
         self._model = model
         self._session = requests.Session()
         # A proxy from the environment would be asked for 127.0.0.1, and ~/.netrc for a password.
@@ -253,6 +254,8 @@ def _refusal(url: str, response: requests.Response) -> UnhealthyError:
     hint = None
     if response.status_code in {requests.codes.unauthorized, requests.codes.forbidden}:
         hint = "the server wants its API key as a Bearer token"
+    if response.status_code == requests.codes.service_unavailable:
+        hint = "a server that still starts says so: try again when it is ready"
     words = response.text.strip()[:_SHOWN_CHARACTERS]
     is_no_route = response.status_code == requests.codes.not_found and words == _NO_ROUTE
     kind = NoSuchRouteError if is_no_route else UnhealthyError

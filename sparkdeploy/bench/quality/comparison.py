@@ -76,6 +76,9 @@ class Divergence(NamedTuple):
     """A lower bound of the whole divergence; it is exact when `unseen` is 0."""
     unseen: float
     """The first model's probability of all tokens that not both models told."""
+    most_nats: float
+    """The whole divergence is no more than this, provided that the logarithms of the two models'
+    ratios differ among the untold tokens by no more than they do among the told ones."""
 
 
 def divergence(first: Mapping[int, float], second: Mapping[int, float]) -> Divergence:
@@ -86,6 +89,10 @@ def divergence(first: Mapping[int, float], second: Mapping[int, float]) -> Diver
     divergence (the log-sum inequality; Cover and Thomas, Elements of Information Theory, 2.7), so
     the result is a lower bound. What it misses is `unseen` times the divergence within the bucket.
     Both arguments hold natural log-probabilities by token.
+
+    The bound from above is worst for two outcomes, whose ratios are `e^m` and `e^-m`, where m is
+    the largest distance of a told token's ln(p/q) from the bucket's own: `m tanh(m / 2)` within
+    the bucket.
     """
     shared = first.keys() & second.keys()
     seen_p = math.fsum(math.exp(first[token]) for token in shared)
@@ -94,7 +101,14 @@ def divergence(first: Mapping[int, float], second: Mapping[int, float]) -> Diver
     terms = [math.exp(first[token]) * (first[token] - second[token]) for token in shared]
     terms.append(rest_p * math.log(rest_p / rest_q))
     # A sum of rounded terms may fall a hair under the zero that the true one never crosses.
-    return Divergence(max(math.fsum(terms), 0.0), 0.0 if rest_p == LEAST_REST else rest_p)
+    nats = max(math.fsum(terms), 0.0)
+    if rest_p == LEAST_REST:
+        return Divergence(nats, 0.0, nats)
+    bucket = math.log(rest_p / rest_q)
+    spreads = [abs(first[token] - second[token] - bucket) for token in shared]
+    # Where nothing was told by both, nothing bounds what they did not tell.
+    widest = max(spreads, default=math.inf)
+    return Divergence(nats, rest_p, nats + rest_p * widest * math.tanh(widest / 2))
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
@@ -110,6 +124,7 @@ class TextComparison:
     agrees: tuple[bool, ...]
     """Whether both models think the same token likeliest."""
     kl_nats: tuple[float, ...]
+    most_kl_nats: tuple[float, ...]
     unseen: tuple[float, ...]
     """The first model's probability that lies outside the tokens both told."""
     shift_nats: tuple[float, ...]
@@ -131,6 +146,8 @@ class QualityComparison:
     second_nats: float
     top1_agreement: IntervalEstimate
     mean_kl_nats: IntervalEstimate
+    most_mean_kl_nats: float
+    """The mean of the bounds from above; what the gate judges."""
     perplexity_change: IntervalEstimate
     """Perplexity of the second over the first's, less 1: 0.01 is one per cent worse."""
     drift_nats: IntervalEstimate
@@ -176,6 +193,7 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
         second_nats=_mean_nats(second),
         top1_agreement=proportion(sum(agrees), len(agrees)),
         mean_kl_nats=mean_over_texts([text.kl_nats for text in texts]),
+        most_mean_kl_nats=statistics.fmean(nats for text in texts for nats in text.most_kl_nats),
         # A monotone function of the mean: the ends of the interval go through it as they are.
         perplexity_change=IntervalEstimate(*(_growth(nats) for nats in shift)),
         drift_nats=mean_over_texts([[abs(nats) for nats in t.shift_nats] for t in texts]),
@@ -187,13 +205,18 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
 
 
 def failures(comparison: QualityComparison, thresholds: Thresholds) -> Iterator[str]:
-    """Yield what is worse than the thresholds allow, one sentence each; estimates are judged."""
+    """Yield what is worse than the thresholds allow, one sentence each.
+
+    Estimates are judged, and of the divergence its bound from above: what the servers did not tell
+    must not let a model through.
+    """
     agreement = comparison.top1_agreement.value
     if agreement < thresholds.min_top1_agreement:
         yield f"top-1 agreement {agreement:.2%} is below {thresholds.min_top1_agreement:.2%}"
-    kl = comparison.mean_kl_nats.value
-    if kl > thresholds.max_mean_kl_nats:
-        yield f"mean KL {kl:.5f} nats is above {thresholds.max_mean_kl_nats:g}"
+    kl, most = comparison.mean_kl_nats.value, comparison.most_mean_kl_nats
+    if most > thresholds.max_mean_kl_nats:
+        told = f"mean KL {kl:.5f} nats" if most == kl else f"mean KL of {kl:.5f} to {most:.5f} nats"
+        yield f"{told} is above {thresholds.max_mean_kl_nats:g}"
     rise = comparison.perplexity_change.value
     if rise > thresholds.max_perplexity_rise:
         yield f"perplexity rose by {rise:.2%}, above {thresholds.max_perplexity_rise:.2%}"
@@ -209,6 +232,7 @@ def _compare_text(first: TextCapture, second: TextCapture) -> TextComparison:
         name=first.name,
         agrees=tuple(a.best == b.best for a, b in pairs),
         kl_nats=tuple(item.nats for item in apart),
+        most_kl_nats=tuple(item.most_nats for item in apart),
         unseen=tuple(item.unseen for item in apart),
         shift_nats=tuple(a.logprob - b.logprob for a, b in pairs),
         first_difference=first_difference(first.greedy_ids, second.greedy_ids),
@@ -234,7 +258,10 @@ def comparison_lines(comparison: QualityComparison, failed: Sequence[str] | None
     yield f"{comparison.second} beside {comparison.first}: {positions}"
     yield f"  top-1 agreement  {_with_interval(comparison.top1_agreement, '.2%')}"
     kl = _with_interval(comparison.mean_kl_nats, ".5f")
-    yield f"  mean KL          {kl} nats, at least; p99 {comparison.p99_kl_nats:.5f}"
+    yield (
+        f"  mean KL          {kl} nats, at least, and {comparison.most_mean_kl_nats:.5f} at most; "
+        f"p99 {comparison.p99_kl_nats:.5f}"
+    )
     yield (
         f"                   {comparison.mean_unseen:.2%} of the first's probability lies outside "
         "the tokens both told and counts as one"
@@ -259,6 +286,7 @@ def comparison_as_dict(
         "positions": comparison.positions,
         "top1_agreement": _as_dict(comparison.top1_agreement),
         "mean_kl_nats": _as_dict(comparison.mean_kl_nats),
+        "most_mean_kl_nats": _finite(comparison.most_mean_kl_nats),
         "p99_kl_nats": comparison.p99_kl_nats,
         "mean_unseen_probability": comparison.mean_unseen,
         "perplexity": {

@@ -142,6 +142,12 @@ def figure(value: float | None, digits: int = 1) -> str:
     return f"{value:,.{digits}f}" if value is not None and plottable(value) else "-"
 
 
+def change(share: float, digits: int = 0) -> str:
+    """Return `+3%`, `-3%` or `0%`: what rounds to nothing has no sign."""
+    said = f"{share:+.{digits}%}"
+    return said if any(digit in said for digit in "123456789") else said[1:]
+
+
 def interval(summary: Summary | None) -> str:
     low, high = bounds(summary) if summary is not None else (None, None)
     return "-" if low is None else f"{figure(low)} to {figure(high)}"

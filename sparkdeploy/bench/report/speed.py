@@ -11,6 +11,7 @@ from sparkdeploy.bench.report.chart import (
     BarKind,
     Group,
     bounds,
+    change,
     figure,
     heading_of,
     interval,
@@ -233,13 +234,12 @@ def _rows(shown: ShownRun, field: Field) -> Iterator[tuple[str, ...]]:
     for item in field.published:
         if item.recipe == shown.recipe:
             here = _here(shown, item)
-            change = here / item.mean - 1 if here is not None and item.mean > 0 else None
             yield (
                 shown.name,
                 f"{item.recipe}, {FIGURES.get(item.figure, item.figure)} ({item.label})",
                 figure(here),
                 figure(item.mean),
-                f"{change:+.0%}" if change is not None else "-",
+                change(here / item.mean - 1) if here is not None and item.mean > 0 else "-",
                 f"{item.method}; {item.hardware}; {item.source}",
             )
 

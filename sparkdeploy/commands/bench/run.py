@@ -1,21 +1,18 @@
-"""`bench`: reach a server, take the suites or ask for quality, keep the record; make a page."""
+"""`bench`: take the suites of a server, keep the record; make a page."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from sparkdeploy import __version__, labels
-from sparkdeploy.bench.files import KeptRun, Shelf, run_id, write_record
+from sparkdeploy import __version__
+from sparkdeploy.bench.files import KeptRun, Shelf, require_writable, run_id, write_whole
+from sparkdeploy.bench.keeping import RunKeeper
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
-from sparkdeploy.bench.pooling import PoolingFigures, measure_pooling
-from sparkdeploy.bench.quality import needle, tool_calls
-from sparkdeploy.bench.quality.capture import first_texts, read_capture, take_capture
 from sparkdeploy.bench.record import Run, SuiteResult
 from sparkdeploy.bench.report.draw import SERIES
 from sparkdeploy.bench.report.page import report_page
@@ -24,23 +21,17 @@ from sparkdeploy.bench.streams import Streams
 from sparkdeploy.bench.suites import Suite, SuiteName, fixed_suite, sweep_suite
 from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch
-from sparkdeploy.commands.bench.origin import deployment_origin, endpoint_origin
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console, format_seconds
-from sparkdeploy.deploy.deployments import require_deployment
-from sparkdeploy.deploy.serving import model_of, read_key_file
 from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, UsageError
 from sparkdeploy.node.facts import THIS_MACHINE
-from sparkdeploy.node.private_folder import make_private
-from sparkdeploy.server.client import ServedModel
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.bench.quality.capture import Capture
-    from sparkdeploy.bench.record import RunOrigin
     from sparkdeploy.bench.suites import Turn
+    from sparkdeploy.commands.bench.endpoint import Endpoint
     from sparkdeploy.console import Step
     from sparkdeploy.settings import Settings
 
@@ -62,112 +53,70 @@ class WantedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """What a URL needs beside itself; a deployment of sparkdeploy needs neither."""
-
-    key_file: Path | None = None
-    model: str | None = None
-    """The served name; None is the first that the server names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    base_url: str
-    api_key: str | None = field(repr=False)
-    model: str
-    max_model_len: int | None
-    container_id: str | None
-    origin: RunOrigin
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
     run: Run
     path: Path
     failure: SparkdeployError | None = None
     """What ended the run after something had been measured."""
+    lost: SparkdeployError | None = None
+    """Why the record could not be written in the end; the figures are in `run` all the same."""
 
 
 def shelf_of(settings: Settings) -> Shelf:
     return Shelf(settings.state_dir / "bench")
 
 
-def reach_deployment(name: str, settings: Settings) -> Endpoint:
-    with connect(settings) as host:
-        fact = require_deployment(host, name).current
-        with model_of(fact, settings) as model:
-            if not fact.is_running or not model.is_healthy():
-                raise UnhealthyError(
-                    f"deployment {name} does not answer", hint="`sparkdeploy status` shows why"
-                )
-            origin = deployment_origin(host, fact, settings, model)
-            return _endpoint(model, fact.container_id, origin)
-
-
-def server_at(url: str, access: Access) -> ServedModel:
-    base_url = url.rstrip("/").removesuffix("/v1")
-    parts = urlsplit(base_url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise UsageError(f"{url!r} is no address", hint="such as http://127.0.0.1:8000")
-    return ServedModel(base_url, read_key_file(access.key_file), model=access.model)
-
-
-def reach_url(url: str, access: Access) -> Endpoint:
-    """Return the server at an address; UnhealthyError when it does not answer."""
-    with server_at(url, access) as model:
-        return _endpoint(model, None, endpoint_origin(model))
-
-
-def _endpoint(model: ServedModel, container_id: str | None, origin: RunOrigin) -> Endpoint:
-    limit = model.max_model_len()
-    return Endpoint(model.base_url, model.api_key, model.name, limit, container_id, origin)
-
-
 def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) -> Finished:
-    """Take the suites and write the record, also of a run that is interrupted or fails half-way.
+    """Take the suites and keep the record after each, also of a run that ends half-way.
 
-    Raises BenchError when the server cannot be measured at all, and UsageError before anything is
-    measured when a suite does not fit the server.
+    Raises BenchError when the server cannot be measured or the record not be written, and
+    UsageError when a suite does not fit the server: both before anything is measured.
     """
-    started = datetime.now(UTC)
+    run = _begun(endpoint, wanted)
+    path = wanted.file or shelf_of(settings).folder / f"{run.run_id}.json"
+    require_writable(path)
     plans = [_planned(name, endpoint, wanted) for name in wanted.suites]
-    results: list[SuiteResult] = []
+    keeper = RunKeeper(run, path)
     failure: SparkdeployError | None = None
     with _server(endpoint) as (server, watch):
         for plan in plans:
             try:
                 if isinstance(plan, Suite):
-                    results.append(_take_suite(plan, server, watch))
+                    result = _take_suite(plan, server, watch)
                 else:
-                    results.append(_take_standard(plan, endpoint, settings))
+                    result = _take_standard(plan, endpoint, settings)
             except SparkdeployError as error:
-                if not results:
+                if not keeper.run.suites:
                     raise
                 failure = error
                 break
-            if not results[-1].is_complete:
+            keeper.add(result, f"{datetime.now(UTC):{ISO_8601}}")
+            if not result.is_complete:
                 break
+    keeper.finish(is_whole=failure is None)
+    return Finished(keeper.run, keeper.path, failure, keeper.lost)
+
+
+def _begun(endpoint: Endpoint, wanted: WantedRun) -> Run:
+    started = datetime.now(UTC)
     recipe = endpoint.origin.recipe
     label = recipe.name if recipe is not None else endpoint.model
     if wanted.save and wanted.file is None:
         label = wanted.save
-    run = Run(
+    moment = f"{started:{ISO_8601}}"
+    return Run(
         run_id=run_id(started, label, "-".join(wanted.suites)),
         label=label,
-        started_at=f"{started:{ISO_8601}}",
-        finished_at=f"{datetime.now(UTC):{ISO_8601}}",
+        started_at=moment,
+        finished_at=moment,
         origin=endpoint.origin,
-        suites=tuple(results),
+        suites=(),
     )
-    folder = shelf_of(settings).folder
-    if wanted.file is None:
-        make_private(folder)
-    path = wanted.file or folder / f"{run.run_id}.json"
-    write_record(run, path)
-    return Finished(run, path, failure)
 
 
 def require_figures(finished: Finished) -> None:
+    if finished.lost is not None:
+        raise finished.lost
     if finished.failure is not None:
         raise finished.failure
     for suite in finished.run.suites:
@@ -192,7 +141,7 @@ def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
     shelf = shelf_of(settings)
     runs = [shelf.find(name).run for name in names]
     if not names:
-        newest = {item.run.label: item.run for item in kept_runs(settings)}
+        newest = {item.run.label: item.run for item in _whole_ones(kept_runs(settings))}
         # As many as there are colours.
         runs = list(newest.values())[-len(SERIES) :]
     if not runs:
@@ -206,11 +155,14 @@ def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         version=__version__,
     )
-    try:
-        output.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise BenchError(f"{output} cannot be written: {error.strerror}") from error
+    write_whole(page, output)
     return len(runs)
+
+
+def _whole_ones(kept: Sequence[KeptRun]) -> list[KeptRun]:
+    """Return the runs that were finished, or all of a label of which none was."""
+    finished = {item.run.label for item in kept if item.is_whole}
+    return [item for item in kept if item.is_whole or item.run.label not in finished]
 
 
 def kept_runs(settings: Settings) -> tuple[KeptRun, ...]:
@@ -271,9 +223,9 @@ def _show(
 def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
     machine = THIS_MACHINE if endpoint.origin.machine is not None else None
     with (
-        Streams(endpoint.base_url, endpoint.api_key) as streams,
-        ServedModel(endpoint.base_url, endpoint.api_key, model=endpoint.model) as model,
-        ServedModel(endpoint.base_url, endpoint.api_key, model=endpoint.model) as watched,
+        Streams(endpoint.base_url, endpoint.api_key, ca_file=endpoint.ca_file) as streams,
+        endpoint.opened() as model,
+        endpoint.opened() as watched,
     ):
         has_metrics = False
         with contextlib.suppress(UnhealthyError):
@@ -284,65 +236,3 @@ def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
         console.detail(f"each request asks the server to count: {dialect.value}")
         with BenchWatch(machine, watched.exposition if has_metrics else None) as watch:
             yield server, watch
-
-
-def capture_of(
-    side: str, *, count: int, tokens: int, settings: Settings, access: Access
-) -> Capture:
-    """Return what a side says: a saved capture is read, a deployment or an address is asked."""
-    # A deployment's name has neither a slash nor this ending.
-    if "://" not in side and (side.endswith(".json") or "/" in side):
-        saved = read_capture(Path(side))
-        return replace(saved, label=f"{Path(side).stem} ({saved.label})")
-    model, label = _served_side(side, settings, access)
-    with model, console.step(f"quality of {label}") as step:
-        return take_capture(
-            model,
-            first_texts(count),
-            tokens=tokens,
-            label=label,
-            now=datetime.now(UTC),
-            on_progress=lambda done, total: step.say(f"text {done + 1} of {total}"),
-        )
-
-
-def _served_side(side: str, settings: Settings, access: Access) -> tuple[ServedModel, str]:
-    if "://" in side:
-        return server_at(side, access), side
-    with connect(settings) as host:
-        fact = require_deployment(host, side).current
-    return model_of(fact, settings), f"{side} ({fact.labels.get(labels.RECIPE, 'no recipe')})"
-
-
-def search_needles(
-    side: str, lengths: Sequence[int], settings: Settings, access: Access
-) -> tuple[needle.NeedleResult, ...]:
-    model, label = _served_side(side, settings, access)
-    with model, console.step(f"needles in {label}") as step:
-        fitting = needle.fitting(lengths, model.max_model_len())
-        return tuple(needle.search(model, fitting, on_progress=step.say))
-
-
-def bench_pooling(
-    side: str, concurrency: Sequence[int], requests: int, settings: Settings, access: Access
-) -> tuple[PoolingFigures, ...]:
-    """Measure a model that writes no text; BenchError for one that does."""
-    model, label = _served_side(side, settings, access)
-    with model, console.step(f"requests to {label}") as step:
-        endpoint = model.pooling_endpoint()
-        if endpoint is None:
-            raise BenchError(f"{label} writes text", hint="measure it with `sparkdeploy bench`")
-
-        def opened() -> ServedModel:
-            return ServedModel(model.base_url, model.api_key, model=model.name)
-
-        figures = measure_pooling(
-            opened, endpoint, concurrency=concurrency, requests=requests, on_progress=step.say
-        )
-        return tuple(figures)
-
-
-def try_tools(side: str, settings: Settings, access: Access) -> tuple[tool_calls.CaseResult, ...]:
-    model, label = _served_side(side, settings, access)
-    with model, console.step(f"tool calls of {label}") as step:
-        return tuple(tool_calls.run_cases(model, on_progress=step.say))

@@ -29,6 +29,9 @@ class FakeEngine(ThreadingHTTPServer):
         """Returns the words of a 400, or None."""
         self.before: Callable[[dict[str, Any]], None] = lambda _body: None
         self.has_metrics = True
+        self.tells_usage = True
+        self.status = 200
+        """Of every answer; another one than 200 comes with words."""
         self.counts_late_s = 0.0
         """How long after an answer its tokens are counted, as a busy vLLM does."""
         self.asked: list[dict[str, Any]] = []
@@ -71,7 +74,9 @@ class Handler(BaseHTTPRequestHandler):
     server: FakeEngine
 
     def do_GET(self) -> None:
-        if self.path == "/v1/models":
+        if self.server.status != 200:
+            self._send(self.server.status, '{"error": {"message": "Loading model"}}')
+        elif self.path == "/v1/models":
             model = {"id": "qwen", "max_model_len": self.server.max_model_len}
             self._send(200, json.dumps({"data": [model]}))
         elif self.path == "/metrics" and self.server.has_metrics:
@@ -98,14 +103,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: dict[str, Any], prompt_tokens: int) -> list[bytes]:
         total = body["max_tokens"]
-        options = body.get("stream_options", {})
+        options = body.get("stream_options", {}) if self.server.tells_usage else {}
         each = options.get("continuous_usage_stats")
         events = [event(usage=(prompt_tokens, 0) if each else None)]
         for given in range(0, total, TOKENS_A_STEP):
             count = min(TOKENS_A_STEP, total - given)
             events.append(
                 event(
-                    ids=range(count) if body.get("return_token_ids") else None,
+                    ids=range(count) if self._tells_ids(body) else None,
                     text="w " * count,
                     usage=(prompt_tokens, given + count) if each else None,
                 )
@@ -113,6 +118,9 @@ class Handler(BaseHTTPRequestHandler):
         if options.get("include_usage"):
             events.append(event(usage=(prompt_tokens, total), choices=False))
         return [*events, DONE]
+
+    def _tells_ids(self, body: dict[str, Any]) -> bool:
+        return self.server.tells_usage and bool(body.get("return_token_ids"))
 
     def _send(self, status: int, text: str) -> None:
         data = text.encode()

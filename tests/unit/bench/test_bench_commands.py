@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import resource
 import signal
 import threading
 from typing import TYPE_CHECKING, Any
@@ -267,6 +268,187 @@ def test_a_server_that_dies_meanwhile_ends_the_run_with_what_there_is(
     assert "the server no longer answers" in done.stderr
     (record,) = records(tmp_path)
     assert record["suites"][0]["is_complete"] is False
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state" / "bench").write_text("a file in the folder's place")
+
+    done = bench("--url", engine.url)
+
+    assert done.returncode == 8
+    assert "could not be written" in done.stderr
+    assert "--save FILE.json" in done.stderr
+    assert engine.asked == []
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Callable[[], None]]:
+    """From the call on this process writes no file beyond some bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_figures_are_shown_though_the_disk_filled_up_meanwhile(
+    bench: Callable[..., Done], engine: FakeEngine, full_disk: Callable[[], None]
+) -> None:
+    engine.before = lambda body: full_disk() if body["max_tokens"] > 2 else None
+
+    done = bench("--url", engine.url, "--suite", "decode", "--rounds", "1")
+
+    assert done.returncode == 8
+    assert "suite decode: 1 round" in done.stdout
+    assert "cannot be written: File too large" in done.stderr
+    assert "kept in" not in done.stderr
+
+
+def test_each_suite_is_kept_when_it_ends(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    kept: list[list[str]] = []
+
+    def look(body: dict[str, Any]) -> None:
+        if body["max_tokens"] == 1:  # the sweep's probe: the suite before it has ended
+            kept.append([suite["name"] for suite in records(tmp_path)[0]["suites"]])
+
+    engine.before = look
+
+    bench("--url", engine.url, "--suite", "decode,sweep", "--rounds", "1", "--context", "1K")
+
+    assert kept[0] == ["decode"]
+
+
+@pytest.mark.parametrize("seen_requests", [3, 1_000])
+def test_an_unfinished_run_takes_no_whole_one_s_place(
+    bench: Callable[..., Done],
+    engine: FakeEngine,
+    tmp_path: Path,
+    interruptible: None,
+    seen_requests: int,
+) -> None:
+    file = tmp_path / "mine.json"
+    asked = ("--url", engine.url, "--suite", "decode", "--rounds", "2", "--save")
+    assert bench(*asked, str(file)).returncode == 0
+    whole = file.read_text()
+    seen: list[int] = []
+
+    def interrupt(body: dict[str, Any]) -> None:
+        seen.append(body["max_tokens"])
+        if len(seen) == seen_requests:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    engine.before = interrupt
+
+    done = bench(*asked, str(file))
+
+    beside = tmp_path / "mine.unfinished.json"
+    if seen_requests == 3:
+        assert done.returncode == 130
+        assert file.read_text() == whole
+        assert json.loads(beside.read_text())["suites"][0]["is_complete"] is False
+    else:
+        assert done.returncode == 0
+        assert file.read_text() != whole
+        assert not beside.exists()
+
+
+def test_a_label_names_its_newest_whole_run(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    asked = ("--url", engine.url, "--suite", "decode", "--rounds", "1", "--save", "v2")
+    assert bench(*asked).returncode == 0
+    (path,) = (tmp_path / "state" / "bench").glob("*.json")
+    whole = json.loads(path.read_text())
+    broken = {**whole, "run_id": "99991231T000000Z-v2-decode"}
+    broken["suites"] = [{**suite, "is_complete": False} for suite in whole["suites"]]
+    (path.parent / "99991231T000000Z-v2-decode.json").write_text(json.dumps(broken))
+    page = tmp_path / "page.html"
+
+    shown = bench("show", "v2")
+    bench("report", "-o", str(page))
+
+    assert whole["run_id"] in shown.stdout
+    assert whole["run_id"] in page.read_text()
+    assert "99991231" not in page.read_text()
+    assert "not finished" in bench("show", "99991231T000000Z-v2-decode").stdout
+
+
+def test_a_server_that_tells_no_usage_is_refused_at_its_first_request(
+    bench: Callable[..., Done], engine: FakeEngine
+) -> None:
+    engine.tells_usage = False
+
+    done = bench("--url", engine.url, "--suite", "decode", "--rounds", "1")
+
+    assert done.returncode == 8
+    assert "stream_options: {include_usage: true}" in done.stderr
+    assert {body["max_tokens"] for body in engine.asked} == {2}
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("needle",), ("tools",), ("pooling",), ("quality", "--save", "x.json")]
+)
+def test_a_password_in_an_address_goes_nowhere(
+    bench: Callable[..., Done], engine: FakeEngine, command: tuple[str, ...]
+) -> None:
+    done = bench(*command, "--url", engine.url.replace("http://", "http://me:hunter2@"))
+
+    assert done.returncode == 2
+    assert "hunter2" not in done.stdout + done.stderr
+    assert "--key-file" in done.stderr
+    assert engine.asked == []
+
+
+def test_a_server_that_loads_is_called_so(bench: Callable[..., Done], engine: FakeEngine) -> None:
+    engine.status = 503
+
+    done = bench("needle", "--url", engine.url)
+
+    assert done.returncode == 7
+    assert "a server that still starts says so" in done.stderr
+
+
+def test_letters_that_move_a_cursor_are_shown_and_not_obeyed(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.json"
+    bench("--url", engine.url, "--suite", "decode", "--rounds", "1", "--save", str(file))
+    record = json.loads(file.read_text())
+    record["label"] = record["run_id"] = "\x1b[2Jgone"
+    record["origin"]["model"] = "\x1b]0;title\x07"
+    file.write_text(json.dumps(record))
+
+    shown = bench("show", str(file))
+    compared = bench("compare", str(file), str(file))
+    imported = bench("import", str(file))
+
+    for done in (shown, compared, imported, bench("ls")):
+        assert done.returncode == 0
+        assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "cells"),
+    [
+        (("--concurrency", "3", "--context", "1K,2K"), [(3, 1024), (3, 2048)]),
+        (("--concurrency", "1,3", "--context", "1K"), [(1, 1024), (3, 1024)]),
+    ],
+)
+def test_a_sweep_measures_what_was_asked(
+    bench: Callable[..., Done],
+    engine: FakeEngine,
+    tmp_path: Path,
+    asked: tuple[str, ...],
+    cells: list[tuple[int, int]],
+) -> None:
+    done = bench("--url", engine.url, "--suite", "sweep", "--rounds", "1", *asked)
+
+    assert done.returncode == 0, done.stderr
+    (suite,) = records(tmp_path)[0]["suites"]
+    assert [(cell["concurrency"], cell["context_tokens"]) for cell in suite["cells"]] == cells
 
 
 def test_runs_are_listed_shown_and_compared(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench.quality.comparison import (
@@ -56,6 +56,41 @@ def test_with_the_whole_vocabulary_nothing_is_missed(
     shown = divergence(p, q)
     assert shown.nats == pytest.approx(whole, abs=1e-6)
     assert shown.unseen < 1e-6
+
+
+@given(distributions(), st.lists(st.floats(-2.0, 2.0), min_size=VOCABULARY, max_size=VOCABULARY))
+def test_the_bound_from_above_holds_where_the_untold_differ_no_more_than_the_told(
+    p: dict[int, float], tilts: list[float]
+) -> None:
+    tilted = {token: p[token] + tilt for token, tilt in enumerate(tilts)}
+    norm = math.log(sum(math.exp(value) for value in tilted.values()))
+    q = {token: value - norm for token, value in tilted.items()}
+    # Those are told whose ratios are the widest.
+    by_width = sorted(p, key=lambda token: tilts[token])
+    told = [*by_width[:2], *by_width[-2:]]
+    shown = divergence({t: p[t] for t in told}, {t: q[t] for t in told})
+    bucket = [token for token in p if token not in told]
+    rest = sum(math.exp(p[t]) for t in bucket) / sum(math.exp(q[t]) for t in bucket)
+    spread = [abs(p[t] - q[t] - math.log(rest)) for t in told]
+    assume(max(abs(p[t] - q[t] - math.log(rest)) for t in bucket) <= max(spread))
+
+    whole = sum(math.exp(p[token]) * (p[token] - q[token]) for token in p)
+
+    assert whole <= shown.most_nats + 1e-9
+    assert shown.nats <= shown.most_nats
+
+
+def test_the_gate_judges_what_the_servers_did_not_tell() -> None:
+    # Half of the first's probability is untold, and of what is told the ratio of one is far off.
+    first = capture(text((1, logs(t1=0.3, t2=0.2)), (1, logs(t1=0.3, t2=0.2))))
+    second = capture(text((1, logs(t1=0.27, t2=0.23)), (1, logs(t1=0.27, t2=0.23))))
+    compared = compare(first, second)
+
+    assert compared.mean_kl_nats.value == pytest.approx(0.0036, abs=1e-4)
+    assert compared.most_mean_kl_nats == pytest.approx(0.0085, abs=1e-4)
+    wide = Thresholds(max_mean_kl_nats=0.005, max_perplexity_rise=1.0)
+    (said,) = failures(compared, wide)
+    assert said == "mean KL of 0.00366 to 0.00853 nats is above 0.005"
 
 
 @given(distributions(), st.integers(1, VOCABULARY))

@@ -21,6 +21,7 @@ from sparkdeploy.bench.report.chart import (
     Line,
     LineChart,
     Point,
+    change,
     plottable,
 )
 from sparkdeploy.bench.report.draw import (
@@ -232,3 +233,17 @@ def lab(colour: tuple[float, float, float]) -> tuple[float, float, float]:
     z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.0891
     fx, fy, fz = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
     return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "said"),
+    [
+        (-0.004, 0, "0%"),
+        (0.004, 0, "0%"),
+        (-0.04, 0, "-4%"),
+        (0.1, 0, "+10%"),
+        (-0.0004, 1, "0.0%"),
+    ],
+)
+def test_a_change_that_rounds_to_nothing_has_no_sign(share: float, digits: int, said: str) -> None:
+    assert change(share, digits) == said

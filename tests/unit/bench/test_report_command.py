@@ -72,5 +72,7 @@ def test_what_is_not_there_is_named(
 def test_a_page_that_cannot_be_written_is_named(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "no").write_text("a file")
+
     assert run("-o", str(tmp_path / "no" / "page.html"), monkeypatch=monkeypatch) == 8
     assert "cannot be written" in capsys.readouterr().err

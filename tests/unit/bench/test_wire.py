@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.bench.answers import Arrival
 from sparkdeploy.bench.record import FailureKind
-from sparkdeploy.bench.wire import Seen, exchange_of, read_response, request_bytes
+from sparkdeploy.bench.wire import TimedBytes, exchange_of, read_response, request_bytes
 
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n7\r\n world!\r\n0\r\n\r\n"
@@ -51,7 +51,7 @@ def test_an_answer_without_a_length_ends_with_the_connection() -> None:
 
 
 def test_a_refusal_carries_status_and_words() -> None:
-    found = exchange_of(Seen(0.0, 1.0, pieces=pieces(REFUSED)))
+    found = exchange_of(TimedBytes(0.0, 1.0, pieces=pieces(REFUSED)))
 
     assert found.failure is not None
     assert (found.failure.kind, found.failure.message) == (FailureKind.REFUSED, "404: nope!")
@@ -66,7 +66,7 @@ def test_a_refusal_carries_status_and_words() -> None:
     ],
 )
 def test_what_is_not_whole_has_failed(parts: tuple[bytes, ...], kind: FailureKind) -> None:
-    found = exchange_of(Seen(0.0, 1.0, pieces=pieces(*parts)))
+    found = exchange_of(TimedBytes(0.0, 1.0, pieces=pieces(*parts)))
 
     assert found.failure is not None
     assert found.failure.kind is kind
@@ -74,7 +74,7 @@ def test_what_is_not_whole_has_failed(parts: tuple[bytes, ...], kind: FailureKin
 
 @given(st.binary(max_size=120))
 def test_no_bytes_break_the_reader(noise: bytes) -> None:
-    exchange = exchange_of(Seen(0.0, 1.0, pieces=pieces(noise)))
+    exchange = exchange_of(TimedBytes(0.0, 1.0, pieces=pieces(noise)))
 
     assert exchange.failure is not None or noise.startswith(b"HTTP/1.")
 

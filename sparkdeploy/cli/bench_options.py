@@ -1,0 +1,35 @@
+"""What names a server on the command line of `bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparkdeploy.errors import UsageError
+
+NameArgument = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="The deployment's name; main when left out.")
+]
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help="Any OpenAI-compatible server instead of a deployment.")
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help="With a URL: the served name; the first one when left out."),
+]
+KeyFileOption = Annotated[
+    Path | None, typer.Option("--key-file", help="With a URL: a file with the API key.")
+]
+CaFileOption = Annotated[
+    Path | None,
+    typer.Option("--ca-file", help="With a URL: certificates to trust (PEM), as of a private CA."),
+]
+
+
+def one_side(name: str | None, url: str | None) -> str:
+    """Return the name or the address that was given; UsageError for both."""
+    if name and url:
+        raise UsageError("give a deployment's name or --url, not both")
+    return url or name or "main"

@@ -1,0 +1,116 @@
+"""The server that is measured: a deployment or an address, reached once and described."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from sparkdeploy import labels
+from sparkdeploy.commands.bench.origin import deployment_origin, endpoint_origin
+from sparkdeploy.commands.reach import connect
+from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.serving import model_of, read_key_file
+from sparkdeploy.errors import UnhealthyError, UsageError
+from sparkdeploy.server.client import ServedModel
+from sparkdeploy.server.trust import ca_file as trusted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.bench.record import RunOrigin
+    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a URL needs beside itself; a deployment of sparkdeploy needs neither."""
+
+    key_file: Path | None = None
+    model: str | None = None
+    """The served name; None is the first that the server names."""
+    ca_file: Path | None = None
+    """Certificates to trust; None is the system's, or a variable's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    base_url: str
+    api_key: str | None = field(repr=False)
+    model: str
+    max_model_len: int | None
+    container_id: str | None
+    origin: RunOrigin
+    ca_file: Path | None = None
+
+    def opened(self) -> ServedModel:
+        """Return a client of its own; a session is for one thread."""
+        return ServedModel(self.base_url, self.api_key, model=self.model, ca_file=self.ca_file)
+
+
+def reach_deployment(name: str, settings: Settings) -> Endpoint:
+    with connect(settings) as host:
+        fact = require_deployment(host, name).current
+        with model_of(fact, settings) as model:
+            _require_answers(fact, model)
+            origin = deployment_origin(host, fact, settings, model)
+            return _endpoint(model, fact.container_id, origin)
+
+
+def _require_answers(fact: ContainerFact, model: ServedModel) -> None:
+    """UnhealthyError for a deployment that is down or still starts, before anything is asked."""
+    if not fact.is_running:
+        raise UnhealthyError(
+            f"deployment {fact.deployment} is not running", hint="`sparkdeploy status` shows why"
+        )
+    if not model.is_healthy():
+        raise UnhealthyError(
+            f"deployment {fact.deployment} is still starting, or hangs",
+            hint="`sparkdeploy status` says which, and how far it is",
+        )
+
+
+def server_at(url: str, access: Access) -> ServedModel:
+    base_url = url.rstrip("/").removesuffix("/v1")
+    parts = urlsplit(base_url)
+    if "@" in parts.netloc:
+        # Neither printed, recorded nor sent: not even in this message.
+        raise UsageError(
+            "the address holds a user or a password, which a record would tell to everyone",
+            hint="leave it out; a key goes into a file: --key-file FILE",
+        )
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise UsageError(f"{url!r} is no address", hint="such as http://127.0.0.1:8000")
+    ca_file = trusted(access.ca_file) if parts.scheme == "https" else None
+    key = read_key_file(access.key_file)
+    return ServedModel(base_url, key, model=access.model, ca_file=ca_file)
+
+
+def reach_url(url: str, access: Access) -> Endpoint:
+    """Return the server at an address; UnhealthyError when it does not answer."""
+    with server_at(url, access) as model:
+        return _endpoint(model, None, endpoint_origin(model))
+
+
+def _endpoint(model: ServedModel, container_id: str | None, origin: RunOrigin) -> Endpoint:
+    return Endpoint(
+        base_url=model.base_url,
+        api_key=model.api_key,
+        model=model.name,
+        max_model_len=model.max_model_len(),
+        container_id=container_id,
+        origin=origin,
+        ca_file=model.ca_file,
+    )
+
+
+def served_side(side: str, settings: Settings, access: Access) -> tuple[ServedModel, str]:
+    """Return the client of a deployment or an address, and what a person calls it."""
+    if "://" in side:
+        return server_at(side, access), side
+    with connect(settings) as host:
+        fact = require_deployment(host, side).current
+    model = model_of(fact, settings)
+    _require_answers(fact, model)
+    return model, f"{side} ({fact.labels.get(labels.RECIPE, 'no recipe')})"
