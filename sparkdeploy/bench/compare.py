@@ -1,45 +1,40 @@
-"""A run held against another one, as far as the rounds can show, or against a floor.
-
-A round of one run is paired with the round of the same number of the other, for the same prompt,
-concurrency and context. The interval is Student's, over the differences of the pairs; over all
-cells of a suite it is over the rounds' mean logarithm of the ratios.
-"""
+"""Runs held against other runs, as far as the variation between runs of the same lets one see."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.bench.figures import figures_of, mean_of, summarise
-from sparkdeploy.bench.record import METRICS, Summary
-from sparkdeploy.errors import BenchError, UsageError
+from sparkdeploy.bench.figures import figures_of
+from sparkdeploy.bench.record import METRICS
+from sparkdeploy.bench.variation import RatioEstimate, ratio_of, spread_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.bench.record import Cell, Run, RunOrigin
+    from sparkdeploy.bench.record import Cell, Run, SuiteResult
+    from sparkdeploy.bench.variation import Spread
 
-GATED_SUITE = "five"
-GATED_METRIC = "end_to_end_tok_s"
-UNKNOWN = Summary(0, math.nan, math.nan)
-"""Of no rounds at all."""
-Values = dict[int, tuple[float, float]]
-"""By round: the base's figure and the other's."""
+CellKey = tuple[str, int, int | None, int]
 
 
-class DifferenceVerdict(StrEnum):
-    HIGHER = "higher"
-    LOWER = "lower"
-    NONE = "no difference shown"
-    UNKNOWN = "one round shows nothing"
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Runs of one label that were made by the same, oldest first; at least one."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def newest(self) -> Run:
+        return self.runs[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class FigureDifference:
-    """One figure of one cell: the other run minus the base."""
+    """One figure of one cell: the other side against the base."""
 
     suite: str
     prompt: str
@@ -47,119 +42,189 @@ class FigureDifference:
     context_tokens: int | None
     metric: str
     base: float
-    """Mean over the paired rounds."""
+    """Mean over the runs of each one's mean over its rounds."""
     other: float
-    difference: Summary
-    verdict: DifferenceVerdict
+    estimate: RatioEstimate
+    deviation: float | None
+    """Between runs of the same, as a share; None when nothing is known of it."""
 
     @property
     def relative(self) -> float:
-        return self.difference.mean / self.base if self.base else math.nan
+        return self.other / self.base - 1 if self.base else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Overall:
-    """One figure over all cells of a suite: other / base."""
+    """One figure over all cells of a suite: other / base, the geometric mean of the cells'."""
 
     suite: str
     metric: str
     cells: int
-    ratio: float
-    """Geometric mean."""
-    low95: float | None
-    high95: float | None
-    verdict: DifferenceVerdict
+    estimate: RatioEstimate
+    deviation: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
     base: str
     other: str
+    base_runs: tuple[str, ...]
+    """Ids."""
+    other_runs: tuple[str, ...]
+    variation_from: tuple[str, ...]
+    """Labels whose repeated runs say how much runs of the same differ; empty if none does."""
     differences: tuple[FigureDifference, ...]
     overall: tuple[Overall, ...]
     changed: tuple[str, ...]
-    """What made them that is not the same: `driver: 580.1 -> 590.2`."""
+    """What made their newest runs that is not the same: `driver: 580.1 -> 590.2`."""
     notes: tuple[str, ...]
 
 
-def compare(base: Run, other: Run) -> RunComparison:
+def sides_of(runs: Iterable[Run]) -> tuple[Side, ...]:
+    """Group whole runs by label, of each label those made as its newest one was."""
+    by_label: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda item: item.run_id):
+        by_label.setdefault(run.label, []).append(run)
+    return tuple(
+        Side(label, tuple(run for run in found if made_alike(run, found[-1])))
+        for label, found in by_label.items()
+    )
+
+
+def made_alike(one: Run, other: Run) -> bool:
+    """Return whether both measured the same server: recipe, image, weights, engine, machine."""
+    return _makers(one) == _makers(other)
+
+
+def _makers(run: Run) -> dict[str, Any]:
+    origin = asdict(run.origin)
+    # Of the client only where it stood decides; what vLLM said of its memory differs each time.
+    origin["client"] = run.origin.client.machine
+    if run.origin.recipe is not None:
+        # The same recipe under another name or port is the same.
+        del origin["url"], origin["deployment"]
+    for name in ("kv_cache_tokens", "kv_cache_gib"):
+        if origin["engine"]:
+            origin["engine"].pop(name, None)
+    return origin
+
+
+def compare(base: Side, other: Side, known: Sequence[Side] = ()) -> RunComparison:
+    """Hold one side against the other; `known` are further sides of the same machine."""
+    witnesses = _witnesses([base, other, *known], base)
     differences: list[FigureDifference] = []
     overall: list[Overall] = []
     notes: list[str] = []
-    for suite in base.suites:
-        match = other.suite(suite.name)
+    for suite in base.newest.suites:
+        match = other.newest.suite(suite.name)
         if match is None:
             notes.append(f"{suite.name}: is in one of the runs only")
-            continue
-        if suite.prompts != match.prompts:
+        elif suite.prompts != match.prompts:
             notes.append(f"{suite.name}: the prompts differ")
-            continue
-        there = {cell.key: cell for cell in match.cells}
-        pairs = [(cell, there[cell.key]) for cell in suite.cells if cell.key in there]
-        lost = len(suite.cells) + len(match.cells) - 2 * len(pairs)
-        if lost:
-            notes.append(f"{suite.name}: {lost} cells are in one of the runs only")
-        for metric in METRICS:
-            by_cell = [(cell, _rounds(cell, pair, metric)) for cell, pair in pairs]
-            shown = [(cell, values) for cell, values in by_cell if values]
-            differences += [_difference(suite.name, cell, metric, v) for cell, v in shown]
-            if len(shown) > 1:
-                overall.append(_overall(suite.name, metric, [values for _, values in shown]))
+        else:
+            notes += _lost(suite, match)
+            found = [_figures(suite, metric, base, other, witnesses) for metric in METRICS]
+            differences += [item for cells, _ in found for item in cells]
+            overall += [item for _, item in found if item is not None]
     return RunComparison(
-        base=base.run_id,
-        other=other.run_id,
+        base=base.label,
+        other=other.label,
+        base_runs=tuple(run.run_id for run in base.runs),
+        other_runs=tuple(run.run_id for run in other.runs),
+        variation_from=tuple(dict.fromkeys(side.label for side in witnesses)),
         differences=tuple(differences),
         overall=tuple(overall),
-        changed=tuple(_changed(base, other)),
+        changed=tuple(_changed(base.newest, other.newest)),
         notes=tuple(notes),
     )
 
 
-def _rounds(base: Cell, other: Cell, metric: str) -> Values:
-    before = {item.round: figures_of(item) for item in base.rounds}
-    after = {item.round: figures_of(item) for item in other.rounds}
-    return {
-        number: (before[number][metric], after[number][metric])
-        for number in sorted(before.keys() & after.keys())
-        if metric in before[number] and metric in after[number]
-    }
+def _witnesses(sides: Iterable[Side], base: Side) -> list[Side]:
+    """Those with several runs, on the machine of the base; each once."""
+    machine = base.newest.origin.machine
+    several = {tuple(run.run_id for run in s.runs): s for s in sides if len(s.runs) > 1}
+    return [side for side in several.values() if side.newest.origin.machine == machine]
 
 
-def _difference(suite: str, cell: Cell, metric: str, values: Values) -> FigureDifference:
-    found = summarise([after - before for before, after in values.values()]) or UNKNOWN
+def _lost(suite: SuiteResult, match: SuiteResult) -> Iterator[str]:
+    lost = {cell.key for cell in suite.cells} ^ {cell.key for cell in match.cells}
+    if lost:
+        yield f"{suite.name}: {len(lost)} cells are in one of the runs only"
+
+
+def _figures(
+    suite: SuiteResult, metric: str, base: Side, other: Side, witnesses: Sequence[Side]
+) -> tuple[list[FigureDifference], Overall | None]:
+    tables = [_logarithms(side, suite, metric) for side in (base, other)]
+    before, after = tables
+    repeated = [_logarithms(side, suite, metric) for side in witnesses]
+    cells = [cell for cell in suite.cells if before.get(cell.key) and after.get(cell.key)]
+    found = [
+        _difference(suite.name, cell, metric, before, after, _spread(repeated, cell.key))
+        for cell in cells
+    ]
+    if len(cells) < 2:
+        return found, None
+    keys = [cell.key for cell in cells]
+    whole_before, whole_after = _over_cells(before, keys), _over_cells(after, keys)
+    if not (whole_before and whole_after):
+        return found, None
+    spread = spread_of(_over_cells(table, keys) for table in repeated)
+    estimate = ratio_of(whole_before, whole_after, spread)
+    return found, Overall(suite.name, metric, len(cells), estimate, spread.deviation)
+
+
+def _logarithms(side: Side, suite: SuiteResult, metric: str) -> dict[CellKey, list[float]]:
+    """By cell: the logarithm of each run's mean over its rounds, for runs of these prompts."""
+    table: dict[CellKey, list[float]] = {}
+    for run in side.runs:
+        found = run.suite(suite.name)
+        if found is None or found.prompts != suite.prompts:
+            continue
+        for cell in found.cells:
+            mean = _mean(cell, metric)
+            if mean is not None and mean > 0:
+                table.setdefault(cell.key, []).append(math.log(mean))
+    return table
+
+
+def _mean(cell: Cell, metric: str) -> float | None:
+    values = [figures[metric] for item in cell.rounds if metric in (figures := figures_of(item))]
+    return statistics.fmean(values) if values else None
+
+
+def _spread(tables: Iterable[Mapping[CellKey, list[float]]], key: CellKey) -> Spread:
+    return spread_of(table.get(key, ()) for table in tables)
+
+
+def _over_cells(table: Mapping[CellKey, list[float]], keys: Sequence[CellKey]) -> list[float]:
+    """A run is one observation: its cells share whatever disturbed it. Runs lacking one are out."""
+    columns = [table.get(key, []) for key in keys]
+    if len({len(column) for column in columns}) != 1:
+        return []
+    return [statistics.fmean(values) for values in zip(*columns, strict=True)]
+
+
+def _difference(
+    suite: str,
+    cell: Cell,
+    metric: str,
+    before: Mapping[CellKey, list[float]],
+    after: Mapping[CellKey, list[float]],
+    spread: Spread,
+) -> FigureDifference:
+    base_logs, other_logs = before[cell.key], after[cell.key]
     return FigureDifference(
         suite=suite,
         prompt=cell.prompt,
         concurrency=cell.concurrency,
         context_tokens=cell.context_tokens,
         metric=metric,
-        base=statistics.fmean(before for before, _ in values.values()),
-        other=statistics.fmean(after for _, after in values.values()),
-        difference=found,
-        verdict=_verdict(found),
+        base=statistics.fmean(map(math.exp, base_logs)),
+        other=statistics.fmean(map(math.exp, other_logs)),
+        estimate=ratio_of(base_logs, other_logs, spread),
+        deviation=spread.deviation,
     )
-
-
-def _overall(suite: str, metric: str, cells: list[Values]) -> Overall:
-    """A round is one observation: its cells share whatever disturbed it."""
-    numbers = set.intersection(*(set(values) for values in cells))
-    logs = [
-        statistics.fmean(math.log(values[number][1] / values[number][0]) for values in cells)
-        for number in sorted(numbers)
-        if all(min(values[number]) > 0 for values in cells)
-    ]
-    found = summarise(logs) or UNKNOWN
-    low95, high95 = (None if end is None else math.exp(end) for end in (found.low95, found.high95))
-    ratio = math.exp(found.mean)
-    return Overall(suite, metric, len(cells), ratio, low95, high95, _verdict(found))
-
-
-def _verdict(found: Summary) -> DifferenceVerdict:
-    if found.low95 is None or found.high95 is None:
-        return DifferenceVerdict.UNKNOWN
-    if found.low95 <= 0 <= found.high95:
-        return DifferenceVerdict.NONE
-    return DifferenceVerdict.HIGHER if found.low95 > 0 else DifferenceVerdict.LOWER
 
 
 def _changed(base: Run, other: Run) -> Iterator[str]:
@@ -177,35 +242,3 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, obje
             yield from _flat({str(n): part for n, part in enumerate(item)}, f"{above}{name}.")
         else:
             yield above + name, item
-
-
-def floor_of(origin: RunOrigin, floor_tok_s: float | None) -> tuple[float, str]:
-    """UsageError when there is none, before an hour is spent on measuring."""
-    if floor_tok_s is not None:
-        return floor_tok_s, "--floor"
-    recipe = origin.recipe
-    if recipe is None or recipe.floor_tok_s is None:
-        raise UsageError(
-            "--gate has no floor: no recipe with expect.end_to_end_tok_s is known",
-            hint="give one with --floor TOK_S",
-        )
-    return recipe.floor_tok_s, recipe.floor_source
-
-
-def require_gated_suite(suites: Sequence[str]) -> None:
-    if GATED_SUITE not in suites:
-        raise UsageError(f"--gate needs suite {GATED_SUITE}", hint=f"add --suite {GATED_SUITE}")
-
-
-def require_gate(run: Run, floor_tok_s: float, source: str) -> None:
-    """Judge the mean of the five prompts, end to end, as published figures are taken."""
-    suite = run.suite(GATED_SUITE)
-    cells = suite.cells if suite is not None else ()
-    failures = sum(cell.failures for cell in cells)
-    if failures:
-        raise BenchError(f"--gate: {failures} requests failed")
-    reached_tok_s = mean_of(cells, GATED_METRIC)
-    if reached_tok_s < floor_tok_s:
-        raise BenchError(
-            f"{reached_tok_s:.1f} tok/s end to end is below the floor of {floor_tok_s:g} ({source})"
-        )

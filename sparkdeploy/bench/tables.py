@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.compare import FigureDifference, Overall, RunComparison
     from sparkdeploy.bench.files import KeptRun
     from sparkdeploy.bench.record import Cell, Run, RunOrigin, SuiteResult, Summary
+    from sparkdeploy.bench.variation import RatioEstimate
 
 HEADLINE = "end_to_end_tok_s"
 _SHOWN = {
@@ -63,6 +64,7 @@ def suite_lines(suite: SuiteResult) -> Iterator[str]:
 
 def comparison_lines(comparison: RunComparison) -> Iterator[str]:
     yield f"{comparison.other} against {comparison.base}"
+    yield from _variation_lines(comparison)
     for shown in ((suite, metric) for suite, metrics in _SHOWN.items() for metric in metrics):
         found = [item for item in comparison.differences if (item.suite, item.metric) == shown]
         if found:
@@ -78,6 +80,19 @@ def comparison_lines(comparison: RunComparison) -> Iterator[str]:
         yield "what made the runs and is not the same:"
         for line in comparison.changed:
             yield f"  {line}" if len(line) <= 160 else f"  {line[:157]}..."
+
+
+def _variation_lines(comparison: RunComparison) -> Iterator[str]:
+    counts = len(comparison.other_runs), len(comparison.base_runs)
+    runs = " against ".join(f"{count} run{'' if count == 1 else 's'}" for count in counts)
+    if not comparison.variation_from:
+        yield f"  {runs}; how much two runs of the same differ is not known on this machine:"
+        yield "  `sparkdeploy bench --save LABEL` under a label that is there adds a run"
+        return
+    told = ", ".join(comparison.variation_from)
+    known = [item.deviation for item in comparison.overall if item.metric == HEADLINE]
+    share = f" (+- {known[0]:.1%} of {HEADLINE})" if known and known[0] is not None else ""
+    yield f"  {runs}; how much runs of the same differ is seen in the runs of {told}{share}"
 
 
 def _cell_table(suite: SuiteResult) -> Iterator[str]:
@@ -142,22 +157,21 @@ def origin_facts(origin: RunOrigin) -> Iterator[tuple[str, str]]:
 
 def _difference_line(item: FigureDifference) -> str:
     digits = _digits(item.metric)
-    interval = _interval(item.difference.low95, item.difference.high95, f"+.{digits}f")
     return (
         f"  {_condition(item):<20}"
-        f"{item.base:>9.{digits}f} -> {item.other:<8.{digits}f} "
-        f"{item.difference.mean:+.{digits}f}{interval} "
-        f"({change(item.relative, 1)})  {item.verdict}"
+        f"{item.base:>9.{digits}f} -> {item.other:<8.{digits}f} {_estimate(item.estimate)}"
     )
 
 
 def _overall_line(item: Overall) -> str:
-    interval = _interval(item.low95, item.high95, ".3f")
-    return f"  {f'all {item.cells}':<20}ratio {item.ratio:.3f}{interval}  {item.verdict}"
+    return f"  {f'all {item.cells}':<20}{'':>21} {_estimate(item.estimate)}"
 
 
-def _interval(low: float | None, high: float | None, form: str) -> str:
-    return "" if low is None or high is None else f" [{low:{form}}, {high:{form}}]"
+def _estimate(found: RatioEstimate) -> str:
+    interval = ""
+    if found.low95 is not None and found.high95 is not None:
+        interval = f" ({change(found.low95 - 1, 1)} to {change(found.high95 - 1, 1)})"
+    return f"{change(found.ratio - 1, 1)}{interval}  {found.verdict}"
 
 
 def _summary(metric: str, found: Summary | None) -> str:

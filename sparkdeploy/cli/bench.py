@@ -90,7 +90,7 @@ def measure(
     _on: OnOption = None,
 ) -> None:
     """Measure a deployment (or --url) and keep the record."""
-    from sparkdeploy.bench import compare as gates
+    from sparkdeploy.bench import gate as gates
     from sparkdeploy.bench.suites import parse_counts, parse_suites
     from sparkdeploy.commands.bench import endpoint as there
     from sparkdeploy.commands.bench import run as stage
@@ -167,25 +167,23 @@ def show_run(
 
 
 def compare_runs(
-    runs: Annotated[
-        list[str], typer.Argument(help="Runs: an id, a label (its newest run) or a file.")
+    sides: Annotated[
+        list[str],
+        typer.Argument(metavar="A B...", help="Labels (all their runs), ids or files."),
     ],
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
-    """Compare runs with the first one.
+    """Compare the runs of labels with those of the first one.
 
-    Rounds are paired; each difference comes with its 95 % interval.
+    Each difference comes with its 95 % interval, by how much runs of the same differ.
     """
-    from sparkdeploy.bench.compare import compare
     from sparkdeploy.bench.tables import comparison_lines
-    from sparkdeploy.commands.bench.run import shelf_of
+    from sparkdeploy.commands.bench.run import compare_sides
 
-    if len(runs) < 2:
+    if len(sides) < 2:
         raise UsageError("compare needs two runs or more", hint="`sparkdeploy bench ls` lists them")
-    shelf = shelf_of(current_settings())
-    base, *others = [shelf.find(name).run for name in runs]
-    comparisons = [compare(base, other) for other in others]
+    comparisons = compare_sides(sides, current_settings())
     lines = (line for comparison in comparisons for line in comparison_lines(comparison))
     answer(lines, [asdict(item) for item in comparisons], as_json=as_json)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import __version__
+from sparkdeploy.bench.compare import RunComparison, Side, compare, sides_of
 from sparkdeploy.bench.files import KeptRun, Shelf, require_writable, run_id, write_whole
 from sparkdeploy.bench.keeping import RunKeeper
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
@@ -157,6 +158,15 @@ def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
     )
     write_whole(page, output)
     return len(runs)
+
+
+def compare_sides(names: Sequence[str], settings: Settings) -> list[RunComparison]:
+    """Hold each side against the first: a label's whole runs, or the one run of an id or a file."""
+    shelf = shelf_of(settings)
+    known = sides_of(item.run for item in kept_runs(settings) if item.is_whole)
+    by_label = {side.label: side for side in known}
+    base, *others = [by_label.get(name) or Side(name, (shelf.find(name).run,)) for name in names]
+    return [compare(base, other, known) for other in others]
 
 
 def _whole_ones(kept: Sequence[KeptRun]) -> list[KeptRun]:

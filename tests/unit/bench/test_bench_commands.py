@@ -467,7 +467,9 @@ def test_runs_are_listed_shown_and_compared(
     assert compared.returncode == 0, compared.stderr
     assert "five, tok/s end to end" in compared.stdout
     (comparison,) = json.loads(bench("compare", "mine", str(file), "--json").stdout)
-    assert comparison["base"] == listed["run_id"]
+    assert comparison["base"] == "mine"
+    assert comparison["base_runs"] == [listed["run_id"]]
+    assert comparison["variation_from"] == []
 
 
 def test_a_damaged_record_is_named_and_the_others_are_listed(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
-from sparkdeploy.bench.compare import DifferenceVerdict, compare
+from sparkdeploy.bench.compare import Side, compare, sides_of
 from sparkdeploy.bench.record import Cell, RoundResult, Run, SuiteResult
 from sparkdeploy.bench.tables import comparison_lines, list_lines, run_lines
+from sparkdeploy.bench.variation import DifferenceVerdict, ratio_of, spread_of
 from tests.unit.bench.runs import sample_run
 
 
@@ -30,63 +32,116 @@ def run_of(speeds: dict[str, list[float]], *, run_id: str = "a", prompts: str = 
     return replace(sample_run(), run_id=run_id, suites=(suite,))
 
 
-def test_a_run_does_not_differ_from_itself() -> None:
-    run = sample_run()
+def side(*runs: Run, label: str = "v2") -> Side:
+    return Side(label, runs)
 
-    comparison = compare(run, run)
+
+def level(speed: float) -> Run:
+    """A run of one prompt, three like rounds."""
+    return run_of({"qa": [speed] * 3}, run_id=f"at {speed}")
+
+
+def test_a_side_does_not_differ_from_itself() -> None:
+    same = side(sample_run(), sample_run())
+
+    comparison = compare(same, same)
 
     assert comparison.differences
-    assert {item.verdict for item in comparison.differences} == {DifferenceVerdict.NONE}
-    assert {item.verdict for item in comparison.overall} == {DifferenceVerdict.NONE}
+    assert {item.estimate.verdict for item in comparison.differences} == {DifferenceVerdict.NONE}
+    assert {item.estimate.verdict for item in comparison.overall} == {DifferenceVerdict.NONE}
     assert comparison.changed == ()
     assert comparison.notes == ()
 
 
 def test_a_clear_gain_is_shown_with_its_interval() -> None:
-    comparison = compare(
-        run_of({"qa": [28.2, 28.3, 28.4]}), run_of({"qa": [51.1, 51.3, 51.5]}, run_id="b")
-    )
+    base, other = side(level(28.2), level(28.4)), side(level(51.1), level(51.5))
 
-    (item,) = comparison.differences
-    assert item.verdict is DifferenceVerdict.HIGHER
+    (item,) = compare(base, other).differences
+
+    assert item.estimate.verdict is DifferenceVerdict.HIGHER
     assert item.relative == pytest.approx(23.0 / 28.3)
-    assert item.difference.low95 is not None
-    assert 22 < item.difference.low95 < 23.0
+    assert item.estimate.low95 is not None
+    assert 1.75 < item.estimate.low95 < item.estimate.ratio < 1.82
+    assert item.deviation == pytest.approx(0.0053, abs=0.0003)
 
 
-def test_noise_is_no_difference() -> None:
-    comparison = compare(run_of({"qa": [50, 52, 51]}), run_of({"qa": [51.5, 50, 52]}))
+def test_runs_that_differ_among_themselves_show_no_difference() -> None:
+    comparison = compare(side(level(50), level(52)), side(level(52.5), level(51)))
 
-    assert comparison.differences[0].verdict is DifferenceVerdict.NONE
+    assert comparison.differences[0].estimate.verdict is DifferenceVerdict.NONE
     assert any("no difference shown" in line for line in comparison_lines(comparison))
 
 
-def test_drift_that_both_runs_share_does_not_hide_a_difference() -> None:
-    """Pairing by round takes the common warm-up out; unpaired intervals would overlap."""
-    comparison = compare(run_of({"qa": [40, 45, 50]}), run_of({"qa": [41, 46.1, 50.9]}))
+def test_one_run_a_side_shows_nothing_however_quiet_its_rounds_are() -> None:
+    comparison = compare(side(level(50.0)), side(level(51.0)))
 
-    assert comparison.differences[0].verdict is DifferenceVerdict.HIGHER
-
-
-def test_one_round_shows_nothing() -> None:
-    comparison = compare(run_of({"qa": [28.0]}), run_of({"qa": [51.0]}))
-
-    assert comparison.differences[0].verdict is DifferenceVerdict.UNKNOWN
+    (item,) = comparison.differences
+    assert item.estimate.verdict is DifferenceVerdict.UNKNOWN
+    assert (item.estimate.low95, item.deviation) == (None, None)
+    said = list(comparison_lines(comparison))
+    assert "how much two runs of the same differ is not known" in said[1]
+    assert any("+2.0%  not known: one run a side" in line for line in said)
 
 
-def test_all_prompts_together_are_a_ratio_by_round() -> None:
-    base = run_of({"qa": [10, 10, 10], "math": [100, 100, 100]})
-    other = run_of({"qa": [11, 11.1, 10.9], "math": [110, 111, 109]})
+def test_one_run_a_side_is_held_against_the_variation_of_others_on_that_machine() -> None:
+    others = side(level(100), level(101), level(99), level(100.5), label="baseline")
+
+    near = compare(side(level(50.0)), side(level(50.6), label="b"), [others])
+    far = compare(side(level(50.0)), side(level(60.0), label="b"), [others])
+
+    assert near.differences[0].estimate.verdict is DifferenceVerdict.NONE
+    assert far.differences[0].estimate.verdict is DifferenceVerdict.HIGHER
+    assert far.variation_from == ("baseline",)
+    assert "seen in the runs of baseline" in list(comparison_lines(far))[1]
+
+
+def test_another_machine_says_nothing_of_this_one() -> None:
+    origin = replace(sample_run().origin, machine=None)
+    elsewhere = [replace(level(speed), origin=origin) for speed in (100, 101)]
+
+    comparison = compare(side(level(50.0)), side(level(60.0)), [side(*elsewhere, label="c")])
+
+    assert comparison.variation_from == ()
+
+
+def test_all_prompts_together_are_a_ratio_by_run() -> None:
+    base = side(
+        run_of({"qa": [10], "math": [100]}, run_id="1"),
+        run_of({"qa": [10.1], "math": [101]}, run_id="2"),
+    )
+    other = side(
+        run_of({"qa": [11], "math": [110]}, run_id="3"),
+        run_of({"qa": [11.1], "math": [111]}, run_id="4"),
+    )
 
     (overall,) = compare(base, other).overall
 
     assert overall.cells == 2
-    assert overall.ratio == pytest.approx(1.1, abs=0.001)
-    assert overall.verdict is DifferenceVerdict.HIGHER
+    assert overall.estimate.ratio == pytest.approx(1.1, abs=0.001)
+    assert overall.estimate.verdict is DifferenceVerdict.HIGHER
+
+
+def test_a_run_that_lacks_a_cell_is_in_no_line_over_all() -> None:
+    base = side(run_of({"qa": [10], "math": [100]}), run_of({"qa": [10.1]}))
+    other = side(run_of({"qa": [11], "math": [110]}))
+
+    assert compare(base, other).overall == ()
+
+
+def test_runs_of_a_label_that_were_made_otherwise_are_left_out() -> None:
+    newer, older = sample_run(), sample_run()
+    assert older.origin.recipe is not None
+    recipe = replace(older.origin.recipe, fingerprint="0" * 64)
+    older = replace(older, run_id="0", origin=replace(older.origin, recipe=recipe))
+    same = replace(newer, run_id="1", origin=replace(newer.origin, url="http://127.0.0.1:9"))
+
+    (found,) = sides_of([newer, older, same])
+
+    assert [run.run_id for run in found.runs] == ["1", newer.run_id]
 
 
 def test_other_prompts_are_not_compared() -> None:
-    comparison = compare(run_of({"qa": [1, 1]}), run_of({"qa": [2, 2]}, prompts="q"))
+    comparison = compare(side(run_of({"qa": [1, 1]})), side(run_of({"qa": [2, 2]}, prompts="q")))
 
     assert comparison.differences == ()
     assert comparison.notes == ("five: the prompts differ",)
@@ -94,29 +149,49 @@ def test_other_prompts_are_not_compared() -> None:
 
 def test_cells_and_suites_of_one_run_only_are_named() -> None:
     comparison = compare(
-        run_of({"qa": [1, 1], "math": [1, 1]}), run_of({"qa": [1, 1], "json": [2, 2]})
+        side(run_of({"qa": [1, 1], "math": [1, 1]})), side(run_of({"qa": [1, 1], "json": [2, 2]}))
     )
     assert comparison.notes == ("five: 2 cells are in one of the runs only",)
 
-    alone = replace(sample_run(), suites=())
-    assert "sweep: is in one of the runs only" in compare(sample_run(), alone).notes
+    alone = side(replace(sample_run(), suites=()))
+    assert "sweep: is in one of the runs only" in compare(side(sample_run()), alone).notes
 
 
 def test_what_made_the_runs_is_compared_too() -> None:
-    base, other = sample_run("baseline"), sample_run("v2")
-
-    changed = compare(base, other).changed
+    changed = compare(side(sample_run("baseline")), side(sample_run("v2"))).changed
 
     assert "recipe.name: baseline -> v2" in changed
     assert not [line for line in changed if line.startswith("machine")]
 
 
 def test_a_comparison_reads_well() -> None:
-    lines = list(comparison_lines(compare(sample_run("baseline", speed=28.3), sample_run("v2"))))
+    slow, fast = (
+        [replace(sample_run(name, speed=speed), run_id=f"{name} {speed}") for speed in speeds]
+        for name, speeds in (("baseline", (28.2, 28.4)), ("v2", (51.1, 51.5)))
+    )
+    comparison = compare(side(*slow, label="baseline"), side(*fast))
 
-    assert lines[0] == "20261121T090000Z-v2 against 20261121T090000Z-baseline"
+    lines = list(comparison_lines(comparison))
+
+    assert lines[0] == "v2 against baseline"
+    assert lines[1].startswith(
+        "  2 runs against 2 runs; how much runs of the same differ is seen in"
+    )
     assert "five, tok/s end to end" in lines
     assert any(line.startswith("  all 5") and line.endswith("higher") for line in lines)
+
+
+@pytest.mark.parametrize(("runs", "deviation"), [(2, 0.005), (3, 0.01), (5, 0.02)])
+def test_like_servers_are_called_different_in_one_of_twenty(runs: int, deviation: float) -> None:
+    simulated, claimed = 600, 0
+    dice = random.Random(runs)
+    for _ in range(simulated):
+        one, other = ([dice.gauss(0.0, deviation) for _ in range(runs)] for _ in range(2))
+        estimate = ratio_of(one, other, spread_of([one, other]))
+        claimed += estimate.verdict is not DifferenceVerdict.NONE
+
+    # Six standard deviations of a binomial beyond 5 %: found only where the claim is false.
+    assert 0.05 - 6 * 0.0089 <= claimed / simulated <= 0.05 + 6 * 0.0089
 
 
 def test_a_run_reads_well() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.bench.compare import floor_of
+from sparkdeploy.bench.gate import floor_of
 from sparkdeploy.bench.record import ClientOrigin, RecipeOrigin, RunOrigin
 from sparkdeploy.commands.bench.origin import recipe_origin
 from sparkdeploy.commands.request import Request, resolve
