@@ -151,6 +151,14 @@ class Shelf:
                 damaged.append(error.message)
         return tuple(sorted(kept, key=lambda item: item.run.run_id)), tuple(damaged)
 
+    def free_id(self, wanted: str) -> str:
+        """Return the id, numbered where a run of it is there: runs may begin in one second."""
+        taken, number = wanted, 1
+        while (self.folder / f"{taken}.json").exists():
+            number += 1
+            taken = f"{wanted}-{number}"
+        return taken
+
     def find(self, name: str) -> KeptRun:
         """Return the record of that id, label or file; BenchError naming those there are."""
         if name.endswith(".json") or "/" in name:

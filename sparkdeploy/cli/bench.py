@@ -26,6 +26,17 @@ from sparkdeploy.errors import UsageError
 if TYPE_CHECKING:
     from sparkdeploy.bench.record import Run
 
+SuiteOption = Annotated[
+    list[str] | None,
+    typer.Option(help="five (the default), decode, sweep, standard; with commas, or repeated."),
+]
+RoundsOption = Annotated[int, typer.Option(min=1, help="After one warm-up each.")]
+ConcurrencyOption = Annotated[str, typer.Option(help="For sweep: streams, with commas.")]
+ContextOption = Annotated[
+    str, typer.Option(help="For sweep: prompt and answer in tokens; K is 1024.")
+]
+SWEPT_CONCURRENCY = "1,2,4,8,16,32"
+SWEPT_CONTEXT = "1K,2K,4K,8K,16K,32K,64K,128K,256K"
 MEASURE = "run"
 
 
@@ -48,6 +59,7 @@ group = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     group.command(MEASURE)(measure)
+    group.command("pair")(pair)
     group.command("ls")(list_runs)
     group.command("import")(import_runs)
     group.command("show")(show_run)
@@ -66,20 +78,13 @@ def measure(
     model: ModelOption = None,
     key_file: KeyFileOption = None,
     ca_file: CaFileOption = None,
-    suite: Annotated[
-        list[str] | None,
-        typer.Option(help="five (the default), decode, sweep, standard; with commas, or repeated."),
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="After one warm-up each.")] = 3,
+    suite: SuiteOption = None,
+    rounds: RoundsOption = 3,
     save: Annotated[
         str | None, typer.Option(help="A label to find the run by, or FILE.json to write.")
     ] = None,
-    concurrency: Annotated[
-        str, typer.Option(help="For sweep: streams, with commas.")
-    ] = "1,2,4,8,16,32",
-    context: Annotated[
-        str, typer.Option(help="For sweep: prompt and answer in tokens; K is 1024.")
-    ] = "1K,2K,4K,8K,16K,32K,64K,128K,256K",
+    concurrency: ConcurrencyOption = SWEPT_CONCURRENCY,
+    context: ContextOption = SWEPT_CONTEXT,
     gate: Annotated[
         bool, typer.Option("--gate", help="Exit 8 below the recipe's floor or on a failure.")
     ] = False,
@@ -119,6 +124,39 @@ def measure(
     stage.require_figures(finished)
     if held is not None:
         gates.require_gate(finished.run, *held)
+
+
+def pair(
+    sides: Annotated[
+        tuple[str, str], typer.Argument(metavar="A B", help="Deployments' names or addresses.")
+    ],
+    runs: Annotated[int, typer.Option(min=2, help="Of each side, in turns: A B B A.")] = 3,
+    model: ModelOption = None,
+    key_file: KeyFileOption = None,
+    ca_file: CaFileOption = None,
+    suite: SuiteOption = None,
+    rounds: RoundsOption = 3,
+    concurrency: ConcurrencyOption = SWEPT_CONCURRENCY,
+    context: ContextOption = SWEPT_CONTEXT,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Measure two servers in turns and compare them; every run is kept."""
+    from sparkdeploy.bench.suites import parse_counts, parse_suites
+    from sparkdeploy.bench.tables import comparison_lines
+    from sparkdeploy.commands.bench.endpoint import Access
+    from sparkdeploy.commands.bench.pair import measure_pair
+    from sparkdeploy.commands.bench.run import WantedRun
+
+    wanted = WantedRun(
+        suites=parse_suites(suite or ["five"]),
+        rounds=rounds,
+        concurrency=parse_counts(concurrency, "--concurrency"),
+        context=parse_counts(context, "--context"),
+    )
+    access = Access(key_file, model, ca_file)
+    comparison = measure_pair(sides, wanted, runs, current_settings(), access)
+    answer(comparison_lines(comparison), asdict(comparison), as_json=as_json)
 
 
 def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
@@ -169,7 +207,7 @@ def show_run(
 def compare_runs(
     sides: Annotated[
         list[str],
-        typer.Argument(metavar="A B...", help="Labels (all their runs), ids or files."),
+        typer.Argument(metavar="A B", help="Labels (all their runs), ids or files."),
     ],
     as_json: JsonOption = False,
     _on: OnOption = None,

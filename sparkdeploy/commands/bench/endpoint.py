@@ -93,6 +93,11 @@ def reach_url(url: str, access: Access) -> Endpoint:
         return _endpoint(model, None, endpoint_origin(model))
 
 
+def reach(side: str, settings: Settings, access: Access) -> Endpoint:
+    """Return the server behind a deployment's name or an address."""
+    return reach_url(side, access) if "://" in side else reach_deployment(side, settings)
+
+
 def _endpoint(model: ServedModel, container_id: str | None, origin: RunOrigin) -> Endpoint:
     return Endpoint(
         base_url=model.base_url,

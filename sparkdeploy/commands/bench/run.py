@@ -73,8 +73,9 @@ def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) 
     Raises BenchError when the server cannot be measured or the record not be written, and
     UsageError when a suite does not fit the server: both before anything is measured.
     """
-    run = _begun(endpoint, wanted)
-    path = wanted.file or shelf_of(settings).folder / f"{run.run_id}.json"
+    shelf = shelf_of(settings)
+    run = _begun(endpoint, wanted, shelf)
+    path = wanted.file or shelf.folder / f"{run.run_id}.json"
     require_writable(path)
     plans = [_planned(name, endpoint, wanted) for name in wanted.suites]
     keeper = RunKeeper(run, path)
@@ -98,7 +99,7 @@ def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) 
     return Finished(keeper.run, keeper.path, failure, keeper.lost)
 
 
-def _begun(endpoint: Endpoint, wanted: WantedRun) -> Run:
+def _begun(endpoint: Endpoint, wanted: WantedRun, shelf: Shelf) -> Run:
     started = datetime.now(UTC)
     recipe = endpoint.origin.recipe
     label = recipe.name if recipe is not None else endpoint.model
@@ -106,7 +107,7 @@ def _begun(endpoint: Endpoint, wanted: WantedRun) -> Run:
         label = wanted.save
     moment = f"{started:{ISO_8601}}"
     return Run(
-        run_id=run_id(started, label, "-".join(wanted.suites)),
+        run_id=shelf.free_id(run_id(started, label, "-".join(wanted.suites))),
         label=label,
         started_at=moment,
         finished_at=moment,

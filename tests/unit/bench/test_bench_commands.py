@@ -472,6 +472,28 @@ def test_runs_are_listed_shown_and_compared(
     assert comparison["variation_from"] == []
 
 
+def test_a_pair_is_measured_in_turns_and_compared(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    # The same server by two addresses.
+    sides = engine.url, engine.url.replace("127.0.0.1", "localhost")
+
+    done = bench("pair", *sides, "--suite", "decode", "--rounds", "1", "--runs", "3")
+
+    assert done.returncode == 0, done.stderr
+    kept = sorted(records(tmp_path), key=lambda record: record["started_at"])
+    assert sorted(record["label"] for record in kept) == sorted(sides * 3)
+    said = [line.split(": ", 1)[1] for line in done.stderr.splitlines() if "of 3: " in line]
+    assert said == [sides[at] for at in (0, 1, 1, 0, 0, 1)]
+    assert f"{sides[1]} against {sides[0]}" in done.stdout
+    assert "3 runs against 3 runs" in done.stdout
+
+
+def test_a_pair_of_one_is_refused(bench: Callable[..., Done], engine: FakeEngine) -> None:
+    assert bench("pair", engine.url, engine.url).returncode == 2
+    assert engine.asked == []
+
+
 def test_a_damaged_record_is_named_and_the_others_are_listed(
     bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
 ) -> None:
