@@ -25,6 +25,7 @@ from sparkdeploy.estimate import (
     speed,
     speed_report,
 )
+from sparkdeploy.estimate.anchored import anchored
 from sparkdeploy.estimate.attention import read_attention
 from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.share import facts_of_rank, facts_of_step
@@ -226,8 +227,10 @@ class Ground:
             recipes=self._of_one_model(resolved),
             acceptance=self.acceptance,
             speed=self.reached,
-            estimates=tuple(
-                speed.estimate(item, known, self.acceptance, self.reached) for item in compared
+            estimates=anchored(
+                [speed.estimate(item, known, self.acceptance, self.reached) for item in compared],
+                {item.recipe.name: item for item in compared},
+                self.reached,
             ),
         )
         return whole if among is Among.ONE else _of_one_node(whole)

@@ -16,6 +16,7 @@ from sparkdeploy.estimate.decode import decode_step
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from sparkdeploy.estimate.anchored import FromPublished
     from sparkdeploy.estimate.attention import AttentionTable
     from sparkdeploy.estimate.decode import Acceptance, DecodeStep
     from sparkdeploy.estimate.hardware import Hardware
@@ -86,6 +87,7 @@ class SpeedEstimate:
     published_tok_s: float | None
     has_own_cache_format: bool = False
     needs_a_fork: bool = False
+    from_published: FromPublished | None = None
 
     @property
     def miss(self) -> float | None:

@@ -90,6 +90,8 @@ def estimate_lines(estimates: Sequence[SpeedEstimate], speed: Speed) -> Iterator
     # Published figures are a Spark's; on another machine a difference to them means nothing.
     if speed.fitted_to is None:
         return
+    if any(made.from_published for made in estimates):
+        yield "  N by PARENT: its published step less the time of the bytes saved; not measured"
     for made in estimates:
         for reason in miss_reasons(made):
             yield f"  {made.name}: {reason}"
@@ -99,10 +101,12 @@ def _estimate_line(made: SpeedEstimate) -> str:
     published = f"{made.published_tok_s:g}" if made.published_tok_s is not None else "-"
     if made.step is None or made.tok_s is None:
         return f"  {made.name:<14}{'-':>10}{'-':>10}{'-':>10}{published:>11}"
-    miss = f"{made.miss:>+8.1%}" if made.miss is not None else ""
+    beside = f"{made.miss:>+8.1%}" if made.miss is not None else ""
+    if (found := made.from_published) is not None:
+        beside = f"   {found.tok_s:.1f} by {found.parent}"
     return (
         f"  {made.name:<14}{made.step.total_bytes / 1e9:>10.2f}"
-        f"{made.step.tokens_per_request:>10.2f}{made.tok_s:>10.1f}{published:>11}{miss}"
+        f"{made.step.tokens_per_request:>10.2f}{made.tok_s:>10.1f}{published:>11}{beside}"
     )
 
 
@@ -163,6 +167,12 @@ def estimates_as_dict(
                 "tokens_per_step": made.step.tokens_per_request if made.step is not None else None,
                 "estimate_tok_s": made.tok_s,
                 "published_tok_s": made.published_tok_s,
+                "from_published": {
+                    "recipe": made.from_published.parent,
+                    "tok_s": made.from_published.tok_s,
+                }
+                if made.from_published is not None
+                else None,
                 "reasons": list(miss_reasons(made)) if speed.fitted_to is not None else [],
             }
             for made in estimates

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.errors import UsageError
+from sparkdeploy.estimate.anchored import anchored
 from sparkdeploy.estimate.attention import read_attention
 from sparkdeploy.estimate.decode import (
     DecodeStep,
@@ -230,3 +231,35 @@ def test_a_page_escapes_text_and_loads_nothing() -> None:
     assert "a &lt; b" in text
     assert "src=" not in text
     assert "href=" not in text
+
+
+def test_a_parent_s_published_step_less_the_saved_bytes_is_a_second_estimate() -> None:
+    v2 = made_for("v2")
+    assert v2.step is not None
+    parts = {**v2.step.parts, StepPart.DRAFT_HEAD: v2.step.parts[StepPart.DRAFT_HEAD] - 1e9}
+    child = replace(v2, name="v2-hub", step=replace(v2.step, parts=parts), published_tok_s=None)
+
+    parent, found = anchored([v2, child], RECIPES, SPEED)
+
+    bandwidth_bytes_s = SPEED.efficiency * SPEED.hardware.bandwidth_bytes_s
+    assert parent.from_published is None
+    assert found.from_published is not None
+    assert found.from_published.parent == "v2"
+    assert found.from_published.tok_s == pytest.approx(2.75 / (2.75 / 51 - 1e9 / bandwidth_bytes_s))
+    assert any("56.4 by v2" in line for line in estimate_lines([parent, found], SPEED))
+
+
+def test_where_nothing_was_measured_no_published_figure_is_carried_over() -> None:
+    bound = replace(SPEED, fitted_to=None)
+
+    made = anchored([made_for("v2"), made_for("v2-kv8")], RECIPES, bound)
+
+    assert [item.from_published for item in made] == [None, None]
+
+
+def test_a_recipe_that_extends_its_own_name_has_parents_all_the_same() -> None:
+    own = replace(RECIPES["v2"], recipe=RECIPES["v2"].recipe.model_copy(update={"extends": "v2"}))
+
+    made = anchored([replace(made_for("v2"), published_tok_s=None)], {"v2": own}, SPEED)
+
+    assert made[0].from_published is None
