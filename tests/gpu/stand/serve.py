@@ -9,11 +9,13 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import profiling
@@ -146,7 +148,8 @@ class Server:
     def context_step(self, context: int) -> dict[str, float]:
         """A request of `context` tokens and 200 of reply: milliseconds a step and a token.
 
-        A step sends one event, however many tokens it accepts.
+        A step sends one event, however many tokens it accepts. The median step is what the host's
+        pauses do not reach.
         """
         prompt = _long_prompt(context)
         body = {
@@ -162,6 +165,7 @@ class Server:
         spent_ms = 1e3 * (at[-1] - at[0])
         return {
             "step_ms": round(spent_ms / (len(at) - 1), 3),
+            "median_step_ms": round(1e3 * statistics.median(b - a for a, b in pairwise(at)), 3),
             "token_ms": round(spent_ms / (CONTEXT_TOKENS - 1), 3),
             "steps": len(at) - 1,
         }
