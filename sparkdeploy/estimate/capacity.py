@@ -224,13 +224,16 @@ def _reserves(facts: ModelFacts, recipe: Recipe, hardware: Hardware) -> Iterator
     serve, architecture = recipe.serve, facts.architecture
     requests, tokens = _step(serve, hardware)
     if architecture is not None:
-        sampling = requests * architecture.vocab_size * (2 + 4 + 4)
+        logits_dtype, logits_bytes = _logits(recipe)
+        # vLLM's newer model runner copies logits to FP32 even where they are FP32 (0.33's
+        # v1/worker/gpu/sample/sampler.py); the older one does not, and needs so much less.
+        sampling = requests * architecture.vocab_size * (logits_bytes + 4 + 4)
         forward = tokens * _elements_of_token(architecture) * 2
         yield Reserve(
             "activations at the peak of profiling",
             max(sampling, forward),
-            f"derived: the larger of sampling {requests} rows (BF16, FP32 and a sorted copy of "
-            f"the logits) and a forward pass of {tokens} tokens; not measured",
+            f"derived: the larger of sampling {requests} rows (logits in {logits_dtype}, an FP32 "
+            f"copy and a sorted one) and a forward pass of {tokens} tokens; not measured",
         )
     yield Reserve("CUDA context and libraries", DRIVER_BYTES, "assumed, not measured")
     if not serve.enforce_eager:
@@ -242,6 +245,11 @@ def _reserves(facts: ModelFacts, recipe: Recipe, hardware: Hardware) -> Iterator
         yield Reserve(f"drafter {drafter.repo}", sum(drafter.memory_bytes.values()), drafter.origin)
     if serve.kv_cache_dtype.startswith("turboquant") and architecture is not None:
         yield from _turboquant_workspace(architecture, longest_context(serve, architecture))
+
+
+def _logits(recipe: Recipe) -> tuple[str, int]:
+    """Return the dtype of the head's logits and its bytes; an INT8 head gives FP32."""
+    return ("FP32", 4) if recipe.checkpoint.lm_head == "int8" else ("BF16", 2)
 
 
 def _turboquant_workspace(architecture: Architecture, length: int) -> Iterator[Reserve]:

@@ -141,7 +141,7 @@ class Checkpoint(Strict):
     mtp: Annotated[Literal["required", "off"] | None, _BareOff] = None
     """Whether the draft layer has to be there; null leaves that to vLLM."""
     lm_head: Literal["int8", "bf16"] = "bf16"
-    """What the plugin makes of the LM head while it is loaded."""
+    """What the plugin makes of the LM head while it is loaded; the logits of `int8` are FP32."""
     draft_lm_head: DraftLmHead | None = None
 
 

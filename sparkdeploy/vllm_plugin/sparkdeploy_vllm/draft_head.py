@@ -14,7 +14,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 
 from sparkdeploy_vllm.announce import announce
 from sparkdeploy_vllm.fp8_linear import replace_parameter
-from sparkdeploy_vllm.lm_head import int8_logits, make_int8
+from sparkdeploy_vllm.lm_head import int8_logits, logits_dtype, make_int8
 from sparkdeploy_vllm.treatment import DraftHead
 
 NEVER = float("-inf")
@@ -34,6 +34,7 @@ class DraftHeadMethod(QuantizeMethodBase):
 
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
         self.plain.create_weights(layer, *weight_args, **extra_weight_attrs)
+        layer.logits_dtype = logits_dtype(layer.weight.dtype)
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Keep this rank's frequent rows: int8 [F, K], FP32 `weight_scale` [F], `rows` [F]."""
@@ -50,7 +51,7 @@ class DraftHeadMethod(QuantizeMethodBase):
 
     def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         drafted = int8_logits(layer, x, None if bias is None else bias[layer.rows])
-        logits = x.new_full((*x.shape[:-1], layer.all_rows), NEVER)
+        logits = drafted.new_full((*x.shape[:-1], layer.all_rows), NEVER)
         return logits.index_copy_(-1, layer.rows, drafted)
 
     def embedding(self, layer: Module, input_: Tensor) -> Tensor:

@@ -152,6 +152,8 @@ TOUCHED = (
     *_apis("vllm.model_executor.model_loader.utils", "process_weights_after_loading"),
     *_apis("vllm.model_executor.parameter", "ModelWeightParameter", "BlockQuantScaleParameter"),
     *_apis("vllm.config", "get_current_vllm_config", "get_current_vllm_config_or_none"),
+    # Asked for the logits' dtype. Without it no draft is drawn by chance.
+    *_apis("vllm.config.speculative", "SpeculativeConfig.draft_sample_method", required=False),
     *_apis("vllm.logger", "init_logger(name)"),
     *_apis("vllm.platforms", "current_platform"),
     *_apis(

@@ -20,14 +20,33 @@ from sparkdeploy_vllm.maths import dequantize_gather, int8_linear, quantize_rows
 from sparkdeploy_vllm.treatment import METHOD_NAME
 
 
+def logits_dtype(model_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of an INT8 head's logits: FP32, which is what they are summed in.
+
+    The model's own where drafts are drawn by chance: vLLM keeps such drafts' logits in a buffer of
+    the model's dtype and asserts that they come in it (`gumbel_sample` of 0.33), and a draft may
+    share the target's head. Asks vLLM's current config, so call it while a layer is made.
+    """
+    speculation = getattr(get_current_vllm_config_or_none(), "speculative_config", None)
+    if getattr(speculation, "draft_sample_method", "greedy") == "greedy":
+        return torch.float32
+    return model_dtype
+
+
 def int8_logits(layer: Module, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Logits [..., V] of a layer whose `weight` [V, K] is int8, by the kernel where it fits."""
+    """Logits [..., V] of a layer whose `weight` [V, K] is int8, by the kernel where it fits.
+
+    In `layer.logits_dtype`, on every device and rank.
+    """
+    out_dtype = layer.logits_dtype
     if x.is_cuda:
         from sparkdeploy_vllm.kernels import int8_head  # needs Triton
 
         if int8_head.fits(x, layer.weight):
-            return int8_head.int8_head(x, layer.weight, layer.weight_scale, bias)
-    return int8_linear(x, layer.weight, layer.weight_scale, bias)
+            return int8_head.int8_head(
+                x, layer.weight, layer.weight_scale, bias, out_dtype=out_dtype
+            )
+    return int8_linear(x, layer.weight, layer.weight_scale, bias, out_dtype=out_dtype)
 
 
 def make_int8(layer: Module, weight: Tensor) -> None:
@@ -44,7 +63,9 @@ def warm_up(layer: Module) -> None:
         return
     from sparkdeploy_vllm.kernels import int8_head  # needs Triton
 
-    choice = int8_head.prepare(layer.weight, layer.weight_scale, layer.params_dtype)
+    choice = int8_head.prepare(
+        layer.weight, layer.weight_scale, layer.params_dtype, out_dtype=layer.logits_dtype
+    )
     if choice is None:
         return
     if choice.ignored:
@@ -67,6 +88,7 @@ class Int8LMHeadMethod(QuantizeMethodBase):
 
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
         self.plain.create_weights(layer, *weight_args, **extra_weight_attrs)
+        layer.logits_dtype = logits_dtype(layer.weight.dtype)
         self.ledger.layer_created(self.name)
 
     def process_weights_after_loading(self, layer: Module) -> None:

@@ -115,20 +115,28 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return quantized, scales
 
 
-def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """`x` [..., K] times int8 `weight` [V, K] times `scales` [V], plus `bias`; dtype of `x`.
+def int8_linear(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    *,
+    out_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """`x` [..., K] times int8 `weight` [V, K] times `scales` [V], plus `bias`, as `out_dtype`.
 
-    Works through the vocabulary in chunks and never synchronises with the host. On a CPU each
-    row's result is independent of the other rows, bit for bit.
+    Summed in FP32 and rounded once, if at all, like the kernel on a GPU. Works through the
+    vocabulary in chunks and never synchronises with the host. On a CPU each row's result is
+    independent of the other rows, bit for bit.
     """
     rows_in = x.reshape(-1, x.shape[-1]).float()
-    logits = x.new_empty((rows_in.shape[0], weight.shape[0]))
+    logits = x.new_empty((rows_in.shape[0], weight.shape[0]), dtype=out_dtype)
     product = linear_per_row if x.device.type == "cpu" else device_product
     for rows in row_chunks(weight):
         part = product(rows_in, weight[rows].float()).mul_(scales[rows])
         if bias is not None:
             part += bias[rows].float()
-        logits[:, rows] = part.to(x.dtype)
+        logits[:, rows] = part.to(out_dtype)
     return logits.view(*x.shape[:-1], weight.shape[0])
 
 

@@ -9,7 +9,7 @@
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ sys.path.insert(0, str(PLUGIN))
 from sparkdeploy_vllm.kernels import int8_head as kernels  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head import compile_tiles, int8_head  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head_configs import GB10, shipped_for  # noqa: E402
-from sparkdeploy_vllm.maths import device_product, quantize_rows  # noqa: E402
+from sparkdeploy_vllm.maths import device_product, quantize_rows, row_chunks  # noqa: E402
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 200)
 HEADS = ((16_384, 3072), (12_345, 2048), (1_000, 2000), (63, 1040), (65, 64), (7, 16))
@@ -76,19 +76,50 @@ def check_the_first_choice_agrees_with_bf16() -> None:
     plain = weights(248_320, 3072)
     quantized, scales = quantize_rows(plain)
     agreed = counted = 0
-    for batch in range(64):
-        x = leaning_inputs(plain, rows=64, seed=batch)
-        logits = torch.nn.functional.linear(x, plain)
-        top = logits.float().topk(2, dim=1)
-        error = int8_head(x, quantized, scales, out_dtype=torch.float32) - (x @ plain.T).float()
-        rounding = 4 * error.std(dim=1) + top.values[:, 0].abs() * 2**-8
-        clear = top.values[:, 0] - top.values[:, 1] > rounding
-        same = int8_head(x, quantized, scales).argmax(dim=1) == top.indices[:, 0]
+    for x, logits, clear in clear_choices(plain, quantized, scales):
+        same = int8_head(x, quantized, scales).argmax(dim=1) == logits.argmax(dim=1)
         agreed += int((same & clear).sum())
         counted += int(clear.sum())
     say(f"  {agreed} of {counted} clear choices of {64 * 64} agree")
     assert counted > 1000
     assert agreed >= 0.999 * counted
+
+
+def check_fp32_logits_are_nearer_to_fp64_than_bf16_ones() -> None:
+    plain = weights(248_320, 3072)
+    quantized, scales = quantize_rows(plain)
+    told: dict[str, list[torch.Tensor]] = {}
+    for x, stock, clear in clear_choices(plain, quantized, scales):
+        truth = exact_logits(x, plain)
+        heads = {
+            "stock BF16": stock,
+            "INT8, BF16 out": int8_head(x, quantized, scales, out_dtype=torch.bfloat16),
+            "INT8, FP32 out": int8_head(x, quantized, scales),
+        }
+        for name, logits in heads.items():
+            parts = told.setdefault(name, [])
+            parts.append(torch.stack([*held_against(truth, logits), clear.double()]))
+    figures = {name: torch.cat(parts, dim=1) for name, parts in told.items()}
+    say("  | head | rows | KL, mean | KL, 99 % | KL, largest | same first choice | tied first |")
+    for name, figure in figures.items():
+        say_figure(f"{name} | all", figure)
+        say_figure(f"{name} | clear", figure[:, figure[3] > 0])
+    rounded, exact = figures["INT8, BF16 out"], figures["INT8, FP32 out"]
+    assert exact[0].mean() < rounded[0].mean(), "KL"
+    assert exact[1].sum() >= rounded[1].sum(), "first choices"
+    assert exact[2].sum() < rounded[2].sum(), "ties"
+
+
+def say_figure(name: str, figure: torch.Tensor) -> None:
+    divergence, same, tied, _ = figure
+    spread = " | ".join(
+        f"{float(value):.3e}"
+        for value in (divergence.mean(), divergence.quantile(0.99), divergence.max())
+    )
+    say(
+        f"  | {name} {len(same)} | {spread} | {int(same.sum())} ({float(same.mean()):.2%})"
+        f" | {int(tied.sum())} |"
+    )
 
 
 def check_rows_of_zeros_give_zeros() -> None:
@@ -99,6 +130,7 @@ def check_rows_of_zeros_give_zeros() -> None:
         x = inputs(rows, 2048)
         x[0] = 0
         logits = int8_head(x, quantized, scales)
+        assert logits.dtype == torch.float32
         assert (logits[:, ::3] == 0).all()
         assert (logits[0] == 0).all()
 
@@ -264,6 +296,39 @@ def leaning_inputs(plain: torch.Tensor, *, rows: int, seed: int) -> torch.Tensor
     noise = torch.randn(rows, plain.shape[1], device="cuda", generator=generator)
     lean = torch.rand(rows, 1, device="cuda", generator=generator) * 8
     return (noise + lean * plain[token].float()).bfloat16()
+
+
+def clear_choices(
+    plain: torch.Tensor, quantized: torch.Tensor, scales: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """64 batches of 64 rows: BF16 activations, the BF16 head's logits, and which choices are clear.
+
+    Clear: the first two differ by more than 4 standard deviations of INT8's error and a BF16 step.
+    """
+    for batch in range(64):
+        x = leaning_inputs(plain, rows=64, seed=batch)
+        logits = torch.nn.functional.linear(x, plain)
+        first, second = logits.float().topk(2, dim=1).values.unbind(dim=1)
+        error = int8_head(x, quantized, scales, out_dtype=torch.float32) - logits.float()
+        yield x, logits, first - second > 4 * error.std(dim=1) + first.abs() * 2**-8
+
+
+def exact_logits(x: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
+    """FP64 logits of the BF16 matrix, in parts: as FP64 it takes four times its memory."""
+    return torch.cat([x.double() @ plain[rows].double().T for rows in row_chunks(plain)], dim=1)
+
+
+def held_against(
+    truth: torch.Tensor, logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of FP64 and any logits [M, V], by row [M]: KL(truth || logits) in nats, 1 where the first
+    choice is the same, 1 where more than one token has the largest logit. All FP64.
+    """
+    expected, found = truth.log_softmax(dim=1), logits.double().log_softmax(dim=1)
+    divergence = (expected.exp() * (expected - found)).sum(dim=1)
+    same = logits.argmax(dim=1) == truth.argmax(dim=1)
+    tied = (logits == logits.amax(dim=1, keepdim=True)).sum(dim=1) > 1
+    return divergence, same.double(), tied.double()
 
 
 def exact_product(x: torch.Tensor, quantized: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,8 @@
 """Time the INT8 head beside BF16 cuBLAS, a looping GEMV and the memory floor, all in one run.
 
+A second table times its FP32 logits, which vLLM gets, beside BF16 ones, alone and with the copy to
+FP32 that vLLM's sampler makes of those.
+
 `python tests/gpu/kernels/int8_head_bench.py [--rounds N] [--pause-ms N]` prints Markdown tables.
 Needs a CUDA GPU with 8 GB free, torch and Triton; vLLM is not needed. Without the pause between
 replays, cuBLAS drives a big card into its power limit, and the lower clock slows what runs next.
@@ -38,7 +41,9 @@ BARS = {
     32: 0.85,
     64: 0.65,
 }
-"""Least share of the floor's speed, by rows."""
+"""Least share of the floor's speed, by rows, with FP32 logits."""
+OUT_BARS = {**dict.fromkeys((1, 2, 3, 4, 6, 8, 12, 16), 1.02), 64: 1.05}
+"""Most time with FP32 logits over that with BF16 ones, by rows."""
 GEMV_ROWS = 4
 LOOPED_ROWS = 32
 """Beyond this many rows the looping GEMV is not timed: it would take the run's time."""
@@ -61,7 +66,12 @@ def main() -> int:
     effort = Effort(**vars(parser.parse_args()))
     card = torch.cuda.get_device_name()
     say(f"card: {card}; torch {torch.__version__}; triton {triton.__version__}; {effort}")
-    missed = [miss for shape in SHAPES for miss in bench_shape(*shape, effort)]
+    missed = [
+        miss
+        for shape in SHAPES
+        for bench in (bench_shape, bench_outputs)
+        for miss in bench(*shape, effort)
+    ]
     say("\nall bars met" if not missed else "\nmissed: " + "; ".join(missed))
     return 1 if missed else 0
 
@@ -91,6 +101,24 @@ def bench_shape(vocab: int, hidden: int, effort: Effort) -> list[str]:
     return missed
 
 
+def bench_outputs(vocab: int, hidden: int, effort: Effort) -> list[str]:
+    """Print the times of one head with FP32 and with BF16 logits; return the bars they miss."""
+    head = Head(vocab, hidden)
+    for dtype in (torch.float32, torch.bfloat16):
+        compile_tiles(head.quantized[0], head.scales, torch.bfloat16, out_dtype=dtype)
+    say(f"\n{vocab} x {hidden}, ms by what the logits are\n")
+    say("| rows | FP32 | BF16 | FP32 over BF16 | BF16, then copied to FP32 |")
+    say("|---|---|---|---|---|")
+    missed = []
+    for rows in (rows for rows in ROWS if rows <= 64):
+        exact, rounded, copied = head.times_of_outputs(rows, effort)
+        ratio = exact / rounded
+        say(f"| {rows} | {exact:.4f} | {rounded:.4f} | {ratio:.3f} | {copied:.4f} |")
+        if ratio > OUT_BARS.get(rows, float("inf")):
+            missed.append(f"{rows} rows of {hidden}: FP32 logits take {ratio:.3f} of BF16's time")
+    return missed
+
+
 class Head:
     """Two heads of one shape: launches alternate between them, so that no cache keeps one."""
 
@@ -112,8 +140,7 @@ class Head:
 
     def times(self, rows: int, effort: Effort) -> tuple[float, float, float | None]:
         """Milliseconds of our kernel, of cuBLAS and of the looping GEMV."""
-        x = torch.randn(rows, self.plain[0].shape[1], device="cuda")
-        x = x.to(torch.bfloat16)
+        x = self.inputs(rows)
 
         def ours(turn: int) -> None:
             int8_head(x, self.quantized[turn], self.scales)
@@ -129,6 +156,28 @@ class Head:
             return first, second, None
         first, second, third = median_ms([ours, cublas, gemv], effort)
         return first, second, third
+
+    def times_of_outputs(self, rows: int, effort: Effort) -> list[float]:
+        """Milliseconds with FP32 logits, with BF16 ones, and with those copied to FP32."""
+        x = self.inputs(rows)
+
+        def logits(turn: int, dtype: torch.dtype) -> torch.Tensor:
+            return int8_head(x, self.quantized[turn], self.scales, out_dtype=dtype)
+
+        def exact(turn: int) -> None:
+            logits(turn, torch.float32)
+
+        def rounded(turn: int) -> None:
+            logits(turn, torch.bfloat16)
+
+        def copied(turn: int) -> None:
+            logits(turn, torch.bfloat16).float()
+
+        return median_ms([exact, rounded, copied], effort)
+
+    def inputs(self, rows: int) -> torch.Tensor:
+        """BF16 activations."""
+        return torch.randn(rows, self.plain[0].shape[1], device="cuda").to(torch.bfloat16)
 
 
 def median_ms(contenders: list[Callable[[int], None]], effort: Effort) -> list[float]:

@@ -36,7 +36,7 @@ from sparkdeploy_vllm.kernels.head_tiles_file import (  # noqa: E402
 )
 from sparkdeploy_vllm.kernels.head_tuning import Card, candidates  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head_configs import GB10, HOPPER, HeadTile  # noqa: E402
-from sparkdeploy_vllm.maths import quantize_rows  # noqa: E402
+from sparkdeploy_vllm.maths import int8_linear, quantize_rows  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 HEADS = ((200, 512), (130, 272), (7, 16))
@@ -80,6 +80,53 @@ def check_a_bias_is_added_and_strides_are_followed() -> None:
         got = kernels.head_with_tile(tile, x, (quantized, scales, bias), torch.float32)
         exact = (x.double() @ quantized.double().T) * scales.double() + bias
         assert relative_error(got, exact) < SUMMATION
+
+
+def check_logits_are_fp32_and_close_ones_are_no_tie() -> None:
+    # 20 and a quarter of a step of 16 bits more: rounded they are one.
+    apart = 16 * torch.finfo(DTYPE).eps / 4
+    weight = torch.full((2, 128), 127, dtype=torch.int8)
+    scales = torch.tensor([20.0, 20.0 + apart]) / (127 * 128)
+    x = torch.ones(3, 128, dtype=DTYPE)
+    with a_card():
+        exact = kernels.int8_head(x, weight, scales)
+        rounded = kernels.int8_head(x, weight, scales, out_dtype=DTYPE)
+    assert exact.dtype == torch.float32
+    assert exact.argmax(dim=1).tolist() == [1, 1, 1]
+    assert rounded.dtype == DTYPE
+    assert rounded.unique().numel() == 1
+    assert torch.equal(exact.to(DTYPE), rounded), "rounded once"
+    assert relative_error(exact, int8_linear(x, weight, scales, None).double()) < SUMMATION
+
+
+def check_a_row_s_fp32_logits_do_not_depend_on_the_other_rows() -> None:
+    quantized, scales = quantize_rows(torch.randn(130, 272))
+    matrix = (quantized, scales, None)
+    for tile in (GB10.tiles[0], GB10.tiles[2], HOPPER.tiles[3]):
+        x = torch.randn(tile.rows, 272).to(DTYPE)
+        whole = kernels.head_with_tile(tile, x, matrix, torch.float32)
+        # Each stays where it is: the interpreter's products, NumPy's, may differ by the place.
+        for row in (0, tile.rows - 1):
+            others = torch.randn(x.shape).to(DTYPE)
+            others[row] = x[row]
+            beside = kernels.head_with_tile(tile, others, matrix, torch.float32)
+            assert torch.equal(beside[row], whole[row]), (tile, row)
+
+
+def check_what_is_compiled_while_loading_is_what_serves() -> None:
+    asked: list[torch.dtype] = []
+    with a_card() as (key, folder, _):
+        noting = kernels.head_with_tile
+
+        def also(tile: HeadTile, x: Tensor, matrix: Any, out_dtype: torch.dtype) -> Tensor:
+            asked.append(out_dtype)
+            return noting(tile, x, matrix, out_dtype)
+
+        with mock.patch.object(kernels, "head_with_tile", also):
+            for served in (torch.float32, DTYPE):
+                asked.clear()
+                kernels.prepare(*head_of(key), DTYPE, folder, out_dtype=served)
+                assert set(asked) == {served}
 
 
 def check_tuned_tiles_are_used_and_chosen_by_rows() -> None:

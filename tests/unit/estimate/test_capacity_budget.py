@@ -47,6 +47,18 @@ def test_treatment_halves_the_shared_experts_and_the_head() -> None:
     assert loaded[WeightKind.EXPERTS] == stored[WeightKind.EXPERTS]
 
 
+def test_an_int8_head_s_logits_are_counted_in_fp32() -> None:
+    # 1,024 rows, the vocabulary, and logits, an FP32 copy and a sorted one.
+    rounded, exact = (
+        next(item for item in made.reserves if "logits" in item.source)
+        for made in (budget("checkpoint.lm_head=bf16"), budget())
+    )
+    assert rounded.size_bytes == 1024 * 248_320 * (2 + 4 + 4)
+    assert exact.size_bytes == 1024 * 248_320 * (4 + 4 + 4)
+    assert "logits in BF16" in rounded.source
+    assert "logits in FP32" in exact.source
+
+
 def test_a_draft_layer_that_nothing_uses_takes_no_memory() -> None:
     loaded = loaded_weights(BIG, load_recipe(SHIPPED, "hybrid").recipe)
     assert WeightKind.MTP_EXPERTS not in loaded

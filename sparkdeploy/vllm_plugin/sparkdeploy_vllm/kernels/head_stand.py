@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparkdeploy_vllm.kernels.cuda_timing import captured, median_ms, shared_bytes_limit
 from sparkdeploy_vllm.kernels.head_tiles_file import HeadKey
-from sparkdeploy_vllm.kernels.int8_head import head_with_tile, key_of
+from sparkdeploy_vllm.kernels.int8_head import LOGITS_DTYPE, head_with_tile, key_of
 from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, shipped_for
 from sparkdeploy_vllm.kernels.tile_tuning import Card
 from sparkdeploy_vllm.maths import row_chunks
@@ -44,7 +44,7 @@ class CudaStand:
     def is_right(self, tile: HeadTile) -> bool:
         x, exact = self._question(tile.rows)
         try:
-            first, second = (self._logits(tile, x, 0, torch.float32) for _ in range(2))
+            first, second = (self._logits(tile, x, 0) for _ in range(2))
             error = (first.double() - exact).norm() / exact.norm()
             return bool(error < SUMMATION) and torch.equal(first, second)
         except Exception:  # noqa: BLE001 - a compiler has many ways to refuse a tile
@@ -66,8 +66,8 @@ class CudaStand:
             self._known[rows] = x, torch.cat(parts, dim=1) * self.scales.double()
         return self._known[rows]
 
-    def _logits(self, tile: HeadTile, x: Tensor, turn: int, dtype: torch.dtype) -> Tensor:
-        return head_with_tile(tile, x, (self.weights[turn], self.scales, None), dtype)
+    def _logits(self, tile: HeadTile, x: Tensor, turn: int) -> Tensor:
+        return head_with_tile(tile, x, (self.weights[turn], self.scales, None), LOGITS_DTYPE)
 
     def _captured(self, tile: HeadTile, x: Tensor) -> torch.cuda.CUDAGraph:
-        return captured(lambda turn: self._logits(tile, x, turn % 2, self.dtype), LAUNCHES)
+        return captured(lambda turn: self._logits(tile, x, turn % 2), LAUNCHES)

@@ -18,6 +18,8 @@ from sparkdeploy_vllm.kernels.head_tiles_file import HeadKey, kernel_fingerprint
 from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, shipped_for, tile_for
 
 ACTIVATION_DTYPES = (torch.bfloat16, torch.float16)
+LOGITS_DTYPE = torch.float32
+"""What the sums are, so nothing is rounded. BF16's step at a logit of 20 is 0.125."""
 HIDDEN_STEP = 16
 """K of one tensor-core instruction; the hidden size must be a multiple of it."""
 
@@ -39,18 +41,18 @@ def int8_head(
     scales: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype = LOGITS_DTYPE,
 ) -> torch.Tensor:
     """Logits [..., V] of `x` [..., K]: times int8 `weight` [V, K] times FP32 `scales` [V] + `bias`.
 
-    `x` may be strided; the result is in `out_dtype` (default: that of `x`), rounded once from FP32.
-    Safe in CUDA graph capture once `prepare` or `compile_tiles` ran: no synchronisation, no tuning,
-    no file. A row's result does not depend on the other rows, only on the tile that their number
-    selects.
+    `x` may be strided; the result is in `out_dtype`, at most rounded once from FP32. Safe in CUDA
+    graph capture once `prepare` or `compile_tiles` ran for that `out_dtype`: no synchronisation, no
+    tuning, no file. A row's result does not depend on the other rows, only on the tile that their
+    number selects.
     """
     rows_in = x.reshape(-1, x.shape[-1])
     tile = tile_for(_tiles_of(weight), rows_in.shape[0])
-    logits = head_with_tile(tile, rows_in, (weight, scales, bias), out_dtype or x.dtype)
+    logits = head_with_tile(tile, rows_in, (weight, scales, bias), out_dtype)
     return logits.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -66,9 +68,15 @@ def head_with_tile(
 
 
 def prepare(
-    weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, folder: Path | None = None
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    dtype: torch.dtype,
+    folder: Path | None = None,
+    *,
+    out_dtype: torch.dtype = LOGITS_DTYPE,
 ) -> HeadChoice | None:
-    """Choose the tiles of a matrix and compile them; return the choice and what it is from.
+    """Choose the tiles of a matrix and compile them for activations of `dtype` and logits of
+    `out_dtype`; return the choice and what it is from.
 
     Looks for tuned tiles in `folder` (default: the cache folder). The one place that reads a file:
     call it before CUDA graphs are captured. Tuned tiles that do not run are given up for those that
@@ -79,11 +87,11 @@ def prepare(
     choice = choose_tiles(key_of(weight), folder or tuned_folder())
     if choice.source == "tuned":
         try:
-            return _used(choice, weight, scales, dtype)
+            return _used(choice, (weight, scales, None), dtype, out_dtype)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with them, those that ship run
             why = f"{choice.origin} is not used: {type(error).__name__}: {error}"
             choice = shipped_choice(choice.key, ignored=why)
-    return _used(choice, weight, scales, dtype)
+    return _used(choice, (weight, scales, None), dtype, out_dtype)
 
 
 def key_of(weight: torch.Tensor) -> HeadKey:
@@ -104,6 +112,8 @@ def compile_tiles(
     scales: torch.Tensor,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = LOGITS_DTYPE,
 ) -> None:
     """Run every tile once, so that nothing is compiled or loaded during a later graph capture.
 
@@ -112,7 +122,7 @@ def compile_tiles(
     for tile in _tiles_of(weight):
         x = torch.zeros((tile.rows, weight.shape[1]), dtype=dtype, device=weight.device)
         if fits(x, weight):
-            int8_head(x, weight, scales, bias)
+            int8_head(x, weight, scales, bias, out_dtype=out_dtype)
 
 
 _chosen: dict[tuple[int, int, int], tuple[HeadTile, ...]] = {}
@@ -125,10 +135,11 @@ def _tiles_of(weight: torch.Tensor) -> tuple[HeadTile, ...]:
 
 
 def _used(
-    choice: HeadChoice, weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
+    choice: HeadChoice, matrix: "Matrix", dtype: torch.dtype, out_dtype: torch.dtype
 ) -> HeadChoice:
+    weight, scales, bias = matrix
     _chosen[_place(weight)] = choice.tiles
-    compile_tiles(weight, scales, dtype)
+    compile_tiles(weight, scales, dtype, bias, out_dtype=out_dtype)
     return choice
 
 

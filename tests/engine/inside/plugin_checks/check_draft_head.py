@@ -71,6 +71,7 @@ def check_the_draft_proposes_frequent_tokens_by_the_target_s_own_logits() -> Non
         top = processor.get_top_tokens(target, x)
         best = _best_two(processor, target, x)
     assert drafted.shape == verified.shape == (4, VOCABULARY)
+    assert drafted.dtype == verified.dtype == torch.float32
     assert torch.equal(drafted[:, TOKENS], verified[:, TOKENS])
     others = torch.ones(VOCABULARY, dtype=torch.bool)
     others[TOKENS] = False

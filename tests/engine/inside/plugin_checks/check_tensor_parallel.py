@@ -40,6 +40,8 @@ def _serve(rank: int, ranks: int, folder: str) -> None:
         head.weight.weight_loader(head.weight, rows)
         _process(gate_up, down, head)
         assert gate_up.weight.shape[0] == 2 * INTERMEDIATE // ranks
+        # The gathering puts the ranks' bytes side by side: they must agree.
+        assert head.quant_method.apply(head, x).dtype == torch.float32
         gated, raised = gate_up(x)[0].chunk(2, dim=-1)
         expert = down(functional.silu(gated) * raised)[0]
         processor = LogitsProcessor(VOCABULARY)
@@ -66,6 +68,7 @@ def check_two_ranks_say_what_one_says() -> None:
             torch.load(Path(folder) / f"said-{ranks}") for ranks in (1, 2)
         )
     assert torch.equal(logits, parted_logits), "each rank has whole rows of the head"
+    assert logits.dtype == parted_logits.dtype == torch.float32
     assert torch.equal(top, logits.argmax(dim=-1))
     assert torch.equal(top, parted_top)
     error = (expert.double() - parted_expert.double()).norm() / expert.double().norm()

@@ -85,8 +85,14 @@ def _mlp(config: SparkHybridConfig, stem: str = EXPERT) -> tuple[Any, Any]:
 
 
 def _head(config: SparkHybridConfig, vocabulary: int = 500) -> ParallelLMHead:
-    head = ParallelLMHead(vocabulary, 128, quant_config=config, prefix="language_model.lm_head")
-    _load(head.bfloat16().weight, vocabulary)
+    head = ParallelLMHead(
+        vocabulary,
+        128,
+        params_dtype=torch.bfloat16,
+        quant_config=config,
+        prefix="language_model.lm_head",
+    )
+    _load(head.weight, vocabulary)
     return head
 
 
@@ -212,13 +218,19 @@ def check_the_log_says_once_where_the_head_s_tiles_are_from() -> None:
         choice = choose_tiles(key, Path(name))
     # The kernels need Triton and a card, the choice of their tiles neither.
     kernels = ModuleType("sparkdeploy_vllm.kernels.int8_head")
-    kernels.prepare = lambda *_: choice  # type: ignore[attr-defined]
+    asked = mock.Mock(return_value=choice)
+    kernels.prepare = asked  # type: ignore[attr-defined]
     layer = SimpleNamespace(
-        weight=SimpleNamespace(is_cuda=True), weight_scale=None, params_dtype=torch.bfloat16
+        weight=SimpleNamespace(is_cuda=True),
+        weight_scale=None,
+        params_dtype=torch.bfloat16,
+        logits_dtype=torch.float32,
     )
     with mock.patch.dict(sys.modules, {kernels.__name__: kernels}), _vllm_log() as log:
         warm_up(layer)
         warm_up(layer)
+    # Else the first request, or the capture of a graph, would compile.
+    assert asked.call_args.kwargs == {"out_dtype": torch.float32}
     ignored, said = log.getvalue().splitlines()
     assert "is not used: it is not JSON" in ignored
     assert said.startswith("sparkdeploy: INT8 head 512 x 128: tiles=shipped (sm_12x: derived")
