@@ -29,6 +29,8 @@ class FakeEngine(ThreadingHTTPServer):
         """Returns the words of a 400, or None."""
         self.before: Callable[[dict[str, Any]], None] = lambda _body: None
         self.has_metrics = True
+        self.accepted_a_draft = 2
+        """Of the two tokens that each step drafts."""
         self.counts_late_s = 0.0
         """How long after an answer its tokens are counted, as a busy vLLM does."""
         self.asked: list[dict[str, Any]] = []
@@ -61,7 +63,7 @@ class FakeEngine(ThreadingHTTPServer):
             "vllm:kv_cache_usage_perc 0.125\n"
             f"vllm:spec_decode_num_drafts_total {drafts}\n"
             f"vllm:spec_decode_num_draft_tokens_total {2 * drafts}\n"
-            f"vllm:spec_decode_num_accepted_tokens_total {2 * drafts}\n"
+            f"vllm:spec_decode_num_accepted_tokens_total {self.accepted_a_draft * drafts}\n"
             f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="0"}} {drafts}\n'
             f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="1"}} {drafts}\n'
         )
