@@ -26,6 +26,7 @@ from sparkdeploy.server.metrics import Speculation, parse_samples, speculation, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from sparkdeploy.bench.record import Run
     from sparkdeploy.node.facts import Machine
 
 EVERY_S = 1.0
@@ -88,6 +89,20 @@ def together(deltas: Iterable[ServerDelta], *, kv_usage_peak: float | None) -> S
         kv_usage_before=found[0].kv_usage_before,
         kv_usage_after=found[-1].kv_usage_after,
         kv_usage_peak=kv_usage_peak,
+    )
+
+
+def drafted_in(run: Run) -> Speculation | None:
+    """Return what was drafted while a run was measured; None where the server counted no drafts."""
+    cells = (cell for suite in run.suites for cell in suite.cells)
+    summed = together((cell.server for cell in cells if cell.server), kv_usage_peak=None)
+    if summed is None or summed.drafts is None:
+        return None
+    return Speculation(
+        summed.drafts,
+        summed.draft_tokens or 0,
+        summed.accepted_tokens or 0,
+        summed.accepted_per_position,
     )
 
 

@@ -29,6 +29,8 @@ def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json
     """Print where the model answers, or what to do that it will."""
     if extent is Extent.ANSWER:
         _say_way_in(outcome)
+    if outcome.drafting:
+        console.warn(outcome.drafting)
     answer(_lines(outcome, extent, request), _as_dict(outcome, extent), as_json=as_json)
 
 
@@ -89,6 +91,7 @@ def _as_dict(outcome: Outcome, extent: Extent) -> dict[str, Any]:
         "startup_s": readiness.startup_s if readiness else None,
         "phases_s": dict(readiness.phases_s) if readiness else None,
         "backends": _backends(outcome),
+        "drafting": outcome.drafting or None,
     }
 
 

@@ -14,7 +14,7 @@ from sparkdeploy.deploy import deployments
 from sparkdeploy.deploy.changing import changing
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import MemberRow, nodes_with
-from sparkdeploy.deploy.serving import answers
+from sparkdeploy.deploy.serving import answers, remark_on_drafts
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import open_nodes, this_node
 from sparkdeploy.node.facts import is_another
@@ -47,6 +47,7 @@ def current_rows() -> tuple[StatusRow, ...]:
     with connect(settings) as host:
         by_name = {item.name: item for item in deployments.list_deployments(host)}
         rows = deployments.status_rows(host, by_name.values(), lambda it: answers(it.current))
+        rows = tuple(_with_drafts(row, by_name[row.name], settings) for row in rows)
         _name_strangers(host)
     names = dict.fromkeys((*by_name, *record.deployments()))
     nodes = {name: nodes_with(by_name.get(name), record.nodes(name)) for name in names}
@@ -58,6 +59,15 @@ def current_rows() -> tuple[StatusRow, ...]:
     left = (_left_over(name, members.get(name, ())) for name in asked if name not in here)
     whole = (_with_members(row, members.get(row.name, ())) for row in rows)
     return (*(_watched(row, settings) for row in whole), *(row for row in left if row.members))
+
+
+def _with_drafts(
+    row: StatusRow, found: deployments.DeploymentContainers, settings: Settings
+) -> StatusRow:
+    """Say what a server that looks healthy counts of its drafter."""
+    if row.state != deployments.HEALTHY:
+        return row
+    return replace(row, drafting=remark_on_drafts(found.current, settings))
 
 
 def _members(
@@ -173,6 +183,8 @@ def status_lines(rows: tuple[StatusRow, ...]) -> Iterator[str]:
         if row.restarts:
             times = "once" if row.restarts == 1 else f"{row.restarts} times"
             yield f"  restarted {times}, last because: {row.last_cause}"
+        if row.drafting:
+            yield f"  ! {row.drafting}"
         for member in row.members:
             yield f"  {member.node}: {member.state}"
         if row.half_done:

@@ -29,6 +29,7 @@ from sparkdeploy.rehearsal import reference
 from sparkdeploy.rehearsal.miniature import (
     Miniature,
     count_twin,
+    make_drafter,
     miniature_of,
     miniature_of_stand_in,
     twin_to_serve,
@@ -64,6 +65,7 @@ MAX_TOKENS = 32
 RECORDED_EARLIER = "identical to what an earlier rehearsal of these images and this twin recorded"
 SERVED_BEFORE = "identical to what was served just before, without a drafter"
 NOT_COMPARED = "dummy weights: it was compared with nothing"
+MADE_DRAFTER = "how many drafts of the real drafter are accepted (this one was made for the twin)"
 FIRST_OF_ITS_KIND = "this is the first of its kind: recorded, to compare the next ones with"
 PROMPTS = (
     "The capital of France is",
@@ -252,6 +254,7 @@ def _miniature_of_twin(resolved: Resolved, engine: Engine, settings: Settings) -
     twin = twin_to_serve(resolved, twin)
     resolved = with_fp8_twin(resolved, twin)
     count_twin(resolved, twin, settings)
+    make_drafter(resolved, twin, TWIN_SHAPE, seed=TWIN_SEED)
     return miniature_of(resolved, engine=engine, twin=twin, port=_free_port())
 
 
@@ -364,6 +367,9 @@ def _proved(recipe: Recipe, run: _Run) -> Iterator[str]:
 
 
 def _not_proved(small: Miniature) -> str:
+    drafting = small.resolved.recipe.serve.speculative
+    if small.stand_in is None and drafting is not None and drafting.drafter is not None:
+        return f"{MADE_DRAFTER}, the real weights, and everything that only a GPU computes"
     if small.stand_in is None:
         return "the real weights, and everything that only a GPU computes"
     if small.stand_in.has_own_tokenizer:

@@ -27,7 +27,7 @@ from sparkdeploy.deploy.expectation import expectation_of
 from sparkdeploy.deploy.launch import Launch, parts_elsewhere
 from sparkdeploy.deploy.memory import PageCache, make_room_for
 from sparkdeploy.deploy.recovery import abandon, end_start, recover
-from sparkdeploy.deploy.serving import answers
+from sparkdeploy.deploy.serving import answers, remark_on_drafts
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
 from sparkdeploy.node.facts import is_another, own_name
@@ -79,6 +79,8 @@ class Outcome:
     changed: bool
     readiness: Readiness | None = None
     """None when nothing was started, or nobody waited."""
+    drafting: str = ""
+    """What is wrong with the drafts of one that answers; one just started has drafted little."""
 
 
 def up(
@@ -137,7 +139,7 @@ class _Up:
                     self.serving.require_all()
                     recover(self.nodes, self.name, self.settings)
                     plan, is_starting = self._begin()
-                return self._finish(plan, is_starting)
+                outcome = self._finish(plan, is_starting)
         except KeyboardInterrupt:
             try:
                 self.launch.undo(self._settling)
@@ -147,6 +149,7 @@ class _Up:
                     if self.launch.begun:
                         console.warn(self._after_interrupt())
             raise
+        return self._with_drafts(outcome)
 
     @property
     def _command(self) -> str:
@@ -318,6 +321,14 @@ class _Up:
             # What an `up --detach` left half replaced is finished, or reverted without an answer.
             with held_back(), self._settling():
                 recover(self.nodes, self.name, self.settings)
+
+    def _with_drafts(self, outcome: Outcome) -> Outcome:
+        if self.extent is not Extent.ANSWER:
+            return outcome
+        found = find_deployment(self.nodes.here.docker, self.name)
+        if found is None or found.serving is None:
+            return outcome
+        return replace(outcome, drafting=remark_on_drafts(found.serving, self.settings))
 
     def _watch(self, plan: Plan, parts: dict[Node, str]) -> Watch:
         recipe = plan.resolved.recipe

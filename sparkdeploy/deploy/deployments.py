@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
 
 RUNNING = "running"
+HEALTHY = "healthy"
 BROKEN = "broken"
 """A cluster that lost a node: its head may look healthy and will hang."""
 HALF_REPLACED = "half replaced"
@@ -102,6 +103,8 @@ class StatusRow:
     """How often the guard started vLLM again in the running container."""
     last_cause: str = ""
     """Why it did so the last time."""
+    drafting: str = ""
+    """What is wrong with its drafts."""
 
 
 def replaced_name(deployment: str) -> str:
@@ -250,7 +253,7 @@ def _state(
     if fact.is_running and deployment.is_of_another_head:
         return WORKER
     if fact.is_running:
-        return "healthy" if is_healthy(deployment) else "starting"
+        return HEALTHY if is_healthy(deployment) else "starting"
     return f"exited ({fact.exit_code})" if fact.state == "exited" else fact.state
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.errors import NodeError, UnhealthyError, UsageError
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.client import ServedModel
+from sparkdeploy.server.drafting import poor_drafter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
+
+COUNTERS_TIMEOUT_S = 2.0
+"""A busy server counts on, and nobody waits long for a remark."""
 
 
 def served_model(host: DockerHost, container_id: str, settings: Settings) -> ServedModel:
@@ -69,3 +74,12 @@ def answers(fact: ContainerFact) -> bool:
         return False
     with ServedModel(f"http://127.0.0.1:{fact.port}") as model:
         return model.is_healthy()
+
+
+def remark_on_drafts(fact: ContainerFact, settings: Settings) -> str:
+    """Return what is wrong with the drafts of a running container; empty when nothing is known."""
+    if not fact.is_running:
+        return ""
+    with contextlib.suppress(NodeError, UnhealthyError), model_of(fact, settings) as model:
+        return poor_drafter(model.speculation(timeout_s=COUNTERS_TIMEOUT_S))
+    return ""

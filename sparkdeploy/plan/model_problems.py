@@ -38,17 +38,23 @@ def model_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def architecture_problems(plan: Plan) -> Iterator[Problem]:
-    """Hold the model's own words against the release; what no release knows may be remote code."""
-    engine, model = plan.resolved.engine, plan.observed.model
-    if not isinstance(model, ModelFact) or plan.resolved.recipe.allow_known_bad:
+    """Hold what the model and its drafter call themselves against the release.
+
+    What no release knows may be remote code.
+    """
+    engine, recipe = plan.resolved.engine, plan.resolved.recipe
+    if recipe.allow_known_bad or is_unknown(engine):
         return
-    least = first_release(model.architectures)
-    is_older = least is not None and parse_version(engine.vllm) < parse_version(least)
-    if is_older and not is_unknown(engine):
+    for weights, fact in ((recipe.model, plan.observed.model), *_companions(plan)):
+        named = fact.architectures if isinstance(fact, ModelFact) else ()
+        least = first_release(named)
+        if least is None or parse_version(engine.vllm) >= parse_version(least):
+            continue
+        whose = "" if weights is recipe.model else f" of {shown(weights.source)}"
         yield Problem(
             "model.architecture",
-            f"vLLM {engine.vllm} does not know {', '.join(map(shown, model.architectures))}, which "
-            f"came with {least}",
+            f"vLLM {engine.vllm} does not know {', '.join(map(shown, named))}{whose}, which came "
+            f"with {least}",
             "set engine to a newer one (`sparkdeploy list` shows them), or insist with "
             "--allow-known-bad",
             blocks="prepare",

@@ -51,7 +51,11 @@ LM_HEAD_METHOD = Feature(
 MARLIN_NATIVE = Feature(
     "INT4 Marlin kernels compiled for SM12x", (0, 23, 0), "sm_120f in the wheel's _moe_C"
 )
-DFLASH = Feature("DFlash speculative decoding", (0, 23, 0), "the release in recipes/dflash.yaml")
+DFLASH = Feature(
+    "DFlash speculative decoding",
+    (0, 23, 0),
+    "the release of the figure in recipes/dflash.yaml; beside Gated DeltaNet later, see there",
+)
 FP8_TARGETS = Feature(
     "FP8 per block on chosen layers of a quantised checkpoint by vLLM itself (online, on GPUs)",
     (0, 30, 0),

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 MODEL_PATH: KeyPath = ("model", "path")
 FP8_SOURCE: KeyPath = ("checkpoint", "fp8_dense", "source")
 CHAT_TEMPLATE: KeyPath = ("serve", "chat_template")
+DRAFTERS: tuple[KeyPath, ...] = (
+    ("serve", "speculative", "model"),
+    ("cluster", "speculative", "model"),
+)
 MODEL_FILES = ("config.json", "adapter_config.json")
 """A model has the one, a LoRA adapter the other."""
 TEMPLATE_SUFFIX = ".jinja"
@@ -46,10 +50,11 @@ def anchored(document: Document, folder: Path) -> Document:
     for path in (MODEL_PATH, CHAT_TEMPLATE):
         content = _changed(content, path, absolute)
     content = _changed_adapters(content, absolute)
-    # A source that does not begin like a path is a repository on the hub.
-    content = _changed(
-        content, FP8_SOURCE, lambda text: absolute(text) if text.startswith(".") else text
-    )
+    # What does not begin like a path is a repository on the hub.
+    for path in (FP8_SOURCE, *DRAFTERS):
+        content = _changed(
+            content, path, lambda text: absolute(text) if text.startswith(".") else text
+        )
     return replace(document, content=content)
 
 

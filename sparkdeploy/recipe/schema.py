@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from sparkdeploy.recipe.image_name import image_name
+from sparkdeploy.recipe.paths import is_folder
 
 Port = Annotated[int, Field(ge=1024, le=65535)]
 """Below 1024 a container without capabilities may not listen."""
@@ -159,8 +160,9 @@ class Speculative(Strict):
     """One of vLLM's own names; left out, vLLM tells it from the drafter."""
     tokens: Annotated[int, Field(ge=1, le=64)]
     """Drafted a step: vLLM's `num_speculative_tokens`."""
-    model: Printable | None = None
-    """The drafter's repository, where it is a model of its own."""
+    model: HostPath | None = None
+    """The drafter, where it is a model of its own: ORG/NAME, or a folder: what begins with `/`, `~`
+    or `.`, as for `model.path`."""
     revision: Revision = "main"
     """Of the drafter."""
 
@@ -175,6 +177,8 @@ class Speculative(Strict):
         """The model that drafts, where it is one of its own."""
         if self.model is None:
             return None
+        if is_folder(self.model):
+            return Weights.model_construct(repo=None, revision=self.revision, path=self.model)
         # Whether it is a repository is held when it is looked for, as for every word of a hub.
         return Weights.model_construct(repo=self.model, revision=self.revision, path=None)
 

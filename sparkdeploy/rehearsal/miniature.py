@@ -16,6 +16,7 @@ from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard, shard_folder
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder, source_identity
 from sparkdeploy.checkpoint.standalone import build_standalone
+from sparkdeploy.checkpoint.twin.drafter import build_drafter
 from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
 from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
 from sparkdeploy.errors import RecipeError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from sparkdeploy.checkpoint.twin.shape import TwinShape
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Checkpoint, Cluster, Serve
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 TURBOQUANT = "turboquant_"
+DFLASH = "dflash"
 MAX_MODEL_LEN = 2048
 DRAFT_ROWS = 256
 """Half of the twin's tokens: the other half is what a draft head leaves out."""
@@ -51,7 +54,7 @@ _DROPPED = {
 
 
 _OF_A_TWIN = {
-    "enable_prefix_caching": "the CPU engine cannot combine it with MTP",
+    "enable_prefix_caching": "the CPU engine cannot combine it with drafts",
     "quantization": "the twin says itself how it is quantised",
     "hf_overrides": "the twin has a configuration of its own",
     "kv_cache_dtype": "the CPU engine has no such cache",
@@ -91,20 +94,41 @@ class Miniature:
 def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -> Miniature:
     """Return the rehearsal of a recipe; raise RecipeError when nothing of it would be left."""
     recipe = resolved.recipe
-    if recipe.serve.speculative is not None and not recipe.serve.speculative.is_mtp:
-        raise RecipeError(
-            f"{recipe.name} drafts with {recipe.serve.speculative.method}, whose drafter has no "
-            "miniature",
-            hint="rehearse v2: it is the same treatment with MTP",
-        )
     serve, dropped = _serve_on_cpu(recipe.serve, port, _DROPPED | _out_of_a_twin(recipe.serve))
+    drafting = serve.speculative
+    if drafting is not None and not drafting.is_mtp:
+        _refuse_without_miniature(resolved)
+        made = drafting.model_copy(update={"model": str(drafter_beside(twin)), "revision": "main"})
+        serve = serve.model_copy(update={"speculative": made})
+        dropped.append(f"serve.speculative.model={drafting.model} -> a drafter made for the twin")
     if recipe.serve.extra_args:
         dropped.append(f"serve.extra_args={recipe.serve.extra_args}: they may exist on CUDA only")
-    # The CPU build answers 500 to the first request when MTP meets prefix caching.
+    # The CPU build answers 500 to the first request when MTP or DFlash meets prefix caching.
     serve = serve.model_copy(update={"extra_args": [], "enable_prefix_caching": False})
     checkpoint, fewer = _treatment_of_twin(recipe.checkpoint)
     small, notes = _on_cpu(resolved, engine, twin, serve, checkpoint)
     return Miniature(small, (*notes, *dropped, *fewer))
+
+
+def drafter_beside(twin: Path) -> Path:
+    return twin.with_name(f"{twin.name}-drafter")
+
+
+def make_drafter(resolved: Resolved, twin: Path, shape: TwinShape, *, seed: int) -> None:
+    """Write the drafter beside a twin, where the recipe drafts with one of DFlash's."""
+    drafting = resolved.recipe.serve.speculative
+    if drafting is not None and drafting.method == DFLASH:
+        build_drafter(drafter_beside(twin), shape, seed=seed)
+
+
+def _refuse_without_miniature(resolved: Resolved) -> None:
+    drafting = resolved.recipe.serve.speculative
+    if drafting is not None and drafting.method != DFLASH:
+        raise RecipeError(
+            f"{resolved.recipe.name} drafts with {drafting.method or drafting.model}, and drafters "
+            "can be made for MTP and DFlash",
+            hint="rehearse it with --set serve.speculative=null: everything but the drafts",
+        )
 
 
 def miniature_of_stand_in(

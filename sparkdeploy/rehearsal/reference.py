@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from sparkdeploy.plan.steps import Plan
 
+_WITHOUT_EFFECT = {"speculative", "port", "max_num_batched_tokens"}
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -30,7 +32,8 @@ class Answer:
 def reference_path(plan: Plan, asked: Mapping[str, object], state_dir: Path) -> Path:
     """Return the file for these images, this treatment, these settings and what is asked of whom.
 
-    Speculation, MTP weights and the port are left out: they must not change the text.
+    Speculation, MTP weights, the port and how many tokens a step may have are left out: they must
+    not change the text.
     """
     recipe = plan.resolved.recipe
     inputs = {
@@ -38,7 +41,7 @@ def reference_path(plan: Plan, asked: Mapping[str, object], state_dir: Path) -> 
         "asked": dict(asked),
         "fp8": recipe.checkpoint.fp8_dense.model_dump(),
         "lm_head": recipe.checkpoint.lm_head,
-        "serve": recipe.serve.model_dump(exclude={"speculative", "port"}),
+        "serve": recipe.serve.model_dump(exclude=_WITHOUT_EFFECT),
     }
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     return state_dir / "rehearsals" / f"{digest[:32]}.json"

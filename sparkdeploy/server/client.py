@@ -165,11 +165,11 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
             path=path,
         )
 
-    def exposition(self) -> str:
-        return self._call("/metrics").text
+    def exposition(self, *, timeout_s: float = CALL_TIMEOUT_S) -> str:
+        return self._call("/metrics", timeout_s=timeout_s).text
 
-    def speculation(self) -> Speculation | None:
-        return speculation(parse_samples(self.exposition()))
+    def speculation(self, *, timeout_s: float = CALL_TIMEOUT_S) -> Speculation | None:
+        return speculation(parse_samples(self.exposition(timeout_s=timeout_s)))
 
     def _generate(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Completion:
         body = {**body, "model": self.name}  # which may take a request of its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 _SPEC = "vllm:spec_decode_num_"
+_TOTAL = "_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +81,23 @@ def totals(samples: Iterable[Sample]) -> dict[str, float]:
 
 def speculation(samples: Iterable[Sample]) -> Speculation | None:
     """Return the speculation counters, or None when the server has none."""
-    found = [sample for sample in samples if sample.name.startswith(_SPEC)]
-    summed = totals(found)
-    if f"{_SPEC}drafts_total" not in summed:
+    named = (sample for sample in samples if sample.name.startswith(_SPEC))
+    found = [sample for sample in named if math.isfinite(sample.value)]
+    summed = _without_total(totals(found))
+    if f"{_SPEC}drafts" not in summed:
         return None
     positions: defaultdict[int, float] = defaultdict(float)
     for sample in found:
-        if sample.name == f"{_SPEC}accepted_tokens_per_pos_total":
+        if sample.name.removesuffix(_TOTAL) == f"{_SPEC}accepted_tokens_per_pos":
             positions[int(sample.labels.get("position", "0"))] += sample.value
     return Speculation(
-        drafts=int(summed[f"{_SPEC}drafts_total"]),
-        draft_tokens=int(summed.get(f"{_SPEC}draft_tokens_total", 0)),
-        accepted_tokens=int(summed.get(f"{_SPEC}accepted_tokens_total", 0)),
+        drafts=int(summed[f"{_SPEC}drafts"]),
+        draft_tokens=int(summed.get(f"{_SPEC}draft_tokens", 0)),
+        accepted_tokens=int(summed.get(f"{_SPEC}accepted_tokens", 0)),
         accepted_per_position=tuple(int(positions[key]) for key in sorted(positions)),
     )
+
+
+def _without_total(summed: Mapping[str, float]) -> dict[str, float]:
+    """Return counters by vLLM's own names: Prometheus' text has `_total` behind them, or not."""
+    return {name.removesuffix(_TOTAL): value for name, value in summed.items()}

@@ -13,9 +13,11 @@ from sparkdeploy.deploy.deployments import (
     require_deployment,
     status_rows,
 )
+from sparkdeploy.deploy.serving import remark_on_drafts
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.ports import port_owner
+from sparkdeploy.settings import load_settings
 from tests.engine.conftest import SpecMaker, model_at, patiently, port_of, start_serving, until
 
 pytestmark = pytest.mark.docker
@@ -44,6 +46,21 @@ def test_a_serving_deployment_is_shown_with_all_it_has(
     assert row.uptime_s is not None
     assert 0 <= row.uptime_s < 600
     assert (row.memory_bytes or 0) > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("drafted", "is_said"),
+    [("200,2400,24", True), ("199,2388,0", False), ("200,2400,120", False), (None, False)],
+)
+def test_a_drafter_that_is_hardly_ever_right_is_told_of_a_running_server(
+    host: DockerHost, make_spec: SpecMaker, deployment: str, drafted: str | None, is_said: bool
+) -> None:
+    start_serving(host, make_spec(**({"drafted": drafted} if drafted else {})))
+
+    said = remark_on_drafts(require_deployment(host, deployment).current, load_settings())
+
+    assert ("24 of 2,400 drafted tokens were accepted in 200 steps (1.0%" in said) is is_said
+    assert bool(said) is is_said
 
 
 def test_a_dead_deployment_is_shown_with_its_exit_code(

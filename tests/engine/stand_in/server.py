@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--allocate-mib", type=int, default=0)
     parser.add_argument("--hog-after-s", type=float, help="then take 1 GiB a second, up to 1.5")
     parser.add_argument("--answer-status", type=int, default=200)
+    parser.add_argument("--drafted", default="", help="DRAFTS,TOKENS,ACCEPTED in its metrics")
     parser.add_argument("--die-of-request", action="store_true", help="once the guard saw health")
     return parser
 
@@ -136,6 +137,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {"data": [{"id": self.server.orders.served_model_name}]})
         elif self.path == "/metrics":
             figures = f"vllm:generation_tokens_total {self.server.generated_tokens}\n"
+            if self.server.orders.drafted:
+                names = ("drafts", "draft_tokens", "accepted_tokens")
+                counted = zip(names, self.server.orders.drafted.split(","), strict=True)
+                figures += "".join(f"vllm:spec_decode_num_{it}_total {n}\n" for it, n in counted)
             self._answer(200, f"{figures}stand_in:guard_answers {self.server.guard_answers}\n")
         else:
             self._answer(404, "no such route")

@@ -107,6 +107,22 @@ def test_a_draft_head_changes_no_text_builds_nothing_and_leaves_nothing(
     assert [item.name for item in host.own_containers() if item.deployment == "rehearsal"] == []
 
 
+@pytest.mark.parametrize("recipe", ["dflash", pytest.param("dflash-prose", marks=pytest.mark.slow)])
+def test_dflash_drafts_with_a_made_drafter_and_shares_the_int8_head(
+    program: Program, recipe: str
+) -> None:
+    report = program.answer("rehearse", recipe)
+    check_answers(report)
+    assert (report["fp8_layers"], report["lm_head"]) == (FP8_LAYERS, "int8")
+    drafted = report["speculation"]
+    tokens = {"dflash": 12, "dflash-prose": 4}[recipe]
+    assert drafted["draft_tokens"] == tokens * drafted["drafts"] > 0
+    # A drafter with a head of nothing would have none accepted.
+    assert drafted["accepted_per_position"][0] > drafted["drafts"] / 3
+    assert report["is_compared"]
+    assert "made for the twin" in report["not_proved"]
+
+
 # tests/engine/inside/plugin_checks hold the arithmetic and the back end in every run.
 @pytest.mark.slow
 @pytest.mark.parametrize(

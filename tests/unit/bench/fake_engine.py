@@ -32,6 +32,8 @@ class FakeEngine(ThreadingHTTPServer):
         self.tells_usage = True
         self.status = 200
         """Of every answer; another one than 200 comes with words."""
+        self.accepted_a_draft = 2
+        """Of the two tokens that each step drafts."""
         self.counts_late_s = 0.0
         """How long after an answer its tokens are counted, as a busy vLLM does."""
         self.asked: list[dict[str, Any]] = []
@@ -64,7 +66,7 @@ class FakeEngine(ThreadingHTTPServer):
             "vllm:kv_cache_usage_perc 0.125\n"
             f"vllm:spec_decode_num_drafts_total {drafts}\n"
             f"vllm:spec_decode_num_draft_tokens_total {2 * drafts}\n"
-            f"vllm:spec_decode_num_accepted_tokens_total {2 * drafts}\n"
+            f"vllm:spec_decode_num_accepted_tokens_total {self.accepted_a_draft * drafts}\n"
             f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="0"}} {drafts}\n'
             f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="1"}} {drafts}\n'
         )

@@ -51,6 +51,19 @@ def records(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in (tmp_path / "state" / "bench").glob("*.json")]
 
 
+@pytest.mark.parametrize("accepted", [0, 2])
+def test_a_drafter_that_is_hardly_ever_right_is_a_warning(
+    bench: Callable[..., Done], engine: FakeEngine, accepted: int
+) -> None:
+    engine.accepted_a_draft = accepted
+    done = bench("--url", engine.url, "--rounds", "2", "--save", "drafts")
+    assert done.returncode == 0, done.stderr
+    assert ("warning: the drafter costs time: 0 of" in done.stderr) is (accepted == 0)
+    again = bench("show", "drafts", "--json")
+    assert ("warning: the drafter costs time" in again.stderr) is (accepted == 0)
+    assert json.loads(again.stdout)["label"] == "drafts"
+
+
 def test_any_endpoint_is_measured_by_its_url_and_kept(
     bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
 ) -> None:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.rehearsal.reference import Answer, compare_with_reference, read_reference
+from sparkdeploy.recipe.load import load_engine, load_recipe
+from sparkdeploy.rehearsal.miniature import miniature_of
+from sparkdeploy.rehearsal.reference import (
+    Answer,
+    compare_with_reference,
+    read_reference,
+    reference_path,
+)
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from sparkdeploy.recipe.load import Library
 
+TWIN = Path("/data/m/twin")
 ANSWER = Answer("Once", " upon", 1, 0.1)
 
 
@@ -29,3 +39,25 @@ def test_another_text_or_none_at_all_fails(texts: dict[str, str]) -> None:
 def test_a_broken_record_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "record.json").write_text(content)
     assert read_reference(tmp_path / "record.json") is None
+
+
+def record_of(shipped: Library, recipe: str, *settings: str) -> Path:
+    """Where the text of a recipe's miniature is recorded."""
+    engine = load_engine(shipped, "cpu-0.32")
+    resolved = load_recipe(shipped, recipe, settings)
+    small = miniature_of(resolved, engine=engine, twin=TWIN, port=8190)
+    image = SimpleNamespace(stage=SimpleNamespace(tag="sparkdeploy/plugin:1"))
+    plan: Any = SimpleNamespace(resolved=small.resolved, images=(image,))
+    return reference_path(plan, {}, Path("/state"))
+
+
+@pytest.mark.parametrize("recipe", ["mtp-2", "hybrid"])
+def test_another_treatment_has_a_record_of_its_own(shipped: Library, recipe: str) -> None:
+    assert record_of(shipped, recipe) != record_of(shipped, "v2")
+
+
+@pytest.mark.parametrize("recipe", ["dflash", "dflash-prose"])
+def test_what_drafts_is_held_against_the_same_record(shipped: Library, recipe: str) -> None:
+    assert record_of(shipped, recipe) == record_of(shipped, "v2")
+    longer = record_of(shipped, recipe, "serve.max_model_len=1024")
+    assert longer != record_of(shipped, "v2")

@@ -76,3 +76,46 @@ def test_a_model_that_an_older_release_does_not_know_is_said_by_its_config(
     path.write_text("schema: 1\nname: mine\ntitle: t\nengine: cuda-0.25\nmodel: {path: ./model}\n")
     done = run("plan", str(path))
     assert "vLLM 0.25.1 does not know Step5ForCausalLM, which came with 0.33.0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("architecture", "engine", "came"),
+    [
+        ("DFlash2DraftModel", "cuda-0.25", "0.28.0"),
+        ("DFlash2DraftModel", "cuda-0.33", None),
+        ("DFlashDraftModel", "cuda-0.25", None),
+    ],
+)
+def test_a_drafter_that_an_older_release_does_not_know_is_said_by_its_config(
+    run: Run, model: Path, tmp_path: Path, architecture: str, engine: str, came: str | None
+) -> None:
+    assert model.is_dir()
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    (tmp_path / "draft" / "model.safetensors").touch()
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        f"schema: 1\nname: mine\ntitle: t\nengine: {engine}\nmodel: {{path: ./model}}\n"
+        "serve: {speculative: {method: dflash, model: ./draft, tokens: 7}}\n"
+    )
+    # A drafter's folder in a recipe run by its path needs consent.
+    said = run("plan", str(path), "--allow-unsafe").stdout
+    told = f"vLLM 0.25.1 does not know {architecture} of {tmp_path / 'draft'}, which came with"
+    assert (f"{told} {came}" in said) is (came is not None)
+
+
+def test_a_drafters_folder_is_mounted_and_named(run: Run, model: Path, tmp_path: Path) -> None:
+    assert model.is_dir()
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "config.json").write_text("{}")
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "schema: 1\nname: mine\ntitle: t\nengine: cuda-0.33\nmodel: {path: ./model}\n"
+        "serve: {speculative: {method: dflash, model: ./draft, tokens: 7}}\n"
+    )
+    done = run("plan", str(path), "--allow-unsafe", "--json")
+    spec = json.loads(done.stdout)["container"]["spec"]
+    mounts = {mount["source"]: mount["target"] for mount in spec["mounts"]}
+    words = spec["command"]
+    drafting = json.loads(words[words.index("--speculative-config") + 1])
+    assert drafting["model"] == mounts[str(tmp_path / "draft")]

@@ -44,6 +44,23 @@ def test_a_relative_folder_is_beside_its_recipe(
     assert loaded.checkpoint.fp8_dense.source == (str(tmp_path / meant) if is_path else written)
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"), [("./d", "recipes/d"), ("/d", "/d"), ("lab/draft", None)]
+)
+def test_a_drafters_folder_is_beside_its_recipe(
+    shipped: Library, tmp_path: Path, written: str, meant: str | None
+) -> None:
+    recipe = write(
+        tmp_path / "recipes" / "mine.yaml",
+        f"extends: dflash\nserve: {{speculative: {{model: {written}}}}}\n",
+    )
+    (drafter,) = load_recipe(own(shipped, tmp_path / "recipes"), recipe).recipe.companions
+    if meant is None:
+        assert (drafter.repo, drafter.path) == (written, None)
+    else:
+        assert (drafter.repo, drafter.path) == (None, str(tmp_path / meant))
+
+
 def test_a_child_elsewhere_inherits_the_parents_folder(shipped: Library, tmp_path: Path) -> None:
     parent = write(tmp_path / "a" / "parent.yaml", "extends: v2\nmodel: {path: weights}\n")
     child = write(tmp_path / "b" / "child.yaml", f"extends: {parent}\n")

@@ -31,7 +31,17 @@ def with_engine(shipped: Library, tmp_path: Path) -> Library:
     """The shipped recipes beside engines of one vLLM release each, `e-0.22.1` and so on."""
     folder = tmp_path / "recipes" / "engines"
     folder.mkdir(parents=True)
-    for vllm in ("0.19.1", "0.20.2", "0.22.1", "0.23.0", "0.25.1", "0.26.0", "0.28.1", "0.30.0"):
+    for vllm in (
+        "0.19.1",
+        "0.20.2",
+        "0.22.1",
+        "0.23.0",
+        "0.25.1",
+        "0.26.0",
+        "0.28.1",
+        "0.30.0",
+        "0.32.0",
+    ):
         (folder / f"e-{vllm}.yaml").write_text(
             f"schema: 1\nname: e-{vllm}\ntitle: t\nkind: wheel\nvllm: {vllm}\n"
         )
@@ -104,7 +114,7 @@ def test_an_engine_too_old_for_a_recipe_is_refused_with_the_source(
 
 @pytest.mark.parametrize(
     ("recipe", "vllm"),
-    [("hybrid", "0.20.2"), ("v2", "0.23.0"), ("dflash", "0.23.0"), ("v2-tq", "0.25.1")],
+    [("hybrid", "0.20.2"), ("v2", "0.23.0"), ("dflash", "0.32.0"), ("v2-tq", "0.25.1")],
 )
 def test_the_first_engine_with_a_feature_takes_the_recipe(
     with_engine: Library, recipe: str, vllm: str

@@ -19,6 +19,7 @@ SHIPPED = (
     "baseline",
     "deepseek-v4-flash",
     "dflash",
+    "dflash-prose",
     "gemma4-26b",
     "glm-4.7-flash",
     "glm-5.3-flash",

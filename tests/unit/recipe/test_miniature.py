@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import load_engine, load_recipe
-from sparkdeploy.rehearsal.miniature import DRAFT_ROWS, miniature_of, without_speculation
+from sparkdeploy.rehearsal.miniature import (
+    DRAFT_ROWS,
+    drafter_beside,
+    make_drafter,
+    miniature_of,
+    without_speculation,
+)
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library
@@ -78,9 +85,34 @@ def test_a_draft_head_leaves_some_tokens_of_the_twin_out(
     assert len(said) == (rows != kept)
 
 
+def test_a_dflash_drafter_becomes_one_made_for_the_twin(shipped: Library) -> None:
+    made = rehearsed(shipped, "dflash", "serve.speculative.attention_backend=FLASH_ATTN")
+    own = load_recipe(shipped, "dflash").recipe
+    drafting = made.resolved.recipe.serve.speculative
+    assert drafting is not None
+    assert own.serve.speculative is not None
+    assert (drafting.method, drafting.tokens) == ("dflash", own.serve.speculative.tokens)
+    assert drafting.model == str(drafter_beside(TWIN))
+    assert "attention_backend" not in drafting.further
+    (drafter,) = made.resolved.recipe.companions
+    assert (drafter.repo, drafter.path) == (None, drafting.model)
+    assert [note for note in made.dropped if "-> a drafter made for the twin" in note]
+    assert made.resolved.recipe.checkpoint == own.checkpoint
+
+
 def test_a_drafter_without_a_miniature_is_refused(shipped: Library) -> None:
-    with pytest.raises(RecipeError, match="dflash, whose drafter has no miniature"):
-        rehearsed(shipped, "dflash")
+    with pytest.raises(RecipeError, match="drafts with eagle3") as refused:
+        rehearsed(shipped, "dflash", "serve.speculative.method=eagle3")
+    assert "--set serve.speculative=null" in str(refused.value.hint)
+    assert rehearsed(shipped, "dflash", "serve.speculative=null").resolved.recipe.companions == ()
+
+
+@pytest.mark.parametrize(("recipe", "is_made"), [("dflash", True), ("v2", False)])
+def test_a_drafter_is_made_where_the_recipe_drafts_with_one(
+    shipped: Library, tmp_path: Path, recipe: str, is_made: bool
+) -> None:
+    make_drafter(load_recipe(shipped, recipe), tmp_path / "twin", TwinShape(), seed=1)
+    assert (drafter_beside(tmp_path / "twin") / "config.json").is_file() is is_made
 
 
 def test_the_text_to_compare_with_differs_in_speculation_alone(shipped: Library) -> None:

@@ -1,0 +1,142 @@
+"""The made drafter: what vLLM's qwen3_dflash.py loads, and a guess that is sometimes right."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdeploy.checkpoint.safetensors import read_header
+from sparkdeploy.checkpoint.twin.drafter import (
+    ARCHITECTURE,
+    ROPE_THETA,
+    build_drafter,
+    drafter_config,
+    drafter_tensors,
+    target_layers,
+)
+from sparkdeploy.checkpoint.twin.grammar import CONSTANT
+from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.errors import CheckpointError
+from tests.unit.checkpoint.conftest import tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHAPE = TwinShape()
+WIDTH = SHAPE.hidden
+_ATTENTION = "layers.0.self_attn"
+
+
+@functools.cache
+def _values(name: str) -> list[float]:
+    dtype, _, payload = drafter_tensors(SHAPE, 1)[name]
+    assert dtype == "BF16"
+    content = payload if isinstance(payload, bytes) else payload()
+    bits = struct.unpack(f"<{len(content) // 2}H", content)
+    return [struct.unpack("<f", struct.pack("<I", bit << 16))[0] for bit in bits]
+
+
+def _expected(shape: TwinShape) -> dict[str, tuple[int, ...]]:
+    """Shapes that vLLM makes of the configuration, before it fuses q, k and v, gate and up."""
+    config = drafter_config(shape)
+    width, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries = config["num_attention_heads"] * head
+    keys = config["num_key_value_heads"] * head
+    taken = len(config["dflash_config"]["target_layer_ids"]) * width
+    layers: dict[str, tuple[int, ...]] = {
+        "fc.weight": (width, taken),
+        "hidden_norm.weight": (width,),
+        "norm.weight": (width,),
+    }
+    for number in range(config["num_hidden_layers"]):
+        layer = f"layers.{number}"
+        layers |= {
+            f"{layer}.input_layernorm.weight": (width,),
+            f"{layer}.post_attention_layernorm.weight": (width,),
+            f"{layer}.self_attn.q_norm.weight": (head,),
+            f"{layer}.self_attn.k_norm.weight": (head,),
+            f"{layer}.self_attn.q_proj.weight": (queries, width),
+            f"{layer}.self_attn.k_proj.weight": (keys, width),
+            f"{layer}.self_attn.v_proj.weight": (keys, width),
+            f"{layer}.self_attn.o_proj.weight": (width, queries),
+            f"{layer}.mlp.gate_proj.weight": (inner, width),
+            f"{layer}.mlp.up_proj.weight": (inner, width),
+            f"{layer}.mlp.down_proj.weight": (width, inner),
+        }
+    return layers
+
+
+@pytest.mark.parametrize("shape", [SHAPE, TwinShape(hidden=256, layers=8)])
+def test_its_tensors_are_those_of_the_architecture_and_no_head(
+    shape: TwinShape, tmp_path: Path
+) -> None:
+    build_drafter(tmp_path / "drafter", shape, seed=1)
+    found = read_header(tmp_path / "drafter" / "model.safetensors").tensors
+    assert {name: info.shape for name, info in found.items()} == _expected(shape)
+    assert {info.dtype for info in found.values()} == {"BF16"}
+    assert not [name for name in found if "lm_head" in name or "embed" in name]
+
+
+def test_its_configuration_is_read_as_one_of_dflash(tmp_path: Path) -> None:
+    build_drafter(tmp_path / "drafter", SHAPE, seed=1)
+    config = json.loads((tmp_path / "drafter" / "config.json").read_text())
+    assert config["architectures"] == [ARCHITECTURE]
+    assert config["layer_types"] == ["full_attention"] * config["num_hidden_layers"]
+    assert config["vocab_size"] == SHAPE.vocab > config["dflash_config"]["mask_token_id"]
+    assert config["hidden_size"] == SHAPE.hidden
+    assert all(0 <= layer < SHAPE.layers for layer in target_layers(SHAPE))
+    # More drafts than that were never trained: vLLM refuses none, and the recipe asks for twelve.
+    assert config["block_size"] > 12
+
+
+@given(behind=st.integers(0, 600))
+@settings(deadline=None, max_examples=40)
+def test_its_layer_looks_back_one_token_and_no_other(behind: int) -> None:
+    half = WIDTH // 2
+    queries = [_values(f"{_ATTENTION}.q_proj.weight")[at * WIDTH + CONSTANT] for at in range(WIDTH)]
+    keys = [_values(f"{_ATTENTION}.k_proj.weight")[at * WIDTH + CONSTANT] for at in range(WIDTH)]
+
+    def score(distance: int) -> float:
+        total = 0.0
+        for pair in range(half):
+            angle = distance * ROPE_THETA ** (-2 * pair / WIDTH)
+            real = keys[pair] * math.cos(angle) + keys[pair + half] * math.sin(angle)
+            total += queries[pair] * real
+        size = math.sqrt(sum(it * it for it in queries) * sum(it * it for it in keys))
+        weights = (
+            _values(f"{_ATTENTION}.q_norm.weight")[0] * _values(f"{_ATTENTION}.k_norm.weight")[0]
+        )
+        return weights * math.sqrt(WIDTH) * total / size
+
+    if behind == 1:
+        return
+    # Of a softmax a difference of four leaves the others less than two hundredths each.
+    assert score(1) - score(behind) > 4
+
+
+def test_the_same_bytes_for_the_same_shape_and_seed(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        build_drafter(tmp_path / name, SHAPE, seed=1)
+    kept = {name: (entry[0], entry[2]) for name, entry in tree(tmp_path / "one").items()}
+    assert kept == {name: (entry[0], entry[2]) for name, entry in tree(tmp_path / "other").items()}
+    before = tree(tmp_path / "one")
+    build_drafter(tmp_path / "one", SHAPE, seed=1)
+    assert tree(tmp_path / "one") == before
+
+
+def test_another_shape_replaces_it_and_a_strangers_folder_stays(tmp_path: Path) -> None:
+    build_drafter(tmp_path / "drafter", SHAPE, seed=1)
+    build_drafter(tmp_path / "drafter", TwinShape(hidden=256), seed=1)
+    assert json.loads((tmp_path / "drafter" / "config.json").read_text())["hidden_size"] == 256
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "thesis.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="something other than a twin's drafter"):
+        build_drafter(tmp_path / "own", SHAPE, seed=1)
+    assert (tmp_path / "own" / "thesis.txt").read_text() == "mine"
