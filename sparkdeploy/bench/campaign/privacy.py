@@ -37,7 +37,7 @@ class Private:
     names: tuple[str, ...] = ()
     """Of machines and users."""
     folders: tuple[str, ...] = ()
-    """Home folders; a path below one is taken out whole."""
+    """The home folder and others of this machine; a path below one is taken out whole."""
 
     def without(self, value: Any, field: str = "") -> Any:  # noqa: ANN401 - any JSON
         """Return a JSON value without any of it, in keys of mappings neither."""

@@ -37,6 +37,7 @@ from sparkdeploy.deploy.evidence import SHORTEST_KNOWN, known_secrets
 from sparkdeploy.errors import BenchError, SparkdeployError
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.recipe.harmless import lists
+from sparkdeploy.recipe.paths import named_paths
 from sparkdeploy.settings import LOGIN, resources
 
 if TYPE_CHECKING:
@@ -117,23 +118,31 @@ def _quality(folder: CampaignFolder, state: CampaignState, index: int) -> Shared
 def private_of(state: CampaignState, settings: Settings) -> Private:
     """Gather what this machine and this campaign know and others need not."""
     env: dict[str, str] = dict(state.before.env) if state.before is not None else {}
+    folders = {str(Path.home()), *map(str, _own_folders(settings))}
     for recipe in state.recipes:
+        if Path(recipe.wanted).is_absolute():
+            folders.add(recipe.wanted)
         try:
             resolved = resolve(Request(recipe.wanted, state.assignments), settings)
         except SparkdeployError:
             continue  # It was readable when it was measured; its values are in no record.
         env |= resolved.recipe.serve.env
+        folders |= {str(path) for _, path in named_paths(resolved.recipe)}
     secrets = {
         *known_secrets([settings.state_dir / "keys"]),
         *secret_values(os.environ, SHORTEST_KNOWN),
         *_unusual(env),
     }
-    homes = {str(Path.home()), os.environ.get("HOME", "")}
     return Private(
         secrets=tuple(sorted(secrets, key=lambda item: (-len(item), item))),
         names=known_names(_names(settings)),
-        folders=tuple(sorted(homes - {"", "/"}, key=len, reverse=True)),
+        folders=tuple(sorted(folders - {"/"}, key=lambda item: (-len(item), item))),
     )
+
+
+def _own_folders(settings: Settings) -> Iterator[Path]:
+    yield from (settings.config_dir, settings.state_dir, settings.cache_dir, settings.data_dir)
+    yield settings.hub_cache
 
 
 def _unusual(env: Mapping[str, str]) -> Iterator[str]:

@@ -44,9 +44,9 @@ def import_file(path: Path, shelf: Shelf) -> Taken:
     bundle = read_bundle(path)
     if not bundle.runs:
         raise BenchError(f"{path} holds no run", hint="every recipe of that campaign failed")
-    own = {(item.run.started_at, item.run.finished_at): item for item in shelf.runs()[0]}
+    own = {(item.run.run_id, item.run.finished_at): item for item in shelf.runs()[0]}
     kept = tuple(
-        own.get((run.started_at, run.finished_at)) or keep_run(_marked(run, bundle), shelf)
+        own.get((run.run_id, run.finished_at)) or keep_run(_marked(run, bundle), shelf)
         for run in bundle.runs
     )
     return Taken(kept, bundle)

@@ -21,6 +21,7 @@ from sparkdeploy import labels
 from sparkdeploy.checks.finding import fail, ok
 from sparkdeploy.commands.bench import before, campaign_steps, quality
 from sparkdeploy.commands.bench.endpoint import Access, reach_url, server_at
+from sparkdeploy.commands.request import resolve
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.recipe.report import values_to_show
@@ -96,20 +97,24 @@ def find_deployment(_host: Any, name: str) -> SimpleNamespace | None:
 
 def install() -> None:
     url = os.environ["ENGINE"]
-    socket.gethostname = lambda: PLANTED["host"]
+    play(socket, gethostname=lambda: PLANTED["host"])
     findings = (ok("machine.memory", "128 GB"), fail("gpu.clock", "slow", "wait"))
     for module in (before, campaign_steps):
-        module.up = up  # type: ignore[assignment]
-        module.connect = connect  # type: ignore[assignment]
-    before.find_deployment = find_deployment  # type: ignore[assignment]
-    before.take_down = take_down
-    campaign_steps.require_deployment = find_deployment  # type: ignore[assignment]
-    campaign_steps.plan_for = lambda request, settings: SimpleNamespace(  # type: ignore[assignment]
-        resolved=campaign_steps.resolve(request, settings)
+        play(module, up=up, connect=connect)
+    play(before, find_deployment=find_deployment, take_down=take_down)
+    play(
+        campaign_steps,
+        require_deployment=find_deployment,
+        plan_for=lambda request, settings: SimpleNamespace(resolved=resolve(request, settings)),
+        examine=lambda *_args, **_more: findings,
+        reach_deployment=lambda _name, _settings: reach_url(url, Access()),
     )
-    campaign_steps.examine = lambda *_args, **_more: findings
-    campaign_steps.reach_deployment = lambda _name, _settings: reach_url(url, Access())
-    quality.served_side = lambda name, _settings, access: (server_at(url, access), name)
+    play(quality, served_side=lambda name, _settings, access: (server_at(url, access), name))
+
+
+def play(module: Any, **parts: object) -> None:
+    for name, part in parts.items():
+        setattr(module, name, part)
 
 
 if __name__ == "__main__":
