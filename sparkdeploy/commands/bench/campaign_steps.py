@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.campaign.bundle import MAX_TEXT
-from sparkdeploy.bench.campaign.state import MEASURING, SUITES, RecipeState, StepKind
+from sparkdeploy.bench.campaign.state import SUITES, RecipeState, StepKind
 from sparkdeploy.bench.files import read_record, write_record
 from sparkdeploy.bench.quality.capture import write_capture
 from sparkdeploy.bench.quality.needle import NeedleResult
@@ -22,11 +22,11 @@ from sparkdeploy.commands.request import Request, plan_for, resolve
 from sparkdeploy.commands.up import Extent, up
 from sparkdeploy.console import console, format_seconds
 from sparkdeploy.deploy.deployments import require_deployment
-from sparkdeploy.errors import BenchError
+from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.plan.container import PYTHON, Deployment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sparkdeploy.bench.campaign.folder import CampaignFolder
     from sparkdeploy.bench.campaign.state import CampaignState
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
 
+AUTO_TOOLS = "--enable-auto-tool-choice"
 TUNING = (*PYTHON, "-m", "sparkdeploy_vllm.tune_head")
 
 
@@ -167,8 +168,15 @@ def planned(
 ) -> tuple[RecipeState, ...]:
     """Return the recipes with their steps, each under a name of its own.
 
-    Kernels of one shape are tuned once, with the last recipe that has them.
+    Kernels of one shape are tuned once, with the last recipe that has them; tools are called where
+    the recipe lets them be. UsageError for a recipe that writes no text.
     """
+    for item in resolved:
+        if item.recipe.serve.runner == "pooling":
+            raise UsageError(
+                f"{item.recipe.name} writes no text, and a campaign measures how it is written",
+                hint="`sparkdeploy up` it, then `sparkdeploy bench pooling`",
+            )
     shapes = [None if is_quick else tuned_shape(item) for item in resolved]
     planned_recipes: list[RecipeState] = []
     for index, (word, item) in enumerate(zip(wanted, resolved, strict=True)):
@@ -178,10 +186,17 @@ def planned(
                 wanted=word,
                 name=_free_name(item.recipe.name, planned_recipes),
                 title=item.recipe.title,
-                kinds=(*StepKind,) if has_tuning else MEASURING,
+                kinds=tuple(_kinds(item, has_tuning=has_tuning)),
             )
         )
     return tuple(planned_recipes)
+
+
+def _kinds(resolved: Resolved, *, has_tuning: bool) -> Iterator[StepKind]:
+    serve = resolved.recipe.serve
+    has_tools = bool(serve.enable_auto_tool_choice) or AUTO_TOOLS in serve.extra_args
+    left_out = {StepKind.TOOLS: not has_tools, StepKind.TUNE: not has_tuning}
+    yield from (kind for kind in StepKind if not left_out.get(kind, False))
 
 
 def tuned_shape(resolved: Resolved) -> tuple[object, ...] | None:

@@ -30,14 +30,14 @@ pytestmark = [
 
 NAME = unique_name("campaign")
 PORT = free_port()
-CONTEXT = 3072
+CONTEXT_BEFORE, CONTEXT = 2048, 3072
 KILLED_AFTER = (StepKind.FIVE, StepKind.NEEDLE)
 """Of the first recipe; the third moment is the second recipe's start."""
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    made = twin_user(tmp_path_factory.mktemp("campaign"), port=PORT, max_model_len=CONTEXT)
+    made = twin_user(tmp_path_factory.mktemp("campaign"), port=PORT, max_model_len=CONTEXT_BEFORE)
     yield made
     made.run("down", NAME)
 

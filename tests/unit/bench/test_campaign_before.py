@@ -23,7 +23,7 @@ from sparkdeploy.commands.bench import before as stage
 from sparkdeploy.commands.bench.before import Restored, differences, note_before, restored
 from sparkdeploy.commands.bench.campaign_steps import planned
 from sparkdeploy.commands.request import Request, resolve
-from sparkdeploy.errors import BenchError, NodeError
+from sparkdeploy.errors import BenchError, NodeError, UsageError
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.settings import load_settings
@@ -68,7 +68,7 @@ def again(folder: Path) -> Restored:
 def test_it_is_the_recipe_of_its_name_with_what_was_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    sets = ("serve.port=8123", f"serve.env.HF_TOKEN={SECRET}", "serve.attention_backend=null")
+    sets = ("serve.port=8123", f"serve.env.COLOUR={SECRET}", "serve.reasoning_parser=null")
     serving(monkeypatch, *sets)
 
     found = again(tmp_path)
@@ -79,7 +79,7 @@ def test_it_is_the_recipe_of_its_name_with_what_was_set(
     assert noted().keep == 3
     assert noted().env == {
         **resolve(Request("v2"), load_settings()).recipe.serve.env,
-        "HF_TOKEN": SECRET,
+        "COLOUR": SECRET,
     }
     assert SECRET not in json.dumps(noted().values)
     assert not list(tmp_path.glob("*.yaml"))
@@ -183,6 +183,25 @@ def test_kernels_of_one_shape_are_tuned_once_and_not_in_a_hurry() -> None:
     assert not any(StepKind.TUNE in item.kinds for item in quick)
     twin = resolve(Request("v2", ("engine=cpu-0.32",)), load_settings())
     assert StepKind.TUNE not in planned(("v2",), [twin], is_quick=False)[0].kinds
+
+
+def test_tools_are_called_where_the_recipe_lets_them_be() -> None:
+    words = ("baseline", "v2")
+    resolved = [
+        resolve(
+            Request(word, ("serve.enable_auto_tool_choice=null",) * (word == "v2")), load_settings()
+        )
+        for word in words
+    ]
+    assert not any(StepKind.TOOLS in item.kinds for item in planned(words, resolved, is_quick=True))
+    resolved = [resolve(Request("v2"), load_settings())]
+    assert StepKind.TOOLS in planned(("v2",), resolved, is_quick=True)[0].kinds
+
+
+def test_a_recipe_that_writes_no_text_is_refused() -> None:
+    resolved = [resolve(Request("qwen3-vl-embedding"), load_settings())]
+    with pytest.raises(UsageError, match="writes no text"):
+        planned(("qwen3-vl-embedding",), resolved, is_quick=True)
 
 
 def test_words_are_one_short_line() -> None:
