@@ -72,7 +72,7 @@ class SharedRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class CampaignBundle:
     campaign_id: str
     started_at: str
     """ISO 8601, UTC."""
@@ -110,7 +110,7 @@ def shared_quality(figures: Mapping[str, Any], against: str) -> SharedQuality:
     )
 
 
-def shareable(bundle: Bundle, private: Private) -> Bundle:
+def shareable(bundle: CampaignBundle, private: Private) -> CampaignBundle:
     """Return the bundle without an address, a deployment's name, or anything that is private.
 
     BenchError when what is left is no bundle: a machine that is called like a figure.
@@ -119,12 +119,12 @@ def shareable(bundle: Bundle, private: Private) -> Bundle:
         replace(recipe, run=_without_place(recipe.run) if recipe.run is not None else None)
         for recipe in bundle.recipes
     )
-    content = adapter_of(Bundle).dump_python(replace(bundle, recipes=recipes), mode="json")
-    cleaned: Bundle = checked(private.without(content), Bundle, Path("the bundle"))
+    content = adapter_of(CampaignBundle).dump_python(replace(bundle, recipes=recipes), mode="json")
+    cleaned: CampaignBundle = checked(private.without(content), CampaignBundle, Path("the bundle"))
     return cleaned
 
 
-def bundle_text(bundle: Bundle) -> str:
+def bundle_text(bundle: CampaignBundle) -> str:
     """Return the file's text; where it were too long, single requests are left out, and said.
 
     BenchError when even that is too long.
@@ -146,7 +146,7 @@ def is_bundle(content: object) -> bool:
     return isinstance(content, dict) and content.get("kind") == KIND
 
 
-def read_bundle(path: Path) -> Bundle:
+def read_bundle(path: Path) -> CampaignBundle:
     """Read strictly; within a schema fields may be added, and unknown ones are passed over.
 
     BenchError says what is wrong with a file that is none, too long or of a newer schema.
@@ -162,12 +162,12 @@ def read_bundle(path: Path) -> Bundle:
             f"{path} has schema {version}, and this sparkdeploy reads up to {SCHEMA_VERSION}",
             hint="update sparkdeploy",
         )
-    bundle: Bundle = checked(content, Bundle, path)
+    bundle: CampaignBundle = checked(content, CampaignBundle, path)
     return bundle
 
 
-def _text(bundle: Bundle) -> str:
-    return visible_json(adapter_of(Bundle).dump_json(bundle, indent=1).decode()) + "\n"
+def _text(bundle: CampaignBundle) -> str:
+    return visible_json(adapter_of(CampaignBundle).dump_json(bundle, indent=1).decode()) + "\n"
 
 
 def _without_place(run: Run) -> Run:

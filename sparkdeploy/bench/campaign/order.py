@@ -9,8 +9,8 @@ from sparkdeploy.bench.campaign.state import (
     MEASURING,
     SERVED,
     CampaignState,
-    Ended,
-    Ending,
+    EndedStep,
+    StepEnding,
     StepKind,
 )
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Serve:
+class ServeRecipe:
     """`up` of a recipe: its step, or once more because nobody knows whether it still serves."""
 
     recipe: int
@@ -38,7 +38,7 @@ class PutBack:
     """What served before."""
 
 
-Action = Serve | Take | PutBack
+NextStep = ServeRecipe | Take | PutBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class TimeLeft:
     """Whether all steps are among them."""
 
 
-def next_action(state: CampaignState, standing: int | None) -> Action | None:
+def next_action(state: CampaignState, standing: int | None) -> NextStep | None:
     """Return what to do, None when all is done.
 
     `standing` is the recipe that this process knows to serve; None after a start, and after a
@@ -62,7 +62,7 @@ def next_action(state: CampaignState, standing: int | None) -> Action | None:
         return PutBack()
     recipe, kind = step
     if kind is StepKind.UP or (kind in SERVED and standing != recipe):
-        return Serve(recipe)
+        return ServeRecipe(recipe)
     return Take(recipe, kind)
 
 
@@ -78,20 +78,20 @@ def pending_steps(state: CampaignState) -> Iterator[tuple[int, StepKind]]:
         yield from ((index, kind) for kind in recipe.pending if kind not in MEASURING)
 
 
-def with_step(state: CampaignState, action: Take, ended: Ended) -> CampaignState:
+def with_step(state: CampaignState, action: Take, ended: EndedStep) -> CampaignState:
     return _with_ended(state, action.recipe, (ended,))
 
 
-def with_serving(state: CampaignState, action: Serve, ended: Ended) -> CampaignState:
+def with_serving(state: CampaignState, action: ServeRecipe, ended: EndedStep) -> CampaignState:
     """Note an `up`; a recipe that does not serve has no further steps.
 
     One that served before keeps its first `up`: what fails now are the steps that are left.
     """
     recipe = state.recipes[action.recipe]
-    news: tuple[Ended, ...] = (ended,) if StepKind.UP in recipe.pending else ()
-    if ended.ending is not Ending.DONE:
+    news: tuple[EndedStep, ...] = (ended,) if StepKind.UP in recipe.pending else ()
+    if ended.ending is not StepEnding.DONE:
         left = [kind for kind in recipe.pending if kind is not StepKind.UP]
-        news += tuple(Ended(kind, Ending.SKIPPED, f"up: {ended.words}") for kind in left)
+        news += tuple(EndedStep(kind, StepEnding.SKIPPED, f"up: {ended.words}") for kind in left)
     return _with_ended(state, action.recipe, news)
 
 
@@ -114,7 +114,7 @@ def time_left(state: CampaignState) -> TimeLeft | None:
     taken: dict[StepKind, list[float]] = {}
     for recipe in state.recipes:
         for item in recipe.ended:
-            if item.ending is Ending.DONE:
+            if item.ending is StepEnding.DONE:
                 taken.setdefault(item.kind, []).append(item.duration_s)
     if not taken.keys() - {StepKind.DOCTOR}:
         return None
@@ -126,7 +126,7 @@ def time_left(state: CampaignState) -> TimeLeft | None:
     return TimeLeft(sum(known), len(known) == len(left))
 
 
-def _with_ended(state: CampaignState, index: int, news: tuple[Ended, ...]) -> CampaignState:
+def _with_ended(state: CampaignState, index: int, news: tuple[EndedStep, ...]) -> CampaignState:
     recipe = state.recipes[index]
     recipes = list(state.recipes)
     recipes[index] = replace(recipe, ended=(*recipe.ended, *news))

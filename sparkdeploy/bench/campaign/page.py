@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.campaign.state import Ending, StepKind
+from sparkdeploy.bench.campaign.state import StepEnding, StepKind
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.console import format_seconds
 from sparkdeploy.image.templates import render_page
@@ -13,7 +13,7 @@ from sparkdeploy.image.templates import render_page
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.bench.campaign.bundle import Bundle, SharedEstimate, SharedRecipe
+    from sparkdeploy.bench.campaign.bundle import CampaignBundle, SharedEstimate, SharedRecipe
     from sparkdeploy.bench.report.speed import Field
 
 FRAGMENT, ALONE = "steps.html.j2", "alone.html.j2"
@@ -21,7 +21,7 @@ _ENDS = ("</main>", "<footer", "</body>")
 """Before the first of these that the report has, the campaign's own section is put."""
 
 
-def campaign_page(bundle: Bundle, field: Field) -> str:
+def campaign_page(bundle: CampaignBundle, field: Field) -> str:
     """Return one HTML page that loads nothing; a campaign without a run has its steps alone."""
     section = _rendered(FRAGMENT, bundle)
     if not bundle.runs:
@@ -45,13 +45,13 @@ def step_lines(recipes: Sequence[SharedRecipe]) -> Iterator[str]:
 
 def failed_steps(recipe: SharedRecipe) -> tuple[str, ...]:
     """Return what failed, in words; `doctor` only tells."""
-    failed = [step for step in recipe.steps if step.ending == Ending.FAILED.value]
+    failed = [step for step in recipe.steps if step.ending == StepEnding.FAILED.value]
     return tuple(
         f"{step.step}: {step.words}" for step in failed if step.step != StepKind.DOCTOR.value
     )
 
 
-def _rendered(template: str, bundle: Bundle) -> str:
+def _rendered(template: str, bundle: CampaignBundle) -> str:
     rows = [
         {
             "recipe": recipe.name,
@@ -74,7 +74,7 @@ def _rendered(template: str, bundle: Bundle) -> str:
     )
 
 
-def _said(bundle: Bundle) -> Iterator[tuple[str, str, str]]:
+def _said(bundle: CampaignBundle) -> Iterator[tuple[str, str, str]]:
     """Yield what models said: quality beside the first, needles, tool calls."""
     for recipe in bundle.recipes:
         if recipe.quality is not None:

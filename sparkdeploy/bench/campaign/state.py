@@ -31,7 +31,7 @@ SERVED = (*SUITES, StepKind.QUALITY, StepKind.NEEDLE, StepKind.TOOLS, StepKind.T
 MEASURING = tuple(kind for kind in StepKind if kind is not StepKind.TUNE)
 
 
-class Ending(StrEnum):
+class StepEnding(StrEnum):
     DONE = "done"
     FAILED = "failed"
     SKIPPED = "skipped"
@@ -39,11 +39,11 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedStep:
     """How a step ended."""
 
     kind: StepKind
-    ending: Ending
+    ending: StepEnding
     words: str = ""
     """What it found, or why it failed; at most MAX_WORDS characters."""
     duration_s: float = 0.0
@@ -58,9 +58,9 @@ class RecipeState:
     title: str
     kinds: tuple[StepKind, ...]
     """The steps it has."""
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[EndedStep, ...] = ()
 
-    def ending_of(self, kind: StepKind) -> Ended | None:
+    def ending_of(self, kind: StepKind) -> EndedStep | None:
         return next((item for item in self.ended if item.kind is kind), None)
 
     @property
@@ -103,13 +103,13 @@ class CampaignState:
     """Whether an `up` was begun: before that there is nothing to put back."""
     is_stopped: bool = False
     """Whether the user ended it before its time."""
-    put_back: Ended | None = None
+    put_back: EndedStep | None = None
     """How putting back ended the last time it was tried."""
     schema: int = SCHEMA_VERSION
 
     @property
     def is_over(self) -> bool:
-        return self.put_back is not None and self.put_back.ending is Ending.DONE
+        return self.put_back is not None and self.put_back.ending is StepEnding.DONE
 
 
 def short(words: str) -> str:

@@ -105,7 +105,11 @@ def restored(before: Before, deployment: str, folder: Path, settings: Settings) 
     path = folder / FILE
     write_private(path, json.dumps(told, indent=1) + "\n")
     request = replace(request, recipe=str(path), assignments=consents)
-    return Restored(resolve(request, settings), request)
+    try:
+        return Restored(resolve(request, settings), request)
+    except SparkdeployError:
+        path.unlink()
+        raise
 
 
 def put_back(before: Before | None, deployment: str, folder: Path, settings: Settings) -> str:

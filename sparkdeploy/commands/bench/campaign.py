@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.bench.campaign.folder import CampaignFolder, campaigns_below, unfinished
 from sparkdeploy.bench.campaign.order import (
     PutBack,
-    Serve,
+    ServeRecipe,
     is_last_of_recipe,
     next_action,
     progress,
@@ -22,7 +22,7 @@ from sparkdeploy.bench.campaign.order import (
     with_serving,
     with_step,
 )
-from sparkdeploy.bench.campaign.state import CampaignState, Ended, Ending, StepKind, short
+from sparkdeploy.bench.campaign.state import CampaignState, EndedStep, StepEnding, StepKind, short
 from sparkdeploy.commands.bench.before import FILE, note_before, put_back, restored
 from sparkdeploy.commands.bench.campaign_report import write_findings
 from sparkdeploy.commands.bench.campaign_steps import Steps, planned
@@ -36,7 +36,7 @@ from sparkdeploy.plan.container import Deployment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkdeploy.bench.campaign.order import Action
+    from sparkdeploy.bench.campaign.order import NextStep
     from sparkdeploy.settings import Settings
 
 COMMAND = "sparkdeploy bench campaign"
@@ -115,11 +115,7 @@ def _begin(
     ]
     now = datetime.now(UTC)
     folder = CampaignFolder(campaigns_below(settings.state_dir) / f"{now:%Y%m%dT%H%M%SZ}")
-    make_private(folder.path)
     before = note_before(wanted.deployment, settings)
-    if before is not None:
-        # What cannot be put back is told while somebody is there.
-        restored(before, wanted.deployment, folder.path, settings)
     state = CampaignState(
         campaign_id=folder.path.name,
         started_at=f"{now:{ISO_8601}}",
@@ -130,6 +126,9 @@ def _begin(
         before=before,
     )
     _ask(state, consent)
+    if before is not None:
+        # What cannot be put back is told while somebody is there.
+        restored(before, wanted.deployment, folder.path, settings)
     folder.write(state)
     return folder, state
 
@@ -170,22 +169,22 @@ class _Doer:
             self._say(action)
             if isinstance(action, PutBack):
                 self._put_back()
-            elif isinstance(action, Serve):
+            elif isinstance(action, ServeRecipe):
                 self._serve(action, steps)
             else:
                 ended = _timed(action.kind, partial(steps.take, action.recipe, action.kind))
-                if ended.ending is not Ending.DONE:
+                if ended.ending is not StepEnding.DONE:
                     self.standing = None
                 self._keep(with_step(self.state, action, ended))
             if not isinstance(action, PutBack) and is_last_of_recipe(self.state, action.recipe):
                 self._report()
 
-    def _serve(self, action: Serve, steps: Steps) -> None:
+    def _serve(self, action: ServeRecipe, steps: Steps) -> None:
         # An interrupted `up` may have replaced what served already.
         self._keep(replace(self.state, has_served=True))
         self.standing = None
         ended = _timed(StepKind.UP, partial(steps.serve, action.recipe))
-        if ended.ending is Ending.DONE:
+        if ended.ending is StepEnding.DONE:
             self.standing = action.recipe
         self._keep(with_serving(self.state, action, ended))
 
@@ -193,14 +192,14 @@ class _Doer:
         state = self.state
         self.standing = None
         if not state.has_served:
-            ended = Ended(StepKind.UP, Ending.DONE, "nothing was replaced")
+            ended = EndedStep(StepKind.UP, StepEnding.DONE, "nothing was replaced")
         else:
             ended = _timed(
                 StepKind.UP,
                 lambda: put_back(state.before, state.deployment, self.folder.path, self.settings),
             )
         self.state = replace(state, put_back=ended)
-        if ended.ending is not Ending.DONE:
+        if ended.ending is not StepEnding.DONE:
             self._keep(self.state)
             self._report()
             raise BenchError(
@@ -225,7 +224,7 @@ class _Doer:
         self.state = state
         self.folder.write(state)
 
-    def _say(self, action: Action) -> None:
+    def _say(self, action: NextStep) -> None:
         done, total = progress(self.state)
         left = time_left(self.state)
         told = ""
@@ -234,25 +233,25 @@ class _Doer:
             told = f"; {least} {format_seconds(left.known_s)} left"
         console.info(f"[{done + 1}/{total}] {self._named(action)}{told}")
 
-    def _named(self, action: Action) -> str:
+    def _named(self, action: NextStep) -> str:
         if isinstance(action, PutBack):
             return "putting back what served before"
         name = self.state.recipes[action.recipe].name
-        return f"{name}: {'up' if isinstance(action, Serve) else action.kind.value}"
+        return f"{name}: {'up' if isinstance(action, ServeRecipe) else action.kind.value}"
 
 
-def _timed(kind: StepKind, work: Callable[[], str]) -> Ended:
+def _timed(kind: StepKind, work: Callable[[], str]) -> EndedStep:
     """Do a step; a failure is an ending like another, with its words."""
     started_s = time.monotonic()
     try:
-        words, ending = work(), Ending.DONE
+        words, ending = work(), StepEnding.DONE
     except SparkdeployError as error:
         console.error(error.message, hint=error.hint, detail=error.detail)
-        words, ending = error.message, Ending.FAILED
+        words, ending = error.message, StepEnding.FAILED
     except Exception as error:  # noqa: BLE001 - a bug in one step must not cost the whole night
         console.error(f"unexpected {type(error).__name__}: {error}")
-        words, ending = f"unexpected {type(error).__name__}: {error}", Ending.FAILED
-    return Ended(kind, ending, short(words), round(time.monotonic() - started_s, 3))
+        words, ending = f"unexpected {type(error).__name__}: {error}", StepEnding.FAILED
+    return EndedStep(kind, ending, short(words), round(time.monotonic() - started_s, 3))
 
 
 def _go_on(folder: CampaignFolder, state: CampaignState, settings: Settings) -> CampaignFolder:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from sparkdeploy import __version__
 from sparkdeploy.bench.campaign.bundle import (
     NOT_RUN,
-    Bundle,
+    CampaignBundle,
     SharedQuality,
     SharedRecipe,
     SharedStep,
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
-def write_findings(folder: CampaignFolder, state: CampaignState, settings: Settings) -> Bundle:
+def write_findings(
+    folder: CampaignFolder, state: CampaignState, settings: Settings
+) -> CampaignBundle:
     """Write page and bundle, both without what is private; return the bundle."""
     bundle = shareable(bundle_of(folder, state), private_of(state, settings))
     write_whole(bundle_text(bundle), folder.bundle)
@@ -57,7 +59,7 @@ def write_findings(folder: CampaignFolder, state: CampaignState, settings: Setti
     return bundle
 
 
-def bundle_of(folder: CampaignFolder, state: CampaignState) -> Bundle:
+def bundle_of(folder: CampaignFolder, state: CampaignState) -> CampaignBundle:
     """Return all that the folder holds, still with what is private."""
     recipes = tuple(
         SharedRecipe(
@@ -73,7 +75,7 @@ def bundle_of(folder: CampaignFolder, state: CampaignState) -> Bundle:
         for index, recipe in enumerate(state.recipes)
     )
     machines = (item.run.origin.machine for item in recipes if item.run is not None)
-    return Bundle(
+    return CampaignBundle(
         campaign_id=state.campaign_id,
         started_at=state.started_at,
         made_at=f"{datetime.now(UTC):{ISO_8601}}",

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sparkdeploy.bench.campaign.bundle import Bundle
+    from sparkdeploy.bench.campaign.bundle import CampaignBundle
     from sparkdeploy.bench.files import KeptRun, Shelf
     from sparkdeploy.bench.record import Run
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenFile:
     """What was taken from one file."""
 
     kept: tuple[KeptRun, ...]
-    bundle: Bundle | None = None
+    bundle: CampaignBundle | None = None
 
     def lines(self) -> Iterator[str]:
         for item in self.kept:
@@ -34,13 +34,13 @@ class Taken:
             yield from _told(self.bundle)
 
 
-def import_file(path: Path, shelf: Shelf) -> Taken:
+def import_file(path: Path, shelf: Shelf) -> TakenFile:
     """Keep a record, or the runs of a bundle under marked labels; BenchError for what is neither.
 
     A bundle is read to its end before anything of it is kept.
     """
     if not is_bundle(read_content(path, "record of a run or a campaign's bundle")):
-        return Taken((import_record(path, shelf),))
+        return TakenFile((import_record(path, shelf),))
     bundle = read_bundle(path)
     if not bundle.runs:
         raise BenchError(f"{path} holds no run", hint="every recipe of that campaign failed")
@@ -49,15 +49,15 @@ def import_file(path: Path, shelf: Shelf) -> Taken:
         own.get((run.run_id, run.finished_at)) or keep_run(_marked(run, bundle), shelf)
         for run in bundle.runs
     )
-    return Taken(kept, bundle)
+    return TakenFile(kept, bundle)
 
 
-def _marked(run: Run, bundle: Bundle) -> Run:
+def _marked(run: Run, bundle: CampaignBundle) -> Run:
     """Name it so that it is pooled with no run of one's own, nor of a third."""
     return replace(run, label=f"{run.label}@{bundle.mark}", run_id=f"{run.run_id}-{bundle.mark}")
 
 
-def _told(bundle: Bundle) -> Iterator[str]:
+def _told(bundle: CampaignBundle) -> Iterator[str]:
     """Say what else the bundle tells; it stays in the file."""
     product = bundle.machine.product if bundle.machine is not None else ""
     yield f"a campaign of {bundle.started_at} on {product or 'an unnamed machine'}; also in it:"

@@ -10,7 +10,7 @@ import pytest
 
 from sparkdeploy.bench.campaign.bundle import read_bundle
 from sparkdeploy.bench.campaign.folder import unfinished
-from sparkdeploy.bench.campaign.state import Ending, StepKind
+from sparkdeploy.bench.campaign.state import StepEnding, StepKind
 from tests.engine.conftest import free_port
 from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
 
@@ -98,7 +98,7 @@ def test_killed_at_three_moments_it_comes_to_its_report_and_what_served_is_back(
     for recipe in bundle.recipes:
         endings = {step.step: step.ending for step in recipe.steps}
         # A twin's text calls no tools and finds no needle; the steps are done all the same.
-        assert set(endings.values()) == {Ending.DONE.value}, told
+        assert set(endings.values()) == {StepEnding.DONE.value}, told
         assert recipe.run is not None
         assert [suite.name for suite in recipe.run.suites] == ["five", "decode"]
     assert done.returncode == 0, told

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.bench.campaign.bundle import read_bundle
-from sparkdeploy.bench.campaign.state import Ending
+from sparkdeploy.bench.campaign.state import StepEnding
 from tests.unit.bench.planted import HOME, PLANTED
 from tests.unit.bench.talking_engine import TalkingEngine
 from tests.unit.conftest import REPOSITORY
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sparkdeploy.bench.campaign.bundle import Bundle
+    from sparkdeploy.bench.campaign.bundle import CampaignBundle
 
 pytestmark = pytest.mark.outside
 
@@ -79,7 +79,7 @@ class Lab:
         return folder
 
     @property
-    def bundle(self) -> Bundle:
+    def bundle(self) -> CampaignBundle:
         return read_bundle(self.folder / "bundle.json")
 
     def serve(self, recipe: str, **env: str) -> None:
@@ -130,7 +130,7 @@ def test_killed_at_three_moments_each_step_is_done_once_and_what_served_is_back(
     assert lab.log == ["up mtp-1", *["up baseline"] * 2, *["up v2"] * 3, "up mtp-1"]
     assert lab.served() == before
     for recipe in lab.bundle.recipes:
-        assert {step.ending for step in recipe.steps} == {Ending.DONE.value}
+        assert {step.ending for step in recipe.steps} == {StepEnding.DONE.value}
         assert recipe.run is not None
         assert [suite.name for suite in recipe.run.suites] == ["five", "decode"]
         assert [len(suite.cells) for suite in recipe.run.suites] == [1, 1]

@@ -13,9 +13,9 @@ from sparkdeploy.bench.campaign.folder import CampaignFolder, campaigns_below, u
 from sparkdeploy.bench.campaign.state import (
     Before,
     CampaignState,
-    Ended,
-    Ending,
+    EndedStep,
     RecipeState,
+    StepEnding,
     StepKind,
     short,
 )
@@ -23,10 +23,11 @@ from sparkdeploy.commands.bench import before as stage
 from sparkdeploy.commands.bench.before import Restored, differences, note_before, restored
 from sparkdeploy.commands.bench.campaign_steps import planned
 from sparkdeploy.commands.request import Request, resolve
-from sparkdeploy.errors import BenchError, NodeError, UsageError
+from sparkdeploy.errors import BenchError, NodeError, RecipeError, UsageError
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.settings import load_settings
+from tests.unit.conftest import REPOSITORY
 from tests.unit.fake_containers import FakeContainers, container
 
 if TYPE_CHECKING:
@@ -127,6 +128,21 @@ def test_what_could_not_be_put_back_is_refused(
         note_before("main", load_settings())
 
 
+def test_a_recipe_that_cannot_be_read_again_is_refused_and_no_file_of_it_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "config" / "recipes"
+    (own / "engines").mkdir(parents=True)
+    engine = (REPOSITORY / "recipes" / "engines" / "cpu-0.32.yaml").read_text()
+    (own / "engines" / "lost.yaml").write_text(engine.replace("name: cpu-0.32", "name: lost"))
+    serving(monkeypatch, "engine=lost", "serve.attention_backend=null")
+    (own / "engines" / "lost.yaml").unlink()
+
+    with pytest.raises(RecipeError, match="mistake"):
+        again(tmp_path)
+    assert not (tmp_path / stage.FILE).exists()
+
+
 def test_differences_are_what_set_says() -> None:
     now = {"a": 1, "b": {"c": None, "d": [1]}, "e": {}, "f": 2}
     wanted = {"a": 1, "b": {"c": "x: y", "d": [1, 2]}, "e": {"g": True}, "f": None}
@@ -159,13 +175,13 @@ def test_a_state_is_read_as_it_was_written_and_a_damaged_one_refused(tmp_path: P
 
 
 def test_the_campaign_that_is_not_over_is_found(tmp_path: Path) -> None:
-    over = Ended(StepKind.UP, Ending.DONE)
+    over = EndedStep(StepKind.UP, StepEnding.DONE)
     assert unfinished(tmp_path) is None
     first, second = (CampaignFolder(campaigns_below(tmp_path) / name) for name in "ab")
     first.write(campaign(put_back=over))
     assert unfinished(tmp_path) is None
     (campaigns_below(tmp_path) / "c").mkdir()  # killed before its first word
-    second.write(campaign(put_back=replace(over, ending=Ending.FAILED)))
+    second.write(campaign(put_back=replace(over, ending=StepEnding.FAILED)))
     found = unfinished(tmp_path)
     assert found is not None
     assert found[0] == second

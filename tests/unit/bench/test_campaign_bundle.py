@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.bench.campaign import bundle as bundles
 from sparkdeploy.bench.campaign.bundle import (
-    Bundle,
+    CampaignBundle,
     SharedEstimate,
     SharedQuality,
     SharedRecipe,
@@ -49,8 +49,8 @@ PRIVATE = Private(
 )
 
 
-def bundle_with(*recipes: SharedRecipe) -> Bundle:
-    return Bundle(
+def bundle_with(*recipes: SharedRecipe) -> CampaignBundle:
+    return CampaignBundle(
         campaign_id="20261125T200000Z",
         started_at="2026-11-25T20:00:00Z",
         made_at="2026-11-26T04:00:00Z",
@@ -61,7 +61,7 @@ def bundle_with(*recipes: SharedRecipe) -> Bundle:
     )
 
 
-def planted_bundle() -> Bundle:
+def planted_bundle() -> CampaignBundle:
     everything = " ".join(PLANTED.values())
     words = f"{HOME}/{PLANTED['folder']}: {PLANTED['host']}, http://{PLANTED['peer']}/v1"
     step = SharedStep("up", "failed", f"{words} {PLANTED['key']} {PLANTED['variable']}")

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench.campaign.order import (
-    Action,
+    NextStep,
     PutBack,
-    Serve,
+    ServeRecipe,
     Take,
     TimeLeft,
     next_action,
@@ -26,9 +26,9 @@ from sparkdeploy.bench.campaign.state import (
     SERVED,
     Before,
     CampaignState,
-    Ended,
-    Ending,
+    EndedStep,
     RecipeState,
+    StepEnding,
     StepKind,
 )
 
@@ -54,7 +54,7 @@ class World:
     """What the process believes."""
     serving: int | None = None
     """What is true."""
-    ended: list[Action] = field(default_factory=list)
+    ended: list[NextStep] = field(default_factory=list)
     """Steps that came to their end, in order."""
 
     def step(self, fate: str) -> bool:
@@ -67,28 +67,28 @@ class World:
             return True
         if isinstance(action, Take) and action.kind in SERVED:
             assert self.serving == action.recipe, "a step asked a server that is not its recipe's"
-        if isinstance(action, Serve):
+        if isinstance(action, ServeRecipe):
             self.serving = action.recipe if fate != "failed" else None
         if fate == "killed after":  # and before the state was written
             self._die()
             return True
-        self._keep(action, Ending.FAILED if fate == "failed" else Ending.DONE)
+        self._keep(action, StepEnding.FAILED if fate == "failed" else StepEnding.DONE)
         return True
 
-    def _keep(self, action: Action, ending: Ending) -> None:
+    def _keep(self, action: NextStep, ending: StepEnding) -> None:
         self.ended.append(action)
         if isinstance(action, PutBack):
-            self.state = replace(self.state, put_back=Ended(StepKind.UP, ending))
+            self.state = replace(self.state, put_back=EndedStep(StepKind.UP, ending))
             return
-        kind = StepKind.UP if isinstance(action, Serve) else action.kind
-        ended = Ended(kind, ending, "words", 1.0)
+        kind = StepKind.UP if isinstance(action, ServeRecipe) else action.kind
+        ended = EndedStep(kind, ending, "words", 1.0)
         self.standing = None
-        if isinstance(action, Serve):
+        if isinstance(action, ServeRecipe):
             self.state = with_serving(self.state, action, ended)
-            self.standing = action.recipe if ending is Ending.DONE else None
+            self.standing = action.recipe if ending is StepEnding.DONE else None
         else:
             self.state = with_step(self.state, action, ended)
-            self.standing = self.serving if ending is Ending.DONE else None
+            self.standing = self.serving if ending is StepEnding.DONE else None
 
     def _die(self) -> None:
         """A restart of the machine may have taken the server along."""
@@ -147,7 +147,7 @@ def test_kernels_are_tuned_when_all_is_measured_and_the_one_that_serves_first() 
     world.to_the_end()
 
     tail = world.ended[-4:]
-    assert tail == [Take(1, StepKind.TUNE), Serve(0), Take(0, StepKind.TUNE), PutBack()]
+    assert tail == [Take(1, StepKind.TUNE), ServeRecipe(0), Take(0, StepKind.TUNE), PutBack()]
 
 
 def test_a_recipe_that_does_not_start_is_noted_and_the_next_one_goes_on() -> None:
@@ -157,8 +157,8 @@ def test_a_recipe_that_does_not_start_is_noted_and_the_next_one_goes_on() -> Non
 
     assert next_action(world.state, world.standing) == Take(1, StepKind.DOCTOR)
     endings = {item.kind: item for item in world.state.recipes[0].ended}
-    assert endings[StepKind.UP].ending is Ending.FAILED
-    assert endings[StepKind.FIVE] == Ended(StepKind.FIVE, Ending.SKIPPED, "up: words")
+    assert endings[StepKind.UP].ending is StepEnding.FAILED
+    assert endings[StepKind.FIVE] == EndedStep(StepKind.FIVE, StepEnding.SKIPPED, "up: words")
 
 
 def test_after_a_step_that_failed_the_server_is_looked_after_and_the_next_step_goes_on() -> None:
@@ -166,7 +166,7 @@ def test_after_a_step_that_failed_the_server_is_looked_after_and_the_next_step_g
     for fate in ("done", "done", "failed"):
         world.step(fate)
 
-    assert next_action(world.state, world.standing) == Serve(0)
+    assert next_action(world.state, world.standing) == ServeRecipe(0)
     world.step("done")
     assert next_action(world.state, world.standing) == Take(0, StepKind.DECODE)
 
