@@ -107,7 +107,8 @@ def progress(state: CampaignState) -> tuple[int, int]:
 
 
 def time_left(state: CampaignState) -> TimeLeft | None:
-    """Return what the steps that are left take, by the mean of their like; None before the first.
+    """Return what the steps that are left take, by the mean of their like; None before the first
+    and after the last.
 
     `doctor` takes seconds and says nothing of the rest. Putting back is an `up` or less.
     """
@@ -122,6 +123,8 @@ def time_left(state: CampaignState) -> TimeLeft | None:
     left = [kind for _, kind in pending_steps(state)]
     if state.before is not None:
         left.append(StepKind.UP)
+    if not left:
+        return None
     known = [means[kind] for kind in left if kind in means]
     return TimeLeft(sum(known), len(known) == len(left))
 

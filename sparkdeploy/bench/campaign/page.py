@@ -82,8 +82,8 @@ def _said(bundle: CampaignBundle) -> Iterator[tuple[str, str, str]]:
             yield (
                 recipe.name,
                 f"quality beside {found.against}",
-                f"top-1 agreement {_share(found.top1_agreement)}; perplexity "
-                f"{_share(found.perplexity_change)}; mean KL at least "
+                f"top-1 agreement {_share(found.top1_agreement, '.2%')}; change of perplexity "
+                f"{_share(found.perplexity_change, '+.2%')}; mean KL at least "
                 f"{_number(found.mean_kl_nats.value)} and at most "
                 f"{_number(found.most_mean_kl_nats)} nats; {found.positions} positions",
             )
@@ -101,12 +101,12 @@ def _said(bundle: CampaignBundle) -> Iterator[tuple[str, str, str]]:
             yield recipe.name, "tool calls", "; ".join([right, *wrong])
 
 
-def _share(found: SharedEstimate) -> str:
+def _share(found: SharedEstimate, form: str) -> str:
     if found.value is None:
         return "unknown"
     if found.low is None or found.high is None:
-        return f"{found.value:.2%}"
-    return f"{found.value:.2%} ({found.low:.2%} to {found.high:.2%})"
+        return f"{found.value:{form}}"
+    return f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
 
 
 def _number(value: float | None) -> str:
