@@ -178,7 +178,11 @@ def import_record(path: Path, shelf: Shelf) -> KeptRun:
 
     One that is here already stays as it is, and is returned.
     """
-    run = read_record(path)
+    return keep_run(read_record(path), shelf)
+
+
+def keep_run(run: Run, shelf: Shelf) -> KeptRun:
+    """Keep a run that somebody else measured, as `import_record` does."""
     known = next((item for item in shelf.runs()[0] if item.run.run_id == run.run_id), None)
     if known is not None:
         return known

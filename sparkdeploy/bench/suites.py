@@ -196,9 +196,12 @@ class Suite:
     notes: tuple[str, ...] = ()
 
 
-def fixed_suite(name: SuiteName, rounds: int) -> Suite:
-    """Rounds go over all prompts in turn, so that a machine that warms up slows all alike."""
-    prompts = asked(name)
+def fixed_suite(name: SuiteName, rounds: int, count: int | None = None) -> Suite:
+    """Rounds go over all prompts in turn, so that a machine that warms up slows all alike.
+
+    Of the first `count` prompts alone the hash is another: they are compared with their like.
+    """
+    prompts = asked(name)[:count]
     conditions = [Condition(item.name, item.max_tokens) for item in prompts]
     turns = tuple(
         Turn(condition, number) for number in range(rounds + WARMUPS) for condition in conditions

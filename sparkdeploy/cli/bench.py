@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from sparkdeploy.cli import bench_quality as asking
+from sparkdeploy.cli.bench_campaign import campaign
 from sparkdeploy.cli.bench_options import (
     CaFileOption,
     KeyFileOption,
@@ -60,6 +61,7 @@ group = typer.Typer(
 def register(app: typer.Typer) -> None:
     group.command(MEASURE)(measure)
     group.command("pair")(pair)
+    group.command("campaign")(campaign)
     group.command("ls")(list_runs)
     group.command("import")(import_runs)
     group.command("show")(show_run)
@@ -179,16 +181,20 @@ def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
 
 
 def import_runs(
-    files: Annotated[list[Path], typer.Argument(help="Records of others, as `bench` writes them.")],
+    files: Annotated[list[Path], typer.Argument(help="Records or campaigns' bundles of others.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Keep records of others: `plan --hardware` fits its speeds to those of such a machine."""
-    from sparkdeploy.bench.files import import_record
+    """Keep records of others: `plan --hardware` fits its speeds to those of such a machine.
+
+    The runs of a bundle get its mark behind their labels, as in v2@1a2b3c.
+    """
+    from sparkdeploy.commands.bench.importing import import_file
     from sparkdeploy.commands.bench.run import shelf_of
 
     shelf = shelf_of(current_settings())
-    kept = [import_record(path, shelf) for path in files]
-    lines = [f"kept {item.run.run_id} in {item.path}" for item in kept]
+    taken = [import_file(path, shelf) for path in files]
+    lines = (line for item in taken for line in item.lines())
+    kept = (run for item in taken for run in item.kept)
     content = [{"run_id": item.run.run_id, "path": str(item.path)} for item in kept]
     answer(lines, content, as_json=as_json)
 

@@ -99,7 +99,7 @@ def as_started(
 
 def up_words(request: Request, settings: Settings) -> list[str]:
     """Return the `up` that means this request, without the program's name."""
-    words = ["up", _from_anywhere(request.recipe, settings)]
+    words = ["up", from_anywhere(request.recipe, settings)]
     words += [word for item in request.assignments for word in ("--set", item)]
     if request.reach is Reach.CLUSTER:
         words.append("--cluster")
@@ -142,7 +142,7 @@ def with_expected_paths(plan: Plan, settings: Settings) -> Plan:
     return replace(plan, parts=expected.parts)
 
 
-def _from_anywhere(recipe: str, settings: Settings) -> str:
+def from_anywhere(recipe: str, settings: Settings) -> str:
     """SOURCE/RECIPE means the same in every folder, and a relative path does not."""
     if recipe.startswith("-"):
         raise UsageError(f"{recipe!r} is no recipe")

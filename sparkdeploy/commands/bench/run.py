@@ -47,6 +47,8 @@ class WantedRun:
     context: tuple[int, ...]
     save: str | None = None
     """A label, or the FILE.json to write instead of the shelf's."""
+    prompts: int | None = None
+    """Of `five` and `decode` the first so many prompts; None for all."""
 
     @property
     def file(self) -> Path | None:
@@ -200,7 +202,7 @@ def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteR
 def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | Load:
     """Refuse what cannot be asked of this server before an hour is spent on other suites."""
     if name in {SuiteName.FIVE, SuiteName.DECODE}:
-        return fixed_suite(name, wanted.rounds)
+        return fixed_suite(name, wanted.rounds, wanted.prompts)
     limit = endpoint.max_model_len
     if name is SuiteName.SWEEP:
         return sweep_suite(

@@ -1,0 +1,113 @@
+"""The campaign's page: the report of its runs, and a table of what was done and what failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.bench.campaign.state import StepEnding, StepKind
+from sparkdeploy.bench.report.page import report_page
+from sparkdeploy.console import format_seconds
+from sparkdeploy.image.templates import render_page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkdeploy.bench.campaign.bundle import CampaignBundle, SharedEstimate, SharedRecipe
+    from sparkdeploy.bench.report.speed import Field
+
+FRAGMENT, ALONE = "steps.html.j2", "alone.html.j2"
+_ENDS = ("</main>", "<footer", "</body>")
+"""Before the first of these that the report has, the campaign's own section is put."""
+
+
+def campaign_page(bundle: CampaignBundle, field: Field) -> str:
+    """Return one HTML page that loads nothing; a campaign without a run has its steps alone."""
+    section = _rendered(FRAGMENT, bundle)
+    if not bundle.runs:
+        return _rendered(ALONE, bundle)
+    page = report_page(bundle.runs, field, made_at=bundle.made_at, version=bundle.sparkdeploy)
+    place = next((mark for mark in _ENDS if mark in page), None)
+    if place is None:
+        return page + section
+    before, mark, after = page.rpartition(place)
+    return f"{before}{section}{mark}{after}"
+
+
+def step_lines(recipes: Sequence[SharedRecipe]) -> Iterator[str]:
+    """Yield what was done with each recipe, for a terminal."""
+    for recipe in recipes:
+        yield f"{recipe.name}: {recipe.title}"
+        for step in recipe.steps:
+            took = f" ({format_seconds(step.duration_s)})" if step.duration_s else ""
+            yield f"  {step.step:8} {step.ending:8}{took}{f'  {step.words}' if step.words else ''}"
+
+
+def failed_steps(recipe: SharedRecipe) -> tuple[str, ...]:
+    """Return what failed, in words; `doctor` only tells."""
+    failed = [step for step in recipe.steps if step.ending == StepEnding.FAILED.value]
+    return tuple(
+        f"{step.step}: {step.words}" for step in failed if step.step != StepKind.DOCTOR.value
+    )
+
+
+def _rendered(template: str, bundle: CampaignBundle) -> str:
+    rows = [
+        {
+            "recipe": recipe.name,
+            "step": step.step,
+            "ending": step.ending,
+            "took": format_seconds(step.duration_s) if step.duration_s else "",
+            "words": step.words,
+        }
+        for recipe in bundle.recipes
+        for step in recipe.steps
+    ]
+    said = [dict(zip(("recipe", "what", "words"), row, strict=True)) for row in _said(bundle)]
+    return render_page(
+        Path(__file__).parent,
+        template,
+        bundle=bundle,
+        rows=rows,
+        said=said,
+        tunings=[recipe for recipe in bundle.recipes if recipe.tuning],
+    )
+
+
+def _said(bundle: CampaignBundle) -> Iterator[tuple[str, str, str]]:
+    """Yield what models said: quality beside the first, needles, tool calls."""
+    for recipe in bundle.recipes:
+        if recipe.quality is not None:
+            found = recipe.quality
+            yield (
+                recipe.name,
+                f"quality beside {found.against}",
+                f"top-1 agreement {_share(found.top1_agreement, '.2%')}; change of perplexity "
+                f"{_share(found.perplexity_change, '+.2%')}; mean KL at least "
+                f"{_number(found.mean_kl_nats.value)} and at most "
+                f"{_number(found.most_mean_kl_nats)} nats; {found.positions} positions",
+            )
+        if recipe.needles:
+            count = sum(item.is_found for item in recipe.needles)
+            longest = max(item.length for item in recipe.needles)
+            yield (
+                recipe.name,
+                "needles",
+                f"found {count} of {len(recipe.needles)}, up to {longest} tokens",
+            )
+        if recipe.tools:
+            wrong = [f"{item.name}: {item.problem}" for item in recipe.tools if item.problem]
+            right = f"right {len(recipe.tools) - len(wrong)} of {len(recipe.tools)}"
+            yield recipe.name, "tool calls", "; ".join([right, *wrong])
+
+
+def _share(found: SharedEstimate, form: str) -> str:
+    if found.value is None:
+        return "unknown"
+    if found.low is None or found.high is None:
+        return f"{found.value:{form}}"
+    return f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
+
+
+def _number(value: float | None) -> str:
+    return "an unknown number of" if value is None else f"{value:.5f}"

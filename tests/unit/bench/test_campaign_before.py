@@ -1,0 +1,225 @@
+"""What served before a campaign is noted whole, and asked for again as it was."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.bench.campaign.folder import CampaignFolder, campaigns_below, unfinished
+from sparkdeploy.bench.campaign.state import (
+    Before,
+    CampaignState,
+    EndedStep,
+    RecipeState,
+    StepEnding,
+    StepKind,
+    short,
+)
+from sparkdeploy.commands.bench import before as stage
+from sparkdeploy.commands.bench.before import Restored, differences, note_before, restored
+from sparkdeploy.commands.bench.campaign_steps import planned
+from sparkdeploy.commands.request import Request, resolve
+from sparkdeploy.errors import BenchError, NodeError, RecipeError, UsageError
+from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.recipe.report import values_to_show
+from sparkdeploy.settings import load_settings
+from tests.unit.conftest import REPOSITORY
+from tests.unit.fake_containers import FakeContainers, container
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "not-to-be-kept"
+
+
+def serving(monkeypatch: pytest.MonkeyPatch, *sets: str, recipe: str = "v2", **more: str) -> None:
+    """Have a container of the recipe run as `main`."""
+    values = resolve(Request(recipe, sets), load_settings()).recipe
+    env = [f"{name}={value}" for name, value in {"PATH": "/bin", **values.serve.env}.items()]
+    marks = {
+        "recipe": values.name,
+        "recipe_values": json.dumps(values_to_show(values)),
+        "exposure": "public",
+        "keep": "3",
+        **more,
+    }
+    engine = FakeContainers.of(container("sparkdeploy-main", **marks))
+    play(monkeypatch, engine, {"Config": {"Env": env}})
+
+
+def play(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers, record: dict[str, Any]) -> None:
+    monkeypatch.setattr(engine, "inspect", lambda _id: record, raising=False)
+    monkeypatch.setattr(stage, "connect", lambda _settings: engine)
+
+
+def noted() -> Before:
+    before = note_before("main", load_settings())
+    assert before is not None
+    return before
+
+
+def again(folder: Path) -> Restored:
+    return restored(noted(), "main", folder, load_settings())
+
+
+def test_it_is_the_recipe_of_its_name_with_what_was_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sets = ("serve.port=8123", f"serve.env.COLOUR={SECRET}", "serve.reasoning_parser=null")
+    serving(monkeypatch, *sets)
+
+    found = again(tmp_path)
+
+    assert found.resolved.recipe == resolve(Request("v2", sets), load_settings()).recipe
+    assert found.request.recipe == "v2"
+    assert found.request.deployment.exposure is Exposure.PUBLIC
+    assert noted().keep == 3
+    assert noted().env == {
+        **resolve(Request("v2"), load_settings()).recipe.serve.env,
+        "COLOUR": SECRET,
+    }
+    assert SECRET not in json.dumps(noted().values)
+    assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_a_recipe_that_is_another_by_now_comes_back_by_its_values(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "config" / "recipes"
+    own.mkdir(parents=True)
+    mine = {"schema": 1, "name": "mine", "title": "mine", "extends": "mtp-1"}
+    (own / "mine.yaml").write_text(json.dumps({**mine, "serve": {"port": 8200}}))
+    serving(monkeypatch, f"serve.env.COLOUR={SECRET}", recipe="mine")
+    before = resolve(Request("mine", (f"serve.env.COLOUR={SECRET}",)), load_settings()).recipe
+    (own / "mine.yaml").unlink()
+
+    found = again(tmp_path).resolved.recipe
+
+    kept = {"extends", "allow_unsafe"}
+    assert found.model_dump(exclude=kept) == before.model_dump(exclude=kept)
+
+
+def test_every_shipped_recipe_comes_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("baseline", "v2-tq", "qwen3-vl-embedding", "gpt-oss-120b-mxfp4"):
+        serving(monkeypatch, recipe=name)
+        assert again(tmp_path).resolved.recipe == resolve(Request(name), load_settings()).recipe
+
+
+def test_nothing_is_noted_where_nothing_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, FakeContainers.of(), {})
+    assert note_before("main", load_settings()) is None
+    play(monkeypatch, FakeContainers.of(container("sparkdeploy-main", "exited")), {})
+    assert note_before("main", load_settings()) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [({"nodes": "a,b"}, "several nodes"), ({"recipe_values": "{}"}, "an earlier sparkdeploy")],
+)
+def test_what_could_not_be_put_back_is_refused(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, str], said: str
+) -> None:
+    serving(monkeypatch, **more)
+    with pytest.raises(NodeError, match=said):
+        note_before("main", load_settings())
+
+
+def test_a_recipe_that_cannot_be_read_again_is_refused_and_no_file_of_it_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "config" / "recipes"
+    (own / "engines").mkdir(parents=True)
+    engine = (REPOSITORY / "recipes" / "engines" / "cpu-0.32.yaml").read_text()
+    (own / "engines" / "lost.yaml").write_text(engine.replace("name: cpu-0.32", "name: lost"))
+    serving(monkeypatch, "engine=lost", "serve.attention_backend=null")
+    (own / "engines" / "lost.yaml").unlink()
+
+    with pytest.raises(RecipeError, match="mistake"):
+        again(tmp_path)
+    assert not (tmp_path / stage.FILE).exists()
+
+
+def test_differences_are_what_set_says() -> None:
+    now = {"a": 1, "b": {"c": None, "d": [1]}, "e": {}, "f": 2}
+    wanted = {"a": 1, "b": {"c": "x: y", "d": [1, 2]}, "e": {"g": True}, "f": None}
+    assert [*differences(now, wanted)] == [
+        'b.c="x: y"',
+        "b.d=[1, 2]",
+        'e={"g": true}',
+        "f=null",
+    ]
+
+
+def campaign(**more: Any) -> CampaignState:
+    recipe = RecipeState("v2", "v2", "", (*StepKind,))
+    return CampaignState("20261125T200000Z", "2026-11-25T20:00:00Z", "main", (recipe,), **more)
+
+
+def test_a_state_is_read_as_it_was_written_and_a_damaged_one_refused(tmp_path: Path) -> None:
+    folder = CampaignFolder(tmp_path)
+    state = campaign(before=Before("v2", {"name": "v2", "n": [1, None]}, {"A": "b"}))
+    folder.write(state)
+    assert folder.read() == state
+    (file,) = tmp_path.iterdir()
+    text = file.read_text()
+    file.write_text(text.replace('"is_stopped": false', '"is_stopped": 0'))
+    with pytest.raises(BenchError, match="is_stopped"):
+        folder.read()
+    file.write_text(re.sub(r'"schema": 1\b', '"schema": 2', text))
+    with pytest.raises(BenchError, match="has schema 2"):
+        folder.read()
+
+
+def test_the_campaign_that_is_not_over_is_found(tmp_path: Path) -> None:
+    over = EndedStep(StepKind.UP, StepEnding.DONE)
+    assert unfinished(tmp_path) is None
+    first, second = (CampaignFolder(campaigns_below(tmp_path) / name) for name in "ab")
+    first.write(campaign(put_back=over))
+    assert unfinished(tmp_path) is None
+    (campaigns_below(tmp_path) / "c").mkdir()  # killed before its first word
+    second.write(campaign(put_back=replace(over, ending=StepEnding.FAILED)))
+    found = unfinished(tmp_path)
+    assert found is not None
+    assert found[0] == second
+
+
+def test_kernels_of_one_shape_are_tuned_once_and_not_in_a_hurry() -> None:
+    words = ("baseline", "v2", "mtp-2", "v2-tq", "v2", "v2")
+    resolved = [resolve(Request(word), load_settings()) for word in words]
+
+    whole = planned(words, resolved, is_quick=False)
+    assert [item.name for item in whole] == ["baseline", "v2", "mtp-2", "v2-tq", "v2-2", "v2-3"]
+    tuned = [item.name for item in whole if StepKind.TUNE in item.kinds]
+    assert tuned == ["v2-tq", "v2-3"]
+    quick = planned(words, resolved, is_quick=True)
+    assert not any(StepKind.TUNE in item.kinds for item in quick)
+    twin = resolve(Request("v2", ("engine=cpu-0.32",)), load_settings())
+    assert StepKind.TUNE not in planned(("v2",), [twin], is_quick=False)[0].kinds
+
+
+def test_tools_are_called_where_the_recipe_lets_them_be() -> None:
+    words = ("baseline", "v2")
+    resolved = [
+        resolve(
+            Request(word, ("serve.enable_auto_tool_choice=null",) * (word == "v2")), load_settings()
+        )
+        for word in words
+    ]
+    assert not any(StepKind.TOOLS in item.kinds for item in planned(words, resolved, is_quick=True))
+    resolved = [resolve(Request("v2"), load_settings())]
+    assert StepKind.TOOLS in planned(("v2",), resolved, is_quick=True)[0].kinds
+
+
+def test_a_recipe_that_writes_no_text_is_refused() -> None:
+    resolved = [resolve(Request("qwen3-vl-embedding"), load_settings())]
+    with pytest.raises(UsageError, match="writes no text"):
+        planned(("qwen3-vl-embedding",), resolved, is_quick=True)
+
+
+def test_words_are_one_short_line() -> None:
+    assert short("a\nb  c") == "a b c"
+    assert len(short("x" * 1000)) == 500

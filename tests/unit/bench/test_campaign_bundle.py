@@ -1,0 +1,241 @@
+"""What a campaign leaves to be posted: no secret, bounded, read strictly, imported marked."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.bench.campaign import bundle as bundles
+from sparkdeploy.bench.campaign.bundle import (
+    CampaignBundle,
+    SharedEstimate,
+    SharedQuality,
+    SharedRecipe,
+    SharedStep,
+    bundle_text,
+    read_bundle,
+    shareable,
+)
+from sparkdeploy.bench.campaign.page import campaign_page
+from sparkdeploy.bench.campaign.privacy import Private
+from sparkdeploy.bench.campaign.state import MEASURING, CampaignState, RecipeState
+from sparkdeploy.bench.files import write_record
+from sparkdeploy.bench.quality.needle import NeedleResult
+from sparkdeploy.bench.quality.tool_calls import CaseResult
+from sparkdeploy.bench.report.speed import read_published
+from sparkdeploy.commands.bench.campaign_report import private_of
+from sparkdeploy.errors import BenchError
+from sparkdeploy.settings import load_settings
+from tests.unit.bench.planted import HOME, PLANTED, planted_run
+from tests.unit.bench.runs import sample_run
+from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from tests.unit.program import Run as Program
+
+PUBLISHED = read_published(REPOSITORY / "recipes" / "facts" / "published.yaml")
+PRIVATE = Private(
+    secrets=(PLANTED["key"], PLANTED["variable"]),
+    names=(PLANTED["host"], PLANTED["user"]),
+    folders=(HOME,),
+)
+
+
+def bundle_with(*recipes: SharedRecipe) -> CampaignBundle:
+    return CampaignBundle(
+        campaign_id="20261125T200000Z",
+        started_at="2026-11-25T20:00:00Z",
+        made_at="2026-11-26T04:00:00Z",
+        sparkdeploy="0.1.0",
+        is_quick=False,
+        machine=recipes[0].run.origin.machine if recipes and recipes[0].run else None,
+        recipes=recipes,
+    )
+
+
+def planted_bundle() -> CampaignBundle:
+    everything = " ".join(PLANTED.values())
+    words = f"{HOME}/{PLANTED['folder']}: {PLANTED['host']}, http://{PLANTED['peer']}/v1"
+    step = SharedStep("up", "failed", f"{words} {PLANTED['key']} {PLANTED['variable']}")
+    quality = SharedQuality("baseline", 10, SharedEstimate(0.9), SharedEstimate(0.1), None,
+                            SharedEstimate(None), SharedEstimate(0.2))  # fmt: skip
+    return bundle_with(
+        SharedRecipe("v2", "title", (step,), planted_run(), quality,
+                     tools=(CaseResult("strings", "", f"{PLANTED['user']}: {words}"),),
+                     needles=(NeedleResult(1024, 0.1, 1000, is_found=True, answer="4"),),
+                     tuning=everything.replace(PLANTED["folder"], "").replace(PLANTED["peer"], "")),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(PLANTED))
+def test_nothing_that_was_planted_is_in_what_is_posted(name: str) -> None:
+    shared = shareable(planted_bundle(), PRIVATE)
+    assert PLANTED[name] in json.dumps(str(planted_bundle()))
+    for text in (bundle_text(shared), campaign_page(shared, PUBLISHED)):
+        assert PLANTED[name] not in text
+        assert HOME not in text
+
+
+def test_what_is_nobodys_secret_stays() -> None:
+    run = sample_run("v2")
+    shared = shareable(bundle_with(SharedRecipe("v2", "the title", (), run)), PRIVATE)
+    expected = replace(run, origin=replace(run.origin, url="", deployment=None))
+    assert shared.runs == (expected,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Intel/Qwen3.5-122B-A10B-int4-AutoRound@0a0a0a",
+        "vllm/vllm-openai@sha256:" + "cd" * 32,
+        "FLASHINFER on 127.0.0.1: vLLM 0.25.1, driver 580.95.05",
+        "{'port': 8000, 'max_tokens': 64}",
+        "/m/hub/models--lab--twin/snapshots/1",
+    ],
+)
+def test_models_images_and_versions_are_no_addresses(text: str) -> None:
+    assert PRIVATE.without({"words": text}) == {"words": text}
+
+
+@given(st.text("abc./:@-0123 ", max_size=40), st.sampled_from(sorted(PLANTED)))
+def test_a_secret_goes_wherever_it_stands(around: str, name: str) -> None:
+    private = replace(PRIVATE, secrets=tuple(PLANTED.values()))
+    assert PLANTED[name] not in json.dumps(private.without([f"{around}{PLANTED[name]}{around}"]))
+
+
+def test_what_this_machine_knows_is_taken_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", HOME)
+    monkeypatch.setenv("HF_TOKEN", PLANTED["hub token"])
+    keys = tmp_path / "state" / "keys"
+    keys.mkdir(parents=True)
+    (keys / "main").write_text(PLANTED["key"])
+    settings = replace(load_settings(), node_name=f"{PLANTED['host']}.example.org")
+    settings = replace(settings, cluster={"nodes": [{"name": "n-two", "ssh": "peer-two"}]})
+    recipe = RecipeState("v2", "v2", "", MEASURING)
+    sets = (f"serve.env.COLOUR={PLANTED['variable']}", "serve.env.VLLM_LOGGING_LEVEL=DEBUG")
+    state = CampaignState("c", "s", "main", (recipe,), sets)
+
+    private = private_of(state, settings)
+
+    said = private.without(
+        [*PLANTED.values(), f"{HOME}/x", "n-two peer-two", str(tmp_path / "state")]
+    )
+    kept = {PLANTED["peer"], PLANTED["user"], PLANTED["folder"]}
+    assert not set(said) & (set(PLANTED.values()) - kept)
+    assert all(word not in str(said) for word in (HOME, "n-two", "peer-two", str(tmp_path)))
+    assert private.without("DEBUG on NVIDIA DGX Spark") == "DEBUG on NVIDIA DGX Spark"
+
+
+def test_a_bundle_is_read_as_it_was_written(tmp_path: Path) -> None:
+    bundle = shareable(planted_bundle(), PRIVATE)
+    path = tmp_path / "bundle.json"
+    path.write_text(bundle_text(bundle))
+    assert read_bundle(path) == bundle
+
+
+def damaged(change: dict[str, Any]) -> str:
+    content = json.loads(bundle_text(bundle_with(SharedRecipe("v2", "", (), sample_run()))))
+    return json.dumps({**content, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "another"}, "no campaign's bundle"),
+        ({"schema": 99}, "has schema 99"),
+        ({"schema": "1"}, "has schema 1,"),
+        ({"recipes": [{"name": "v2"}]}, "recipes.0.title"),
+        ({"is_quick": 1}, "is_quick"),
+        ({"notes": "x"}, "notes"),
+    ],
+)
+def test_what_is_none_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    path = tmp_path / "bundle.json"
+    path.write_text(damaged(change))
+    with pytest.raises(BenchError, match=re.escape(said)):
+        read_bundle(path)
+
+
+def test_what_is_too_long_loses_its_single_requests_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundle_with(SharedRecipe("v2", "", (), sample_run()))
+    whole = bundle_text(bundle)
+    monkeypatch.setattr(bundles, "MAX_BYTES", len(whole) - 1)
+    path = tmp_path / "bundle.json"
+    path.write_text(bundle_text(bundle))
+
+    read = read_bundle(path)
+    assert read.notes == ("single requests are left out: the file was too long",)
+    assert not any(c.samples for suite in read.runs[0].suites for c in suite.cells)
+    assert read.runs[0].suites[0].cells[0].statistics == sample_run().suites[0].cells[0].statistics
+    path.write_text(whole)
+    with pytest.raises(BenchError, match="is longer than"):
+        read_bundle(path)
+    monkeypatch.setattr(bundles, "MAX_BYTES", 1000)
+    with pytest.raises(BenchError, match="the bundle is longer than"):
+        bundle_text(bundle)
+
+
+@pytest.fixture
+def posted(tmp_path: Path) -> Path:
+    failed = SharedStep("tools", "failed", "no parser")
+    recipes = (
+        SharedRecipe("baseline", "", (), sample_run("baseline", speed=30)),
+        SharedRecipe("v2", "", (failed,), sample_run("v2")),
+    )
+    path = tmp_path / "posted.json"
+    path.write_text(bundle_text(bundle_with(*recipes)))
+    return path
+
+
+def test_import_keeps_the_runs_under_marked_labels_and_says_what_it_took(
+    posted: Path, run: Program
+) -> None:
+    mark = read_bundle(posted).mark
+    done = run("bench", "import", str(posted))
+
+    assert done.returncode == 0, done.stderr
+    assert f"as v2@{mark} in" in done.stdout
+    assert "v2: failed: tools: no parser" in done.stdout
+    rows = run.answer("bench", "ls", "--json")
+    assert {row["label"] for row in rows} == {f"baseline@{mark}", f"v2@{mark}"}
+    assert run("bench", "import", str(posted)).returncode == 0
+    assert len(run.answer("bench", "ls", "--json")) == 2
+    compared = run("bench", "compare", f"baseline@{mark}", f"v2@{mark}")
+    assert compared.returncode == 0, compared.stderr
+
+
+def test_ones_own_bundle_doubles_no_run(posted: Path, run: Program) -> None:
+    shelf = Path(os.environ["SPARKDEPLOY_STATE_DIR"]) / "bench"
+    own = read_bundle(posted).runs[1]
+    write_record(own, shelf / f"{own.run_id}.json")
+    assert run("bench", "import", str(posted)).returncode == 0
+    labels = {row["label"] for row in run.answer("bench", "ls", "--json")}
+    assert labels == {f"baseline@{read_bundle(posted).mark}", "v2"}
+
+
+def test_a_bundle_without_a_run_is_refused(tmp_path: Path, run: Program) -> None:
+    path = tmp_path / "empty.json"
+    path.write_text(bundle_text(bundle_with(SharedRecipe("v2", ""))))
+    done = run("bench", "import", str(path))
+    assert done.returncode == 8
+    assert "holds no run" in done.stderr
+
+
+def test_a_page_without_runs_has_the_steps_alone() -> None:
+    step = SharedStep("up", "failed", "<b>never</b> answered")
+    page = campaign_page(bundle_with(SharedRecipe("v2", "", (step,))), PUBLISHED)
+    assert "&lt;b&gt;never&lt;/b&gt; answered" in page
+    assert page.count('id="campaign"') == 1
+    assert "default-src 'none'" in page

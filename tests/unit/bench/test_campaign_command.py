@@ -1,0 +1,184 @@
+"""What `bench campaign` does about bugs, refusals, and what cannot be put back."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.bench.campaign.bundle import CampaignBundle, read_bundle
+from sparkdeploy.bench.campaign.folder import campaigns_below
+from sparkdeploy.bench.campaign.state import StepKind
+from sparkdeploy.commands.bench import campaign as stage
+from sparkdeploy.commands.bench import campaign_report
+from sparkdeploy.errors import NodeError, UnhealthyError
+
+if TYPE_CHECKING:
+    from sparkdeploy.bench.campaign.state import Before
+    from tests.unit.program import Run
+
+
+@dataclass
+class Hands:
+    """Does no step, and says what was asked."""
+
+    asked: list[str] = field(default_factory=list)
+    breaks: dict[StepKind, BaseException] = field(default_factory=dict)
+    cannot_put_back: bool = False
+
+    def serve(self, recipe: int) -> str:
+        self._do(StepKind.UP)
+        return f"answered {recipe}"
+
+    def take(self, _recipe: int, kind: StepKind) -> str:
+        self._do(kind)
+        return f"well, {kind.value}"
+
+    def put_back(self, _before: Before | None, name: str, *_more: object) -> str:
+        self.asked.append("put back")
+        if self.cannot_put_back:
+            raise NodeError(f"{name} has no room")
+        return "as it was"
+
+    def _do(self, kind: StepKind) -> None:
+        self.asked.append(kind.value)
+        if kind in self.breaks:
+            raise self.breaks[kind]
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    made = Hands()
+    monkeypatch.setattr(stage, "Steps", lambda *_: made)
+    monkeypatch.setattr(stage, "note_before", lambda *_: None)
+    monkeypatch.setattr(stage, "put_back", made.put_back)
+    return made
+
+
+def folders() -> list[Path]:
+    return sorted(campaigns_below(Path(os.environ["SPARKDEPLOY_STATE_DIR"])).glob("*/"))
+
+
+def left() -> CampaignBundle:
+    (folder,) = folders()
+    return read_bundle(folder / "bundle.json")
+
+
+def words_of(kind: StepKind) -> tuple[str, str]:
+    steps = {step.step: step for step in left().recipes[0].steps}
+    return steps[kind.value].ending, steps[kind.value].words
+
+
+def test_a_campaign_says_how_far_it_is_and_where_its_report_lies(run: Run, hands: Hands) -> None:
+    done = run("bench", "campaign", "v2", "--yes")
+
+    assert done.returncode == 0, done.stderr
+    assert "[1/9] v2: doctor\n" in done.stderr
+    assert "[3/9] v2: five; at least" in done.stderr
+    assert "[9/9] putting back what served before\n" in done.stderr
+    assert hands.asked == [
+        *("doctor", "up", "five", "decode", "quality", "needle", "tools", "tune", "put back")
+    ]
+    assert f"report: {folders()[0] / 'report.html'}" in done.stdout
+    assert left().notes == ("at the end: as it was",)
+
+
+def test_without_recipes_the_default_is_measured_beside_baseline(run: Run, hands: Hands) -> None:
+    answer = run.answer("bench", "campaign", "--quick", "--yes", "--json")
+    assert Path(answer["report"]).exists()
+    assert [recipe.name for recipe in left().recipes] == ["baseline", "v2"]
+
+
+def test_a_bug_in_one_step_costs_the_night_nothing_else(run: Run, hands: Hands) -> None:
+    hands.breaks[StepKind.TOOLS] = KeyError("choices")
+    hands.breaks[StepKind.DOCTOR] = UnhealthyError("no look was had")
+
+    done = run("bench", "campaign", "v2", "--quick", "--yes")
+
+    assert done.returncode == 8
+    assert "1 of 1 recipes did not get through; v2: tools: unexpected KeyError" in done.stderr
+    assert words_of(StepKind.TOOLS) == ("failed", "unexpected KeyError: 'choices'")
+    assert words_of(StepKind.DOCTOR) == ("failed", "no look was had")
+    assert hands.asked[-2:] == ["tools", "put back"]
+
+
+def test_what_doctor_finds_fails_nothing(run: Run, hands: Hands) -> None:
+    hands.breaks[StepKind.DOCTOR] = UnhealthyError("no look was had")
+    assert run("bench", "campaign", "v2", "--quick", "--yes").returncode == 0
+
+
+def test_what_cannot_be_put_back_is_said_and_tried_again(run: Run, hands: Hands) -> None:
+    hands.cannot_put_back = True
+    done = run("bench", "campaign", "v2", "--quick", "--yes")
+    assert done.returncode == 8
+    assert "what served before was not put back: main has no room" in done.stderr
+    assert "--stop` tries again" in done.stderr
+
+    other = run("bench", "campaign", "mtp-1", "--yes")
+    assert other.returncode == 2
+    assert "is not over" in other.stderr
+
+    hands.cannot_put_back = False
+    assert run("bench", "campaign", "--stop", "--yes").returncode == 0
+    assert hands.asked[-2:] == ["put back", "put back"]
+    assert run("bench", "campaign", "--stop", "--yes").returncode == 8
+
+
+def test_whoever_does_not_say_yes_begins_nothing(run: Run, hands: Hands) -> None:
+    done = run("bench", "campaign", "v2")
+    assert done.returncode == 1
+    assert "no campaign was begun" in done.stderr
+    assert hands.asked == []
+    assert folders() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("no-such-recipe",), 3),
+        (("v2", "qwen3-vl-embedding"), 2),
+        (("v2", "--set", "serve.prot=1"), 3),
+        (("v2", "--resume"), 2),
+        (("--resume", "--stop"), 2),
+        (("--resume",), 8),
+        (("v2", "--name", "No!"), 2),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_begun(
+    run: Run, hands: Hands, words: tuple[str, ...], code: int
+) -> None:
+    assert run("bench", "campaign", *words, "--yes").returncode == code
+    assert hands.asked == []
+    assert folders() == []
+
+
+def test_there_is_one_campaign_at_a_time(run: Run, hands: Hands) -> None:
+    def second(_recipe: int, kind: StepKind) -> str:
+        assert "a campaign is running already" in run("bench", "campaign", "v2", "--yes").stderr
+        return kind.value
+
+    hands.take = second  # type: ignore[method-assign]
+    assert run("bench", "campaign", "v2", "--quick", "--yes").returncode == 0
+
+
+def test_a_page_that_cannot_be_written_ends_no_campaign(
+    run: Run, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = campaign_report.write_findings
+    calls: list[int] = []
+
+    def full_at_first(*arguments: object) -> CampaignBundle:
+        calls.append(1)
+        if len(calls) == 1:
+            raise NodeError("no room")
+        return written(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stage, "write_findings", full_at_first)
+    done = run("bench", "campaign", "v2", "--quick", "--yes")
+    assert done.returncode == 0
+    assert "no report yet: no room" in done.stderr
+    assert json.loads((folders()[0] / "campaign.json").read_text())["put_back"]["ending"] == "done"
