@@ -145,6 +145,7 @@ TOUCHED = (
         _LOGITS,
         "LogitsProcessor.__init__(vocab_size)",
         "LogitsProcessor.forward(lm_head, hidden_states)",
+        "LogitsProcessor._get_logits(hidden_states, lm_head, embedding_bias)",
         "LogitsProcessor.get_top_tokens(lm_head, hidden_states)",
         "LogitsProcessor.register_oot",
     ),
@@ -152,6 +153,10 @@ TOUCHED = (
     *_apis("vllm.model_executor.model_loader.utils", "process_weights_after_loading"),
     *_apis("vllm.model_executor.parameter", "ModelWeightParameter", "BlockQuantScaleParameter"),
     *_apis("vllm.config", "get_current_vllm_config", "get_current_vllm_config_or_none"),
+    *_apis(
+        "vllm.distributed.parallel_state", "get_tp_group", "GroupCoordinator.broadcast(input_, src)"
+    ),
+    *_apis("vllm.distributed.communication_op", "tensor_model_parallel_all_gather(input_, dim)"),
     *_apis("vllm.logger", "init_logger(name)"),
     *_apis("vllm.platforms", "current_platform"),
     *_apis(
@@ -238,7 +243,6 @@ STAND_INS = (
         theirs=(_LOGITS, "LogitsProcessor"),
         changed=frozenset({"lm_head"}),
         harmless={
-            "LogitsProcessor._get_logits": _CHOSEN_HEAD,
             "LogitsProcessor._apply_head": _CHOSEN_HEAD,
         },
     ),
