@@ -1,8 +1,8 @@
 """Measures which share of text a draft head's rows cover, by language, with real vocabularies.
 
-Run: python -m tests.bench.draft_coverage TOKENIZER... A TOKENIZER is a model's folder, whose
-tokenizer.json is read, or a wheel of Python's registry that carries a vocabulary: `pip download
---no-deps dashscope litellm mistral-common`.
+Run: python -m tests.bench.draft_coverage TOKENIZER... [--only KIND...]. A TOKENIZER is a model's
+folder, whose tokenizer.json is read, or a wheel of Python's registry that carries a vocabulary:
+`pip download --no-deps dashscope litellm mistral-common`.
 
 The shipped sample is cut into sections, each about something else. Every fifth is held out, the
 others are counted as for a draft head, and what the first rows have of the held-out tokens is told;
@@ -86,14 +86,23 @@ class Ranking:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tokenizers", nargs="+", type=Path, metavar="TOKENIZER")
-    for path in parser.parse_args().tokenizers:
+    parser.add_argument(
+        "--only", nargs="+", metavar="KIND", help="texts of the sample, such as code"
+    )
+    arguments = parser.parse_args()
+    for path in arguments.tokenizers:
         tokenizer = read_tokenizer(path)
         ranking = Ranking(
             special=frozenset(tokenizer.get_added_tokens_decoder()),
             scripts=scripts_of(tokenizer),
         )
         print(f"\n## {path.name}: {len(ranking.scripts):,} tokens\n")
-        print("\n".join(table(list(read_sections(tokenizer)), ranking)))
+        sections = [
+            section
+            for section in read_sections(tokenizer)
+            if not arguments.only or section.kind in arguments.only
+        ]
+        print("\n".join(table(sections, ranking)))
 
 
 def read_sections(tokenizer: Tokenizer) -> Iterator[Section]:
