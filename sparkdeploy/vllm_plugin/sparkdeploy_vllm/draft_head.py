@@ -146,7 +146,8 @@ class SparkLogitsProcessor(LogitsProcessor):
 
 def is_dealt(head: Module) -> bool:
     """Whether a head is a draft's whose rows are dealt over several ranks."""
-    return head.tp_size > 1 and isinstance(head.quant_method, DraftHeadMethod)
+    # LoRA's wrapper of a head has neither.
+    return isinstance(getattr(head, "quant_method", None), DraftHeadMethod) and head.tp_size > 1
 
 
 def share_logits(

@@ -29,8 +29,7 @@ FILE = "draft_vocabulary.json"
 
 def _serve(rank: int, ranks: int, folder: str, tokens: list[int]) -> None:
     """One rank: a draft head of `tokens` from the whole checkpoint's tensor, asked in every way."""
-    # A name of its own for the memory that ranks share: vLLM leaves it behind.
-    os.environ["VLLM_DIST_IDENT"] = f"sparkdeploy-{Path(folder).name}"
+    os.environ["VLLM_DIST_IDENT"] = Path(folder).name  # vLLM's own launcher names its ranks
     with set_current_vllm_config(VllmConfig()):
         store = f"file://{folder}/store-{ranks}"
         parallel_state.init_distributed_environment(ranks, rank, store, rank, backend="gloo")
@@ -76,9 +75,14 @@ def _asked(head: Any, processor: Any, x: torch.Tensor) -> dict[str, torch.Tensor
 
 
 def _said(tokens: list[int], ranks: int) -> list[dict[str, torch.Tensor]]:
-    with tempfile.TemporaryDirectory() as folder:
-        _start_ranks(_serve, (ranks, folder, tokens), ranks)
-        return [torch.load(Path(folder) / f"said-{ranks}-{rank}") for rank in range(ranks)]
+    with tempfile.TemporaryDirectory(prefix="sparkdeploy-checks-") as folder:
+        try:
+            _start_ranks(_serve, (ranks, folder, tokens), ranks)
+            return [torch.load(Path(folder) / f"said-{ranks}-{rank}") for rank in range(ranks)]
+        finally:
+            # vLLM leaves behind what ranks share, 8 of the 64 MiB that a container has.
+            for left in Path("/dev/shm").glob(f"{Path(folder).name}-*"):
+                left.unlink()
 
 
 def check_two_ranks_draft_what_one_drafts_with_equal_shares() -> None:
