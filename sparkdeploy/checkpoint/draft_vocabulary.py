@@ -1,4 +1,4 @@
-"""The tokens a draft model may propose: counted once over the user's own text, most frequent first.
+"""The tokens a draft model may propose: counted once over text, most frequent first.
 
 A draft head over these rows reads a fraction of the whole head's bytes. Which tokens they are is a
 matter of speed alone: the target model verifies every draft with its whole head.
@@ -6,6 +6,7 @@ matter of speed alone: the target model verifies every draft with its whole head
 
 import hashlib
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.checkpoint.repo_files import printable
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.recipe.schema import Model, Recipe
+from sparkdeploy.recipe.schema import Model
 from sparkdeploy.settings import Settings
 from sparkdeploy.stored_json import read_bytes
 
@@ -31,6 +32,9 @@ TOKENIZER_LIMIT_BYTES = 128 << 20
 """What is read of it; one of 250,000 tokens has 20 million bytes."""
 CHUNK_CHARACTERS = 1 << 20
 """Text that is tokenised at once; a chunk ends between lines."""
+RANKING = 1
+"""Counts up whenever the same counts give another order."""
+_LESS_THAN_ONCE = 0.99
 _VERSION = 1
 
 
@@ -45,11 +49,13 @@ class DraftVocabulary:
     """Different tokens among them."""
     texts: tuple[str, ...]
     """What was counted, as the user named it."""
+    inputs: str = ""
+    """A sha256 in hex over tokenizer and text where that was known before the count."""
 
     @property
     def origin(self) -> str:
-        """A sha256 in hex over the order of the tokens."""
-        return hashlib.sha256(json.dumps(self.tokens).encode()).hexdigest()
+        """A sha256 in hex: `inputs`, or over the order of the tokens."""
+        return self.inputs or hashlib.sha256(json.dumps(self.tokens).encode()).hexdigest()
 
     def first(self, rows: int) -> list[int]:
         """The `rows` most frequent tokens in ascending order; CheckpointError if there are less."""
@@ -63,17 +69,55 @@ class DraftVocabulary:
 
 
 def rank_tokens(
-    counts: Mapping[int, int], *, special: Iterable[int], vocabulary: int
+    counts: Mapping[int, int],
+    *,
+    special: Iterable[int],
+    vocabulary: int,
+    scripts: Sequence[str] = (),
 ) -> tuple[int, ...]:
-    """Order token numbers 0 to `vocabulary` - 1: special ones, then by count, then by number.
+    """Order token numbers 0 to `vocabulary` - 1: special ones, then by expected count, by number.
 
     Special tokens (ends of turns, tags of thoughts and tool calls) stand in no user's text and in
-    every reply. Byte-pair merges are numbered as they were learnt, so a low number is the best
-    guess for a token that was not seen.
+    every reply. `scripts` says which letters a token has, by its number; without it all are alike.
     """
     first = frozenset(special)
-    order = sorted(range(vocabulary), key=lambda token: (token not in first, -counts.get(token, 0)))
+    expected = _expected_counts(counts, scripts or [""] * vocabulary)
+    order = sorted(range(vocabulary), key=lambda token: (token not in first, -expected[token]))
     return tuple(order)
+
+
+def _expected_counts(counts: Mapping[int, int], scripts: Sequence[str]) -> list[float]:
+    """Tell how often each token would stand in as much text again: its count, if it has one.
+
+    Of a script's tokens that were not seen, those that were seen once tell how many there would be
+    (I. J. Good, "The population frequencies of species", Biometrika 40, 1953). Byte-pair merges are
+    numbered as they were learnt, so among them a low number is the best guess; the guess falls as
+    Zipf's law has it, by one over the rank. By number alone a vocabulary that was extended for a
+    script would have its letters last.
+    """
+    seen = Counter(scripts[token] for token, count in counts.items() if count)
+    # One more: a script of which there was nothing is not impossible.
+    once = Counter(dict.fromkeys(scripts, 1))
+    once.update(scripts[token] for token, count in counts.items() if count == 1)
+    expected = []
+    for token, script in enumerate(scripts):
+        count = float(counts.get(token, 0))
+        if not count:
+            seen[script] += 1
+            count = min(once[script] / seen[script], _LESS_THAN_ONCE)
+        expected.append(count)
+    return expected
+
+
+def scripts_of(tokenizer: "Tokenizer") -> list[str]:
+    """Name the script of each token's first letter, by number: LATIN, CJK; empty without one.
+
+    The names are the first words of Unicode's. A token that is a part of a letter has none.
+    """
+    numbers = range(tokenizer.get_vocab_size(with_added_tokens=True))
+    texts = tokenizer.decode_batch([[number] for number in numbers], skip_special_tokens=False)
+    letters = (next(filter(str.isalpha, text), "") for text in texts)
+    return [unicodedata.name(letter, "").partition(" ")[0] if letter else "" for letter in letters]
 
 
 def read_vocabulary(path: Path) -> DraftVocabulary | None:
@@ -101,19 +145,9 @@ def vocabulary_file(model: Model, settings: Settings) -> Path:
     return settings.data_dir / "m" / "draft" / f"{name}.json"
 
 
-def known_vocabulary(recipe: Recipe, settings: Settings) -> DraftVocabulary | None:
-    """Return what was counted for a recipe's draft head; None without one, or without a count."""
-    if recipe.checkpoint.draft_lm_head is None:
-        return None
-    return read_vocabulary(vocabulary_file(recipe.model, settings))
-
-
-def bring_vocabulary(recipe: Recipe, settings: Settings) -> DraftVocabulary | None:
-    """None for a recipe without a draft head; CheckpointError when it was never counted."""
-    found = known_vocabulary(recipe, settings)
-    if found is None and recipe.checkpoint.draft_lm_head is not None:
-        raise CheckpointError(f"no draft vocabulary of {recipe.model.repo} is here", hint=HINT)
-    return found
+def known_vocabulary(model: Model, settings: Settings) -> DraftVocabulary | None:
+    """Return what the user counted for a model; None where that is nothing."""
+    return read_vocabulary(vocabulary_file(model, settings))
 
 
 def count_tokens(folder: Path, texts: Sequence[Path], *, on_progress: Progress) -> DraftVocabulary:
@@ -135,12 +169,12 @@ def count_tokens(folder: Path, texts: Sequence[Path], *, on_progress: Progress) 
         raise CheckpointError(f"{named} cannot be read: {error.strerror}") from error
     special = tokenizer.get_added_tokens_decoder()
     size = tokenizer.get_vocab_size(with_added_tokens=True)
-    tokens = rank_tokens(counts, special=special, vocabulary=size)
+    tokens = rank_tokens(counts, special=special, vocabulary=size, scripts=scripts_of(tokenizer))
     return DraftVocabulary(tokens, counts.total(), len(counts), tuple(map(str, texts)))
 
 
 def _read_tokenizer(folder: Path) -> "Tokenizer":
-    from tokenizers import Tokenizer  # noqa: PLC0415 - only this command needs it
+    from tokenizers import Tokenizer  # noqa: PLC0415 - only a count needs it
 
     path = folder / TOKENIZER_FILE
     try:

@@ -8,7 +8,7 @@ import shlex
 import stat
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.draft_vocabulary import bring_vocabulary
+from sparkdeploy.checkpoint.draft_sample import bring_vocabulary
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.console import console, format_bytes
@@ -20,7 +20,7 @@ from sparkdeploy.image.pull import pull_below
 from sparkdeploy.node import facts
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.plan.observe import locate_model, treatment_of
+from sparkdeploy.plan.observe import locate_model, treatment_for
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
 
@@ -91,9 +91,9 @@ def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
         return
     checkpoint = plan.resolved.recipe.checkpoint
     shard = bring_fp8(checkpoint, located.source, settings)
-    draft = bring_vocabulary(plan.resolved.recipe, settings)
+    draft = bring_vocabulary(plan.resolved.recipe, settings, located.source.files_dir)
     with console.step("checkpoint overlay"):
-        treatment = treatment_of(plan.resolved.recipe, settings)
+        treatment = treatment_for(located.source, plan.resolved.recipe, settings)
         result = build_overlay(located.source, treatment, overlay.path, shard, draft)
     console.info(
         f"  {overlay.path}: {result.fp8_layer_count} FP8 layers, "

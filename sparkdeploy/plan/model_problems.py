@@ -147,9 +147,8 @@ def _draft_problems(resolved: Resolved, observed: Observed) -> Iterator[Problem]
     if isinstance(model, ModelFact) and not model.has_draft_vocabulary:
         yield Problem(
             "model.draft_vocabulary",
-            f"draft head: the frequent tokens of {model.name} have not been counted",
-            f"sparkdeploy checkpoint draft-vocab {resolved.recipe.name} FILE..., with text like "
-            "your prompts",
+            f"draft head: {model.name} has no tokenizer.json to count its frequent tokens with",
+            f"sparkdeploy up {resolved.recipe.name} --set checkpoint.draft_lm_head=null",
             blocks="prepare",
         )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint import overlay as overlays
 from sparkdeploy.checkpoint import source as sources
-from sparkdeploy.checkpoint.draft_vocabulary import known_vocabulary
+from sparkdeploy.checkpoint.draft_sample import draft_origin
 from sparkdeploy.checkpoint.family.demands import attention_demands
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.manifest import read_manifest
@@ -148,9 +148,9 @@ def _unobserved(head: ObservedNode) -> Iterator[str]:
 
 
 def treatment_of(recipe: Recipe, settings: Settings) -> Treatment:
+    """Return a recipe's treatment of a model that nobody has looked at yet."""
     checkpoint = recipe.checkpoint
     fp8, draft = checkpoint.fp8_dense, checkpoint.draft_lm_head
-    vocabulary = known_vocabulary(recipe, settings)
     return Treatment(
         fp8_mode="finished" if fp8.is_finished else fp8.mode,
         fp8_layers=fp8.layers,
@@ -158,18 +158,24 @@ def treatment_of(recipe: Recipe, settings: Settings) -> Treatment:
         mtp=checkpoint.mtp or "off",
         fp8_origin=fp8_origin(checkpoint, settings),
         draft_rows=draft.rows if draft is not None else 0,
-        draft_origin=vocabulary.origin if vocabulary is not None else "",
     )
+
+
+def treatment_for(source: CheckpointSource, recipe: Recipe, settings: Settings) -> Treatment:
+    """Return a recipe's treatment of the model that is here, with whose tokenizer drafts count."""
+    origin = draft_origin(recipe, settings, source.files_dir)
+    return replace(treatment_of(recipe, settings), draft_origin=origin)
 
 
 def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
     """Find the recipe's model in its folder or the hub's cache, with its overlay."""
-    treatment = treatment_of(recipe, settings)
     with _readable():
         source = _find_source(recipe, settings)
         if source is None:
-            missing = missing_model(recipe.model.source, recipe.model.revision, settings, treatment)
+            wanted = treatment_of(recipe, settings)
+            missing = missing_model(recipe.model.source, recipe.model.revision, settings, wanted)
             return LocatedModel(missing)
+        treatment = treatment_for(source, recipe, settings)
         if treatment.is_none:
             check_untouched(source)
         fact = _model_fact(source, None if treatment.is_none else treatment, settings)

@@ -64,7 +64,7 @@ class ModelFact:
     unfit: tuple[str, ...] = ()
     """Why the recipe's treatment does not apply to it."""
     has_draft_vocabulary: bool = True
-    """Whether the tokens of a draft head, if the recipe has one, were counted."""
+    """Whether the tokens of a draft head, if the recipe has one, were or can be counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class Fp8Dense(Strict):
 class DraftLmHead(Strict):
     """An LM head of the draft model's own, over its most frequent tokens."""
 
-    rows: Annotated[int, Field(ge=64)] = 32_768
+    rows: Annotated[int, Field(ge=64)] = 65_536
     """How many tokens the draft head knows, the most frequent ones."""
     dtype: Literal["int8"] = "int8"
 

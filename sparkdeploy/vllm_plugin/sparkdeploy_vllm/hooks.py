@@ -145,6 +145,7 @@ TOUCHED = (
         _LOGITS,
         "LogitsProcessor.__init__(vocab_size)",
         "LogitsProcessor.forward(lm_head, hidden_states)",
+        "LogitsProcessor._get_logits(hidden_states, lm_head, embedding_bias)",
         "LogitsProcessor.get_top_tokens(lm_head, hidden_states)",
         "LogitsProcessor.register_oot",
     ),
@@ -154,6 +155,10 @@ TOUCHED = (
     *_apis("vllm.config", "get_current_vllm_config", "get_current_vllm_config_or_none"),
     # Asked for the logits' dtype. Without it no draft is drawn by chance.
     *_apis("vllm.config.speculative", "SpeculativeConfig.draft_sample_method", required=False),
+    *_apis(
+        "vllm.distributed.parallel_state", "get_tp_group", "GroupCoordinator.broadcast(input_, src)"
+    ),
+    *_apis("vllm.distributed.communication_op", "tensor_model_parallel_all_gather(input_, dim)"),
     *_apis("vllm.logger", "init_logger(name)"),
     *_apis("vllm.platforms", "current_platform"),
     *_apis(
@@ -240,7 +245,6 @@ STAND_INS = (
         theirs=(_LOGITS, "LogitsProcessor"),
         changed=frozenset({"lm_head"}),
         harmless={
-            "LogitsProcessor._get_logits": _CHOSEN_HEAD,
             "LogitsProcessor._apply_head": _CHOSEN_HEAD,
         },
     ),

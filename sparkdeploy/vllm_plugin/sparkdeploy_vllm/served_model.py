@@ -58,15 +58,15 @@ def served(command: bytes) -> Served:
 def head_shapes(config: Mapping[str, Any], *, ranks: int) -> list[tuple[int, int]]:
     """Return [V, K] of the INT8 matrices that one of `ranks` ranks holds, from config.json.
 
-    The draft model's own head is among them, except under tensor parallelism, where each rank's
-    share of the frequent tokens is another one. ValueError when the config names no sizes.
+    The draft model's own head is among them, or a rank's share of it. ValueError when the config
+    names no sizes.
     """
     vocab, hidden = _sizes(config, "vocab_size", "hidden_size")
     padded = -(-vocab // VOCABULARY_PADDING) * VOCABULARY_PADDING
     shapes = [(padded // ranks, hidden)]
     draft = config.get("quantization_config", {}).get(BLOCK_KEY, {}).get("draft_lm_head")
-    if draft and ranks == 1:
-        shapes.append((int(draft["rows"]), hidden))
+    if draft:
+        shapes.append((-(-int(draft["rows"]) // ranks), hidden))
     return shapes
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from sparkdeploy.checkpoint.draft_vocabulary import (
     OVERLAY_FILE,
@@ -14,6 +15,7 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
     count_tokens,
     rank_tokens,
     read_vocabulary,
+    scripts_of,
     write_vocabulary,
 )
 from sparkdeploy.checkpoint.overlay import build_overlay, overlay_fingerprint
@@ -41,6 +43,42 @@ def test_every_token_has_one_rank_and_special_ones_come_first(
 
 def test_unseen_tokens_follow_by_number() -> None:
     assert rank_tokens({3: 2}, special=(4,), vocabulary=5) == (4, 3, 0, 1, 2)
+
+
+@given(
+    counts=st.dictionaries(st.integers(0, 40), st.integers(1, 9)),
+    scripts=st.lists(st.sampled_from(("LATIN", "CJK", "")), min_size=41, max_size=41),
+)
+def test_unseen_tokens_of_one_script_follow_all_seen_ones_by_number(
+    counts: dict[int, int], scripts: list[str]
+) -> None:
+    ranked = rank_tokens(counts, special=(), vocabulary=41, scripts=scripts)
+    assert sorted(ranked) == list(range(41))
+    seen, unseen = ranked[: len(counts)], ranked[len(counts) :]
+    assert set(seen) == set(counts)
+    assert [counts[token] for token in seen] == sorted(counts.values(), reverse=True)
+    for script in set(scripts):
+        alike = [token for token in unseen if scripts[token] == script]
+        assert alike == sorted(alike)
+
+
+def test_the_script_of_which_more_is_to_come_gets_the_next_rows() -> None:
+    scripts = ["LATIN"] * 6 + ["CJK"] * 6
+    # Four tokens of Latin letters again and again; three of Chinese, each only once.
+    counts = {0: 9, 1: 9, 2: 9, 3: 9, 6: 1, 7: 1, 8: 1}
+    ranked = rank_tokens(counts, special=(), vocabulary=12, scripts=scripts)
+    assert ranked == (0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 4, 5)
+    by_number = rank_tokens(counts, special=(), vocabulary=12)
+    assert by_number == (0, 1, 2, 3, 6, 7, 8, 4, 5, 9, 10, 11)
+
+
+def test_a_token_has_the_script_of_its_first_letter() -> None:
+    tokens = {"a": 0, "Ġß": 1, "Ñı": 2, "ç": 3, "1": 4, "å¥½": 5, "?": 6}
+    tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    found = scripts_of(tokenizer)
+    assert found == ["LATIN", "", "CYRILLIC", "", "", "CJK", "", "LATIN"]
 
 
 def test_the_first_rows_are_listed_in_order() -> None:

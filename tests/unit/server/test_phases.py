@@ -158,6 +158,13 @@ def test_the_plugins_line_is_read_behind_the_names_of_its_processes(head: str) -
     assert read_whole([line.encode()]).facts.fp8_layers == 144
 
 
+@pytest.mark.parametrize("share", ["", ", 32768 a rank"])
+def test_the_rows_of_a_draft_head_are_those_of_all_ranks(share: str) -> None:
+    line = f"sparkdeploy: draft head active: rows=65536{share}\n"
+
+    assert read_whole([line.encode()]).facts.draft_head_rows == 65_536
+
+
 @settings(max_examples=examples(300))
 @given(
     st.lists(

@@ -235,6 +235,7 @@ SEARCH = {
     [
         "lm_head.py",
         "draft_head.py",
+        "dealt_rows.py",
         "turboquant_backend.py",
         "kernels/int8_head.py",
         "kernels/head_choice.py",

@@ -121,7 +121,8 @@ def test_shapes_are_those_that_vllm_makes_of_a_checkpoint() -> None:
     block = {"draft_lm_head": {"rows": 32_768, "dtype": "int8", "file": "d.json"}}
     config = {"text_config": text, "quantization_config": {"spark_hybrid": block}}
     assert head_shapes(config, ranks=1) == [(248_320, 3072), (32_768, 3072)]
-    assert head_shapes(config, ranks=2) == [(124_160, 3072)]
+    assert head_shapes(config, ranks=2) == [(124_160, 3072), (16_384, 3072)]
+    assert head_shapes(config, ranks=3)[1] == (10_923, 3072), "the longest of the shares"
     with pytest.raises(ValueError, match="vocab_size"):
         head_shapes({}, ranks=1)
 

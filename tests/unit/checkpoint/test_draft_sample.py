@@ -1,0 +1,187 @@
+"""What the shipped sample gives a draft head whose tokens the user did not count."""
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy.checkpoint import draft_sample
+from sparkdeploy.checkpoint.draft_sample import (
+    FOLDER,
+    NAME,
+    bring_vocabulary,
+    draft_origin,
+    sample_inputs,
+    sample_texts,
+)
+from sparkdeploy.checkpoint.draft_vocabulary import (
+    DraftVocabulary,
+    count_tokens,
+    vocabulary_file,
+    write_vocabulary,
+)
+from sparkdeploy.checkpoint.overlay import build_overlay
+from sparkdeploy.errors import CheckpointError
+from sparkdeploy.plan.observe import LocatedModel, locate_model, treatment_for
+from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.schema import Recipe
+from sparkdeploy.settings import Settings, load_settings
+
+LANGUAGES = (
+    *("arabic", "chinese", "english", "french", "german", "italian"),
+    *("japanese", "korean", "portuguese", "russian", "spanish"),
+)
+HEAD = "checkpoint.draft_lm_head={rows: 64}"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return replace(load_settings(), data_dir=tmp_path / "data")
+
+
+@pytest.fixture
+def model(small_twin: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_twin, tmp_path / "model"))
+
+
+def drafting(shipped: Library, model: Path) -> Recipe:
+    return load_recipe(shipped, "v2", (HEAD, f"model.path={model}")).recipe
+
+
+def kept(settings: Settings) -> list[Path]:
+    return sorted(settings.data_dir.rglob("*.json"))
+
+
+def test_the_first_count_is_kept_and_not_made_again(
+    shipped: Library, model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = drafting(shipped, model)
+    made = bring_vocabulary(recipe, settings, model)
+    assert made is not None
+    assert (made.texts, made.origin) == ((NAME,), sample_inputs(model))
+    alone = count_tokens(model, sample_texts(), on_progress=lambda _done, _total: None)
+    assert made.tokens == alone.tokens
+    monkeypatch.delattr(draft_sample, "count_tokens")
+    assert bring_vocabulary(recipe, settings, model) == made
+
+
+def test_models_with_one_tokenizer_share_a_count_and_others_do_not(
+    shipped: Library, model: Path, settings: Settings, tmp_path: Path
+) -> None:
+    same = Path(shutil.copytree(model, tmp_path / "same"))
+    other = Path(shutil.copytree(model, tmp_path / "other"))
+    (other / "tokenizer.json").write_text((model / "tokenizer.json").read_text() + "\n")
+    for folder, counts in ((model, 1), (same, 1), (other, 2)):
+        bring_vocabulary(drafting(shipped, folder), settings, folder)
+        assert len(kept(settings)) == counts
+
+
+def test_another_sample_is_counted_anew(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sample_inputs(model)
+    monkeypatch.setattr(draft_sample, "FOLDER", Path(shutil.copytree(FOLDER, tmp_path / "sample")))
+    assert sample_inputs(model) == before
+    (tmp_path / "sample" / "german.txt").write_text("Guten Tag\n")
+    assert sample_inputs(model) != before
+
+
+def test_what_the_user_counted_comes_before_the_sample(
+    shipped: Library, model: Path, settings: Settings
+) -> None:
+    recipe = drafting(shipped, model)
+    mine = DraftVocabulary(tuple(range(320)), 9, 2, ("mine.txt",))
+    write_vocabulary(vocabulary_file(recipe.model, settings), mine)
+    assert bring_vocabulary(recipe, settings, model) == mine
+    assert draft_origin(recipe, settings, model) == mine.origin
+
+
+def test_a_count_that_is_interrupted_leaves_nothing(
+    shipped: Library, model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_arguments: object, **_named: object) -> DraftVocabulary:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(draft_sample, "count_tokens", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bring_vocabulary(drafting(shipped, model), settings, model)
+    assert not settings.data_dir.exists()
+
+
+def test_a_damaged_kept_count_is_made_again(
+    shipped: Library, model: Path, settings: Settings
+) -> None:
+    recipe = drafting(shipped, model)
+    made = bring_vocabulary(recipe, settings, model)
+    (file,) = kept(settings)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "inputs": "others"}))
+    assert bring_vocabulary(recipe, settings, model) == made
+    assert json.loads(file.read_text())["inputs"] == sample_inputs(model)
+
+
+def test_a_plan_names_the_overlay_before_anything_is_counted(
+    shipped: Library, model: Path, settings: Settings
+) -> None:
+    recipe = drafting(shipped, model)
+    located = locate_model(recipe, settings)
+    planned = fact(located)
+    assert planned.has_draft_vocabulary
+    assert planned.overlay is not None
+    assert not planned.overlay.is_complete
+    assert not kept(settings)
+    assert located.source is not None
+    draft = bring_vocabulary(recipe, settings, model)
+    treatment = treatment_for(located.source, recipe, settings)
+    build_overlay(located.source, treatment, planned.overlay.path, None, draft)
+    after = fact(locate_model(recipe, settings)).overlay
+    assert after is not None
+    assert (after.path, after.is_complete) == (planned.overlay.path, True)
+
+
+def fact(located: LocatedModel) -> ModelFact:
+    assert isinstance(located.fact, ModelFact)
+    return located.fact
+
+
+def test_a_model_without_a_tokenizer_is_told_by_the_plan(
+    shipped: Library, model: Path, settings: Settings
+) -> None:
+    (model / "tokenizer.json").unlink()
+    recipe = drafting(shipped, model)
+    assert not fact(locate_model(recipe, settings)).has_draft_vocabulary
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        bring_vocabulary(recipe, settings, model)
+
+
+def test_a_recipe_without_a_draft_head_reads_and_counts_nothing(
+    shipped: Library, tmp_path: Path, settings: Settings
+) -> None:
+    recipe = load_recipe(shipped, "v2").recipe
+    assert bring_vocabulary(recipe, settings, tmp_path) is None
+    assert draft_origin(recipe, settings, tmp_path) == ""
+
+
+def test_the_sample_is_large_varied_and_says_its_licence() -> None:
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sample_texts()}
+    assert sorted(texts) == sorted([*LANGUAGES, "code", "json", "markdown", "tool_calls"])
+    assert sum(len(text.encode()) for text in texts.values()) > 150_000
+    paragraphs = Counter(part for name in LANGUAGES for part in texts[name].strip().split("\n\n"))
+    assert set(paragraphs.values()) == {1}, "nothing is there twice"
+    assert min(map(len, paragraphs)) > 100
+    assert all(f"<{tag}>" in texts["tool_calls"] for tag in ("tool_call", "tools", "think"))
+    assert "Apache-2.0" in (FOLDER / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sample_texts()])
+def test_a_text_of_the_sample_has_only_letters_that_can_be_seen(name: str) -> None:
+    text = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+    assert all(sign.isprintable() or sign in "\n\t" for sign in text)
+    assert not any(line != line.rstrip() for line in text.splitlines())
+    assert all(first or second for first, second in pairwise(text.splitlines())) or name == "code"
