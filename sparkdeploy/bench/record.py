@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sparkdeploy.bench.load.record import Asking, LoadResult, SustainedRate
+
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
 SCHEMA_VERSION = 1
@@ -112,6 +114,8 @@ class RequestSample:
     finish_reason: str = ""
     connect_s: float = 0.0
     """Connecting, TLS included; before `sent_s`, and in no other figure."""
+    late_s: float = 0.0
+    """In an open loop: how long after its moment the client began to connect."""
     failure: Failure | None = None
 
 
@@ -201,6 +205,7 @@ class Cell:
     prompt: str
     """A name of prompts.yaml, or `context`."""
     concurrency: int
+    """0 in an open loop: as many as have come and still wait."""
     max_tokens: int
     context_tokens: int | None = None
     """Prompt length aimed at, in the model's tokens; None for a prompt taken as it is."""
@@ -213,6 +218,8 @@ class Cell:
     """Over rounds, by the name of a figure: those of METRICS that could be taken."""
     server: ServerDelta | None = None
     machine: MachineWatch | None = None
+    load: LoadResult | None = None
+    """For an open loop."""
 
     @property
     def failures(self) -> int:
@@ -220,9 +227,17 @@ class Cell:
         return sum(item.failures for item in self.rounds)
 
     @property
-    def key(self) -> tuple[str, int, int | None, int]:
+    def key(self) -> tuple[str, int, int | None, int, str]:
         """What makes cells of two runs comparable."""
-        return self.prompt, self.concurrency, self.context_tokens, self.max_tokens
+        return self.prompt, self.concurrency, self.context_tokens, self.max_tokens, self.asked
+
+    @property
+    def asked(self) -> str:
+        """How requests came, for an open loop."""
+        if self.load is None:
+            return ""
+        ramp = f" after {self.load.ramp_s:g} s" if self.load.ramp_s else ""
+        return f"{self.load.rate_per_s:.4g}/s {self.load.arrivals}{ramp}"
 
 
 METRICS = (
@@ -261,6 +276,13 @@ class SuiteResult:
     tools: tuple[ToolResult, ...] = ()
     notes: tuple[str, ...] = ()
     """What was left out and why, such as contexts beyond the model's length."""
+    asking: Asking = Asking.CLOSED_LOOP
+    body: Mapping[str, object] = field(default_factory=dict)
+    """What a person added to each request's body."""
+    headers: tuple[str, ...] = ()
+    """Names of the headers a person added; never their values."""
+    sustained: SustainedRate | None = None
+    """Of a load with limits: the highest rate that held them."""
 
 
 @dataclass(frozen=True, slots=True)

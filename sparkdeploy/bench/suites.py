@@ -13,7 +13,7 @@ from sparkdeploy.bench.files import shipped
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 WARMUPS = 1
 SWEEP_CONCURRENCY = (1, 2, 4, 8, 16, 32)
@@ -28,12 +28,13 @@ class SuiteName(StrEnum):
     DECODE = "decode"
     SWEEP = "sweep"
     STANDARD = "standard"
+    LOAD = "load"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     name: str
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...]
     max_tokens: int
 
 
@@ -92,6 +93,15 @@ class Dialect(Enum):
     PLAIN = "nothing"
 
 
+class Route(StrEnum):
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+    @property
+    def path(self) -> str:
+        return "/v1/completions" if self is Route.COMPLETIONS else "/v1/chat/completions"
+
+
 class Length(Enum):
     NATURAL = "when the model ends it, or at max_tokens"
     EXACT = "at max_tokens"
@@ -106,10 +116,10 @@ class Ask:
     """Of the filler, for a prompt that is made to measure."""
 
 
-def chat_body(ask: Ask, *, model: str, dialect: Dialect) -> dict[str, Any]:
+def request_body(ask: Ask, *, model: str, dialect: Dialect, route: Route) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": model,
-        "messages": [dict(message) for message in ask.prompt.messages],
+        **_words_of(ask.prompt, route),
         "max_tokens": ask.prompt.max_tokens,
         "temperature": 0.0,
         "stream": True,
@@ -124,6 +134,12 @@ def chat_body(ask: Ask, *, model: str, dialect: Dialect) -> dict[str, Any]:
         body["ignore_eos"] = True
         body["min_tokens"] = ask.prompt.max_tokens
     return body
+
+
+def _words_of(prompt: Prompt, route: Route) -> dict[str, Any]:
+    if route is Route.COMPLETIONS:
+        return {"prompt": "\n\n".join(str(message["content"]) for message in prompt.messages)}
+    return {"messages": [dict(message) for message in prompt.messages]}
 
 
 SPARE_TOKENS = 32
