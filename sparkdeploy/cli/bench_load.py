@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sparkdeploy.bench.load.arrivals import Law
+from sparkdeploy.bench.suites import Route
 from sparkdeploy.cli.bench_options import (
     CaFileOption,
     KeyFileOption,
@@ -43,6 +45,21 @@ SloOption = Annotated[
 ShareOption = Annotated[
     float, typer.Option(min=0.01, max=1, help="Of requests within --slo, for a rate to hold.")
 ]
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option(help="JSON a line: messages or prompt, and max_tokens; asked in turn."),
+]
+RouteOption = Annotated[Route, typer.Option(help="/v1/chat/completions or /v1/completions.")]
+TemperatureOption = Annotated[float | None, typer.Option(min=0, help="0 when left out.")]
+TopPOption = Annotated[float | None, typer.Option(min=0, max=1)]
+TopKOption = Annotated[int | None, typer.Option(min=-1)]
+ExtraBodyOption = Annotated[
+    str | None, typer.Option(help="JSON whose fields each request gets; it is recorded.")
+]
+HeaderOption = Annotated[
+    list[str] | None,
+    typer.Option(help="'Name: value' for each request; its name is recorded. No keys: --key-file."),
+]
 
 
 def load(
@@ -59,6 +76,13 @@ def load(
     seed: SeedOption = 0,
     slo: SloOption = None,
     share: ShareOption = 0.95,
+    prompts: PromptsOption = None,
+    route: RouteOption = Route.CHAT,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    extra_body: ExtraBodyOption = None,
+    header: HeaderOption = None,
     save: SaveOption = None,
     as_json: JsonOption = False,
     _on: OnOption = None,
@@ -66,11 +90,20 @@ def load(
     """Ask as users do: whoever comes does not wait for the others. Also `bench --suite load`."""
     from sparkdeploy.bench.suites import SuiteName
     from sparkdeploy.commands.bench import endpoint as there
-    from sparkdeploy.commands.bench.load import TypedComing, TypedLimits, load_plan
+    from sparkdeploy.commands.bench.load import TypedComing, TypedLimits, TypedRequests, load_plan
     from sparkdeploy.commands.bench.run import WantedRun, measure_endpoint
 
-    coming = TypedComing(rate, arrivals, duration, requests, ramp, seed)
-    plan = load_plan(coming, TypedLimits(slo, share))
+    plan = load_plan(
+        TypedComing(rate, arrivals, duration, requests, ramp, seed),
+        TypedLimits(slo, share),
+        TypedRequests(
+            route,
+            prompts,
+            {"temperature": temperature, "top_p": top_p, "top_k": top_k},
+            extra_body,
+            header or (),
+        ),
+    )
     settings = current_settings()
     endpoint = there.reach(one_side(name, url), settings, there.Access(key_file, model, ca_file))
     wanted = WantedRun((SuiteName.LOAD,), 1, (), (), save, plan)

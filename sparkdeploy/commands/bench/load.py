@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sparkdeploy.bench.load.additions import body_of, headers_of
 from sparkdeploy.bench.load.limits import parse_limits, parse_span
 from sparkdeploy.bench.load.measure import LoadMeasurement
 from sparkdeploy.bench.load.plan import (
@@ -17,15 +18,20 @@ from sparkdeploy.bench.load.plan import (
     shipped_mix,
     total_s,
 )
+from sparkdeploy.bench.load.prompts import read_prompts
 from sparkdeploy.bench.load.search import Search
 from sparkdeploy.bench.load.tables import sustained_text
 from sparkdeploy.console import console, format_seconds
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
     from sparkdeploy.bench.load.arrivals import Law
     from sparkdeploy.bench.measure import MeasuredServer
     from sparkdeploy.bench.record import Cell, SuiteResult
+    from sparkdeploy.bench.suites import Route
     from sparkdeploy.bench.watch import BenchWatch
     from sparkdeploy.console import Step
 
@@ -48,7 +54,18 @@ class TypedLimits:
     share: float
 
 
-def load_plan(typed: TypedComing, limited: TypedLimits) -> LoadPlan:
+@dataclass(frozen=True, slots=True)
+class TypedRequests:
+    """What each request is."""
+
+    route: Route
+    prompts: Path | None
+    sampling: Mapping[str, float | None]
+    extra_body: str | None
+    headers: Sequence[str] = field(repr=False)
+
+
+def load_plan(typed: TypedComing, limited: TypedLimits, asked: TypedRequests) -> LoadPlan:
     """Return the plan; UsageError names the first word that is wrong."""
     rates = parse_rates(typed.rate)
     limits = parse_limits(limited.slo) if limited.slo is not None else None
@@ -61,10 +78,13 @@ def load_plan(typed: TypedComing, limited: TypedLimits) -> LoadPlan:
     is_searched = limits is not None and len(rates) != 1
     return LoadPlan(
         coming=_coming(typed),
-        texts=shipped_mix(),
+        texts=shipped_mix() if asked.prompts is None else read_prompts(asked.prompts, asked.route),
         search=Search(rates, limited.share) if is_searched else None,
         rates=rates,
         limits=limits,
+        route=asked.route,
+        body=body_of(asked.sampling, asked.extra_body),
+        headers=headers_of(asked.headers),
     )
 
 
