@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sparkdeploy.bench.load.record import Asking, LoadResult, SustainedRate
+from sparkdeploy.bench.quantiles import Quantiles
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
@@ -39,18 +40,6 @@ class Counting(StrEnum):
     USAGE_EACH = "usage in every chunk"
     USAGE = "usage at the end"
     """How many tokens the first chunk held is unknown: it is taken for an average one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quantiles:
-    """Of all values of one kind (linear interpolation between ranks); `count` says how many."""
-
-    count: int
-    p50: float
-    p95: float
-    p99: float
-    mean: float
-    max: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +88,8 @@ class RequestSample:
     duration_s: float
     """From sending to the last token."""
     prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    """Of the prompt, found in the prefix cache; None where the server does not say it."""
     completion_tokens: int = 0
     first_arrival_tokens: float = 0.0
     """Tokens that came with the first arrival; decoding counts from there."""

@@ -36,6 +36,8 @@ class Prompt:
     name: str
     messages: tuple[Mapping[str, Any], ...]
     max_tokens: int
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """What the model may call, as OpenAI has it."""
 
 
 def asked(suite: str) -> tuple[Prompt, ...]:
@@ -76,7 +78,10 @@ def context_prompt(words: int, *, seed: int, max_tokens: int) -> Prompt:
 
 
 def digest(prompts: tuple[Prompt, ...]) -> str:
-    content = [(item.name, item.messages, item.max_tokens) for item in prompts]
+    content = [
+        (item.name, item.messages, item.max_tokens, *((item.tools,) if item.tools else ()))
+        for item in prompts
+    ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -139,7 +144,8 @@ def request_body(ask: Ask, *, model: str, dialect: Dialect, route: Route) -> dic
 def _words_of(prompt: Prompt, route: Route) -> dict[str, Any]:
     if route is Route.COMPLETIONS:
         return {"prompt": "\n\n".join(str(message["content"]) for message in prompt.messages)}
-    return {"messages": [dict(message) for message in prompt.messages]}
+    words: dict[str, Any] = {"messages": [dict(message) for message in prompt.messages]}
+    return words | ({"tools": list(prompt.tools)} if prompt.tools else {})
 
 
 SPARE_TOKENS = 32

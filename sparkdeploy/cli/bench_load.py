@@ -49,6 +49,12 @@ PromptsOption = Annotated[
     Path | None,
     typer.Option(help="JSON a line: messages or prompt, and max_tokens; asked in turn."),
 ]
+TurnsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=2, max=64, help="An agent's conversations, so many turns each; --rate is theirs."
+    ),
+]
 RouteOption = Annotated[Route, typer.Option(help="/v1/chat/completions or /v1/completions.")]
 TemperatureOption = Annotated[float | None, typer.Option(min=0, help="0 when left out.")]
 TopPOption = Annotated[float | None, typer.Option(min=0, max=1)]
@@ -77,6 +83,7 @@ def load(
     slo: SloOption = None,
     share: ShareOption = 0.95,
     prompts: PromptsOption = None,
+    turns: TurnsOption = None,
     route: RouteOption = Route.CHAT,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
@@ -99,6 +106,7 @@ def load(
         TypedRequests(
             route,
             prompts,
+            turns,
             {"temperature": temperature, "top_p": top_p, "top_k": top_k},
             extra_body,
             header or (),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of
-from sparkdeploy.bench.load.record import LoadResult
+from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, latency
+from sparkdeploy.bench.load.record import Asking, LoadResult, TurnResult
 from sparkdeploy.bench.suites import Condition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sparkdeploy.bench.load.arrivals import Schedule
     from sparkdeploy.bench.load.plan import LoadPlan
@@ -68,7 +69,32 @@ def load_result(
         goodput_per_s=_rate(held, window_s) if plan.limits else None,
         late_requests=len(late),
         latest_s=max((item.sample.late_s for item in measured), default=0.0),
+        turns=tuple(_turns(plan, steady)),
+        unsent=len(came.moments_s) * plan.texts.turns - len(measured),
     )
+
+
+def _turns(plan: LoadPlan, steady: Sequence[Measured]) -> Iterator[TurnResult]:
+    if plan.texts.asking is not Asking.CONVERSATIONS:
+        return
+    for turn, prompt in enumerate(plan.texts.prompts, 1):
+        own = [item for item in steady if item.sample.prompt == prompt.name]
+        counted = [item.sample for item in own if item.is_counted]
+        told = [sample.cached_tokens for sample in counted if sample.cached_tokens is not None]
+        waits = latency(own)
+        yield TurnResult(
+            turn=turn,
+            requests=len(own),
+            failures=len(own) - len(counted),
+            prompt_tokens=_mean([sample.prompt_tokens for sample in counted]),
+            cached_tokens=_mean(told) if len(told) == len(counted) else None,
+            ttft_s=waits.ttft_s,
+            tpot_s=waits.tpot_s,
+        )
+
+
+def _mean(values: Sequence[int]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
 def most_at_once(spans: Iterable[tuple[float, float]]) -> int:

@@ -43,7 +43,7 @@ class LoadMeasurement:
         """Take rate after rate; an interruption, or a server that is gone, ends with what there is.
 
         `on_progress` hears of each rate before it is asked, and of its cell when it was. Raises
-        BenchError when the server does not take the first request, which counts nowhere.
+        BenchError when the server does not take the first chain, which counts nowhere.
         """
         self._require_answer()
         notes: tuple[str, ...] = ()
@@ -63,13 +63,14 @@ class LoadMeasurement:
         return self._result(is_complete=is_complete, notes=(*notes, *self._lateness()))
 
     def _require_answer(self) -> None:
-        (first, *_), *_ = self._chains(1)
-        answer = read_answer(self.server.streams.round([self._body(first)])[0])
-        if answer.failure is not None:
-            raise BenchError(
-                f"the server does not take this load: {answer.failure.kind}: "
-                f"{answer.failure.message}"
-            )
+        (chain,) = self._chains(1)
+        for ask in chain:
+            failure = read_answer(self.server.streams.round([self._body(ask)])[0]).failure
+            if failure is not None:
+                raise BenchError(
+                    f"the server does not take {ask.prompt.name} of this load: {failure.kind}: "
+                    f"{failure.message}"
+                )
 
     def _next_rate(self) -> float | None:
         plan = self.plan

@@ -16,6 +16,7 @@ from sparkdeploy.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sparkdeploy.bench.load.conversations import Conversations
     from sparkdeploy.bench.load.limits import Slo
     from sparkdeploy.bench.load.search import Search
 
@@ -45,7 +46,8 @@ class Texts:
 
     name: str
     prompts: tuple[Prompt, ...]
-    asking: Asking = Asking.OPEN_LOOP
+    asking = Asking.OPEN_LOOP
+    turns = 1
 
     def chain(self, index: int, salt: str) -> tuple[Ask, ...]:
         """Return what the client that comes as number `index` asks, one after the other."""
@@ -56,7 +58,7 @@ class Texts:
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     coming: Coming
-    texts: Texts
+    texts: Texts | Conversations
     search: Search | None
     """Which rates; with None `rates` alone."""
     rates: tuple[float, ...]

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sparkdeploy.bench.quantiles import Quantiles
+
 # As in bench/record.py, pydantic reads the types.
 
 
@@ -16,6 +18,22 @@ class Asking(StrEnum):
     """Requests come at their moments, whoever still waits."""
     CONVERSATIONS = "conversations in an open loop"
     """Conversations come at their moments; their turns wait for one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """All requests of one turn of conversations, in the steady state."""
+
+    turn: int
+    """From 1."""
+    requests: int
+    failures: int
+    prompt_tokens: float | None
+    """Mean of the requests that succeeded, as all that follows."""
+    cached_tokens: float | None = None
+    """Of the prompt, found in the prefix cache; None where the server does not say it."""
+    ttft_s: Quantiles | None = None
+    tpot_s: Quantiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +67,10 @@ class LoadResult:
     late_requests: int = 0
     """Those that the client itself began more than LATE_S after their moment, ramp included."""
     latest_s: float = 0.0
+    turns: tuple[TurnResult, ...] = ()
+    """Of conversations."""
+    unsent: int = 0
+    """Turns that were not sent because one before had failed, ramp included."""
 
     @property
     def held_share(self) -> float:

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.bench.load.record import SustainedRate
-    from sparkdeploy.bench.record import Cell, Quantiles, SuiteResult
+    from sparkdeploy.bench.quantiles import Quantiles
+    from sparkdeploy.bench.record import Cell, SuiteResult
 
 _HEAD = (
     *("asked/s", "done/s", "good/s", "held", "TTFT p50", "p95", "gap p99", "e2e p95"),
@@ -30,6 +31,8 @@ def load_lines(suite: SuiteResult) -> Iterator[str]:
     if loads[0].limits_s:
         yield f"  good: {Slo(loads[0].limits_s)}"
     yield from _table([_HEAD, *map(_row, suite.cells)])
+    for cell in suite.cells:
+        yield from _turn_lines(cell)
     if suite.sustained is not None:
         yield f"  {sustained_text(suite.sustained)}"
 
@@ -63,6 +66,33 @@ def _row(cell: Cell) -> tuple[str, ...]:
         str(load.most_in_flight),
         str(load.failures),
     )
+
+
+def _turn_lines(cell: Cell) -> Iterator[str]:
+    load = cell.load
+    if load is None or not load.turns:
+        return
+    yield f"  by turn, at {load.rate_per_s:.4g} conversations a second:"
+    rows = [("", *(str(item.turn) for item in load.turns))]
+    rows.append(("prompt tokens", *(_count(item.prompt_tokens) for item in load.turns)))
+    if any(item.cached_tokens is not None for item in load.turns):
+        rows.append(("of them cached", *(_count(item.cached_tokens) for item in load.turns)))
+    rows.append(("TTFT p50", *(_at(item.ttft_s, "p50") for item in load.turns)))
+    rows.append(("TTFT p95", *(_at(item.ttft_s, "p95") for item in load.turns)))
+    yield from _table(rows)
+    server = cell.server
+    if server is not None and server.prefix_queries and server.prefix_hits is not None:
+        share = server.prefix_hits / server.prefix_queries
+        yield (
+            f"  prefix cache: {share:.1%} of {server.prefix_queries:,} prompt tokens were in it "
+            "(the server's counters, ramp and other clients included)"
+        )
+    if load.unsent:
+        yield f"  turns not sent, because one before had failed: {load.unsent}"
+
+
+def _count(value: float | None) -> str:
+    return f"{value:.0f}" if value is not None else "-"
 
 
 def _at(found: Quantiles | None, name: str) -> str:

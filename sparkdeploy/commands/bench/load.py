@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.load.additions import body_of, headers_of
+from sparkdeploy.bench.load.conversations import Conversations
 from sparkdeploy.bench.load.limits import parse_limits, parse_span
 from sparkdeploy.bench.load.measure import LoadMeasurement
 from sparkdeploy.bench.load.plan import (
     AUTO,
     Coming,
     LoadPlan,
+    Texts,
     parse_rates,
     require_seed,
     shipped_mix,
@@ -21,6 +23,7 @@ from sparkdeploy.bench.load.plan import (
 from sparkdeploy.bench.load.prompts import read_prompts
 from sparkdeploy.bench.load.search import Search
 from sparkdeploy.bench.load.tables import sustained_text
+from sparkdeploy.bench.suites import Route
 from sparkdeploy.console import console, format_seconds
 from sparkdeploy.errors import UsageError
 
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.load.arrivals import Law
     from sparkdeploy.bench.measure import MeasuredServer
     from sparkdeploy.bench.record import Cell, SuiteResult
-    from sparkdeploy.bench.suites import Route
     from sparkdeploy.bench.watch import BenchWatch
     from sparkdeploy.console import Step
 
@@ -60,6 +62,8 @@ class TypedRequests:
 
     route: Route
     prompts: Path | None
+    turns: int | None
+    """Of conversations; None for single requests."""
     sampling: Mapping[str, float | None]
     extra_body: str | None
     headers: Sequence[str] = field(repr=False)
@@ -78,7 +82,7 @@ def load_plan(typed: TypedComing, limited: TypedLimits, asked: TypedRequests) ->
     is_searched = limits is not None and len(rates) != 1
     return LoadPlan(
         coming=_coming(typed),
-        texts=shipped_mix() if asked.prompts is None else read_prompts(asked.prompts, asked.route),
+        texts=_texts(asked),
         search=Search(rates, limited.share) if is_searched else None,
         rates=rates,
         limits=limits,
@@ -86,6 +90,16 @@ def load_plan(typed: TypedComing, limited: TypedLimits, asked: TypedRequests) ->
         body=body_of(asked.sampling, asked.extra_body),
         headers=headers_of(asked.headers),
     )
+
+
+def _texts(asked: TypedRequests) -> Texts | Conversations:
+    if asked.turns is not None:
+        if asked.prompts is not None or asked.route is not Route.CHAT:
+            raise UsageError("--turns has prompts of its own, and they go by --route chat")
+        return Conversations(asked.turns)
+    if asked.prompts is not None:
+        return read_prompts(asked.prompts, asked.route)
+    return shipped_mix()
 
 
 def _coming(typed: TypedComing) -> Coming:

@@ -33,9 +33,12 @@ class Arrive:
 
 
 class ArrivingServer(ScriptedServer):
-    def __init__(self, actions: Sequence[Action | Arrive], clock: ScriptedClock) -> None:
+    def __init__(
+        self, actions: Sequence[Action | Arrive], clock: ScriptedClock, *, tried_first: int
+    ) -> None:
         super().__init__([item for item in actions if not isinstance(item, Arrive)], clock)
         self._script = sorted(actions, key=lambda action: action.at_s)
+        self._tried_first = tried_first
         self.began = threading.Event()
         self._refused = {item.stream for item in actions if isinstance(item, Refuse)}
 
@@ -54,8 +57,8 @@ class ArrivingServer(ScriptedServer):
             self.error = error
 
     def _take(self, action: Arrive) -> None:
-        if self._connections:
-            # After the first, which counts nowhere: moments count from where the client begins.
+        if len(self._connections) >= self._tried_first:
+            # What was tried first counts nowhere: moments count from where the client begins.
             assert self.began.wait(DEADLINE_S)
         self._clock.set(action.at_s)
         connection, _address = self._listener.accept()
@@ -86,8 +89,11 @@ class ArrivingStreams(Streams):
 
 
 @contextlib.contextmanager
-def arriving(actions: Sequence[Action | Arrive]) -> Iterator[tuple[ArrivingServer, Streams]]:
+def arriving(
+    actions: Sequence[Action | Arrive], *, tried_first: int = 1
+) -> Iterator[tuple[ArrivingServer, Streams]]:
+    """Serve a script; `tried_first` of its streams come before the load begins."""
     clock = ScriptedClock()
-    server = ArrivingServer(actions, clock)
+    server = ArrivingServer(actions, clock, tried_first=tried_first)
     with server, ArrivingStreams(server, clock) as streams:
         yield server, streams

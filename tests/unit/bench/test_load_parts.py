@@ -14,7 +14,8 @@ from sparkdeploy.bench.load.figures import most_at_once
 from sparkdeploy.bench.load.limits import parse_limits, parse_span
 from sparkdeploy.bench.load.plan import parse_rates
 from sparkdeploy.bench.load.search import CLOSE, Search, Try
-from sparkdeploy.bench.record import Failure, FailureKind, Quantiles, RequestSample
+from sparkdeploy.bench.quantiles import Quantiles
+from sparkdeploy.bench.record import Failure, FailureKind, RequestSample
 from sparkdeploy.errors import UsageError
 
 SEED_42_PER_S = (
