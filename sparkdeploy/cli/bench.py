@@ -196,13 +196,21 @@ def import_runs(
 
 def show_run(
     run: Annotated[str, typer.Argument(help="An id, a label (its newest run) or a file.")],
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a line a cell, as CSV.")] = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
     """Show one run: what made it and what it measured."""
+    from sparkdeploy.bench.csv_text import csv_text
     from sparkdeploy.commands.bench.run import shelf_of
 
-    print_run(shelf_of(current_settings()).find(run).run, as_json=as_json)
+    if as_csv and as_json:
+        raise UsageError("give --csv or --json, not both")
+    found = shelf_of(current_settings()).find(run).run
+    if as_csv:
+        console.answer_text(csv_text(found))
+        return
+    print_run(found, as_json=as_json)
 
 
 def compare_runs(
