@@ -196,11 +196,10 @@ def _digits(metric: str) -> int:
 
 
 def _condition(item: Cell | FigureDifference) -> str:
-    if item.asked:
-        return f"{item.prompt} {item.asked}"
-    if item.context_tokens is None:
-        return item.prompt
-    return f"{item.concurrency} x {item.context_tokens} tokens"
+    name = item.prompt
+    if item.context_tokens is not None:
+        name = f"{item.concurrency} x {item.context_tokens} tokens"
+    return f"{name} {item.asked}".rstrip()
 
 
 def _kinds(suite: SuiteResult) -> str:

@@ -37,6 +37,10 @@ ConcurrencyOption = Annotated[str, typer.Option(help="For sweep: streams, with c
 ContextOption = Annotated[
     str, typer.Option(help="For sweep: prompt and answer in tokens; K is 1024.")
 ]
+DepthOption = Annotated[
+    str | None,
+    typer.Option(help="For sweep: each --context after so many tokens that were read before; 0,4K"),
+]
 SWEPT_CONCURRENCY = "1,2,4,8,16,32"
 SWEPT_CONTEXT = "1K,2K,4K,8K,16K,32K,64K,128K,256K"
 MEASURE = "run"
@@ -89,6 +93,7 @@ def measure(
     save: SaveOption = None,
     concurrency: ConcurrencyOption = SWEPT_CONCURRENCY,
     context: ContextOption = SWEPT_CONTEXT,
+    depth: DepthOption = None,
     gate: Annotated[
         bool, typer.Option("--gate", help="Exit 8 below the recipe's floor or on a failure.")
     ] = False,
@@ -110,6 +115,7 @@ def measure(
         concurrency=parse_counts(concurrency, "--concurrency"),
         context=parse_counts(context, "--context"),
         save=save,
+        depth=parse_counts(depth, "--depth", least=0) if depth is not None else (),
     )
     settings = current_settings()
     is_gated = gate or floor is not None
