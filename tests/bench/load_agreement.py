@@ -111,7 +111,14 @@ def their_report(
         *("--num-prompts", str(arguments.requests), "--request-rate", str(arguments.rate)),
         *("--seed", str(arguments.seed), "--goodput", f"ttft:{LIMIT_MS}"),
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,95,99"),
-        *("--save-result", "--result-dir", str(folder), "--result-filename", "theirs.json"),
+        *(
+            "--save-result",
+            "--save-detailed",
+            "--result-dir",
+            str(folder),
+            "--result-filename",
+            "theirs.json",
+        ),
     ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     report: dict[str, Any] = json.loads((folder / "theirs.json").read_text())
@@ -138,6 +145,26 @@ def print_both(cell: Cell, theirs: dict[str, Any]) -> None:
     print(f"{'':<24}{'ours':>12}{'vllm':>12}{'apart':>9}")
     for name, (one, other) in rows.items():
         print(f"{name:<24}{one:>12.3f}{other:>12.3f}{one / other - 1:>+9.2%}")
+    print_one_by_one(cell, theirs)
+
+
+def print_one_by_one(cell: Cell, theirs: dict[str, Any]) -> None:
+    """Both asked in one order: what is apart is the moment of sending, or the wait after it."""
+    began_s = theirs["start_times"][0] - (cell.samples[0].sent_s - cell.samples[0].connect_s)
+    sent = [
+        (one.sent_s - one.connect_s) - (other - began_s)
+        for one, other in zip(cell.samples, theirs["start_times"], strict=True)
+    ]
+    waits = [
+        (one.ttft_s or 0.0) - other
+        for one, other in zip(cell.samples, theirs["ttfts"], strict=True)
+    ]
+    for name, apart in (("sent", sent), ("TTFT", waits)):
+        sizes = sorted(abs(item) * 1000 for item in apart)
+        middle, most = sizes[len(sizes) // 2], sizes[-1]
+        print(
+            f"{name}, request by request: {middle:.1f} ms apart at the median, {most:.1f} at most"
+        )
 
 
 if __name__ == "__main__":

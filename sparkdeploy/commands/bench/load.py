@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import resource
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.record import Cell, SuiteResult
     from sparkdeploy.bench.watch import BenchWatch
     from sparkdeploy.console import Step
+
+MOST_FILES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,19 @@ def require_load(plan: LoadPlan | None) -> LoadPlan:
     return plan
 
 
+def _allow_connections() -> None:
+    """Let this process open as many connections as it may: a shell's 1024 files are soon waiting.
+
+    A request without a file to connect by would count as the server's failure.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def take_load(plan: LoadPlan, server: MeasuredServer, watch: BenchWatch) -> SuiteResult:
+    _allow_connections()
     with console.step("suite load") as step:
         result = LoadMeasurement(plan, server, watch).run(functools.partial(_show, step, plan))
         if result.sustained is not None:

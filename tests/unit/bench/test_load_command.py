@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import resource
+import signal
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +21,6 @@ from tests.unit.bench.runs import sample_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.unit.program import Done, Run
 
@@ -121,6 +124,58 @@ def test_what_cannot_be_asked_is_refused_before_anything(
     assert done.returncode == 2
     assert said in done.stderr
     assert engine.asked == []
+
+
+def test_an_interrupted_load_keeps_the_rates_before(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    def interrupt(_body: dict[str, Any]) -> None:
+        if len(engine.asked) == 14:  # the dialect, the first try, ten of the first rate
+            os.kill(os.getpid(), signal.SIGINT)
+
+    engine.before = interrupt
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = bench(
+            *("load", "--url", engine.url, "--rate", "50,60", "--requests", "10", "--ramp", "0")
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert done.returncode == 130, done.stderr
+    suite = suite_of(tmp_path)
+    assert suite["is_complete"] is False
+    assert suite["notes"] == ["interrupted"]
+    assert [cell["load"]["rate_per_s"] for cell in suite["cells"]] == [50.0]
+
+
+def test_a_load_that_outgrows_the_open_files_is_given_more(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    gate = threading.Event()
+    waiting: list[int] = []
+
+    def hold(body: dict[str, Any]) -> None:
+        if body["max_tokens"] > 2 and len(engine.asked) > 1:
+            waiting.append(1)
+            if len(waiting) >= 60:
+                gate.set()
+            gate.wait(20)
+
+    engine.before = hold
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Both ends of each connection are this process's.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 40, hard))
+    try:
+        done = bench(
+            *("load", "--url", engine.url, "--rate", "200", "--requests", "60", "--ramp", "0")
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert done.returncode == 0, done.stderr
+    load = suite_of(tmp_path)["cells"][0]["load"]
+    assert (load["failures"], load["most_in_flight"]) == (0, 60)
 
 
 def test_load_among_other_suites_is_refused_with_its_own_command(
