@@ -1,9 +1,11 @@
 """Do we and `vllm bench serve` say the same of the same load?
 
     python -m tests.bench.load_agreement --vllm "vllm" --tokenizer FOLDER [--folder SHARED]
+        [--url http://127.0.0.1:8000 --model NAME]
 
-Both ask a server that takes one request after the other, so that waiting hangs on nothing but when
-requests come: the arrivals of one seed must be the same, and latencies and goodput with them.
+Without `--url` both ask a server that takes one request after the other, so that waiting hangs on
+nothing but when requests come: the arrivals of one seed must be the same, and latencies and goodput
+with them.
 `--vllm` may be a container that shares the host's network and the folders.
 """
 
@@ -60,6 +62,10 @@ def main() -> None:
         for number in range(arguments.requests)
     )
     prompts.write_text("\n".join(lines) + "\n")
+    if arguments.url is not None:
+        ours = our_cell(arguments.url, prompts, arguments)
+        print_both(ours, their_report(arguments.url, prompts, folder, arguments))
+        return
     turn = threading.Lock()
 
     def serve_alone(_body: dict[str, Any]) -> None:
@@ -81,6 +87,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--vllm", required=True, help="The program, with what starts it.")
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--folder", help="Where both can write; a new one when left out.")
+    parser.add_argument("--url", help="A server there is, in place of ours.")
+    parser.add_argument("--model", default="qwen", help="The served name.")
     parser.add_argument("--rate", type=float, default=2.0)
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
@@ -94,7 +102,7 @@ def our_cell(url: str, prompts: Path, arguments: argparse.Namespace) -> Cell:
     texts = read_prompts(prompts, route)
     plan = LoadPlan(coming, texts, None, (arguments.rate,), limits, route)
     with Streams(url, target=Target(route.path)) as streams, BenchWatch(None, None) as watch:
-        server = MeasuredServer(streams, "qwen", Dialect.FULL, route=route)
+        server = MeasuredServer(streams, arguments.model, Dialect.FULL, route=route)
         result = LoadMeasurement(plan, server, watch).run(lambda _rate, _cell: None)
     return result.cells[0]
 
@@ -104,8 +112,15 @@ def their_report(
 ) -> dict[str, Any]:
     command = [
         *shlex.split(arguments.vllm),
-        *("bench", "serve", "--backend", "openai", "--base-url", url, "--model", "qwen"),
-        *("--endpoint", "/v1/completions", "--tokenizer", arguments.tokenizer),
+        *("bench", "serve", "--backend", "openai", "--base-url", url),
+        *(
+            "--model",
+            arguments.model,
+            "--endpoint",
+            "/v1/completions",
+            "--tokenizer",
+            arguments.tokenizer,
+        ),
         *("--dataset-name", "custom", "--dataset-path", str(prompts), "--skip-chat-template"),
         *("--custom-output-len", str(TOKENS), "--disable-shuffle"),
         *("--num-prompts", str(arguments.requests), "--request-rate", str(arguments.rate)),
