@@ -55,6 +55,7 @@ class CountedAnswer:
 
     tokens: tuple[TokenArrival, ...] = ()
     prompt_tokens: int = 0
+    cached_tokens: int | None = None
     completion_tokens: int = 0
     counting: Counting | None = None
     finish_reason: str = ""
@@ -74,6 +75,7 @@ class _Event:
 class _Reading:
     events: list[_Event] = field(default_factory=list)
     prompt_tokens: int = 0
+    cached_tokens: int | None = None
     usage_total: int | None = None
     finish_reason: str = ""
     has_events: bool = False
@@ -100,6 +102,7 @@ def read_answer(exchange: Exchange) -> CountedAnswer:
     return CountedAnswer(
         tokens=tokens,
         prompt_tokens=reading.prompt_tokens,
+        cached_tokens=reading.cached_tokens,
         completion_tokens=round(sum(item.tokens for item in tokens)),
         counting=counting,
         finish_reason=reading.finish_reason,
@@ -144,6 +147,9 @@ def _read_usage(reading: _Reading, usage: Any) -> int | None:  # noqa: ANN401 - 
     if not usage:
         return None
     reading.prompt_tokens = int(usage.get("prompt_tokens") or reading.prompt_tokens)
+    details = usage.get("prompt_tokens_details") or {}
+    if details.get("cached_tokens") is not None:
+        reading.cached_tokens = int(details["cached_tokens"])
     if usage.get("completion_tokens") is None:
         return None
     reading.usage_total = int(usage["completion_tokens"])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.record import Cell, Run, SuiteResult
     from sparkdeploy.bench.variation import Spread
 
-CellKey = tuple[str, int, int | None, int]
+CellKey = tuple[str, int, int | None, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class FigureDifference:
     estimate: RatioEstimate
     deviation: float | None
     """Between runs of the same, as a share; None when nothing is known of it."""
+    asked: str = ""
+    """How requests came, for an open loop."""
 
     @property
     def relative(self) -> float:
@@ -119,6 +121,8 @@ def compare(base: Side, other: Side, known: Sequence[Side] = ()) -> RunCompariso
         match = other.newest.suite(suite.name)
         if match is None:
             notes.append(f"{suite.name}: is in one of the runs only")
+        elif suite.asking is not match.asking:
+            notes.append(f"{suite.name}: {suite.asking} and {match.asking} do not compare")
         elif suite.prompts != match.prompts:
             notes.append(f"{suite.name}: the prompts differ")
         else:
@@ -179,7 +183,7 @@ def _logarithms(side: Side, suite: SuiteResult, metric: str) -> dict[CellKey, li
     table: dict[CellKey, list[float]] = {}
     for run in side.runs:
         found = run.suite(suite.name)
-        if found is None or found.prompts != suite.prompts:
+        if found is None or (found.prompts, found.asking) != (suite.prompts, suite.asking):
             continue
         for cell in found.cells:
             mean = _mean(cell, metric)
@@ -224,6 +228,7 @@ def _difference(
         other=statistics.fmean(map(math.exp, other_logs)),
         estimate=ratio_of(base_logs, other_logs, spread),
         deviation=spread.deviation,
+        asked=cell.asked,
     )
 
 

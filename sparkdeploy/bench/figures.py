@@ -9,12 +9,12 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from sparkdeploy.bench.quantiles import Quantiles
 from sparkdeploy.bench.record import (
     METRICS,
     Cell,
     Latency,
     MachineWatch,
-    Quantiles,
     RequestSample,
     RoundResult,
     ServerDelta,
@@ -78,6 +78,7 @@ def measure(
         sample,
         duration_s=duration_s,
         prompt_tokens=answer.prompt_tokens,
+        cached_tokens=answer.cached_tokens,
         completion_tokens=answer.completion_tokens,
         first_arrival_tokens=first_tokens,
         arrivals=len(moments),

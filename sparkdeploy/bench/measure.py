@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.answers import read_answer
@@ -16,10 +16,14 @@ from sparkdeploy.bench.suites import (
     Forecast,
     Length,
     Prompt,
+    Route,
     Sizer,
     asked,
-    chat_body,
     context_prompt,
+    deep_prompt,
+    filler,
+    loading_prompt,
+    request_body,
 )
 from sparkdeploy.bench.watch import (
     Counters,
@@ -32,7 +36,7 @@ from sparkdeploy.bench.watch import (
 from sparkdeploy.errors import BenchError, SparkdeployError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from sparkdeploy.bench.record import Cell, Failure, ServerDelta
@@ -53,6 +57,28 @@ class MeasuredServer:
     dialect: Dialect
     exposition: Callable[[], str] | None = None
     """Returns /metrics; None where there are none."""
+    route: Route = Route.CHAT
+
+    def counters(self) -> Counters | None:
+        if self.exposition is None:
+            return None
+        try:
+            return read_counters(self.exposition())
+        except SparkdeployError:
+            return None
+
+    def settled(self, before: Counters, tokens: int) -> Counters | None:
+        """Read until the server has counted what it has answered, a moment later at most."""
+        deadline_s = time.perf_counter() + SETTLE_S
+        while True:
+            after = self.counters()
+            counted = after.generated_since(before) if after is not None else None
+            if counted is None or counted >= tokens or time.perf_counter() > deadline_s:
+                return after
+            time.sleep(SETTLE_POLL_S)
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        return request_body(ask, model=self.model, dialect=self.dialect, route=self.route)
 
 
 @dataclass(slots=True)
@@ -62,10 +88,11 @@ class _Collected:
     readings: list[Reading] = field(default_factory=list)
 
 
-def find_dialect(streams: Streams, model: str) -> Dialect:
+def find_dialect(streams: Streams, model: str, route: Route = Route.CHAT) -> Dialect:
     words, failure = "", None
     for dialect in Dialect:
-        body = chat_body(Ask(_GREETING, Length.EXACT), model=model, dialect=dialect)
+        ask = Ask(_GREETING, Length.EXACT)
+        body = request_body(ask, model=model, dialect=dialect, route=route)
         failure = read_answer(streams.round([body])[0]).failure
         if failure is None:
             return dialect
@@ -127,9 +154,11 @@ class Measurement:
     def _take(self, turn: Turn) -> list[Measured]:
         condition = turn.condition
         asks = self._asks(turn)
-        before = self._counters()
+        if condition.depth_tokens:
+            asks = self._deepened(asks, condition.depth_tokens)
+        before = self.server.counters()
         start_s = time.perf_counter()
-        exchanges = self.server.streams.round([self._body(ask) for ask in asks])
+        exchanges = self.server.streams.round([self.server.body(ask) for ask in asks])
         end_s = time.perf_counter()
         measured = [
             measure(
@@ -147,7 +176,7 @@ class Measurement:
         kept.rounds[turn.round] = measured
         # Also after a warm-up: what it counts late must not fall into the next round.
         tokens = sum(item.sample.completion_tokens for item in measured)
-        after = self._settled(before, tokens) if before is not None else None
+        after = self.server.settled(before, tokens) if before is not None else None
         if turn.round != WARM_UP:
             kept.readings += self.watch.between(start_s, end_s)
             if before is not None and after is not None:
@@ -162,6 +191,27 @@ class Measurement:
         words = self._words_for(condition.context_tokens - condition.max_tokens)
         made = [self._made(words, condition.max_tokens) for _ in range(condition.concurrency)]
         return [Ask(prompt, Length.EXACT, condition.context_tokens, words) for prompt in made]
+
+    def _deepened(self, asks: Sequence[Ask], depth_tokens: int) -> list[Ask]:
+        """Have the server read a context for each, and ask after it; nothing of that is timed.
+
+        A server without a prefix cache reads it again: the time to the first token says so.
+        """
+        words = self._words_for(depth_tokens)
+        self.seed += len(asks)
+        before = [filler(words, seed=self.seed - number) for number in range(len(asks))]
+        loading = [Ask(loading_prompt(text), Length.EXACT, depth_tokens) for text in before]
+        self.server.streams.round([self.server.body(ask) for ask in loading])
+        return [
+            replace(
+                ask,
+                prompt=deep_prompt(ask.prompt, text),
+                context_tokens=depth_tokens + (ask.context_tokens or 0),
+                # The words of a part are not the words of the whole.
+                words=None,
+            )
+            for ask, text in zip(asks, before, strict=True)
+        ]
 
     def _made(self, words: int, max_tokens: int) -> Prompt:
         self.seed += 1
@@ -180,13 +230,10 @@ class Measurement:
 
     def _probe(self, words: int, wanted_tokens: int) -> Failure | None:
         ask = Ask(self._made(words, 1), Length.EXACT, context_tokens=wanted_tokens)
-        answer = read_answer(self.server.streams.round([self._body(ask)])[0])
+        answer = read_answer(self.server.streams.round([self.server.body(ask)])[0])
         if answer.failure is None:
             self._sizer.learn(words, answer.prompt_tokens)
         return answer.failure
-
-    def _body(self, ask: Ask) -> Mapping[str, Any]:
-        return chat_body(ask, model=self.server.model, dialect=self.server.dialect)
 
     def _learn(self, asks: Sequence[Ask], measured: Sequence[Measured]) -> None:
         counted = [item.sample for item in measured if item.is_counted]
@@ -201,24 +248,6 @@ class Measurement:
         for ask, item in zip(asks, measured, strict=True):
             if ask.words is not None and item.is_counted:
                 self._sizer.learn(ask.words, item.sample.prompt_tokens)
-
-    def _counters(self) -> Counters | None:
-        if self.server.exposition is None:
-            return None
-        try:
-            return read_counters(self.server.exposition())
-        except SparkdeployError:
-            return None
-
-    def _settled(self, before: Counters, tokens: int) -> Counters | None:
-        """Read until the server has counted what it has answered, a moment later at most."""
-        deadline_s = time.perf_counter() + SETTLE_S
-        while True:
-            after = self._counters()
-            counted = after.generated_since(before) if after is not None else None
-            if counted is None or counted >= tokens or time.perf_counter() > deadline_s:
-                return after
-            time.sleep(SETTLE_POLL_S)
 
     def _cells(self) -> Iterator[Cell]:
         for condition, kept in self._collected.items():

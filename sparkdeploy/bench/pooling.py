@@ -17,7 +17,7 @@ from sparkdeploy.bench.suites import filler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sparkdeploy.bench.record import Quantiles
+    from sparkdeploy.bench.quantiles import Quantiles
     from sparkdeploy.server.client import ServedModel
     from sparkdeploy.server.pooling import PoolingEndpoint
 

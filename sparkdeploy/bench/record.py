@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sparkdeploy.bench.load.record import Asking, LoadResult, SustainedRate
+from sparkdeploy.bench.quantiles import Quantiles
+
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
 SCHEMA_VERSION = 1
@@ -37,18 +40,6 @@ class Counting(StrEnum):
     USAGE_EACH = "usage in every chunk"
     USAGE = "usage at the end"
     """How many tokens the first chunk held is unknown: it is taken for an average one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quantiles:
-    """Of all values of one kind (linear interpolation between ranks); `count` says how many."""
-
-    count: int
-    p50: float
-    p95: float
-    p99: float
-    mean: float
-    max: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +88,8 @@ class RequestSample:
     duration_s: float
     """From sending to the last token."""
     prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    """Of the prompt, found in the prefix cache; None where the server does not say it."""
     completion_tokens: int = 0
     first_arrival_tokens: float = 0.0
     """Tokens that came with the first arrival; decoding counts from there."""
@@ -112,6 +105,8 @@ class RequestSample:
     finish_reason: str = ""
     connect_s: float = 0.0
     """Connecting, TLS included; before `sent_s`, and in no other figure."""
+    late_s: float = 0.0
+    """In an open loop: how long after its moment the client began to connect."""
     failure: Failure | None = None
 
 
@@ -201,9 +196,12 @@ class Cell:
     prompt: str
     """A name of prompts.yaml, or `context`."""
     concurrency: int
+    """0 in an open loop: as many as have come and still wait."""
     max_tokens: int
     context_tokens: int | None = None
     """Prompt length aimed at, in the model's tokens; None for a prompt taken as it is."""
+    depth_tokens: int | None = None
+    """Of a context before the prompt that the server had read before; None outside a depth grid."""
     samples: tuple[RequestSample, ...] = ()
     """Warm-ups too: round 0."""
     rounds: tuple[RoundResult, ...] = ()
@@ -213,6 +211,8 @@ class Cell:
     """Over rounds, by the name of a figure: those of METRICS that could be taken."""
     server: ServerDelta | None = None
     machine: MachineWatch | None = None
+    load: LoadResult | None = None
+    """For an open loop."""
 
     @property
     def failures(self) -> int:
@@ -220,9 +220,17 @@ class Cell:
         return sum(item.failures for item in self.rounds)
 
     @property
-    def key(self) -> tuple[str, int, int | None, int]:
+    def key(self) -> tuple[str, int, int | None, int, str]:
         """What makes cells of two runs comparable."""
-        return self.prompt, self.concurrency, self.context_tokens, self.max_tokens
+        return self.prompt, self.concurrency, self.context_tokens, self.max_tokens, self.asked
+
+    @property
+    def asked(self) -> str:
+        """How requests came, for an open loop; at which depth, for a grid of depths."""
+        if self.load is None:
+            return f"at depth {self.depth_tokens}" if self.depth_tokens is not None else ""
+        ramp = f" after {self.load.ramp_s:g} s" if self.load.ramp_s else ""
+        return f"{self.load.rate_per_s:.4g}/s {self.load.arrivals}{ramp}"
 
 
 METRICS = (
@@ -261,6 +269,13 @@ class SuiteResult:
     tools: tuple[ToolResult, ...] = ()
     notes: tuple[str, ...] = ()
     """What was left out and why, such as contexts beyond the model's length."""
+    asking: Asking = Asking.CLOSED_LOOP
+    body: Mapping[str, object] = field(default_factory=dict)
+    """What a person added to each request's body."""
+    headers: tuple[str, ...] = ()
+    """Names of the headers a person added; never their values."""
+    sustained: SustainedRate | None = None
+    """Of a load with limits: the highest rate that held them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,28 @@ import contextlib
 import gc
 import json
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sparkdeploy.bench.answers import Arrival, Exchange
 from sparkdeploy.bench.record import Failure, FailureKind
-from sparkdeploy.bench.wire import Ending, TimedBytes, exchange_of, has_ended, request_bytes
+from sparkdeploy.bench.wire import (
+    Ending,
+    TimedBytes,
+    exchange_of,
+    has_ended,
+    is_refused,
+    request_bytes,
+)
 from sparkdeploy.server.trust import connection_words, ssl_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    Bodies = Sequence[Mapping[str, Any]]
 
 SILENCE_S = 600.0
 """How long nothing may come; prefill of 256K takes minutes on a Spark."""
@@ -26,6 +36,26 @@ CONNECT_S = 10.0
 PAUSE_S = 0.5
 """After it a stream is read in passing: where its end does not look like one, it ends here."""
 CHAT_PATH = "/v1/chat/completions"
+NAP_S = 0.05
+"""The longest sleep before a request's moment: clocks drift apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go, and the headers that go with them beside our own."""
+
+    path: str = CHAT_PATH
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Come:
+    """What came of requests that were sent at their moments."""
+
+    began_s: float
+    """Of the client's clock; moments count from here."""
+    exchanges: tuple[tuple[Exchange, ...], ...]
+    """For each moment those of its bodies, in their order."""
 
 
 class _Receiver(asyncio.Protocol):
@@ -76,9 +106,10 @@ class _Receiver(asyncio.Protocol):
 class Streams(contextlib.AbstractContextManager["Streams"]):
     """Streamed requests to one server; a context manager that keeps one event loop.
 
-    `round` sends all bodies at once and returns when the last answer has ended. Each request
-    connects anew, as the field's curl does. One that fails says so in its Exchange; nothing is
-    raised and nothing is repeated. Proxies of the environment are never used.
+    `round` sends all bodies at once, `at_moments` each at its moment; both return when the last
+    answer has ended. Each request connects anew, as the field's curl does. One that fails says so
+    in its Exchange; nothing is raised and nothing is repeated. Proxies of the environment are never
+    used.
     """
 
     def __init__(
@@ -87,6 +118,7 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         api_key: str | None = None,
         *,
         ca_file: Path | None = None,
+        target: Target | None = None,
         silence_s: float = SILENCE_S,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -94,8 +126,10 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         self._ssl = ssl_context(ca_file) if parts.scheme == "https" else None
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._ssl else 80)
-        path = parts.path.rstrip("/") + CHAT_PATH
+        target = target or Target()
+        path = parts.path.rstrip("/") + target.path
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        headers |= target.headers
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
         self._request = partial(
@@ -113,6 +147,44 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         with _without_pauses():
             seen = self._runner.run(self._exchange_all(requests))
         return tuple(map(exchange_of, seen))
+
+    def at_moments(self, chains: Sequence[Bodies], moments_s: Sequence[float]) -> Come:
+        """Send the first body of each chain at its moment, the others after one another's answers.
+
+        Moments are seconds from the beginning, ascending, one a chain. Nothing waits for the
+        answers of other chains. After a failure the rest of its chain is not sent.
+        """
+        requests = [
+            [self._request(body=json.dumps(body).encode()) for body in bodies] for bodies in chains
+        ]
+        with _without_pauses():
+            began_s = self._clock()
+            seen = self._runner.run(self._exchange_each(requests, moments_s, began_s))
+        return Come(began_s, tuple(tuple(map(exchange_of, chain)) for chain in seen))
+
+    async def _exchange_each(
+        self, chains: Sequence[Sequence[bytes]], moments_s: Sequence[float], began_s: float
+    ) -> list[list[TimedBytes]]:
+        async with asyncio.TaskGroup() as group:
+            tasks = []
+            for requests, moment_s in zip(chains, moments_s, strict=True):
+                await self.wait_until(began_s + moment_s)
+                tasks.append(group.create_task(self._exchange_chain(requests)))
+        return [task.result() for task in tasks]
+
+    async def _exchange_chain(self, requests: Sequence[bytes]) -> list[TimedBytes]:
+        seen = []
+        for request in requests:
+            seen.append(await self._exchange(request))
+            if is_refused(seen[-1]):
+                break
+        return seen
+
+    async def wait_until(self, moment_s: float) -> None:
+        """Wait for a moment of the clock; where it has passed, let others in all the same."""
+        await asyncio.sleep(0)
+        while (left_s := moment_s - self._clock()) > 0:
+            await asyncio.sleep(min(left_s, NAP_S))
 
     async def _exchange_all(self, requests: Sequence[bytes]) -> list[TimedBytes]:
         return await asyncio.gather(*(self._exchange(request) for request in requests))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from sparkdeploy.bench.files import shipped
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 WARMUPS = 1
 SWEEP_CONCURRENCY = (1, 2, 4, 8, 16, 32)
@@ -28,13 +28,16 @@ class SuiteName(StrEnum):
     DECODE = "decode"
     SWEEP = "sweep"
     STANDARD = "standard"
+    LOAD = "load"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     name: str
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...]
     max_tokens: int
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """What the model may call, as OpenAI has it."""
 
 
 def asked(suite: str) -> tuple[Prompt, ...]:
@@ -74,8 +77,22 @@ def context_prompt(words: int, *, seed: int, max_tokens: int) -> Prompt:
     return Prompt("context", ({"role": "user", "content": content},), max_tokens)
 
 
+def deep_prompt(prompt: Prompt, before: str) -> Prompt:
+    """Return the prompt after a context that a request before it has brought already."""
+    messages = ({"role": "system", "content": before}, *prompt.messages)
+    return replace(prompt, messages=messages)
+
+
+def loading_prompt(before: str) -> Prompt:
+    """Return what has the server read a context, and answer a token."""
+    return deep_prompt(Prompt("depth", ({"role": "user", "content": "Go on."},), 1), before)
+
+
 def digest(prompts: tuple[Prompt, ...]) -> str:
-    content = [(item.name, item.messages, item.max_tokens) for item in prompts]
+    content = [
+        (item.name, item.messages, item.max_tokens, *((item.tools,) if item.tools else ()))
+        for item in prompts
+    ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -92,6 +109,15 @@ class Dialect(Enum):
     PLAIN = "nothing"
 
 
+class Route(StrEnum):
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+    @property
+    def path(self) -> str:
+        return "/v1/completions" if self is Route.COMPLETIONS else "/v1/chat/completions"
+
+
 class Length(Enum):
     NATURAL = "when the model ends it, or at max_tokens"
     EXACT = "at max_tokens"
@@ -106,10 +132,10 @@ class Ask:
     """Of the filler, for a prompt that is made to measure."""
 
 
-def chat_body(ask: Ask, *, model: str, dialect: Dialect) -> dict[str, Any]:
+def request_body(ask: Ask, *, model: str, dialect: Dialect, route: Route) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": model,
-        "messages": [dict(message) for message in ask.prompt.messages],
+        **_words_of(ask.prompt, route),
         "max_tokens": ask.prompt.max_tokens,
         "temperature": 0.0,
         "stream": True,
@@ -124,6 +150,13 @@ def chat_body(ask: Ask, *, model: str, dialect: Dialect) -> dict[str, Any]:
         body["ignore_eos"] = True
         body["min_tokens"] = ask.prompt.max_tokens
     return body
+
+
+def _words_of(prompt: Prompt, route: Route) -> dict[str, Any]:
+    if route is Route.COMPLETIONS:
+        return {"prompt": "\n\n".join(str(message["content"]) for message in prompt.messages)}
+    words: dict[str, Any] = {"messages": [dict(message) for message in prompt.messages]}
+    return words | ({"tools": list(prompt.tools)} if prompt.tools else {})
 
 
 SPARE_TOKENS = 32
@@ -177,6 +210,8 @@ class Condition:
     concurrency: int = 1
     context_tokens: int | None = None
     """Prompt and answer together, for a prompt that is made to measure."""
+    depth_tokens: int | None = None
+    """Of a context before the prompt, that the server has read already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +280,44 @@ def sweep_suite(
     return Suite(SuiteName.SWEEP, digest((question,)), rounds, turns, notes=notes)
 
 
+def depth_suite(
+    rounds: int,
+    *,
+    context: Sequence[int],
+    depth: Sequence[int],
+    concurrency: Sequence[int] = (1,),
+    max_model_len: int | None = None,
+) -> Suite:
+    """Every prompt at every depth, with the fewest streams: a grid, as llama-benchy's pp and tg.
+
+    `context` is prompt and answer, as in a sweep; `depth` comes before and may be 0.
+    """
+    grid = [(tokens, before) for tokens in sorted(set(context)) for before in sorted(set(depth))]
+    fitting = [
+        (tokens, before)
+        for tokens, before in grid
+        if tokens > SWEEP_TOKENS and tokens + before <= (max_model_len or tokens + before)
+    ]
+    if not fitting:
+        raise UsageError(
+            f"no prompt of {', '.join(map(str, context))} tokens fits at any depth: the model "
+            f"serves up to {max_model_len or 'an unknown number of'} tokens, and an answer takes "
+            f"{SWEEP_TOKENS}"
+        )
+    turns = tuple(
+        Turn(Condition(SWEEP_CLASS, SWEEP_TOKENS, min(concurrency), tokens, before), number)
+        for tokens, before in fitting
+        for number in range(rounds + WARMUPS)
+    )
+    notes = tuple(
+        f"context {tokens} at depth {before} left out: the model serves up to {max_model_len}"
+        for tokens, before in grid
+        if (tokens, before) not in fitting
+    )
+    question = context_prompt(64, seed=0, max_tokens=SWEEP_TOKENS)
+    return Suite(SuiteName.SWEEP, digest((question,)), rounds, turns, notes=notes)
+
+
 @dataclass(slots=True)
 class Forecast:
     """How long the rest takes, from what has been measured so far."""
@@ -266,7 +339,8 @@ class Forecast:
         return sum(self._turn_s(turn.condition) for turn in turns)
 
     def _turn_s(self, condition: Condition) -> float:
-        prompt_tokens = (condition.context_tokens or 0) * condition.concurrency
+        asked_tokens = (condition.context_tokens or 0) + (condition.depth_tokens or 0)
+        prompt_tokens = asked_tokens * condition.concurrency
         return (
             prompt_tokens * self.prompt_s / self.prompt_tokens
             + condition.max_tokens * self.decode_s / self.decode_tokens
@@ -283,14 +357,14 @@ def parse_suites(names: Sequence[str]) -> tuple[SuiteName, ...]:
     return tuple(dict.fromkeys(SuiteName(word) for word in words))
 
 
-def parse_counts(text: str, what: str) -> tuple[int, ...]:
+def parse_counts(text: str, what: str, *, least: int = 1) -> tuple[int, ...]:
     """Read `1,2,4` or `1K,16K,256K` (K is 1024); UsageError names what is wrong."""
     counts = []
     for word in text.split(","):
         number = word.strip().upper()
         scale = 1024 if number.endswith("K") else 1
         number = number.removesuffix("K")
-        if not number.isdigit() or int(number) == 0:
+        if not number.isdecimal() or int(number) < least:
             raise UsageError(f"{what}: {word!r} is no count", hint="such as 1,2,4 or 1K,16K,64K")
         counts.append(int(number) * scale)
     return tuple(counts)

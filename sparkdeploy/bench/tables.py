@@ -6,6 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.figures import mean_of
+from sparkdeploy.bench.load.record import Asking
+from sparkdeploy.bench.load.tables import load_lines
 from sparkdeploy.bench.report.chart import change, figure, plottable, title_of
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ _SHOWN = {
     "five": ("end_to_end_tok_s", "decode_tok_s", "ttft_p50_s"),
     "decode": ("decode_tok_s", "end_to_end_tok_s", "ttft_p50_s"),
     "sweep": ("decode_tok_s", "stream_decode_tok_s", "ttft_p50_s"),
+    "load": ("ttft_p50_s", "ttft_p95_s", "gap_p99_s", "stream_decode_tok_s"),
 }
 
 
@@ -48,8 +51,12 @@ def run_lines(run: Run) -> Iterator[str]:
 def suite_lines(suite: SuiteResult) -> Iterator[str]:
     state = "" if suite.is_complete else ", not finished"
     rounds = f"{suite.rounds} round{'' if suite.rounds == 1 else 's'}"
-    yield f"suite {suite.name}: {rounds}, temperature 0{state}"
-    if suite.cells:
+    if suite.asking is not Asking.CLOSED_LOOP:
+        rounds = suite.asking.value
+    yield f"suite {suite.name}: {rounds}, temperature {suite.temperature:g}{state}"
+    if suite.asking is not Asking.CLOSED_LOOP:
+        yield from load_lines(suite)
+    elif suite.cells:
         yield from _cell_table(suite)
     for tool in suite.tools:
         yield f"  {tool.tool} {tool.version}"
@@ -189,9 +196,10 @@ def _digits(metric: str) -> int:
 
 
 def _condition(item: Cell | FigureDifference) -> str:
-    if item.context_tokens is None:
-        return item.prompt
-    return f"{item.concurrency} x {item.context_tokens} tokens"
+    name = item.prompt
+    if item.context_tokens is not None:
+        name = f"{item.concurrency} x {item.context_tokens} tokens"
+    return f"{name} {item.asked}".rstrip()
 
 
 def _kinds(suite: SuiteResult) -> str:

@@ -152,6 +152,12 @@ class TimedBytes:
     failure: Failure | None = None
 
 
+def is_refused(seen: TimedBytes) -> bool:
+    """Return whether the connection failed or the status is not 200, at the price of a glance."""
+    head = b"".join(piece.data for piece in seen.pieces[:4])
+    return seen.failure is not None or head[8:12] != _OK_STATUS
+
+
 def exchange_of(seen: TimedBytes) -> Exchange:
     """Return the exchange: its body's arrivals, and what the connection or the status says."""
     failure = seen.failure

@@ -4,37 +4,43 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
 
 from sparkdeploy.cli import bench_quality as asking
 from sparkdeploy.cli.bench_campaign import campaign
+from sparkdeploy.cli.bench_load import load, without_suite
 from sparkdeploy.cli.bench_options import (
     CaFileOption,
     KeyFileOption,
     ModelOption,
     NameArgument,
+    SaveOption,
     UrlOption,
     one_side,
 )
+from sparkdeploy.cli.bench_printing import print_finished, print_run
 from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console
 from sparkdeploy.errors import UsageError
 
-if TYPE_CHECKING:
-    from sparkdeploy.bench.record import Run
-
 SuiteOption = Annotated[
     list[str] | None,
-    typer.Option(help="five (the default), decode, sweep, standard; with commas, or repeated."),
+    typer.Option(
+        help="five (the default), decode, sweep, standard, with commas, or repeated; or load alone."
+    ),
 ]
 RoundsOption = Annotated[int, typer.Option(min=1, help="After one warm-up each.")]
 ConcurrencyOption = Annotated[str, typer.Option(help="For sweep: streams, with commas.")]
 ContextOption = Annotated[
     str, typer.Option(help="For sweep: prompt and answer in tokens; K is 1024.")
+]
+DepthOption = Annotated[
+    str | None,
+    typer.Option(help="For sweep: each --context after so many tokens that were read before; 0,4K"),
 ]
 SWEPT_CONCURRENCY = "1,2,4,8,16,32"
 SWEPT_CONTEXT = "1K,2K,4K,8K,16K,32K,64K,128K,256K"
@@ -47,6 +53,9 @@ class _MeasuresByDefault(TyperGroup):
     def parse_args(self, ctx, args: list[str]) -> list[str]:  # type: ignore[no-untyped-def]  # noqa: ANN001 - typer's own
         if not args or (args[0] not in self.commands and args[0] not in {"--help", "-h"}):
             args = [MEASURE, *args]
+        beside = without_suite(args[1:]) if args[0] == MEASURE else None
+        if beside is not None:
+            args = ["load", *beside]
         return super().parse_args(ctx, args)
 
 
@@ -60,6 +69,7 @@ group = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     group.command(MEASURE)(measure)
+    group.command("load")(load)
     group.command("pair")(pair)
     group.command("campaign")(campaign)
     group.command("ls")(list_runs)
@@ -82,11 +92,10 @@ def measure(
     ca_file: CaFileOption = None,
     suite: SuiteOption = None,
     rounds: RoundsOption = 3,
-    save: Annotated[
-        str | None, typer.Option(help="A label to find the run by, or FILE.json to write.")
-    ] = None,
+    save: SaveOption = None,
     concurrency: ConcurrencyOption = SWEPT_CONCURRENCY,
     context: ContextOption = SWEPT_CONTEXT,
+    depth: DepthOption = None,
     gate: Annotated[
         bool, typer.Option("--gate", help="Exit 8 below the recipe's floor or on a failure.")
     ] = False,
@@ -108,6 +117,7 @@ def measure(
         concurrency=parse_counts(concurrency, "--concurrency"),
         context=parse_counts(context, "--context"),
         save=save,
+        depth=parse_counts(depth, "--depth", least=0) if depth is not None else (),
     )
     settings = current_settings()
     is_gated = gate or floor is not None
@@ -120,10 +130,7 @@ def measure(
         endpoint = there.reach_deployment(side, settings)
     held = gates.floor_of(endpoint.origin, floor) if is_gated else None
     finished = stage.measure_endpoint(endpoint, wanted, settings)
-    _print_run(finished.run, as_json=as_json)
-    if finished.lost is None:
-        console.info(f"kept in {finished.path}")
-    stage.require_figures(finished)
+    print_finished(finished, as_json=as_json)
     if held is not None:
         gates.require_gate(finished.run, *held)
 
@@ -201,13 +208,21 @@ def import_runs(
 
 def show_run(
     run: Annotated[str, typer.Argument(help="An id, a label (its newest run) or a file.")],
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a line a cell, as CSV.")] = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
     """Show one run: what made it and what it measured."""
+    from sparkdeploy.bench.csv_text import csv_text
     from sparkdeploy.commands.bench.run import shelf_of
 
-    _print_run(shelf_of(current_settings()).find(run).run, as_json=as_json)
+    if as_csv and as_json:
+        raise UsageError("give --csv or --json, not both")
+    found = shelf_of(current_settings()).find(run).run
+    if as_csv:
+        console.answer_text(csv_text(found))
+        return
+    print_run(found, as_json=as_json)
 
 
 def compare_runs(
@@ -249,18 +264,3 @@ def report(
 
     count = write_report(runs or (), output, current_settings())
     console.answer(f"wrote {output}: {count} run{'' if count == 1 else 's'}")
-
-
-def _print_run(run: Run, *, as_json: bool) -> None:
-    from sparkdeploy.bench.files import record_text
-    from sparkdeploy.bench.tables import run_lines
-    from sparkdeploy.bench.watch import drafted_in
-    from sparkdeploy.server.drafting import poor_drafter
-
-    if remark := poor_drafter(drafted_in(run)):
-        console.warn(remark)
-    if as_json:
-        console.answer_text(record_text(run))
-        return
-    for line in run_lines(run):
-        console.answer(line)

@@ -26,6 +26,9 @@ CaFileOption = Annotated[
     Path | None,
     typer.Option("--ca-file", help="With a URL: certificates to trust (PEM), as of a private CA."),
 ]
+SaveOption = Annotated[
+    str | None, typer.Option(help="A label to find the run by, or FILE.json to write.")
+]
 
 
 def one_side(name: str | None, url: str | None) -> str:

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.files import shipped
+from sparkdeploy.bench.load.record import Asking
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -134,8 +135,10 @@ class ShownRun:
         return self.run.origin.recipe.name if self.run.origin.recipe is not None else ""
 
     def cells(self, suite: str) -> tuple[Cell, ...]:
+        """Return a suite's cells; none of an open loop, whose figures are others."""
         found = self.run.suite(suite)
-        return found.cells if found is not None else ()
+        is_closed = found is not None and found.asking is Asking.CLOSED_LOOP
+        return found.cells if found is not None and is_closed else ()
 
 
 def figure(value: float | None, digits: int = 1) -> str:

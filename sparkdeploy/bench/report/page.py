@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.report.chart import BarChart, ShownRun
 from sparkdeploy.bench.report.draw import DASHES, SERIES, draw_bars, draw_lines, series_class
 from sparkdeploy.bench.report.speed import acceptance_section, published_section, speed_section
@@ -95,6 +96,11 @@ def _warnings(shown: Sequence[ShownRun]) -> Iterator[str]:
                 yield (
                     f"{item.name}: {failed} of {asked} requests of {suite.name} failed; "
                     "they are in no figure."
+                )
+            if suite.asking is not Asking.CLOSED_LOOP:
+                yield (
+                    f"{item.name}: the suite {suite.name} ({suite.asking}) is not on this page: "
+                    f"`sparkdeploy bench show {item.run.run_id}`."
                 )
     for name in sorted({suite.name for item in shown for suite in item.run.suites}):
         found = {s.prompts for item in shown if (s := item.run.suite(name)) is not None}

@@ -13,15 +13,17 @@ from sparkdeploy import __version__
 from sparkdeploy.bench.compare import RunComparison, Side, compare, sides_of
 from sparkdeploy.bench.files import KeptRun, Shelf, require_writable, run_id, write_whole
 from sparkdeploy.bench.keeping import RunKeeper
+from sparkdeploy.bench.load.plan import LoadPlan
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
 from sparkdeploy.bench.record import Run, SuiteResult
 from sparkdeploy.bench.report.draw import SERIES
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.speed import read_published
-from sparkdeploy.bench.streams import Streams
-from sparkdeploy.bench.suites import Suite, SuiteName, fixed_suite, sweep_suite
+from sparkdeploy.bench.streams import Streams, Target
+from sparkdeploy.bench.suites import Route, Suite, SuiteName, depth_suite, fixed_suite, sweep_suite
 from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch
+from sparkdeploy.commands.bench.load import require_load, take_load
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console, format_seconds
 from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, UsageError
@@ -49,6 +51,10 @@ class WantedRun:
     """A label, or the FILE.json to write instead of the shelf's."""
     prompts: int | None = None
     """Of `five` and `decode` the first so many prompts; None for all."""
+    depth: tuple[int, ...] = ()
+    """For sweep: a grid of `context` at these depths in place of streams and contexts."""
+    load: LoadPlan | None = None
+    """For suite load, which is taken alone."""
 
     @property
     def file(self) -> Path | None:
@@ -82,11 +88,13 @@ def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) 
     plans = [_planned(name, endpoint, wanted) for name in wanted.suites]
     keeper = RunKeeper(run, path)
     failure: SparkdeployError | None = None
-    with _server(endpoint) as (server, watch):
+    with _server(endpoint, wanted.load) as (server, watch):
         for plan in plans:
             try:
                 if isinstance(plan, Suite):
                     result = _take_suite(plan, server, watch)
+                elif isinstance(plan, LoadPlan):
+                    result = take_load(plan, server, watch)
                 else:
                     result = _take_standard(plan, endpoint, settings)
             except SparkdeployError as error:
@@ -199,11 +207,21 @@ def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteR
         return measure_with_tools(host, load, endpoint.container_id or "", has_key=has_key)
 
 
-def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | Load:
+def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | Load | LoadPlan:
     """Refuse what cannot be asked of this server before an hour is spent on other suites."""
+    if name is SuiteName.LOAD:
+        return require_load(wanted.load)
     if name in {SuiteName.FIVE, SuiteName.DECODE}:
         return fixed_suite(name, wanted.rounds, wanted.prompts)
     limit = endpoint.max_model_len
+    if name is SuiteName.SWEEP and wanted.depth:
+        return depth_suite(
+            wanted.rounds,
+            context=wanted.context,
+            depth=wanted.depth,
+            concurrency=wanted.concurrency,
+            max_model_len=limit,
+        )
     if name is SuiteName.SWEEP:
         return sweep_suite(
             wanted.rounds,
@@ -226,6 +244,8 @@ def _show(
     where = condition.prompt
     if condition.context_tokens is not None:
         where = f"{condition.concurrency} streams, context {condition.context_tokens}"
+        if condition.depth_tokens is not None:
+            where += f" at depth {condition.depth_tokens}"
     which = f"round {number} of {suite.rounds}" if number else "warm-up"
     speed = f", {tok_s:.1f} tok/s" if tok_s is not None else ""
     left = f", about {format_seconds(remaining_s)} left" if remaining_s is not None else ""
@@ -233,19 +253,25 @@ def _show(
 
 
 @contextlib.contextmanager
-def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
+def _server(
+    endpoint: Endpoint, load: LoadPlan | None
+) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
+    route = load.route if load is not None else Route.CHAT
+    target = Target(route.path, load.headers if load is not None else {})
     machine = THIS_MACHINE if endpoint.origin.machine is not None else None
     with (
-        Streams(endpoint.base_url, endpoint.api_key, ca_file=endpoint.ca_file) as streams,
+        Streams(
+            endpoint.base_url, endpoint.api_key, ca_file=endpoint.ca_file, target=target
+        ) as streams,
         endpoint.opened() as model,
         endpoint.opened() as watched,
     ):
         has_metrics = False
         with contextlib.suppress(UnhealthyError):
             has_metrics = "vllm:" in model.exposition()
-        dialect = find_dialect(streams, endpoint.model)
+        dialect = find_dialect(streams, endpoint.model, route)
         exposition = model.exposition if has_metrics else None
-        server = MeasuredServer(streams, endpoint.model, dialect, exposition)
+        server = MeasuredServer(streams, endpoint.model, dialect, exposition, route)
         console.detail(f"each request asks the server to count: {dialect.value}")
         with BenchWatch(machine, watched.exposition if has_metrics else None) as watch:
             yield server, watch

@@ -37,6 +37,7 @@ class FakeEngine(ThreadingHTTPServer):
         self.counts_late_s = 0.0
         """How long after an answer its tokens are counted, as a busy vLLM does."""
         self.asked: list[dict[str, Any]] = []
+        self.heads: list[dict[str, str]] = []
         self.given_tokens = 0
         self.read_tokens = 0
         self._lock = threading.Lock()
@@ -95,7 +96,12 @@ class Handler(BaseHTTPRequestHandler):
         if words is not None:
             self._send(400, words)
             return
-        text = " ".join(message["content"] for message in body["messages"])
+        if self.path not in {"/v1/chat/completions", "/v1/completions"}:
+            self._send(404, "no such route")
+            return
+        self.server.heads.append({**self.headers, ":path": self.path})
+        messages = body.get("messages", [{"content": body.get("prompt")}])
+        text = " ".join(str(message.get("content")) for message in messages)
         prompt_tokens = TEMPLATE_TOKENS + TOKENS_A_WORD * len(text.split())
         self.server.count(body, prompt_tokens)
         self.send_response(200)

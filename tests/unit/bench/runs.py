@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparkdeploy.bench.quantiles import Quantiles
 from sparkdeploy.bench.record import (
     Cell,
     CheckpointOrigin,
@@ -14,7 +15,6 @@ from sparkdeploy.bench.record import (
     Latency,
     MachineOrigin,
     MachineWatch,
-    Quantiles,
     Range,
     RecipeOrigin,
     RequestSample,

@@ -77,6 +77,12 @@ class ScriptedClock:
             self._changed.notify_all()
             return self._now_s
 
+    @property
+    def now_s(self) -> float:
+        """The time, without a look that the script would wait for."""
+        with self._changed:
+            return self._now_s
+
     def set(self, now_s: float) -> int:
         """Set the time; return how often it has been looked at before."""
         with self._changed:

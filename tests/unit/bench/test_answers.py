@@ -155,3 +155,18 @@ def test_no_bytes_break_the_reader(noise: bytes) -> None:
     answer = read_answer(exchange(noise))
 
     assert answer.failure is not None or answer.completion_tokens > 0
+
+
+def test_text_of_completions_is_counted_without_token_ids() -> None:
+    texts = [
+        {"choices": [{"index": 0, "text": "a b", "finish_reason": None}]},
+        {"choices": [{"index": 0, "text": " c", "finish_reason": "length"}]},
+        {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 6}},
+    ]
+    events = [b"data: " + json.dumps(item).encode() + b"\n\n" for item in texts]
+
+    answer = read_answer(exchange(*events, DONE))
+
+    assert (answer.prompt_tokens, answer.completion_tokens) == (4, 6)
+    assert answer.counting is Counting.USAGE
+    assert [item.at_s for item in answer.tokens] == [0.0, 1.0]

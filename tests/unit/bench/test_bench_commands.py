@@ -109,6 +109,51 @@ def test_a_sweep_makes_prompts_to_measure_that_no_cache_can_know(
     assert len({text[:30] for text in texts}) == len(texts)
 
 
+def test_a_grid_asks_after_contexts_that_were_read_before(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    done = bench(
+        *("--url", engine.url, "--suite", "sweep", "--rounds", "2", "--concurrency", "2"),
+        *("--context", "512,1K", "--depth", "0,2K,7K"),
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "2 x 512 tokens at depth 2048" in done.stdout
+    assert "context 1024 at depth 7168" not in done.stdout
+    (record,) = records(tmp_path)
+    cells = record["suites"][0]["cells"]
+    grid = [(cell["context_tokens"], cell["depth_tokens"]) for cell in cells]
+    assert grid == [(tokens, depth) for tokens in (512, 1024) for depth in (0, 2048, 7168)]
+    for cell in cells:
+        room = cell["context_tokens"] - 128 + cell["depth_tokens"]
+        for sample in cell["samples"]:
+            assert room * 0.85 - 100 <= sample["prompt_tokens"] <= room
+    loaded = [m[0]["content"] for m in texts_of(engine, 1) if m[0]["role"] == "system"]
+    after = [m[0]["content"] for m in texts_of(engine, 128) if m[0]["role"] == "system"]
+    # Three rounds of two streams for each of four cells that have a depth.
+    assert len(after) == 24
+    assert sorted(loaded) == sorted(after)
+    assert len(set(after)) == 24
+    # What only has the server read is in no figure of a cell.
+    assert cells[0]["server"]["generation_tokens"] == 2 * 2 * 128
+
+
+def test_depths_beyond_the_model_are_left_out_and_told(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    done = bench(
+        *("--url", engine.url, "--suite", "sweep", "--rounds", "1", "--concurrency", "1"),
+        *("--context", "1K", "--depth", "4K,8K"),
+    )
+
+    assert "context 1024 at depth 8192 left out: the model serves up to 8192" in done.stdout
+    assert len(records(tmp_path)[0]["suites"][0]["cells"]) == 1
+
+
+def texts_of(engine: FakeEngine, max_tokens: int) -> list[list[dict[str, str]]]:
+    return [body["messages"] for body in engine.asked if body["max_tokens"] == max_tokens]
+
+
 @pytest.mark.parametrize("more", [("standard",), ("sweep", "--context", "16K")])
 def test_what_cannot_be_asked_is_refused_before_anything_is_measured(
     bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path, more: tuple[str, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from sparkdeploy.bench.files import record_text
+from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.record import Run
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.speed import Field, read_published
@@ -245,3 +247,20 @@ def test_every_published_figure_has_a_source_and_names_a_recipe(field: Field) ->
         assert 0 < item.mean < 200
         assert set(item.prompts) <= {"qa", "code", "json", "math", "long_code", "prose", "agent"}
     assert all(other.source and other.tok_s > 0 for other in field.others)
+
+
+def test_an_open_loop_stands_in_no_table_of_closed_ones(field: Field) -> None:
+    run = sample_run()
+    suites = tuple(
+        replace(suite, asking=Asking.OPEN_LOOP) if suite.name == "decode" else suite
+        for suite in run.suites
+    )
+
+    page = page_of(replace(run, suites=suites), field=field)
+
+    said = (
+        f"the suite decode (open loop) is not on this page: `sparkdeploy bench show {run.run_id}`"
+    )
+    assert said in page.text
+    whole = page_of(run, field=field)
+    assert whole.count("figure") > page.count("figure")

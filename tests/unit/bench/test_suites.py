@@ -22,14 +22,15 @@ from sparkdeploy.bench.suites import (
     Dialect,
     Forecast,
     Length,
+    Route,
     Sizer,
     SuiteName,
-    chat_body,
     context_prompt,
     filler,
     fixed_suite,
     parse_counts,
     parse_suites,
+    request_body,
     sweep_suite,
 )
 from sparkdeploy.errors import BenchError, UsageError
@@ -162,7 +163,7 @@ ASK = Ask(context_prompt(10, seed=0, max_tokens=128), Length.EXACT, 1024, 10)
 
 
 def test_a_full_body_asks_for_every_count() -> None:
-    body = chat_body(ASK, model="qwen", dialect=Dialect.FULL)
+    body = request_body(ASK, model="qwen", dialect=Dialect.FULL, route=Route.CHAT)
 
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert body["return_token_ids"] is True
@@ -170,16 +171,15 @@ def test_a_full_body_asks_for_every_count() -> None:
 
 
 def test_long_prompts_are_asked_without_token_ids() -> None:
-    body = chat_body(
-        replace(ASK, context_tokens=TOKEN_IDS_UP_TO + 1), model="qwen", dialect=Dialect.FULL
-    )
+    ask = replace(ASK, context_tokens=TOKEN_IDS_UP_TO + 1)
+    body = request_body(ask, model="qwen", dialect=Dialect.FULL, route=Route.CHAT)
 
     assert "return_token_ids" not in body
     assert body["stream_options"]["continuous_usage_stats"] is True
 
 
 def test_a_plain_body_has_nothing_that_a_strict_server_refuses() -> None:
-    body = chat_body(ASK, model="qwen", dialect=Dialect.PLAIN)
+    body = request_body(ASK, model="qwen", dialect=Dialect.PLAIN, route=Route.CHAT)
 
     assert set(body) == {"model", "messages", "max_tokens", "temperature", "stream"}
 

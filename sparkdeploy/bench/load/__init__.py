@@ -1,0 +1,1 @@
+"""Load as users bring it: requests at their own moments, whoever still waits."""

@@ -1,0 +1,227 @@
+"""`bench load` as a user runs it, against a server that answers at once."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import resource
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.bench.compare import Side, compare
+from sparkdeploy.bench.load.record import Asking
+from tests.unit.bench.fake_engine import FakeEngine
+from tests.unit.bench.runs import sample_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.unit.program import Done, Run
+
+pytestmark = pytest.mark.outside
+QUICK = ("--rate", "50", "--requests", "20", "--ramp", "0")
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def bench(run: Run) -> Callable[..., Done]:
+    return functools.partial(run, "bench")
+
+
+def suite_of(tmp_path: Path) -> dict[str, Any]:
+    (path,) = (tmp_path / "state" / "bench").glob("*.json")
+    suites: list[dict[str, Any]] = json.loads(path.read_text())["suites"]
+    assert len(suites) == 1
+    return suites[0]
+
+
+@pytest.mark.parametrize("words", [("load",), ("--suite", "load"), ("run", "--suite=load")])
+def test_a_load_is_measured_judged_and_kept(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    done = bench(*words, "--url", engine.url, *QUICK, "--slo", "e2e=1min", "--seed", "3")
+
+    assert done.returncode == 0, done.stderr
+    assert "suite load: open loop" in done.stdout
+    assert "arrivals poisson, seed 3" in done.stdout
+    suite = suite_of(tmp_path)
+    assert suite["asking"] == "open loop"
+    (cell,) = suite["cells"]
+    assert cell["concurrency"] == 0
+    assert (cell["load"]["requests"], cell["load"]["held"]) == (20, 20)
+    assert cell["load"]["limits_s"] == {"e2e": 60.0}
+    assert len(cell["samples"]) == 20
+    assert cell["server"]["generation_tokens"] == sum(
+        sample["completion_tokens"] for sample in cell["samples"]
+    )
+
+
+def test_no_prefix_cache_helps_with_the_mix(bench: Callable[..., Done], engine: FakeEngine) -> None:
+    assert bench("load", "--url", engine.url, *QUICK).returncode == 0
+
+    texts = [body["messages"][0]["content"] for body in engine.asked if body["max_tokens"] > 2]
+    assert len({text[:20] for text in texts}) == len(texts) == 21
+
+
+def test_several_rates_say_the_highest_that_held(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    done = bench(
+        *("load", "--url", engine.url, "--rate", "50,25", "--requests", "10", "--ramp", "0"),
+        *("--slo", "e2e=1min", "--arrivals", "constant"),
+    )
+
+    assert "highest rate with 95% of requests within the limits: 50/s (10 of 10)" in done.stdout
+    suite = suite_of(tmp_path)
+    assert [cell["load"]["rate_per_s"] for cell in suite["cells"]] == [25.0, 50.0]
+    assert suite["sustained"]["rate_per_s"] == 50.0
+    assert suite["sustained"]["fails_at_per_s"] is None
+
+
+def test_failed_requests_hold_nothing_and_are_told(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.refuse = lambda body: "too long" if body["max_tokens"] == 1024 else None
+
+    done = bench("load", "--url", engine.url, *QUICK, "--slo", "e2e=1min")
+
+    assert "requests failed and are in no figure" in done.stdout
+    load = suite_of(tmp_path)["cells"][0]["load"]
+    # Of eight prompts in turn the third asks for 1024 tokens.
+    assert (load["failures"], load["held"], load["requests"]) == (3, 17, 20)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--rate", "auto"), "there are none"),
+        (("--slo", "ttft=2"), "is no time"),
+        (("--rate", "fast"), "is no rate"),
+        (("--seed", "-1"), "is not from 0"),
+        (("--duration", "60"), "is no time"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_anything(
+    bench: Callable[..., Done], engine: FakeEngine, words: tuple[str, ...], said: str
+) -> None:
+    done = bench("load", "--url", engine.url, *words)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert engine.asked == []
+
+
+def test_an_interrupted_load_keeps_the_rates_before(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    def interrupt(_body: dict[str, Any]) -> None:
+        if len(engine.asked) == 14:  # the dialect, the first try, ten of the first rate
+            os.kill(os.getpid(), signal.SIGINT)
+
+    engine.before = interrupt
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = bench(
+            *("load", "--url", engine.url, "--rate", "50,60", "--requests", "10", "--ramp", "0")
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert done.returncode == 130, done.stderr
+    suite = suite_of(tmp_path)
+    assert suite["is_complete"] is False
+    assert suite["notes"] == ["interrupted"]
+    assert [cell["load"]["rate_per_s"] for cell in suite["cells"]] == [50.0]
+
+
+def test_a_load_that_outgrows_the_open_files_is_given_more(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    gate = threading.Event()
+    waiting: list[int] = []
+
+    def hold(body: dict[str, Any]) -> None:
+        if body["max_tokens"] > 2 and len(engine.asked) > 1:
+            waiting.append(1)
+            if len(waiting) >= 60:
+                gate.set()
+            gate.wait(20)
+
+    engine.before = hold
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Both ends of each connection are this process's.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 40, hard))
+    try:
+        done = bench(
+            *("load", "--url", engine.url, "--rate", "200", "--requests", "60", "--ramp", "0")
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert done.returncode == 0, done.stderr
+    load = suite_of(tmp_path)["cells"][0]["load"]
+    assert (load["failures"], load["most_in_flight"]) == (0, 60)
+
+
+def test_load_among_other_suites_is_refused_with_its_own_command(
+    bench: Callable[..., Done], engine: FakeEngine
+) -> None:
+    done = bench("--url", engine.url, "--suite", "five,load")
+
+    assert done.returncode == 2
+    assert "bench load" in done.stderr
+    assert engine.asked == []
+
+
+def test_a_server_that_takes_no_such_request_is_told_before_the_load(
+    bench: Callable[..., Done], engine: FakeEngine
+) -> None:
+    engine.refuse = lambda body: "no text today" if body["max_tokens"] > 2 else None
+
+    done = bench("load", "--url", engine.url, *QUICK)
+
+    assert done.returncode == 8
+    assert "no text today" in done.stderr
+
+
+def test_open_and_closed_loops_are_not_compared() -> None:
+    closed = sample_run()
+    suites = tuple(replace(suite, asking=Asking.OPEN_LOOP) for suite in closed.suites)
+    opened = replace(closed, suites=suites)
+
+    comparison = compare(Side("a", (closed,)), Side("b", (opened,)))
+
+    assert comparison.differences == ()
+    assert "five: closed loop and open loop do not compare" in comparison.notes
+
+
+def test_rates_are_compared_with_themselves_only(
+    bench: Callable[..., Done], engine: FakeEngine
+) -> None:
+    for label, rates in (("one", "25,50"), ("two", "50,100")):
+        bench(
+            *("load", "--url", engine.url, "--rate", rates, "--requests", "8", "--ramp", "0"),
+            *("--save", label),
+        )
+
+    done = bench("compare", "one", "two")
+
+    assert done.returncode == 0, done.stderr
+    assert "mix 50/s poisson" in done.stdout
+    assert "25/s" not in done.stdout
+    assert "100/s" not in done.stdout

@@ -1,0 +1,226 @@
+"""The parts of a load that need no server: arrivals, limits, the search for a rate."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.bench.load.arrivals import Law, numpy_dice, schedule, steady_moments
+from sparkdeploy.bench.load.figures import most_at_once
+from sparkdeploy.bench.load.limits import parse_limits, parse_span
+from sparkdeploy.bench.load.plan import parse_rates
+from sparkdeploy.bench.load.search import CLOSE, Search, Try
+from sparkdeploy.bench.quantiles import Quantiles
+from sparkdeploy.bench.record import Failure, FailureKind, RequestSample
+from sparkdeploy.errors import UsageError
+
+SEED_42_PER_S = (
+    *(0.4692680899768591, 3.010121430917521, 1.3167456935454493),
+    *(0.9129425537759532, 0.16962487046234628, 0.16959629191460518),
+)
+"""`numpy.random.seed(42); [numpy.random.gamma(1.0, 1.0) for _ in range(6)]` of numpy 2.4.6."""
+RATES = st.floats(0.1, 100)
+
+
+def test_intervals_of_a_seed_are_those_of_numpy() -> None:
+    moments = steady_moments(Law.POISSON, 1.0, 6, seed=42)
+
+    scale = 6 / sum(SEED_42_PER_S)
+    truth = [moment * scale for moment in itertools.accumulate(SEED_42_PER_S)]
+    assert moments == pytest.approx(truth, rel=1e-15)
+
+
+def test_seeds_differ_and_repeat() -> None:
+    first, again, other = (
+        steady_moments(Law.POISSON, 2.0, 50, seed=seed) for seed in (0, 0, 2**32 - 1)
+    )
+
+    assert first == again != other
+
+
+@given(rate=RATES, count=st.integers(1, 200), seed=st.integers(0, 2**32 - 1))
+def test_the_last_request_comes_when_its_rate_says(rate: float, count: int, seed: int) -> None:
+    for law in Law:
+        moments = steady_moments(law, rate, count, seed=seed)
+        assert moments == sorted(moments)
+        assert moments[-1] == pytest.approx(count / rate)
+
+
+def test_intervals_spread_as_their_law_says() -> None:
+    spreads = {}
+    for law in Law:
+        moments = steady_moments(law, 5.0, 20_000, seed=1)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
+        spreads[law] = statistics.stdev(gaps) / statistics.fmean(gaps)
+
+    # Of an exponential law the deviation is the mean.
+    assert spreads[Law.POISSON] == pytest.approx(1, abs=0.03)
+    assert spreads[Law.CONSTANT] == pytest.approx(0, abs=1e-6)
+
+
+def test_numbers_of_the_dice_are_uniform() -> None:
+    dice = numpy_dice(7)
+
+    drawn = [dice.random() for _ in range(10_000)]
+
+    assert statistics.fmean(drawn) == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_ramp_rises_evenly_and_counts_nowhere() -> None:
+    came = schedule(Law.CONSTANT, 10.0, 100, ramp_s=4.0)
+
+    ramp = [moment for moment in came.moments_s if moment < 4.0]
+    assert len(came.moments_s) == 120
+    # Half as many as at the full rate, of them a quarter in the first half.
+    assert len(ramp) == pytest.approx(20, abs=1)
+    assert len([moment for moment in ramp if moment < 2.0]) == pytest.approx(5, abs=1)
+    assert came.steady_requests == pytest.approx(100, abs=1)
+    assert came.moments_s[-1] == pytest.approx(14.0)
+    steady = [moment for moment in came.moments_s if moment >= 4.0]
+    for earlier, later in itertools.pairwise(steady):
+        assert later - earlier == pytest.approx(0.1)
+
+
+@given(rate=RATES, ramp=st.floats(0, 60), count=st.integers(1, 100))
+def test_a_schedule_has_requests_after_its_ramp(rate: float, ramp: float, count: int) -> None:
+    came = schedule(Law.POISSON, rate, count, ramp_s=ramp)
+
+    assert list(came.moments_s) == sorted(came.moments_s)
+    assert came.steady_requests >= 1
+
+
+def sample(
+    *, ttft: float = 1.0, gap: float | None = 0.05, tpot: float | None = 0.02, e2e: float = 9.0
+) -> RequestSample:
+    gaps = Quantiles(9, 0.01, 0.01, 0.01, 0.01, gap) if gap is not None else None
+    return RequestSample(
+        1, 0, "x", sent_s=0.0, duration_s=e2e, ttft_s=ttft, gap_s=gaps, tpot_s=tpot
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "one", "holds"),
+    [
+        ("ttft=2s", sample(ttft=2.0), True),
+        ("ttft=2s", sample(ttft=2.000001), False),
+        ("gap=100ms", sample(gap=0.1), True),
+        ("gap=100ms", sample(gap=0.1001), False),
+        ("gap=100ms,tpot=1ms", sample(gap=None, tpot=None), True),
+        ("tpot=20ms", sample(tpot=0.02), True),
+        ("tpot=20ms", sample(tpot=0.021), False),
+        ("e2e=0.15min", sample(e2e=9.0), True),
+        ("e2e=8.9s", sample(e2e=9.0), False),
+        ("ttft=2s, gap=100ms", sample(ttft=1.0, gap=0.2), False),
+    ],
+)
+def test_a_limit_holds_up_to_itself(text: str, one: RequestSample, holds: bool) -> None:
+    assert parse_limits(text).holds(one) is holds
+
+
+def test_a_failed_request_holds_nothing() -> None:
+    failed = RequestSample(
+        1, 0, "x", sent_s=0.0, duration_s=0.1, failure=Failure(FailureKind.REFUSED, "no")
+    )
+
+    assert not parse_limits("ttft=2s").holds(failed)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "'' is no limit"),
+        ("ttft", "'ttft' is no limit"),
+        ("itl=2s", "'itl=2s' is no limit"),
+        ("ttft=2", "ttft: '2' is no time"),
+        ("ttft=2 s", "ttft: '2 s' is no time"),
+        ("ttft=-2s", "is no time"),
+        ("ttft=0s", "is no time"),
+        ("ttft=infs", "is no time"),
+        ("ttft=2s,", "'' is no limit"),
+        ("ttft=2s,ttft=3s", "limited twice"),
+    ],
+)
+def test_what_is_no_limit_is_named(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_limits(text)
+
+
+def test_spans_have_units() -> None:
+    spans = [parse_span(text, "x") for text in ("100ms", "2.5s", "10min")]
+
+    assert spans == pytest.approx([0.1, 2.5, 600])
+
+
+def test_rates_are_sorted_and_once() -> None:
+    assert parse_rates("2, 0.5,2") == (0.5, 2.0)
+    assert parse_rates("auto") == ()
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1,", "nan", "1e9", "inf", "²", "20000"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no rate"):
+        parse_rates(text)
+
+
+def searched(search: Search, knee: float) -> list[Try]:
+    """What is tried of a server that holds limits up to `knee` requests a second."""
+    tries: list[Try] = []
+    while (rate := search.next_rate(tries)) is not None:
+        tries.append(Try(rate, 100 if rate <= knee else 10, 100))
+    return tries
+
+
+@given(knee=st.floats(0.02, 30))
+def test_a_search_ends_close_below_where_limits_break(knee: float) -> None:
+    search = Search((), 0.95)
+
+    tries = searched(search, knee)
+    found = search.found(tries)
+
+    assert found.rate_per_s is not None
+    assert found.fails_at_per_s is not None
+    assert found.rate_per_s <= knee < found.fails_at_per_s <= found.rate_per_s * CLOSE
+    assert (found.held, found.requests) == (100, 100)
+
+
+def test_given_rates_are_all_tried_and_then_what_lies_between() -> None:
+    search = Search((1.0, 2.0, 4.0), 0.95)
+
+    tried = [item.rate_per_s for item in searched(search, 2.5)]
+
+    assert tried[:3] == [1.0, 2.0, 4.0]
+    assert all(2.0 < rate < 4.0 for rate in tried[3:])
+    assert len(tried) > 4
+
+
+@pytest.mark.parametrize(("knee", "rate", "fails_at"), [(9.0, 4.0, None), (0.5, None, 1.0)])
+def test_given_rates_are_not_left(knee: float, rate: float | None, fails_at: float | None) -> None:
+    search = Search((1.0, 4.0), 0.95)
+
+    tries = searched(search, knee)
+
+    assert len(tries) == 2
+    found = search.found(tries)
+    assert (found.rate_per_s, found.fails_at_per_s) == (rate, fails_at)
+
+
+def test_a_rate_that_holds_above_one_that_failed_is_not_believed() -> None:
+    tries = [Try(1.0, 100, 100), Try(2.0, 94, 100), Try(4.0, 95, 100)]
+
+    found = Search((1.0, 2.0, 4.0), 0.95).found(tries)
+
+    assert (found.rate_per_s, found.fails_at_per_s) == (1.0, 2.0)
+
+
+def test_a_server_that_holds_nothing_ends_the_search() -> None:
+    search = Search((), 0.95)
+
+    assert search.found(searched(search, 0.0)).rate_per_s is None
+
+
+def test_requests_at_once_are_counted() -> None:
+    assert most_at_once([(0, 2), (1, 3), (2, 4), (5, 6)]) == 2
