@@ -42,6 +42,9 @@ DRAFT_ROWS = 256
 """Half of the twin's tokens: the other half is what a draft head leaves out."""
 STARTUP_TIMEOUT_S = 600.0
 MEMORY_FLOOR_GIB = 1.0
+NOTHING_COMPILED = {"TORCH_COMPILE_DISABLE": "1"}
+"""Without it the first log probabilities are counted by what torch compiles just then: 7 seconds of
+a processor, and 13 where nothing of it is kept (0.32.0 on a Xeon core)."""
 OF_A_GPU = ("moe_backend", "attention_backend", "linear_backend")
 """Keys of `speculative` that choose a drafter's kernels."""
 _DROPPED = {
@@ -280,6 +283,7 @@ def _serve_on_cpu(serve: Serve, port: int, without: Mapping[str, str]) -> tuple[
     if serve.enforce_eager is None:
         dropped.append("serve.enforce_eager=null -> true: compiling outlasts the rehearsal")
         changed["enforce_eager"] = True
+        changed["env"] = NOTHING_COMPILED | serve.env
     return serve.model_copy(update=changed), dropped
 
 

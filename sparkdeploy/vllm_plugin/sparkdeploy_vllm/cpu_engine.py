@@ -18,10 +18,14 @@ is read is memory that nobody wrote, and the engine dies of a top-k beyond the v
 
 TurboQuant: vLLM 0.32 takes its own CPU back end for every cache, also for one that back end cannot
 read. Layers with such a cache get the plugin's.
+
+Models: vLLM imports a model's class in a process of its own, lest CUDA is initialised in the one
+that serves. Here there is no CUDA, and that process first imports all of vLLM again.
 """
 
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +38,7 @@ SPECULATIVE_RECURRENCE = "fused_sigmoid_gating_delta_rule_update_spec_cpu"
 INT4_OPERATOR = "cpu_gemm_wna16"
 BITS = 4
 TURBOQUANT_PATH = "sparkdeploy_vllm.turboquant_cpu.CpuTurboQuantBackend"
+Inspected = TypeVar("Inspected")
 
 
 def register() -> None:
@@ -41,6 +46,20 @@ def register() -> None:
     _register_delta_net()
     _register_int4_linear()
     _register_sampling()
+    _register_inspection()
+
+
+def _register_inspection() -> None:
+    try:
+        from vllm.model_executor.models import registry
+    except ImportError:
+        return
+    if hasattr(registry, "_run_in_subprocess"):
+        registry._run_in_subprocess = run_here
+
+
+def run_here(inspect: Callable[[], Inspected]) -> Inspected:
+    return inspect()
 
 
 def _register_turboquant() -> None:

@@ -210,6 +210,7 @@ TOUCHED = (
     ),
     *_apis(f"{_QUANT}.turboquant.centroids", "get_centroids(d, bits)", required=False),
     *_apis("vllm._custom_ops", "fused_sigmoid_gating_delta_rule_update_spec_cpu", required=False),
+    *_apis("vllm.model_executor.models.registry", "_run_in_subprocess(fn)", required=False),
 )
 
 

@@ -20,6 +20,7 @@ from sparkdeploy.rehearsal.miniature import (
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library
+    from sparkdeploy.recipe.schema import Serve
     from sparkdeploy.rehearsal.miniature import Miniature
 
 TWIN = Path("/data/m/twin")
@@ -49,6 +50,17 @@ def test_what_only_cuda_has_is_dropped_and_said(shipped: Library) -> None:
     assert made.dropped[0] == "engine cuda-0.25 -> cpu-0.32"
     for field in ("attention_backend", "load_format", "max_model_len", "extra_args"):
         assert [note for note in made.dropped if note.startswith(f"serve.{field}=")]
+
+
+def test_nothing_is_compiled_unless_the_recipe_says_so(shipped: Library) -> None:
+    def serve_of(*settings: str) -> Serve:
+        return rehearsed(shipped, "v2", *settings).resolved.recipe.serve
+
+    disabled = {"TORCH_COMPILE_DISABLE": "1"}
+    assert serve_of().env == disabled
+    own = serve_of("serve.env={OMP_NUM_THREADS: '2'}").env
+    assert own == {**disabled, "OMP_NUM_THREADS": "2"}
+    assert serve_of("serve.enforce_eager=false").env == {}
 
 
 @pytest.mark.parametrize("recipe", ["v2-tq", "v2-tq-k8v4", "v2-tq-3bit"])
