@@ -53,13 +53,13 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class FirstScreen:
     best: tuple[Best, ...]
     table: Table
     notes: tuple[str, ...]
 
 
-def summary_of(runs: Sequence[ShownRun], known: Sequence[Side]) -> Summary | None:
+def summary_of(runs: Sequence[ShownRun], known: Sequence[Side]) -> FirstScreen | None:
     """Return None when no run has a figure that decides anything."""
     sides = _sides(runs, known)
     decisions = tuple(_decisions(runs))
@@ -73,7 +73,7 @@ def summary_of(runs: Sequence[ShownRun], known: Sequence[Side]) -> Summary | Non
     groups = (RowGroup("", rows), RowGroup("", tuple(_machine_rows(runs))))
     against = f", against {runs[0].name}" if len(runs) > 1 else ""
     table = Table(f"By decision{against}", "decision", run_columns(runs), groups)
-    return Summary(best, table, tuple(_notes(sides, compared)))
+    return FirstScreen(best, table, tuple(_notes(sides, compared)))
 
 
 def _sides(runs: Sequence[ShownRun], known: Sequence[Side]) -> list[Side]:
