@@ -194,7 +194,8 @@ def _logarithms(side: Side, suite: SuiteResult, metric: str) -> dict[CellKey, li
 
 def _mean(cell: Cell, metric: str) -> float | None:
     values = [figures[metric] for item in cell.rounds if metric in (figures := figures_of(item))]
-    return statistics.fmean(values) if values else None
+    # A damaged record may hold figures whose sum is beyond what a float holds.
+    return math.fsum(value / len(values) for value in values) if values else None
 
 
 def _spread(tables: Iterable[Mapping[CellKey, list[float]]], key: CellKey) -> Spread:

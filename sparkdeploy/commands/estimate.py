@@ -143,8 +143,15 @@ class Outlook:
         return picture.page(
             title=f"{title}, one of {self.nodes} nodes" if self.nodes > 1 else title,
             picture=picture.bytes_per_step(self.estimates),
+            beside=self._beside(),
             sections={"Memory": self.capacity_lines(), "Speed": self.speed_lines()},
         )
+
+    def _beside(self) -> Iterator[tuple[SpeedEstimate, list[str]]]:
+        """Yield one machine's estimates, with why they are off where they are a Spark's."""
+        for made in self.estimates if self.nodes == 1 else ():
+            is_fitted = self.speed.fitted_to is not None
+            yield made, list(speed.miss_reasons(made)) if is_fitted else []
 
     def as_dict(self) -> dict[str, object]:
         steps = speed_report.batch_steps(self.resolved, self.step_facts, self.acceptance)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from sparkdeploy.estimate.decode import StepPart
+from sparkdeploy.estimate.decode import CONTEXT_TOKENS, StepPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 BAR_LEFT, BAR_WIDTH = 120, 560
 TOP, ROW = 58, 30
+MARKS = 5
 
 
 def bytes_per_step(estimates: Sequence[SpeedEstimate]) -> str:
@@ -26,10 +28,24 @@ def bytes_per_step(estimates: Sequence[SpeedEstimate]) -> str:
         {"made": made, "top": TOP + ROW * index, "pieces": tuple(_pieces(step, longest))}
         for index, (made, step) in enumerate(drawn)
     ]
-    bottom = TOP + ROW * len(drawn)
     return _render(
-        "picture.svg.j2", bars=bars, bottom=bottom, parts=tuple(StepPart), css_class=_css_class
+        "picture.svg.j2",
+        bars=bars,
+        bottom=TOP + ROW * len(drawn),
+        marks=tuple(_marks(longest)),
+        context_tokens=CONTEXT_TOKENS,
+        parts=tuple(StepPart),
+        css_class=_css_class,
     )
+
+
+def _marks(longest: float) -> Iterator[tuple[float, float]]:
+    """Yield the axis' round numbers, in GB, and their places; some four of them."""
+    raw = longest / MARKS
+    magnitude = 10.0 ** math.floor(math.log10(raw))
+    step = next(unit * magnitude for unit in (1, 2, 5, 10) if unit * magnitude >= raw)
+    for count in range(int(longest / step) + 1):
+        yield count * step / 1e9, BAR_LEFT + BAR_WIDTH * count * step / longest
 
 
 def _pieces(step: DecodeStep, longest: float) -> Iterator[tuple[StepPart, float, float, float]]:
@@ -45,12 +61,22 @@ def _css_class(part: StepPart) -> str:
     return "part-" + part.name.lower().replace("_", "-")
 
 
-def page(*, title: str, picture: str, sections: Mapping[str, Iterable[str]]) -> str:
-    """Return the page; `picture` is SVG, sections are lines of text by heading."""
+def page(
+    *,
+    title: str,
+    picture: str,
+    sections: Mapping[str, Iterable[str]],
+    beside: Iterable[tuple[SpeedEstimate, Iterable[str]]] = (),
+) -> str:
+    """Return the page; `picture` is SVG, sections are lines of text by heading.
+
+    `beside` has estimates for a table with published figures, and why each is off.
+    """
     return _render(
         "page.html.j2",
         title=escape(title),
         picture=picture.rstrip(),
+        rows=[(made, [escape(reason) for reason in reasons]) for made, reasons in beside],
         sections={escape(heading): escape("\n".join(lines)) for heading, lines in sections.items()},
     )
 

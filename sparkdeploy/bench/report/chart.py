@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -10,9 +11,10 @@ from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.record import Asking
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator
 
     from sparkdeploy.bench.record import Cell, Run, Summary
+    from sparkdeploy.bench.report.table import Table
 
 LARGEST = 1e12
 """Nothing that is measured here is larger; a damaged record may say anything."""
@@ -50,6 +52,15 @@ class BarChart:
     unit: str
     groups: tuple[Group, ...]
 
+    @property
+    def values(self) -> str:
+        """Every bar in words, for those who do not see the picture."""
+        told = (
+            f"{group.title}: " + ", ".join(f"{bar.label} {bar.value:.1f}" for bar in group.bars)
+            for group in self.groups
+        )
+        return f"{self.unit}. {'; '.join(told)}."
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -70,16 +81,52 @@ class Line:
     series: int = 0
 
 
+class Scale(Enum):
+    LINEAR = "linear"
+    LOGARITHMIC = "logarithmic"
+
+
+DECADES = 1.0
+"""From here on equal differences are too small to see at one end of a linear axis."""
+
+
+def scale_of(values: Iterable[float]) -> Scale:
+    """Return the scale for an axis that would begin at zero: logarithmic over decades."""
+    found = list(values)
+    if not found or min(found) <= 0 or math.log10(max(found) / min(found)) < DECADES:
+        return Scale.LINEAR
+    return Scale.LOGARITHMIC
+
+
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """Lines over a logarithmic x axis and a y axis that starts at zero."""
+    """A panel for each line, all over the same axes; there is a line, and each has a point."""
 
     title: str
     x_title: str
     y_title: str
     lines: tuple[Line, ...]
-    thousands: bool = False
-    """Write x as 1K, 4K, 256K (of 1024)."""
+    x_scale: Scale = Scale.LOGARITHMIC
+
+    @property
+    def y_scale(self) -> Scale:
+        """As the points ask for it; an end of a range that is below them alone decides nothing."""
+        return scale_of(point.y for line in self.lines for point in line.points)
+
+    @property
+    def values(self) -> str:
+        """Every point in words, for those who do not see the picture."""
+        told = (
+            f"{line.label}: "
+            + ", ".join(f"{point.y:.3g} at {condition(point.x)}" for point in line.points)
+            for line in self.lines
+        )
+        return f"{self.y_title} by {self.x_title}. {'; '.join(told)}."
+
+
+def condition(x: float) -> str:
+    """Return 1024 as 1K; what is no multiple of it stays as it is."""
+    return f"{x / 1024:g}K" if x >= 1024 and x % 1024 == 0 else f"{x:g}"
 
 
 def plottable(value: float | None) -> bool:
@@ -89,27 +136,24 @@ def plottable(value: float | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Charts and, beneath them, rows of text, in the words that sections.yaml has for them."""
+    """Charts and, beneath them, a table, in the words that sections.yaml has for them."""
 
     anchor: str
     heading: str
     explanation: str
-    columns: Sequence[str]
     charts: tuple[BarChart | LineChart, ...]
-    rows: tuple[tuple[str, ...], ...]
+    table: Table
     notes: tuple[str, ...]
-    text_columns: int = 2
-    """The columns after these hold numbers and stand to the right."""
 
 
 def section_of(
     name: str,
     charts: tuple[BarChart | LineChart, ...],
-    rows: Iterable[tuple[str, ...]],
+    table: Table,
     notes: Iterable[str] = (),
 ) -> Section:
     told = {"anchor": name, **shipped("report/sections.yaml")[name]}
-    return Section(**told, charts=charts, rows=tuple(rows), notes=tuple(notes))
+    return Section(**told, charts=charts, table=table, notes=tuple(notes))
 
 
 def heading_of(name: str) -> str:
@@ -151,9 +195,25 @@ def change(share: float, digits: int = 0) -> str:
     return said if any(digit in said for digit in "123456789") else said[1:]
 
 
-def interval(summary: Summary | None) -> str:
-    low, high = bounds(summary) if summary is not None else (None, None)
-    return "-" if low is None else f"{figure(low)} to {figure(high)}"
+def said_once(told: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield each remark once, before it the names of all runs that it is about."""
+    names: dict[str, list[str]] = {}
+    for name, remark in told:
+        names.setdefault(remark, []).append(name)
+    yield from (f"{', '.join(found)}: {remark}" for remark, found in names.items())
+
+
+def failed(cell: Cell) -> str:
+    """Return how many requests failed; a table without failures has no row of them."""
+    return str(cell.failures) if cell.failures else "-"
+
+
+def with_interval(summary: Summary | None) -> str:
+    """Return `49.2 ± 1.2`, or the mean alone where nothing more is known."""
+    if summary is None:
+        return "-"
+    _, high = bounds(summary)
+    return figure(summary.mean) + (f" ± {figure(high - summary.mean)}" if high is not None else "")
 
 
 def bounds(summary: Summary) -> tuple[float | None, float | None]:

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.report.chart import BarChart, ShownRun
-from sparkdeploy.bench.report.draw import DASHES, SERIES, draw_bars, draw_lines, series_class
-from sparkdeploy.bench.report.speed import acceptance_section, published_section, speed_section
+from sparkdeploy.bench.report.acceptance import acceptance_section
+from sparkdeploy.bench.report.bars import draw_bars
+from sparkdeploy.bench.report.chart import BarChart, ShownRun, said_once
+from sparkdeploy.bench.report.draw import SERIES, series_class
+from sparkdeploy.bench.report.panels import draw_lines
+from sparkdeploy.bench.report.speed import published_section, speed_section
+from sparkdeploy.bench.report.summary import summary_of
 from sparkdeploy.bench.report.sweep import concurrency_section, context_section
 from sparkdeploy.bench.tables import machine_facts, origin_facts
 from sparkdeploy.image.templates import render_page
@@ -16,16 +20,20 @@ from sparkdeploy.image.templates import render_page
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.bench.record import Run
+    from sparkdeploy.bench.compare import Side
+    from sparkdeploy.bench.record import Run, SuiteResult
     from sparkdeploy.bench.report.chart import LineChart, Section
     from sparkdeploy.bench.report.speed import Field
 
-WIDE, NARROW = 920.0, 340.0
+WIDE, NARROW = 720.0, 340.0
 """Every chart is drawn twice: scaled down to a phone, the letters of a wide one are too small."""
 TEMPLATE = "report.html.j2"
 
 
-def report_page(runs: Sequence[Run], field: Field, *, made_at: str, version: str) -> str:
+def report_page(
+    runs: Sequence[Run], field: Field, *, made_at: str, version: str, known: Sequence[Side] = ()
+) -> str:
+    """Return the page; `known` has further runs, by which differences are judged."""
     shown = tuple(_named(runs))
     facts = [dict(_facts(run)) for run in runs]
     # What several runs have in common is shown once.
@@ -43,19 +51,26 @@ def report_page(runs: Sequence[Run], field: Field, *, made_at: str, version: str
         title=" and ".join(item.name for item in shown) if len(shown) < 3 else f"{len(shown)} runs",
         shared=shared,
         runs=list(zip(shown, series, own_facts, strict=True)),
+        summary=summary_of(shown, known),
         sections=[(section, [_draw(chart) for chart in section.charts]) for section in sections],
         warnings=tuple(_warnings(shown)),
         made_at=made_at,
         version=version,
         series=SERIES,
-        dashes=DASHES,
+        series_class=series_class,
     )
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
     yield from origin_facts(run.origin)
     yield from (("started", run.started_at), ("record", run.run_id))
+    suites = (f"{suite.name} ({_rounds(suite)})" for suite in run.suites)
+    yield "measured", ", ".join(suites)
     yield from machine_facts(cell for suite in run.suites for cell in suite.cells)
+
+
+def _rounds(suite: SuiteResult) -> str:
+    return f"{suite.rounds} round{'' if suite.rounds == 1 else 's'}"
 
 
 def _named(runs: Sequence[Run]) -> Iterator[ShownRun]:
@@ -78,31 +93,35 @@ def _sections(shown: Sequence[ShownRun], field: Field) -> Iterator[Section]:
 
 
 def _draw(chart: BarChart | LineChart) -> dict[str, str]:
+    kind = "bars" if isinstance(chart, BarChart) else "lines"
     wide, narrow = (
         draw_bars(chart, width) if isinstance(chart, BarChart) else draw_lines(chart, width)
         for width in (WIDE, NARROW)
     )
-    return {"title": chart.title, "wide": wide, "narrow": narrow}
+    return {"title": chart.title, "kind": kind, "wide": wide, "narrow": narrow}
 
 
 def _warnings(shown: Sequence[ShownRun]) -> Iterator[str]:
-    for item in shown:
-        for suite in item.run.suites:
-            if not suite.is_complete:
-                yield f"{item.name}: the suite {suite.name} was interrupted; what it had is shown."
-            failed = sum(cell.failures for cell in suite.cells)
-            if failed:
-                asked = sum(r.requests for cell in suite.cells for r in cell.rounds)
-                yield (
-                    f"{item.name}: {failed} of {asked} requests of {suite.name} failed; "
-                    "they are in no figure."
-                )
-            if suite.asking is not Asking.CLOSED_LOOP:
-                yield (
-                    f"{item.name}: the suite {suite.name} ({suite.asking}) is not on this page: "
-                    f"`sparkdeploy bench show {item.run.run_id}`."
-                )
+    yield from said_once(
+        (item.name, remark) for item in shown for suite in item.run.suites for remark in _ill(suite)
+    )
+    yield from (
+        f"{item.name}: the suite {suite.name} ({suite.asking}) is not on this page: "
+        f"`sparkdeploy bench show {item.run.run_id}`."
+        for item in shown
+        for suite in item.run.suites
+        if suite.asking is not Asking.CLOSED_LOOP
+    )
     for name in sorted({suite.name for item in shown for suite in item.run.suites}):
         found = {s.prompts for item in shown if (s := item.run.suite(name)) is not None}
         if len(found) > 1:
             yield f"The prompts of {name} are not the same in all runs: do not compare them."
+
+
+def _ill(suite: SuiteResult) -> Iterator[str]:
+    if not suite.is_complete:
+        yield f"the suite {suite.name} was interrupted; what it had is shown."
+    failures = sum(cell.failures for cell in suite.cells)
+    if failures:
+        asked = sum(r.requests for cell in suite.cells for r in cell.rounds)
+        yield f"{failures} of {asked} requests of {suite.name} failed; they are in no figure."

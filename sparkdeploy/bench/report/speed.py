@@ -1,8 +1,9 @@
-"""Speed by prompt class (suites `five`, `decode`), accepted drafts, and what others published."""
+"""Speed by prompt class (suites `five`, `decode`), and what others published."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.bench.report.chart import (
@@ -12,25 +13,24 @@ from sparkdeploy.bench.report.chart import (
     Group,
     bounds,
     change,
+    failed,
     figure,
     heading_of,
-    interval,
     plottable,
     section_of,
     title_of,
+    with_interval,
 )
-from sparkdeploy.bench.watch import together
+from sparkdeploy.bench.report.table import Column, Row, RowGroup, Table, across, run_columns
 from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sparkdeploy.bench.record import Cell, ServerDelta
+    from sparkdeploy.bench.record import Cell
     from sparkdeploy.bench.report.chart import Section, ShownRun
 
-MOST_POSITIONS = 32
-"""More than any drafter of this field; a damaged record may say anything."""
 SPEEDS = {"five": "end_to_end_tok_s", "decode": "stream_decode_tok_s"}
 """By suite: the figure that is drawn."""
 SPARK = "DGX Spark"
@@ -106,12 +106,8 @@ def speed_section(runs: Sequence[ShownRun], field: Field, suite: str) -> Section
         for item in beside
         if item.prompts
     )
-    return section_of(
-        suite,
-        (BarChart(heading_of(suite), "tok/s", groups),),
-        (_speed_row(shown, cell, beside, metric) for shown, cell in found),
-        dict.fromkeys(notes),
-    )
+    chart = BarChart(heading_of(suite), "tok/s", groups)
+    return section_of(suite, (chart,), _speed_table(runs, suite, metric), dict.fromkeys(notes))
 
 
 def _measured(shown: ShownRun, suite: str, metric: str) -> Iterator[Cell]:
@@ -137,88 +133,36 @@ def _bars(
                 yield Bar(item.label, value, series=shown.series, kind=BarKind.PUBLISHED)
 
 
-def _speed_row(
-    shown: ShownRun, cell: Cell, beside: Sequence[Published], metric: str
-) -> tuple[str, ...]:
-    summary = cell.statistics[metric]
-    others = (item.prompts.get(cell.prompt) for item in beside if item.recipe == shown.recipe)
-    return (
-        title_of("prompts", cell.prompt),
-        shown.name,
-        figure(summary.mean),
-        interval(summary),
-        figure(summary.median),
-        figure(summary.stdev, 2),
-        str(summary.count),
-        str(cell.failures),
-        figure(next((tok_s for tok_s in others if tok_s is not None), None)),
+def _speed_table(runs: Sequence[ShownRun], suite: str, metric: str) -> Table:
+    told = [{cell.prompt: cell for cell in _measured(shown, suite, metric)} for shown in runs]
+
+    def group(title: str, say: Callable[[Cell], str]) -> RowGroup:
+        return across(title, told, partial(title_of, "prompts"), say)
+
+    groups = (
+        group("tok/s: mean ± 95 % interval", lambda cell: with_interval(cell.statistics[metric])),
+        group("requests that failed", failed),
     )
-
-
-def acceptance_section(runs: Sequence[ShownRun]) -> Section | None:
-    drafting = [(shown, _drafting(shown)) for shown in runs]
-    groups: dict[int, list[Bar]] = {}
-    for shown, cells in drafting:
-        # Each cell is weighted by its steps.
-        summed = together((delta for _, delta in cells), kv_usage_peak=None)
-        rates = summed.acceptance_per_position[:MOST_POSITIONS] if summed is not None else ()
-        for position, rate in enumerate(rates, 1):
-            if plottable(rate):
-                bar = Bar(shown.name, 100 * rate, series=shown.series)
-                groups.setdefault(position, []).append(bar)
-    if not groups:
-        return None
-    positions = tuple(Group(f"Position {at}", tuple(groups[at])) for at in sorted(groups))
-    return section_of(
-        "acceptance",
-        (BarChart(heading_of("acceptance"), "% of drafting steps", positions),),
-        (row for pair in drafting for row in _acceptance_rows(*pair)),
-    )
-
-
-Drafting = list[tuple["Cell", "ServerDelta"]]
-
-
-def _drafting(shown: ShownRun) -> Drafting:
-    """A sweep's prompts are made to fill a context; they count only where there are no others."""
-    return _drafted(shown, "five") + _drafted(shown, "decode") or _drafted(shown, "sweep")
-
-
-def _drafted(shown: ShownRun, suite: str) -> Drafting:
-    found = ((cell, cell.server) for cell in shown.cells(suite))
-    return [(cell, delta) for cell, delta in found if delta is not None and _has_drafted(delta)]
-
-
-def _has_drafted(delta: ServerDelta) -> bool:
-    counters = (delta.draft_tokens or 0, delta.accepted_tokens or 0, *delta.accepted_per_position)
-    return (delta.drafts or 0) > 0 and all(map(plottable, (delta.drafts, *counters)))
-
-
-def _acceptance_rows(shown: ShownRun, cells: Drafting) -> Iterator[tuple[str, ...]]:
-    for cell, delta in cells:
-        name = title_of("prompts", cell.prompt)
-        context = f", {cell.context_tokens:,} tokens" if cell.context_tokens else ""
-        streams = f", {cell.concurrency} at once" if cell.concurrency > 1 else ""
-        rates = delta.acceptance_per_position[:MOST_POSITIONS]
-        yield (
-            shown.name,
-            f"{name}{context}{streams}",
-            " / ".join(figure(100 * rate, 0) for rate in rates) or "-",
-            figure(100 * delta.acceptance if delta.acceptance is not None else None),
-            figure(delta.mean_acceptance_length, 2),
-            f"{delta.drafts:,}",
-        )
+    return Table(heading_of(suite), "class", run_columns(runs), groups)
 
 
 def published_section(runs: Sequence[ShownRun], field: Field) -> Section:
     others = [
-        (other.what, figure(other.tok_s), f"{other.method}; {other.source}")
+        Row(other.what, (figure(other.tok_s), f"{other.method}; {other.source}"))
         for other in field.others
     ]
     rows = [row for shown in runs for row in _rows(shown, field)]
     if not rows:
-        return section_of("nothing_published", (), others, (OTHERS,))
-    rows += [("-", what, "-", tok_s, "-", said) for what, tok_s, said in others]
+        table = _published_table(("published",), RowGroup("", tuple(others)))
+        return section_of("nothing_published", (), table, (OTHERS,))
+    table = _published_table(
+        ("here", "published", "difference"),
+        RowGroup("recipes of these runs", tuple(rows)),
+        RowGroup(
+            "other set-ups, one request",
+            tuple(Row(row.head, ("-", row.cells[0], "-", row.cells[1])) for row in others),
+        ),
+    )
     notes = [OTHERS]
     elsewhere = ", ".join(
         shown.name
@@ -227,21 +171,26 @@ def published_section(runs: Sequence[ShownRun], field: Field) -> Section:
     )
     if elsewhere:
         notes.append(f"Not taken on a DGX Spark, so the difference says little: {elsewhere}.")
-    return section_of("published", (), rows, notes)
+    return section_of("published", (), table, notes)
 
 
-def _rows(shown: ShownRun, field: Field) -> Iterator[tuple[str, ...]]:
+def _published_table(figures: Sequence[str], *groups: RowGroup) -> Table:
+    columns = (*map(Column, figures), Column("method and source", is_text=True))
+    return Table("Published figures, tok/s", "what", columns, groups)
+
+
+def _rows(shown: ShownRun, field: Field) -> Iterator[Row]:
     for item in field.published:
         if item.recipe == shown.recipe:
             here = _here(shown, item)
-            yield (
-                shown.name,
-                f"{item.recipe}, {FIGURES.get(item.figure, item.figure)} ({item.label})",
+            counted = FIGURES.get(item.figure, item.figure)
+            cells = (
                 figure(here),
                 figure(item.mean),
                 change(here / item.mean - 1) if here is not None and item.mean > 0 else "-",
                 f"{item.method}; {item.hardware}; {item.source}",
             )
+            yield Row(f"{shown.name}: {item.recipe}, {counted} ({item.label})", cells)
 
 
 def _here(shown: ShownRun, item: Published) -> float | None:

@@ -10,14 +10,19 @@ from sparkdeploy.bench.report.chart import (
     LineChart,
     Point,
     bounds,
+    condition,
+    failed,
     figure,
-    interval,
+    heading_of,
     plottable,
+    said_once,
     section_of,
+    with_interval,
 )
+from sparkdeploy.bench.report.table import NOTHING, Table, across, run_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.bench.record import Cell
     from sparkdeploy.bench.report.chart import Section, ShownRun
@@ -33,35 +38,40 @@ TO_P95, INTERVAL = "median to 95th percentile", "95 % interval"
 def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
     swept = [(shown, _at_shortest_context(shown)) for shown in runs]
     charts = (
-        _chart(swept, STREAMS, "Time to first token", f"seconds, {TO_P95}", _ttft),
-        _chart(swept, STREAMS, "Time per output token", f"milliseconds, {TO_P95}", _tpot),
+        _chart(swept, STREAMS, "Time to first token", f"s, {TO_P95}", _ttft),
+        _chart(swept, STREAMS, "Time per output token", f"ms, {TO_P95}", _tpot),
         _chart(swept, STREAMS, "All requests together", f"tok/s, decoding, {INTERVAL}", _speed),
     )
     suites = [(shown.name, shown.run.suite("sweep")) for shown in runs]
-    told = (f"{name}: {note}." for name, suite in suites if suite for note in suite.notes)
+    told = said_once((name, f"{note}.") for name, suite in suites if suite for note in suite.notes)
     notes = (*_unequal_contexts(swept), *told)
-    return _section("concurrency", swept, charts, _concurrency_row, notes)
+    return _section("concurrency", swept, charts, notes)
 
 
 def context_section(runs: Sequence[ShownRun]) -> Section | None:
     swept = [(shown, _alone(shown)) for shown in runs]
     charts = (
         _chart(swept, CONTEXT, "Decode speed", f"tok/s, {INTERVAL}", _stream_speed),
-        _chart(swept, CONTEXT, "Time to first token", f"seconds, {TO_P95}", _ttft),
+        _chart(swept, CONTEXT, "Time to first token", f"s, {TO_P95}", _ttft),
     )
-    return _section("context", swept, charts, _context_row)
+    return _section("context", swept, charts)
 
 
 def _section(
-    name: str,
-    swept: Swept,
-    charts: Sequence[LineChart],
-    row: Callable[[ShownRun, Cell], tuple[str, ...]],
-    notes: Iterable[str] = (),
+    name: str, swept: Swept, charts: Sequence[LineChart], notes: Iterable[str] = ()
 ) -> Section | None:
     drawn = tuple(chart for chart in charts if chart.lines)
-    rows = (row(shown, cell) for shown, cells in swept for cell in cells)
-    return section_of(name, drawn, rows, notes) if drawn else None
+    if not drawn:
+        return None
+    seen = [(shown, cells) for shown, cells in swept if cells]
+    is_context = name == "context"
+    told = [{int(_x(cell, charts[0].x_title)): cell for cell in cells} for _, cells in seen]
+    say = CONTEXT_FIGURES if is_context else CONCURRENCY_FIGURES
+    head: Callable[[int], str] = condition if is_context else "{:d} at once".format
+    groups = (across(title, told, head, read) for title, read in say.items())
+    columns = run_columns(shown for shown, _ in seen)
+    table = Table(heading_of(name), "condition", columns, tuple(groups))
+    return section_of(name, drawn, table, notes)
 
 
 def _at_shortest_context(shown: ShownRun) -> list[Cell]:
@@ -96,7 +106,7 @@ def _chart(swept: Swept, x_title: str, title: str, unit: str, read: Read) -> Lin
         points = tuple(point for cell in cells if (point := read(cell, _x(cell, x_title))))
         if points:
             lines.append(Line(shown.name, points, shown.series))
-    return LineChart(title, x_title, unit, tuple(lines), x_title == CONTEXT)
+    return LineChart(title, x_title, unit, tuple(lines))
 
 
 def _x(cell: Cell, title: str) -> float:
@@ -124,39 +134,50 @@ def _speed(cell: Cell, x: float, *, metric: str = "decode_tok_s") -> Point | Non
 _stream_speed = partial(_speed, metric="stream_decode_tok_s")
 
 
-def _concurrency_row(shown: ShownRun, cell: Cell) -> tuple[str, ...]:
-    ttft, tpot = cell.latency.ttft_s, cell.latency.tpot_s
-    total, each = (cell.statistics.get(f"{name}decode_tok_s") for name in ("", "stream_"))
+def _waits(cell: Cell, *, kind: str, factor: float, digits: int) -> str:
+    found = getattr(cell.latency, kind)
+    if found is None:
+        return NOTHING
+    ends = [figure(value * factor, digits) for value in (found.p50, found.p95)]
+    return " / ".join(ends) if set(ends) != {NOTHING} else NOTHING
+
+
+def _summed(cell: Cell, *, metric: str) -> str:
+    return with_interval(cell.statistics.get(metric))
+
+
+def _cache_peak(cell: Cell) -> str:
     peak = cell.server.kv_usage_peak if cell.server is not None else None
-    return (
-        shown.name,
-        str(cell.concurrency),
-        figure(ttft.p50 if ttft else None, 3),
-        figure(ttft.p95 if ttft else None, 3),
-        figure(tpot.p50 * MILLISECONDS if tpot else None),
-        figure(tpot.p95 * MILLISECONDS if tpot else None),
-        figure(total.mean if total else None),
-        interval(total),
-        figure(each.mean if each else None),
-        str(cell.failures),
-        f"{peak:.0%}" if peak is not None and plottable(peak) else "-",
-    )
+    return f"{peak:.0%}" if peak is not None and plottable(peak) else NOTHING
 
 
-def _context_row(shown: ShownRun, cell: Cell) -> tuple[str, ...]:
-    speed, ttft = cell.statistics.get("stream_decode_tok_s"), cell.latency.ttft_s
-    prefill = None
-    if ttft is not None and ttft.p50 > 0 and cell.context_tokens:
-        prefill = cell.context_tokens / ttft.p50
-    return (
-        shown.name,
-        f"{cell.context_tokens:,}",
-        figure(speed.mean if speed else None),
-        interval(speed),
-        figure(ttft.p50 if ttft else None, 3),
-        figure(prefill, 0),
-        str(cell.failures),
-    )
+def _prefill(cell: Cell) -> str:
+    ttft = cell.latency.ttft_s
+    if ttft is None or ttft.p50 <= 0 or not cell.context_tokens:
+        return NOTHING
+    return figure(cell.context_tokens / ttft.p50, 0)
+
+
+CONCURRENCY_FIGURES: Mapping[str, Callable[[Cell], str]] = {
+    "time to first token, s: median / 95th percentile": partial(
+        _waits, kind="ttft_s", factor=1.0, digits=2
+    ),
+    "time per output token, ms: median / 95th percentile": partial(
+        _waits, kind="tpot_s", factor=MILLISECONDS, digits=1
+    ),
+    "all together, tok/s: mean ± 95 % interval": partial(_summed, metric="decode_tok_s"),
+    "each, tok/s: mean ± 95 % interval": partial(_summed, metric="stream_decode_tok_s"),
+    "requests that failed": failed,
+    "KV cache in use at the most": _cache_peak,
+}
+CONTEXT_FIGURES: Mapping[str, Callable[[Cell], str]] = {
+    "decode, tok/s: mean ± 95 % interval": partial(_summed, metric="stream_decode_tok_s"),
+    "time to first token, s: median / 95th percentile": partial(
+        _waits, kind="ttft_s", factor=1.0, digits=2
+    ),
+    "prefill, tok/s": _prefill,
+    "requests that failed": failed,
+}
 
 
 def _unequal_contexts(swept: Swept) -> Iterator[str]:

@@ -152,8 +152,9 @@ def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
     """A run is named by its id, its label (the newest wins) or its file."""
     shelf = shelf_of(settings)
     runs = [shelf.find(name).run for name in names]
+    kept = kept_runs(settings)
     if not names:
-        newest = {item.run.label: item.run for item in _whole_ones(kept_runs(settings))}
+        newest = {item.run.label: item.run for item in _whole_ones(kept)}
         # As many as there are colours.
         runs = list(newest.values())[-len(SERIES) :]
     if not runs:
@@ -166,6 +167,7 @@ def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
         read_published(resources() / "recipes" / "facts" / "published.yaml"),
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         version=__version__,
+        known=sides_of(item.run for item in kept if item.is_whole),
     )
     write_whole(page, output)
     return len(runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,12 @@ import pytest
 
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.speed import read_published
+from sparkdeploy.estimate.picture import bytes_per_step
+from sparkdeploy.estimate.picture import page as page_of_estimates
 from sparkdeploy.settings import resources
 from tests.engine.bench.browser import Browser, Screen
 from tests.unit.bench.runs import sample_run
+from tests.unit.estimate.test_roofline import made_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +24,10 @@ if TYPE_CHECKING:
 
 WITHOUT_BROWSER = "SPARKDEPLOY_TESTS_WITHOUT_BROWSER"
 LONG = "a-recipe-whose-name-goes-on-and-on-and-on-until-nobody-wants-to-read-it-any-further"
-SCREENS = (Screen(360, 800), Screen(768, 1024), Screen(1280, 900), Screen(360, 800, "dark"))
+SCREENS = (Screen(360, 800), Screen(768, 1024), Screen(1440, 900), Screen(360, 800, "dark"))
+MOST_PAGES = 6
+LEAST_LETTERS_PX = 11
+PAGE = re.compile(rb"/Type\s*/Page\b(?!s)")
 CHARTS = 8
 VISIBLE_CHARTS = """
 return [...document.querySelectorAll("svg.chart")].filter(chart => {
@@ -42,10 +49,39 @@ return [...document.querySelectorAll("svg.chart text")].filter(words => {
 }).map(words => words.textContent)
 """
 SCROLLS = "const root = document.documentElement; return root.scrollWidth > root.clientWidth"
-SMALLEST_WORDS = """
-return Math.min(...[...document.querySelectorAll("svg.chart text")]
-  .map(words => words.getBoundingClientRect().height).filter(height => height > 0))
+SMALL_WORDS = """
+const scale = item => {
+  const chart = item.closest("svg");
+  return chart ? chart.getBoundingClientRect().width / chart.viewBox.baseVal.width : 1;
+};
+return [...document.querySelectorAll("body *")].filter(item =>
+  item.checkVisibility() && [...item.childNodes].some(node => node.nodeType === 3) &&
+  item.tagName !== "title" && item.textContent.trim() &&
+  parseFloat(getComputedStyle(item).fontSize) * scale(item) < arguments[0]
+).map(item => item.outerHTML.slice(0, 120))
+""".replace("arguments[0]", str(LEAST_LETTERS_PX))
+OVERLAPS = """
+const found = [];
+for (const chart of document.querySelectorAll("svg")) {
+  const texts = [...chart.querySelectorAll("text")];
+  const words = texts.map(item => [item, item.getBoundingClientRect()]);
+  words.forEach(([one, a], at) => words.slice(at + 1).forEach(([other, b]) => {
+    const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    if (a.width && b.width && across > 1 && down > 3)
+      found.push(one.textContent + " | " + other.textContent);
+  }));
+}
+return found
 """
+"""A line's box is some pixels higher than its letters."""
+WITHOUT_CUE = """
+return [...document.querySelectorAll(".scroll")].filter(item =>
+  item.scrollWidth > item.clientWidth + 1 && innerWidth < 720 &&
+  !(item.previousElementSibling?.matches(".cue") && item.previousElementSibling.checkVisibility())
+).map(item => item.ariaLabel)
+"""
+WITHOUT_SCOPE = "return document.querySelectorAll('th:not([scope])').length"
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +96,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A report of four runs, one with a name that is far too long."""
+    """A report of five runs, one with a name that is far too long."""
     runs = [
         sample_run("baseline", speed=28.1),
         sample_run("v2", speed=51.4),
         sample_run("dflash", speed=63.0),
         sample_run(LONG, speed=44.0),
+        sample_run("v2-tq", speed=39.0),
     ]
     field = read_published(resources() / "recipes" / "facts" / "published.yaml")
     path = tmp_path_factory.mktemp("report") / "report.html"
@@ -81,7 +118,10 @@ def test_it_fits_the_screen(browser: Browser, page: str, screen: Screen) -> None
     assert browser.evaluate(OUTSIDE) == []
     assert browser.evaluate(WORDS_OUTSIDE) == []
     assert browser.evaluate(SCROLLS) is False
-    assert browser.evaluate(SMALLEST_WORDS) >= 10
+    assert browser.evaluate(SMALL_WORDS) == []
+    assert browser.evaluate(OVERLAPS) == []
+    assert browser.evaluate(WITHOUT_CUE) == []
+    assert browser.evaluate(WITHOUT_SCOPE) == 0
     assert browser.messages() == []
 
 
@@ -94,9 +134,11 @@ def test_it_follows_light_and_dark(browser: Browser, page: str) -> None:
 
 
 def test_it_prints(browser: Browser, page: str) -> None:
-    """In print every chart is wide, light and whole, and no table is cut off by a scroller."""
+    """In print every chart is light and whole, and no table is cut off by a scroller."""
     browser.show(page, Screen(768, 1024, "dark"))
-    assert browser.print_out().startswith(b"%PDF-")
+    printed = browser.print_out()
+    assert printed.startswith(b"%PDF-")
+    assert 1 <= len(PAGE.findall(printed)) <= MOST_PAGES
     browser.devtools("Emulation.setEmulatedMedia", {"media": "print"})
     assert browser.evaluate(VISIBLE_CHARTS) == CHARTS
     ground = "return getComputedStyle(document.body).backgroundColor"
@@ -105,10 +147,41 @@ def test_it_prints(browser: Browser, page: str) -> None:
     assert browser.evaluate(scroller) == "visible"
 
 
+@pytest.mark.parametrize("screen", SCREENS, ids=str)
+def test_an_estimate_fits_the_screen(browser: Browser, tmp_path: Path, screen: Screen) -> None:
+    """The picture of `plan --html` scrolls on a phone, as it says, and can be read."""
+    made = made_for("v2")
+    lines = ["a line of a table that goes on " * 8]
+    text = page_of_estimates(
+        title="v2 on a Spark",
+        picture=bytes_per_step([made_for("baseline"), made]),
+        sections={"Memory": lines},
+        beside=[(made, ["it is " + "very " * 30 + "far"])],
+    )
+    path = tmp_path / "plan.html"
+    path.write_text(text)
+    browser.show(path.as_uri(), screen)
+    outside = OUTSIDE.replace(".scroll", ".picture, pre")
+    assert browser.evaluate(outside) == []
+    assert browser.evaluate(SCROLLS) is False
+    assert browser.evaluate(SMALL_WORDS) == []
+    assert browser.evaluate(OVERLAPS) == []
+    cue = WITHOUT_CUE.replace(".scroll", ".picture").replace("innerWidth < 720 &&", "")
+    assert browser.evaluate(cue) == []
+    assert browser.evaluate(WITHOUT_SCOPE) == 0
+
+
 def test_the_browser_test_would_notice(browser: Browser, tmp_path: Path) -> None:
     """What the tests above look for is found where it is."""
     path = tmp_path / "bad.html"
-    path.write_text('<img src="http://127.0.0.1:9/x.png"><p style="width:900px">wide</p>')
+    path.write_text(
+        '<img src="http://127.0.0.1:9/x.png"><p style="width:900px">wide</p>'
+        '<p style="font-size:9px">small</p><div class="scroll" style="overflow:auto">'
+        '<p style="width:900px">far</p></div><table><th>x</th></table>'
+        '<svg viewBox="0 0 90 90"><text x="5" y="20">one</text><text x="9" y="22">two</text></svg>'
+    )
     browser.show(path.as_uri(), Screen(360, 800))
-    assert browser.evaluate(OUTSIDE) != []
+    for look in (OUTSIDE, SMALL_WORDS, OVERLAPS, WITHOUT_CUE):
+        assert browser.evaluate(look) != [], look
+    assert browser.evaluate(WITHOUT_SCOPE) == 1
     assert any("x.png" in message for message in browser.messages())

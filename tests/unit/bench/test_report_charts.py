@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench.report import draw as drawing
+from sparkdeploy.bench.report.bars import draw_bars
 from sparkdeploy.bench.report.chart import (
     LARGEST,
     Bar,
@@ -21,19 +22,20 @@ from sparkdeploy.bench.report.chart import (
     Line,
     LineChart,
     Point,
+    Scale,
     change,
     plottable,
+    scale_of,
 )
 from sparkdeploy.bench.report.draw import (
     Linear,
     Logarithmic,
-    draw_bars,
-    draw_lines,
-    spread,
+    logarithmic_ticks,
     thin,
     ticks,
 )
 from sparkdeploy.bench.report.page import NARROW, WIDE
+from sparkdeploy.bench.report.panels import draw_lines
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 FONTS = {"group": 13.0, "value": 13.0}
@@ -69,12 +71,12 @@ def line_charts(draw: st.DrawFn) -> LineChart:
     lines = st.lists(
         st.builds(Line, labels, points, st.integers(0, 20)), min_size=1, max_size=20
     ).map(tuple)
-    return LineChart(draw(labels), "streams", "tok/s", draw(lines), draw(st.booleans()))
+    return LineChart(draw(labels), "streams", "tok/s", draw(lines), draw(st.sampled_from(Scale)))
 
 
 def line_chart_of(*conditions: float) -> LineChart:
     line = Line("", tuple(Point(x, 1.0, None, None) for x in conditions), 0)
-    return LineChart("", "streams", "tok/s", (line,), False)
+    return LineChart("", "streams", "tok/s", (line,))
 
 
 def check_inside(text: str) -> None:
@@ -140,15 +142,39 @@ def test_ticks_are_round_and_reach_the_largest(largest: float, about: int) -> No
     assert ticks(0.0, about) == (0.0, 1.0)
 
 
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=12), st.floats(1, 30))
-def test_labels_keep_their_distance_where_there_is_room(places: list[float], apart: float) -> None:
-    found = spread(places, apart=apart, low=0, high=100)
-    assert all(-1e-9 <= place <= 100 + 1e-9 for place in found)
-    gap = min(apart, 100 / max(len(places) - 1, 1))
-    pairs = itertools.pairwise(sorted(found))
-    assert all(upper - lower >= gap - 1e-6 for lower, upper in pairs)
-    order = sorted(range(len(places)), key=lambda index: places[index])
-    assert [found[index] for index in order] == sorted(found)
+@given(st.floats(1e-6, 1e6), st.floats(10, 1e6))
+def test_logarithmic_ticks_lie_around_both_ends(low: float, ratio: float) -> None:
+    marks = logarithmic_ticks(low, low * ratio)
+    assert marks[0] <= low * 1.001
+    assert marks[-1] >= low * ratio * 0.999
+    assert len(marks) <= 16
+    assert all(f"{mark:.0e}"[0] in "125" for mark in marks)
+
+
+def test_an_axis_over_decades_is_logarithmic() -> None:
+    assert scale_of([1.0, 9.0]) is Scale.LINEAR
+    assert scale_of([0.5, 20.0]) is Scale.LOGARITHMIC
+    assert scale_of([0.0, 20.0]) is Scale.LINEAR
+    waits = tuple(Point(1024 * x, x) for x in (1.0, 10.0, 100.0))
+    chart = LineChart("t", "tokens of context", "s", (Line("a", waits),))
+    drawn = ElementTree.fromstring(draw_lines(chart, WIDE))
+    assert any(item.text == "s, log" for item in drawn.iter())
+    heights = [float(i.attrib["cy"]) for i in drawn.iter() if i.tag.endswith("circle")]
+    assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.05)
+
+
+def test_every_group_of_bars_has_its_unit() -> None:
+    bar = (Bar("a", 1.0),)
+    drawn = draw_bars(BarChart("t", "tok/s", (Group("g", bar), Group("h", bar))), NARROW)
+    assert [i.text for i in ElementTree.fromstring(drawn).iter()].count("tok/s") == 2
+
+
+def test_every_line_has_a_panel_with_the_others_behind_it() -> None:
+    lines = tuple(Line(name, (Point(1, 1.0), Point(2, 2.0)), at) for at, name in enumerate("abcde"))
+    drawn = ElementTree.fromstring(draw_lines(LineChart("t", "x", "y", lines), WIDE))
+    classes = [item.attrib.get("class", "") for item in drawn.iter()]
+    assert classes.count("peer") == 5 * 4
+    assert sum(name.startswith("line") for name in classes) == 5
 
 
 def test_axes() -> None:

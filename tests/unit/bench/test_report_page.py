@@ -7,26 +7,30 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import TypeAdapter
 
+from sparkdeploy.bench.compare import sides_of
 from sparkdeploy.bench.files import record_text
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.record import Run
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.speed import Field, read_published
-from tests.unit.bench.runs import sample_run
+from tests.unit.bench.runs import origin, sample_run
 from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ATTACK = """"><script>alert(1)</script><img src=x onerror=alert(1)>' onload='x"""
 VOID = {"meta", "br", "img", "link", "input"}
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "header", "nav", "a", "h1", "h2", "h3"),
     *("p", "ul", "li", "div", "article", "dl", "dt", "dd", "section", "figure", "figcaption"),
-    *("table", "thead", "tbody", "tr", "th", "td", "footer"),
-    *("svg", "text", "path", "rect", "circle", "polygon"),
+    *("table", "caption", "thead", "tbody", "tr", "th", "td", "footer", "span", "b"),
+    *("svg", "text", "path", "rect", "circle"),
 }
 
 
@@ -92,7 +96,10 @@ def test_every_chart_is_there_with_its_table(field: Field) -> None:
     page = page_of(sample_run("baseline", speed=28.0), sample_run("v2"), field=field)
     # Each chart twice: for wide and for narrow screens.
     assert page.count("svg") == 2 * (1 + 1 + 3 + 2 + 1)
-    assert page.count("section") == page.count("table") == 6
+    # Of the summary too; what made the runs is no table.
+    assert page.count("section") - 1 == page.count("table") == page.count("caption") == 7
+    scopes = [attributes["scope"] for tag, attributes in page.elements if tag == "th"]
+    assert set(scopes) == {"col", "row", "rowgroup"}
     for heading in (
         "Speed by prompt class, end to end",
         "Decode speed by kind of text",
@@ -150,7 +157,7 @@ def test_runs_of_a_recipe_nobody_published_stand_beside_nothing(field: Field) ->
 def test_an_interval_of_few_rounds_ends_where_speeds_end(field: Field) -> None:
     """Two rounds that differ much have an interval that reaches below zero."""
     page = page_of(changed(sample_run("v2"), _wide_interval), field=field)
-    assert "49.0 0.0 to 160.0" in page.text
+    assert "49.0 ± 111.0" in page.text
 
 
 def _wide_interval(record: dict[str, Any]) -> dict[str, Any]:
@@ -162,8 +169,8 @@ def _wide_interval(record: dict[str, Any]) -> dict[str, Any]:
 def test_failures_interruptions_and_other_prompts_are_said_first(field: Field) -> None:
     other = changed(sample_run("mine", run_id="x"), _other_prompts)
     page = page_of(sample_run("v2"), other, field=field)
-    assert "v2: the suite sweep was interrupted" in page.text
-    assert "v2: 5 of 198 requests of sweep failed" in page.text
+    assert "v2, mine: the suite sweep was interrupted" in page.text
+    assert "v2, mine: 5 of 198 requests of sweep failed" in page.text
     assert "The prompts of five are not the same in all runs" in page.text
 
 
@@ -264,3 +271,52 @@ def test_an_open_loop_stands_in_no_table_of_closed_ones(field: Field) -> None:
     assert said in page.text
     whole = page_of(run, field=field)
     assert whole.count("figure") > page.count("figure")
+
+
+def runs_of(recipe: str, speeds: Sequence[float]) -> list[Run]:
+    """Return runs of the very same server."""
+    return [
+        replace(
+            sample_run(recipe, speed=speed, run_id=f"2026112{number}T090000Z-{recipe}"),
+            origin=origin(recipe, 50.0),
+        )
+        for number, speed in enumerate(speeds)
+    ]
+
+
+def test_the_first_screen_judges_by_all_runs_of_a_label(field: Field) -> None:
+    slow, fast = runs_of("baseline", (28.0, 28.2, 28.1)), runs_of("v2", (51.0, 51.4, 51.2))
+    known = sides_of([*slow, *fast])
+    shown = [slow[-1], fast[-1]]
+    page = Page(report_page(shown, field, made_at="", version="0", known=known))
+    first = page.text.partition("Speed by prompt class")[0]
+    assert "One user five prompt classes, tok/s end to end v2 49.5 +82% (+81% to +84%)" in first
+    assert "against baseline: faster" in first
+    assert "Agents an agent's turns, tok/s decoding v2 61.4" in first
+    assert "Several users 32 at once with 1K each" in first
+    assert "Long context 32K, one request" in first
+    # The scripted wait is the same for both.
+    assert "0% (0% to 0%), no difference shown" in first
+    assert "Runs of each: baseline 3, v2 3." in first
+    assert "Least free memory, GiB 11.0 11.0" in first
+
+
+def test_one_run_a_side_is_not_judged(field: Field) -> None:
+    page = page_of(sample_run("baseline", speed=28.0), sample_run("v2"), field=field)
+    assert "against baseline: not judged" in page.text
+    assert "is not known on this machine, so no difference is judged" in page.text
+    assert "faster" not in page.text
+
+
+def test_two_runs_of_one_label_are_compared_with_each_other(field: Field) -> None:
+    runs = runs_of("v2", (51.0, 52.0))
+    page = Page(report_page(runs, field, made_at="", version="0", known=sides_of(runs)))
+    assert "Runs of each: v2 (1) 1, v2 (2) 1." in page.text
+
+
+def test_pictures_say_their_values(field: Field) -> None:
+    page = page_of(sample_run("v2"), field=field)
+    said = [found["aria-label"] or "" for tag, found in page.elements if tag == "svg"]
+    assert any("Question and answer: v2 49.0, albond v2.4 51.3" in text for text in said)
+    assert any("tokens of context. v2: 0.612 at 1K, 2.15 at 4K" in text for text in said)
+    assert any("v2: 90 at 1, 60 at 2" in text for text in said)

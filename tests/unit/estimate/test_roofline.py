@@ -225,6 +225,26 @@ def test_every_part_has_a_colour_for_light_and_dark() -> None:
     assert len({*StepPart}) == drawn.count('width="14"')
 
 
+def test_the_picture_has_an_axis_from_nothing_to_its_longest_bar() -> None:
+    root = ElementTree.fromstring(bytes_per_step([made_for("baseline")]))
+    space = "{http://www.w3.org/2000/svg}"
+    numbers = [i for i in root.iter(f"{space}text") if i.get("class") == "middle quiet"]
+    told = {float(i.text or "nan"): float(i.attrib["x"]) for i in numbers}
+    step = made_for("baseline").step
+    assert step is not None
+    assert len(told) >= 3
+    for size, place in told.items():
+        assert place == pytest.approx(120 + 560 * size * 1e9 / step.total_bytes, abs=0.1)
+
+
+def test_the_page_has_estimates_beside_published_figures_and_says_why() -> None:
+    made = replace(made_for("baseline"), published_tok_s=20.0)
+    text = page(title="t", picture="<svg></svg>", sections={}, beside=[(made, ["a < b"])])
+    assert '<th scope="row">baseline</th>' in text
+    assert f"<td>{made.tok_s:.1f}</td><td>20</td>" in text
+    assert "a &lt; b" in text
+
+
 def test_a_page_escapes_text_and_loads_nothing() -> None:
     text = page(title="a < b", picture="<svg></svg>", sections={"x": ["<script>"]})
     assert "<script>" not in text
