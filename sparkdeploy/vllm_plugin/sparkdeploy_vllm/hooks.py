@@ -138,7 +138,12 @@ TOUCHED = (
         since=INT4_EXPERTS_SINCE,
         required=False,
     ),
-    *_apis("vllm.model_executor.utils", "set_weight_attrs(weight, weight_attrs)"),
+    *_apis(
+        "vllm.model_executor.utils",
+        "set_weight_attrs(weight, weight_attrs)",
+        since=INT4_EXPERTS_SINCE,
+        required=False,
+    ),
     *_apis(
         f"{_QUANT}.base_config",
         "resolve_quant_method(quant_config, layer, prefix)",
