@@ -86,6 +86,17 @@ def test_a_step_with_drafts_moves_what_the_reference_leaves_out_as_well() -> Non
     assert step("v2").total_bytes == pytest.approx(expected, rel=0.01)
 
 
+def test_a_draft_layer_of_int4_and_fp8_moves_a_third() -> None:
+    shrunk = load_recipe(SHIPPED, "v2", ("checkpoint.mtp_weights=int4-fp8",))
+    made = decode_step(shrunk, BIG, ACCEPTANCE, context_tokens=0)
+    assert made is not None
+    before, after = step("v2").parts, made.parts
+    assert before[StepPart.DRAFT_LAYER] / 1e9 == pytest.approx(1.02, abs=0.005)
+    assert after[StepPart.DRAFT_LAYER] / 1e9 == pytest.approx(0.37, abs=0.005)
+    others = before.keys() - {StepPart.DRAFT_LAYER}
+    assert all(after[part] == before[part] for part in others)
+
+
 def test_the_efficiency_is_fitted_to_the_baseline_and_to_nothing_else() -> None:
     assert SPEED.fitted_to == "baseline = 28.3 tok/s"
     assert made_for("baseline").tok_s == pytest.approx(28.3)
