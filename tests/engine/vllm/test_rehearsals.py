@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.docker,
     pytest.mark.timeout(1800),
     pytest.mark.usefixtures("host"),
-    pytest.mark.runs("rehearse"),
+    pytest.mark.runs("rehearse", "down"),
 ]
 
 LAYERS = 4

@@ -14,6 +14,7 @@ from sparkdeploy.checkpoint.overlay import build_overlay, overlay_fingerprint
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment, check_source, unfit
+from sparkdeploy.checkpoint.verify import verify_headers
 from sparkdeploy.errors import CheckpointError
 from tests.families import config
 
@@ -124,6 +125,24 @@ def test_the_overlay_says_what_the_plugin_has_to_convert(folder: Path, tmp_path:
     }
     assert stated_draft_layer(target) == COUNTED
     assert read_tensors(target).keys() == read_tensors(folder).keys(), "nothing is written"
+    verify_headers(target)
+
+
+@pytest.mark.parametrize(
+    "change", [{"int4_layers": 2}, {"fp8_layers": 7}, {"group": 64}, {"experts": "int8"}]
+)
+def test_verify_finds_an_overlay_that_asks_for_another_layer(
+    folder: Path, tmp_path: Path, change: dict[str, object]
+) -> None:
+    target = tmp_path / "data" / "m" / "ck" / "shrunk"
+    build_overlay(open_folder(folder), SHRUNK, target)
+    config_file = target / "config.json"
+    content = json.loads(config_file.read_text())
+    content["quantization_config"]["spark_hybrid"]["draft_layer"] |= change
+    config_file.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError) as caught:
+        verify_headers(target)
+    assert "draft layer that the files have" in f"{caught.value.message} {caught.value.detail}"
 
 
 def test_an_overlay_that_leaves_it_alone_says_nothing(folder: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from sparkdeploy.estimate.speed import (
     miss_reasons,
 )
 from sparkdeploy.estimate.speed_report import (
+    drafting_lines,
     estimate_lines,
     next_lines,
     speed_lines,
@@ -95,6 +96,8 @@ def test_a_draft_layer_of_int4_and_fp8_moves_a_third() -> None:
     assert after[StepPart.DRAFT_LAYER] / 1e9 == pytest.approx(0.37, abs=0.005)
     others = before.keys() - {StepPart.DRAFT_LAYER}
     assert all(after[part] == before[part] for part in others)
+    assert "nobody has measured" in "".join(drafting_lines(shrunk.recipe))
+    assert list(drafting_lines(RECIPES["v2"].recipe)) == []
 
 
 def test_the_efficiency_is_fitted_to_the_baseline_and_to_nothing_else() -> None:
