@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -82,13 +81,12 @@ def build_overlay(
     return known
 
 
-def overlay_config(
-    config: Mapping[str, Any], treatment: Treatment, fp8_layer_count: int
-) -> dict[str, Any]:
+def overlay_config(facts: SourceFacts, treatment: Treatment) -> dict[str, Any]:
     """The source's config.json with its quantization handed to the plugin.
 
     An engine without the plugin does not know the method and refuses, instead of serving garbage.
     """
+    config = facts.config
     quantization = config.get("quantization_config", {})
     if not isinstance(quantization, dict):
         raise CheckpointError("config.json: quantization_config is not an object.")
@@ -98,8 +96,10 @@ def overlay_config(
         "base_method": quantization.get("quant_method", PLAIN),
         "fp8": fp8 if treatment.fp8_mode != "off" else None,
         "lm_head": treatment.lm_head,
-        "expected_fp8_layers": fp8_layer_count,
+        "expected_fp8_layers": facts.fp8_layer_count,
     }
+    if facts.draft_layer is not None:
+        spark_hybrid["draft_layer"] = facts.draft_layer.as_block()
     if treatment.draft_rows:
         draft = {"rows": treatment.draft_rows, "dtype": "int8", "file": OVERLAY_FILE}
         spark_hybrid["draft_lm_head"] = draft
@@ -150,8 +150,7 @@ def _fill(
         durable.link_or_copy(shard.path, staging / SHARD_FILE)
         added = read_header(staging / SHARD_FILE).tensors
         tensors |= {name: Located(SHARD_FILE, info) for name, info in added.items()}
-    config = overlay_config(facts.config, treatment, facts.fp8_layer_count)
-    durable.write_json(staging / CONFIG_FILE, config)
+    durable.write_json(staging / CONFIG_FILE, overlay_config(facts, treatment))
     if draft is not None:
         tokens = {"tokens": draft.first(treatment.draft_rows)}
         durable.write_text(staging / OVERLAY_FILE, json.dumps(tokens) + "\n")

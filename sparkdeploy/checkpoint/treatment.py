@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from sparkdeploy.checkpoint import contents, fp8
 from sparkdeploy.checkpoint.contents import Located, ModelSizes, model_sizes, summary
+from sparkdeploy.checkpoint.draft_layer import DraftWeights, draft_layer_of
 from sparkdeploy.checkpoint.family.quantised import method_of
 from sparkdeploy.checkpoint.ranges import RangeSource, index_of, read_config
 from sparkdeploy.checkpoint.repo_files import printable, shown
@@ -29,6 +30,7 @@ class Treatment:
     fp8_layers: Literal["shared_expert"] = "shared_expert"
     lm_head: Literal["bf16", "int8"] = "bf16"
     mtp: Literal["required", "off"] = "off"
+    mtp_weights: Literal["bf16", "int4-fp8"] = "bf16"
     fp8_origin: str = ""
     """Where prebuilt FP8 tensors come from, to the commit; empty in the other modes."""
     draft_rows: int = 0
@@ -39,7 +41,8 @@ class Treatment:
     @property
     def is_none(self) -> bool:
         """Nothing to convert: the untouched files are mounted instead of an overlay."""
-        return self.fp8_mode == "off" and self.lm_head == "bf16" and not self.draft_rows
+        is_plain = self.fp8_mode == "off" and self.lm_head == "bf16"
+        return is_plain and self.mtp_weights == "bf16" and not self.draft_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class SourceFacts:
     tensors: Mapping[str, Located]
     fp8_layer_count: int
     mtp_tensor_count: int
+    draft_layer: DraftWeights | None = None
+    """What of the draft layer is to be converted; None where it stays as it is."""
 
 
 def unfit(config: Mapping[str, Any], treatment: Treatment) -> Iterator[str]:
@@ -72,6 +77,11 @@ def unfit(config: Mapping[str, Any], treatment: Treatment) -> Iterator[str]:
         yield "its LM head is its embeddings (tie_word_embeddings), so there is no INT8 head"
     if treatment.draft_rows and not sizes.mtp_layers:
         yield "a draft head belongs to a draft layer, and it has none"
+    if treatment.mtp_weights != "bf16" and not sizes.mtp_layers:
+        yield (
+            "checkpoint.mtp_weights is for Qwen's draft layers, and its config.json has none "
+            f"(a {kind} model)"
+        )
     if treatment.mtp == "required" and not sizes.mtp_layers:
         yield f"its config.json has no draft layer that is known (a {kind} model)"
 
@@ -84,7 +94,8 @@ def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
     for reason in unfit(config, treatment):
         raise CheckpointError(
             f"{source.name} cannot be treated so: {reason}.",
-            hint="set checkpoint to what it has: lm_head: bf16, fp8_dense: {mode: off}, mtp: off",
+            hint="set checkpoint to what it has: lm_head: bf16, fp8_dense: {mode: off}, "
+            "mtp_weights: bf16, mtp: off",
         )
     related = {name: located.info for name, located in tensors.items() if fp8.is_related(name)}
     fp8_layer_count = 0
@@ -107,8 +118,14 @@ def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
         _check_tensor(source, tensors["lm_head.weight"], (sizes.vocab, sizes.hidden))
     if treatment.mtp == "required":
         check_mtp(source.name, sizes, tensors)
-    mtp_tensor_count = sum(name.startswith("mtp.") for name in tensors)
-    return SourceFacts(config, tensors, fp8_layer_count, mtp_tensor_count)
+    is_shrunk = treatment.mtp_weights != "bf16"
+    return SourceFacts(
+        config,
+        tensors,
+        fp8_layer_count,
+        sum(name.startswith("mtp.") for name in tensors),
+        draft_layer_of(source.name, tensors) if is_shrunk else None,
+    )
 
 
 def check_untouched(source: CheckpointSource) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
+from sparkdeploy.checkpoint.draft_layer import draft_layer_of
 from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError
 from sparkdeploy.checkpoint.family.kinds import kinds_for
@@ -244,8 +245,24 @@ def _fp8_problems(
                 check_fp8(str(folder), expected_fp8(sizes), found)
         except CheckpointError as error:
             yield from (error.detail or error.message).splitlines()
+    yield from _draft_layer_problems(folder, _object_of(block, "draft_layer"), tensors)
     if block and block.get("expected_fp8_layers") != (3 * sizes.layers if mode else 0):
         yield f"config.json expects {shown(block.get('expected_fp8_layers'))} FP8 layers"
+
+
+def _draft_layer_problems(
+    folder: Path, stated: Mapping[str, Any], tensors: Mapping[str, Located]
+) -> Iterator[str]:
+    """Hold what the plugin shall convert of a draft layer against what is there."""
+    if not stated:
+        return
+    try:
+        found = draft_layer_of(str(folder), tensors).as_block()
+    except CheckpointError as error:
+        yield error.message
+        return
+    if stated != found:
+        yield f"config.json does not ask for the draft layer that the files have: {found}"
 
 
 def _object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -115,6 +115,7 @@ class Outlook:
         """Yield the roofline: this recipe's step, more requests, every recipe, what is next."""
         known = (self.step_facts, self.acceptance)
         yield from speed_report.speed_lines(self.speed, self.acceptance)
+        yield from speed_report.drafting_lines(self.resolved.recipe)
         if self.nodes > 1:
             yield from speed_report.unknown_lines(self.resolved.recipe.cluster)
         steps = speed_report.batch_steps(self.resolved, *known)

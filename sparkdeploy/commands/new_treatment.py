@@ -53,6 +53,9 @@ def _parts(
     if wanted.draft_rows:
         alone = replace(UNTREATED, draft_rows=wanted.draft_rows)
         yield "checkpoint.draft_lm_head", alone, {"checkpoint": {"draft_lm_head": "null"}}
+    if wanted.mtp_weights != "bf16":
+        alone = replace(UNTREATED, mtp_weights=wanted.mtp_weights)
+        yield "checkpoint.mtp_weights", alone, {"checkpoint": {"mtp_weights": "bf16"}}
     if wanted.mtp == "required":
         alone = replace(UNTREATED, mtp=wanted.mtp)
         yield "checkpoint.mtp", alone, {"checkpoint": {"mtp": '"off"'}, **_undrafted(recipe)}

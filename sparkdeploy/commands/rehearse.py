@@ -96,6 +96,9 @@ class Report:
     lm_head: str | None
     draft_head_rows: int | None
     """Rows of the draft model's own head; None when it has none."""
+    draft_int4_layers: int | None
+    """Of the draft layer; None where it stays as it is."""
+    draft_fp8_layers: int | None
     reference: str
     """Where the text without speculation came from."""
     base_url: str
@@ -337,6 +340,8 @@ def _report(small: Miniature, run: _Run, source: str, *, is_kept: bool) -> Repor
         fp8_layers=facts.fp8_layers if facts else None,
         lm_head=facts.lm_head if facts else None,
         draft_head_rows=facts.draft_head_rows if facts else None,
+        draft_int4_layers=facts.draft_int4_layers if facts else None,
+        draft_fp8_layers=facts.draft_fp8_layers if facts else None,
         reference=source,
         base_url=run.outcome.plan.base_url,
         is_kept=is_kept,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from sparkdeploy import labels
+from sparkdeploy.checkpoint.draft_layer import DraftWeights, stated_draft_layer
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checks.rdma import chosen_adapters
 from sparkdeploy.console import console
@@ -37,6 +38,8 @@ class ExpectedTreatment:
     fp8_layers: int
     lm_head: str
     draft_head_rows: int | None
+    draft_layer: DraftWeights | None = None
+    """None where the draft layer stays as it is, and where nothing drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +113,13 @@ def _treatment(plan: Plan) -> ExpectedTreatment | None:
         raise CheckpointError(
             f"{model.overlay.path} has lost its manifest", hint=f"rm -r {model.overlay.path}"
         )
-    head = recipe.checkpoint.draft_lm_head if recipe.serve.speculative is not None else None
+    drafts = recipe.serve.speculative is not None
+    head = recipe.checkpoint.draft_lm_head if drafts else None
     return ExpectedTreatment(
         fp8_layers=manifest.fp8_layer_count,
         lm_head=manifest.treatment["lm_head"],
         draft_head_rows=head.rows if head is not None else None,
+        draft_layer=stated_draft_layer(Path(model.overlay.path)) if drafts else None,
     )
 
 
@@ -161,5 +166,15 @@ def _check_treatment(expected: ExpectedTreatment, facts: EngineFacts) -> None:
         raise UnhealthyError(
             f"the recipe asks for a draft head of {wanted_rows} rows, and the plugin made "
             f"{'none' if made_rows is None else f'one of {made_rows}'}",
+            hint=fault,
+        )
+    layer, made = expected.draft_layer, (facts.draft_int4_layers, facts.draft_fp8_layers)
+    if layer is not None and made != (layer.int4_layers, layer.fp8_layers):
+        told = (
+            "said nothing of it" if made == (None, None) else f"made int4={made[0]}, fp8={made[1]}"
+        )
+        raise UnhealthyError(
+            f"the recipe asks for a draft layer of int4={layer.int4_layers} layers of experts and "
+            f"fp8={layer.fp8_layers} layers, and the plugin {told}",
             hint=fault,
         )

@@ -26,6 +26,7 @@ LARGE_GPU_BYTES = 70 * GIB
 (engine/arg_utils.py, 0.25.1)."""
 DRIVER_BYTES = GRAPH_BYTES = GIB // 2
 FP8_BLOCK = 128
+INT4_GROUP = 128
 LINEAR: Final = frozenset(
     {
         *(WeightKind.EXPERTS, WeightKind.SHARED_EXPERTS, WeightKind.FEED_FORWARD),
@@ -170,7 +171,8 @@ def _in_tiles(size_bytes: int, facts: ModelFacts, hardware: Hardware) -> int:
 
 
 def treated_weights(facts: ModelFacts, recipe: Recipe) -> dict[WeightKind, int]:
-    """Return the weights after the treatment: FP8 with a scale a block, INT8 with a scale a row.
+    """Return the weights after the treatment: FP8 with a scale a block, INT8 with a scale a row,
+    INT4 with a 16-bit scale a group.
 
     `--quantization fp8` makes FP8 of 16-bit linear layers and experts while vLLM loads them
     (model_executor/layers/quantization/fp8.py); embeddings, head, router and towers stay.
@@ -188,7 +190,27 @@ def treated_weights(facts: ModelFacts, recipe: Recipe) -> dict[WeightKind, int]:
     if checkpoint.lm_head == "int8" and WeightKind.LM_HEAD in treated:
         elements = treated[WeightKind.LM_HEAD] // 2
         treated[WeightKind.LM_HEAD] = elements + 4 * rows
+    if checkpoint.mtp_weights == "int4-fp8":
+        treated |= _shrunk_draft_layer(treated, facts.architecture)
     return treated
+
+
+def _shrunk_draft_layer(
+    treated: Mapping[WeightKind, int], architecture: Architecture | None
+) -> dict[WeightKind, int]:
+    """Experts as INT4, the rest as FP8 but for its routers; norms and gates are next to nothing."""
+    shrunk = {}
+    if WeightKind.MTP_EXPERTS in treated:
+        elements = treated[WeightKind.MTP_EXPERTS] // 2
+        shrunk[WeightKind.MTP_EXPERTS] = elements // 2 + 2 * (elements // INT4_GROUP)
+    if WeightKind.MTP_DENSE in treated:
+        experts = architecture.experts if architecture is not None else None
+        routers = 0
+        if architecture is not None and experts is not None:
+            routers = 2 * experts.count * architecture.hidden_size * len(architecture.draft_layers)
+        elements = max(0, treated[WeightKind.MTP_DENSE] - routers) // 2
+        shrunk[WeightKind.MTP_DENSE] = routers + elements + 4 * (elements // FP8_BLOCK**2)
+    return shrunk
 
 
 def budget_warnings(budget: Budget) -> Iterator[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.estimate.speed import Speed, SpeedEstimate
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Cluster
+    from sparkdeploy.recipe.schema import Cluster, Recipe
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 NOTABLE_BYTES = 10_000_000
@@ -36,6 +36,15 @@ def speed_lines(speed: Speed, acceptance: Mapping[str, Acceptance]) -> Iterator[
         rates = ", ".join(f"{rate:.0%}" for rate in item.positions)
         yield f"  drafts accepted by position, {method}: {rates} ({item.source})"
     yield f"  {CONTEXT_TOKENS:,} tokens of context; experts are chosen independently"
+
+
+def drafting_lines(recipe: Recipe) -> Iterator[str]:
+    """Yield what the drafts' rates above leave out for a recipe."""
+    if recipe.checkpoint.mtp_weights != "bf16":
+        yield (
+            "  the rates are of a 16-bit draft layer; with one of INT4 and FP8 nobody has measured "
+            "them here"
+        )
 
 
 def node_lines(cluster: Cluster, nodes: int) -> Iterator[str]:

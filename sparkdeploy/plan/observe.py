@@ -156,6 +156,7 @@ def treatment_of(recipe: Recipe, settings: Settings) -> Treatment:
         fp8_layers=fp8.layers,
         lm_head=checkpoint.lm_head,
         mtp=checkpoint.mtp or "off",
+        mtp_weights=checkpoint.mtp_weights,
         fp8_origin=fp8_origin(checkpoint, settings),
         draft_rows=draft.rows if draft is not None else 0,
     )

@@ -48,6 +48,11 @@ LM_HEAD_METHOD = Feature(
     (0, 19, 0),
     "test_image_selfcheck_matrix.py",
 )
+DRAFT_LAYER = Feature(
+    "INT4 experts that the plugin makes of a draft layer's, beside its FP8 matrices",
+    (0, 25, 1),
+    "auto_gptq.py of 0.25.1, 0.32.0 and 0.33.0; older releases were not read",
+)
 MARLIN_NATIVE = Feature(
     "INT4 Marlin kernels compiled for SM12x", (0, 23, 0), "sm_120f in the wheel's _moe_C"
 )

@@ -111,6 +111,29 @@ def _speculation(recipe: Recipe) -> Iterator[Mistake]:
             "a draft head belongs to the MTP layer, and this recipe does not draft by MTP",
             "set serve.speculative to {method: mtp, tokens: 2}, or remove checkpoint.draft_lm_head",
         )
+    if checkpoint.mtp_weights != "bf16":
+        yield from _shrunk_draft_layer(speculative)
+
+
+def _shrunk_draft_layer(speculative: Speculative | None) -> Iterator[Mistake]:
+    if speculative is None or not speculative.is_mtp:
+        yield Mistake(
+            ("checkpoint", "mtp_weights"),
+            "it is for the MTP layer, and this recipe does not draft by MTP",
+            "set serve.speculative to {method: mtp, tokens: 2}, or checkpoint.mtp_weights to bf16",
+        )
+        return
+    kernel = speculative.further.get("moe_backend", "auto")
+    if kernel not in _INT4_KERNELS:
+        yield Mistake(
+            ("serve", "speculative"),
+            f"moe_backend {kernel} runs no INT4 experts, which checkpoint.mtp_weights makes",
+            "remove serve.speculative.moe_backend, or set checkpoint.mtp_weights to bf16",
+        )
+
+
+_INT4_KERNELS = ("auto", "marlin", "humming", "flashinfer_trtllm")
+"""Those that `map_wna16_backend` knows (layers/fused_moe/oracle/int_wna16.py in 0.25.1)."""
 
 
 def _needs_drafter(speculative: Speculative) -> bool:
@@ -236,6 +259,7 @@ def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
         ("serve.speculative", is_turboquant and speculative, features.TURBOQUANT_SPECULATION),
         ("checkpoint.lm_head", checkpoint.lm_head == "int8", features.LM_HEAD_METHOD),
         ("checkpoint.draft_lm_head", checkpoint.draft_lm_head, features.LM_HEAD_METHOD),
+        ("checkpoint.mtp_weights", checkpoint.mtp_weights != "bf16", features.DRAFT_LAYER),
         ("checkpoint.fp8_dense.mode", is_online, features.ONLINE_FP8_BLOCK),
         ("serve.speculative", drafting, drafting),
     ):

@@ -141,6 +141,9 @@ class Checkpoint(Strict):
     fp8_dense: Fp8Dense = Fp8Dense()
     mtp: Annotated[Literal["required", "off"] | None, _BareOff] = None
     """Whether the draft layer has to be there; null leaves that to vLLM."""
+    mtp_weights: Literal["int4-fp8", "bf16"] = "bf16"
+    """What the plugin makes of the draft layer while it is loaded: of its experts INT4 in groups
+    of 128, of its other matrices FP8. The model verifies every draft."""
     lm_head: Literal["int8", "bf16"] = "bf16"
     """What the plugin makes of the LM head while it is loaded; the logits of `int8` are FP32."""
     draft_lm_head: DraftLmHead | None = None
@@ -379,6 +382,7 @@ class Recipe(Strict):
         """Whether vLLM has to be taught something: a treatment, or TurboQuant with its mends."""
         is_treated = self.checkpoint.fp8_dense.mode != "off" or self.checkpoint.lm_head != "bf16"
         is_treated = is_treated or self.checkpoint.draft_lm_head is not None
+        is_treated = is_treated or self.checkpoint.mtp_weights != "bf16"
         return is_treated or self.serve.kv_cache_dtype.startswith("turboquant")
 
     @property

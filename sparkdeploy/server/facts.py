@@ -34,6 +34,9 @@ class EngineFacts:
     fp8_layers: int | None = None
     lm_head: str | None = None
     draft_head_rows: int | None = None
+    draft_int4_layers: int | None = None
+    """Of the draft layer: layers of experts that became INT4."""
+    draft_fp8_layers: int | None = None
     kv_cache_tokens: int | None = None
     kv_cache_gib: float | None = None
     model_memory_gib: float | None = None
@@ -90,6 +93,8 @@ _FROM_TEXT: Mapping[str, Callable[[str], Any]] = {
     "graph_mode": lambda text: "NONE" if text.startswith("Skipping") else text,
     "fp8_layers": int,
     "draft_head_rows": int,
+    "draft_int4_layers": int,
+    "draft_fp8_layers": int,
     "kv_cache_tokens": lambda text: int(text.replace(",", "")),
     "kv_cache_gib": float,
     "model_memory_gib": float,
@@ -106,6 +111,10 @@ _PLUGIN_LINES = (
         r" lm_head=(?P<lm_head>\w+)"
     ),
     re.compile(r"sparkdeploy: draft head active: rows=(?P<draft_head_rows>\d+)"),
+    re.compile(
+        r"sparkdeploy: draft layer active: int4=(?P<draft_int4_layers>\d+) layers of experts,"
+        r" fp8=(?P<draft_fp8_layers>\d+) layers"
+    ),
 )
 _VLLM_LINES = tuple(
     re.compile(pattern)

@@ -9,7 +9,7 @@ from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinea
 from vllm.platforms import current_platform
 
 from sparkdeploy_vllm.announce import announce, warn_once
-from sparkdeploy_vllm.ledger import ConversionLedger
+from sparkdeploy_vllm.ledger import Books, ConversionLedger
 from sparkdeploy_vllm.maths import FP8_DTYPE, fp8_block_linear, quantize_blocks
 from sparkdeploy_vllm.treatment import refuse_broken_blocks
 
@@ -22,7 +22,7 @@ except ImportError:  # vLLM older than 0.20.2
 class LedgerEntry:
     """One layer's line in the books: created once, converted once."""
 
-    def __init__(self, ledger: ConversionLedger, name: str, *, modules: int) -> None:
+    def __init__(self, ledger: Books, name: str, *, modules: int) -> None:
         self.ledger = ledger
         self.name = name
         self.modules = modules
@@ -33,6 +33,9 @@ class LedgerEntry:
         if self.is_made_up:
             warn_once("sparkdeploy: load_format is dummy: FP8 weights are made up, not checked")
         return not self.is_made_up
+
+    def check_parts(self, *weight_args: Any, **extra_weight_attrs: Any) -> None:
+        check_parts(self.name, *weight_args, **extra_weight_attrs)
 
     def created(self) -> None:
         self.ledger.layer_created(self.name)
@@ -51,7 +54,7 @@ def keep_books(method: LinearMethodBase, entry: LedgerEntry) -> LinearMethodBase
     create, process = method.create_weights, method.process_weights_after_loading
 
     def create_weights(layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        check_parts(entry.name, *weight_args, **extra_weight_attrs)
+        entry.check_parts(*weight_args, **extra_weight_attrs)
         create(layer, *weight_args, **extra_weight_attrs)
         entry.created()
 
@@ -102,7 +105,7 @@ class ReferenceFp8LinearMethod(LinearMethodBase):
         self.plain = UnquantizedLinearMethod()
 
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        check_parts(self.entry.name, *weight_args, **extra_weight_attrs)
+        self.entry.check_parts(*weight_args, **extra_weight_attrs)
         self.plain.create_weights(layer, *weight_args, **extra_weight_attrs)
         self.entry.created()
 

@@ -9,7 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from sparkdeploy_vllm.releases import ONLINE_FP8_SINCE, TARGETS_SINCE, Release
+from sparkdeploy_vllm.releases import (
+    INT4_EXPERTS_SINCE,
+    ONLINE_FP8_SINCE,
+    TARGETS_SINCE,
+    Release,
+)
 from sparkdeploy_vllm.treatment import FP8_SCHEME
 
 _LAYERS = "vllm.model_executor.layers"
@@ -22,6 +27,9 @@ _TURBOQUANT = f"{_ATTENTION}.turboquant_attn"
 _CREATE_WEIGHTS = (
     "create_weights(layer, input_size_per_partition, output_partition_sizes, "
     "input_size, output_size, params_dtype)"
+)
+_CREATE_EXPERTS = (
+    "create_weights(layer, num_experts, hidden_size, intermediate_size_per_partition, params_dtype)"
 )
 _PROCESS_WEIGHTS = "process_weights_after_loading(layer)"
 _METADATA = (
@@ -111,6 +119,30 @@ TOUCHED = (
         f"Fp8PerBlockOnlineLinearMethod.{_CREATE_WEIGHTS}",
         f"Fp8PerBlockOnlineLinearMethod.{_PROCESS_WEIGHTS}",
         since=ONLINE_FP8_SINCE,
+    ),
+    *_apis(
+        f"{_QUANT}.auto_gptq",
+        "AutoGPTQConfig.__init__(weight_bits, group_size, desc_act, is_sym, lm_head_quantized, "
+        "dynamic, full_config)",
+        "AutoGPTQMoEMethod.__init__(quant_config, moe)",
+        f"AutoGPTQMoEMethod.{_CREATE_EXPERTS}",
+        f"AutoGPTQMoEMethod.{_PROCESS_WEIGHTS}",
+        since=INT4_EXPERTS_SINCE,
+        required=False,
+    ),
+    *_apis(
+        f"{_LAYERS}.fused_moe",
+        "UnquantizedFusedMoEMethod.__init__(moe)",
+        f"UnquantizedFusedMoEMethod.{_CREATE_EXPERTS}",
+        f"UnquantizedFusedMoEMethod.{_PROCESS_WEIGHTS}",
+        since=INT4_EXPERTS_SINCE,
+        required=False,
+    ),
+    *_apis(
+        "vllm.model_executor.utils",
+        "set_weight_attrs(weight, weight_attrs)",
+        since=INT4_EXPERTS_SINCE,
+        required=False,
     ),
     *_apis(
         f"{_QUANT}.base_config",

@@ -1,4 +1,7 @@
-"""The quantisation config `spark-hybrid`: AutoRound INT4, FP8 shared experts, an INT8 head."""
+"""The quantisation config `spark-hybrid`: AutoRound INT4 with exceptions of our own.
+
+FP8 shared experts, an INT8 head, and a draft layer of INT4 and FP8.
+"""
 
 from typing import Any
 
@@ -14,9 +17,10 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.platforms import current_platform
 
 from sparkdeploy_vllm.draft_head import SparkLogitsProcessor, draft_head_method
+from sparkdeploy_vllm.draft_layer import draft_layer_method
 from sparkdeploy_vllm.fp8_checkpoint import checkpoint_linear_method
 from sparkdeploy_vllm.fp8_linear import LedgerEntry, fp8_linear_method, tell_when_weights_are_there
-from sparkdeploy_vllm.ledger import ConversionLedger
+from sparkdeploy_vllm.ledger import ConversionLedger, DraftLedger
 from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, ReportingLMHeadMethod, replace_layer
 from sparkdeploy_vllm.releases import TARGETS_SINCE, installed_version, release_of
 from sparkdeploy_vllm.treatment import (
@@ -48,10 +52,12 @@ unconverted parameters, FP8 and INT8 would be taken for BF16 without their scale
 
 
 class SparkHybridConfig(INCConfig):
-    """vLLM's AutoRound config with two exceptions; travels to engine processes by pickle."""
+    """vLLM's AutoRound config with exceptions; travels to engine processes by pickle."""
 
     treatment: HybridTreatment
     ledger: ConversionLedger
+    draft_ledger: DraftLedger | None = None
+    """Books of the draft layer; None where it stays as it is."""
     is_draft: bool = False
     """Whether the layers of a draft model are being made: its draft layers come first."""
     draft_head: ParallelLMHead | None = None
@@ -80,6 +86,11 @@ class SparkHybridConfig(INCConfig):
             expected_fp8_modules=treatment.expected_fp8_layers,
             int8_head_wanted=treatment.int8_lm_head,
         )
+        if treatment.draft_layer is not None:
+            made.draft_ledger = DraftLedger(
+                expected_int4_layers=treatment.draft_layer.int4_layers,
+                expected_fp8_modules=treatment.draft_layer.fp8_layers,
+            )
         if treatment.fp8_mode == "online" and takes_targets():
             made.hand_over_fp8()
         return made
@@ -101,12 +112,12 @@ class SparkHybridConfig(INCConfig):
         self.online_quantization_config = self.targets = SharedExpertTargets(self.ledger)
 
     def get_quant_method(self, layer: Module, prefix: str) -> Any:
-        """Our two exceptions first (AutoRound's list calls both plain), then AutoRound."""
+        """Our exceptions first (AutoRound's list calls all of them plain), then AutoRound."""
         if "mtp" in prefix.split("."):
-            # A draft model: no exception applies, and its short-lived head must not be counted.
+            # A draft model has books of its own, and its short-lived head must not be counted.
             self.ledger.close_for_draft()
             self.is_draft = True
-            return self._base_method(layer, prefix)
+            return self._draft_method(layer, prefix) or self._base_method(layer, prefix)
         if isinstance(layer, ParallelLMHead):
             return self._head_method(layer, prefix)
         is_linear, mode = isinstance(layer, LinearBase), self.treatment.fp8_mode
@@ -118,6 +129,12 @@ class SparkHybridConfig(INCConfig):
             self._note_launch()
             return tell_when_weights_are_there(method, self.ledger)
         return method
+
+    def _draft_method(self, layer: Module, prefix: str) -> Any:
+        if self.draft_ledger is None:
+            return None
+        self._note_launch()
+        return draft_layer_method(self.draft_ledger, layer, prefix, self.packed_modules_mapping)
 
     def _base_method(self, layer: Module, prefix: str) -> Any:
         """What the checkpoint's own quantisation says of a layer."""

@@ -2,10 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 class ConversionMismatchError(RuntimeError):
     """What was converted is not what the checkpoint says must be converted."""
+
+
+class Books(Protocol):
+    """What an FP8 layer is entered in."""
+
+    def layer_created(self, name: str) -> None: ...
+
+    def fp8_converted(
+        self, name: str, *, modules: int, announce: Callable[[str], None]
+    ) -> None: ...
 
 
 @dataclass(slots=True)
@@ -83,3 +94,50 @@ class ConversionLedger:
                 "sparkdeploy: the checkpoint asks for an INT8 LM head, but this vLLM never asked "
                 "the plugin for one (tied embeddings?)"
             )
+
+
+@dataclass(slots=True)
+class DraftLedger:
+    """Books of a draft model whose layer becomes INT4 and FP8.
+
+    Every layer is created before the first is converted. Once none is open the counts are compared
+    with the checkpoint's and announced; a later reload of weights counts no more.
+    """
+
+    expected_int4_layers: int
+    expected_fp8_modules: int
+    int4_layers: int = 0
+    fp8_modules: int = 0
+    closed: bool = False
+    _open: dict[str, None] = field(default_factory=dict)
+
+    def layer_created(self, name: str) -> None:
+        if not self.closed:
+            self._open[name] = None
+
+    def fp8_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
+        if name in self._open:
+            self.fp8_modules += modules
+            self._settle(name, announce)
+
+    def int4_converted(self, name: str, *, announce: Callable[[str], None]) -> None:
+        if name in self._open:
+            self.int4_layers += 1
+            self._settle(name, announce)
+
+    def _settle(self, name: str, announce: Callable[[str], None]) -> None:
+        del self._open[name]
+        if self._open:
+            return
+        self.closed = True
+        wanted = (self.expected_int4_layers, self.expected_fp8_modules)
+        if (self.int4_layers, self.fp8_modules) != wanted:
+            raise ConversionMismatchError(
+                f"sparkdeploy: the checkpoint's draft layer has {wanted[0]} layers of experts to "
+                f"become INT4 and {wanted[1]} matrices to become FP8; {self.int4_layers} and "
+                f"{self.fp8_modules} were converted; this vLLM names or fuses them differently"
+            )
+        announce(
+            f"sparkdeploy: draft layer active: int4={self.int4_layers} layers of experts, "
+            f"fp8={self.fp8_modules} layers"
+        )

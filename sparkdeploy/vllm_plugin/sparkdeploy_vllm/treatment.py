@@ -21,6 +21,18 @@ FP8_SCHEME = "fp8_per_block"
 FP8_BLOCK = 128
 """Rows, and columns, of a weight's block, which has one scale; inputs of a token's group."""
 
+DRAFT_DENSE = (
+    r"(?:.*\.)?mtp\.(?:fc|layers\.\d+\.(?:self_attn\.(?:qkv|q|k|v|o)_proj"
+    r"|mlp\.(?:shared_expert\.)?(?:gate_up|gate|up|down)_proj))\Z"
+)
+"""A draft layer's matrices that are read whole in every pass, by their modules' whole names."""
+INT4_GROUP = 128
+"""Inputs of an expert's output that share a scale, as in Intel's checkpoint."""
+_FUSED = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class DraftHead:
@@ -39,6 +51,32 @@ class DraftHead:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftLayer:
+    """The draft layer's weights as INT4 and FP8, and how many of each the checkpoint has."""
+
+    int4_layers: int
+    """Layers of experts."""
+    fp8_layers: int
+    """Modules of the checkpoint, as those of the model."""
+
+    @classmethod
+    def from_block(cls, block: object) -> "DraftLayer | None":
+        if block is None:
+            return None
+        asked = dict(block) if isinstance(block, Mapping) else {}
+        if (asked.get("experts"), asked.get("group"), asked.get("dense")) != (
+            "int4",
+            INT4_GROUP,
+            "fp8",
+        ):
+            raise ValueError(
+                f"{BLOCK_KEY}.draft_layer is {block!r}; this plugin knows experts of 'int4' in "
+                f"groups of {INT4_GROUP} and dense matrices of 'fp8'"
+            )
+        return cls(int(str(asked["int4_layers"])), int(str(asked["fp8_layers"])))
+
+
+@dataclass(frozen=True, slots=True)
 class HybridTreatment:
     """The `spark_hybrid` block of config.json, checked."""
 
@@ -49,6 +87,7 @@ class HybridTreatment:
     expected_fp8_layers: int | None
     """Modules of the checkpoint (gate, up and down are three); None when it does not say."""
     draft_head: DraftHead | None
+    draft_layer: DraftLayer | None
 
     @classmethod
     def from_block(cls, block: Mapping[str, object]) -> "HybridTreatment":
@@ -71,23 +110,28 @@ class HybridTreatment:
             int8_lm_head=head == "int8",
             expected_fp8_layers=None if expected is None else int(str(expected)),
             draft_head=DraftHead.from_block(block.get("draft_lm_head")),
+            draft_layer=DraftLayer.from_block(block.get("draft_layer")),
         )
 
 
 def is_fp8_layer(prefix: str) -> bool:
     """Whether the module at `prefix` is a shared-expert projection of the target model.
 
-    Exact on the last path components; `shared_expert_gate` is another module, and everything
-    under `mtp.` stays BF16 (quantised drafts are hardly ever accepted).
+    Exact on the last path components; `shared_expert_gate` is another module, and what is under
+    `mtp.` is the draft layer's, a treatment of its own.
     """
     return re.match(FP8_LAYER, prefix, re.ASCII) is not None
+
+
+def is_draft_dense(prefix: str) -> bool:
+    """Whether the module at `prefix` is a matrix of a draft layer; its router and gate are none."""
+    return re.match(DRAFT_DENSE, prefix, re.ASCII) is not None
 
 
 def checkpoint_modules(prefix: str, packed: Mapping[str, Sequence[str]]) -> int:
     """How many modules of the checkpoint the (possibly fused) module at `prefix` holds."""
     last = prefix.rpartition(".")[2]
-    fused = packed.get(last) or (("gate_proj", "up_proj") if last == "gate_up_proj" else (last,))
-    return len(fused)
+    return len(packed.get(last) or _FUSED.get(last, (last,)))
 
 
 def refuse_broken_blocks(name: str, *, rows: Sequence[int], columns: int, is_parted: bool) -> None:
@@ -101,6 +145,16 @@ def refuse_broken_blocks(name: str, *, rows: Sequence[int], columns: int, is_par
             f"sparkdeploy: FP8 blocks of {FP8_BLOCK} x {FP8_BLOCK} do not divide the part of "
             f"{name} that a rank would hold, {list(rows)} x {columns}; use fewer tensor-parallel "
             "ranks"
+        )
+
+
+def refuse_broken_groups(name: str, columns: int, group: int) -> None:
+    """Raise ValueError when `columns` inputs, what a rank holds of layer `name`, end in a group."""
+    if columns % group:
+        raise ValueError(
+            f"sparkdeploy: groups of {group} inputs do not divide the {columns} that a rank would "
+            f"hold of {name}; use fewer tensor-parallel ranks, or set checkpoint.mtp_weights to "
+            "bf16"
         )
 
 

@@ -65,6 +65,9 @@ TREATMENTS = {
         draft_rows=DRAFT_ROWS,
         draft_origin=DRAFT.origin,
     ),
+    "v2-mtp-int4": Treatment(
+        fp8_mode="online", lm_head="int8", mtp="required", mtp_weights="int4-fp8"
+    ),
     "prebuilt": Treatment(fp8_mode="prebuilt", mtp="required", fp8_origin=SHARD_ORIGIN),
 }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy import labels
+from sparkdeploy.checkpoint.draft_layer import DraftWeights
 from sparkdeploy.deploy.expectation import (
     Expectation,
     ExpectedTreatment,
@@ -76,3 +78,30 @@ def test_what_was_read_back_judges_like_the_plan(plan: Plan) -> None:
         check_truth(treated, AS_PLANNED)
     with pytest.raises(UnhealthyError, match="draft head of 32768 rows, and the plugin made none"):
         check_truth(treated, replace(done, draft_head_rows=None))
+
+
+def test_a_draft_layer_that_was_left_alone_is_found(plan: Plan) -> None:
+    weights = DraftWeights(int4_layers=1, fp8_layers=8)
+    treatment = ExpectedTreatment(84, "int8", None, weights)
+    made = replace(expectation_of(plan, plan.head), treatment=treatment)
+    expected = expectation_on(carried(made))
+    assert expected == made
+    assert expected is not None
+    done = replace(AS_PLANNED, fp8_layers=84, lm_head="int8")
+
+    check_truth(expected, replace(done, draft_int4_layers=1, draft_fp8_layers=8))
+    with pytest.raises(UnhealthyError, match=r"int4=1 layers of experts .* said nothing of it"):
+        check_truth(expected, done)
+    with pytest.raises(UnhealthyError, match="the plugin made int4=1, fp8=7"):
+        check_truth(expected, replace(done, draft_int4_layers=1, draft_fp8_layers=7))
+
+
+def test_a_container_made_before_there_was_such_a_layer_is_read(plan: Plan) -> None:
+    treated = replace(
+        expectation_of(plan, plan.head), treatment=ExpectedTreatment(84, "int8", None)
+    )
+    label = json.loads(treated.as_label())
+    del label["treatment"]["draft_layer"]
+    known = {labels.EXPECTATION: json.dumps(label)}
+    fact = ContainerFact("c", "x", "sha256:0", "exited", known)
+    assert expectation_on(fact) == treated

@@ -130,6 +130,22 @@ def test_what_a_model_cannot_have_of_its_base_is_switched_off(
     assert bool(names) == bool(observed_unfit(base, f"model.path={folder}"))
 
 
+@pytest.mark.parametrize(("family", "is_off"), [("qwen3-dense", True), ("qwen3-next", False)])
+def test_a_shrunk_draft_layer_is_switched_off_where_there_is_none(
+    run: Run, tmp_path: Path, family: str, is_off: bool
+) -> None:
+    own = load_settings().config_dir / "recipes"
+    own.mkdir(parents=True)
+    (own / "small.yaml").write_text(
+        "schema: 1\nname: small\ntitle: Small drafts\nextends: v2\n"
+        "checkpoint: {mtp_weights: int4-fp8}\n"
+    )
+    done = run("new", "mine", "--model", str(folder_of(tmp_path, family)), "--from", "small")
+    assert done.returncode == 0, done.stderr
+    assert ("have small's checkpoint.mtp_weights: " in done.stdout) is is_off
+    assert observed_unfit("mine") == ()
+
+
 @pytest.mark.usefixtures("no_docker")
 def test_the_next_step_is_a_command_that_works(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -64,6 +64,20 @@ def test_a_draft_layer_that_nothing_uses_takes_no_memory() -> None:
     assert WeightKind.MTP_EXPERTS not in loaded
 
 
+def test_a_draft_layer_of_int4_and_fp8_frees_three_gigabytes() -> None:
+    shrunk = load_recipe(SHIPPED, "v2", ("checkpoint.mtp_weights=int4-fp8",)).recipe
+    before, after = loaded_weights(BIG, V2.recipe), loaded_weights(BIG, shrunk)
+    elements = before[WeightKind.MTP_EXPERTS] // 2
+    assert elements == 256 * 3 * 1024 * 3072
+    assert after[WeightKind.MTP_EXPERTS] == elements // 2 + 2 * (elements // 128)
+    router = 256 * 3072 * 2
+    dense = (before[WeightKind.MTP_DENSE] - router) // 2
+    assert after[WeightKind.MTP_DENSE] == router + dense + 4 * (dense // 128**2)
+    assert (sum(before.values()) - sum(after.values())) / GIB == pytest.approx(3.44, abs=0.01)
+    untouched = before.keys() - {WeightKind.MTP_EXPERTS, WeightKind.MTP_DENSE}
+    assert all(after[kind] == before[kind] for kind in untouched)
+
+
 def test_v2_as_shipped_warns_of_nothing_on_a_spark() -> None:
     assert list(budget_warnings(budget())) == []
 

@@ -32,6 +32,7 @@ from sparkdeploy.estimate.speed import (
     miss_reasons,
 )
 from sparkdeploy.estimate.speed_report import (
+    drafting_lines,
     estimate_lines,
     next_lines,
     speed_lines,
@@ -85,6 +86,19 @@ def test_a_step_with_drafts_moves_what_the_reference_leaves_out_as_well() -> Non
     draft_rows = 15.25 / 256 * BIG.weight_bytes[WeightKind.MTP_EXPERTS]
     expected = 11.46e9 + states + draft_rows
     assert step("v2").total_bytes == pytest.approx(expected, rel=0.01)
+
+
+def test_a_draft_layer_of_int4_and_fp8_moves_a_third() -> None:
+    shrunk = load_recipe(SHIPPED, "v2", ("checkpoint.mtp_weights=int4-fp8",))
+    made = decode_step(shrunk, BIG, ACCEPTANCE, context_tokens=0)
+    assert made is not None
+    before, after = step("v2").parts, made.parts
+    assert before[StepPart.DRAFT_LAYER] / 1e9 == pytest.approx(1.02, abs=0.005)
+    assert after[StepPart.DRAFT_LAYER] / 1e9 == pytest.approx(0.37, abs=0.005)
+    others = before.keys() - {StepPart.DRAFT_LAYER}
+    assert all(after[part] == before[part] for part in others)
+    assert "nobody has measured" in "".join(drafting_lines(shrunk.recipe))
+    assert list(drafting_lines(RECIPES["v2"].recipe)) == []
 
 
 def test_the_efficiency_is_fitted_to_the_baseline_and_to_nothing_else() -> None:

@@ -281,3 +281,39 @@ def test_a_draft_head_without_mtp_is_refused(shipped: Library) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe(shipped, "hybrid", ("checkpoint.draft_lm_head={rows: 1024}",))
     assert "does not draft by MTP" in f"{caught.value.message} {caught.value.detail}"
+
+
+INT4_FP8 = "checkpoint.mtp_weights=int4-fp8"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "words"),
+    [
+        ("hybrid", (), "does not draft by MTP"),
+        ("dflash", (), "does not draft by MTP"),
+        ("v2", ("serve.speculative={moe_backend: triton}",), "triton runs no INT4 experts"),
+        ("v2", ("engine=cuda-0.19", "checkpoint.fp8_dense={mode: off}"), "came with 0.25.1"),
+    ],
+)
+def test_a_draft_layer_that_cannot_be_shrunk_is_refused(
+    shipped: Library, recipe: str, settings: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, recipe, (INT4_FP8, *settings))
+    assert words in f"{caught.value.message} {caught.value.detail}"
+
+
+@pytest.mark.parametrize("settings", [(), ("serve.speculative={moe_backend: marlin}",)])
+@pytest.mark.parametrize("engine", ["cuda-0.25", "cuda-0.33", "cpu-0.32"])
+def test_a_draft_layer_is_shrunk_by_these_engines(
+    shipped: Library, engine: str, settings: tuple[str, ...]
+) -> None:
+    made = load_recipe(shipped, "mtp-2", (INT4_FP8, f"engine={engine}", *settings)).recipe
+    assert made.needs_plugin
+    assert made.checkpoint.mtp_weights == "int4-fp8"
+
+
+def test_a_shrunk_draft_layer_alone_needs_the_plugin(shipped: Library) -> None:
+    stock = ("checkpoint={fp8_dense: {mode: off}, lm_head: bf16}",)
+    assert not load_recipe(shipped, "mtp-2", stock).recipe.needs_plugin
+    assert load_recipe(shipped, "mtp-2", (*stock, INT4_FP8)).recipe.needs_plugin

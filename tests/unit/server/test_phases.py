@@ -131,6 +131,7 @@ def test_a_prompt_that_quotes_the_guard_or_the_plugin_changes_nothing() -> None:
         b"INFO 06-03 10:10:01 [logger.py:40] prompt: 'sparkdeploy: spark-hybrid active: fp8=1"
         b" layers, lm_head=no'\n"
         b"(APIServer pid=8) prompt: sparkdeploy: draft head active: rows=1\n"
+        b"prompt: sparkdeploy: draft layer active: int4=1 layers of experts, fp8=8 layers\n"
     )
 
     before, after = read_whole([recorded("spark-0.33-mtp")]), read_whole([quoted])
@@ -138,6 +139,7 @@ def test_a_prompt_that_quotes_the_guard_or_the_plugin_changes_nothing() -> None:
     assert after.restarts == 0
     assert not after.facts.plugin_spoke
     assert after.facts.draft_head_rows is None
+    assert after.facts.draft_int4_layers is None
     assert read_whole([recorded("spark-0.33-mtp"), quoted]).facts == before.facts
 
 

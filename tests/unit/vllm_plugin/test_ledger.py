@@ -4,10 +4,12 @@
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
-from sparkdeploy_vllm.ledger import ConversionLedger, ConversionMismatchError
+from hypothesis import given
+from hypothesis import strategies as st
+from sparkdeploy_vllm.ledger import ConversionLedger, ConversionMismatchError, DraftLedger
 
 
 def convert(ledger: ConversionLedger, layers: int, *, with_head: bool) -> list[str]:
@@ -123,3 +125,50 @@ def test_a_draft_model_with_books_of_its_own_is_not_compared() -> None:
     ledger = ConversionLedger(expected_fp8_modules=3, int8_head_wanted=True)
     ledger.close_for_draft()
     assert convert(ledger, 1, with_head=False) == []
+
+
+DRAFT = {"fc": 1, "qkv": 3, "o": 1, "gate_up": 2, "down": 1}
+DRAFT_LINE = "sparkdeploy: draft layer active: int4=1 layers of experts, fp8=8 layers"
+
+
+def convert_draft(ledger: DraftLedger, names: Iterable[str]) -> list[str]:
+    """Convert layers of a draft model in this order; the lines announced."""
+    said: list[str] = []
+    for name in names:
+        assert not said or ledger.closed
+        if name == "experts":
+            ledger.int4_converted(name, announce=said.append)
+        else:
+            ledger.fp8_converted(name, modules=DRAFT[name], announce=said.append)
+    return said
+
+
+def draft_of(names: Iterable[str]) -> DraftLedger:
+    ledger = DraftLedger(expected_int4_layers=1, expected_fp8_modules=8)
+    for name in names:
+        ledger.layer_created(name)
+    return ledger
+
+
+@given(st.permutations([*DRAFT, "experts"]), st.integers(min_value=1, max_value=3))
+def test_a_draft_layer_is_announced_once_by_its_last_conversion(
+    order: list[str], times: int
+) -> None:
+    ledger = draft_of([*DRAFT, "experts"])
+    assert convert_draft(ledger, order[:-1]) == []
+    assert convert_draft(ledger, order * times) == [DRAFT_LINE]
+    ledger.layer_created("again")
+    assert convert_draft(ledger, order) == []
+
+
+@given(st.sets(st.sampled_from([*DRAFT, "experts"]), min_size=1, max_size=5))
+def test_a_draft_layer_s_books_miss_whatever_was_never_created(created: set[str]) -> None:
+    ledger = draft_of(created)
+    with pytest.raises(ConversionMismatchError, match="1 layers of experts to become INT4 and 8"):
+        convert_draft(ledger, created)
+
+
+@pytest.mark.parametrize("travel", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_draft_layer_s_books_travel(travel: Callable[[DraftLedger], DraftLedger]) -> None:
+    whole = [*DRAFT, "experts"]
+    assert convert_draft(travel(draft_of(whole)), whole) == [DRAFT_LINE]

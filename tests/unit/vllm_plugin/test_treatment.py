@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sparkdeploy_vllm.treatment import HybridTreatment, checkpoint_modules, is_fp8_layer
+from sparkdeploy_vllm.treatment import (
+    DraftLayer,
+    HybridTreatment,
+    checkpoint_modules,
+    is_draft_dense,
+    is_fp8_layer,
+    refuse_broken_groups,
+)
 
 BLOCK: dict[str, Any] = {
     "version": 1,
@@ -16,6 +23,8 @@ BLOCK: dict[str, Any] = {
     "lm_head": "int8",
     "expected_fp8_layers": 144,
 }
+
+DRAFT = {"experts": "int4", "group": 128, "dense": "fp8", "int4_layers": 1, "fp8_layers": 8}
 
 
 @pytest.mark.parametrize("name", ["gate_up_proj", "gate_proj", "up_proj", "down_proj"])
@@ -89,6 +98,10 @@ def test_fp8_null_means_no_fp8() -> None:
         ({"fp8": {"mode": "online", "layers": "all", "block": [128, 128]}}, "all"),
         ({"fp8": {"mode": "online", "layers": "shared_expert", "block": [64, 128]}}, "block"),
         ({"fp8": "online"}, "fp8"),
+        ({"draft_layer": "int4"}, "draft_layer"),
+        ({"draft_layer": {**DRAFT, "experts": "int8"}}, "draft_layer"),
+        ({"draft_layer": {**DRAFT, "group": 64}}, "draft_layer"),
+        ({"draft_layer": {**DRAFT, "dense": "int8"}}, "draft_layer"),
     ],
 )
 def test_what_the_plugin_does_not_know_is_refused_by_name(
@@ -96,3 +109,65 @@ def test_what_the_plugin_does_not_know_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         HybridTreatment.from_block({**BLOCK, **change})
+
+
+@pytest.mark.parametrize("stem", ["mtp", "model.mtp", "draft_model.mtp"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fc",
+        "layers.0.self_attn.qkv_proj",
+        "layers.0.self_attn.o_proj",
+        "layers.12.mlp.shared_expert.gate_up_proj",
+        "layers.0.mlp.shared_expert.down_proj",
+        "layers.0.mlp.gate_up_proj",
+        "layers.0.mlp.down_proj",
+    ],
+)
+def test_matrices_of_a_draft_layer_are_its_own(stem: str, name: str) -> None:
+    assert is_draft_dense(f"{stem}.{name}")
+    assert not is_fp8_layer(f"{stem}.{name}")
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "mtp.layers.0.mlp.gate",
+        "mtp.layers.0.mlp.shared_expert_gate",
+        "mtp.layers.0.mlp.experts",
+        "mtp.layers.0.mlp.experts.3.down_proj",
+        "mtp.layers.x.mlp.down_proj",
+        "mtp.layers.0.self_attn.qkv_projx",
+        "mtp.fc\n",
+        "mtp.fc.weight",
+        "model.layers.0.self_attn.qkv_proj",
+        "model.layers.0.mlp.shared_expert.down_proj",
+        "xmtp.fc",
+        "mtp.norm",
+        "",
+    ],
+)
+def test_no_router_gate_or_layer_of_the_model_is(prefix: str) -> None:
+    assert not is_draft_dense(prefix)
+
+
+@given(st.lists(st.sampled_from(["model", "layers", "0", "mlp", "self_attn", "fc", "mtp"])))
+def test_no_layer_is_both_the_model_s_and_the_draft_s(stem: list[str]) -> None:
+    for last in ("mlp.shared_expert.up_proj", "self_attn.o_proj", "fc"):
+        name = ".".join([*stem, last])
+        assert not (is_draft_dense(name) and is_fp8_layer(name))
+
+
+def test_a_draft_layer_s_counts_are_the_block_s() -> None:
+    assert HybridTreatment.from_block(BLOCK).draft_layer is None
+    made = HybridTreatment.from_block({**BLOCK, "draft_layer": DRAFT}).draft_layer
+    assert made == DraftLayer(int4_layers=1, fp8_layers=8)
+
+
+@given(st.integers(min_value=1, max_value=64), st.integers(min_value=0, max_value=127))
+def test_groups_that_a_rank_would_cut_are_refused_by_name(groups: int, rest: int) -> None:
+    if not rest:
+        refuse_broken_groups("mtp.fc", groups * 128, 128)
+        return
+    with pytest.raises(ValueError, match=r"mtp\.fc; use fewer tensor-parallel ranks"):
+        refuse_broken_groups("mtp.fc", groups * 128 + rest, 128)

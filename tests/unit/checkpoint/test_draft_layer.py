@@ -1,0 +1,168 @@
+"""A draft layer to shrink: what of it is counted, what is refused, and what the overlay says."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.checkpoint.contents import Located, model_sizes, mtp_names, read_tensors
+from sparkdeploy.checkpoint.draft_layer import DraftWeights, draft_layer_of, stated_draft_layer
+from sparkdeploy.checkpoint.overlay import build_overlay, overlay_fingerprint
+from sparkdeploy.checkpoint.safetensors import TensorInfo
+from sparkdeploy.checkpoint.source import open_folder
+from sparkdeploy.checkpoint.treatment import Treatment, check_source, unfit
+from sparkdeploy.checkpoint.verify import verify_headers
+from sparkdeploy.errors import CheckpointError
+from tests.families import config
+
+SHRUNK = Treatment(fp8_mode="online", lm_head="int8", mtp="required", mtp_weights="int4-fp8")
+EXPERT = "mtp.layers.0.mlp.experts.3.down_proj.weight"
+COUNTED = DraftWeights(int4_layers=1, fp8_layers=8)
+
+
+def located(name: str, dtype: str = "BF16", shape: tuple[int, ...] = (256, 128)) -> Located:
+    return Located("model.safetensors", TensorInfo(name, dtype, shape, 0, 2 * 256 * 128))
+
+
+def layer(**changed: Located) -> dict[str, Located]:
+    """The draft layer of the small Qwen3.5, all matrices alike."""
+    names = mtp_names(model_sizes(config("qwen3.5-moe")))
+    return {name: located(name) for name in names} | changed
+
+
+def test_a_layer_with_experts_has_eight_matrices() -> None:
+    assert draft_layer_of("it", layer()) == COUNTED
+
+
+def test_experts_in_one_tensor_are_one_layer_too() -> None:
+    one_by_one = layer()
+    fused = {name: item for name, item in one_by_one.items() if ".experts." not in name}
+    for part in ("gate_up_proj", "down_proj"):
+        name = f"mtp.layers.0.mlp.experts.{part}"
+        fused[name] = located(name, shape=(8, 256, 128))
+    assert draft_layer_of("it", fused) == COUNTED
+
+
+def test_a_dense_layer_has_no_experts() -> None:
+    dense = {
+        name.replace("shared_expert.", ""): item
+        for name, item in layer().items()
+        if ".experts." not in name
+    }
+    assert draft_layer_of("it", dense) == DraftWeights(int4_layers=0, fp8_layers=8)
+
+
+@given(st.integers(min_value=1, max_value=6))
+def test_every_layer_counts_and_fc_once(layers: int) -> None:
+    whole = layer()
+    more = {
+        name.replace("layers.0", f"layers.{at}"): it
+        for at in range(layers)
+        for name, it in whole.items()
+    }
+    assert draft_layer_of("it", more) == DraftWeights(layers, 1 + 7 * layers)
+
+
+@given(st.text(st.sampled_from("mtp.layers.0mlpexperts_gate_proj.weight3"), max_size=40))
+def test_what_is_not_named_so_counts_nothing(name: str) -> None:
+    counted = draft_layer_of("it", {**layer(), f"model.{name}": located(name, "I32")})
+    assert counted == COUNTED
+
+
+@pytest.mark.parametrize(
+    ("name", "item", "words"),
+    [
+        (EXPERT, located(EXPERT, "F8_E4M3"), "quantised already"),
+        ("mtp.fc.qweight", located("mtp.fc.qweight", "I32"), "quantised already"),
+        (EXPERT, located(EXPERT, shape=(128, 192)), "groups of 128"),
+    ],
+)
+def test_what_cannot_be_shrunk_is_refused_by_name(name: str, item: Located, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words) as caught:
+        draft_layer_of("it", {**layer(), name: item})
+    assert name in caught.value.message
+    assert "mtp_weights: bf16" in (caught.value.hint or "")
+
+
+def test_norms_of_32_bits_are_no_reason() -> None:
+    norm = "mtp.norm.weight"
+    assert draft_layer_of("it", {**layer(), norm: located(norm, "F32", (128,))}) == COUNTED
+
+
+def test_a_checkpoint_without_a_draft_layer_is_refused(folder: Path) -> None:
+    (folder / "model_extra_tensors.safetensors").unlink()
+    (folder / "model.safetensors.index.json").unlink()
+    alone = Treatment(mtp_weights="int4-fp8")
+    with pytest.raises(CheckpointError, match="no draft layer"):
+        check_source(open_folder(folder), alone)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt-oss", "deepseek-v3", "glm4-moe"])
+def test_a_family_without_qwens_draft_layer_is_told_before_the_download(family: str) -> None:
+    assert any(
+        "mtp_weights" in why for why in unfit(config(family), Treatment(mtp_weights="int4-fp8"))
+    )
+
+
+@pytest.mark.parametrize("family", ["qwen3.5-moe", "qwen3-next"])
+def test_qwens_hybrids_have_it(family: str) -> None:
+    assert list(unfit(config(family), SHRUNK)) == []
+
+
+def test_the_overlay_says_what_the_plugin_has_to_convert(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "data" / "m" / "ck" / "shrunk"
+    build_overlay(open_folder(folder), SHRUNK, target)
+    block = json.loads((target / "config.json").read_text())["quantization_config"]["spark_hybrid"]
+    assert block["draft_layer"] == {
+        "experts": "int4",
+        "group": 128,
+        "dense": "fp8",
+        "int4_layers": 1,
+        "fp8_layers": 8,
+    }
+    assert stated_draft_layer(target) == COUNTED
+    assert read_tensors(target).keys() == read_tensors(folder).keys(), "nothing is written"
+    verify_headers(target)
+
+
+@pytest.mark.parametrize(
+    "change", [{"int4_layers": 2}, {"fp8_layers": 7}, {"group": 64}, {"experts": "int8"}]
+)
+def test_verify_finds_an_overlay_that_asks_for_another_layer(
+    folder: Path, tmp_path: Path, change: dict[str, object]
+) -> None:
+    target = tmp_path / "data" / "m" / "ck" / "shrunk"
+    build_overlay(open_folder(folder), SHRUNK, target)
+    config_file = target / "config.json"
+    content = json.loads(config_file.read_text())
+    content["quantization_config"]["spark_hybrid"]["draft_layer"] |= change
+    config_file.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError) as caught:
+        verify_headers(target)
+    assert "draft layer that the files have" in f"{caught.value.message} {caught.value.detail}"
+
+
+def test_an_overlay_that_leaves_it_alone_says_nothing(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "data" / "m" / "ck" / "v2"
+    source = open_folder(folder)
+    plain = Treatment(fp8_mode="online", lm_head="int8", mtp="required")
+    build_overlay(source, plain, target)
+    assert stated_draft_layer(target) is None
+    assert overlay_fingerprint(source, plain) != overlay_fingerprint(source, SHRUNK)
+
+
+@pytest.mark.parametrize(
+    "block", ["3", '{"draft_layer": 7}', '{"draft_layer": {"int4_layers": "1"}}']
+)
+def test_an_overlay_that_was_edited_is_named(tmp_path: Path, block: str) -> None:
+    text = f'{{"quantization_config": {{"spark_hybrid": {block}}}}}'
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=re.escape("config.json")):
+        stated_draft_layer(tmp_path)
+
+
+def test_it_is_a_treatment_by_itself() -> None:
+    assert not Treatment(mtp_weights="int4-fp8").is_none
