@@ -20,7 +20,7 @@ from sparkdeploy_vllm.ledger import ConversionMismatchError, DraftLedger
 from vllm.config import VllmConfig, get_current_vllm_config, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.forward_context import set_forward_context
-from vllm.model_executor.layers.fused_moe import FusedMoEFactory
+from vllm.model_executor.layers import fused_moe
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -66,7 +66,9 @@ def _dense(config: Any) -> dict[str, Any]:
 
 def _experts(config: Any, prefix: str = f"{LAYER}.mlp.experts") -> Any:
     """What runs a layer's experts; `routed_experts` has their weights."""
-    return FusedMoEFactory(
+    # Renamed after 0.25.
+    make = getattr(fused_moe, "FusedMoEFactory", None) or fused_moe.FusedMoE
+    return make(
         num_experts=EXPERTS,
         top_k=2,
         hidden_size=HIDDEN,
