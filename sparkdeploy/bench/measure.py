@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 SETTLE_S = 10.0
 SETTLE_POLL_S = 0.02
 GONE = "the server no longer answers"
+NO_ROUTE = "404: Not Found"
+"""FastAPI's words for a route that is not there; a model that is not is told in others."""
 _GREETING = Prompt("hello", ({"role": "user", "content": "Hello"},), 2)
 
 
@@ -102,7 +104,7 @@ def find_dialect(streams: Streams, model: str, route: Route = Route.CHAT) -> Dia
     hint = None
     if failure is not None and failure.kind is FailureKind.UNCOUNTED:
         hint = "it must answer `stream_options: {include_usage: true}`: chunks are not tokens"
-    if '"Not Found"' in words:
+    if words.endswith(NO_ROUTE):
         hint = "a model for embeddings or scores is measured with `sparkdeploy bench pooling`"
     raise BenchError(f"the server cannot be measured: {words}", hint=hint)
 

@@ -30,6 +30,8 @@ class FakeEngine(ThreadingHTTPServer):
         self.before: Callable[[dict[str, Any]], None] = lambda _body: None
         self.has_metrics = True
         self.tells_usage = True
+        self.post_answer: tuple[int, str] | None = None
+        """Status and words in place of every completion."""
         self.status = 200
         """Of every answer; another one than 200 comes with words."""
         self.accepted_a_draft = 2
@@ -92,6 +94,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.before(body)
+        if self.server.post_answer is not None:
+            self._send(*self.server.post_answer)
+            return
         words = self.server.refuse(body)
         if words is not None:
             self._send(400, words)

@@ -434,6 +434,17 @@ def test_a_label_names_its_newest_whole_run(
     assert "not finished" in bench("show", "99991231T000000Z-v2-decode").stdout
 
 
+def test_a_model_that_writes_no_text_is_sent_to_bench_pooling(
+    bench: Callable[..., Done], engine: FakeEngine
+) -> None:
+    engine.post_answer = 404, '{"detail": "Not Found"}'
+
+    done = bench("--url", engine.url)
+
+    assert done.returncode == 8
+    assert "sparkdeploy bench pooling" in done.stderr
+
+
 def test_a_server_that_tells_no_usage_is_refused_at_its_first_request(
     bench: Callable[..., Done], engine: FakeEngine
 ) -> None:
