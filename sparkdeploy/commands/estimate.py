@@ -37,10 +37,10 @@ from sparkdeploy.estimate.verdict import (
     verdict_of,
     verdict_words,
 )
+from sparkdeploy.recipe.cluster_sizes import nodes_needed
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.recipe.report import model_name
-from sparkdeploy.recipe.rules import nodes_needed
 from sparkdeploy.settings import load_settings, resources
 
 if TYPE_CHECKING:

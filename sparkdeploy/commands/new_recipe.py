@@ -28,9 +28,10 @@ from sparkdeploy.errors import (
 )
 from sparkdeploy.estimate.verdict import Fits
 from sparkdeploy.node import facts as node_facts
+from sparkdeploy.recipe.fields import NAME_PATTERN
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import library, load_recipe, look_into
-from sparkdeploy.recipe.schema import NAME_PATTERN, Weights
+from sparkdeploy.recipe.schema import Weights
 from sparkdeploy.settings import resources
 from sparkdeploy.yaml_text import in_line
 

@@ -15,7 +15,7 @@ from sparkdeploy.node.container import is_name
 from sparkdeploy.node.fabric import SCRIPT, fabric_told
 from sparkdeploy.node.node import Node, Nodes, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
-from sparkdeploy.recipe.schema import Port, Strict
+from sparkdeploy.recipe.fields import Port, Strict
 from sparkdeploy.settings import mistakes
 
 if TYPE_CHECKING:

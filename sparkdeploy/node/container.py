@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdeploy import labels
 from sparkdeploy.errors import UsageError
-from sparkdeploy.recipe.schema import NAME_PATTERN
+from sparkdeploy.recipe.fields import NAME_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

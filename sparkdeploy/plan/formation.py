@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.cluster import MASTER_PORT, RAY_PORT
-from sparkdeploy.recipe.rules import nodes_needed
+from sparkdeploy.recipe.cluster_sizes import nodes_needed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

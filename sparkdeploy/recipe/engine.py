@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sparkdeploy.recipe.schema import (
+from sparkdeploy.recipe.fields import (
     NAME_PATTERN,
     ImageReference,
     PositiveInt,

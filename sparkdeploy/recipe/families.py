@@ -10,8 +10,8 @@ from pydantic import Field
 
 from sparkdeploy import yaml_text
 from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.recipe.fields import Strict, VllmRelease
 from sparkdeploy.recipe.history import history
-from sparkdeploy.recipe.schema import Strict, VllmRelease
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from sparkdeploy import yaml_text
 from sparkdeploy.recipe import flags
-from sparkdeploy.recipe.schema import Strict
+from sparkdeploy.recipe.fields import Strict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -1,11 +1,10 @@
-"""Settings that are valid alone and wrong together, among them the sizes of a cluster."""
+"""Settings that are valid alone and wrong together."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import features, flags, graphs
 from sparkdeploy.recipe.families import family_of
 from sparkdeploy.recipe.image_name import WAYS
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.schema import Cluster, Recipe, Speculative, Weights
+    from sparkdeploy.recipe.schema import Recipe, Speculative, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,54 +337,3 @@ def _turboquant_with_mtp(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
             f"proven right: they are {graphs.proven_releases()}, not with engine {engine.name}",
             "remove cudagraph_mode: piecewise graphs are chosen then",
         )
-
-
-def world_size(cluster: Cluster) -> int:
-    return cluster.tensor_parallel * cluster.pipeline_parallel * cluster.data_parallel
-
-
-def nodes_needed(cluster: Cluster, gpus_per_node: int) -> int:
-    """Return how many nodes the sizes take; RecipeError where such nodes cannot serve them."""
-    copy, world = cluster.tensor_parallel * cluster.pipeline_parallel, world_size(cluster)
-    if cluster.data_parallel > 1 and copy > gpus_per_node:
-        raise RecipeError(
-            f"cluster.data_parallel is {cluster.data_parallel}, and one copy of the model takes "
-            f"{copy} GPUs: more than the {gpus_per_node} of a node",
-            hint="set cluster.data_parallel to 1: copies that span nodes are not supported",
-        )
-    nodes = -(-world // gpus_per_node)
-    is_even = world % gpus_per_node == 0 and (copy >= gpus_per_node or gpus_per_node % copy == 0)
-    if nodes > 1 and not is_even:
-        raise RecipeError(
-            f"{world} GPUs ({_sizes(cluster)}) do not fill nodes of {gpus_per_node} GPUs evenly",
-            hint=f"choose sizes whose product is a multiple of {gpus_per_node}",
-        )
-    hold_node_limits(cluster, nodes)
-    return nodes
-
-
-def hold_node_limits(cluster: Cluster, nodes: int) -> None:
-    if cluster.min_nodes is not None and nodes < cluster.min_nodes:
-        raise RecipeError(
-            f"the recipe needs at least {_nodes(cluster.min_nodes)} (cluster.min_nodes), and "
-            f"{_nodes(nodes)} would serve it",
-            hint="serve it with --cluster, and raise cluster.tensor_parallel where that gives "
-            "fewer nodes",
-        )
-    if cluster.max_nodes is not None and nodes > cluster.max_nodes:
-        raise RecipeError(
-            f"the recipe takes at most {_nodes(cluster.max_nodes)} (cluster.max_nodes), and "
-            f"{_sizes(cluster)} takes {_nodes(nodes)}",
-            hint="lower cluster.tensor_parallel, pipeline_parallel or data_parallel",
-        )
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
-
-
-def _sizes(cluster: Cluster) -> str:
-    return (
-        f"tensor {cluster.tensor_parallel} x pipeline {cluster.pipeline_parallel} x "
-        f"data {cluster.data_parallel}"
-    )

@@ -2,77 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
-from sparkdeploy.recipe.image_name import image_name
+from sparkdeploy.recipe.fields import (
+    NAME_PATTERN,
+    WORKSPACE_TEMPLATE,
+    BareOff,
+    HostPath,
+    ImageReference,
+    Port,
+    PositiveInt,
+    Printable,
+    Repository,
+    Revision,
+    ServedName,
+    Strict,
+    Text,
+    Tokens,
+    VllmRelease,
+    Word,
+)
 from sparkdeploy.recipe.paths import is_folder
-
-Port = Annotated[int, Field(ge=1024, le=65535)]
-"""Below 1024 a container without capabilities may not listen."""
-PositiveInt = Annotated[int, Field(ge=1)]
-# YAML 1.1 reads a bare `off` as false.
-_BareOff = BeforeValidator(lambda value: "off" if value is False else value)
-MAX_PATH_BYTES = 2048
-NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
-ImageReference = Annotated[str, Field(max_length=512), AfterValidator(image_name)]
-"""By digest, by local id, or by a tag, which `up` settles to a digest."""
-
-
-def _without_control(text: str) -> str:
-    """Refuse what would move a terminal's cursor, end a line or end a C string."""
-    if not text.isprintable():
-        raise ValueError("control characters have no place here")
-    return text
-
-
-Printable = Annotated[str, AfterValidator(_without_control)]
-
-
-def _fits_a_file_system(text: str) -> str:
-    """Refuse what the system has no name for; asked about it, it fails instead of saying no."""
-    if len(text.encode()) > MAX_PATH_BYTES or max(map(len, text.encode().split(b"/"))) > 255:
-        raise ValueError("the path is too long")
-    return text
-
-
-HostPath = Annotated[Printable, AfterValidator(_fits_a_file_system)]
-Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/+-]*$")]
-"""A value that stands behind a flag: never a flag itself."""
-REPOSITORY_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$"
-Repository = Annotated[str, Field(pattern=REPOSITORY_PATTERN)]
-Revision = Annotated[str, Field(pattern=r"^\w+([./-]\w+)*$")]
-ServedName = Annotated[str, Field(pattern=r"^[\w./:][\w./:@-]*$")]
-VllmRelease = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
-Text = Annotated[str, Field(pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$", max_length=65_536)]
-"""Words over several lines, without what moves a terminal's cursor."""
-_TOKEN_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
-"""As vLLM reads them: 64k is 64,000, and 64K is 65,536."""
-
-
-def _tokens(value: Any) -> Any:  # noqa: ANN401 - YAML content
-    """Read a number of tokens as vLLM does; what is none is left to the type."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([kKmM]?)", str(value))
-    if not isinstance(value, str) or match is None:
-        return value
-    count = float(match[1]) * _TOKEN_UNITS[match[2]]
-    return int(count) if count.is_integer() else value
-
-
-Tokens = Annotated[PositiveInt, BeforeValidator(_tokens)]
-
-
-WORKSPACE_TEMPLATE = r"^[A-Za-z0-9_-][\w.-]*(/[A-Za-z0-9_-][\w.-]*)*\.jinja$"
-
-
-class Strict(BaseModel):
-    """Frozen, and a misspelt key or a wrong type is an error rather than a silent default."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, populate_by_name=True, defer_build=True
-    )
 
 
 class Weights(Strict):
@@ -113,7 +65,7 @@ class Model(Weights):
 class Fp8Dense(Strict):
     """How the dense layers that the INT4 checkpoint leaves in BF16 become FP8."""
 
-    mode: Annotated[Literal["online", "prebuilt", "off"], _BareOff] = "off"
+    mode: Annotated[Literal["online", "prebuilt", "off"], BareOff] = "off"
     layers: Literal["shared_expert"] = "shared_expert"
     source: HostPath | None = None
     """ORG/NAME[@REVISION], or a folder: what begins with `/`, `~` or `.`, as for `model.path`."""
@@ -139,7 +91,7 @@ class Checkpoint(Strict):
     """What is done to the downloaded weights before vLLM mounts them."""
 
     fp8_dense: Fp8Dense = Fp8Dense()
-    mtp: Annotated[Literal["required", "off"] | None, _BareOff] = None
+    mtp: Annotated[Literal["required", "off"] | None, BareOff] = None
     """Whether the draft layer has to be there; null leaves that to vLLM."""
     mtp_weights: Literal["int4-fp8", "bf16"] = "bf16"
     """What the plugin makes of the draft layer while it is loaded: of its experts INT4 in groups
@@ -261,7 +213,7 @@ class Cluster(Strict):
     """More are refused."""
     backend: Literal["native", "ray"] = "native"
     """How the nodes meet: by vLLM's own means, or in a Ray cluster."""
-    speculative: Annotated[Speculative | Literal["off"] | None, _BareOff] = None
+    speculative: Annotated[Speculative | Literal["off"] | None, BareOff] = None
 
     @property
     def least_nodes(self) -> int:
@@ -290,7 +242,7 @@ class Backends(Strict):
     """The kernel of the experts, by its name in the log."""
     linear: Annotated[str, Field(pattern=r"^\w+$")] | None = None
     """A kernel that some linear layer must have got."""
-    graphs: Annotated[Literal["full", "piecewise", "off"], _BareOff] | None = None
+    graphs: Annotated[Literal["full", "piecewise", "off"], BareOff] | None = None
     """The least that is captured as CUDA graphs."""
     warn_only: list[Subject] = Field(default_factory=list)
     """Where another choice is told, and fails nothing."""

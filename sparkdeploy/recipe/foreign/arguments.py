@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.arguments import OPTIMIZATION, Given, given_flags
 from sparkdeploy.recipe.document import ValueOrigin
+from sparkdeploy.recipe.fields import WORKSPACE_TEMPLATE
 from sparkdeploy.recipe.foreign.tables import tables
 from sparkdeploy.recipe.foreign.theirs import flag_of_parameter
 from sparkdeploy.recipe.foreign.weights import host_path, put_model
 from sparkdeploy.recipe.harmless import MAX_KEYS
 from sparkdeploy.recipe.release import newest
-from sparkdeploy.recipe.schema import WORKSPACE_TEMPLATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

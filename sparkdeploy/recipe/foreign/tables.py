@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from sparkdeploy import yaml_text
-from sparkdeploy.recipe.schema import Strict
+from sparkdeploy.recipe.fields import Strict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.fields import REPOSITORY_PATTERN
 from sparkdeploy.recipe.harmless import shown
-from sparkdeploy.recipe.schema import REPOSITORY_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.cluster_sizes import hold_node_limits, nodes_needed, world_size
 from sparkdeploy.recipe.load import load_recipe
-from sparkdeploy.recipe.rules import hold_node_limits, nodes_needed, world_size
 from sparkdeploy.recipe.schema import Cluster
 
 if TYPE_CHECKING:
