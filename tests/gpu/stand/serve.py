@@ -42,6 +42,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "2",
 }
 CONTEXT_TOKENS = 200
+REPEATS = 3
 LONG_PROMPTS = (3_000, 9_000, 20_000, 33_333)
 LONG_REPLY_TOKENS = 96
 SAMPLED = [
@@ -144,6 +145,11 @@ class Server:
             for length in LONG_PROMPTS
         ]
         return [{"ids": c["token_ids"], "gaps": _gaps(c), "text": c["text"][:80]} for c in choices]
+
+    def context_steps(self, context: int) -> dict[str, float]:
+        """What REPEATS requests of `context_step` took: the median of each figure."""
+        seen = [self.context_step(context) for _ in range(REPEATS)]
+        return {figure: statistics.median(one[figure] for one in seen) for figure in seen[0]}
 
     def context_step(self, context: int) -> dict[str, float]:
         """A request of `context` tokens and 200 of reply: milliseconds a step and a token.
@@ -338,10 +344,12 @@ def main() -> int:
         f"{a} | {b}": _first_divergence(texts[a], texts[b])
         for a, b in plan["pairs"] if a in texts and b in texts
     }  # fmt: skip
-    for server in servers:
-        server.stop()
     (out / "texts.json").write_text(json.dumps(texts))
     _write_result(out, servers, pairs)
+    (out / "asked").touch()
+    _await(plan.get("stops_after"))
+    for server in servers:
+        server.stop()
     for number, spec in enumerate(alone):
         servers.append(_start_alone(spec, first_port + 50 + number, logs))
         _write_result(out, servers, pairs)
@@ -407,7 +415,7 @@ def _probe(server: Server, plan: dict, texts: dict[str, list[dict]]) -> None:
     if server.spec.get("sampled"):
         server.seen["sampled"] = server.sampled()
     for context in server.spec.get("contexts", []):
-        server.seen[f"context {context}"] = server.context_step(context)
+        server.seen[f"context {context}"] = server.context_steps(context)
     if server.spec.get("timing"):
         server.seen["decode"] = {f"at once {n}": server.step_ms(n) for n in (1, 4)}
         _note_gpu_step(server)

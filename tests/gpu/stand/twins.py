@@ -1,13 +1,15 @@
 """Make the two widened twins of the GPU proofs, and their overlays.
 
-`wide` has the real vocabulary and hidden size; a grammar decides its text by wide margins, about
-half of its drafts are accepted. `nervous` has eight full-attention layers that matter and no
-margins at all: nonsense in its attention shows in its text at once.
+`wide` has the 122B's vocabulary, hidden size, attention and draft layer, and 32 of its experts; a
+grammar decides its text by wide margins, about half of its drafts are accepted. `nervous` has eight
+full-attention layers that matter and no margins at all: nonsense in its attention shows in its text
+at once.
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
@@ -24,14 +26,14 @@ from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
 
 SEED = 7
 WIDE = TwinShape(
-    layers=20,
+    layers=8,
     hidden=3072,
     vocab=248_320,
-    experts=16,
-    experts_per_token=4,
+    experts=32,
+    experts_per_token=8,
     expert_intermediate=1024,
     shared_expert_intermediate=1024,
-    attention_heads=8,
+    attention_heads=32,
     kv_heads=2,
     linear_key_heads=4,
     linear_value_heads=8,
@@ -51,24 +53,20 @@ NERVOUS = TwinShape(
     linear_value_heads=8,
     expert_format=ExpertFormat.INT4,
 )
-DRAFT_ROWS = 32_768
+DRAFT_ROWS = 65_536
 DRAFT = DraftVocabulary(rank_tokens({}, special=(), vocabulary=WIDE.vocab), 0, 0, ())
 """By token number alone: this grammar says nearly every token there is, so any list is as good."""
 SHARD_ORIGIN = "the wide twin"
+V2 = Treatment(fp8_mode="online", lm_head="int8", mtp="required")
+V2_DRAFT = replace(V2, draft_rows=DRAFT_ROWS, draft_origin=DRAFT.origin)
+V3 = replace(V2_DRAFT, mtp_weights="int4-fp8")
 TREATMENTS = {
-    "hybrid": Treatment(fp8_mode="online", mtp="required"),
-    "v2": Treatment(fp8_mode="online", lm_head="int8", mtp="required"),
-    "v2-draft": Treatment(
-        fp8_mode="online",
-        lm_head="int8",
-        mtp="required",
-        draft_rows=DRAFT_ROWS,
-        draft_origin=DRAFT.origin,
-    ),
-    "v2-mtp-int4": Treatment(
-        fp8_mode="online", lm_head="int8", mtp="required", mtp_weights="int4-fp8"
-    ),
-    "prebuilt": Treatment(fp8_mode="prebuilt", mtp="required", fp8_origin=SHARD_ORIGIN),
+    "hybrid": replace(V2, lm_head="bf16"),
+    "v2": V2,
+    "v2-draft": V2_DRAFT,
+    "v3": V3,
+    "v3-fast": replace(V3, fp8_mode="off", shared_experts="int4", lm_head="int4"),
+    "prebuilt": replace(V2, fp8_mode="prebuilt", lm_head="bf16", fp8_origin=SHARD_ORIGIN),
 }
 
 
