@@ -11,6 +11,7 @@ from sparkdeploy.checkpoint.family.layers import Attention, Latent, Recurrent
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate.capacity import treated_weights
 from sparkdeploy.estimate.kv_formats import latent_bytes, slot_bytes
+from sparkdeploy.estimate.layout import state_element_bytes
 from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def decode_step(
     except RecipeError:
         return None
     parts[StepPart.CACHE] = requests * cache
-    parts[StepPart.STATE] = requests * _state_bytes(facts, architecture, drafted)
+    parts[StepPart.STATE] = requests * _state_bytes(resolved, facts, architecture, drafted)
     if drafted:
         parts |= _drafting(resolved, architecture, weights, requests=requests, drafted=drafted)
     return DecodeStep(
@@ -217,13 +218,19 @@ def _cache_bytes(
     )
 
 
-def _state_bytes(facts: ModelFacts, architecture: Architecture, drafted: int) -> int:
+def _state_bytes(
+    resolved: Resolved, facts: ModelFacts, architecture: Architecture, drafted: int
+) -> int:
     """What one request's states take: read once, and written for each row.
 
     With drafts vLLM stores the state after every row, to go back to the last accepted one.
     """
+    element_bytes = state_element_bytes(resolved)
     return sum(
-        mixer.state_bytes(ranks=facts.tensor_ranks, draft_tokens=drafted) * (2 + drafted)
+        mixer.state_bytes(
+            ranks=facts.tensor_ranks, draft_tokens=drafted, memory_bytes=element_bytes
+        )
+        * (2 + drafted)
         for layer in architecture.layers
         for mixer in layer.mixers
         if isinstance(mixer, Recurrent)

@@ -160,6 +160,9 @@ class Serve(Strict):
     attention_backend: Word | None = None
     speculative: Speculative | None = None
     kv_cache_dtype: Word = "auto"
+    mamba_ssm_cache_dtype: Word | None = None
+    """Of the states of Gated DeltaNet and Mamba: `float32`, `bfloat16`, `float16`; left out, what
+    the model's config.json says."""
     quantization: Word | None = None
     max_model_len: Tokens | Literal["auto"] | None = None
     """In tokens; `64k` is 64,000 and `64K` is 65,536, as for vLLM. `auto`: what memory allows."""
