@@ -79,7 +79,7 @@ def third_draft_lines(
     """Yield from which acceptance of the third position on MTP pays with three drafts, not two.
 
     The third draft pays when tokens grow as the step does: from `tokens of two x (step of three /
-    step of two - 1)` on. `made` has the recipe's published speed or its parent's, where there is one.
+    step of two - 1)` on. `made` has the recipe's published speed or its parent's, if there is one.
     """
     steps = [_drafted(resolved, facts, acceptance, drafted) for drafted in (FEWER, MORE)]
     fewer, more = steps

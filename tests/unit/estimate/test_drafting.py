@@ -69,6 +69,15 @@ def test_v3_has_two_speeds_and_neither_is_called_measured(
     assert made.from_published.tok_s == pytest.approx(by_v2, abs=0.05)
 
 
+@pytest.mark.parametrize("recipe", ["v3", "v3-fast", "dflash"])
+def test_the_page_has_the_figures_that_are_counted(recipe: str) -> None:
+    made = made_for(RECIPES[recipe])
+    assert made.step is not None
+    tokens = f"{made.step.tokens_per_request:.3g}"
+    row = f"| {recipe} | {made.step.total_bytes / 1e9:.2f} | {tokens} | {made.tok_s:.1f} |"
+    assert row in (REPOSITORY / "docs" / "capacity.md").read_text()
+
+
 def test_v3_shrinks_what_drafts_alone() -> None:
     before, after = step_of("v2").parts, step_of("v3").parts
     changed = {part for part in before if after[part] != before[part]}
