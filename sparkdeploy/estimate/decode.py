@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sparkdeploy.estimate.acceptance import Acceptance
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Speculative
+    from sparkdeploy.recipe.schema import Recipe, Speculative
 
 CONTEXT_TOKENS = 1024
 """Short answers in the middle: the benchmark of the published figures asks for 64 to 2048."""
@@ -120,10 +120,7 @@ def decode_step(
         return None
     parts[StepPart.CACHE] = requests * cache
     parts[StepPart.STATE] = requests * _state_bytes(resolved, facts, architecture, drafted)
-    if speculative is not None and speculative.is_mtp:
-        parts |= _drafting(resolved, architecture, weights, requests=requests, drafted=drafted)
-    elif facts.drafter is not None and drafted:
-        parts |= _drafting_at_once(facts.drafter, weights)
+    parts |= _drafting(resolved.recipe, facts, architecture, weights, requests)
     return DecodeStep(
         requests,
         {part: parts[part] for part in StepPart if parts.get(part)},
@@ -240,24 +237,49 @@ def _read_bytes(mixer: Mixer, kv_dtype: str, context_tokens: int, ranks: int) ->
 
 
 def _drafting(
-    resolved: Resolved,
+    recipe: Recipe,
+    facts: ModelFacts,
+    architecture: Architecture,
+    weights: Mapping[WeightKind, int],
+    requests: int,
+) -> dict[StepPart, float]:
+    speculative = recipe.serve.speculative
+    if speculative is None:
+        return {}
+    if not speculative.is_mtp:
+        return _drafting_at_once(facts.drafter, weights) if facts.drafter is not None else {}
+    drafted = speculative.tokens
+    head = _draft_head_bytes(recipe, facts, architecture, weights)
+    layer = _draft_layer_bytes(architecture, weights, requests=requests, drafted=drafted)
+    return {StepPart.DRAFT_LAYER: layer, StepPart.DRAFT_HEAD: drafted * head}
+
+
+def _draft_layer_bytes(
     architecture: Architecture,
     weights: Mapping[WeightKind, int],
     *,
     requests: int,
     drafted: int,
-) -> dict[StepPart, float]:
+) -> float:
     """The draft layer once for each drafted token, the first time over all verified rows."""
     rows = [requests * (1 + drafted), *[requests] * (drafted - 1)]
     reached = sum(_share_reached(architecture, row) for row in rows)
     experts = weights.get(WeightKind.MTP_EXPERTS, 0) * reached
-    draft = resolved.recipe.checkpoint.draft_lm_head
+    return drafted * weights.get(WeightKind.MTP_DENSE, 0) + experts
+
+
+def _draft_head_bytes(
+    recipe: Recipe,
+    facts: ModelFacts,
+    architecture: Architecture,
+    weights: Mapping[WeightKind, int],
+) -> int:
+    """What one draft reads of a head; a draft head's rows are dealt evenly over ranks."""
+    draft = recipe.checkpoint.draft_lm_head
+    if draft is None:
+        return _head_bytes(weights)
     # The rows of a draft head have FP32 scales.
-    head = draft.rows * (architecture.hidden_size + 4) if draft else _head_bytes(weights)
-    return {
-        StepPart.DRAFT_LAYER: drafted * weights.get(WeightKind.MTP_DENSE, 0) + experts,
-        StepPart.DRAFT_HEAD: drafted * head,
-    }
+    return -(-draft.rows // facts.tensor_ranks) * (architecture.hidden_size + 4)
 
 
 def _drafting_at_once(

@@ -85,7 +85,8 @@ def third_draft_lines(
     fewer, more = steps
     if fewer is None or more is None:
         return
-    least = [f"{_least(fewer, more, speed):.0%} by the one factor"]
+    measure = "the one factor" if speed.fitted_to is not None else "the bytes alone"
+    least = [f"{_least(fewer, more, speed):.0%} by {measure}"]
     anchor = _published(made) if made is not None and speed.fitted_to is not None else None
     if made is not None and made.step is not None and anchor is not None:
         whose, tok_s = anchor

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from sparkdeploy.estimate.acceptance import even_positions, read_acceptance
 from sparkdeploy.estimate.anchored import anchored
 from sparkdeploy.estimate.attention import read_attention
-from sparkdeploy.estimate.decode import DecodeStep, StepPart
+from sparkdeploy.estimate.decode import DecodeStep, StepPart, decode_step
 from sparkdeploy.estimate.drafting_report import drafting_lines, text_lines, third_draft_lines
 from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.model_facts import read_shipped_facts
+from sparkdeploy.estimate.share import facts_of_step
 from sparkdeploy.estimate.speed import SpeedEstimate, estimate, fit_speed, in_order
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from tests.unit.conftest import REPOSITORY
@@ -83,6 +84,15 @@ def test_v3_shrinks_what_drafts_alone() -> None:
     changed = {part for part in before if after[part] != before[part]}
     assert changed == {StepPart.DRAFT_LAYER, StepPart.DRAFT_HEAD}
     assert after[StepPart.DRAFT_HEAD] == 2 * 65_536 * (3072 + 4)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_draft_head_s_rows_are_dealt_over_ranks(ranks: int) -> None:
+    read = facts_of_step(BIG, tensor_parallel=ranks)
+    made = decode_step(RECIPES["v3"], read, ACCEPTANCE)
+    assert made is not None
+    rows = -(-65_536 // ranks)
+    assert made.parts[StepPart.DRAFT_HEAD] == 2 * rows * (3072 + 4)
 
 
 def test_v3_fast_has_half_a_byte_a_weight_and_two_a_group() -> None:
