@@ -5,7 +5,8 @@ from __future__ import annotations
 OF_THE_122B = frozenset(
     {
         *("35b-v2", "baseline", "dflash", "dflash-prose", "hybrid", "mtp-1", "mtp-2", "no-hybrid"),
-        *("v2", "v2-hub", "v2-kv8", "v2-tq", "v2-tq-3bit", "v2-tq-k8v4"),
+        *("v2", "v2-hub", "v2-kv8", "v2-tq", "v2-tq-3bit", "v2-tq-k8v4", "v3"),
+        *("v3-fast",),
     }
 )
 """test_rehearsals.py has these."""

@@ -19,12 +19,13 @@ from sparkdeploy.estimate import (
     capacity,
     capacity_report,
     contexts,
-    decode,
+    drafting_report,
     model_facts,
     picture,
     speed,
     speed_report,
 )
+from sparkdeploy.estimate.acceptance import read_acceptance
 from sparkdeploy.estimate.anchored import anchored
 from sparkdeploy.estimate.attention import read_attention
 from sparkdeploy.estimate.hardware import read_hardware
@@ -46,6 +47,7 @@ from sparkdeploy.settings import load_settings, resources
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from sparkdeploy.estimate.acceptance import Acceptance
     from sparkdeploy.estimate.speed import Speed, SpeedEstimate
     from sparkdeploy.recipe.load import Library, Resolved
     from sparkdeploy.recipe.schema import Weights
@@ -78,16 +80,19 @@ class Outlook:
     """Of several nodes: what is read one byte after the other in a decode step."""
     budget: capacity.Budget
     recipes: Mapping[str, Resolved]
-    acceptance: Mapping[str, decode.Acceptance]
+    acceptance: Mapping[str, Acceptance]
     speed: Speed
     estimates: tuple[SpeedEstimate, ...]
     nodes: int = 1
 
     @property
     def verdict(self) -> FitVerdict:
+        return verdict_of(self.resolved.recipe, self.budget, self.facts, self._own)
+
+    @property
+    def _own(self) -> SpeedEstimate | None:
         name = self.resolved.recipe.name
-        own = next((made for made in self.estimates if made.name == name), None)
-        return verdict_of(self.resolved.recipe, self.budget, self.facts, own)
+        return next((made for made in self.estimates if made.name == name), None)
 
     @property
     def _is_bound(self) -> bool:
@@ -114,14 +119,15 @@ class Outlook:
     def speed_lines(self) -> Iterator[str]:
         """Yield the roofline: this recipe's step, more requests, every recipe, what is next."""
         known = (self.step_facts, self.acceptance)
-        yield from speed_report.speed_lines(self.speed, self.acceptance)
-        yield from speed_report.drafting_lines(self.resolved.recipe)
+        yield from speed_report.speed_lines(self.speed)
+        yield from drafting_report.drafting_lines(self.resolved.recipe, self.acceptance)
         if self.nodes > 1:
             yield from speed_report.unknown_lines(self.resolved.recipe.cluster)
         steps = speed_report.batch_steps(self.resolved, *known)
         if steps:
             yield from speed_report.step_lines(steps[0], self.speed)
             yield from speed_report.batch_lines(steps, self.speed)
+            yield from self._draft_lines()
         longer = self._contexts()
         if longer is not None:
             yield from contexts.context_lines(longer)
@@ -133,6 +139,14 @@ class Outlook:
         if name in self.recipes:
             recipes = {**self.recipes, name: self.resolved}
             yield from speed_report.next_lines(name, recipes, *known)
+
+    def _draft_lines(self) -> Iterator[str]:
+        """Yield what the drafts bring in other texts, and how many of them pay."""
+        known = (self.step_facts, self.acceptance, self.speed)
+        yield from drafting_report.text_lines(self.resolved, *known)
+        # A published speed of a parent is one machine's.
+        made = self._own if self.nodes == 1 else None
+        yield from drafting_report.third_draft_lines(self.resolved, *known, made)
 
     def _contexts(self) -> contexts.ContextOutlook | None:
         longest_tokens = self.budget.max_model_len
@@ -209,7 +223,7 @@ class Ground:
     shelf: Library
     shipped: Mapping[str, model_facts.ModelFacts]
     recipes: Mapping[str, Resolved]
-    acceptance: Mapping[str, decode.Acceptance]
+    acceptance: Mapping[str, Acceptance]
     reached: Speed
 
     def _of_one_model(self, resolved: Resolved) -> Mapping[str, Resolved]:
@@ -259,7 +273,7 @@ def ground_for(hardware: str, settings: Settings) -> Ground:
     machines = read_hardware(folder / "hardware.yaml")
     machine = machine_wanted(hardware, machines)
     shipped = model_facts.read_shipped_facts(folder / "models.yaml")
-    acceptance = decode.read_acceptance(folder / "speculation.yaml")
+    acceptance = read_acceptance(folder / "speculation.yaml")
     recipes = _recipes(shelf)
     measured = measured_on(machine, settings)
     attention = read_attention(folder / "attention.yaml", machines)

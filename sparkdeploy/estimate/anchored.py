@@ -58,6 +58,10 @@ def _from_parent(
         if parent.has_own_cache_format or parent.needs_a_fork:
             # Published of something else than what runs here.
             continue
+        if made.step.query_rows < parent.step.query_rows:
+            # The rows of a request choose alike: what fewer of them save of the experts is not
+            # what independent choices say, and the parent never took that long.
+            continue
         published_s = parent.step.tokens_per_request / parent.published_tok_s
         saved_s = speed.duration_s(parent.step) - speed.duration_s(made.step)
         if saved_s < published_s:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparkdeploy.estimate.kv_cache import CacheLayout
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Recipe, Serve
+    from sparkdeploy.recipe.schema import Checkpoint, Recipe, Serve
 
 CONTEXTS = (8192, 32768, 131072, 262144)
 LARGE_GPU_BYTES = 70 * GIB
@@ -172,7 +172,7 @@ def _in_tiles(size_bytes: int, facts: ModelFacts, hardware: Hardware) -> int:
 
 def treated_weights(facts: ModelFacts, recipe: Recipe) -> dict[WeightKind, int]:
     """Return the weights after the treatment: FP8 with a scale a block, INT8 with a scale a row,
-    INT4 with a 16-bit scale a group.
+    INT4 with a 16-bit scale a group of 128 inputs and no zero point.
 
     `--quantization fp8` makes FP8 of 16-bit linear layers and experts while vLLM loads them
     (model_executor/layers/quantization/fp8.py); embeddings, head, router and towers stay.
@@ -186,13 +186,31 @@ def treated_weights(facts: ModelFacts, recipe: Recipe) -> dict[WeightKind, int]:
     if fp8.mode != "off" and not fp8.is_finished and WeightKind.SHARED_EXPERTS in treated:
         elements = treated[WeightKind.SHARED_EXPERTS] // 2
         treated[WeightKind.SHARED_EXPERTS] = elements + 4 * (elements // FP8_BLOCK**2)
-    rows = facts.architecture.vocab_size if facts.architecture is not None else 0
-    if checkpoint.lm_head == "int8" and WeightKind.LM_HEAD in treated:
-        elements = treated[WeightKind.LM_HEAD] // 2
-        treated[WeightKind.LM_HEAD] = elements + 4 * rows
+    if checkpoint.shared_experts == "int4" and WeightKind.SHARED_EXPERTS in treated:
+        treated[WeightKind.SHARED_EXPERTS] = _int4_bytes(treated[WeightKind.SHARED_EXPERTS] // 2)
+    if WeightKind.LM_HEAD in treated:
+        treated[WeightKind.LM_HEAD] = _head_bytes(treated[WeightKind.LM_HEAD], facts, checkpoint)
     if checkpoint.mtp_weights == "int4-fp8":
         treated |= _shrunk_draft_layer(treated, facts.architecture)
     return treated
+
+
+def _head_bytes(size_bytes: int, facts: ModelFacts, checkpoint: Checkpoint) -> int:
+    """A head of 16 bits after its treatment; INT8 rows have an FP32 scale each."""
+    elements = size_bytes // 2
+    rows = facts.architecture.vocab_size if facts.architecture is not None else 0
+    match checkpoint.lm_head:
+        case "int8":
+            return elements + 4 * rows
+        case "int4":
+            return _int4_bytes(elements)
+        case "bf16":
+            return size_bytes
+
+
+def _int4_bytes(elements: int) -> int:
+    """Half a byte each, and a 16-bit scale a group; what the plugin converts has no zero points."""
+    return elements // 2 + 2 * (elements // INT4_GROUP)
 
 
 def _shrunk_draft_layer(
@@ -201,8 +219,7 @@ def _shrunk_draft_layer(
     """Experts as INT4, the rest as FP8 but for its routers; norms and gates are next to nothing."""
     shrunk = {}
     if WeightKind.MTP_EXPERTS in treated:
-        elements = treated[WeightKind.MTP_EXPERTS] // 2
-        shrunk[WeightKind.MTP_EXPERTS] = elements // 2 + 2 * (elements // INT4_GROUP)
+        shrunk[WeightKind.MTP_EXPERTS] = _int4_bytes(treated[WeightKind.MTP_EXPERTS] // 2)
     if WeightKind.MTP_DENSE in treated:
         experts = architecture.experts if architecture is not None else None
         routers = 0
@@ -270,8 +287,8 @@ def _reserves(facts: ModelFacts, recipe: Recipe, hardware: Hardware) -> Iterator
 
 
 def _logits(recipe: Recipe) -> tuple[str, int]:
-    """Return the dtype of the head's logits and its bytes; an INT8 head gives FP32."""
-    return ("FP32", 4) if recipe.checkpoint.lm_head == "int8" else ("BF16", 2)
+    """Return the dtype of the head's logits and its bytes; a head of INT8 or INT4 gives FP32."""
+    return ("BF16", 2) if recipe.checkpoint.lm_head == "bf16" else ("FP32", 4)
 
 
 def _turboquant_workspace(architecture: Architecture, length: int) -> Iterator[Reserve]:

@@ -12,7 +12,8 @@ from sparkdeploy.estimate.decode import decode_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from sparkdeploy.estimate.decode import Acceptance, DecodeStep
+    from sparkdeploy.estimate.acceptance import Acceptance
+    from sparkdeploy.estimate.decode import DecodeStep
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.estimate.speed import Speed
     from sparkdeploy.recipe.load import Resolved

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Final
 from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.checkpoint.family.layers import Attention, Latent, Recurrent
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.estimate.acceptance import acceptance_of
 from sparkdeploy.estimate.capacity import treated_weights
 from sparkdeploy.estimate.kv_formats import latent_bytes, slot_bytes
-from sparkdeploy.recipe.document import read_document
+from sparkdeploy.estimate.layout import state_element_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from sparkdeploy.checkpoint.family.layers import Architecture, Layer, Mixer
+    from sparkdeploy.estimate.acceptance import Acceptance
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Speculative
+    from sparkdeploy.recipe.schema import Recipe, Speculative
 
 CONTEXT_TOKENS = 1024
 """Short answers in the middle: the benchmark of the published figures asks for 64 to 2048."""
@@ -56,14 +57,6 @@ PART_OF_KIND: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
-    """How often the first, second ... drafted token is accepted, of all steps; an input."""
-
-    positions: tuple[float, ...]
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class DecodeStep:
     """One decode step of a number of requests: bytes moved by part, and tokens it yields each."""
 
@@ -84,14 +77,6 @@ class DecodeStep:
     def cache_bytes(self) -> float:
         """Return the part that attention reads at a pace of its own."""
         return self.parts.get(StepPart.CACHE, 0.0)
-
-
-def read_acceptance(path: Path) -> Mapping[str, Acceptance]:
-    table = read_document(path).content["acceptance"]
-    return {
-        method: Acceptance(tuple(entry["positions"]), entry["source"])
-        for method, entry in table.items()
-    }
 
 
 def distinct_experts(experts: int, chosen: int, rows: int) -> float:
@@ -118,7 +103,7 @@ def decode_step(
     such step.
     """
     speculative, architecture = resolved.recipe.serve.speculative, facts.architecture
-    tokens = _tokens_per_step(speculative, acceptance)
+    tokens = _tokens_per_step(speculative, facts, acceptance)
     if tokens is None or architecture is None or not architecture.keeps_cache:
         return None
     drafted = speculative.tokens if speculative is not None else 0
@@ -127,16 +112,15 @@ def decode_step(
         # Of files whose headers nobody has read, what a step reads of them is not known.
         return None
     parts = _verifying(architecture, weights, rows=requests * (1 + drafted))
-    passes = _passes(architecture, drafted)
+    passes = _passes(facts, architecture, speculative)
     kv_dtype = kv_cache_dtype or resolved.recipe.serve.kv_cache_dtype
     try:
         cache = _cache_bytes(passes, kv_dtype, context_tokens, facts.tensor_ranks)
     except RecipeError:
         return None
     parts[StepPart.CACHE] = requests * cache
-    parts[StepPart.STATE] = requests * _state_bytes(facts, architecture, drafted)
-    if drafted:
-        parts |= _drafting(resolved, architecture, weights, requests=requests, drafted=drafted)
+    parts[StepPart.STATE] = requests * _state_bytes(resolved, facts, architecture, drafted)
+    parts |= _drafting(resolved.recipe, facts, architecture, weights, requests)
     return DecodeStep(
         requests,
         {part: parts[part] for part in StepPart if parts.get(part)},
@@ -160,14 +144,14 @@ def _most_heads_a_kv_head(architecture: Architecture) -> int:
 
 
 def _tokens_per_step(
-    speculative: Speculative | None, acceptance: Mapping[str, Acceptance]
+    speculative: Speculative | None, facts: ModelFacts, acceptance: Mapping[str, Acceptance]
 ) -> float | None:
     if speculative is None:
         return 1.0
-    if not speculative.is_mtp or "mtp" not in acceptance:
+    if not speculative.is_mtp and facts.drafter is None:
         return None
-    known, drafted = acceptance["mtp"].positions, speculative.tokens
-    return 1 + sum(known[:drafted]) if drafted <= len(known) else None
+    known = acceptance_of(speculative, acceptance)
+    return known.tokens_per_step(speculative.tokens) if known is not None else None
 
 
 def _verifying(
@@ -189,17 +173,21 @@ def _share_reached(architecture: Architecture, rows: int) -> float:
     return distinct_experts(experts.count, experts.chosen, rows) / experts.count
 
 
-def _passes(architecture: Architecture, drafted: int) -> list[tuple[Layer, int]]:
+def _passes(
+    facts: ModelFacts, architecture: Architecture, speculative: Speculative | None
+) -> list[tuple[Layer, int]]:
     """Return each layer with how often a step goes over its cache.
 
     The verified rows of a request go over it together, so the model's own layers read it once a
-    step however many tokens were drafted; a layer that drafts reads its own for every draft.
+    step however many tokens were drafted; an MTP layer reads its own for every draft, a drafter
+    that drafts a block at once reads its own once.
     """
-    drafting = architecture.draft_layers if drafted else ()
-    return [
-        *((layer, 1) for layer in architecture.layers),
-        *((layer, drafted) for layer in drafting),
-    ]
+    passes = [(layer, 1) for layer in architecture.layers]
+    if speculative is not None and speculative.is_mtp:
+        passes += [(layer, speculative.tokens) for layer in architecture.draft_layers]
+    elif speculative is not None and facts.drafter is not None and facts.drafter.architecture:
+        passes += [(layer, 1) for layer in facts.drafter.architecture.layers]
+    return passes
 
 
 def _attends(layer: Layer) -> int:
@@ -217,13 +205,19 @@ def _cache_bytes(
     )
 
 
-def _state_bytes(facts: ModelFacts, architecture: Architecture, drafted: int) -> int:
+def _state_bytes(
+    resolved: Resolved, facts: ModelFacts, architecture: Architecture, drafted: int
+) -> int:
     """What one request's states take: read once, and written for each row.
 
     With drafts vLLM stores the state after every row, to go back to the last accepted one.
     """
+    element_bytes = state_element_bytes(resolved)
     return sum(
-        mixer.state_bytes(ranks=facts.tensor_ranks, draft_tokens=drafted) * (2 + drafted)
+        mixer.state_bytes(
+            ranks=facts.tensor_ranks, draft_tokens=drafted, memory_bytes=element_bytes
+        )
+        * (2 + drafted)
         for layer in architecture.layers
         for mixer in layer.mixers
         if isinstance(mixer, Recurrent)
@@ -243,24 +237,62 @@ def _read_bytes(mixer: Mixer, kv_dtype: str, context_tokens: int, ranks: int) ->
 
 
 def _drafting(
-    resolved: Resolved,
+    recipe: Recipe,
+    facts: ModelFacts,
+    architecture: Architecture,
+    weights: Mapping[WeightKind, int],
+    requests: int,
+) -> dict[StepPart, float]:
+    speculative = recipe.serve.speculative
+    if speculative is None:
+        return {}
+    if not speculative.is_mtp:
+        return _drafting_at_once(facts.drafter, weights) if facts.drafter is not None else {}
+    drafted = speculative.tokens
+    head = _draft_head_bytes(recipe, facts, architecture, weights)
+    layer = _draft_layer_bytes(architecture, weights, requests=requests, drafted=drafted)
+    return {StepPart.DRAFT_LAYER: layer, StepPart.DRAFT_HEAD: drafted * head}
+
+
+def _draft_layer_bytes(
     architecture: Architecture,
     weights: Mapping[WeightKind, int],
     *,
     requests: int,
     drafted: int,
-) -> dict[StepPart, float]:
+) -> float:
     """The draft layer once for each drafted token, the first time over all verified rows."""
     rows = [requests * (1 + drafted), *[requests] * (drafted - 1)]
     reached = sum(_share_reached(architecture, row) for row in rows)
     experts = weights.get(WeightKind.MTP_EXPERTS, 0) * reached
-    draft = resolved.recipe.checkpoint.draft_lm_head
+    return drafted * weights.get(WeightKind.MTP_DENSE, 0) + experts
+
+
+def _draft_head_bytes(
+    recipe: Recipe,
+    facts: ModelFacts,
+    architecture: Architecture,
+    weights: Mapping[WeightKind, int],
+) -> int:
+    """What one draft reads of a head; a draft head's rows are dealt evenly over ranks."""
+    draft = recipe.checkpoint.draft_lm_head
+    if draft is None:
+        return _head_bytes(weights)
     # The rows of a draft head have FP32 scales.
-    head = draft.rows * (architecture.hidden_size + 4) if draft else _head_bytes(weights)
-    return {
-        StepPart.DRAFT_LAYER: drafted * weights.get(WeightKind.MTP_DENSE, 0) + experts,
-        StepPart.DRAFT_HEAD: drafted * head,
-    }
+    return -(-draft.rows // facts.tensor_ranks) * (architecture.hidden_size + 4)
+
+
+def _drafting_at_once(
+    drafter: ModelFacts, weights: Mapping[WeightKind, int]
+) -> dict[StepPart, float]:
+    """A drafter of its own goes once over a whole block, and so does the served model's head.
+
+    Its embeddings are looked up, and a head of its own is read instead of the model's.
+    """
+    held = dict(drafter.memory_bytes)
+    held.pop(WeightKind.EMBEDDINGS, None)
+    head = held.pop(WeightKind.LM_HEAD, None) or _head_bytes(weights)
+    return {StepPart.DRAFT_LAYER: sum(held.values()), StepPart.DRAFT_HEAD: head}
 
 
 def _head_bytes(weights: Mapping[WeightKind, int]) -> int:

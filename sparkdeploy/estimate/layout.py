@@ -104,7 +104,7 @@ def _settings(
         vllm=engine.vllm,
         alignment_tokens=CPU_BLOCK_TOKENS if engine.runs_on == "cpu" else CUDA_BLOCK_TOKENS,
         block_tokens=_block_size(serve),
-        memory_bytes=_memory_bytes(resolved),
+        memory_bytes=state_element_bytes(resolved),
         batched_tokens=serve.max_num_batched_tokens or batched_tokens,
         draft_tokens=serve.speculative.tokens if serve.speculative is not None else 0,
         prefix_caching=prefix_caching,
@@ -133,8 +133,12 @@ def _block_size(serve: Serve) -> int | None:
     return int(said) if said is not None and said.isdecimal() else None
 
 
-def _memory_bytes(resolved: Resolved) -> int | None:
-    """vLLM's CPU builds keep states in FP32 wherever they compute them fast."""
-    said = value_of(resolved.recipe.serve.extra_args, "--mamba-ssm-cache-dtype")
+def state_element_bytes(resolved: Resolved) -> int | None:
+    """Return the bytes of one element of a state's memory; None where the model decides.
+
+    vLLM's CPU builds keep states in FP32 wherever they compute them fast. Its MambaDType has
+    `auto`, `float32`, `float16` and `bfloat16` (config/cache.py in 0.25.1 and 0.33.0).
+    """
+    said = resolved.recipe.serve.mamba_ssm_cache_dtype
     on_cpu = STATE_BYTES["float32"] if resolved.engine.runs_on == "cpu" else None
     return STATE_BYTES.get(said, on_cpu) if said is not None else on_cpu

@@ -16,12 +16,14 @@ from sparkdeploy.estimate.decode import decode_step
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from sparkdeploy.estimate.acceptance import Acceptance
     from sparkdeploy.estimate.anchored import FromPublished
     from sparkdeploy.estimate.attention import AttentionTable
-    from sparkdeploy.estimate.decode import Acceptance, DecodeStep
+    from sparkdeploy.estimate.decode import DecodeStep
     from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.schema import Recipe
 
 KERNEL_SHARE = 0.84
 """Of the bandwidth: what albond/DGX_Spark_Qwen3.5-122B-A10B-AR-INT4 reports for its LM head."""
@@ -153,7 +155,7 @@ def estimate(
 ) -> SpeedEstimate:
     """Return one recipe's estimate; without a step when something it needs is not known."""
     recipe = resolved.recipe
-    known = facts.get(recipe.model.known_as)
+    known = _with_drafter(recipe, facts)
     step = decode_step(resolved, known, acceptance) if known is not None else None
     return SpeedEstimate(
         name=recipe.name,
@@ -164,6 +166,17 @@ def estimate(
         has_own_cache_format=recipe.serve.kv_cache_dtype.startswith("turboquant"),
         needs_a_fork=recipe.preview is not None,
     )
+
+
+def _with_drafter(recipe: Recipe, facts: Mapping[str, ModelFacts]) -> ModelFacts | None:
+    """Return what is known of a recipe's model, beside the drafter that this recipe names."""
+    known, speculative = facts.get(recipe.model.known_as), recipe.serve.speculative
+    drafter = speculative.drafter if speculative is not None else None
+    if known is None or drafter is None:
+        return known
+    # Another recipe's drafter may stand beside the model.
+    is_own = known.drafter is not None and known.drafter.repo == drafter.known_as
+    return known if is_own else replace(known, drafter=facts.get(drafter.known_as))
 
 
 def miss_reasons(made: SpeedEstimate) -> Iterator[str]:

@@ -10,18 +10,18 @@ from sparkdeploy.estimate.speed import miss_reasons
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.estimate.decode import Acceptance
+    from sparkdeploy.estimate.acceptance import Acceptance
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.estimate.speed import Speed, SpeedEstimate
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Cluster, Recipe
+    from sparkdeploy.recipe.schema import Cluster
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 NOTABLE_BYTES = 10_000_000
 """Smaller differences between two steps are not worth a word."""
 
 
-def speed_lines(speed: Speed, acceptance: Mapping[str, Acceptance]) -> Iterator[str]:
+def speed_lines(speed: Speed) -> Iterator[str]:
     hardware = speed.hardware
     rate = f"{hardware.bandwidth_bytes_s / 1e9:,.0f} GB/s"
     yield f"speed on {hardware.title}: {rate} ({hardware.source})"
@@ -32,19 +32,7 @@ def speed_lines(speed: Speed, acceptance: Mapping[str, Acceptance]) -> Iterator[
             f"  {speed.efficiency:.1%} of it is reached: the one factor, fitted to "
             f"{speed.fitted_to} and to nothing else"
         )
-    for method, item in acceptance.items():
-        rates = ", ".join(f"{rate:.0%}" for rate in item.positions)
-        yield f"  drafts accepted by position, {method}: {rates} ({item.source})"
     yield f"  {CONTEXT_TOKENS:,} tokens of context; experts are chosen independently"
-
-
-def drafting_lines(recipe: Recipe) -> Iterator[str]:
-    """Yield what the drafts' rates above leave out for a recipe."""
-    if recipe.checkpoint.mtp_weights != "bf16":
-        yield (
-            "  the rates are of a 16-bit draft layer; with one of INT4 and FP8 nobody has measured "
-            "them here"
-        )
 
 
 def node_lines(cluster: Cluster, nodes: int) -> Iterator[str]:
@@ -75,7 +63,7 @@ def step_lines(step: DecodeStep, speed: Speed) -> Iterator[str]:
         yield f"  {part.value:<26}{size / 1e9:>8.2f} GB{size / step.total_bytes:>7.0%}"
     yield (
         f"  {'together':<26}{step.total_bytes / 1e9:>8.2f} GB, "
-        f"{1000 * speed.duration_s(step):.1f} ms for {step.tokens_per_request:g} tokens"
+        f"{1000 * speed.duration_s(step):.1f} ms for {step.tokens_per_request:.3g} tokens"
     )
 
 
@@ -140,7 +128,7 @@ def next_lines(
 
 def _differences(before: DecodeStep, after: DecodeStep) -> Iterator[str]:
     if before.tokens_per_request != after.tokens_per_request:
-        yield f"{before.tokens_per_request:g} -> {after.tokens_per_request:g} tokens a step"
+        yield f"{before.tokens_per_request:.3g} -> {after.tokens_per_request:.3g} tokens a step"
     for part in StepPart:
         old, new = before.parts.get(part, 0.0), after.parts.get(part, 0.0)
         if abs(new - old) >= NOTABLE_BYTES:

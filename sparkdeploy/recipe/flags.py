@@ -22,6 +22,7 @@ VALUE_FLAGS = _by_field(
     "gpu_memory_utilization",
     "attention_backend",
     "kv_cache_dtype",
+    "mamba_ssm_cache_dtype",
     "quantization",
     "reasoning_parser",
     "tool_call_parser",

@@ -96,8 +96,11 @@ class Checkpoint(Strict):
     mtp_weights: Literal["int4-fp8", "bf16"] = "bf16"
     """What the plugin makes of the draft layer while it is loaded: of its experts INT4 in groups
     of 128, of its other matrices FP8. The model verifies every draft."""
-    lm_head: Literal["int8", "bf16"] = "bf16"
-    """What the plugin makes of the LM head while it is loaded; the logits of `int8` are FP32."""
+    lm_head: Literal["int8", "int4", "bf16"] = "bf16"
+    """What the plugin makes of the LM head while it is loaded; the logits of `int8` and `int4` are
+    FP32."""
+    shared_experts: Literal["int4", "bf16"] = "bf16"
+    """What the plugin makes of the shared experts while they are loaded: INT4 in groups of 128."""
     draft_lm_head: DraftLmHead | None = None
 
 
@@ -157,6 +160,9 @@ class Serve(Strict):
     attention_backend: Word | None = None
     speculative: Speculative | None = None
     kv_cache_dtype: Word = "auto"
+    mamba_ssm_cache_dtype: Word | None = None
+    """Of the states of Gated DeltaNet and Mamba: `float32`, `bfloat16`, `float16`; left out, what
+    the model's config.json says."""
     quantization: Word | None = None
     max_model_len: Tokens | Literal["auto"] | None = None
     """In tokens; `64k` is 64,000 and `64K` is 65,536, as for vLLM. `auto`: what memory allows."""

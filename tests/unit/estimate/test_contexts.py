@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from sparkdeploy.estimate.acceptance import read_acceptance
 from sparkdeploy.estimate.attention import AttentionPace, AttentionTable, read_attention
 from sparkdeploy.estimate.contexts import (
     CONTEXTS,
@@ -17,7 +18,7 @@ from sparkdeploy.estimate.contexts import (
     rounded,
     wins_words,
 )
-from sparkdeploy.estimate.decode import decode_step, read_acceptance
+from sparkdeploy.estimate.decode import decode_step
 from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.kv_formats import slot_bytes
 from sparkdeploy.estimate.model_facts import read_shipped_facts

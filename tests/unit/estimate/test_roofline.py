@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.errors import UsageError
+from sparkdeploy.estimate.acceptance import read_acceptance
 from sparkdeploy.estimate.anchored import anchored
 from sparkdeploy.estimate.attention import read_attention
 from sparkdeploy.estimate.decode import (
@@ -18,8 +19,8 @@ from sparkdeploy.estimate.decode import (
     StepPart,
     decode_step,
     distinct_experts,
-    read_acceptance,
 )
+from sparkdeploy.estimate.drafting_report import drafting_lines
 from sparkdeploy.estimate.hardware import hardware_named, hardware_seen, read_hardware
 from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.estimate.picture import bytes_per_step, page
@@ -32,7 +33,6 @@ from sparkdeploy.estimate.speed import (
     miss_reasons,
 )
 from sparkdeploy.estimate.speed_report import (
-    drafting_lines,
     estimate_lines,
     next_lines,
     speed_lines,
@@ -97,8 +97,9 @@ def test_a_draft_layer_of_int4_and_fp8_moves_a_third() -> None:
     assert after[StepPart.DRAFT_LAYER] / 1e9 == pytest.approx(0.37, abs=0.005)
     others = before.keys() - {StepPart.DRAFT_LAYER}
     assert all(after[part] == before[part] for part in others)
-    assert "nobody has measured" in "".join(drafting_lines(shrunk.recipe))
-    assert list(drafting_lines(RECIPES["v2"].recipe)) == []
+    said = "".join(drafting_lines(shrunk.recipe, ACCEPTANCE))
+    assert "nobody has measured" in said
+    assert "nobody has measured" not in "".join(drafting_lines(RECIPES["v2"].recipe, ACCEPTANCE))
 
 
 def test_the_efficiency_is_fitted_to_the_baseline_and_to_nothing_else() -> None:
@@ -139,15 +140,17 @@ def test_every_miss_is_explained(recipe: str) -> None:
 
 
 def test_a_drafter_of_unknown_size_gets_no_estimate() -> None:
-    assert made_for("dflash").step is None
-    lines = list(estimate_lines([made_for("dflash")], SPEED))
+    strange = load_recipe(SHIPPED, "dflash", ("serve.speculative.model=somebody/drafter",))
+    made = estimate(strange, MODELS, ACCEPTANCE, SPEED)
+    assert made.step is None
+    lines = list(estimate_lines([made], SPEED))
     assert "no estimate" in lines[-1]
 
 
 def test_without_a_measurement_the_speed_is_an_upper_bound() -> None:
     speed = fit_speed(HARDWARE["h200"], RECIPES, MODELS, ACCEPTANCE, ATTENTION)
     assert (speed.efficiency, speed.fitted_to) == (1.0, None)
-    assert "upper bounds" in "\n".join(speed_lines(speed, ACCEPTANCE))
+    assert "upper bounds" in "\n".join(speed_lines(speed))
 
 
 def test_the_next_recipe_says_which_bytes_it_saves() -> None:

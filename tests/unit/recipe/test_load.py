@@ -8,6 +8,7 @@ import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.document import merge, read_document
+from sparkdeploy.recipe.flags import field_arguments
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.recipe.report import list_lines, origin_lines, recipe_rows
 
@@ -49,6 +50,8 @@ SHIPPED = (
     "v2-tq",
     "v2-tq-3bit",
     "v2-tq-k8v4",
+    "v3",
+    "v3-fast",
 )
 
 
@@ -311,6 +314,37 @@ def test_a_draft_layer_is_shrunk_by_these_engines(
     made = load_recipe(shipped, "mtp-2", (INT4_FP8, f"engine={engine}", *settings)).recipe
     assert made.needs_plugin
     assert made.checkpoint.mtp_weights == "int4-fp8"
+
+
+def test_v3_changes_what_drafts_alone(shipped: Library) -> None:
+    v2, v3 = (load_recipe(shipped, name).recipe for name in ("v2", "v3"))
+    drafts = {"draft_lm_head", "mtp_weights"}
+    assert v3.serve == v2.serve
+    assert v3.checkpoint.model_dump(exclude=drafts) == v2.checkpoint.model_dump(exclude=drafts)
+    assert v3.checkpoint.draft_lm_head is not None
+    assert v3.checkpoint.draft_lm_head.rows == 65_536
+    assert (v3.checkpoint.mtp_weights, v3.expect) == ("int4-fp8", None)
+
+
+def test_v3_fast_changes_four_things_and_each_can_be_undone(shipped: Library) -> None:
+    undone = ("serve.mamba_ssm_cache_dtype=null", "checkpoint.lm_head=int8")
+    dense = ("checkpoint.shared_experts=bf16", "checkpoint.fp8_dense.mode=online")
+    v3, same = load_recipe(shipped, "v3"), load_recipe(shipped, "v3-fast", (*undone, *dense))
+    assert same.recipe.serve == v3.recipe.serve
+    assert same.recipe.checkpoint == v3.recipe.checkpoint
+
+
+def test_the_dtype_of_a_state_becomes_vllms_flag(shipped: Library) -> None:
+    serve = load_recipe(shipped, "v3-fast").recipe.serve
+    flags = dict(field_arguments(serve))
+    assert flags["mamba_ssm_cache_dtype"] == ("--mamba-ssm-cache-dtype", "bfloat16")
+    assert "mamba_ssm_cache_dtype" not in dict(
+        field_arguments(load_recipe(shipped, "v3").recipe.serve)
+    )
+    twice = ("serve.extra_args=[--mamba-ssm-cache-dtype, float16]",)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, "v3-fast", twice)
+    assert "given twice" in f"{caught.value.message} {caught.value.detail}"
 
 
 def test_a_shrunk_draft_layer_alone_needs_the_plugin(shipped: Library) -> None:
