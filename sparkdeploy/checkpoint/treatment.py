@@ -28,7 +28,7 @@ class Treatment:
 
     fp8_mode: Literal["off", "online", "prebuilt", "finished"] = "off"
     fp8_layers: Literal["shared_expert"] = "shared_expert"
-    lm_head: Literal["bf16", "int8"] = "bf16"
+    lm_head: Literal["bf16", "int8", "int4"] = "bf16"
     mtp: Literal["required", "off"] = "off"
     mtp_weights: Literal["bf16", "int4-fp8"] = "bf16"
     fp8_origin: str = ""

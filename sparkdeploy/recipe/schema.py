@@ -96,8 +96,11 @@ class Checkpoint(Strict):
     mtp_weights: Literal["int4-fp8", "bf16"] = "bf16"
     """What the plugin makes of the draft layer while it is loaded: of its experts INT4 in groups
     of 128, of its other matrices FP8. The model verifies every draft."""
-    lm_head: Literal["int8", "bf16"] = "bf16"
-    """What the plugin makes of the LM head while it is loaded; the logits of `int8` are FP32."""
+    lm_head: Literal["int8", "int4", "bf16"] = "bf16"
+    """What the plugin makes of the LM head while it is loaded; the logits of `int8` and `int4` are
+    FP32."""
+    shared_experts: Literal["int4", "bf16"] = "bf16"
+    """What the plugin makes of the shared experts while they are loaded: INT4 in groups of 128."""
     draft_lm_head: DraftLmHead | None = None
 
 
