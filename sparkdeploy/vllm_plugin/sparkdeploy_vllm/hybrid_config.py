@@ -40,8 +40,8 @@ NOTHING_PACKED = {
     "sym": True,
     "packing_format": "auto_round:auto_gptq",
 }
-"""What AutoRound's configuration is made with where the checkpoint has none, and for shared experts,
-which the checkpoint's own leaves out."""
+"""What AutoRound's configuration is made with where the checkpoint has none, and for shared
+experts, which the checkpoint's own leaves out."""
 CONVERTED_FORMATS = (
     "sharded_state",
     "runai_streamer_sharded",

@@ -1,4 +1,4 @@
-"""Shared experts that become INT4 while they are loaded, in GPTQ's layout, for vLLM's own kernel."""
+"""Shared experts that become INT4 while they are loaded, in GPTQ's layout, for vLLM's kernel."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ class Int4SharedExpertMethod(LinearMethodBase):
         layer.qweight.data.copy_(pack_inputs(codes))
         layer.scales.data.copy_(scales.t())
         layer.qzeros.data.fill_(SYMMETRIC_ZEROS)
-        if hasattr(layer, "g_idx"):  # until 0.25
+        if hasattr(layer, "g_idx"):  # as in 0.25.1
             inputs = torch.arange(weight.shape[1], device=weight.device)
             layer.g_idx.data.copy_(inputs // INT4_GROUP)
 
