@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.contents import Located
 from sparkdeploy.checkpoint.repo_files import printable
+from sparkdeploy.checkpoint.stated import GROUP, stated_counts
 from sparkdeploy.errors import CheckpointError
 
-GROUP = 128
-"""Inputs of an expert's output that share an INT4 scale, as in Intel's checkpoint."""
 _UNPACKED = frozenset({"BF16", "F16"})
 _DENSE = re.compile(
     r"mtp\.(?:fc|layers\.\d+\.(?:self_attn\.[qkvo]_proj"
@@ -77,14 +75,5 @@ def stated_draft_layer(folder: Path) -> DraftWeights | None:
 
     Raises CheckpointError when its config.json cannot be read or says something else.
     """
-    block = contents.read_config(folder)
-    for key in ("quantization_config", "spark_hybrid", "draft_layer"):
-        block = block.get(key) or {}
-        if not isinstance(block, dict):
-            raise CheckpointError(f"{folder}/config.json: {key} is not an object.")
-    counts = [block.get(key) for key in ("int4_layers", "fp8_layers")]
-    if not block:
-        return None
-    if not all(type(count) is int for count in counts):
-        raise CheckpointError(f"{folder}/config.json: draft_layer counts nothing.")
-    return DraftWeights(*map(int, counts))  # type: ignore[arg-type]
+    counts = stated_counts(folder, "draft_layer", ("int4_layers", "fp8_layers"))
+    return DraftWeights(*counts) if counts else None

@@ -14,6 +14,7 @@ from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Fp8Shard
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest, write_manifest
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
+from sparkdeploy.checkpoint.stated import SHARED_EXPERTS, shared_experts_block
 from sparkdeploy.checkpoint.treatment import PLAIN, SourceFacts, Treatment, check_source
 from sparkdeploy.errors import CheckpointError
 
@@ -100,6 +101,8 @@ def overlay_config(facts: SourceFacts, treatment: Treatment) -> dict[str, Any]:
     }
     if facts.draft_layer is not None:
         spark_hybrid["draft_layer"] = facts.draft_layer.as_block()
+    if facts.shared_int4_count:
+        spark_hybrid[SHARED_EXPERTS] = shared_experts_block(facts.shared_int4_count)
     if treatment.draft_rows:
         draft = {"rows": treatment.draft_rows, "dtype": "int8", "file": OVERLAY_FILE}
         spark_hybrid["draft_lm_head"] = draft

@@ -11,6 +11,7 @@ from sparkdeploy.checkpoint.family.quantised import method_of
 from sparkdeploy.checkpoint.ranges import RangeSource, index_of, read_config
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.source import CheckpointSource
+from sparkdeploy.checkpoint.stated import GROUP
 from sparkdeploy.errors import CheckpointError
 
 HYBRID_NOTE = "_hybrid_quant_info"
@@ -37,12 +38,13 @@ class Treatment:
     """Rows of the draft model's own INT8 head; 0 leaves it the target's."""
     draft_origin: str = ""
     """The draft vocabulary's hash; empty without a draft head."""
+    shared_experts: Literal["bf16", "int4"] = "bf16"
 
     @property
     def is_none(self) -> bool:
         """Nothing to convert: the untouched files are mounted instead of an overlay."""
-        is_plain = self.fp8_mode == "off" and self.lm_head == "bf16"
-        return is_plain and self.mtp_weights == "bf16" and not self.draft_rows
+        weights = (self.lm_head, self.mtp_weights, self.shared_experts)
+        return self.fp8_mode == "off" and set(weights) == {"bf16"} and not self.draft_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class SourceFacts:
     mtp_tensor_count: int
     draft_layer: DraftWeights | None = None
     """What of the draft layer is to be converted; None where it stays as it is."""
+    shared_int4_count: int = 0
+    """Weights of shared experts that are to become INT4."""
 
 
 def unfit(config: Mapping[str, Any], treatment: Treatment) -> Iterator[str]:
@@ -73,6 +77,8 @@ def unfit(config: Mapping[str, Any], treatment: Treatment) -> Iterator[str]:
         yield f"it is quantised by {shown(base)}, and treatments build on AutoRound INT4 or 16 bits"
     if treatment.fp8_mode != "off" and not sizes.shared_expert_intermediate:
         yield f"FP8 is for shared experts (checkpoint.fp8_dense), and a {kind} model has none"
+    if treatment.shared_experts == "int4":
+        yield from _unfit_for_int4(sizes, kind)
     if sizes.ties_embeddings and (treatment.lm_head == "int8" or treatment.draft_rows):
         yield "its LM head is its embeddings (tie_word_embeddings), so there is no INT8 head"
     if treatment.draft_rows and not sizes.mtp_layers:
@@ -86,6 +92,17 @@ def unfit(config: Mapping[str, Any], treatment: Treatment) -> Iterator[str]:
         yield f"its config.json has no draft layer that is known (a {kind} model)"
 
 
+def _unfit_for_int4(sizes: ModelSizes, kind: str) -> Iterator[str]:
+    inputs = (sizes.hidden, sizes.shared_expert_intermediate)
+    if not sizes.shared_expert_intermediate:
+        yield f"checkpoint.shared_experts: int4 is for such experts, and a {kind} model has none"
+    elif any(count % GROUP for count in inputs):
+        yield (
+            f"checkpoint.shared_experts: int4 has groups of {GROUP} inputs, which divide not both "
+            f"of its shared experts' {inputs[0]} and {inputs[1]}"
+        )
+
+
 def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
     """Read every header and the configuration, and hold them against what the treatment needs."""
     config = contents.read_config(source.files_dir)
@@ -95,10 +112,10 @@ def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
         raise CheckpointError(
             f"{source.name} cannot be treated so: {reason}.",
             hint="set checkpoint to what it has: lm_head: bf16, fp8_dense: {mode: off}, "
-            "mtp_weights: bf16, mtp: off",
+            "shared_experts: bf16, mtp_weights: bf16, mtp: off",
         )
     related = {name: located.info for name, located in tensors.items() if fp8.is_related(name)}
-    fp8_layer_count = 0
+    fp8_layer_count = shared_int4_count = 0
     if treatment.fp8_mode == "finished":
         expected = fp8.expected_fp8(sizes)
         hint = "use another checkpoint, or build one: --standalone"
@@ -109,6 +126,8 @@ def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
     elif treatment.fp8_mode != "off":
         # The plugin compares prebuilt tensors with the 16-bit ones before it drops those.
         fp8_layer_count = _check_shared_experts(source, sizes, tensors)
+    if treatment.shared_experts == "int4":
+        shared_int4_count = _check_shared_experts(source, sizes, tensors)
     if treatment.lm_head == "int8" or treatment.draft_rows:
         if sizes.ties_embeddings or "lm_head.weight" not in tensors:
             raise CheckpointError(
@@ -125,6 +144,7 @@ def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
         fp8_layer_count,
         sum(name.startswith("mtp.") for name in tensors),
         draft_layer_of(source.name, tensors) if is_shrunk else None,
+        shared_int4_count,
     )
 
 
@@ -143,7 +163,8 @@ def _check_shared_experts(
         raise CheckpointError(
             f"{source.name}: {len(missing)} of {len(expected)} shared-expert weights are missing: "
             f"{summary(missing)}.",
-            hint="FP8 needs the shared experts at 16 bits, as Intel's INT4 checkpoint has them.",
+            hint="FP8 and INT4 need the shared experts at 16 bits, as Intel's INT4 checkpoint has "
+            "them.",
         )
     for name, shape in expected.items():
         _check_tensor(source, tensors[name], shape)
@@ -153,7 +174,8 @@ def _check_shared_experts(
 def _fp8_already(source: CheckpointSource) -> CheckpointError:
     return CheckpointError(
         f"{source.name} is a finished hybrid: its shared experts are FP8 already.",
-        hint="checkpoint.fp8_dense: {mode: prebuilt, from: hub}, or `from: folder` with model.path",
+        hint="checkpoint.fp8_dense: {mode: prebuilt, from: hub}, or `from: folder` with "
+        "model.path; shared_experts: bf16",
     )
 
 

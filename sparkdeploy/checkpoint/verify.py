@@ -26,6 +26,7 @@ from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.plain_files import plain_files
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
+from sparkdeploy.checkpoint.stated import SHARED_EXPERTS, shared_experts_block
 from sparkdeploy.errors import CheckpointError
 
 CHANGED_HINT = "a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again"
@@ -246,8 +247,25 @@ def _fp8_problems(
         except CheckpointError as error:
             yield from (error.detail or error.message).splitlines()
     yield from _draft_layer_problems(folder, _object_of(block, "draft_layer"), tensors)
+    yield from _shared_int4_problems(_object_of(block, SHARED_EXPERTS), sizes, tensors)
     if block and block.get("expected_fp8_layers") != (3 * sizes.layers if mode else 0):
         yield f"config.json expects {shown(block.get('expected_fp8_layers'))} FP8 layers"
+
+
+def _shared_int4_problems(
+    stated: Mapping[str, Any], sizes: ModelSizes, tensors: Mapping[str, Located]
+) -> Iterator[str]:
+    """Hold what the plugin shall make INT4 of shared experts against what is there."""
+    if not stated:
+        return
+    names = [name for name, _ in contents.shared_expert_shapes(sizes)]
+    if stated != shared_experts_block(len(names)):
+        asked = shown(stated.get("int4_layers"))
+        yield f"config.json makes INT4 of {asked} shared-expert weights, and there are {len(names)}"
+    for name in names:
+        dtype = tensors[name].info.dtype if name in tensors else "BF16"
+        if dtype not in {"BF16", "F16"}:
+            yield f"{name} is {printable(dtype)}, and config.json asks for INT4 of 16 bits"
 
 
 def _draft_layer_problems(

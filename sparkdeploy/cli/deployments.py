@@ -220,6 +220,8 @@ def _rehearsal_lines(report: Report) -> Iterator[str]:
     if report.lm_head is not None:
         rows = report.draft_head_rows
         draft = f", a draft head of {rows} rows" if rows is not None else ""
+        if (shared := report.shared_int4_layers) is not None:
+            draft = f", {shared} INT4 layers of shared experts{draft}"
         if (experts := report.draft_int4_layers) is not None:
             draft += f", of the draft layer {experts} INT4 and {report.draft_fp8_layers} FP8"
         yield f"  converted: {report.fp8_layers} FP8 layers, LM head {report.lm_head}{draft}"

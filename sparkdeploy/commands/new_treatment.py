@@ -47,6 +47,9 @@ def _parts(
     if wanted.fp8_mode != "off":
         alone = replace(UNTREATED, fp8_mode=wanted.fp8_mode)
         yield "checkpoint.fp8_dense", alone, {"checkpoint": {"fp8_dense": FP8_OFF}}
+    if wanted.shared_experts != "bf16":
+        alone = replace(UNTREATED, shared_experts=wanted.shared_experts)
+        yield "checkpoint.shared_experts", alone, {"checkpoint": {"shared_experts": "bf16"}}
     if wanted.lm_head != "bf16":
         alone = replace(UNTREATED, lm_head=wanted.lm_head)
         yield "checkpoint.lm_head", alone, {"checkpoint": {"lm_head": "bf16"}}

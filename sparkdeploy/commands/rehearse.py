@@ -94,6 +94,8 @@ class Report:
     speculation: Speculation | None
     fp8_layers: int | None
     lm_head: str | None
+    shared_int4_layers: int | None
+    """Of the shared experts; None where they stay as they are, or are FP8."""
     draft_head_rows: int | None
     """Rows of the draft model's own head; None when it has none."""
     draft_int4_layers: int | None
@@ -339,6 +341,7 @@ def _report(small: Miniature, run: _Run, source: str, *, is_kept: bool) -> Repor
         speculation=run.speculation,
         fp8_layers=facts.fp8_layers if facts else None,
         lm_head=facts.lm_head if facts else None,
+        shared_int4_layers=facts.shared_int4_layers if facts else None,
         draft_head_rows=facts.draft_head_rows if facts else None,
         draft_int4_layers=facts.draft_int4_layers if facts else None,
         draft_fp8_layers=facts.draft_fp8_layers if facts else None,

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from sparkdeploy import labels
 from sparkdeploy.checkpoint.draft_layer import DraftWeights, stated_draft_layer
 from sparkdeploy.checkpoint.manifest import read_manifest
+from sparkdeploy.checkpoint.stated import stated_shared_experts
 from sparkdeploy.checks.rdma import chosen_adapters
 from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError, UnhealthyError
@@ -40,6 +41,8 @@ class ExpectedTreatment:
     draft_head_rows: int | None
     draft_layer: DraftWeights | None = None
     """None where the draft layer stays as it is, and where nothing drafts."""
+    shared_int4_layers: int = 0
+    """Modules of shared experts that become INT4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ def _treatment(plan: Plan) -> ExpectedTreatment | None:
         lm_head=manifest.treatment["lm_head"],
         draft_head_rows=head.rows if head is not None else None,
         draft_layer=stated_draft_layer(Path(model.overlay.path)) if drafts else None,
+        shared_int4_layers=stated_shared_experts(Path(model.overlay.path)),
     )
 
 
@@ -158,6 +162,13 @@ def _check_treatment(expected: ExpectedTreatment, facts: EngineFacts) -> None:
         raise UnhealthyError(
             f"the recipe asks for fp8={wanted[0]} layers and lm_head={wanted[1]}, but the "
             f"plugin {'said ' + said if facts.plugin_spoke else 'said nothing'}",
+            hint=fault,
+        )
+    shared = facts.shared_int4_layers or 0
+    if shared != expected.shared_int4_layers:
+        raise UnhealthyError(
+            f"the recipe asks for int4={expected.shared_int4_layers} layers of shared experts, and "
+            f"the plugin made {shared}",
             hint=fault,
         )
     # A draft model that shares the target's head drafts as well, only slower: nobody would see.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint.draft_sample import bring_vocabulary
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
+from sparkdeploy.checkpoint.stated import stated_shared_experts
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.deploy.travel import same_images, same_weights
 from sparkdeploy.errors import CheckpointError, NodeError
@@ -95,8 +96,10 @@ def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
     with console.step("checkpoint overlay"):
         treatment = treatment_for(located.source, plan.resolved.recipe, settings)
         result = build_overlay(located.source, treatment, overlay.path, shard, draft)
+    shared = stated_shared_experts(overlay.path)
     console.info(
         f"  {overlay.path}: {result.fp8_layer_count} FP8 layers, "
+        f"{f'{shared} INT4 layers of shared experts, ' if shared else ''}"
         f"{result.mtp_tensor_count} MTP tensors"
     )
 

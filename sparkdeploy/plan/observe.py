@@ -157,6 +157,7 @@ def treatment_of(recipe: Recipe, settings: Settings) -> Treatment:
         lm_head=checkpoint.lm_head,
         mtp=checkpoint.mtp or "off",
         mtp_weights=checkpoint.mtp_weights,
+        shared_experts=checkpoint.shared_experts,
         fp8_origin=fp8_origin(checkpoint, settings),
         draft_rows=draft.rows if draft is not None else 0,
     )

@@ -53,6 +53,11 @@ DRAFT_LAYER = Feature(
     (0, 25, 1),
     "auto_gptq.py of 0.25.1, 0.32.0 and 0.33.0; older releases were not read",
 )
+SHARED_INT4 = Feature(
+    "INT4 linear layers that the plugin makes of shared experts",
+    (0, 25, 1),
+    "inc.py and auto_gptq.py of 0.25.1 and 0.33.0; older releases were not read",
+)
 MARLIN_NATIVE = Feature(
     "INT4 Marlin kernels compiled for SM12x", (0, 23, 0), "sm_120f in the wheel's _moe_C"
 )

@@ -141,6 +141,12 @@ def _needs_drafter(speculative: Speculative) -> bool:
 
 def _fp8(recipe: Recipe) -> Iterator[Mistake]:
     fp8 = recipe.checkpoint.fp8_dense
+    if fp8.mode != "off" and recipe.checkpoint.shared_experts != "bf16":
+        yield Mistake(
+            ("checkpoint", "shared_experts"),
+            f"the shared experts cannot become INT4 and be FP8 (fp8_dense mode {fp8.mode})",
+            "set checkpoint.fp8_dense.mode to off, or checkpoint.shared_experts to bf16",
+        )
     if fp8.from_ != "source":
         yield from _finished(recipe)
         return
@@ -253,12 +259,14 @@ def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     drafting = _drafting(speculative) if speculative is not None else None
     is_turboquant = recipe.serve.kv_cache_dtype.startswith("turboquant")
     is_online = checkpoint.fp8_dense.mode == "online"
+    is_shared_int4 = checkpoint.shared_experts != "bf16"
     for path, is_wanted, feature in (
         ("serve.kv_cache_dtype", is_turboquant, features.TURBOQUANT_HYBRID),
         ("serve.speculative", is_turboquant and speculative, features.TURBOQUANT_SPECULATION),
         ("checkpoint.lm_head", checkpoint.lm_head == "int8", features.LM_HEAD_METHOD),
         ("checkpoint.draft_lm_head", checkpoint.draft_lm_head, features.LM_HEAD_METHOD),
         ("checkpoint.mtp_weights", checkpoint.mtp_weights != "bf16", features.DRAFT_LAYER),
+        ("checkpoint.shared_experts", is_shared_int4, features.SHARED_INT4),
         ("checkpoint.fp8_dense.mode", is_online, features.ONLINE_FP8_BLOCK),
         ("serve.speculative", drafting, drafting),
     ):

@@ -341,6 +341,7 @@ class Recipe(Strict):
         is_treated = self.checkpoint.fp8_dense.mode != "off" or self.checkpoint.lm_head != "bf16"
         is_treated = is_treated or self.checkpoint.draft_lm_head is not None
         is_treated = is_treated or self.checkpoint.mtp_weights != "bf16"
+        is_treated = is_treated or self.checkpoint.shared_experts != "bf16"
         return is_treated or self.serve.kv_cache_dtype.startswith("turboquant")
 
     @property

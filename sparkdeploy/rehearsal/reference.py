@@ -41,6 +41,7 @@ def reference_path(plan: Plan, asked: Mapping[str, object], state_dir: Path) -> 
         "asked": dict(asked),
         "fp8": recipe.checkpoint.fp8_dense.model_dump(),
         "lm_head": recipe.checkpoint.lm_head,
+        "shared_experts": recipe.checkpoint.shared_experts,
         "serve": recipe.serve.model_dump(exclude=_WITHOUT_EFFECT),
     }
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()

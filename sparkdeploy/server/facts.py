@@ -33,6 +33,8 @@ class EngineFacts:
     """Method and tokens a step, such as `mtp 2`; `off` when vLLM says that there is none."""
     fp8_layers: int | None = None
     lm_head: str | None = None
+    shared_int4_layers: int | None = None
+    """Modules of shared experts that became INT4: three for a layer."""
     draft_head_rows: int | None = None
     draft_int4_layers: int | None = None
     """Of the draft layer: layers of experts that became INT4."""
@@ -92,6 +94,7 @@ _FROM_TEXT: Mapping[str, Callable[[str], Any]] = {
     "speculation": _speculation,
     "graph_mode": lambda text: "NONE" if text.startswith("Skipping") else text,
     "fp8_layers": int,
+    "shared_int4_layers": int,
     "draft_head_rows": int,
     "draft_int4_layers": int,
     "draft_fp8_layers": int,
@@ -109,6 +112,10 @@ _PLUGIN_LINES = (
     re.compile(
         r"sparkdeploy: spark-hybrid active: fp8=(?P<fp8_layers>\d+) layers,"
         r" lm_head=(?P<lm_head>\w+)"
+    ),
+    re.compile(
+        r"sparkdeploy: spark-hybrid active: .*,"
+        r" int4=(?P<shared_int4_layers>\d+) layers of shared experts"
     ),
     re.compile(r"sparkdeploy: draft head active: rows=(?P<draft_head_rows>\d+)"),
     re.compile(

@@ -1,6 +1,6 @@
 """The quantisation config `spark-hybrid`: AutoRound INT4 with exceptions of our own.
 
-FP8 shared experts, an INT8 head, and a draft layer of INT4 and FP8.
+FP8 or INT4 shared experts, an INT8 head, and a draft layer of INT4 and FP8.
 """
 
 from typing import Any
@@ -20,6 +20,7 @@ from sparkdeploy_vllm.draft_head import SparkLogitsProcessor, draft_head_method
 from sparkdeploy_vllm.draft_layer import draft_layer_method
 from sparkdeploy_vllm.fp8_checkpoint import checkpoint_linear_method
 from sparkdeploy_vllm.fp8_linear import LedgerEntry, fp8_linear_method, tell_when_weights_are_there
+from sparkdeploy_vllm.int4_linear import shared_expert_method
 from sparkdeploy_vllm.ledger import ConversionLedger, DraftLedger
 from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, ReportingLMHeadMethod, replace_layer
 from sparkdeploy_vllm.releases import TARGETS_SINCE, installed_version, release_of
@@ -39,7 +40,8 @@ NOTHING_PACKED = {
     "sym": True,
     "packing_format": "auto_round:auto_gptq",
 }
-"""What AutoRound's configuration is made with where nothing will ask it."""
+"""What AutoRound's configuration is made with where the checkpoint has none, and for shared
+experts, which the checkpoint's own leaves out."""
 CONVERTED_FORMATS = (
     "sharded_state",
     "runai_streamer_sharded",
@@ -86,6 +88,8 @@ class SparkHybridConfig(INCConfig):
             expected_fp8_modules=treatment.expected_fp8_layers,
             int8_head_wanted=treatment.int8_lm_head,
         )
+        if treatment.shared_experts is not None:
+            made.ledger.expected_int4_modules = treatment.shared_experts.int4_layers
         if treatment.draft_layer is not None:
             made.draft_ledger = DraftLedger(
                 expected_int4_layers=treatment.draft_layer.int4_layers,
@@ -120,10 +124,12 @@ class SparkHybridConfig(INCConfig):
             return self._draft_method(layer, prefix) or self._base_method(layer, prefix)
         if isinstance(layer, ParallelLMHead):
             return self._head_method(layer, prefix)
-        is_linear, mode = isinstance(layer, LinearBase), self.treatment.fp8_mode
-        if is_linear and mode is not None and is_fp8_layer(prefix):
-            self._note_launch()
-            return self._fp8_method(mode, prefix)
+        is_linear = isinstance(layer, LinearBase)
+        if is_linear and is_fp8_layer(prefix):
+            method = self._shared_expert_method(layer, prefix)
+            if method is not None:
+                self._note_launch()
+                return method
         method = self._base_method(layer, prefix)
         if is_linear and method is not None:
             self._note_launch()
@@ -143,6 +149,15 @@ class SparkHybridConfig(INCConfig):
         if isinstance(layer, LinearBase):
             return UnquantizedLinearMethod()
         return plain_experts(layer)
+
+    def _shared_expert_method(self, layer: Module, prefix: str) -> Any:
+        """None where shared experts stay as they are."""
+        if self.treatment.shared_experts is not None:
+            modules = checkpoint_modules(prefix, self.packed_modules_mapping)
+            packed = INCConfig.from_config(NOTHING_PACKED).get_quant_method(layer, prefix)
+            return shared_expert_method(packed, self.ledger, prefix, modules=modules)
+        mode = self.treatment.fp8_mode
+        return None if mode is None else self._fp8_method(mode, prefix)
 
     def _fp8_method(self, mode: str, prefix: str) -> Any:
         if self.targets is not None and self.online_quantization_config is self.targets:

@@ -39,6 +39,9 @@ class ConversionLedger:
     closed: bool = False
     _open: dict[str, None] = field(default_factory=dict)
     """Layers that are not converted yet; none once the books are closed."""
+    expected_int4_modules: int = 0
+    int4_modules: int = 0
+    """Of shared experts."""
 
     def layer_created(self, name: str) -> None:
         if not self.closed:
@@ -47,6 +50,11 @@ class ConversionLedger:
     def fp8_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
         if name in self._open:
             self.fp8_modules += modules
+            self._settle(name, announce)
+
+    def int4_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
+        if name in self._open:
+            self.int4_modules += modules
             self._settle(name, announce)
 
     def head_ready(self, name: str, *, is_int8: bool, announce: Callable[[str], None]) -> None:
@@ -81,13 +89,22 @@ class ConversionLedger:
         if self.whole_model:
             self._compare()
         head = "int8" if self.int8_heads else "bf16"
-        announce(f"sparkdeploy: spark-hybrid active: fp8={self.fp8_modules} layers, lm_head={head}")
+        line = f"sparkdeploy: spark-hybrid active: fp8={self.fp8_modules} layers, lm_head={head}"
+        if self.int4_modules:
+            line += f", int4={self.int4_modules} layers of shared experts"
+        announce(line)
 
     def _compare(self) -> None:
         if self.expected_fp8_modules not in (None, self.fp8_modules):
             raise ConversionMismatchError(
                 f"sparkdeploy: the checkpoint expects {self.expected_fp8_modules} FP8 layers, "
                 f"{self.fp8_modules} were converted; this vLLM names or fuses them differently"
+            )
+        if self.expected_int4_modules != self.int4_modules:
+            raise ConversionMismatchError(
+                f"sparkdeploy: the checkpoint expects {self.expected_int4_modules} layers of "
+                f"shared experts to become INT4, {self.int4_modules} did; this vLLM names or fuses "
+                "them differently"
             )
         if self.int8_head_wanted and not self.int8_heads:
             raise ConversionMismatchError(

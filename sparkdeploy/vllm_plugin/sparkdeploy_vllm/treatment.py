@@ -77,6 +77,26 @@ class DraftLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExperts:
+    """The target's shared experts as INT4, and how many modules of them the checkpoint has."""
+
+    int4_layers: int
+    """Gate, up and down count each."""
+
+    @classmethod
+    def from_block(cls, block: object) -> "SharedExperts | None":
+        if block is None:
+            return None
+        asked = dict(block) if isinstance(block, Mapping) else {}
+        if (asked.get("dtype"), asked.get("group")) != ("int4", INT4_GROUP):
+            raise ValueError(
+                f"{BLOCK_KEY}.shared_experts is {block!r}; this plugin knows 'int4' in groups of "
+                f"{INT4_GROUP}"
+            )
+        return cls(int(str(asked["int4_layers"])))
+
+
+@dataclass(frozen=True, slots=True)
 class HybridTreatment:
     """The `spark_hybrid` block of config.json, checked."""
 
@@ -88,6 +108,7 @@ class HybridTreatment:
     """Modules of the checkpoint (gate, up and down are three); None when it does not say."""
     draft_head: DraftHead | None
     draft_layer: DraftLayer | None
+    shared_experts: SharedExperts | None
 
     @classmethod
     def from_block(cls, block: Mapping[str, object]) -> "HybridTreatment":
@@ -104,18 +125,25 @@ class HybridTreatment:
         if head not in ("bf16", "int8"):
             raise ValueError(f"{BLOCK_KEY}.lm_head is {head!r}; this plugin knows bf16 and int8")
         expected = block.get("expected_fp8_layers")
+        fp8_mode = _fp8_mode(block.get("fp8"))
+        shared_experts = SharedExperts.from_block(block.get("shared_experts"))
+        if fp8_mode is not None and shared_experts is not None:
+            raise ValueError(f"{BLOCK_KEY} asks for shared experts of FP8 and of INT4")
         return cls(
             base_method=str(base),
-            fp8_mode=_fp8_mode(block.get("fp8")),
+            fp8_mode=fp8_mode,
             int8_lm_head=head == "int8",
             expected_fp8_layers=None if expected is None else int(str(expected)),
             draft_head=DraftHead.from_block(block.get("draft_lm_head")),
             draft_layer=DraftLayer.from_block(block.get("draft_layer")),
+            shared_experts=shared_experts,
         )
 
 
 def is_fp8_layer(prefix: str) -> bool:
     """Whether the module at `prefix` is a shared-expert projection of the target model.
+
+    Those are what becomes FP8, or INT4.
 
     Exact on the last path components; `shared_expert_gate` is another module, and what is under
     `mtp.` is the draft layer's, a treatment of its own.
@@ -148,13 +176,17 @@ def refuse_broken_blocks(name: str, *, rows: Sequence[int], columns: int, is_par
         )
 
 
-def refuse_broken_groups(name: str, columns: int, group: int) -> None:
-    """Raise ValueError when `columns` inputs, what a rank holds of layer `name`, end in a group."""
+def refuse_broken_groups(
+    name: str, columns: int, group: int, *, setting: str = "mtp_weights"
+) -> None:
+    """Raise ValueError when `columns` inputs, what a rank holds of layer `name`, end in a group.
+
+    `setting` is the checkpoint's that asks for them.
+    """
     if columns % group:
         raise ValueError(
             f"sparkdeploy: groups of {group} inputs do not divide the {columns} that a rank would "
-            f"hold of {name}; use fewer tensor-parallel ranks, or set checkpoint.mtp_weights to "
-            "bf16"
+            f"hold of {name}; use fewer tensor-parallel ranks, or set checkpoint.{setting} to bf16"
         )
 
 

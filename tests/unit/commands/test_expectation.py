@@ -101,7 +101,24 @@ def test_a_container_made_before_there_was_such_a_layer_is_read(plan: Plan) -> N
         expectation_of(plan, plan.head), treatment=ExpectedTreatment(84, "int8", None)
     )
     label = json.loads(treated.as_label())
-    del label["treatment"]["draft_layer"]
+    del label["treatment"]["draft_layer"], label["treatment"]["shared_int4_layers"]
     known = {labels.EXPECTATION: json.dumps(label)}
     fact = ContainerFact("c", "x", "sha256:0", "exited", known)
     assert expectation_on(fact) == treated
+
+
+def test_shared_experts_that_stayed_as_they_are_are_found(plan: Plan) -> None:
+    treatment = ExpectedTreatment(0, "int8", None, shared_int4_layers=144)
+    made = replace(expectation_of(plan, plan.head), treatment=treatment)
+    expected = expectation_on(carried(made))
+    assert expected == made
+    assert expected is not None
+    done = replace(AS_PLANNED, fp8_layers=0, lm_head="int8")
+
+    check_truth(expected, replace(done, shared_int4_layers=144))
+    for said, count in ((None, 0), (141, 141)):
+        with pytest.raises(UnhealthyError, match=f"int4=144 .* the plugin made {count}"):
+            check_truth(expected, replace(done, shared_int4_layers=said))
+    plain = replace(expected, treatment=ExpectedTreatment(0, "int8", None))
+    with pytest.raises(UnhealthyError, match=r"int4=0 .* the plugin made 144"):
+        check_truth(plain, replace(done, shared_int4_layers=144))

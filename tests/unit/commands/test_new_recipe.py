@@ -146,6 +146,22 @@ def test_a_shrunk_draft_layer_is_switched_off_where_there_is_none(
     assert observed_unfit("mine") == ()
 
 
+@pytest.mark.parametrize(("family", "is_off"), [("qwen3-dense", True), ("qwen3-next", False)])
+def test_int4_shared_experts_are_switched_off_where_there_are_none(
+    run: Run, tmp_path: Path, family: str, is_off: bool
+) -> None:
+    own = load_settings().config_dir / "recipes"
+    own.mkdir(parents=True)
+    (own / "small.yaml").write_text(
+        "schema: 1\nname: small\ntitle: Small shared experts\nextends: v2\n"
+        'checkpoint: {shared_experts: int4, fp8_dense: {mode: "off"}}\n'
+    )
+    done = run("new", "mine", "--model", str(folder_of(tmp_path, family)), "--from", "small")
+    assert done.returncode == 0, done.stderr
+    assert ("have small's checkpoint.shared_experts: " in done.stdout) is is_off
+    assert observed_unfit("mine") == ()
+
+
 @pytest.mark.usefixtures("no_docker")
 def test_the_next_step_is_a_command_that_works(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

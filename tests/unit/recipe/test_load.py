@@ -351,3 +351,32 @@ def test_a_shrunk_draft_layer_alone_needs_the_plugin(shipped: Library) -> None:
     stock = ("checkpoint={fp8_dense: {mode: off}, lm_head: bf16}",)
     assert not load_recipe(shipped, "mtp-2", stock).recipe.needs_plugin
     assert load_recipe(shipped, "mtp-2", (*stock, INT4_FP8)).recipe.needs_plugin
+
+
+SHARED_INT4 = "checkpoint.shared_experts=int4"
+FP8_OFF = "checkpoint.fp8_dense.mode=off"
+
+
+@pytest.mark.parametrize("recipe", ["v2", "v2-hub"])
+def test_shared_experts_cannot_be_int4_and_fp8(shipped: Library, recipe: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, recipe, (SHARED_INT4,))
+    told = f"{caught.value.message} {caught.value.detail}"
+    assert "cannot become INT4 and be FP8" in told
+    assert "set checkpoint.fp8_dense.mode to off" in told
+
+
+@pytest.mark.parametrize("engine", ["cuda-0.25", "cuda-0.33", "cpu-0.32"])
+def test_shared_experts_of_int4_need_the_plugin(shipped: Library, engine: str) -> None:
+    stock = ("checkpoint={fp8_dense: {mode: off}, lm_head: bf16}", f"engine={engine}")
+    assert not load_recipe(shipped, "mtp-2", stock).recipe.needs_plugin
+    made = load_recipe(shipped, "mtp-2", (*stock, SHARED_INT4)).recipe
+    assert made.needs_plugin
+    assert made.checkpoint.shared_experts == "int4"
+    assert load_recipe(shipped, "v2", (SHARED_INT4, FP8_OFF)).recipe.needs_plugin
+
+
+def test_an_older_engine_has_no_int4_shared_experts(shipped: Library) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, "v2", (SHARED_INT4, FP8_OFF, "engine=cuda-0.19"))
+    assert "came with 0.25.1" in f"{caught.value.message} {caught.value.detail}"

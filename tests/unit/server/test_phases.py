@@ -129,7 +129,7 @@ def test_a_prompt_that_quotes_the_guard_or_the_plugin_changes_nothing() -> None:
     quoted = (
         b'INFO 06-03 10:10:01 [logger.py:40] prompt: \'sparkdeploy-guard: {"event": "restart"}\'\n'
         b"INFO 06-03 10:10:01 [logger.py:40] prompt: 'sparkdeploy: spark-hybrid active: fp8=1"
-        b" layers, lm_head=no'\n"
+        b" layers, lm_head=no, int4=1 layers of shared experts'\n"
         b"(APIServer pid=8) prompt: sparkdeploy: draft head active: rows=1\n"
         b"prompt: sparkdeploy: draft layer active: int4=1 layers of experts, fp8=8 layers\n"
     )
@@ -140,6 +140,7 @@ def test_a_prompt_that_quotes_the_guard_or_the_plugin_changes_nothing() -> None:
     assert not after.facts.plugin_spoke
     assert after.facts.draft_head_rows is None
     assert after.facts.draft_int4_layers is None
+    assert after.facts.shared_int4_layers is None
     assert read_whole([recorded("spark-0.33-mtp"), quoted]).facts == before.facts
 
 
@@ -158,6 +159,14 @@ def test_the_plugins_line_is_read_behind_the_names_of_its_processes(head: str) -
     line = f"{head}sparkdeploy: spark-hybrid active: fp8=144 layers, lm_head=int8\n"
 
     assert read_whole([line.encode()]).facts.fp8_layers == 144
+
+
+@pytest.mark.parametrize("head", ["bf16", "int8"])
+def test_shared_experts_of_int4_stand_in_the_same_line(head: str) -> None:
+    line = f"sparkdeploy: spark-hybrid active: fp8=0 layers, lm_head={head}"
+    told = read_whole([f"{line}, int4=144 layers of shared experts\n".encode()]).facts
+    assert (told.fp8_layers, told.lm_head, told.shared_int4_layers) == (0, head, 144)
+    assert read_whole([f"{line}\n".encode()]).facts.shared_int4_layers is None
 
 
 @pytest.mark.parametrize("share", ["", ", 32768 a rank"])

@@ -172,3 +172,34 @@ def test_a_draft_layer_s_books_miss_whatever_was_never_created(created: set[str]
 def test_a_draft_layer_s_books_travel(travel: Callable[[DraftLedger], DraftLedger]) -> None:
     whole = [*DRAFT, "experts"]
     assert convert_draft(travel(draft_of(whole)), whole) == [DRAFT_LINE]
+
+
+def shared_ledger(expected: int, converted: int, *, whole_model: bool = True) -> list[str]:
+    ledger = ConversionLedger(
+        expected_fp8_modules=0,
+        int8_head_wanted=False,
+        whole_model=whole_model,
+        expected_int4_modules=expected,
+    )
+    said: list[str] = []
+    for name in range(converted):
+        ledger.layer_created(str(name))
+    for name in range(converted):
+        for _ in range(2):
+            ledger.int4_converted(str(name), modules=1, announce=said.append)
+    return said
+
+
+@given(st.integers(1, 200))
+def test_shared_experts_of_int4_are_counted_in_the_same_line(count: int) -> None:
+    assert shared_ledger(count, count) == [
+        f"sparkdeploy: spark-hybrid active: fp8=0 layers, lm_head=bf16, "
+        f"int4={count} layers of shared experts"
+    ]
+
+
+@pytest.mark.parametrize(("expected", "converted"), [(0, 3), (6, 3), (3, 2)])
+def test_another_count_of_shared_experts_stops_the_start(expected: int, converted: int) -> None:
+    with pytest.raises(ConversionMismatchError, match=f"expects {expected} layers of shared"):
+        shared_ledger(expected, converted)
+    assert len(shared_ledger(expected, converted, whole_model=False)) == 1

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sparkdeploy_vllm.treatment import (
     DraftLayer,
     HybridTreatment,
+    SharedExperts,
     checkpoint_modules,
     is_draft_dense,
     is_fp8_layer,
@@ -24,6 +25,7 @@ BLOCK: dict[str, Any] = {
     "expected_fp8_layers": 144,
 }
 
+SHARED = {"dtype": "int4", "group": 128, "int4_layers": 144}
 DRAFT = {"experts": "int4", "group": 128, "dense": "fp8", "int4_layers": 1, "fp8_layers": 8}
 
 
@@ -99,6 +101,10 @@ def test_fp8_null_means_no_fp8() -> None:
         ({"fp8": {"mode": "online", "layers": "shared_expert", "block": [64, 128]}}, "block"),
         ({"fp8": "online"}, "fp8"),
         ({"draft_layer": "int4"}, "draft_layer"),
+        ({"fp8": None, "shared_experts": "int4"}, "shared_experts"),
+        ({"fp8": None, "shared_experts": {**SHARED, "dtype": "int8"}}, "shared_experts"),
+        ({"fp8": None, "shared_experts": {**SHARED, "group": 64}}, "shared_experts"),
+        ({"shared_experts": SHARED}, "FP8 and of INT4"),
         ({"draft_layer": {**DRAFT, "experts": "int8"}}, "draft_layer"),
         ({"draft_layer": {**DRAFT, "group": 64}}, "draft_layer"),
         ({"draft_layer": {**DRAFT, "dense": "int8"}}, "draft_layer"),
@@ -171,3 +177,20 @@ def test_groups_that_a_rank_would_cut_are_refused_by_name(groups: int, rest: int
         return
     with pytest.raises(ValueError, match=r"mtp\.fc; use fewer tensor-parallel ranks"):
         refuse_broken_groups("mtp.fc", groups * 128 + rest, 128)
+
+
+def test_shared_experts_are_read() -> None:
+    assert HybridTreatment.from_block(BLOCK).shared_experts is None
+    made = HybridTreatment.from_block({**BLOCK, "fp8": None, "shared_experts": SHARED})
+    assert made.shared_experts == SharedExperts(int4_layers=144)
+    assert made.fp8_mode is None
+
+
+@pytest.mark.parametrize(("ranks", "is_refused"), [(1, False), (2, False), (8, False), (16, True)])
+def test_ranks_that_would_cut_a_group_of_the_122b_are_refused(ranks: int, is_refused: bool) -> None:
+    columns = 1024 // ranks
+    if not is_refused:
+        refuse_broken_groups("down", columns, 128, setting="shared_experts")
+        return
+    with pytest.raises(ValueError, match=r"checkpoint\.shared_experts to bf16"):
+        refuse_broken_groups("down", columns, 128, setting="shared_experts")

@@ -4,6 +4,7 @@ import torch
 from sparkdeploy_vllm.int4_maths import (
     IN_A_WORD,
     dequantize_groups,
+    fit_groups,
     pack_inputs,
     quantize_groups,
 )
@@ -143,3 +144,68 @@ def check_packing_is_gptq_s() -> None:
 def check_packing_by_hand() -> None:
     codes = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [15, 8, 8, 8, 8, 8, 8, 8]], dtype=torch.uint8)
     assert pack_inputs(codes).tolist() == [[0x76543210, 0x8888888F - 2**32]]
+
+
+def _squares(weight: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Squared errors of groups, [N, K / 128], in FP64."""
+    steps = scales.double().repeat_interleave(INT4_GROUP, 1)
+    error = (codes.double() - 8) * steps - weight.double()
+    return error.square().view(*scales.shape, INT4_GROUP).sum(2)
+
+
+def check_a_fitted_scale_is_never_worse_and_of_normal_weights_better() -> None:
+    for weight in _weights(torch.bfloat16):
+        reaching = _squares(weight, *quantize_groups(weight))
+        fitted = _squares(weight, *fit_groups(weight))
+        assert (fitted <= reaching * (1 + 1e-5)).all()
+    normal = _drawn_wide()
+    left = _squares(normal, *fit_groups(normal)).sum()
+    assert left < 0.9 * _squares(normal, *quantize_groups(normal)).sum()
+
+
+def check_a_fitted_value_is_half_a_step_away_unless_it_is_cut_off() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        for weight in _weights(dtype):
+            codes, scales = fit_groups(weight)
+            assert codes.dtype == torch.uint8
+            assert scales.dtype == dtype
+            assert int(codes.max()) <= 15
+            steps = scales.double().repeat_interleave(INT4_GROUP, 1)
+            error = ((codes.double() - 8) * steps - weight.double()).abs()
+            is_cut = (weight.double() > 7 * steps) | (weight.double() < -8 * steps)
+            assert (is_cut | (error <= steps * 0.5000001)).all()
+            assert torch.isin(codes[is_cut], torch.tensor([0, 15], dtype=torch.uint8)).all()
+
+
+def check_parts_of_a_fitted_matrix_are_what_the_whole_is() -> None:
+    weight = _drawn_wide()
+    codes, scales = fit_groups(weight)
+    for ranks in (2, 8):
+        parts = [fit_groups(part.contiguous()) for part in weight.chunk(ranks, dim=1)]
+        assert torch.equal(codes, torch.cat([part for part, _ in parts], dim=1))
+        assert torch.equal(scales, torch.cat([part for _, part in parts], dim=1))
+        rows = [fit_groups(part) for part in weight.chunk(ranks)]
+        assert torch.equal(codes, torch.cat([part for part, _ in rows]))
+
+
+def _drawn_wide() -> torch.Tensor:
+    """The inputs of the 122B's down_proj, which are a group a rank on eight."""
+    generator = torch.Generator().manual_seed(11)
+    return (torch.randn(64, 1024, generator=generator) * 0.02).bfloat16()
+
+
+def check_damage_is_seen_in_a_fitted_scale() -> None:
+    for damage in (float("nan"), float("inf"), float("-inf")):
+        weight = _weights(torch.bfloat16)[1]
+        weight[3, INT4_GROUP + 7] = damage
+        damaged = ~torch.isfinite(fit_groups(weight)[1])
+        assert damaged.sum() == 1, damage
+        assert damaged[3, 1]
+
+
+def check_a_fitted_group_of_zeros_stays_zeros() -> None:
+    weight = _weights(torch.bfloat16)[1]
+    weight[3, :INT4_GROUP] = 0
+    codes, scales = fit_groups(weight)
+    assert (dequantize_groups(codes, scales)[3, :INT4_GROUP] == 0).all()
+    assert (scales > 0).all()

@@ -1,0 +1,207 @@
+"""Shared experts that become INT4 on vLLM's own layers: what is converted, counted and refused."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from check_tensor_parallel import _start_ranks
+from check_vllm_hooks import EXPERT, _config, _mlp, _one_rank, _process, _vllm_log
+from sparkdeploy_vllm.int4_linear import Int4SharedExpertMethod
+from sparkdeploy_vllm.int4_maths import dequantize_groups, fit_groups
+from sparkdeploy_vllm.ledger import ConversionMismatchError
+from torch.nn import functional
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.model_executor.layers.linear import ReplicatedLinear, RowParallelLinear
+from vllm.model_executor.layers.quantization.utils import quant_utils
+from vllm.scalar_type import scalar_types
+
+HIDDEN, INNER = 128, 256
+BLOCK = {"dtype": "int4", "group": 128, "int4_layers": 3}
+LINE = (
+    "sparkdeploy: spark-hybrid active: fp8=0 layers, lm_head=bf16, int4=3 layers of shared experts"
+)
+
+
+def _quantized(**changed: object) -> Any:
+    block = {**BLOCK, **changed}
+    return _config(shared_experts=block, fp8=None, lm_head="bf16", expected_fp8_layers=0)
+
+
+def _drawn(rows: int, columns: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(rows, columns, generator=generator) * 0.05).bfloat16()
+
+
+def _matrices() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _drawn(INNER, HIDDEN, 1), _drawn(INNER, HIDDEN, 2), _drawn(HIDDEN, INNER, 3)
+
+
+def _loaded(config: Any) -> tuple[Any, Any]:
+    """A shared expert as a checkpoint's three matrices are loaded into it."""
+    gate_up, down = _mlp(config)
+    gate, up, out = _matrices()
+    gate_up.weight.weight_loader(gate_up.weight, gate, 0)
+    gate_up.weight.weight_loader(gate_up.weight, up, 1)
+    down.weight.weight_loader(down.weight, out)
+    return gate_up, down
+
+
+def _rounded(weight: torch.Tensor) -> torch.Tensor:
+    return dequantize_groups(*fit_groups(weight))
+
+
+def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((got.double() - exact.double()).norm() / exact.double().norm()).item()
+
+
+def check_only_the_target_s_matrices_are_converted() -> None:
+    with _one_rank():
+        config = _quantized()
+        assert all(isinstance(it.quant_method, Int4SharedExpertMethod) for it in _mlp(config))
+        for stem in ("mtp.layers.0.mlp.shared_expert", "model.layers.0.mlp.other"):
+            others = _mlp(_quantized(), stem)
+            assert not any(isinstance(it.quant_method, Int4SharedExpertMethod) for it in others)
+        gate = ReplicatedLinear(HIDDEN, 1, bias=False, quant_config=config, prefix=f"{EXPERT}_gate")
+        assert not isinstance(gate.quant_method, Int4SharedExpertMethod)
+        assert not any(
+            isinstance(it.quant_method, Int4SharedExpertMethod) for it in _mlp(_config())
+        )
+
+
+def check_it_runs_by_the_method_of_the_checkpoint_s_own_int4() -> None:
+    with _one_rank():
+        config = _quantized()
+        down = _mlp(config)[1]
+        packed = RowParallelLinear(
+            INNER,
+            HIDDEN,
+            bias=False,
+            quant_config=config,
+            prefix="model.language_model.layers.0.self_attn.o_proj",
+        )
+        assert type(down.quant_method.packed) is type(packed.quant_method)
+
+
+def check_the_line_is_said_once_and_only_when_all_is_converted() -> None:
+    with _one_rank(), _vllm_log() as log:
+        gate_up, down = _loaded(_quantized())
+        _process(gate_up)
+        assert log.getvalue() == ""
+        _process(down)
+        assert log.getvalue().splitlines() == [LINE]
+        before = down.qweight.clone()
+        _process(gate_up, down)
+        assert log.getvalue().splitlines() == [LINE]
+        assert torch.equal(down.qweight, before)
+        assert not hasattr(down, "weight")
+
+
+def check_a_plain_base_has_them_too() -> None:
+    with _one_rank():
+        config = _quantized()
+        config.treatment = type(config.treatment).from_block(
+            {"version": 1, "base_method": "none", "lm_head": "bf16", "shared_experts": BLOCK}
+        )
+        gate_up, down = _loaded(config)
+        _process(gate_up, down)
+        assert config.ledger.closed
+
+
+def check_it_computes_with_the_values_of_int4() -> None:
+    with _one_rank():
+        gate_up, down = _loaded(_quantized())
+        _process(gate_up, down)
+        x = _drawn(6, HIDDEN, seed=9) * 20
+        inner = _drawn(6, INNER, seed=8) * 20
+        got = gate_up(x)[0], down(inner)[0]
+    gate, up, out = _matrices()
+    for result, weight, row in ((got[0], torch.cat([gate, up]), x), (got[1], out, inner)):
+        exact = row.double() @ _rounded(weight).double().t()
+        plain = row.double() @ weight.double().t()
+        assert _error(result, exact) < 0.01
+        assert 0.02 < _error(result, plain) < 0.2, "it is INT4, or no longer this expert"
+
+
+def check_parameters_are_what_gptq_s_file_would_hold() -> None:
+    """Up to the kernel's own repacking: vLLM's unpacking finds the values, and the zero points."""
+    with _one_rank():
+        config = _quantized()
+        down = _loaded(config)[1]
+        method = down.quant_method
+        method.packed.create_weights(
+            down, *method.sizes, params_dtype=torch.bfloat16, weight_loader=None
+        )
+        method._fill(down, down.weight.data)
+        codes = quant_utils.unpack_quantized_values_into_int32(down.qweight, scalar_types.uint4b8)
+        wanted, scales = fit_groups(_matrices()[2])
+        assert torch.equal(codes, wanted.t().int())
+        assert torch.equal(down.scales.data, scales.t())
+        zeros = quant_utils.unpack_quantized_values_into_int32(
+            down.qzeros, scalar_types.uint4, packed_dim=1
+        )
+        assert (zeros == 7).all(), "stored less one"
+
+
+def check_another_count_stops_the_start() -> None:
+    with _one_rank():
+        for count in (0, 2, 6):
+            layers = _loaded(_quantized(int4_layers=count))
+            said = _refusal(lambda layers=layers: _process(*layers))
+            assert f"expects {count} layers of shared experts" in said, said
+
+
+def check_what_was_not_loaded_or_is_damaged_is_refused_by_name() -> None:
+    for damage in (None, float("nan"), float("inf")):
+        with _one_rank():
+            config = _quantized()
+            gate_up, down = _mlp(config) if damage is None else _loaded(config)
+            if damage is not None:
+                down.weight.data[5, 7] = damage
+                _process(gate_up)
+            said = _refusal(lambda down=down: _process(down))
+        assert f"{EXPERT}.down_proj" in said, said
+
+
+def check_inputs_that_groups_do_not_divide_are_refused_by_name() -> None:
+    with _one_rank():
+        said = _refusal(
+            lambda: RowParallelLinear(
+                192, 128, bias=False, quant_config=_quantized(), prefix=f"{EXPERT}.down_proj"
+            )
+        )
+    assert "do not divide the 192" in said, said
+    assert "checkpoint.shared_experts to bf16" in said, said
+
+
+def _refusal(act: Any) -> str:
+    try:
+        act()
+    except (ConversionMismatchError, ValueError) as error:
+        return str(error)
+    return "nothing"
+
+
+def _serve(rank: int, ranks: int, folder: str) -> None:
+    """One rank of a shared expert whose whole matrices lie in a checkpoint."""
+    os.environ["VLLM_DIST_IDENT"] = "sparkdeploy-shared-int4"
+    with set_current_vllm_config(VllmConfig()):
+        store = f"file://{folder}/store-{ranks}"
+        parallel_state.init_distributed_environment(ranks, rank, store, rank, backend="gloo")
+        parallel_state.initialize_model_parallel(ranks, 1)
+        gate_up, down = _loaded(_quantized())
+        _process(gate_up, down)
+        gated, raised = gate_up(_drawn(6, HIDDEN, seed=9) * 20)[0].chunk(2, dim=-1)
+        out = down(functional.silu(gated) * raised)[0]
+        if rank == 0:
+            torch.save(out, Path(folder) / f"said-{ranks}")
+
+
+def check_two_ranks_say_what_one_says() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in (1, 2):
+            _start_ranks(_serve, (ranks, folder), ranks)
+        whole, parted = (torch.load(Path(folder) / f"said-{ranks}") for ranks in (1, 2))
+    assert _error(parted, whole) < 0.01, "two BF16 sums instead of one"

@@ -1,0 +1,135 @@
+"""Shared experts that become INT4: what is asked of the plugin, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.checkpoint.contents import read_tensors
+from sparkdeploy.checkpoint.overlay import build_overlay, overlay_fingerprint
+from sparkdeploy.checkpoint.source import open_folder
+from sparkdeploy.checkpoint.stated import stated_shared_experts
+from sparkdeploy.checkpoint.treatment import Treatment, check_source, unfit
+from sparkdeploy.checkpoint.twin.build import build_twin
+from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.verify import verify_headers
+from sparkdeploy.errors import CheckpointError
+from tests.families import config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INT4 = Treatment(lm_head="int8", mtp="required", shared_experts="int4")
+WEIGHTS = 3 * 4
+"""Gate, up and down of the twin's layers."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("twin") / "twin"
+    build_twin(out, TwinShape(), seed=7)
+    return out
+
+
+@pytest.fixture
+def overlay(folder: Path, tmp_path: Path) -> Path:
+    target = tmp_path / "data" / "m" / "ck" / "shared"
+    build_overlay(open_folder(folder), INT4, target)
+    return target
+
+
+def edit(overlay: Path, **change: object) -> None:
+    file = overlay / "config.json"
+    content = json.loads(file.read_text())
+    content["quantization_config"]["spark_hybrid"]["shared_experts"] |= change
+    file.write_text(json.dumps(content))
+
+
+def test_the_overlay_says_what_the_plugin_has_to_convert(folder: Path, overlay: Path) -> None:
+    content = json.loads((overlay / "config.json").read_text())["quantization_config"]
+    block = content["spark_hybrid"]
+    assert block["shared_experts"] == {"dtype": "int4", "group": 128, "int4_layers": WEIGHTS}
+    assert (block["fp8"], block["expected_fp8_layers"]) == (None, 0)
+    assert stated_shared_experts(overlay) == WEIGHTS
+    assert read_tensors(overlay).keys() == read_tensors(folder).keys(), "nothing is written"
+    verify_headers(overlay)
+
+
+def test_the_manifest_names_it_and_the_fingerprint_is_another(folder: Path, overlay: Path) -> None:
+    stated = json.loads((overlay / "sparkdeploy.json").read_text())
+    assert stated["treatment"]["shared_experts"] == "int4"
+    source = open_folder(folder)
+    plain = Treatment(lm_head="int8", mtp="required")
+    assert overlay_fingerprint(source, plain) != overlay_fingerprint(source, INT4)
+
+
+@pytest.mark.parametrize("change", [{"int4_layers": 9}, {"group": 64}, {"dtype": "int8"}])
+def test_verify_finds_an_overlay_that_asks_for_something_else(
+    overlay: Path, change: dict[str, object]
+) -> None:
+    edit(overlay, **change)
+    with pytest.raises(CheckpointError, match="shared-expert weights, and there are 12"):
+        verify_headers(overlay)
+
+
+def test_an_overlay_that_counts_nothing_is_named(overlay: Path) -> None:
+    edit(overlay, int4_layers="12")
+    with pytest.raises(CheckpointError, match="shared_experts counts nothing"):
+        stated_shared_experts(overlay)
+
+
+def test_an_overlay_that_leaves_them_alone_says_nothing(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "data" / "m" / "ck" / "plain"
+    build_overlay(open_folder(folder), Treatment(lm_head="int8"), target)
+    assert stated_shared_experts(target) == 0
+    assert "shared_experts" not in (target / "config.json").read_text()
+
+
+def test_it_is_a_treatment_by_itself(folder: Path) -> None:
+    alone = Treatment(shared_experts="int4")
+    assert not alone.is_none
+    assert check_source(open_folder(folder), alone).shared_int4_count == WEIGHTS
+
+
+def test_a_checkpoint_without_them_at_16_bits_is_refused(folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in folder.iterdir():
+        content = file.read_bytes()
+        if file.suffix == ".safetensors":
+            # A name of the same length: nobody has it.
+            content = content.replace(
+                b"layers.1.mlp.shared_expert.up", b"layers.1.mlp.xhared_expert.up"
+            )
+        if file.name != "model.safetensors.index.json":
+            (broken / file.name).write_bytes(content)
+    with pytest.raises(CheckpointError, match="1 of 12 shared-expert weights are missing"):
+        check_source(open_folder(broken), INT4)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3-dense", "gpt-oss", "deepseek-v3"])
+def test_a_family_without_such_experts_is_told_before_the_download(family: str) -> None:
+    reasons = list(unfit(config(family), Treatment(shared_experts="int4")))
+    assert any("checkpoint.shared_experts" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("family", ["qwen3.5-moe", "qwen3-next"])
+def test_qwens_hybrids_have_them(family: str) -> None:
+    assert list(unfit(config(family), Treatment(shared_experts="int4"))) == []
+
+
+@given(
+    hidden=st.integers(1, 40).map(lambda count: count * 64),
+    inner=st.integers(1, 40).map(lambda count: count * 64),
+)
+def test_groups_have_to_divide_both_inputs(hidden: int, inner: int) -> None:
+    text = config("qwen3.5-moe")
+    sizes = {"hidden_size": hidden, "shared_expert_intermediate_size": inner}
+    text["text_config"] = {**text["text_config"], **sizes}
+    reasons = list(unfit(text, Treatment(shared_experts="int4")))
+    assert bool(reasons) == bool(hidden % 128 or inner % 128)
+    assert all("groups of 128" in reason for reason in reasons)
