@@ -1,11 +1,12 @@
 """Do we and `vllm bench serve` say the same of the same load?
 
     python -m tests.bench.load_agreement --vllm "vllm" --tokenizer FOLDER [--folder SHARED]
-        [--url http://127.0.0.1:8000 --model NAME]
+        [--url http://127.0.0.1:8000 --model NAME] [--repeats N]
 
 Without `--url` both ask a server that takes one request after the other, so that waiting hangs on
 nothing but when requests come: the arrivals of one seed must be the same, and latencies and goodput
-with them.
+with them. The two take turns, N times: what two runs of one client are apart says how far two
+clients may be.
 `--vllm` may be a container that shares the host's network and the folders.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import statistics
 import subprocess
 import tempfile
 import threading
@@ -63,8 +65,7 @@ def main() -> None:
     )
     prompts.write_text("\n".join(lines) + "\n")
     if arguments.url is not None:
-        ours = our_cell(arguments.url, prompts, arguments)
-        print_both(ours, their_report(arguments.url, prompts, folder, arguments))
+        take_turns(arguments.url, prompts, arguments)
         return
     turn = threading.Lock()
 
@@ -76,10 +77,8 @@ def main() -> None:
         engine.RequestHandlerClass = OneAfterTheOther
         engine.before = serve_alone
         threading.Thread(target=engine.serve_forever, daemon=True).start()
-        ours = our_cell(engine.url, prompts, arguments)
-        theirs = their_report(engine.url, prompts, folder, arguments)
+        take_turns(engine.url, prompts, arguments)
         engine.shutdown()
-    print_both(ours, theirs)
 
 
 def parsed() -> argparse.Namespace:
@@ -92,6 +91,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=2.0)
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=3, help="Turns of each client.")
     return parser.parse_args()
 
 
@@ -140,16 +140,30 @@ def their_report(
     return report
 
 
-def print_both(cell: Cell, theirs: dict[str, Any]) -> None:
+def take_turns(url: str, prompts: Path, arguments: argparse.Namespace) -> None:
+    seen = []
+    for _ in range(arguments.repeats):
+        ours = our_cell(url, prompts, arguments)
+        theirs = their_report(url, prompts, prompts.parent, arguments)
+        seen.append(figures(ours, theirs))
+        print_one_by_one(ours, theirs)
+    print_medians(seen)
+
+
+Figures = dict[str, tuple[float, float]]
+"""By name: ours, theirs."""
+
+
+def figures(cell: Cell, theirs: dict[str, Any]) -> Figures:
     load, waits = cell.load, cell.latency
     assert load is not None
     assert waits.ttft_s is not None
     assert waits.end_to_end_s is not None
-    rows = {
+    return {
         "requests": (load.requests - load.failures, theirs["completed"]),
         "duration, s": (load.window_s, theirs["duration"]),
         "requests a second": (load.completed_per_s, theirs["request_throughput"]),
-        f"goodput, TTFT {LIMIT_MS} ms": (load.goodput_per_s, theirs["request_goodput"]),
+        f"goodput, TTFT {LIMIT_MS} ms": (load.goodput_per_s or 0.0, theirs["request_goodput"]),
         "tokens a second": (load.completion_tok_s, theirs["output_throughput"]),
         "TTFT mean, ms": (waits.ttft_s.mean * 1000, theirs["mean_ttft_ms"]),
         "TTFT p50, ms": (waits.ttft_s.p50 * 1000, theirs["p50_ttft_ms"]),
@@ -157,10 +171,17 @@ def print_both(cell: Cell, theirs: dict[str, Any]) -> None:
         "TTFT p99, ms": (waits.ttft_s.p99 * 1000, theirs["p99_ttft_ms"]),
         "end to end p95, ms": (waits.end_to_end_s.p95 * 1000, theirs["p95_e2el_ms"]),
     }
-    print(f"{'':<24}{'ours':>12}{'vllm':>12}{'apart':>9}")
-    for name, (one, other) in rows.items():
-        print(f"{name:<24}{one:>12.3f}{other:>12.3f}{one / other - 1:>+9.2%}")
-    print_one_by_one(cell, theirs)
+
+
+def print_medians(seen: list[Figures]) -> None:
+    """The medians of both, how far they are apart, and how far each is from itself."""
+    print("| | ours | vllm bench serve | apart | ours, least to most | theirs, least to most |")
+    print("|---|---|---|---|---|---|")
+    for name in seen[0]:
+        ours, theirs = zip(*(one[name] for one in seen), strict=True)
+        one, other = statistics.median(ours), statistics.median(theirs)
+        spreads = " | ".join(f"{min(its):.3f} to {max(its):.3f}" for its in (ours, theirs))
+        print(f"| {name} | {one:.3f} | {other:.3f} | {one / other - 1:+.2%} | {spreads} |")
 
 
 def print_one_by_one(cell: Cell, theirs: dict[str, Any]) -> None:
