@@ -6,9 +6,15 @@
 // them in registers into operands of tensor cores and keeps softmax and result of its own. Only at
 // the end do the warps of a head join what they have. join: weighs the parts of the blocks.
 //
+// How a block is cut (turboquant_tiles.py has the reasons):
+//   TEAMS     the warps form teams, each of which waits for its own stages of the ring
+//   SHARING   warps that hold a result together: with 2, each unpacks the keys of its own tokens, gives
+//             the partner its weights, and multiplies half of the values' dimensions of both
+//   LAUNCHES  with 1, no second kernel: the blocks of a request wait for each other and join
+//
 // Sizes are macros, set when the source is compiled (turboquant_launch.py):
 //   HEAD_DIM, KEY_BITS, VALUE_BITS, KV_HEADS, GROUP, MOST_TOKENS, PAGE, CHUNK, WARPS, STAGES,
-//   MOST_SPLITS, QUERY_BF16
+//   MOST_SPLITS, QUERY_BF16, TEAMS, SHARING, LAUNCHES
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -25,8 +31,14 @@ constexpr int SCALE = VALUE + HEAD_DIM * VALUE_BITS / 8;
 constexpr int SLOT = (SCALE + 4 + 1) / 2 * 2;
 constexpr int TOKEN = KV_HEADS * SLOT;
 constexpr int WARPS_OF_HEAD = WARPS / KV_HEADS;
-constexpr int STAGE_TOKENS = CHUNK * WARPS_OF_HEAD;
-constexpr int LAG = STAGES > 2 ? 2 : 1;
+constexpr int TEAM = WARPS / TEAMS;  // warps of all heads that meet the same stages
+constexpr int TEAM_HEAD = WARPS_OF_HEAD / TEAMS;  // those of one head
+constexpr int STAGE_TOKENS = CHUNK * TEAM_HEAD;
+constexpr int LAG = TEAMS > 1 ? 1 : STAGES > 2 ? 2 : 1;
+// A team fills a stage that it has left only on its next turn; there must be one.
+static_assert(STAGES >= LAG * TEAMS, "the last stages would never be filled");
+static_assert(WARPS_OF_HEAD % (TEAMS * SHARING) == 0, "warps that share must be of one team");
+static_assert(SHARING == 1 || CHUNK == 16, "weights of sixteen tokens change hands");
 constexpr int STAGE_BYTES = STAGE_TOKENS * TOKEN;
 constexpr int PIECE = PAGE < STAGE_TOKENS ? PAGE : STAGE_TOKENS;
 constexpr int ALL_ROWS = MOST_TOKENS * GROUP;
@@ -39,6 +51,7 @@ constexpr int QUERY_REST = KV_HEADS * PAIRS * QUERY_PAIR;
 constexpr int QUERY_BYTES = 2 * QUERY_REST;
 constexpr int WORDS = HEAD_DIM / 8;  // of eight codes each
 constexpr int GROUPS = HEAD_DIM / 64;  // of 64 dimensions: what a row of a tile's columns spans
+constexpr int HELD_GROUPS = GROUPS / SHARING;  // of a warp's result
 constexpr int STEPS = WORDS / 4;  // words of a lane: lane t of four has words t STEPS and on
 constexpr int PER_LANE = HEAD_DIM / 32;
 constexpr float ROOT_OF_DIM = HEAD_DIM == 256 ? 16.f : HEAD_DIM == 128 ? 11.3137085f : 8.f;
@@ -133,6 +146,30 @@ INLINE void copy_bulk(u32 target, const u8* source, u32 bytes, u32 barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
       ::"r"(target), "l"(source), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// The two warps of a pair wait for each other. Barrier 0 is the block's.
+INLINE void meet_partner(int pair) {
+  asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
+}
+
+// One thread of each of `blocks` blocks: waits until all of them have come. What a block wrote before
+// its last __syncthreads is seen by a block after its next one: the first count releases, the reads
+// acquire, and both reach the other threads through the block's barrier.
+//
+// The counter goes round, so that the next launch (or a graph's next replay) finds zero: blocks come
+// (1 to `blocks`), then leave (up to 2 `blocks` - 1, and then 0). Nobody can miss a number of `blocks`
+// or more, for zero comes only once all have left. All blocks must be on the card at once: the launch
+// is cooperative.
+INLINE void wait_for_blocks(u32* counter, u32 blocks) {
+  u32 count;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(count) : "l"(counter), "r"(2 * blocks - 1) : "memory");
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+  } while (count < blocks);
+  asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(counter), "r"(2 * blocks - 1)
+               : "memory");
 }
 
 // Eight codes as a word, from where they lie; slots are aligned to two bytes.
@@ -258,12 +295,13 @@ INLINE void multiply_keys(const Table& table, const u8* operand, const u8* slots
 }
 
 // Adds 16 tokens' weighted values to the result: column g of a tile is word 8 j + g, one tile for
-// each of its eight codes.
+// each of its eight codes. `values` is where the codes of the first group of dimensions lie that the
+// warp holds.
 INLINE void multiply_values(const u8* values, uint4 weights, uint4 rests,
-                            float (&result)[HEAD_DIM / 8][4]) {
+                            float (&result)[HELD_GROUPS * 8][4]) {
   const int g = threadIdx.x % 32 / 4;
 #pragma unroll
-  for (int j = 0; j < GROUPS; j++) {
+  for (int j = 0; j < HELD_GROUPS; j++) {
     u32 word[4], first[8], second[8];
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -385,9 +423,9 @@ INLINE void store_pair(const float (&x)[PER_LANE], const float (&y)[PER_LANE], u
 // Dimensions that warps join at once, in groups of 64: as many as the ring has room for.
 constexpr int JOINED_ROWS = WARPS * ROWS * 4;
 constexpr int RING_BYTES = STAGES * STAGE_BYTES;
-constexpr int TWO = GROUPS > 1 ? 2 : 1;
+constexpr int TWO = HELD_GROUPS > 1 ? 2 : 1;
 constexpr int TWO_OR_ONE = JOINED_ROWS * (TWO * 64 + 4) <= RING_BYTES ? TWO : 1;
-constexpr int AT_ONCE = JOINED_ROWS * (GROUPS * 64 + 4) <= RING_BYTES ? GROUPS : TWO_OR_ONE;
+constexpr int AT_ONCE = JOINED_ROWS * (HELD_GROUPS * 64 + 4) <= RING_BYTES ? HELD_GROUPS : TWO_OR_ONE;
 
 // Where the sixteen bytes `part` of sixty-four floats lie, so that a warp's lie on all banks.
 INLINE int swizzled(int part) { return part ^ (part / 8 * 2); }
@@ -409,16 +447,118 @@ INLINE void copy_round(int round, int begin, int end, const u8* pages, i64 page_
   }
 }
 
+INLINE void add_weighted(float4& sum, float weight, const float4& more) {
+  sum.x += weight * more.x, sum.y += weight * more.y;
+  sum.z += weight * more.z, sum.w += weight * more.w;
+}
+
+// Where a row of the block's queries is counted among all; -1 for a row that nobody asked.
+INLINE int place_of(int of, int row, int row_block, int first, int count) {
+  const int all = row_block + row;
+  if (all >= ALL_ROWS || row_token(all) >= count) return -1;
+  return (first + row_token(all)) * (KV_HEADS * GROUP) + of * GROUP + all % GROUP;
+}
+
+// Joining in the same launch. The result's UNITS (64 dimensions of a row each) are dealt to the
+// `used` blocks that share a request's rows; sixteen threads take a unit, and several sixteens its
+// parts by turns, all in an order that `used` alone decides. Whatever the number of blocks, each
+// reads about as much as it wrote.
+constexpr int UNITS = KV_HEADS * HELD_ROWS * GROUPS;
+constexpr int SIXTEENS = WARPS * 2;
+constexpr int AHEAD = 8;  // parts that a thread asks for before it knows what they weigh
+
+INLINE int place_of_unit(int unit, int row_block, int first, int count) {
+  const int row = unit / GROUPS;
+  return unit < UNITS ? place_of(row / HELD_ROWS, row % HELD_ROWS, row_block, first, count) : -1;
+}
+
+// A warp: what each part of a row weighs, from the logarithms of its sums.
+INLINE void weigh_parts(const float* sums, int used, float* weights) {
+  constexpr int PER_THREAD = MOST_SPLITS / 32;
+  const int lane = threadIdx.x % 32;
+  float own[PER_THREAD], top = MINUS_INFINITY, total = 0.f;
+#pragma unroll
+  for (int i = 0; i < PER_THREAD; i++) {
+    own[i] = lane + 32 * i < used ? sums[lane + 32 * i] : MINUS_INFINITY;
+    top = fmaxf(top, own[i]);
+  }
+  for (int bit = 16; bit; bit /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, bit));
+  top = top == MINUS_INFINITY ? 0.f : top;
+#pragma unroll
+  for (int i = 0; i < PER_THREAD; i++) total += own[i] = exp2_of(own[i] - top);
+  for (int bit = 16; bit; bit /= 2) total += __shfl_xor_sync(~0u, total, bit);
+  const float inverse = total == 0.f ? 0.f : 1.f / total;
+#pragma unroll
+  for (int i = 0; i < PER_THREAD; i++)
+    if (lane + 32 * i < used) weights[lane + 32 * i] = own[i] * inverse;
+}
+
+INLINE void join_here(const float* parts, const float* sums, int splits, int used, int split,
+                      int row_block, int first, int count, u16* out, i64 out_token, i64 out_head,
+                      float* memory) {
+  float* weights = memory;                             // [SIXTEENS][MOST_SPLITS]
+  float* partial = memory + SIXTEENS * MOST_SPLITS;    // [SIXTEENS][64]
+  const int per_block = (UNITS + used - 1) / used;
+  int ways = SIXTEENS;  // sixteens that share a unit
+  while (ways > 1 && ways * per_block > SIXTEENS) ways /= 2;
+  const int at_once = SIXTEENS / ways;
+  const int sixteen = threadIdx.x / 16, column = threadIdx.x % 16 * 4;
+  const int way = sixteen % ways, own = sixteen / ways;
+  for (int from = 0; from < per_block; from += at_once) {
+    const int begin = split * per_block + from, unit = begin + own;
+    const int place =
+        from + own < per_block ? place_of_unit(unit, row_block, first, count) : -1;
+    const float* source = parts + (i64)max(place, 0) * splits * HEAD_DIM + unit % GROUPS * 64 + column;
+    float4 asked[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      const int s = way + i * ways;
+      asked[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (place >= 0 && s < used) asked[i] = *(const float4*)(source + (i64)s * HEAD_DIM);
+    }
+    for (int u = threadIdx.x / 32; u < at_once; u += WARPS) {
+      const int of = from + u < per_block ? place_of_unit(begin + u, row_block, first, count) : -1;
+      if (of >= 0) weigh_parts(sums + (i64)of * splits, used, weights + u * MOST_SPLITS);
+    }
+    __syncthreads();
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (place >= 0) {
+#pragma unroll
+      for (int i = 0; i < AHEAD; i++)
+        if (way + i * ways < used) add_weighted(sum, weights[own * MOST_SPLITS + way + i * ways], asked[i]);
+      for (int s = way + AHEAD * ways; s < used; s += ways)
+        add_weighted(sum, weights[own * MOST_SPLITS + s], *(const float4*)(source + (i64)s * HEAD_DIM));
+    }
+    *(float4*)(partial + sixteen * 64 + column) = sum;
+    __syncthreads();
+    // The next turn writes weights at once, which all have read, and `partial` only past its first
+    // barrier, where those that read it here come too.
+    if (way == 0 && place >= 0) {
+      for (int other = 1; other < ways; other++)
+        add_weighted(sum, 1.f, *(const float4*)(partial + (sixteen + other) * 64 + column));
+      const int heads = KV_HEADS * GROUP;
+      u16* target = out + place / heads * out_token + place % heads * out_head + unit % GROUPS * 64 + column;
+      target[0] = query_bits(sum.x), target[1] = query_bits(sum.y);
+      target[2] = query_bits(sum.z), target[3] = query_bits(sum.w);
+    }
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8* __restrict__ pages,
        i64 page_stride, const int* __restrict__ table, i64 table_stride,
        const int* __restrict__ lengths, const int* __restrict__ starts, float* __restrict__ parts,
-       float* __restrict__ sums, float score, u32 high_0, u32 high_1, u32 low_0, u32 low_1) {
+       float* __restrict__ sums, float score, u32 high_0, u32 high_1, u32 low_0, u32 low_1,
+       u16* __restrict__ out, i64 out_token, i64 out_head, u32* __restrict__ arrivals) {
   const Table centroids = {{high_0, high_1}, {low_0, low_1}};
   extern __shared__ __align__(128) u8 memory[];
   __shared__ __align__(8) u64 full[STAGES], empty[STAGES];
   __shared__ float factors[KV_HEADS * ROWS];
   __shared__ float mosts[WARPS][ROWS], totals[WARPS][ROWS], shifts[WARPS][ROWS];
+#if SHARING > 1
+  __shared__ float tops[WARPS][ROWS];
+  __shared__ uint4 traded[WARPS][2][32];
+#endif
   u8* queries = memory;
   u8* ring = memory + (QUERY_BYTES + 127) / 128 * 128;
   asm volatile("griddepcontrol.launch_dependents;");  // join may be brought to the card
@@ -436,15 +576,16 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
   // The first queries are asked for first: behind the pages they would wait for all of them.
   u16 bits[2][PER_LANE];
   load_pair(query, query_token, query_head, warp, row_block, first, count, bits);
-  if (warp < STAGES) {  // each of these warps sees to a stage's first round
+  // Each warp sees to a stage's first round, or to several.
+  for (int stage = warp; stage < STAGES; stage += WARPS) {
     if (lane == 0) {
-      barrier_init(shared_address(&full[warp]), 1);
-      barrier_init(shared_address(&empty[warp]), WARPS);
+      barrier_init(shared_address(&full[stage]), 1);
+      barrier_init(shared_address(&empty[stage]), TEAM);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncwarp();
-    if (warp < rounds)
-      copy_round(warp, begin, end, pages, page_stride, table + request * table_stride, ring, full);
+    if (stage < rounds)
+      copy_round(stage, begin, end, pages, page_stride, table + request * table_stride, ring, full);
   }
 #pragma unroll 1
   for (int pair = warp; pair < KV_HEADS * PAIRS; pair += WARPS) {
@@ -459,10 +600,12 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
   __syncthreads();
 
   const int head = warp / WARPS_OF_HEAD, g = lane / 4, t = lane % 4;
-  float result[HEAD_DIM / 8][4];
+  const int team = warp % WARPS_OF_HEAD / TEAM_HEAD, member = warp % TEAM_HEAD;
+  const int half = warp % SHARING;  // of the dimensions, which this warp holds
+  float result[HELD_GROUPS * 8][4];
   float most[2] = {MINUS_INFINITY, MINUS_INFINITY}, total[2] = {0.f, 0.f}, shift[2] = {0.f, 0.f};
 #pragma unroll
-  for (int i = 0; i < HEAD_DIM / 8; i++)
+  for (int i = 0; i < HELD_GROUPS * 8; i++)
     for (int j = 0; j < 4; j++) result[i][j] = 0.f;
 
   const int pair = min(g, PAIRS - 1);
@@ -475,19 +618,19 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
     seen[i] = min(end, length - count + 1 + row_token(row_block + pair + 8 * i));
   }
   const int least_seen = min(end, length - count + 1 + row_token(row_block));
-  for (int round = 0; round < rounds; round++) {
-    const int stage = round % STAGES;
-    const int chunk = begin + round * STAGE_TOKENS + warp % WARPS_OF_HEAD * CHUNK;
-    // A stage that all have left is filled again, by the warps in turn.
-    const int next = round - LAG + STAGES;
-    if (round >= LAG && next < rounds && warp == round % WARPS) {
+  for (int round = team; round < rounds; round += TEAMS) {
+    const int stage = round % STAGES, turn = round / TEAMS;
+    const int chunk = begin + round * STAGE_TOKENS + member * CHUNK;
+    // A stage that all of the team have left is filled again, by its warps in turn.
+    const int next = round - LAG * TEAMS + STAGES;
+    if (turn >= LAG && next < rounds && head * TEAM_HEAD + member == turn % TEAM) {
       barrier_wait(shared_address(&empty[next % STAGES]), (next / STAGES - 1) & 1);
       copy_round(next, begin, end, pages, page_stride, table + request * table_stride, ring, full);
     }
     barrier_wait(shared_address(&full[stage]), round / STAGES & 1);
-    if (chunk < end) {
-      const u8* slots =
-          ring + stage * STAGE_BYTES + (warp % WARPS_OF_HEAD * CHUNK * KV_HEADS + head) * SLOT;
+    // A warp that shares goes on past the end: its partner needs it, and its tokens weigh nothing.
+    if (SHARING > 1 || chunk < end) {
+      const u8* slots = ring + stage * STAGE_BYTES + (member * CHUNK * KV_HEADS + head) * SLOT;
       // A lane has rows g and g + 8 and, of each tile, tokens 2 t and 2 t + 1.
       float scores[CHAINS][TILES][4] = {};
       float squares[TILES] = {};
@@ -531,6 +674,17 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
       for (int row = 0; row < 2; row++) {
         higher[row] = fmaxf(higher[row], __shfl_xor_sync(~0u, higher[row], 1));
         higher[row] = fmaxf(higher[row], __shfl_xor_sync(~0u, higher[row], 2));
+      }
+#if SHARING > 1
+      // Both scale by the same. A warp writes here again only after its partner has read, for it
+      // must have come to the second meeting since.
+      if (t == 0) tops[warp][g] = higher[0], tops[warp][g + 8] = higher[1];
+      meet_partner(warp / 2);
+      higher[0] = fmaxf(higher[0], tops[warp ^ 1][g]);
+      higher[1] = fmaxf(higher[1], tops[warp ^ 1][g + 8]);
+#endif
+#pragma unroll
+      for (int row = 0; row < 2; row++) {
         base[row] = higher[row] == MINUS_INFINITY ? 0.f : higher[row];
         shrink[row] = exp2_of(most[row] - base[row]);
         most[row] = higher[row];
@@ -539,7 +693,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
       }
       if (__any_sync(~0u, shrink[0] != 1.f || shrink[1] != 1.f))
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 8; i++) {
+        for (int i = 0; i < HELD_GROUPS * 8; i++) {
           result[i][0] *= shrink[0];
           result[i][1] *= shrink[0];
           result[i][2] *= shrink[1];
@@ -563,9 +717,23 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
           rest[part] =
               two_halves(scaled[0] - low_half(weight[part]), scaled[1] - high_half(weight[part]));
         }
-        multiply_values(slots + (step * 16 + 2 * t) * TOKEN + VALUE,
-                        make_uint4(weight[0], weight[1], weight[2], weight[3]),
-                        make_uint4(rest[0], rest[1], rest[2], rest[3]), result);
+        const uint4 high = make_uint4(weight[0], weight[1], weight[2], weight[3]);
+        const uint4 low = make_uint4(rest[0], rest[1], rest[2], rest[3]);
+#if SHARING > 1
+        // A lane's weights are what the same lane of the partner needs. The next ones are written
+        // after the next turn's first meeting, to which the partner comes once it has read these.
+        traded[warp][0][lane] = high;
+        traded[warp][1][lane] = low;
+        meet_partner(warp / 2);
+#pragma unroll 1
+        for (int of = 0; of < 2; of++)
+          multiply_values(ring + stage * STAGE_BYTES
+                              + (((member & ~1) + of) * CHUNK * KV_HEADS + head) * SLOT
+                              + 2 * t * TOKEN + VALUE + half * (HELD_GROUPS * 8 * VALUE_BITS),
+                          traded[warp & ~1 | of][0][lane], traded[warp & ~1 | of][1][lane], result);
+#else
+        multiply_values(slots + (step * 16 + 2 * t) * TOKEN + VALUE, high, low, result);
+#endif
       }
     }
     __syncwarp();
@@ -609,12 +777,12 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
   }
   __syncthreads();
   constexpr int PADDED = AT_ONCE * 64 + 4;
-  constexpr int JOBS = KV_HEADS * HELD_ROWS * AT_ONCE * 16;
+  constexpr int JOBS = KV_HEADS * HELD_ROWS * SHARING * AT_ONCE * 16;
   float* joined = (float*)ring;
   const float own[2] = {totals[warp][g] * (VALUE_SCALE / WEIGHT_SCALE),
                         totals[warp][g + 8] * (VALUE_SCALE / WEIGHT_SCALE)};
 #pragma unroll
-  for (int from = 0; from < GROUPS; from += AT_ONCE) {
+  for (int from = 0; from < HELD_GROUPS; from += AT_ONCE) {
 #pragma unroll
     for (int j = 0; j < AT_ONCE; j++)
 #pragma unroll
@@ -631,24 +799,35 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
     __syncthreads();
 #pragma unroll 2
     for (int job = threadIdx.x; job < JOBS; job += WARPS * 32) {
-      const int part = job % 16, j = job / 16 % AT_ONCE, held = job / 16 / AT_ONCE % HELD_ROWS;
-      const int of = job / 16 / AT_ONCE / HELD_ROWS, all = row_block + held;
+      const int part = job % 16, j = job / 16 % AT_ONCE, owner = job / 16 / AT_ONCE % SHARING;
+      const int held = job / 16 / AT_ONCE / SHARING % HELD_ROWS;
+      const int of = job / 16 / AT_ONCE / SHARING / HELD_ROWS, all = row_block + held;
       if (all >= ALL_ROWS || row_token(all) >= count) continue;
       const float moved = shifts[of * WARPS_OF_HEAD][held];
       float4 sum = make_float4(moved, moved, moved, moved);
 #pragma unroll
-      for (int w = 0; w < WARPS_OF_HEAD; w++) {
-        const int of_warp = of * WARPS_OF_HEAD + w;
+      for (int w = 0; w < WARPS_OF_HEAD; w += SHARING) {
+        const int of_warp = of * WARPS_OF_HEAD + w + owner;
         const float4 more = *(const float4*)(
             joined + (of_warp * ROWS + held) * PADDED + j * 64 + swizzled(part) * 4);
         sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
       }
       i64 place = (i64)(first + row_token(all)) * (KV_HEADS * GROUP) + of * GROUP + all % GROUP;
       *(float4*)(parts + place * part_stride + split * HEAD_DIM
-                 + (from + j) * 64 + part * 4) = sum;
+                 + (owner * HELD_GROUPS + from + j) * 64 + part * 4) = sum;
     }
-    if (from + AT_ONCE < GROUPS) __syncthreads();
+    if (from + AT_ONCE < HELD_GROUPS) __syncthreads();
   }
+#if LAUNCHES == 1
+  const int used = (length + part - 1) / part;  // blocks with tokens: the others have gone
+  __syncthreads();
+  if (used > 1) {
+    if (threadIdx.x == 0) wait_for_blocks(arrivals + request * gridDim.y + blockIdx.y, used);
+    __syncthreads();
+  }
+  join_here(parts, sums, splits, used, split, row_block, first, count, out, out_token, out_head,
+            (float*)ring);
+#endif
 }
 
 // A block joins 64 dimensions of a query head; each of its eight groups of threads takes every

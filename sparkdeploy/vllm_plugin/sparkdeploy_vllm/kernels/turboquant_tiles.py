@@ -15,12 +15,17 @@ OTHER_SHARED_BYTES = 4096
 class AttentionTile:
     """A block of `warps`, each of which takes `tokens` (16 or 32) of one KV head at a time.
 
-    Pages pass through `stages` parts of shared memory.
+    Pages pass through `stages` parts of shared memory; the warps of each of `teams` meet the same
+    ones. `sharing` warps hold a result's dimensions together. With one of `launches` the blocks of
+    a request wait for each other and join their parts; with two a second kernel joins them.
     """
 
     tokens: int
     warps: int
     stages: int
+    teams: int = 1
+    sharing: int = 1
+    launches: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,17 @@ pages; what is on its way then (33 KB or more for each of 48 multiprocessors) co
 latency (273 GB/s x 1 us, assumed, is 6 KB for each). No one has timed them on a GB10:
 `python -m sparkdeploy_vllm.tune_head` does."""
 
+RIVALS = {
+    "shipped": HOPPER.tiles[0],
+    "one launch": AttentionTile(16, 8, 2, launches=1),
+    "teams": AttentionTile(16, 8, 8, teams=4),
+    "shared": AttentionTile(16, 16, 9, teams=4, sharing=2),
+    "shared, one launch": AttentionTile(16, 16, 9, teams=4, sharing=2, launches=1),
+    "teams, one launch": AttentionTile(16, 8, 8, teams=4, launches=1),
+}
+"""Cuts for a 122B's or a 35B's attention (2 KV heads of 256) that were written but are not timed
+yet; none ships. What `tests/gpu/kernels/turboquant_rivals.py` times side by side."""
+
 SHIPPED = {9: HOPPER, 12: GB10}
 """By the major number of the compute capability; the kernel runs on no other card."""
 
@@ -64,16 +80,24 @@ def shared_bytes(tile: AttentionTile, slot: SlotFormat, kv_heads: int, rows: int
     """Dynamic shared memory of a block: queries, and the ring of pages or, at the end, at least 64
     dimensions that the warps join.
     """
-    ring = tile.stages * tile.tokens * tile.warps * slot.slot_bytes
+    ring = tile.stages * tile.tokens * tile.warps // tile.teams * slot.slot_bytes
     joined = tile.warps * ROWS * (64 + 4) * 4
     return query_bytes(slot, kv_heads, rows) + max(ring, joined)
 
 
+def traded_bytes(tile: AttentionTile) -> int:
+    """Shared memory through which warps that share give each other weights and maxima."""
+    return tile.warps * (32 * 2 * 16 + ROWS * 4) if tile.sharing > 1 else 0
+
+
 def fits(tile: AttentionTile, limit: int, slot: SlotFormat, kv_heads: int, rows: int) -> bool:
     """Whether a block of `limit` bytes holds the tile, and heads share its warps evenly."""
+    used = shared_bytes(tile, slot, kv_heads, rows) + traded_bytes(tile) + OTHER_SHARED_BYTES
     return (
-        tile.warps % kv_heads == 0
-        and shared_bytes(tile, slot, kv_heads, rows) + OTHER_SHARED_BYTES <= limit
+        tile.warps % (kv_heads * tile.teams * tile.sharing) == 0
+        and slot.head_dim // 64 % tile.sharing == 0
+        and tile.stages >= tile.teams
+        and used <= limit
     )
 
 
