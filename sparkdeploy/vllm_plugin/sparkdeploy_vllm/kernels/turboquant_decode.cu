@@ -56,7 +56,11 @@ constexpr int STEPS = WORDS / 4;  // words of a lane: lane t of four has words t
 constexpr int PER_LANE = HEAD_DIM / 32;
 constexpr float ROOT_OF_DIM = HEAD_DIM == 256 ? 16.f : HEAD_DIM == 128 ? 11.3137085f : 8.f;
 constexpr float QUERY_SCALE = 16384.f;
-constexpr float WEIGHT_SCALE = 32768.f;
+// A maximum that grows by less than SLACK (a power of two) stays what weights are scaled by: results
+// are then scaled anew a few times in a context, not in nearly every chunk. The largest weight is
+// 2^15 in FP16, and with its rest has 22 bits, either way.
+constexpr float SLACK = SHARING > 1 ? 4.f : 0.f;
+constexpr float WEIGHT_SCALE = SHARING > 1 ? 2048.f : 32768.f;
 constexpr float VALUE_SCALE = 16777216.f;  // 2^24: a code in an FP16's lowest bits is that small
 constexpr float LEAST_SCALE = 5.9604645e-08f;  // 2^-24, FP16's least
 #define MINUS_INFINITY __int_as_float(0xff800000)
@@ -214,6 +218,44 @@ INLINE void floats_8(u32 word, u32& first, u32& second) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(first) : "h"((u16)word));
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(second) : "h"((u16)(word >> 16)));
 }
+INLINE u32 funnel(u32 low, u32 high, u32 bits) {
+  u32 out;
+  asm("shf.r.wrap.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(bits));
+  return out;
+}
+// A lane's codes of a key, word after word. They lie side by side, so that four bytes are read at a
+// time, where four-byte words begin, and moved to where codes begin: half as many reads as halves().
+struct Codes {
+  const u32* at;
+  u32 moved, last, held[3];
+};
+INLINE Codes codes_at(const u8* first) {
+  const u32 rest = shared_address(first) & 2;
+  const u32* at = (const u32*)(first - rest);
+  return {at, 8 * rest, at[0], {}};
+}
+// Word `step`; steps come one by one, from 0. More than the lowest 24 bits are set with 3-bit codes.
+INLINE u32 next_word(Codes& codes, int step) {
+  if (KEY_BITS == 4) {
+    const u32 next = codes.at[step + 1], word = funnel(codes.last, next, codes.moved);
+    codes.last = next;
+    return word;
+  }
+  if (step % 4 == 0)
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+      const u32 next = codes.at[step / 4 * 3 + i + 1];
+      codes.held[i] = funnel(codes.last, next, codes.moved);
+      codes.last = next;
+    }
+  if (step % 4 == 0) return codes.held[0];
+  if (step % 4 == 3) return codes.held[2] >> 8;
+  return funnel(codes.held[step % 4 - 1], codes.held[step % 4], step % 4 == 1 ? 24 : 16);
+}
+INLINE void centroid_pairs(const Table& table, u32 codes, u32 (&pair)[4]) {
+  if (KEY_BITS == 4) centroids_4(table, codes, pair);
+  if (KEY_BITS == 3) centroids_3(table, codes, pair);
+}
 // Dimensions 8 word to 8 word + 7 of a key, as pairs.
 INLINE void key_pairs(const Table& table, const u8* slot, int word, u32 (&pair)[4]) {
   if (KEY_BITS == 8) {
@@ -221,9 +263,7 @@ INLINE void key_pairs(const Table& table, const u8* slot, int word, u32 (&pair)[
     floats_8(*(const u32*)(slot + 8 * word + 4), pair[2], pair[3]);
     return;
   }
-  u32 codes = word_of<KEY_BITS, SLOT % 4 == 0>(slot, word);
-  if (KEY_BITS == 4) centroids_4(table, codes, pair);
-  if (KEY_BITS == 3) centroids_3(table, codes, pair);
+  centroid_pairs(table, word_of<KEY_BITS, SLOT % 4 == 0>(slot, word), pair);
 }
 // Eight pairs of FP16 from the words of two tokens: code times a power of two (`lies`), for the
 // bits stay where they are in the mantissa.
@@ -272,9 +312,22 @@ INLINE float sum_of_squares(const u32 (&pair)[4]) {
 // Scores of 16 rows and a chunk, and the squares of what the keys are. With two tiles the rests of
 // the queries have sums of their own: four chains of products instead of two.
 constexpr int CHAINS = TILES == 2 ? 2 : 1;
+// Warps that share have no registers and no time to spare: eight pairs of squares are added in FP16
+// (each sum is right to 4e-4, a key's 32 of them to 6e-5), and the tensor core adds the sums, also
+// over the lanes: `squares` has those of tokens 2 t and 2 t + 1 of each tile, twice. Otherwise it has
+// a lane's part of token g.
+constexpr int SQUARES = SHARING > 1 ? 4 : 1;
 INLINE void multiply_keys(const Table& table, const u8* operand, const u8* slots,
-                          float (&score)[CHAINS][TILES][4], float (&squares)[TILES]) {
+                          float (&score)[CHAINS][TILES][4], float (&squares)[TILES][SQUARES]) {
+  u32 some[TILES][2];
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#if SHARING > 1
+  Codes codes[TILES];
+  if (ROTATED)
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++)
+      codes[tile] = codes_at(slots + (tile * 8 + g) * TOKEN + t * STEPS * KEY_BITS);
+#endif
 #pragma unroll
   for (int j = 0; j < STEPS; j++) {
     const uint4 a = *(const uint4*)(operand + 128 * j);
@@ -284,8 +337,25 @@ INLINE void multiply_keys(const Table& table, const u8* operand, const u8* slots
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
       u32 key[4];
+#if SHARING > 1
+      if (ROTATED) centroid_pairs(table, next_word(codes[tile], j), key);
+      if (!ROTATED) key_pairs(table, slots + (tile * 8 + g) * TOKEN, t * STEPS + j, key);
+#else
       key_pairs(table, slots + (tile * 8 + g) * TOKEN, t * STEPS + j, key);
-      if (ROTATED) squares[tile] += sum_of_squares(key);
+#endif
+#if SHARING > 1
+      if (ROTATED) {
+        u32& sum = some[tile][j / 2 % 2];
+        sum = j % 2 ? plus_squared(key[0], sum) : squared(key[0]);
+#pragma unroll
+        for (int i = 1; i < 4; i++) sum = plus_squared(key[i], sum);
+        constexpr u32 ONES = 0x3C003C00;
+        if (j % 4 == 3)
+          multiply(squares[tile], make_uint4(ONES, ONES, ONES, ONES), some[tile][0], some[tile][1]);
+      }
+#else
+      if (ROTATED) squares[tile][0] += sum_of_squares(key);
+#endif
       multiply(score[0][tile], a, key[0], key[1]);
       multiply(score[CHAINS - 1][tile], c, key[0], key[1]);
       multiply(score[0][tile], b, key[2], key[3]);
@@ -633,23 +703,26 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
       const u8* slots = ring + stage * STAGE_BYTES + (member * CHUNK * KV_HEADS + head) * SLOT;
       // A lane has rows g and g + 8 and, of each tile, tokens 2 t and 2 t + 1.
       float scores[CHAINS][TILES][4] = {};
-      float squares[TILES] = {};
+      float squares[TILES][SQUARES] = {};
       multiply_keys(centroids, operand, slots, scores, squares);
+#if SHARING == 1
       float key_factor[TILES];
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++) {
         key_factor[tile] = 1.f;
         if (ROTATED) {
-          float sum = squares[tile];
+          float sum = squares[tile][0];
           sum += __shfl_xor_sync(~0u, sum, 1);
           sum += __shfl_xor_sync(~0u, sum, 2);
           const float norm = from_half(*(const u16*)(slots + (tile * 8 + g) * TOKEN + NORM));
           key_factor[tile] = norm * rsqrtf(sum);
         }
       }
+#endif
       const bool is_edge = chunk + CHUNK > least_seen;
       float value_scale[2 * TILES], value_zero[2 * TILES];
       float higher[2] = {most[0], most[1]};
+      if (SHARING > 1) higher[0] = higher[1] = MINUS_INFINITY;
 #pragma unroll
       for (int i = 0; i < 2 * TILES; i++) {
         const int token = i / 2 * 8 + 2 * t + i % 2;
@@ -657,7 +730,13 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
         value_scale[i] = from_half(*(const u16*)scalars);
         value_zero[i] = from_half(*(const u16*)(scalars + 2));
         if (is_edge && chunk + token >= end) value_scale[i] = value_zero[i] = 0.f;
+#if SHARING > 1
+        float key = 1.f;
+        if (ROTATED)
+          key = from_half(*(const u16*)(slots + token * TOKEN + NORM)) * rsqrtf(squares[i / 2][i % 2]);
+#else
         const float key = ROTATED ? __shfl_sync(~0u, key_factor[i / 2], (2 * t + i % 2) * 4) : 1.f;
+#endif
         // The largest weight times scale becomes one, so that FP16 holds them whatever the scale.
         const float magnitude = log2_of(fmaxf(value_scale[i], LEAST_SCALE));
 #pragma unroll
@@ -685,6 +764,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
 #endif
 #pragma unroll
       for (int row = 0; row < 2; row++) {
+        if (SHARING > 1 && !(higher[row] > most[row] + SLACK)) higher[row] = most[row];
         base[row] = higher[row] == MINUS_INFINITY ? 0.f : higher[row];
         shrink[row] = exp2_of(most[row] - base[row]);
         most[row] = higher[row];

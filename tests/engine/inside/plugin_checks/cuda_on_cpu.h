@@ -210,6 +210,9 @@ static unsigned permuted(unsigned a, unsigned b, unsigned selector) {
   }
   return out;
 }
+static unsigned funnel(unsigned low, unsigned high, unsigned bits) {
+  return (low | (uint64_t)high << 32) >> (bits & 31);
+}
 static unsigned times_half(unsigned a, unsigned b) {
   return two_halves(from_half(a) * from_half(b), from_half(a >> 16) * from_half(b >> 16));
 }
