@@ -38,7 +38,6 @@ constexpr int LAG = TEAMS > 1 ? 1 : STAGES > 2 ? 2 : 1;
 // A team fills a stage that it has left only on its next turn; there must be one.
 static_assert(STAGES >= LAG * TEAMS, "the last stages would never be filled");
 static_assert(WARPS_OF_HEAD % (TEAMS * SHARING) == 0, "warps that share must be of one team");
-static_assert(SHARING == 1 || CHUNK == 16, "weights of sixteen tokens change hands");
 constexpr int STAGE_BYTES = STAGE_TOKENS * TOKEN;
 constexpr int PIECE = PAGE < STAGE_TOKENS ? PAGE : STAGE_TOKENS;
 constexpr int ALL_ROWS = MOST_TOKENS * GROUP;
@@ -627,7 +626,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
   __shared__ float mosts[WARPS][ROWS], totals[WARPS][ROWS], shifts[WARPS][ROWS];
 #if SHARING > 1
   __shared__ float tops[WARPS][ROWS];
-  __shared__ uint4 traded[WARPS][2][32];
+  __shared__ uint4 traded[WARPS][TILES / 2][2][32];
 #endif
   u8* queries = memory;
   u8* ring = memory + (QUERY_BYTES + 127) / 128 * 128;
@@ -802,19 +801,22 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
 #if SHARING > 1
         // A lane's weights are what the same lane of the partner needs. The next ones are written
         // after the next turn's first meeting, to which the partner comes once it has read these.
-        traded[warp][0][lane] = high;
-        traded[warp][1][lane] = low;
-        meet_partner(warp / 2);
+        traded[warp][step][0][lane] = high;
+        traded[warp][step][1][lane] = low;
+      }
+      meet_partner(warp / 2);
 #pragma unroll 1
-        for (int of = 0; of < 2; of++)
-          multiply_values(ring + stage * STAGE_BYTES
-                              + (((member & ~1) + of) * CHUNK * KV_HEADS + head) * SLOT
-                              + 2 * t * TOKEN + VALUE + half * (HELD_GROUPS * 8 * VALUE_BITS),
-                          traded[warp & ~1 | of][0][lane], traded[warp & ~1 | of][1][lane], result);
+      for (int of = 0; of < TILES; of++) {
+        const int whose = warp & ~1 | of / (TILES / 2), step = of % (TILES / 2);
+        const int token = (member & ~1) * CHUNK + of * 16 + 2 * t;
+        multiply_values(ring + stage * STAGE_BYTES + (token * KV_HEADS + head) * SLOT + VALUE
+                            + half * (HELD_GROUPS * 8 * VALUE_BITS),
+                        traded[whose][step][0][lane], traded[whose][step][1][lane], result);
+      }
 #else
         multiply_values(slots + (step * 16 + 2 * t) * TOKEN + VALUE, high, low, result);
-#endif
       }
+#endif
     }
     __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&empty[stage]));

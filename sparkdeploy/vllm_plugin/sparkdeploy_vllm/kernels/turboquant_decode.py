@@ -43,6 +43,9 @@ MOST_SPLITS = 256
 ALIGNMENT = 16
 """Bytes; of what the bulk copy engine reads."""
 LOG2_E = 1.4426950408889634
+IS_COOPERATIVE = True
+"""Blocks that wait for each other are started by the driver all or none. Without, they still are on
+the card together, one to a multiprocessor, unless another stream's kernel waits for them there."""
 JOIN_THREADS = 512
 JOINED_DIMENSIONS = 64
 CENTROIDS = {
@@ -146,6 +149,7 @@ def decode_attention(  # noqa: PLR0913, PLR0917 - the tensors of one call
     tile = tile or shipped_tile(attention, _capability(device), requests.most_tokens)
     if tile is None:
         raise ValueError("sparkdeploy: no tile of the TurboQuant kernel fits this layer")
+    _check_waiting(attention, requests, scratch, tile, multiprocessors(query.device))
     sizes = _sizes(attention, query, pages, requests, tile)
     _attend(attention, query, pages, requests, out, scratch, tile, sizes)
     if tile.launches > 1:
@@ -223,6 +227,15 @@ def _multiprocessors(device_index: int) -> int:
     return torch.cuda.get_device_properties(device_index).multi_processor_count
 
 
+def _check_waiting(
+    attention: AttentionLayer, requests: Requests, scratch: Scratch, tile: AttentionTile, room: int
+) -> None:
+    """ValueError where blocks would wait for some that have no room on the card."""
+    blocks = requests.lengths.shape[0] * row_blocks(attention, requests.most_tokens)
+    if tile.launches == 1 and scratch.splits > 1 and blocks * scratch.splits > room:
+        raise ValueError(f"sparkdeploy: {blocks} x {scratch.splits} blocks, the card holds {room}")
+
+
 @cache
 def _arrivals(device: torch.device, count: int) -> Tensor:
     """Counters of blocks, int32 [count], which every launch leaves at zero.
@@ -296,7 +309,7 @@ def _attend(  # noqa: PLR0913, PLR0917
         shared_bytes=shared_bytes(tile, attention.slot, attention.kv_heads, rows),
         stream=torch.cuda.current_stream(query.device).cuda_stream,
         # A context that is not cut has no blocks that wait, and there may be more than the card's.
-        is_cooperative=tile.launches == 1 and scratch.splits > 1,
+        is_cooperative=IS_COOPERATIVE and tile.launches == 1 and scratch.splits > 1,
     )
     arrivals = _arrivals(query.device, multiprocessors(query.device))
     arguments = [

@@ -1,12 +1,13 @@
 """How the TurboQuant decode kernel is cut for a kind of GPU: data, with where each is from."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparkdeploy_vllm.turboquant_format import SlotFormat
 
 ROWS = 16
 """Query rows of a block and KV head; the kernel's own constant."""
+MOST_STAGES = 14
 OTHER_SHARED_BYTES = 4096
 """What the kernel and the driver take beside what is counted here, with room."""
 
@@ -55,16 +56,28 @@ pages; what is on its way then (33 KB or more for each of 48 multiprocessors) co
 latency (273 GB/s x 1 us, assumed, is 6 KB for each). No one has timed them on a GB10:
 `python -m sparkdeploy_vllm.tune_head` does."""
 
-RIVALS = {
-    "shipped": HOPPER.tiles[0],
-    "one launch": AttentionTile(16, 8, 2, launches=1),
-    "teams": AttentionTile(16, 8, 8, teams=4),
-    "shared": AttentionTile(16, 16, 9, teams=4, sharing=2),
-    "shared, one launch": AttentionTile(16, 16, 9, teams=4, sharing=2, launches=1),
-    "teams, one launch": AttentionTile(16, 8, 8, teams=4, launches=1),
+
+def _cuts(tokens: int, sharing: int, launches: int) -> tuple[AttentionTile, ...]:
+    """Teams as small as can be, with two thirds of the ring or more on its way while they work."""
+    return tuple(
+        AttentionTile(tokens, warps, stages, teams, sharing, launches)
+        for warps in (8 * sharing, 4 * sharing)
+        for teams, least in ((4, 6), (2, 3), (1, 2))
+        for stages in range(MOST_STAGES, least - 1, -1)
+    )
+
+
+CUTS = {
+    "shipped": HOPPER.tiles,
+    "one launch": tuple(replace(tile, launches=1) for tile in HOPPER.tiles),
+    "teams": _cuts(16, sharing=1, launches=2),
+    "teams, one launch": _cuts(16, sharing=1, launches=1),
+    "shared": _cuts(16, sharing=2, launches=2),
+    "shared, one launch": _cuts(16, sharing=2, launches=1),
 }
-"""Cuts for a 122B's or a 35B's attention (2 KV heads of 256) that were written but are not timed
-yet; none ships. What `tests/gpu/kernels/turboquant_rivals.py` times side by side."""
+"""Ways to cut a block, of each the tiles by preference. All but the first were not timed on any
+card yet, and none of them ships; to ship one, put its tiles in front of HOPPER's. Warps that share
+have half of the result each, so that twice as many have room: four to a scheduler, not two."""
 
 SHIPPED = {9: HOPPER, 12: GB10}
 """By the major number of the compute capability; the kernel runs on no other card."""
@@ -86,8 +99,10 @@ def shared_bytes(tile: AttentionTile, slot: SlotFormat, kv_heads: int, rows: int
 
 
 def traded_bytes(tile: AttentionTile) -> int:
-    """Shared memory through which warps that share give each other weights and maxima."""
-    return tile.warps * (32 * 2 * 16 + ROWS * 4) if tile.sharing > 1 else 0
+    """Static shared memory of warps that share, which give each other weights and maxima. There are
+    twice as many of them, so that the sums of each warp's rows count here as well.
+    """
+    return tile.warps * (tile.tokens // 16 * 1024 + 4 * ROWS * 4) if tile.sharing > 1 else 0
 
 
 def fits(tile: AttentionTile, limit: int, slot: SlotFormat, kv_heads: int, rows: int) -> bool:
