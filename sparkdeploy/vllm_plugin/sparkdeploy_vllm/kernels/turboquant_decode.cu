@@ -175,6 +175,26 @@ INLINE void wait_for_blocks(u32* counter, u32 blocks) {
                : "memory");
 }
 
+// Where a block's time goes (tests/gpu/kernels/turboquant_stamps.py sets STAMPS): cycles of its first
+// thread at each point, behind the counters of blocks, and nanoseconds of the card at both ends.
+#if defined(STAMPS)
+INLINE u32 cycles() {
+  u32 now;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
+  return now;
+}
+INLINE u32 nanoseconds() {
+  u64 now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+  return (u32)now;
+}
+#define STAMP(which, now) \
+  if (threadIdx.x == 0) \
+    arrivals[1024 + 16 * ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) + which] = now
+#else
+#define STAMP(which, now)
+#endif
+
 // Eight codes as a word, from where they lie; slots are aligned to two bytes.
 INLINE u32 halves(const u8* at) {
   return (u32) * (const u16*)at | ((u32) * (const u16*)(at + 2) << 16);
@@ -630,6 +650,8 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
 #endif
   u8* queries = memory;
   u8* ring = memory + (QUERY_BYTES + 127) / 128 * 128;
+  STAMP(0, nanoseconds());
+  STAMP(1, cycles());
   asm volatile("griddepcontrol.launch_dependents;");  // join may be brought to the card
   const int request = blockIdx.x, row_block = blockIdx.y * ROWS, split = blockIdx.z;
   const int splits = gridDim.z;
@@ -641,6 +663,8 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
   const int end = min(begin + part, length);
   if (begin >= end || count <= row_token(row_block)) return;
   const int rounds = (end - begin + STAGE_TOKENS - 1) / STAGE_TOKENS;
+
+  STAMP(2, cycles());
 
   // The first queries are asked for first: behind the pages they would wait for all of them.
   u16 bits[2][PER_LANE];
@@ -668,6 +692,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
   }
   __syncthreads();
 
+  STAMP(3, cycles());
   const int head = warp / WARPS_OF_HEAD, g = lane / 4, t = lane % 4;
   const int team = warp % WARPS_OF_HEAD / TEAM_HEAD, member = warp % TEAM_HEAD;
   const int half = warp % SHARING;  // of the dimensions, which this warp holds
@@ -697,6 +722,9 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
       copy_round(next, begin, end, pages, page_stride, table + request * table_stride, ring, full);
     }
     barrier_wait(shared_address(&full[stage]), round / STAGES & 1);
+    if (round == team) {
+      STAMP(4, cycles());
+    }
     // A warp that shares goes on past the end: its partner needs it, and its tokens weigh nothing.
     if (SHARING > 1 || chunk < end) {
       const u8* slots = ring + stage * STAGE_BYTES + (member * CHUNK * KV_HEADS + head) * SLOT;
@@ -833,7 +861,9 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
       shifts[warp][g + 8 * row] = shift[row];
     }
   }
+  STAMP(5, cycles());
   __syncthreads();
+  STAMP(6, cycles());
 
   // Join the warps of a head, in the ring's memory: first what each weighs, then what it has.
   const i64 part_stride = (i64)splits * HEAD_DIM;
@@ -900,6 +930,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
     }
     if (from + AT_ONCE < HELD_GROUPS) __syncthreads();
   }
+  STAMP(7, cycles());
 #if LAUNCHES == 1
   const int used = (length + part - 1) / part;  // blocks with tokens: the others have gone
   __syncthreads();
@@ -907,9 +938,12 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
     if (threadIdx.x == 0) wait_for_blocks(arrivals + request * gridDim.y + blockIdx.y, used);
     __syncthreads();
   }
+  STAMP(8, cycles());
   join_here(parts, sums, splits, used, split, row_block, first, count, out, out_token, out_head,
             (float*)ring);
 #endif
+  STAMP(9, cycles());
+  STAMP(10, nanoseconds());
 }
 
 // A block joins 64 dimensions of a query head; each of its eight groups of threads takes every
