@@ -175,6 +175,12 @@ INLINE void wait_for_blocks(u32* counter, u32 blocks) {
                : "memory");
 }
 
+// Of an assignment NVRTC 13.0 makes four stores, each of which writes a part of every sector.
+INLINE void store_four(float* to, float4 four) {
+  asm volatile("st.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(four.x), "f"(four.y),
+               "f"(four.z), "f"(four.w) : "memory");
+}
+
 // Where a block's time goes (tests/gpu/kernels/turboquant_stamps.py sets STAMPS): cycles of its first
 // thread at each point, behind the counters of blocks, and nanoseconds of the card at both ends.
 #if defined(STAMPS)
@@ -925,8 +931,9 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
         sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
       }
       i64 place = (i64)(first + row_token(all)) * (KV_HEADS * GROUP) + of * GROUP + all % GROUP;
-      *(float4*)(parts + place * part_stride + split * HEAD_DIM
-                 + (owner * HELD_GROUPS + from + j) * 64 + part * 4) = sum;
+      store_four(parts + place * part_stride + split * HEAD_DIM
+                     + (owner * HELD_GROUPS + from + j) * 64 + part * 4,
+                 sum);
     }
     if (from + AT_ONCE < HELD_GROUPS) __syncthreads();
   }

@@ -210,6 +210,10 @@ static unsigned permuted(unsigned a, unsigned b, unsigned selector) {
   }
   return out;
 }
+static void store_four(float* to, float4 four) {
+  if ((uintptr_t)to % 16) fail("sixteen bytes are stored where none begin");
+  memcpy(to, &four, sizeof four);
+}
 static unsigned funnel(unsigned low, unsigned high, unsigned bits) {
   return (low | (uint64_t)high << 32) >> (bits & 31);
 }
