@@ -194,11 +194,12 @@ def test_static_shared_memory_is_within_what_is_set_aside(
         joining = found["SIXTEENS"] * (found["MOST_SPLITS"] + 64) * 4
         assert joining <= shared_bytes(tile, slot, kv_heads, ROWS) - found["QUERY_BYTES"]
         assert found["STAGES"] >= found["LAG"] * found["TEAMS"]
+        assert found["STAGES"] % found["TEAMS"] == 0
         assert found["STAGE_TOKENS"] % 16 == 0
 
 
 ALL_TILES = dict.fromkeys(
-    (*HOPPER.tiles, *GB10.tiles, AttentionTile(16, 16, 10, 4, 2, 1), AttentionTile(16, 8, 14, 4))
+    (*HOPPER.tiles, *GB10.tiles, AttentionTile(16, 16, 8, 4, 2, 1), AttentionTile(16, 8, 12, 4))
 )
 
 

@@ -35,6 +35,9 @@ constexpr int TEAM = WARPS / TEAMS;  // warps of all heads that meet the same st
 constexpr int TEAM_HEAD = WARPS_OF_HEAD / TEAMS;  // those of one head
 constexpr int STAGE_TOKENS = CHUNK * TEAM_HEAD;
 constexpr int LAG = TEAMS > 1 ? 1 : STAGES > 2 ? 2 : 1;
+// Each stage is one team's. If others filled and left it as well, a team could come to its barrier two
+// phases early, and take the phase before the last for its own.
+static_assert(STAGES % TEAMS == 0, "a team has stages of its own");
 // A team fills a stage that it has left only on its next turn; there must be one.
 static_assert(STAGES >= LAG * TEAMS, "the last stages would never be filled");
 static_assert(WARPS_OF_HEAD % (TEAMS * SHARING) == 0, "warps that share must be of one team");
@@ -389,10 +392,27 @@ INLINE void multiply_keys(const Table& table, const u8* operand, const u8* slots
   }
 }
 
+// Where codes of 4 bits begin between four-byte words, warps that share read the words all the same,
+// in one read instead of two: all dimensions are then 4 further, and the last word's upper half is the
+// first 4. All tokens of a head lie alike.
+constexpr bool TURNS = SHARING > 1 && VALUE_BITS == 4 && TOKEN % 4 == 0;
+INLINE int turn_of(int head) { return TURNS ? (head * SLOT + VALUE) % 4 / 2 : 0; }
+INLINE u32 value_word(const u8* codes, int word, bool is_split) {
+  if (TURNS) {
+    const u32 whole = *(const u32*)(codes + 4 * word);
+    if (!is_split) return whole;
+    constexpr int BEFORE = (SHARING - 1) * HELD_GROUPS * 32 + 2;
+    return whole & 0xFFFF | (u32) * (const u16*)(codes - BEFORE) << 16;
+  }
+  if (SHARING > 1 && VALUE_BITS == 3)  // nobody looks at the highest byte
+    return halves(codes + (3 * word & ~1)) >> (8 * (word & 1));
+  return word_of<VALUE_BITS, SLOT % 4 == 0 && VALUE % 4 == 0>(codes, word);
+}
+
 // Adds 16 tokens' weighted values to the result: column g of a tile is word 8 j + g, one tile for
 // each of its eight codes. `values` is where the codes of the first group of dimensions lie that the
-// warp holds.
-INLINE void multiply_values(const u8* values, uint4 weights, uint4 rests,
+// warp holds; `is_last`: they turn, and the warp has the last group.
+INLINE void multiply_values(const u8* values, bool is_last, uint4 weights, uint4 rests,
                             float (&result)[HELD_GROUPS * 8][4]) {
   const int g = threadIdx.x % 32 / 4;
 #pragma unroll
@@ -400,8 +420,8 @@ INLINE void multiply_values(const u8* values, uint4 weights, uint4 rests,
     u32 word[4], first[8], second[8];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      word[i] = word_of<VALUE_BITS, SLOT % 4 == 0 && VALUE % 4 == 0>(
-          values + (i % 2 + i / 2 * 8) * TOKEN, 8 * j + g);
+      word[i] = value_word(values + (i % 2 + i / 2 * 8) * TOKEN, 8 * j + g,
+                           j == HELD_GROUPS - 1 && is_last && g == 7);
     value_pairs(word[0], word[1], first);
     value_pairs(word[2], word[3], second);
 #pragma unroll
@@ -844,11 +864,11 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
         const int whose = warp & ~1 | of / (TILES / 2), step = of % (TILES / 2);
         const int token = (member & ~1) * CHUNK + of * 16 + 2 * t;
         multiply_values(ring + stage * STAGE_BYTES + (token * KV_HEADS + head) * SLOT + VALUE
-                            + half * (HELD_GROUPS * 8 * VALUE_BITS),
-                        traded[whose][step][0][lane], traded[whose][step][1][lane], result);
+                            + half * (HELD_GROUPS * 8 * VALUE_BITS) + 2 * turn_of(head),
+                        turn_of(head) && half == SHARING - 1, traded[whose][step][0][lane], traded[whose][step][1][lane], result);
       }
 #else
-        multiply_values(slots + (step * 16 + 2 * t) * TOKEN + VALUE, high, low, result);
+        multiply_values(slots + (step * 16 + 2 * t) * TOKEN + VALUE, false, high, low, result);
       }
 #endif
     }
@@ -931,8 +951,9 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
         sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
       }
       i64 place = (i64)(first + row_token(all)) * (KV_HEADS * GROUP) + of * GROUP + all % GROUP;
+      const int dim = (owner * HELD_GROUPS + from + j) * 64 + part * 4;
       store_four(parts + place * part_stride + split * HEAD_DIM
-                     + (owner * HELD_GROUPS + from + j) * 64 + part * 4,
+                     + (TURNS ? (dim + 4 * turn_of(of)) % HEAD_DIM : dim),
                  sum);
     }
     if (from + AT_ONCE < HELD_GROUPS) __syncthreads();

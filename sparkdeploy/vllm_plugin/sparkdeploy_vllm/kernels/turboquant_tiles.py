@@ -7,7 +7,6 @@ from sparkdeploy_vllm.turboquant_format import SlotFormat
 
 ROWS = 16
 """Query rows of a block and KV head; the kernel's own constant."""
-MOST_STAGES = 14
 OTHER_SHARED_BYTES = 4096
 """What the kernel and the driver take beside what is counted here, with room."""
 
@@ -58,12 +57,12 @@ latency (273 GB/s x 1 us, assumed, is 6 KB for each). No one has timed them on a
 
 
 def _cuts(tokens: int, sharing: int, launches: int) -> tuple[AttentionTile, ...]:
-    """Teams as small as can be, with two thirds of the ring or more on its way while they work."""
+    """Teams as small as can be, each with two stages or more."""
     return tuple(
-        AttentionTile(tokens, warps, stages, teams, sharing, launches)
+        AttentionTile(tokens, warps, each * teams, teams, sharing, launches)
         for warps in (8 * sharing, 4 * sharing)
-        for teams, least in ((4, 6), (2, 3), (1, 2))
-        for stages in range(MOST_STAGES, least - 1, -1)
+        for teams in (4, 2, 1)
+        for each in (3, 2)
     )
 
 
@@ -111,7 +110,7 @@ def fits(tile: AttentionTile, limit: int, slot: SlotFormat, kv_heads: int, rows:
     return (
         tile.warps % (kv_heads * tile.teams * tile.sharing) == 0
         and slot.head_dim // 64 % tile.sharing == 0
-        and tile.stages >= tile.teams
+        and tile.stages % tile.teams == 0
         and used <= limit
     )
 
