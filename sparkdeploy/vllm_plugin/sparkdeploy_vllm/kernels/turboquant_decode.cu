@@ -325,8 +325,8 @@ INLINE float lies(int plane) {
 }
 
 // Few squares are added in FP16: its rounding averages out over a key's dimensions.
+constexpr int ADDED = HEAD_DIM >= 256 ? 4 : 2;
 INLINE float sum_of_squares(const u32 (&pair)[4]) {
-  constexpr int ADDED = HEAD_DIM >= 256 ? 4 : 2;
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < 4; i += ADDED) {
@@ -338,15 +338,17 @@ INLINE float sum_of_squares(const u32 (&pair)[4]) {
 }
 
 // Scores of 16 rows and a chunk, and the squares of what the keys are. With two tiles the rests of
-// the queries have sums of their own: four chains of products instead of two.
-constexpr int CHAINS = TILES == 2 ? 2 : 1;
-// Warps that share have no registers and no time to spare: eight pairs of squares are added in FP16
-// (each sum is right to 4e-4, a key's 32 of them to 6e-5), and the tensor core adds the sums, also
-// over the lanes: `squares` has those of tokens 2 t and 2 t + 1 of each tile, twice. Otherwise it has
-// a lane's part of token g.
+// the queries have sums of their own: four chains of products instead of two. (Not where warps share: twice
+// as many run at a time, and they need the registers.)
+constexpr int CHAINS = SHARING > 1 ? 1 : TILES == 2 ? 2 : 1;
+// Of warps that share, the tensor core adds the sums of few squares, also over the lanes: `squares` has
+// those of tokens 2 t and 2 t + 1 of two tiles, one in rows 0 to 7 and one in the others, since each
+// has ones in its rows alone. Otherwise it has a lane's part of token g of a tile. (Eight pairs instead of four in FP16 made errors larger by 0.4 % with 3-bit codes: they are too much alike
+// for rounding to average out.)
 constexpr int SQUARES = SHARING > 1 ? 4 : 1;
+constexpr int SQUARES_OF = SHARING > 1 ? TILES / 2 : TILES;
 INLINE void multiply_keys(const Table& table, const u8* operand, const u8* slots,
-                          float (&score)[CHAINS][TILES][4], float (&squares)[TILES][SQUARES]) {
+                          float (&score)[CHAINS][TILES][4], float (&squares)[SQUARES_OF][SQUARES]) {
   u32 some[TILES][2];
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #if SHARING > 1
@@ -373,13 +375,17 @@ INLINE void multiply_keys(const Table& table, const u8* operand, const u8* slots
 #endif
 #if SHARING > 1
       if (ROTATED) {
-        u32& sum = some[tile][j / 2 % 2];
-        sum = j % 2 ? plus_squared(key[0], sum) : squared(key[0]);
 #pragma unroll
-        for (int i = 1; i < 4; i++) sum = plus_squared(key[i], sum);
-        constexpr u32 ONES = 0x3C003C00;
-        if (j % 4 == 3)
-          multiply(squares[tile], make_uint4(ONES, ONES, ONES, ONES), some[tile][0], some[tile][1]);
+        for (int i = 0; i < 4; i += ADDED) {
+          u32& sum = some[tile][ADDED == 4 ? j % 2 : i / 2];
+          sum = squared(key[i]);
+#pragma unroll
+          for (int k = 1; k < ADDED; k++) sum = plus_squared(key[i + k], sum);
+        }
+        const u32 upper = tile % 2 ? 0 : 0x3C003C00, lower = 0x3C003C00 - upper;
+        if (ADDED == 2 || j % 2)
+          multiply(squares[tile / 2], make_uint4(upper, lower, upper, lower), some[tile][0],
+                   some[tile][1]);
       }
 #else
       if (ROTATED) squares[tile][0] += sum_of_squares(key);
@@ -756,7 +762,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
       const u8* slots = ring + stage * STAGE_BYTES + (member * CHUNK * KV_HEADS + head) * SLOT;
       // A lane has rows g and g + 8 and, of each tile, tokens 2 t and 2 t + 1.
       float scores[CHAINS][TILES][4] = {};
-      float squares[TILES][SQUARES] = {};
+      float squares[SQUARES_OF][SQUARES] = {};
       multiply_keys(centroids, operand, slots, scores, squares);
 #if SHARING == 1
       float key_factor[TILES];
@@ -786,7 +792,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
 #if SHARING > 1
         float key = 1.f;
         if (ROTATED)
-          key = from_half(*(const u16*)(slots + token * TOKEN + NORM)) * rsqrtf(squares[i / 2][i % 2]);
+          key = from_half(*(const u16*)(slots + token * TOKEN + NORM)) * rsqrtf(squares[i / 4][i % 4]);
 #else
         const float key = ROTATED ? __shfl_sync(~0u, key_factor[i / 2], (2 * t + i % 2) * 4) : 1.f;
 #endif
