@@ -68,6 +68,7 @@ TREATMENTS = {
     "v2-mtp-int4": Treatment(
         fp8_mode="online", lm_head="int8", mtp="required", mtp_weights="int4-fp8"
     ),
+    "v2-shared-int4": Treatment(lm_head="int8", mtp="required", shared_experts="int4"),
     "prebuilt": Treatment(fp8_mode="prebuilt", mtp="required", fp8_origin=SHARD_ORIGIN),
 }
 
