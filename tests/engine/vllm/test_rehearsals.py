@@ -148,18 +148,6 @@ def test_a_draft_layer_of_int4_and_fp8_changes_no_text_one_and_four_at_once(
     assert drafted["accepted_tokens"] > 0
 
 
-# tests/engine/inside/plugin_checks hold what is converted, test_int4_shared_experts what it says.
-@pytest.mark.slow
-def test_shared_experts_of_int4_draft_and_say_what_they_say_without(program: Program) -> None:
-    settings = ("checkpoint.shared_experts=int4", "checkpoint.fp8_dense.mode=off")
-    report = program.answer("rehearse", "v2", *(part for it in settings for part in ("--set", it)))
-    check_answers(report)
-    assert (report["fp8_layers"], report["lm_head"]) == (0, "int8")
-    assert report["shared_int4_layers"] == FP8_LAYERS
-    assert report["reference"] == SERVED_BEFORE, "no other treatment's text stands for this one's"
-    assert report["speculation"]["accepted_tokens"] > 0
-
-
 def four_at_once(report: dict[str, Any]) -> dict[str, str]:
     """Ask all prompts of a rehearsal at the same time; the text by prompt."""
     prompts = [answer["prompt"] for answer in report["answers"]]
@@ -180,6 +168,18 @@ def greedy_text(report: dict[str, Any], prompt: str) -> str:
     with urlopen(request, timeout=300) as response:
         text: str = json.load(response)["choices"][0]["text"]
         return text
+
+
+# tests/engine/inside/plugin_checks hold what is converted, test_int4_shared_experts what it says.
+@pytest.mark.slow
+def test_shared_experts_of_int4_draft_and_say_what_they_say_without(program: Program) -> None:
+    settings = ("checkpoint.shared_experts=int4", "checkpoint.fp8_dense.mode=off")
+    report = program.answer("rehearse", "v2", *(part for it in settings for part in ("--set", it)))
+    check_answers(report)
+    assert (report["fp8_layers"], report["lm_head"]) == (0, "int8")
+    assert report["shared_int4_layers"] == FP8_LAYERS
+    assert report["reference"] == SERVED_BEFORE, "no other treatment's text stands for this one's"
+    assert report["speculation"]["accepted_tokens"] > 0
 
 
 # tests/engine/inside/plugin_checks hold the arithmetic and the back end in every run.
