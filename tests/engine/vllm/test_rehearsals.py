@@ -180,6 +180,18 @@ def greedy_text(report: dict[str, Any], prompt: str) -> str:
         return text
 
 
+# tests/engine/inside/plugin_checks hold what is converted, test_int4_shared_experts what it says.
+@pytest.mark.slow
+def test_shared_experts_of_int4_draft_and_say_what_they_say_without(program: Program) -> None:
+    settings = ("checkpoint.shared_experts=int4", "checkpoint.fp8_dense.mode=off")
+    report = program.answer("rehearse", "v2", *(part for it in settings for part in ("--set", it)))
+    check_answers(report)
+    assert (report["fp8_layers"], report["lm_head"]) == (0, "int8")
+    assert report["shared_int4_layers"] == FP8_LAYERS
+    assert report["reference"] == SERVED_BEFORE, "no other treatment's text stands for this one's"
+    assert report["speculation"]["accepted_tokens"] > 0
+
+
 # tests/engine/inside/plugin_checks hold the arithmetic and the back end in every run.
 @pytest.mark.slow
 @pytest.mark.parametrize(

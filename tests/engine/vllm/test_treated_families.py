@@ -64,6 +64,7 @@ def random_checkpoint(folder: Path, family: str) -> Path:
     [
         ("llama", {"lm_head": "int8"}, 0),
         ("qwen3-next", {"lm_head": "int8", "fp8_dense": {"mode": "online"}}, 3 * 8),
+        ("qwen3-next", {"lm_head": "int8", "shared_experts": "int4"}, 0),
     ],
 )
 def test_another_family_is_treated_and_answers(
@@ -93,5 +94,6 @@ def test_another_family_is_treated_and_answers(
         stated = json.loads(overlay.read_text())["quantization_config"]["spark_hybrid"]
         assert (stated["base_method"], stated["lm_head"]) == ("none", "int8")
         assert stated["expected_fp8_layers"] == fp8_layers
+        assert ("shared_experts" in stated) is ("shared_experts" in checkpoint)
     finally:
         program.run("down", name)
