@@ -231,7 +231,10 @@ def _accumulated(exact, inputs, sums, ROWS: tl.constexpr):  # noqa: ANN001, ANN2
 @triton.jit
 def _store_logits(sums, scales, bias, logits, rows, vocab, row, word):  # noqa: ANN001, ANN202, PLR0913, PLR0917
     inside = word < vocab
-    result = sums * tl.load(scales + word, mask=inside, other=0.0)[:, None]
+    if scales is None:
+        result = sums
+    else:
+        result = sums * tl.load(scales + word, mask=inside, other=0.0)[:, None]
     if bias is not None:
         result += tl.load(bias + word, mask=inside, other=0.0).to(tl.float32)[:, None]
     target = logits + row.to(tl.int64)[None, :] * vocab + word[:, None]
