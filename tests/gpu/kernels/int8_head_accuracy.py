@@ -16,7 +16,9 @@ import torch
 
 PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
+from sparkdeploy_vllm.int4_head import quantize_head, unpack_head  # noqa: E402
 from sparkdeploy_vllm.kernels import int8_head as kernels  # noqa: E402
+from sparkdeploy_vllm.kernels.int4_head import int4_head  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head import compile_tiles, int8_head  # noqa: E402
 from sparkdeploy_vllm.kernels.int8_head_configs import GB10, shipped_for  # noqa: E402
 from sparkdeploy_vllm.maths import device_product, quantize_rows, row_chunks  # noqa: E402
@@ -88,6 +90,7 @@ def check_the_first_choice_agrees_with_bf16() -> None:
 def check_fp32_logits_are_nearer_to_fp64_than_bf16_ones() -> None:
     plain = weights(248_320, 3072)
     quantized, scales = quantize_rows(plain)
+    int4 = quantize_head(plain)
     told: dict[str, list[torch.Tensor]] = {}
     for x, stock, clear in clear_choices(plain, quantized, scales):
         truth = exact_logits(x, plain)
@@ -95,6 +98,7 @@ def check_fp32_logits_are_nearer_to_fp64_than_bf16_ones() -> None:
             "stock BF16": stock,
             "INT8, BF16 out": int8_head(x, quantized, scales, out_dtype=torch.bfloat16),
             "INT8, FP32 out": int8_head(x, quantized, scales),
+            "INT4, FP32 out": int4_head(x, *int4),
         }
         for name, logits in heads.items():
             parts = told.setdefault(name, [])
@@ -108,6 +112,18 @@ def check_fp32_logits_are_nearer_to_fp64_than_bf16_ones() -> None:
     assert exact[0].mean() < rounded[0].mean(), "KL"
     assert exact[1].sum() >= rounded[1].sum(), "first choices"
     assert exact[2].sum() < rounded[2].sum(), "ties"
+
+
+def check_int4_logits_are_the_exact_product_up_to_summation() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        for vocab, hidden in ((248_320, 3072), (12_345, 2048), (65, 128)):
+            head = quantize_head(weights(vocab, hidden).to(dtype))
+            exact_head = unpack_head(*head).double()
+            for rows in ROWS:
+                x = inputs(rows, hidden).to(dtype)
+                ours = int4_head(x, *head)
+                assert relative_error(ours, x.double() @ exact_head.T) < SUMMATION
+                assert all(torch.equal(int4_head(x, *head), ours) for _ in range(20))
 
 
 def say_figure(name: str, figure: torch.Tensor) -> None:

@@ -1,0 +1,117 @@
+"""Time the INT4 head beside the INT8 head and BF16 cuBLAS, and its tiles beside one another.
+
+`python tests/gpu/kernels/int4_head_bench.py [--rounds N] [--pause-ms N] [--sweep]` prints Markdown
+tables. Needs a CUDA GPU with 8 GB free, torch and Triton; vLLM is not needed. `--sweep` also times
+tiles that do not ship.
+"""
+
+# mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
+
+import argparse
+import itertools
+import sys
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+from int8_head_bench import Effort, median_ms, say
+from sparkdeploy_vllm.int4_head import quantize_head
+from sparkdeploy_vllm.kernels import int4_head as kernels
+from sparkdeploy_vllm.kernels.int8_head import compile_tiles, int8_head
+from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, tile_for
+from sparkdeploy_vllm.maths import quantize_rows
+
+VOCAB, HIDDEN = 248_320, 3072
+ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
+SWEPT_ROWS = (3, 16, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Two heads of each kind, so that no cache keeps one."""
+
+    plain: list[torch.Tensor]
+    int8: list[tuple[torch.Tensor, torch.Tensor]]
+    int4: list[tuple[torch.Tensor, torch.Tensor]]
+    target: torch.Tensor
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15, help="replays per figure (median)")
+    parser.add_argument("--pause-ms", type=float, default=10, help="rest before each replay")
+    parser.add_argument("--sweep", action="store_true", help="also time tiles that do not ship")
+    options = parser.parse_args()
+    effort = Effort(options.rounds, options.pause_ms)
+    card = torch.cuda.get_device_name()
+    say(f"card: {card}; torch {torch.__version__}; triton {triton.__version__}; {effort}")
+    turns = make_turns()
+    table(turns, effort)
+    if options.sweep:
+        sweep(turns, effort)
+    return 0
+
+
+def make_turns() -> Turns:
+    torch.manual_seed(0)
+    plain = [
+        torch.randn((VOCAB, HIDDEN), device="cuda", dtype=torch.bfloat16).mul_(0.02)
+        for _ in range(2)
+    ]
+    int8, int4 = [quantize_rows(one) for one in plain], [quantize_head(one) for one in plain]
+    compile_tiles(*int8[0], torch.bfloat16)
+    kernels.compile_tiles(*int4[0], torch.bfloat16)
+    return Turns(plain, int8, int4, torch.empty_like(int4[0][0]))
+
+
+def table(turns: Turns, effort: Effort) -> None:
+    """Print milliseconds by rows, and the share of the speed of a copy of the packed bytes."""
+    copy_ms, *_ = median_ms([lambda turn: turns.target.copy_(turns.int4[turn][0])], effort)
+    scale_bytes = 2 * turns.int4[0][1].numel()
+    floor_ms = copy_ms / 2 * (1 + scale_bytes / turns.target.numel())
+    say(f"\n{VOCAB} x {HIDDEN}, ms; INT4's floor with its scales is {floor_ms:.4f}\n")
+    say("| rows | INT4 | share of the floor's speed | INT8 | BF16 cuBLAS |")
+    say("|---|---|---|---|---|")
+    for rows in ROWS:
+        x = torch.randn(rows, HIDDEN, device="cuda").to(torch.bfloat16)
+        contenders = [
+            lambda turn, x=x: kernels.int4_head(x, *turns.int4[turn]),
+            lambda turn, x=x: int8_head(x, *turns.int8[turn]),
+            lambda turn, x=x: torch.nn.functional.linear(x, turns.plain[turn]),
+        ]
+        int4, int8, cublas = median_ms(contenders, effort)
+        say(f"| {rows} | {int4:.4f} | {floor_ms / int4:.3f} | {int8:.4f} | {cublas:.4f} |")
+
+
+def sweep(turns: Turns, effort: Effort) -> None:
+    """Print the times of tiles around those that ship, the fastest first."""
+    for rows in SWEPT_ROWS:
+        x = torch.randn(rows, HIDDEN, device="cuda").to(torch.bfloat16)
+        shipped = tile_for(kernels.TILES, rows)
+        timed = [(time_of(tile, x, turns, effort), tile) for tile in around(shipped)]
+        say(f"\n{rows} rows: {shipped} ships")
+        for ms, tile in sorted(timed, key=lambda one: one[0])[:8]:
+            say(f"  {ms:.4f}  vocab {tile.vocab}, warps {tile.warps}, stages {tile.stages}")
+
+
+def around(tile: HeadTile) -> list[HeadTile]:
+    sizes = itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 6))
+    return [
+        replace(tile, vocab=vocab, warps=warps, stages=stages) for vocab, warps, stages in sizes
+    ]
+
+
+def time_of(tile: HeadTile, x: torch.Tensor, turns: Turns, effort: Effort) -> float:
+    """Milliseconds; infinite where the card refuses the tile."""
+
+    def run(turn: int) -> None:
+        kernels.head_with_tile(tile, x, (*turns.int4[turn], None), torch.float32)
+
+    try:
+        return median_ms([run], replace(effort, rounds=5))[0]
+    except Exception:  # noqa: BLE001 - a compiler has many ways to refuse a tile
+        return float("inf")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
