@@ -19,18 +19,21 @@ _LOW = 2**BITS - 1
 
 
 def quantize_head(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise 16-bit [V, K] to packed uint8 [V, K / 2] and scales [V, K / 128], chunk by chunk.
+    """Quantise 16-bit [V, K] to packed uint8 [V, K / 2] and scales [K / 128, V], chunk by chunk.
+
+    Scales of neighbouring rows are neighbours: a kernel works on one group of many rows at a time.
 
     ConversionMismatchError names the first row that holds a NaN or an infinity.
     """
     vocab, hidden = weight.shape
     packed = weight.new_empty((vocab, hidden // 2), dtype=torch.uint8)
-    scales = weight.new_empty((vocab, hidden // INT4_GROUP))
+    scales = weight.new_empty((hidden // INT4_GROUP, vocab))
     for rows in row_chunks(weight):
-        codes, scales[rows] = fit_groups(weight[rows])
+        codes, steps = fit_groups(weight[rows])
+        scales[:, rows] = steps.t()
         packed[rows] = pack_halves(codes)
     # Once for all chunks: each look waits for the GPU.
-    damaged = torch.nonzero(~torch.isfinite(scales).all(dim=1))
+    damaged = torch.nonzero(~torch.isfinite(scales).all(dim=0))
     if damaged.numel():
         raise ConversionMismatchError(
             f"sparkdeploy: row {int(damaged[0])} of {vocab} of the LM head holds a value that is "
@@ -52,7 +55,7 @@ def unpack_head(packed: Tensor, scales: Tensor) -> Tensor:
     rows, half = packed.shape
     groups = packed.view(rows, half // HALF, 1, HALF)
     codes = torch.cat([groups & _LOW, groups >> BITS], dim=2).float().sub_(ZERO)
-    return codes.mul_(scales.float()[:, :, None, None]).view(rows, 2 * half)
+    return codes.mul_(scales.t().float()[:, :, None, None]).view(rows, 2 * half)
 
 
 def int4_linear(
@@ -72,8 +75,15 @@ def int4_linear(
     logits = x.new_empty((rows_in.shape[0], packed.shape[0]), dtype=out_dtype)
     product = linear_per_row if x.device.type == "cpu" else device_product
     for rows in row_chunks(packed):
-        part = product(rows_in, unpack_head(packed[rows], scales[rows]))
+        part = product(rows_in, unpack_head(packed[rows], scales[:, rows]))
         if bias is not None:
             part += bias[rows].float()
         logits[:, rows] = part.to(out_dtype)
     return logits.view(*x.shape[:-1], packed.shape[0])
+
+
+def gather_rows(ids: Tensor, packed: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows `ids` [...] of a head of `quantize_head` as `dtype` [..., K]."""
+    flat = ids.reshape(-1)
+    rows = unpack_head(packed[flat], scales[:, flat])
+    return rows.to(dtype).view(*ids.shape, rows.shape[1])

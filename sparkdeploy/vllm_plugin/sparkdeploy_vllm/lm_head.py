@@ -17,7 +17,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 
 from sparkdeploy_vllm.announce import announce, announce_once, warn_once
 from sparkdeploy_vllm.fp8_linear import replace_parameter
-from sparkdeploy_vllm.int4_head import int4_linear, quantize_head, unpack_head
+from sparkdeploy_vllm.int4_head import gather_rows, int4_linear, quantize_head
 from sparkdeploy_vllm.ledger import ConversionLedger
 from sparkdeploy_vllm.maths import dequantize_gather, int8_linear, quantize_rows
 from sparkdeploy_vllm.treatment import INT4_GROUP, METHOD_NAME, refuse_broken_groups
@@ -36,37 +36,50 @@ def logits_dtype(model_dtype: torch.dtype) -> torch.dtype:
     return model_dtype
 
 
-def int8_logits(layer: Module, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Logits [..., V] of a layer whose `weight` [V, K] is int8, by the kernel where it fits.
+@dataclass(frozen=True, slots=True)
+class HeadForm:
+    """What integers a head becomes, and how they are used where no kernel of ours runs."""
+
+    dtype: torch.dtype
+    """Of the matrix."""
+    quantize: Callable[[Tensor], tuple[Tensor, Tensor]]
+    """From a 16-bit [V, K] to the matrix and its scales."""
+    linear: Callable[..., Tensor]
+    gather: Callable[[Tensor, Tensor, Tensor, torch.dtype], Tensor]
+    group: int = 1
+    """Inputs that share a scale; a head's hidden size must be a multiple."""
+
+
+HEAD_FORMS = {
+    "int8": HeadForm(torch.int8, quantize_rows, int8_linear, dequantize_gather),
+    "int4": HeadForm(torch.uint8, quantize_head, int4_linear, gather_rows, group=INT4_GROUP),
+}
+"""By what `lm_head` may say in a checkpoint's block."""
+_FORM_OF = {form.dtype: form for form in HEAD_FORMS.values()}
+
+
+def integer_logits(layer: Module, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Logits [..., V] of a layer whose `weight` is of integers, by the kernel where it fits.
 
     In `layer.logits_dtype`, on every device and rank.
     """
     out_dtype = layer.logits_dtype
     if x.is_cuda:
-        from sparkdeploy_vllm.kernels import int8_head  # needs Triton
+        from sparkdeploy_vllm.kernels import head  # needs Triton
 
-        if int8_head.fits(x, layer.weight):
-            return int8_head.int8_head(
-                x, layer.weight, layer.weight_scale, bias, out_dtype=out_dtype
-            )
-    return int8_linear(x, layer.weight, layer.weight_scale, bias, out_dtype=out_dtype)
-
-
-def make_int8(layer: Module, weight: Tensor) -> None:
-    """Give `layer` int8 `weight` [V, K] and FP32 `weight_scale` [V]; its kernels are ready then."""
-    quantized, scales = quantize_rows(weight)
-    replace_parameter(layer, "weight", quantized)
-    replace_parameter(layer, "weight_scale", scales)
-    warm_up(layer)
+        if head.fits(x, layer.weight):
+            return head.head_logits(x, layer.weight, layer.weight_scale, bias, out_dtype=out_dtype)
+    linear = _FORM_OF[layer.weight.dtype].linear
+    return linear(x, layer.weight, layer.weight_scale, bias, out_dtype=out_dtype)
 
 
 def warm_up(layer: Module) -> None:
     """Choose tiles and compile them: while vLLM captures CUDA graphs it would be too late."""
     if not layer.weight.is_cuda:
         return
-    from sparkdeploy_vllm.kernels import int8_head  # needs Triton
+    from sparkdeploy_vllm.kernels import head  # needs Triton
 
-    choice = int8_head.prepare(
+    choice = head.prepare(
         layer.weight, layer.weight_scale, layer.params_dtype, out_dtype=layer.logits_dtype
     )
     if choice is None:
@@ -74,62 +87,6 @@ def warm_up(layer: Module) -> None:
     if choice.ignored:
         warn_once(f"sparkdeploy: {choice.ignored}")
     announce_once(choice.line)
-
-
-def make_int4(layer: Module, weight: Tensor) -> None:
-    """Give `layer` uint8 `weight` [V, K / 2] and 16-bit `weight_scale` [V, K / 128]."""
-    packed, scales = quantize_head(weight)
-    replace_parameter(layer, "weight", packed)
-    replace_parameter(layer, "weight_scale", scales)
-    if packed.is_cuda:
-        from sparkdeploy_vllm.kernels import int4_head  # needs Triton
-
-        # While vLLM captures CUDA graphs it would be too late.
-        int4_head.compile_tiles(packed, scales, layer.params_dtype, out_dtype=layer.logits_dtype)
-
-
-def int4_logits(layer: Module, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Logits [..., V] of a layer that `make_int4` made, in `layer.logits_dtype`."""
-    out_dtype = layer.logits_dtype
-    if x.is_cuda:
-        from sparkdeploy_vllm.kernels import int4_head  # needs Triton
-
-        if int4_head.fits(x, layer.weight):
-            return int4_head.int4_head(
-                x, layer.weight, layer.weight_scale, bias, out_dtype=out_dtype
-            )
-    return int4_linear(x, layer.weight, layer.weight_scale, bias, out_dtype=out_dtype)
-
-
-def int4_rows(layer: Module, ids: Tensor) -> Tensor:
-    """Rows `ids` [...] of the head as the model's dtype [..., K]."""
-    flat = ids.reshape(-1)
-    rows = unpack_head(layer.weight[flat], layer.weight_scale[flat])
-    return rows.to(layer.params_dtype).view(*ids.shape, rows.shape[1])
-
-
-def int8_rows(layer: Module, ids: Tensor) -> Tensor:
-    """Rows `ids` [...] of the head as the model's dtype [..., K]."""
-    return dequantize_gather(ids, layer.weight, layer.weight_scale, layer.params_dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class HeadForm:
-    """What integers a head becomes, and how it is used then."""
-
-    convert: Callable[[Module, Tensor], None]
-    """Given a layer and its 16-bit `weight` [V, K], replaces that one; kernels are ready then."""
-    logits: Callable[[Module, Tensor, Tensor | None], Tensor]
-    rows: Callable[[Module, Tensor], Tensor]
-    group: int = 1
-    """Inputs that share a scale; a head's hidden size must be a multiple."""
-
-
-HEAD_FORMS = {
-    "int8": HeadForm(make_int8, int8_logits, int8_rows),
-    "int4": HeadForm(make_int4, int4_logits, int4_rows, group=INT4_GROUP),
-}
-"""By what `lm_head` may say in a checkpoint's block."""
 
 
 class IntegerLMHeadMethod(QuantizeMethodBase):
@@ -155,16 +112,19 @@ class IntegerLMHeadMethod(QuantizeMethodBase):
     def process_weights_after_loading(self, layer: Module) -> None:
         if is_integer(layer.weight):  # processed twice
             return
-        self.form.convert(layer, layer.weight.data)
+        quantized, scales = self.form.quantize(layer.weight.data)
+        replace_parameter(layer, "weight", quantized)
+        replace_parameter(layer, "weight_scale", scales)
+        warm_up(layer)
         self.ledger.head_ready(self.name, dtype=self.dtype, announce=announce)
 
     def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self.form.logits(layer, x, bias)
+        return integer_logits(layer, x, bias)
 
     def embedding(self, layer: Module, input_: Tensor) -> Tensor:
         if not is_integer(layer.weight):
             return self.plain.embedding(layer, input_)
-        return self.form.rows(layer, input_)
+        return self.form.gather(input_, layer.weight, layer.weight_scale, layer.params_dtype)
 
 
 def is_integer(weight: Tensor) -> bool:

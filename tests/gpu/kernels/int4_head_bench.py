@@ -1,8 +1,8 @@
 """Time the INT4 head beside the INT8 head and BF16 cuBLAS, and its tiles beside one another.
 
-`python tests/gpu/kernels/int4_head_bench.py [--rounds N] [--pause-ms N] [--sweep]` prints Markdown
-tables. Needs a CUDA GPU with 8 GB free, torch and Triton; vLLM is not needed. `--sweep` also times
-tiles that do not ship.
+`python tests/gpu/kernels/int4_head_bench.py [--rounds N] [--pause-ms N] [--sweep ROWS...]`
+prints a Markdown table, or with `--sweep` tiles that do not ship by the time they take at so many
+rows. Needs a CUDA GPU with 10 GB free, torch and Triton; vLLM is not needed.
 """
 
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
@@ -16,14 +16,12 @@ import torch
 import triton
 from int8_head_bench import Effort, median_ms, say
 from sparkdeploy_vllm.int4_head import quantize_head
-from sparkdeploy_vllm.kernels import int4_head as kernels
-from sparkdeploy_vllm.kernels.int8_head import compile_tiles, int8_head
-from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, tile_for
+from sparkdeploy_vllm.kernels.head import compile_tiles, head_logits, head_with_tile
+from sparkdeploy_vllm.kernels.head_configs import HeadTile, shipped_for, tile_for
 from sparkdeploy_vllm.maths import quantize_rows
 
 VOCAB, HIDDEN = 248_320, 3072
 ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
-SWEPT_ROWS = (3, 16, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +38,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="replays per figure (median)")
     parser.add_argument("--pause-ms", type=float, default=10, help="rest before each replay")
-    parser.add_argument("--sweep", action="store_true", help="also time tiles that do not ship")
+    parser.add_argument(
+        "--sweep", type=int, nargs="*", default=[], metavar="ROWS", help="time other tiles too"
+    )
     options = parser.parse_args()
     effort = Effort(options.rounds, options.pause_ms)
     card = torch.cuda.get_device_name()
     say(f"card: {card}; torch {torch.__version__}; triton {triton.__version__}; {effort}")
     turns = make_turns()
-    table(turns, effort)
     if options.sweep:
-        sweep(turns, effort)
+        sweep(turns, options.sweep, effort)
+    else:
+        table(turns, effort)
     return 0
 
 
@@ -60,7 +61,7 @@ def make_turns() -> Turns:
     ]
     int8, int4 = [quantize_rows(one) for one in plain], [quantize_head(one) for one in plain]
     compile_tiles(*int8[0], torch.bfloat16)
-    kernels.compile_tiles(*int4[0], torch.bfloat16)
+    compile_tiles(*int4[0], torch.bfloat16)
     return Turns(plain, int8, int4, torch.empty_like(int4[0][0]))
 
 
@@ -70,34 +71,40 @@ def table(turns: Turns, effort: Effort) -> None:
     scale_bytes = 2 * turns.int4[0][1].numel()
     floor_ms = copy_ms / 2 * (1 + scale_bytes / turns.target.numel())
     say(f"\n{VOCAB} x {HIDDEN}, ms; INT4's floor with its scales is {floor_ms:.4f}\n")
-    say("| rows | INT4 | share of the floor's speed | INT8 | BF16 cuBLAS |")
-    say("|---|---|---|---|---|")
+    say("| rows | INT4 | share of the floor's speed | INT8 | INT8, BF16 out | BF16 cuBLAS |")
+    say("|---|---|---|---|---|---|")
     for rows in ROWS:
         x = torch.randn(rows, HIDDEN, device="cuda").to(torch.bfloat16)
         contenders = [
-            lambda turn, x=x: kernels.int4_head(x, *turns.int4[turn]),
-            lambda turn, x=x: int8_head(x, *turns.int8[turn]),
+            lambda turn, x=x: head_logits(x, *turns.int4[turn]),
+            lambda turn, x=x: head_logits(x, *turns.int8[turn]),
+            lambda turn, x=x: head_logits(x, *turns.int8[turn], out_dtype=torch.bfloat16),
             lambda turn, x=x: torch.nn.functional.linear(x, turns.plain[turn]),
         ]
-        int4, int8, cublas = median_ms(contenders, effort)
-        say(f"| {rows} | {int4:.4f} | {floor_ms / int4:.3f} | {int8:.4f} | {cublas:.4f} |")
+        int4, int8, rounded, cublas = median_ms(contenders, effort)
+        say(
+            f"| {rows} | {int4:.4f} | {floor_ms / int4:.3f} | {int8:.4f} | {rounded:.4f} | {cublas:.4f} |"
+        )
 
 
-def sweep(turns: Turns, effort: Effort) -> None:
+def sweep(turns: Turns, swept: list[int], effort: Effort) -> None:
     """Print the times of tiles around those that ship, the fastest first."""
-    for rows in SWEPT_ROWS:
+    for rows in swept:
         x = torch.randn(rows, HIDDEN, device="cuda").to(torch.bfloat16)
-        shipped = tile_for(kernels.TILES, rows)
+        shipped = tile_for(shipped_for(torch.cuda.get_device_capability(), "int4").tiles, rows)
         timed = [(time_of(tile, x, turns, effort), tile) for tile in around(shipped)]
         say(f"\n{rows} rows: {shipped} ships")
         for ms, tile in sorted(timed, key=lambda one: one[0])[:8]:
-            say(f"  {ms:.4f}  vocab {tile.vocab}, warps {tile.warps}, stages {tile.stages}")
+            say(
+                f"  {ms:.4f}  vocab {tile.vocab}, hidden {tile.hidden}, warps {tile.warps}, stages {tile.stages}"
+            )
 
 
 def around(tile: HeadTile) -> list[HeadTile]:
-    sizes = itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 6))
+    sizes = itertools.product((64, 128, 256), (128, 256), (4, 8), (3, 4))
     return [
-        replace(tile, vocab=vocab, warps=warps, stages=stages) for vocab, warps, stages in sizes
+        replace(tile, vocab=vocab, hidden=hidden, warps=warps, stages=stages)
+        for vocab, hidden, warps, stages in sizes
     ]
 
 
@@ -105,7 +112,7 @@ def time_of(tile: HeadTile, x: torch.Tensor, turns: Turns, effort: Effort) -> fl
     """Milliseconds; infinite where the card refuses the tile."""
 
     def run(turn: int) -> None:
-        kernels.head_with_tile(tile, x, (*turns.int4[turn], None), torch.float32)
+        head_with_tile(tile, x, (*turns.int4[turn], None), torch.float32)
 
     try:
         return median_ms([run], replace(effort, rounds=5))[0]

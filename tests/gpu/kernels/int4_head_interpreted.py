@@ -17,10 +17,11 @@ PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
 import torch  # noqa: E402
 import triton  # noqa: E402
-import triton.language as tl  # noqa: E402, F401 - the interpreter looks for it in each file
+import triton.language as tl  # noqa: E402 - the interpreter looks for it in each file
 from sparkdeploy_vllm.int4_head import int4_linear, quantize_head, unpack_head  # noqa: E402
+from sparkdeploy_vllm.kernels import head  # noqa: E402
 from sparkdeploy_vllm.kernels import int4_head as kernels  # noqa: E402
-from sparkdeploy_vllm.kernels import int8_head  # noqa: E402
+from sparkdeploy_vllm.kernels.head_configs import shipped_for  # noqa: E402
 
 HEADS = ((200, 512), (130, 256), (7, 128), (65, 3072))
 """Vocabularies and hidden sizes; most fill no tile."""
@@ -29,26 +30,31 @@ DTYPE = torch.float16
 """The interpreter of Triton 3.6 multiplies the bits of BF16 as if they were integers."""
 
 
+TILES = shipped_for((12, 1), "int4").tiles
+
+
 @triton.jit
-def _as_it_is(product):  # noqa: ANN001, ANN202
-    return product
+def _plain_values(pairs, dtype: tl.constexpr):  # noqa: ANN001, ANN202
+    low = (pairs & 15).to(tl.int32) - 8
+    high = (pairs >> 4).to(tl.int32) - 8
+    return low.to(dtype), high.to(dtype)
 
 
 def main() -> int:
     """1 when a tile's logits are not the product, or depend on how the input lies."""
     generator = torch.Generator().manual_seed(4)
     wrong = 0
-    with mock.patch.object(int8_head, "_finished", _as_it_is):
+    with mock.patch.object(kernels, "_values", _plain_values):
         for vocab, hidden in HEADS:
-            head = quantize_head(torch.randn(vocab, hidden, generator=generator).to(DTYPE))
+            matrix = quantize_head(torch.randn(vocab, hidden, generator=generator).to(DTYPE))
             bias = torch.randn(vocab, generator=generator)
-            for tile in kernels.TILES:
+            for tile in TILES:
                 for rows in (1, tile.rows, tile.rows + 1):
                     wide = torch.randn(2 * rows, 3 * hidden, generator=generator).to(DTYPE)
                     x = wide[::2, hidden : 2 * hidden]
-                    got = kernels.head_with_tile(tile, x, (*head, bias), torch.float32)
-                    wrong += not right(got, x, head, bias)
-    sys.stdout.write(f"{len(HEADS)} heads, {len(kernels.TILES)} tiles, {wrong} wrong\n")
+                    got = head.head_with_tile(tile, x, (*matrix, bias), torch.float32)
+                    wrong += not right(got, x, matrix, bias)
+    sys.stdout.write(f"{len(HEADS)} heads, {len(TILES)} tiles, {wrong} wrong\n")
     return int(wrong > 0)
 
 

@@ -217,7 +217,7 @@ def check_the_log_says_once_where_the_head_s_tiles_are_from() -> None:
         tuned_path(key, Path(name)).write_text("{")
         choice = choose_tiles(key, Path(name))
     # The kernels need Triton and a card, the choice of their tiles neither.
-    kernels = ModuleType("sparkdeploy_vllm.kernels.int8_head")
+    kernels = ModuleType("sparkdeploy_vllm.kernels.head")
     asked = mock.Mock(return_value=choice)
     kernels.prepare = asked  # type: ignore[attr-defined]
     layer = SimpleNamespace(
