@@ -1,7 +1,7 @@
 """Tune the kernels' tiles on this machine's card: `python -m sparkdeploy_vllm.tune_head`.
 
-The LM head's (INT8 or INT4), and those of attention where the cache is TurboQuant. For the model that the
-container serves, unless another one is named. Some minutes, once per card and shape, with nothing
+Those of an INT8 or INT4 LM head, and of attention where the cache is TurboQuant. For the model that
+the container serves, unless another one is named. Some minutes, once per card and shape, with nothing
 else at work on the card. Each tile is held against the exact result before it is timed. What is
 found goes into the cache folder, where the next start of vLLM finds it. Exit code 0 when all is
 written, 1 when something is not.

@@ -95,9 +95,8 @@ def sweep(turns: Turns, swept: list[int], effort: Effort) -> None:
         timed = [(time_of(tile, x, turns, effort), tile) for tile in around(shipped)]
         say(f"\n{rows} rows: {shipped} ships")
         for ms, tile in sorted(timed, key=lambda one: one[0])[:8]:
-            say(
-                f"  {ms:.4f}  vocab {tile.vocab}, hidden {tile.hidden}, warps {tile.warps}, stages {tile.stages}"
-            )
+            sizes = f"{tile.rows}x{tile.vocab}x{tile.hidden}"
+            say(f"  {ms:.4f}  {sizes}, {tile.warps} warps, {tile.stages} stages")
 
 
 def around(tile: HeadTile) -> list[HeadTile]:

@@ -17,6 +17,7 @@ import torch
 PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
 from sparkdeploy_vllm.int4_head import quantize_head, unpack_head  # noqa: E402
+from sparkdeploy_vllm.kernels import int4_head as int4_kernels  # noqa: E402
 from sparkdeploy_vllm.kernels import int8_head as kernels  # noqa: E402
 from sparkdeploy_vllm.kernels.head import compile_tiles, head_logits  # noqa: E402
 from sparkdeploy_vllm.kernels.head_configs import GB10, shipped_for  # noqa: E402
@@ -123,6 +124,32 @@ def check_int4_logits_are_the_exact_product_up_to_summation() -> None:
                 ours = head_logits(x, *head)
                 assert relative_error(ours, x.double() @ exact_head.T) < SUMMATION
                 assert all(torch.equal(head_logits(x, *head), ours) for _ in range(20))
+
+
+def check_int4_strides_tails_and_biases_are_followed_and_graphs_agree() -> None:
+    for vocab, hidden in ((12_345, 3072), (65, 256), (7, 128)):
+        head = quantize_head(weights(vocab, hidden))
+        bias = torch.randn(vocab, device="cuda").bfloat16()
+        compile_tiles(*head, torch.bfloat16, bias)
+        for rows in ROWS:
+            x = inputs(2 * rows, 3 * hidden)[::2, hidden : 2 * hidden]
+            exact = x.double() @ unpack_head(*head).double().T + bias
+            assert relative_error(head_logits(x, *head, bias), exact) < SUMMATION
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                logits = head_logits(x, *head, bias)
+            graph.replay()
+            assert torch.equal(logits, head_logits(x, *head, bias))
+
+
+def check_an_int4_row_does_not_depend_on_the_other_rows() -> None:
+    head = quantize_head(weights(12_345, 3072))
+    for tile in shipped_for(torch.cuda.get_device_capability(), "int4").tiles:
+        x = inputs(tile.rows, 3072)
+        whole = head_logits(x, *head)
+        others = x.clone()
+        others[1:] = float("nan")
+        assert torch.equal(head_logits(others, *head)[0], whole[0])
 
 
 def say_figure(name: str, figure: torch.Tensor) -> None:
@@ -275,9 +302,10 @@ def check_repeated_calls_agree_bit_for_bit() -> None:
 def check_tensor_cores_have_read_their_registers_before_the_next_step() -> None:
     quantized, scales = quantize_rows(weights(1000, 3072))
     compile_tiles(quantized, scales, torch.bfloat16)
+    compile_tiles(*quantize_head(weights(1000, 3072)), torch.bfloat16)
     texts = [
         compiled.asm["ttgir"]
-        for kernel in (kernels._gathered, kernels._streamed)
+        for kernel in (kernels._gathered, kernels._streamed, int4_kernels._packed)
         for compiled in kernel.device_caches[torch.cuda.current_device()][0].values()
     ]
     assert texts

@@ -1,4 +1,4 @@
-"""The tuned tiles of an INT8 or INT4 head in the cache folder: what they are for, and which can be true."""
+"""Tuned tiles of INT8 and INT4 heads in the cache folder: what they are for, which can be true."""
 
 import os
 from collections.abc import Mapping, Sequence
