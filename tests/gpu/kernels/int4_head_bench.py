@@ -82,9 +82,8 @@ def table(turns: Turns, effort: Effort) -> None:
             lambda turn, x=x: torch.nn.functional.linear(x, turns.plain[turn]),
         ]
         int4, int8, rounded, cublas = median_ms(contenders, effort)
-        say(
-            f"| {rows} | {int4:.4f} | {floor_ms / int4:.3f} | {int8:.4f} | {rounded:.4f} | {cublas:.4f} |"
-        )
+        others = " | ".join(f"{ms:.4f}" for ms in (int8, rounded, cublas))
+        say(f"| {rows} | {int4:.4f} | {floor_ms / int4:.3f} | {others} |")
 
 
 def sweep(turns: Turns, swept: list[int], effort: Effort) -> None:

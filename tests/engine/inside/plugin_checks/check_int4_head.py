@@ -1,9 +1,12 @@
 """The INT4 head: its packing, its conversion's error, and through vLLM's logits processor."""
 
+from collections.abc import Callable
+
 import torch
 from check_vllm_hooks import _config, _head, _load, _one_rank, _process, _vllm_log
 from sparkdeploy_vllm.int4_head import gather_rows, int4_linear, quantize_head, unpack_head
 from sparkdeploy_vllm.ledger import ConversionMismatchError
+from sparkdeploy_vllm.treatment import refuse_broken_groups
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
 
@@ -42,12 +45,7 @@ def check_logits_are_fp32_and_the_product() -> None:
 def check_a_damaged_row_is_named() -> None:
     weight = torch.randn(10, 128).bfloat16()
     weight[4, 9] = float("nan")
-    try:
-        quantize_head(weight)
-    except ConversionMismatchError as error:
-        assert "row 4 of 10" in str(error)
-    else:
-        raise AssertionError("a NaN was converted")
+    assert "row 4 of 10" in _refusal(ConversionMismatchError, lambda: quantize_head(weight))
 
 
 def check_vllm_makes_converts_and_asks_an_int4_head() -> None:
@@ -68,11 +66,15 @@ def check_vllm_makes_converts_and_asks_an_int4_head() -> None:
 
 
 def check_a_hidden_size_that_groups_do_not_divide_is_refused() -> None:
-    from sparkdeploy_vllm.treatment import refuse_broken_groups
+    said = _refusal(
+        ValueError, lambda: refuse_broken_groups("lm_head", 192, 128, setting="lm_head")
+    )
+    assert "checkpoint.lm_head" in said
 
+
+def _refusal(kind: type[Exception], act: Callable[[], object]) -> str:
     try:
-        refuse_broken_groups("lm_head", 192, 128, setting="lm_head")
-    except ValueError as error:
-        assert "checkpoint.lm_head" in str(error)
-    else:
-        raise AssertionError("a broken group was taken")
+        act()
+    except kind as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
