@@ -2,9 +2,9 @@
 
 Those of an INT8 or INT4 LM head, and of attention where the cache is TurboQuant. For the model that
 the container serves, unless another one is named. Some minutes, once per card and shape, with
-nothing else at work on the card. Each tile is held against the exact result before it is timed. What is
-found goes into the cache folder, where the next start of vLLM finds it. Exit code 0 when all is
-written, 1 when something is not.
+nothing else at work on the card. Each tile is held against the exact result before it is timed.
+What is found goes into the cache folder, where the next start of vLLM finds it. Exit code 0 when
+all is written, 1 when something is not.
 """
 
 import argparse
