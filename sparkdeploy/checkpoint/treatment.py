@@ -79,8 +79,13 @@ def unfit(config: Mapping[str, Any], treatment: Treatment) -> Iterator[str]:
         yield f"FP8 is for shared experts (checkpoint.fp8_dense), and a {kind} model has none"
     if treatment.shared_experts == "int4":
         yield from _unfit_for_int4(sizes, kind)
-    if sizes.ties_embeddings and (treatment.lm_head == "int8" or treatment.draft_rows):
-        yield "its LM head is its embeddings (tie_word_embeddings), so there is no INT8 head"
+    if sizes.ties_embeddings and (treatment.lm_head != "bf16" or treatment.draft_rows):
+        yield "its LM head is its embeddings (tie_word_embeddings), so none can be converted"
+    if treatment.lm_head == "int4" and sizes.hidden % GROUP:
+        yield (
+            f"checkpoint.lm_head: int4 has groups of {GROUP} inputs, which do not divide its "
+            f"hidden size of {sizes.hidden}"
+        )
     if treatment.draft_rows and not sizes.mtp_layers:
         yield "a draft head belongs to a draft layer, and it has none"
     if treatment.mtp_weights != "bf16" and not sizes.mtp_layers:
@@ -128,7 +133,7 @@ def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
         fp8_layer_count = _check_shared_experts(source, sizes, tensors)
     if treatment.shared_experts == "int4":
         shared_int4_count = _check_shared_experts(source, sizes, tensors)
-    if treatment.lm_head == "int8" or treatment.draft_rows:
+    if treatment.lm_head != "bf16" or treatment.draft_rows:
         if sizes.ties_embeddings or "lm_head.weight" not in tensors:
             raise CheckpointError(
                 f"{source.name} has no lm_head.weight of its own to convert.",

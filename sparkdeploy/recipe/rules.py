@@ -263,7 +263,7 @@ def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     for path, is_wanted, feature in (
         ("serve.kv_cache_dtype", is_turboquant, features.TURBOQUANT_HYBRID),
         ("serve.speculative", is_turboquant and speculative, features.TURBOQUANT_SPECULATION),
-        ("checkpoint.lm_head", checkpoint.lm_head == "int8", features.LM_HEAD_METHOD),
+        ("checkpoint.lm_head", checkpoint.lm_head != "bf16", features.LM_HEAD_METHOD),
         ("checkpoint.draft_lm_head", checkpoint.draft_lm_head, features.LM_HEAD_METHOD),
         ("checkpoint.mtp_weights", checkpoint.mtp_weights != "bf16", features.DRAFT_LAYER),
         ("checkpoint.shared_experts", is_shared_int4, features.SHARED_INT4),

@@ -203,7 +203,7 @@ def tuned_shape(resolved: Resolved) -> tuple[object, ...] | None:
     """Return what decides which kernels' tiles can be timed on this card, None for none."""
     recipe = resolved.recipe
     checkpoint, serve = recipe.checkpoint, recipe.serve
-    head = (checkpoint.lm_head == "int8", checkpoint.draft_lm_head)
+    head = ("" if checkpoint.lm_head == "bf16" else checkpoint.lm_head, checkpoint.draft_lm_head)
     has_attention = serve.kv_cache_dtype.startswith("turboquant")
     if resolved.engine.runs_on != "cuda" or not (any(head) or has_attention):
         return None

@@ -24,7 +24,7 @@ from sparkdeploy_vllm.dealt_rows import (
     without_filling,
 )
 from sparkdeploy_vllm.fp8_linear import replace_parameter
-from sparkdeploy_vllm.lm_head import int8_logits, logits_dtype, warm_up
+from sparkdeploy_vllm.lm_head import integer_logits, logits_dtype, warm_up
 from sparkdeploy_vllm.treatment import DraftHead
 
 
@@ -70,8 +70,8 @@ class DraftHeadMethod(QuantizeMethodBase):
         if is_dealt(layer):
             if bias is not None:
                 raise NotImplementedError("sparkdeploy: a draft head over ranks takes no bias")
-            return int8_logits(layer, x, None)
-        drafted = int8_logits(layer, x, None if bias is None else bias[layer.rows])
+            return integer_logits(layer, x, None)
+        drafted = integer_logits(layer, x, None if bias is None else bias[layer.rows])
         logits = drafted.new_full((*x.shape[:-1], layer.all_rows), NEVER)
         return logits.index_copy_(-1, layer.rows, drafted)
 

@@ -289,7 +289,7 @@ STAND_INS = (
             harmless=_HEAD_METHODS,
         )
         for ours in (
-            ("sparkdeploy_vllm.lm_head", "Int8LMHeadMethod"),
+            ("sparkdeploy_vllm.lm_head", "IntegerLMHeadMethod"),
             ("sparkdeploy_vllm.draft_head", "DraftHeadMethod"),
         )
     ),

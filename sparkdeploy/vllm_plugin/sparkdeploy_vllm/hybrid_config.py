@@ -22,7 +22,12 @@ from sparkdeploy_vllm.fp8_checkpoint import checkpoint_linear_method
 from sparkdeploy_vllm.fp8_linear import LedgerEntry, fp8_linear_method, tell_when_weights_are_there
 from sparkdeploy_vllm.int4_linear import shared_expert_method
 from sparkdeploy_vllm.ledger import ConversionLedger, DraftLedger
-from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, ReportingLMHeadMethod, replace_layer
+from sparkdeploy_vllm.lm_head import (
+    HEAD_FORMS,
+    IntegerLMHeadMethod,
+    ReportingLMHeadMethod,
+    replace_layer,
+)
 from sparkdeploy_vllm.releases import TARGETS_SINCE, installed_version, release_of
 from sparkdeploy_vllm.treatment import (
     BLOCK_KEY,
@@ -86,7 +91,7 @@ class SparkHybridConfig(INCConfig):
         made.treatment = treatment
         made.ledger = ConversionLedger(
             expected_fp8_modules=treatment.expected_fp8_layers,
-            int8_head_wanted=treatment.int8_lm_head,
+            head_wanted=treatment.lm_head,
         )
         if treatment.shared_experts is not None:
             made.ledger.expected_int4_modules = treatment.shared_experts.int4_layers
@@ -176,8 +181,8 @@ class SparkHybridConfig(INCConfig):
             replace_layer(LogitsProcessor, SparkLogitsProcessor)
             return draft_head_method(self.treatment.draft_head, layer.org_vocab_size)
         self._note_launch()
-        if self.treatment.int8_lm_head:
-            return Int8LMHeadMethod(self.ledger, prefix)
+        if self.treatment.lm_head in HEAD_FORMS:
+            return IntegerLMHeadMethod(self.treatment.lm_head, self.ledger, prefix)
         method = self._base_method(layer, prefix)
         if method is None or isinstance(
             method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod

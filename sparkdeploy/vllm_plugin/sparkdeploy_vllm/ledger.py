@@ -32,10 +32,12 @@ class ConversionLedger:
     """
 
     expected_fp8_modules: int | None
-    int8_head_wanted: bool
+    head_wanted: str = "bf16"
+    """`int8` or `int4`; `bf16` asks for none."""
     whole_model: bool = True
     fp8_modules: int = 0
-    int8_heads: int = 0
+    heads: set[str] = field(default_factory=set)
+    """What heads were made of, but for `bf16`."""
     closed: bool = False
     _open: dict[str, None] = field(default_factory=dict)
     """Layers that are not converted yet; none once the books are closed."""
@@ -57,9 +59,9 @@ class ConversionLedger:
             self.int4_modules += modules
             self._settle(name, announce)
 
-    def head_ready(self, name: str, *, is_int8: bool, announce: Callable[[str], None]) -> None:
+    def head_ready(self, name: str, *, dtype: str, announce: Callable[[str], None]) -> None:
         if name in self._open:
-            self.int8_heads += is_int8
+            self.heads |= {dtype} - {"bf16"}
             self._settle(name, announce)
 
     def weights_there(self, *, announce: Callable[[str], None]) -> None:
@@ -88,7 +90,7 @@ class ConversionLedger:
         self.closed = True
         if self.whole_model:
             self._compare()
-        head = "int8" if self.int8_heads else "bf16"
+        head = "+".join(sorted(self.heads)) or "bf16"
         line = f"sparkdeploy: spark-hybrid active: fp8={self.fp8_modules} layers, lm_head={head}"
         if self.int4_modules:
             line += f", int4={self.int4_modules} layers of shared experts"
@@ -106,10 +108,10 @@ class ConversionLedger:
                 f"shared experts to become INT4, {self.int4_modules} did; this vLLM names or fuses "
                 "them differently"
             )
-        if self.int8_head_wanted and not self.int8_heads:
+        if self.head_wanted != "bf16" and not self.heads:
             raise ConversionMismatchError(
-                "sparkdeploy: the checkpoint asks for an INT8 LM head, but this vLLM never asked "
-                "the plugin for one (tied embeddings?)"
+                f"sparkdeploy: the checkpoint asks for an {self.head_wanted.upper()} LM head, but "
+                "this vLLM never asked the plugin for one (tied embeddings?)"
             )
 
 

@@ -1,5 +1,7 @@
-"""The LM head: its quantisation methods, INT8 and BF16 that only reports itself, and its layer."""
+"""The LM head: as integers, as BF16 that only reports itself, and the layer that vLLM makes."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,13 +17,14 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 
 from sparkdeploy_vllm.announce import announce, announce_once, warn_once
 from sparkdeploy_vllm.fp8_linear import replace_parameter
+from sparkdeploy_vllm.int4_head import gather_rows, int4_linear, quantize_head
 from sparkdeploy_vllm.ledger import ConversionLedger
 from sparkdeploy_vllm.maths import dequantize_gather, int8_linear, quantize_rows
-from sparkdeploy_vllm.treatment import METHOD_NAME
+from sparkdeploy_vllm.treatment import INT4_GROUP, METHOD_NAME, refuse_broken_groups
 
 
 def logits_dtype(model_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of an INT8 head's logits: FP32, which is what they are summed in.
+    """The dtype of an integer head's logits: FP32, which is what they are summed in.
 
     The model's own where drafts are drawn by chance: vLLM keeps such drafts' logits in a buffer of
     the model's dtype and asserts that they come in it (`gumbel_sample` of 0.33), and a draft may
@@ -33,37 +36,50 @@ def logits_dtype(model_dtype: torch.dtype) -> torch.dtype:
     return model_dtype
 
 
-def int8_logits(layer: Module, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Logits [..., V] of a layer whose `weight` [V, K] is int8, by the kernel where it fits.
+@dataclass(frozen=True, slots=True)
+class HeadForm:
+    """What integers a head becomes, and how they are used where no kernel of ours runs."""
+
+    dtype: torch.dtype
+    """Of the matrix."""
+    quantize: Callable[[Tensor], tuple[Tensor, Tensor]]
+    """From a 16-bit [V, K] to the matrix and its scales."""
+    linear: Callable[..., Tensor]
+    gather: Callable[[Tensor, Tensor, Tensor, torch.dtype], Tensor]
+    group: int = 1
+    """Inputs that share a scale; a head's hidden size must be a multiple."""
+
+
+HEAD_FORMS = {
+    "int8": HeadForm(torch.int8, quantize_rows, int8_linear, dequantize_gather),
+    "int4": HeadForm(torch.uint8, quantize_head, int4_linear, gather_rows, group=INT4_GROUP),
+}
+"""By what `lm_head` may say in a checkpoint's block."""
+_FORM_OF = {form.dtype: form for form in HEAD_FORMS.values()}
+
+
+def integer_logits(layer: Module, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Logits [..., V] of a layer whose `weight` is of integers, by the kernel where it fits.
 
     In `layer.logits_dtype`, on every device and rank.
     """
     out_dtype = layer.logits_dtype
     if x.is_cuda:
-        from sparkdeploy_vllm.kernels import int8_head  # needs Triton
+        from sparkdeploy_vllm.kernels import head  # needs Triton
 
-        if int8_head.fits(x, layer.weight):
-            return int8_head.int8_head(
-                x, layer.weight, layer.weight_scale, bias, out_dtype=out_dtype
-            )
-    return int8_linear(x, layer.weight, layer.weight_scale, bias, out_dtype=out_dtype)
-
-
-def make_int8(layer: Module, weight: Tensor) -> None:
-    """Give `layer` int8 `weight` [V, K] and FP32 `weight_scale` [V]; its kernels are ready then."""
-    quantized, scales = quantize_rows(weight)
-    replace_parameter(layer, "weight", quantized)
-    replace_parameter(layer, "weight_scale", scales)
-    warm_up(layer)
+        if head.fits(x, layer.weight):
+            return head.head_logits(x, layer.weight, layer.weight_scale, bias, out_dtype=out_dtype)
+    linear = _FORM_OF[layer.weight.dtype].linear
+    return linear(x, layer.weight, layer.weight_scale, bias, out_dtype=out_dtype)
 
 
 def warm_up(layer: Module) -> None:
     """Choose tiles and compile them: while vLLM captures CUDA graphs it would be too late."""
     if not layer.weight.is_cuda:
         return
-    from sparkdeploy_vllm.kernels import int8_head  # needs Triton
+    from sparkdeploy_vllm.kernels import head  # needs Triton
 
-    choice = int8_head.prepare(
+    choice = head.prepare(
         layer.weight, layer.weight_scale, layer.params_dtype, out_dtype=layer.logits_dtype
     )
     if choice is None:
@@ -73,37 +89,46 @@ def warm_up(layer: Module) -> None:
     announce_once(choice.line)
 
 
-class Int8LMHeadMethod(QuantizeMethodBase):
-    """INT8 rows with FP32 scales; sharding, padding and gathering stay vLLM's.
+class IntegerLMHeadMethod(QuantizeMethodBase):
+    """A head of INT8 or INT4; sharding, padding and gathering stay vLLM's.
 
     Converts while weights are processed, before memory is profiled. `weight` stays the name of
-    the (now int8) matrix; a matrix shared with the embedding is copied, never overwritten. A
-    draft model that shares the target's head module shares the INT8 copy.
+    the (now integer) matrix; a matrix shared with the embedding is copied, never overwritten. A
+    draft model that shares the target's head module shares the integers.
     """
 
-    def __init__(self, ledger: ConversionLedger, name: str) -> None:
+    def __init__(self, dtype: str, ledger: ConversionLedger, name: str) -> None:
+        self.dtype, self.form = dtype, HEAD_FORMS[dtype]
         self.ledger = ledger
         self.name = name
         self.plain = UnquantizedEmbeddingMethod()
 
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
         self.plain.create_weights(layer, *weight_args, **extra_weight_attrs)
+        refuse_broken_groups(self.name, layer.weight.shape[1], self.form.group, setting="lm_head")
         layer.logits_dtype = logits_dtype(layer.weight.dtype)
         self.ledger.layer_created(self.name)
 
     def process_weights_after_loading(self, layer: Module) -> None:
-        if layer.weight.dtype == torch.int8:  # processed twice
+        if is_integer(layer.weight):  # processed twice
             return
-        make_int8(layer, layer.weight.data)
-        self.ledger.head_ready(self.name, is_int8=True, announce=announce)
+        quantized, scales = self.form.quantize(layer.weight.data)
+        replace_parameter(layer, "weight", quantized)
+        replace_parameter(layer, "weight_scale", scales)
+        warm_up(layer)
+        self.ledger.head_ready(self.name, dtype=self.dtype, announce=announce)
 
     def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return int8_logits(layer, x, bias)
+        return integer_logits(layer, x, bias)
 
     def embedding(self, layer: Module, input_: Tensor) -> Tensor:
-        if layer.weight.dtype != torch.int8:
+        if not is_integer(layer.weight):
             return self.plain.embedding(layer, input_)
-        return dequantize_gather(input_, layer.weight, layer.weight_scale, layer.params_dtype)
+        return self.form.gather(input_, layer.weight, layer.weight_scale, layer.params_dtype)
+
+
+def is_integer(weight: Tensor) -> bool:
+    return not weight.dtype.is_floating_point
 
 
 class ReportingLMHeadMethod(UnquantizedEmbeddingMethod):
@@ -120,7 +145,7 @@ class ReportingLMHeadMethod(UnquantizedEmbeddingMethod):
 
     def process_weights_after_loading(self, layer: Module) -> None:
         super().process_weights_after_loading(layer)
-        self.ledger.head_ready(self.name, is_int8=False, announce=announce)
+        self.ledger.head_ready(self.name, dtype="bf16", announce=announce)
 
 
 class SparkLMHead(ParallelLMHead):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from sparkdeploy_vllm.treatment import BLOCK_KEY
 from sparkdeploy_vllm.turboquant_format import BITS
@@ -55,18 +55,28 @@ def served(command: bytes) -> Served:
     )
 
 
-def head_shapes(config: Mapping[str, Any], *, ranks: int) -> list[tuple[int, int]]:
-    """Return [V, K] of the INT8 matrices that one of `ranks` ranks holds, from config.json.
+class HeadShape(NamedTuple):
+    """A head's matrix as one rank has it."""
+
+    vocab: int
+    hidden: int
+    weights: Literal["int8", "int4"] = "int8"
+
+
+def head_shapes(config: Mapping[str, Any], *, ranks: int) -> list[HeadShape]:
+    """Return the heads' matrices that one of `ranks` ranks holds, from config.json.
 
     The draft model's own head is among them, or a rank's share of it. ValueError when the config
     names no sizes.
     """
     vocab, hidden = _sizes(config, "vocab_size", "hidden_size")
     padded = -(-vocab // VOCABULARY_PADDING) * VOCABULARY_PADDING
-    shapes = [(padded // ranks, hidden)]
-    draft = config.get("quantization_config", {}).get(BLOCK_KEY, {}).get("draft_lm_head")
+    block = config.get("quantization_config", {}).get(BLOCK_KEY, {})
+    weights = "int4" if block.get("lm_head") == "int4" else "int8"
+    shapes = [HeadShape(padded // ranks, hidden, weights)]
+    draft = block.get("draft_lm_head")
     if draft:
-        shapes.append((-(-int(draft["rows"]) // ranks), hidden))
+        shapes.append(HeadShape(-(-int(draft["rows"]) // ranks), hidden))
     return shapes
 
 

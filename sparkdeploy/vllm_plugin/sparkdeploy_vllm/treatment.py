@@ -9,6 +9,7 @@ BLOCK_KEY = "spark_hybrid"
 PLAIN = "none"
 """The base of a checkpoint of 16 bits: what no treatment names stays as it is."""
 SUPPORTED_BASE_METHODS = ("auto-round", PLAIN)
+LM_HEADS = ("bf16", "int8", "int4")
 FP8_MODES = ("online", "prebuilt", "finished")
 """Made while loading; beside the BF16 weights; in the place of the BF16 weights."""
 
@@ -103,7 +104,8 @@ class HybridTreatment:
     base_method: str
     fp8_mode: str | None
     """One of FP8_MODES, or None when nothing is FP8."""
-    int8_lm_head: bool
+    lm_head: str
+    """One of LM_HEADS."""
     expected_fp8_layers: int | None
     """Modules of the checkpoint (gate, up and down are three); None when it does not say."""
     draft_head: DraftHead | None
@@ -122,8 +124,9 @@ class HybridTreatment:
             known = ", ".join(SUPPORTED_BASE_METHODS)
             raise ValueError(f"{BLOCK_KEY}.base_method is {base!r}; this plugin builds on {known}")
         head = block.get("lm_head", "bf16")
-        if head not in ("bf16", "int8"):
-            raise ValueError(f"{BLOCK_KEY}.lm_head is {head!r}; this plugin knows bf16 and int8")
+        if head not in LM_HEADS:
+            known = ", ".join(LM_HEADS)
+            raise ValueError(f"{BLOCK_KEY}.lm_head is {head!r}; this plugin knows {known}")
         expected = block.get("expected_fp8_layers")
         fp8_mode = _fp8_mode(block.get("fp8"))
         shared_experts = SharedExperts.from_block(block.get("shared_experts"))
@@ -132,7 +135,7 @@ class HybridTreatment:
         return cls(
             base_method=str(base),
             fp8_mode=fp8_mode,
-            int8_lm_head=head == "int8",
+            lm_head=str(head),
             expected_fp8_layers=None if expected is None else int(str(expected)),
             draft_head=DraftHead.from_block(block.get("draft_lm_head")),
             draft_layer=DraftLayer.from_block(block.get("draft_layer")),

@@ -1,10 +1,10 @@
 """Tune the kernels' tiles on this machine's card: `python -m sparkdeploy_vllm.tune_head`.
 
-The INT8 head's, and those of attention where the cache is TurboQuant. For the model that the
-container serves, unless another one is named. Some minutes, once per card and shape, with nothing
-else at work on the card. Each tile is held against the exact result before it is timed. What is
-found goes into the cache folder, where the next start of vLLM finds it. Exit code 0 when all is
-written, 1 when something is not.
+Those of an INT8 or INT4 LM head, and of attention where the cache is TurboQuant. For the model that
+the container serves, unless another one is named. Some minutes, once per card and shape, with
+nothing else at work on the card. Each tile is held against the exact result before it is timed.
+What is found goes into the cache folder, where the next start of vLLM finds it. Exit code 0 when
+all is written, 1 when something is not.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from sparkdeploy_vllm.kernels import (
 )
 from sparkdeploy_vllm.served_model import (
     AttentionShape,
+    HeadShape,
     Served,
     attention_shape,
     head_shapes,
@@ -71,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
         help="attention alone, as one rank has it, with --kv-cache-dtype",
     )
     parser.add_argument("--hidden", type=int, help="columns of the matrix, with --vocab")
+    parser.add_argument(
+        "--weights", choices=("int8", "int4"), default="int8", help="of that matrix, with --vocab"
+    )
     parser.add_argument("--tensor-parallel", type=int, help="ranks that share rows and heads")
     parser.add_argument("--kv-cache-dtype", choices=list(BITS), help="(default: as served)")
     parser.add_argument(
@@ -83,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _searches(options: argparse.Namespace) -> Iterator[Callable[[], None]]:
     if options.vocab:
-        yield partial(_tune_head, options.vocab, options.hidden, options)
+        yield partial(
+            _tune_head, HeadShape(options.vocab, options.hidden, options.weights), options
+        )
         return
     if options.heads:
         query, kv, dim = options.heads
@@ -92,8 +98,8 @@ def _searches(options: argparse.Namespace) -> Iterator[Callable[[], None]]:
         return
     launch = _launch(options)
     config = json.loads((launch.model / "config.json").read_text(encoding="utf-8"))
-    for vocab, hidden in head_shapes(config, ranks=launch.ranks):
-        yield partial(_tune_head, vocab, hidden, options)
+    for shape in head_shapes(config, ranks=launch.ranks):
+        yield partial(_tune_head, shape, options)
     if attention := attention_shape(config, launch):
         yield partial(_tune_attention, attention, options)
 
@@ -122,13 +128,13 @@ def _failed(error: Exception) -> int:
     return 1
 
 
-def _tune_head(vocab: int, hidden: int, options: argparse.Namespace) -> None:
+def _tune_head(shape: HeadShape, options: argparse.Namespace) -> None:
     _require_card()
     from sparkdeploy_vllm.kernels.head_stand import CudaStand
 
-    stand = CudaStand(vocab, hidden)
+    stand = CudaStand(*shape)
     key = stand.key
-    _say(f"\n{key.card}, {vocab} x {hidden}, kernel {key.kernel}, Triton {key.triton}\n")
+    _say(f"\n{key.card}, {key.subject}, kernel {key.kernel}, Triton {key.triton}\n")
     _say("| rows | right | ships | ms | fastest | ms |\n|---|---|---|---|---|---|")
     tuned = head_tuning.tune(stand.card, stand, rounds=options.rounds, say=_say)
     folder = options.folder or head_tiles_file.tuned_folder()

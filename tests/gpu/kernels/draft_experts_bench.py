@@ -18,6 +18,7 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers import fused_moe
+from vllm.v1.worker.workspace import init_workspace_manager
 
 PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
@@ -54,6 +55,8 @@ def main() -> int:
     with set_current_vllm_config(VllmConfig()), tempfile.NamedTemporaryFile() as file:
         parallel_state.init_distributed_environment(1, 0, f"file://{file.name}", 0, backend="nccl")
         parallel_state.initialize_model_parallel(1, 1)
+        # As a worker does; the experts' kernels take their memory from it.
+        init_workspace_manager(torch.device("cuda", 0))
         with torch.device("cuda"):
             return compare(options.experts, options.rounds)
 

@@ -16,9 +16,11 @@ import torch
 
 PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
+from sparkdeploy_vllm.int4_head import quantize_head, unpack_head  # noqa: E402
+from sparkdeploy_vllm.kernels import int4_head as int4_kernels  # noqa: E402
 from sparkdeploy_vllm.kernels import int8_head as kernels  # noqa: E402
-from sparkdeploy_vllm.kernels.int8_head import compile_tiles, int8_head  # noqa: E402
-from sparkdeploy_vllm.kernels.int8_head_configs import GB10, shipped_for  # noqa: E402
+from sparkdeploy_vllm.kernels.head import compile_tiles, head_logits  # noqa: E402
+from sparkdeploy_vllm.kernels.head_configs import GB10, shipped_for  # noqa: E402
 from sparkdeploy_vllm.maths import device_product, quantize_rows, row_chunks  # noqa: E402
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 200)
@@ -56,7 +58,7 @@ def check_errors_stay_near_those_of_exact_int8_rounding() -> None:
                     # In the toy head, rounding to BF16 alone is 12 times the INT8 error.
                     toy = vocab * hidden < 1000
                     rounded = relative_error(exact.to(dtype) if toy else exact, truth)
-                    ours = int8_head(x, quantized, scales, out_dtype=dtype)
+                    ours = head_logits(x, quantized, scales, out_dtype=dtype)
                     worst = max(worst, relative_error(ours, truth) / rounded)
         say(f"  {kind}: error at most {worst:.4f} x that of exact INT8 rounding")
         assert worst <= 1.5
@@ -68,7 +70,7 @@ def check_fp32_logits_are_the_exact_product_up_to_summation() -> None:
             quantized, scales = quantize_rows(weights(vocab, hidden))
             for rows in ROWS:
                 x = inputs(rows, hidden).to(dtype)
-                ours = int8_head(x, quantized, scales, out_dtype=torch.float32)
+                ours = head_logits(x, quantized, scales, out_dtype=torch.float32)
                 assert relative_error(ours, exact_product(x, quantized, scales)) < SUMMATION
 
 
@@ -77,7 +79,7 @@ def check_the_first_choice_agrees_with_bf16() -> None:
     quantized, scales = quantize_rows(plain)
     agreed = counted = 0
     for x, logits, clear in clear_choices(plain, quantized, scales):
-        same = int8_head(x, quantized, scales).argmax(dim=1) == logits.argmax(dim=1)
+        same = head_logits(x, quantized, scales).argmax(dim=1) == logits.argmax(dim=1)
         agreed += int((same & clear).sum())
         counted += int(clear.sum())
     say(f"  {agreed} of {counted} clear choices of {64 * 64} agree")
@@ -88,13 +90,15 @@ def check_the_first_choice_agrees_with_bf16() -> None:
 def check_fp32_logits_are_nearer_to_fp64_than_bf16_ones() -> None:
     plain = weights(248_320, 3072)
     quantized, scales = quantize_rows(plain)
+    int4 = quantize_head(plain)
     told: dict[str, list[torch.Tensor]] = {}
     for x, stock, clear in clear_choices(plain, quantized, scales):
         truth = exact_logits(x, plain)
         heads = {
             "stock BF16": stock,
-            "INT8, BF16 out": int8_head(x, quantized, scales, out_dtype=torch.bfloat16),
-            "INT8, FP32 out": int8_head(x, quantized, scales),
+            "INT8, BF16 out": head_logits(x, quantized, scales, out_dtype=torch.bfloat16),
+            "INT8, FP32 out": head_logits(x, quantized, scales),
+            "INT4, FP32 out": head_logits(x, *int4),
         }
         for name, logits in heads.items():
             parts = told.setdefault(name, [])
@@ -108,6 +112,44 @@ def check_fp32_logits_are_nearer_to_fp64_than_bf16_ones() -> None:
     assert exact[0].mean() < rounded[0].mean(), "KL"
     assert exact[1].sum() >= rounded[1].sum(), "first choices"
     assert exact[2].sum() < rounded[2].sum(), "ties"
+
+
+def check_int4_logits_are_the_exact_product_up_to_summation() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        for vocab, hidden in ((248_320, 3072), (12_345, 2048), (65, 128)):
+            head = quantize_head(weights(vocab, hidden).to(dtype))
+            exact_head = unpack_head(*head).double()
+            for rows in ROWS:
+                x = inputs(rows, hidden).to(dtype)
+                ours = head_logits(x, *head)
+                assert relative_error(ours, x.double() @ exact_head.T) < SUMMATION
+                assert all(torch.equal(head_logits(x, *head), ours) for _ in range(20))
+
+
+def check_int4_strides_tails_and_biases_are_followed_and_graphs_agree() -> None:
+    for vocab, hidden in ((12_345, 3072), (65, 256), (7, 128)):
+        head = quantize_head(weights(vocab, hidden))
+        bias = torch.randn(vocab, device="cuda").bfloat16()
+        compile_tiles(*head, torch.bfloat16, bias)
+        for rows in ROWS:
+            x = inputs(2 * rows, 3 * hidden)[::2, hidden : 2 * hidden]
+            exact = x.double() @ unpack_head(*head).double().T + bias
+            assert relative_error(head_logits(x, *head, bias), exact) < SUMMATION
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                logits = head_logits(x, *head, bias)
+            graph.replay()
+            assert torch.equal(logits, head_logits(x, *head, bias))
+
+
+def check_an_int4_row_does_not_depend_on_the_other_rows() -> None:
+    head = quantize_head(weights(12_345, 3072))
+    for tile in shipped_for(torch.cuda.get_device_capability(), "int4").tiles:
+        x = inputs(tile.rows, 3072)
+        whole = head_logits(x, *head)
+        others = x.clone()
+        others[1:] = float("nan")
+        assert torch.equal(head_logits(others, *head)[0], whole[0])
 
 
 def say_figure(name: str, figure: torch.Tensor) -> None:
@@ -129,7 +171,7 @@ def check_rows_of_zeros_give_zeros() -> None:
     for rows in ROWS:
         x = inputs(rows, 2048)
         x[0] = 0
-        logits = int8_head(x, quantized, scales)
+        logits = head_logits(x, quantized, scales)
         assert logits.dtype == torch.float32
         assert (logits[:, ::3] == 0).all()
         assert (logits[0] == 0).all()
@@ -143,8 +185,8 @@ def check_infinities_in_padding_reach_nothing() -> None:
         around = torch.full((rows + 64, 2048 + 64), float("inf"), device="cuda").bfloat16()
         x = around[:rows, :2048]
         x.copy_(inputs(rows, 2048))
-        clean = int8_head(x.contiguous(), quantized, scales)
-        padded = int8_head(x, quantized, padded_scales)
+        clean = head_logits(x.contiguous(), quantized, scales)
+        padded = head_logits(x, quantized, padded_scales)
         assert torch.equal(padded[:, :1000], clean[:, :1000])
 
 
@@ -153,7 +195,7 @@ def check_small_scales_survive() -> None:
     quantized, scales = quantize_rows(plain)
     x = inputs(5, 2048)
     tiny = scales * 1e-12
-    ours = int8_head(x, quantized, tiny, out_dtype=torch.float32)
+    ours = head_logits(x, quantized, tiny, out_dtype=torch.float32)
     assert relative_error(ours, exact_product(x, quantized, tiny)) < SUMMATION
 
 
@@ -164,14 +206,14 @@ def check_strides_and_leading_dimensions_are_followed() -> None:
         slices = wide[::2, 2048:4096], wide[:rows, ::3], wide[rows:, 8:2056], wide[rows:, 1:2049]
         for x in slices:
             assert torch.equal(
-                int8_head(x, quantized, scales), int8_head(x.contiguous(), quantized, scales)
+                head_logits(x, quantized, scales), head_logits(x.contiguous(), quantized, scales)
             )
         cube = inputs(4 * rows, 2048).view(2, 2 * rows, 2048)[:, :rows]
         assert torch.equal(
-            int8_head(cube, quantized, scales).view(2 * rows, -1),
-            int8_head(cube.reshape(2 * rows, 2048), quantized, scales),
+            head_logits(cube, quantized, scales).view(2 * rows, -1),
+            head_logits(cube.reshape(2 * rows, 2048), quantized, scales),
         )
-    assert int8_head(inputs(0, 2048), quantized, scales).shape == (0, 1000)
+    assert head_logits(inputs(0, 2048), quantized, scales).shape == (0, 1000)
 
 
 def check_a_bias_is_added() -> None:
@@ -179,7 +221,7 @@ def check_a_bias_is_added() -> None:
     bias = torch.randn(1000, device="cuda").bfloat16()
     for rows in ROWS:
         x = inputs(rows, 2048)
-        ours = int8_head(x, quantized, scales, bias, out_dtype=torch.float32)
+        ours = head_logits(x, quantized, scales, bias, out_dtype=torch.float32)
         expected = exact_product(x, quantized, scales) + bias
         assert relative_error(ours, expected) < SUMMATION
 
@@ -191,11 +233,11 @@ def check_a_captured_graph_gives_what_a_plain_call_gives() -> None:
         x = inputs(rows, 3072)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            logits = int8_head(x, quantized, scales)
+            logits = head_logits(x, quantized, scales)
         for seed in range(3):
             x.copy_(inputs(rows, 3072, seed=seed))
             graph.replay()
-            assert torch.equal(logits, int8_head(x, quantized, scales))
+            assert torch.equal(logits, head_logits(x, quantized, scales))
 
 
 def check_the_tiles_of_smaller_cards_are_right_on_this_card_too() -> None:
@@ -205,7 +247,7 @@ def check_the_tiles_of_smaller_cards_are_right_on_this_card_too() -> None:
             for rows in (1, tile.rows, 3 * tile.rows + 1):
                 x = inputs(rows, hidden)
                 logits = torch.empty(rows, vocab, device="cuda")
-                kernels._launch_gathered(tile, x, (quantized, scales, None), logits)
+                kernels.launch_gathered(tile, x, (quantized, scales, None), logits)
                 assert relative_error(logits, exact_product(x, quantized, scales)) < SUMMATION
 
 
@@ -213,14 +255,14 @@ def check_a_row_does_not_depend_on_the_other_rows() -> None:
     quantized, scales = quantize_rows(weights(12_345, 3072))
     for tile in shipped_for(torch.cuda.get_device_capability()).tiles:
         x = inputs(tile.rows, 3072)
-        whole = int8_head(x, quantized, scales, out_dtype=torch.float32)
+        whole = head_logits(x, quantized, scales, out_dtype=torch.float32)
         others = x.clone()
         others[1:] = float("nan")
-        first = int8_head(others, quantized, scales, out_dtype=torch.float32)
+        first = head_logits(others, quantized, scales, out_dtype=torch.float32)
         assert torch.equal(first[0], whole[0])
         order = torch.randperm(tile.rows, device="cuda")
         assert torch.equal(
-            int8_head(x[order], quantized, scales, out_dtype=torch.float32), whole[order]
+            head_logits(x[order], quantized, scales, out_dtype=torch.float32), whole[order]
         )
 
 
@@ -231,7 +273,7 @@ def check_which_tiles_agree_bit_for_bit() -> None:
 
     def alone(rows: int) -> torch.Tensor:
         parts = [
-            int8_head(part, quantized, scales, out_dtype=torch.float32) for part in x.split(rows)
+            head_logits(part, quantized, scales, out_dtype=torch.float32) for part in x.split(rows)
         ]
         return torch.cat(parts)
 
@@ -252,17 +294,18 @@ def check_repeated_calls_agree_bit_for_bit() -> None:
     quantized, scales = quantize_rows(weights(248_320, 2048))
     for rows in ROWS:
         x = inputs(rows, 2048)
-        expected = int8_head(x, quantized, scales)
+        expected = head_logits(x, quantized, scales)
         for _ in range(20):
-            assert torch.equal(int8_head(x, quantized, scales), expected)
+            assert torch.equal(head_logits(x, quantized, scales), expected)
 
 
 def check_tensor_cores_have_read_their_registers_before_the_next_step() -> None:
     quantized, scales = quantize_rows(weights(1000, 3072))
     compile_tiles(quantized, scales, torch.bfloat16)
+    compile_tiles(*quantize_head(weights(1000, 3072)), torch.bfloat16)
     texts = [
         compiled.asm["ttgir"]
-        for kernel in (kernels._gathered, kernels._streamed)
+        for kernel in (kernels._gathered, kernels._streamed, int4_kernels._packed)
         for compiled in kernel.device_caches[torch.cuda.current_device()][0].values()
     ]
     assert texts
@@ -309,7 +352,7 @@ def clear_choices(
         x = leaning_inputs(plain, rows=64, seed=batch)
         logits = torch.nn.functional.linear(x, plain)
         first, second = logits.float().topk(2, dim=1).values.unbind(dim=1)
-        error = int8_head(x, quantized, scales, out_dtype=torch.float32) - logits.float()
+        error = head_logits(x, quantized, scales, out_dtype=torch.float32) - logits.float()
         yield x, logits, first - second > 4 * error.std(dim=1) + first.abs() * 2**-8
 
 

@@ -24,8 +24,8 @@ import triton.language as tl
 
 PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
-from sparkdeploy_vllm.kernels.int8_head import compile_tiles, int8_head  # noqa: E402
-from sparkdeploy_vllm.kernels.int8_head_configs import shipped_for, tile_for  # noqa: E402
+from sparkdeploy_vllm.kernels.head import compile_tiles, head_logits  # noqa: E402
+from sparkdeploy_vllm.kernels.head_configs import shipped_for, tile_for  # noqa: E402
 
 SHAPES = ((248_320, 3072), (248_320, 2048))
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
@@ -143,7 +143,7 @@ class Head:
         x = self.inputs(rows)
 
         def ours(turn: int) -> None:
-            int8_head(x, self.quantized[turn], self.scales)
+            head_logits(x, self.quantized[turn], self.scales)
 
         def cublas(turn: int) -> None:
             torch.nn.functional.linear(x, self.plain[turn])
@@ -162,7 +162,7 @@ class Head:
         x = self.inputs(rows)
 
         def logits(turn: int, dtype: torch.dtype) -> torch.Tensor:
-            return int8_head(x, self.quantized[turn], self.scales, out_dtype=dtype)
+            return head_logits(x, self.quantized[turn], self.scales, out_dtype=dtype)
 
         def exact(turn: int) -> None:
             logits(turn, torch.float32)

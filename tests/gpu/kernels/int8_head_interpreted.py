@@ -24,8 +24,10 @@ sys.path.insert(0, str(PLUGIN))
 import torch  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402, F401 - the interpreter looks for it in each file
-from sparkdeploy_vllm.kernels import int8_head as kernels  # noqa: E402
+from sparkdeploy_vllm.kernels import head as kernels  # noqa: E402
+from sparkdeploy_vllm.kernels import int8_head  # noqa: E402
 from sparkdeploy_vllm.kernels.head_choice import Choice  # noqa: E402
+from sparkdeploy_vllm.kernels.head_configs import GB10, HOPPER, HeadTile  # noqa: E402
 from sparkdeploy_vllm.kernels.head_tiles_file import (  # noqa: E402
     ROW_CLASSES,
     HeadKey,
@@ -35,7 +37,6 @@ from sparkdeploy_vllm.kernels.head_tiles_file import (  # noqa: E402
     write_tuned,
 )
 from sparkdeploy_vllm.kernels.head_tuning import Card, candidates  # noqa: E402
-from sparkdeploy_vllm.kernels.int8_head_configs import GB10, HOPPER, HeadTile  # noqa: E402
 from sparkdeploy_vllm.maths import int8_linear, quantize_rows  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -89,8 +90,8 @@ def check_logits_are_fp32_and_close_ones_are_no_tie() -> None:
     scales = torch.tensor([20.0, 20.0 + apart]) / (127 * 128)
     x = torch.ones(3, 128, dtype=DTYPE)
     with a_card():
-        exact = kernels.int8_head(x, weight, scales)
-        rounded = kernels.int8_head(x, weight, scales, out_dtype=DTYPE)
+        exact = kernels.head_logits(x, weight, scales)
+        rounded = kernels.head_logits(x, weight, scales, out_dtype=DTYPE)
     assert exact.dtype == torch.float32
     assert exact.argmax(dim=1).tolist() == [1, 1, 1]
     assert rounded.dtype == DTYPE
@@ -157,14 +158,14 @@ def check_a_broken_file_changes_nothing_but_says_so() -> None:
 def check_tuned_tiles_that_do_not_run_are_given_up() -> None:
     with a_card() as (key, folder, launched):
         write_tuned(key, [TunedTile(tile, 1.0, 2.0) for tile in TUNED], {}, folder)
-        plain = kernels._launch_gathered
+        plain = kernels.LAUNCHES["gathered"]
 
         def failing(tile: HeadTile, x: Tensor, matrix: Any, logits: Tensor) -> None:
             if tile == TUNED[1]:
                 raise RuntimeError("out of resource: shared memory")
             plain(tile, x, matrix, logits)
 
-        with mock.patch.object(kernels, "_launch_gathered", failing):
+        with mock.patch.dict(kernels.LAUNCHES, {"gathered": failing}):
             choice = prepared(key, folder)
             assert (choice.source, choice.tiles) == ("shipped", GB10.tiles)
             assert "out of resource" in choice.ignored
@@ -200,7 +201,7 @@ def a_card() -> Iterator[tuple[HeadKey, Path, list[HeadTile]]]:
         return logits
 
     def fits(x: Tensor, weight: Tensor) -> bool:
-        return x.dtype == DTYPE and weight.shape[1] % kernels.HIDDEN_STEP == 0
+        return x.dtype == DTYPE and weight.shape[1] % 16 == 0
 
     with (
         tempfile.TemporaryDirectory() as name,
@@ -236,7 +237,7 @@ def ask(key: HeadKey, rows: int, launched: list[HeadTile]) -> HeadTile:
     x = torch.randn(rows, key.hidden).to(DTYPE)
     launched.clear()
     with mock.patch("pathlib.Path.open", side_effect=AssertionError("a file was read")):
-        got = kernels.int8_head(x, quantized, scales, out_dtype=torch.float32)
+        got = kernels.head_logits(x, quantized, scales, out_dtype=torch.float32)
     exact = (x.double() @ quantized.double().T) * scales.double()
     assert relative_error(got, exact) < SUMMATION
     (tile,) = launched
@@ -251,7 +252,7 @@ def relative_error(got: torch.Tensor, truth: torch.Tensor) -> float:
 def main() -> int:
     """Run every check of this file; 1 when one fails."""
     # Inline assembly, which the interpreter has none of; it is empty.
-    kernels._finished = _as_it_is
+    int8_head._finished = _as_it_is
     failed = 0
     for name, check in list(globals().items()):
         if name.startswith("check_"):

@@ -20,11 +20,11 @@ PLUGIN = Path(__file__).resolve().parents[3] / "sparkdeploy" / "vllm_plugin"
 sys.path.insert(0, str(PLUGIN))
 from sparkdeploy_vllm import tune_head  # noqa: E402
 from sparkdeploy_vllm.kernels import head_choice  # noqa: E402
+from sparkdeploy_vllm.kernels.head import head_logits, prepare  # noqa: E402
 from sparkdeploy_vllm.kernels.head_choice import HeadChoice, choose_tiles  # noqa: E402
+from sparkdeploy_vllm.kernels.head_configs import shipped_for, tile_for  # noqa: E402
 from sparkdeploy_vllm.kernels.head_stand import CudaStand  # noqa: E402
 from sparkdeploy_vllm.kernels.head_tiles_file import tuned_path  # noqa: E402
-from sparkdeploy_vllm.kernels.int8_head import int8_head, prepare  # noqa: E402
-from sparkdeploy_vllm.kernels.int8_head_configs import shipped_for, tile_for  # noqa: E402
 from sparkdeploy_vllm.maths import quantize_rows  # noqa: E402
 
 SHAPES = ((248_320, 3072), (248_320, 2048), (32_768, 3072))
@@ -86,10 +86,10 @@ def serve(folder: Path) -> None:
 def captured(quantized: torch.Tensor, scales: torch.Tensor, rows: int) -> torch.Tensor:
     """FP32 logits that a captured graph gives; equal to those of a plain call, bit for bit."""
     x = inputs(rows, quantized.shape[1])
-    plain = int8_head(x, quantized, scales, out_dtype=torch.float32)
+    plain = head_logits(x, quantized, scales, out_dtype=torch.float32)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        logits = int8_head(x, quantized, scales, out_dtype=torch.float32)
+        logits = head_logits(x, quantized, scales, out_dtype=torch.float32)
     graph.replay()
     assert torch.equal(logits, plain)
     return plain

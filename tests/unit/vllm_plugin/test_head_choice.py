@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sparkdeploy_vllm.kernels.head_choice import HeadChoice, choose_tiles
+from sparkdeploy_vllm.kernels.head_configs import DEFAULT, GB10, HOPPER, HeadTile
 from sparkdeploy_vllm.kernels.head_tiles_file import (
     HeadKey,
     TunedTile,
@@ -23,7 +24,6 @@ from sparkdeploy_vllm.kernels.head_tiles_file import (
     tuned_path,
     write_tuned,
 )
-from sparkdeploy_vllm.kernels.int8_head_configs import DEFAULT, GB10, HOPPER, HeadTile
 from sparkdeploy_vllm.kernels.tiles_file import UnusableTilesError
 
 from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
@@ -237,7 +237,9 @@ SEARCH = {
         "draft_head.py",
         "dealt_rows.py",
         "turboquant_backend.py",
+        "kernels/head.py",
         "kernels/int8_head.py",
+        "kernels/int4_head.py",
         "kernels/head_choice.py",
         "kernels/tile_choice.py",
         "kernels/turboquant_choice.py",

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from sparkdeploy_vllm.kernels.head_configs import GB10, HOPPER, HeadTile
 from sparkdeploy_vllm.kernels.head_tiles_file import ROW_CLASSES, tile_problem
 from sparkdeploy_vllm.kernels.head_tuning import FINALISTS, candidates, tune
-from sparkdeploy_vllm.kernels.int8_head_configs import GB10, HOPPER, HeadTile
 from sparkdeploy_vllm.kernels.tile_tuning import Card, UnsteadyCardError
 from sparkdeploy_vllm.served_model import Served, head_shapes, served
 
@@ -115,14 +115,14 @@ def test_what_ships_could_be_found() -> None:
 
 def test_shapes_are_those_that_vllm_makes_of_a_checkpoint() -> None:
     text = {"vocab_size": 248_320, "hidden_size": 3072}
-    assert head_shapes({"text_config": text}, ranks=1) == [(248_320, 3072)]
-    assert head_shapes({"text_config": text}, ranks=2) == [(124_160, 3072)]
-    assert head_shapes({"vocab_size": 500, "hidden_size": 128}, ranks=1) == [(512, 128)]
+    assert head_shapes({"text_config": text}, ranks=1) == [(248_320, 3072, "int8")]
+    assert head_shapes({"text_config": text}, ranks=2) == [(124_160, 3072, "int8")]
+    assert head_shapes({"vocab_size": 500, "hidden_size": 128}, ranks=1) == [(512, 128, "int8")]
     block = {"draft_lm_head": {"rows": 32_768, "dtype": "int8", "file": "d.json"}}
     config = {"text_config": text, "quantization_config": {"spark_hybrid": block}}
-    assert head_shapes(config, ranks=1) == [(248_320, 3072), (32_768, 3072)]
-    assert head_shapes(config, ranks=2) == [(124_160, 3072), (16_384, 3072)]
-    assert head_shapes(config, ranks=3)[1] == (10_923, 3072), "the longest of the shares"
+    assert head_shapes(config, ranks=1) == [(248_320, 3072, "int8"), (32_768, 3072, "int8")]
+    assert head_shapes(config, ranks=2) == [(124_160, 3072, "int8"), (16_384, 3072, "int8")]
+    assert head_shapes(config, ranks=3)[1] == (10_923, 3072, "int8"), "the longest of the shares"
     with pytest.raises(ValueError, match="vocab_size"):
         head_shapes({}, ranks=1)
 

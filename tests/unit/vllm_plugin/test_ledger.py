@@ -24,56 +24,56 @@ def convert(ledger: ConversionLedger, layers: int, *, with_head: bool) -> list[s
         ledger.fp8_converted(f"{index}.gate_up", modules=2, announce=said.append)
         ledger.fp8_converted(f"{index}.down", modules=1, announce=said.append)
     if with_head:
-        ledger.head_ready("lm_head", is_int8=True, announce=said.append)
+        ledger.head_ready("lm_head", dtype="int8", announce=said.append)
     return said
 
 
 def test_the_line_has_the_counts_of_what_was_converted() -> None:
-    ledger = ConversionLedger(expected_fp8_modules=12, int8_head_wanted=True)
+    ledger = ConversionLedger(expected_fp8_modules=12, head_wanted="int8")
     assert convert(ledger, 4, with_head=True) == [
         "sparkdeploy: spark-hybrid active: fp8=12 layers, lm_head=int8"
     ]
 
 
 def test_a_head_alone_is_announced_too() -> None:
-    ledger = ConversionLedger(expected_fp8_modules=0, int8_head_wanted=True)
+    ledger = ConversionLedger(expected_fp8_modules=0, head_wanted="int8")
     assert convert(ledger, 0, with_head=True)[0].endswith("fp8=0 layers, lm_head=int8")
 
 
 def test_nothing_is_said_while_a_created_layer_is_not_converted() -> None:
-    ledger = ConversionLedger(expected_fp8_modules=3, int8_head_wanted=False)
+    ledger = ConversionLedger(expected_fp8_modules=3, head_wanted="bf16")
     ledger.layer_created("forgotten")
     assert convert(ledger, 1, with_head=False) == []
 
 
 def test_too_few_layers_stop_the_start() -> None:
-    ledger = ConversionLedger(expected_fp8_modules=12, int8_head_wanted=True)
+    ledger = ConversionLedger(expected_fp8_modules=12, head_wanted="int8")
     with pytest.raises(ConversionMismatchError, match="expects 12 FP8 layers, 9 were"):
         convert(ledger, 3, with_head=True)
 
 
 def test_a_head_that_stayed_bf16_stops_the_start() -> None:
-    ledger = ConversionLedger(expected_fp8_modules=3, int8_head_wanted=True)
+    ledger = ConversionLedger(expected_fp8_modules=3, head_wanted="int8")
     with pytest.raises(ConversionMismatchError, match="INT8 LM head"):
         convert(ledger, 1, with_head=False)
 
 
 def test_one_stage_of_a_pipeline_is_not_compared() -> None:
-    ledger = ConversionLedger(expected_fp8_modules=12, int8_head_wanted=True, whole_model=False)
+    ledger = ConversionLedger(expected_fp8_modules=12, head_wanted="int8", whole_model=False)
     assert convert(ledger, 2, with_head=False) == [
         "sparkdeploy: spark-hybrid active: fp8=6 layers, lm_head=bf16"
     ]
 
 
 def test_a_draft_model_after_the_target_changes_and_says_nothing() -> None:
-    ledger = ConversionLedger(expected_fp8_modules=12, int8_head_wanted=True)
+    ledger = ConversionLedger(expected_fp8_modules=12, head_wanted="int8")
     convert(ledger, 4, with_head=True)
     assert convert(ledger, 0, with_head=True) == []
-    assert (ledger.fp8_modules, ledger.int8_heads) == (12, 1)
+    assert (ledger.fp8_modules, ledger.heads) == (12, {"int8"})
 
 
 def test_a_layer_converted_twice_counts_once() -> None:
-    ledger = ConversionLedger(expected_fp8_modules=None, int8_head_wanted=False)
+    ledger = ConversionLedger(expected_fp8_modules=None, head_wanted="bf16")
     said: list[str] = []
     ledger.layer_created("a")
     ledger.layer_created("b")
@@ -86,19 +86,19 @@ def test_a_layer_converted_twice_counts_once() -> None:
 def test_the_books_travel_between_processes(
     travel: Callable[[ConversionLedger], ConversionLedger],
 ) -> None:
-    ledger = travel(ConversionLedger(expected_fp8_modules=12, int8_head_wanted=True))
+    ledger = travel(ConversionLedger(expected_fp8_modules=12, head_wanted="int8"))
     assert len(convert(ledger, 4, with_head=True)) == 1
 
 
 def test_a_model_without_any_hooked_layer_is_compared_once_its_weights_are_there() -> None:
-    ledger = ConversionLedger(expected_fp8_modules=12, int8_head_wanted=True)
+    ledger = ConversionLedger(expected_fp8_modules=12, head_wanted="int8")
     said: list[str] = []
     with pytest.raises(ConversionMismatchError, match="expects 12 FP8 layers, 0 were"):
         ledger.weights_there(announce=said.append)
 
 
 def test_a_model_that_needs_no_hooked_layer_is_announced_once_its_weights_are_there() -> None:
-    ledger = ConversionLedger(expected_fp8_modules=0, int8_head_wanted=False)
+    ledger = ConversionLedger(expected_fp8_modules=0, head_wanted="bf16")
     said: list[str] = []
     for _ in range(3):
         ledger.weights_there(announce=said.append)
@@ -106,7 +106,7 @@ def test_a_model_that_needs_no_hooked_layer_is_announced_once_its_weights_are_th
 
 
 def test_weights_that_are_there_do_not_close_books_that_are_still_kept() -> None:
-    ledger = ConversionLedger(expected_fp8_modules=1, int8_head_wanted=False)
+    ledger = ConversionLedger(expected_fp8_modules=1, head_wanted="bf16")
     said: list[str] = []
     ledger.layer_created("a")
     ledger.weights_there(announce=said.append)
@@ -115,14 +115,14 @@ def test_weights_that_are_there_do_not_close_books_that_are_still_kept() -> None
 
 
 def test_a_draft_model_finds_no_layer_that_was_never_converted() -> None:
-    ledger = ConversionLedger(expected_fp8_modules=3, int8_head_wanted=False)
+    ledger = ConversionLedger(expected_fp8_modules=3, head_wanted="bf16")
     ledger.layer_created("0.down")
     with pytest.raises(ConversionMismatchError, match=r"0\.down"):
         ledger.close_for_draft()
 
 
 def test_a_draft_model_with_books_of_its_own_is_not_compared() -> None:
-    ledger = ConversionLedger(expected_fp8_modules=3, int8_head_wanted=True)
+    ledger = ConversionLedger(expected_fp8_modules=3, head_wanted="int8")
     ledger.close_for_draft()
     assert convert(ledger, 1, with_head=False) == []
 
@@ -177,7 +177,7 @@ def test_a_draft_layer_s_books_travel(travel: Callable[[DraftLedger], DraftLedge
 def shared_ledger(expected: int, converted: int, *, whole_model: bool = True) -> list[str]:
     ledger = ConversionLedger(
         expected_fp8_modules=0,
-        int8_head_wanted=False,
+        head_wanted="bf16",
         whole_model=whole_model,
         expected_int4_modules=expected,
     )

@@ -73,7 +73,7 @@ def test_fused_layers_count_as_the_modules_they_hold() -> None:
 def test_the_block_of_the_overlay_is_understood() -> None:
     treatment = HybridTreatment.from_block(BLOCK)
     assert treatment.fp8_mode == "online"
-    assert treatment.int8_lm_head
+    assert treatment.lm_head == "int8"
     assert treatment.expected_fp8_layers == 144
     assert treatment.base_method == "auto-round"
 
@@ -87,7 +87,7 @@ def test_tensors_of_the_checkpoint_are_told_from_those_made_while_loading(mode: 
 def test_fp8_null_means_no_fp8() -> None:
     treatment = HybridTreatment.from_block({**BLOCK, "fp8": None, "lm_head": "bf16"})
     assert treatment.fp8_mode is None
-    assert not treatment.int8_lm_head
+    assert treatment.lm_head == "bf16"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_fp8_null_means_no_fp8() -> None:
     [
         ({"version": 2}, "version"),
         ({"base_method": "gptq"}, "base_method"),
-        ({"lm_head": "int4"}, "lm_head"),
+        ({"lm_head": "int2"}, "lm_head"),
         ({"fp8": {"mode": "static", "layers": "shared_expert", "block": [128, 128]}}, "static"),
         ({"fp8": {"mode": "online", "layers": "all", "block": [128, 128]}}, "all"),
         ({"fp8": {"mode": "online", "layers": "shared_expert", "block": [64, 128]}}, "block"),

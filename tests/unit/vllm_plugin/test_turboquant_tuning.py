@@ -169,9 +169,7 @@ def test_attention_is_what_a_rank_has_of_a_checkpoint() -> None:
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What the command searches for; nothing is run."""
     done: list[object] = []
-    monkeypatch.setattr(
-        tune_head, "_tune_head", lambda *shape_and_rest: done.append(shape_and_rest[:2])
-    )
+    monkeypatch.setattr(tune_head, "_tune_head", lambda shape, _options: done.append(shape))
     monkeypatch.setattr(tune_head, "_tune_attention", lambda shape, _options: done.append(shape))
     return done
 
@@ -184,11 +182,11 @@ def test_the_same_command_tunes_head_and_attention(tmp_path: Path, searches: lis
     (tmp_path / "config.json").write_text(CONFIG)
     model = ["--model", str(tmp_path)]
     assert tune_head.main(model) == 0
-    assert searches == [(512, 4096)]
+    assert searches == [(512, 4096, "int8")]
     cache = ["--kv-cache-dtype", "turboquant_3bit_nc", "--query-tokens", "2"]
     assert tune_head.main([*model, *cache]) == 0
     attention = AttentionShape("turboquant_3bit_nc", 32, 4, 128, 2)
-    assert searches[1:] == [(512, 4096), attention]
+    assert searches[1:] == [(512, 4096, "int8"), attention]
 
 
 def test_what_is_served_is_tuned(
@@ -200,7 +198,19 @@ def test_what_is_served_is_tuned(
     command.write_text("\0".join([*words, "--kv-cache-dtype", "turboquant_4bit_nc", ""]))
     monkeypatch.setattr(tune_head, "FIRST_PROCESS", command)
     assert tune_head.main([]) == 0
-    assert searches == [(256, 4096), AttentionShape("turboquant_4bit_nc", 16, 2, 128, 1)]
+    assert searches == [
+        (256, 4096, "int8"),
+        AttentionShape("turboquant_4bit_nc", 16, 2, 128, 1),
+    ]
+
+
+def test_an_int4_head_is_tuned_as_int4(tmp_path: Path, searches: list[object]) -> None:
+    block = (
+        '"quantization_config": {"spark_hybrid": {"lm_head": "int4", "draft_lm_head": {"rows": 9}}}'
+    )
+    (tmp_path / "config.json").write_text(f"{CONFIG.removesuffix('}')}, {block}}}")
+    assert tune_head.main(["--model", str(tmp_path)]) == 0
+    assert searches == [(512, 4096, "int4"), (9, 4096, "int8")]
 
 
 def test_attention_alone_is_tuned_by_arguments(

@@ -1,4 +1,4 @@
-"""The INT8 head's tuned tiles in the cache folder: what they are for, and which can be true."""
+"""Tuned tiles of INT8 and INT4 heads in the cache folder: what they are for, which can be true."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile
+from sparkdeploy_vllm.kernels.head_configs import HeadTile, Weights
 from sparkdeploy_vllm.kernels.tiles_file import (
     TilesFile,
     UnusableTilesError,
@@ -24,6 +24,8 @@ MUST_HAVE_ROWS = 64
 """Up to here the weights are read once."""
 VOCAB_STEPS = (64, 128)
 HIDDEN_STEPS = (64, 128, 256)
+PACKED_HIDDEN_STEPS = (128, 256)
+"""Groups of 128."""
 WARPS = (2, 4, 8)
 STAGES = (2, 3, 4)
 WGMMA_WARPS = 4
@@ -41,10 +43,11 @@ class HeadKey:
     kernel: str
     """Fingerprint of the kernels' source."""
     triton: str
+    weights: Weights = "int8"
 
     @property
     def subject(self) -> str:
-        return f"INT8 head {self.vocab} x {self.hidden}"
+        return f"{self.weights.upper()} head {self.vocab} x {self.hidden}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,10 @@ class TunedTile:
     shipped_ms: float
 
 
-def kernel_fingerprint() -> str:
-    return fingerprint("int8_head.py")
+def kernel_fingerprint(weights: Weights = "int8") -> str:
+    # INT4's kernel uses parts of INT8's.
+    sources = ("int8_head.py",) if weights == "int8" else ("int8_head.py", "int4_head.py")
+    return fingerprint(*sources)
 
 
 def tuned_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -66,7 +71,8 @@ def tuned_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 def tuned_path(key: HeadKey, folder: Path) -> Path:
     """Return the file of a card and a shape; one for a newer kernel takes its place."""
-    return folder / file_name(key.card, key.capability, f"{key.vocab}x{key.hidden}")
+    form = "" if key.weights == "int8" else f"-{key.weights}"
+    return folder / file_name(key.card, key.capability, f"{key.vocab}x{key.hidden}{form}")
 
 
 def read_tuned(key: HeadKey, folder: Path) -> tuple[HeadTile, ...] | None:
@@ -87,16 +93,23 @@ def write_tuned(
     return _file(key, folder).write(entries, made_with)
 
 
-def tile_problem(tile: HeadTile, capability: tuple[int, int]) -> str:
+def paths_for(capability: tuple[int, int], weights: Weights) -> tuple[str, ...]:
+    """Return the paths that the kernels have for such weights on such a card."""
+    if weights == "int4":
+        return ("packed",)
+    # The copy engine came with Hopper; what it does on later cards was never tried.
+    return ("gathered", "streamed") if capability[0] == 9 else ("gathered",)
+
+
+def tile_problem(tile: HeadTile, capability: tuple[int, int], weights: Weights = "int8") -> str:
     """Return why the kernels do not take a tile on such a card; empty when they do."""
     allowed = {
         "rows": ROW_CLASSES,
         "vocab": VOCAB_STEPS,
-        "hidden": HIDDEN_STEPS,
+        "hidden": HIDDEN_STEPS if weights == "int8" else PACKED_HIDDEN_STEPS,
         "warps": WARPS,
         "stages": STAGES,
-        # The copy engine came with Hopper; what it does on later cards was never tried.
-        "path": ("gathered", "streamed") if capability[0] == 9 else ("gathered",),
+        "path": paths_for(capability, weights),
     }
     if problem := value_problem(tile, allowed):
         return problem
@@ -115,7 +128,7 @@ def _file(key: HeadKey, folder: Path) -> TilesFile[tuple[HeadTile, ...]]:
 def _checked(entries: list[Any], key: HeadKey) -> tuple[HeadTile, ...]:
     tiles = tuple(tile_of(entry, HeadTile, frozenset({"path"})) for entry in entries)
     for tile in tiles:
-        if problem := tile_problem(tile, key.capability):
+        if problem := tile_problem(tile, key.capability, key.weights):
             raise UnusableTilesError(f"a tile's {problem}")
     rows = [tile.rows for tile in tiles]
     if rows != sorted(set(rows)) or rows[0] != ROW_CLASSES[0] or rows[-1] < MUST_HAVE_ROWS:

@@ -1,8 +1,9 @@
-"""The search for the INT8 head's fastest tiles. Standard library; nothing that serves uses it."""
+"""The search for a head's fastest tiles. Standard library; nothing that serves uses it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
+from sparkdeploy_vllm.kernels.head_configs import PATHS, HeadTile, Weights, tile_for
 from sparkdeploy_vllm.kernels.head_tiles_file import (
     HIDDEN_STEPS,
     ROW_CLASSES,
@@ -12,7 +13,6 @@ from sparkdeploy_vllm.kernels.head_tiles_file import (
     TunedTile,
     tile_problem,
 )
-from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, tile_for
 from sparkdeploy_vllm.kernels.tile_tuning import MIN_GAIN, Card, Stand, against_shipped
 
 QUICK_ROUNDS = 5
@@ -24,10 +24,13 @@ def candidates(rows: int, card: Card[HeadTile]) -> Iterator[HeadTile]:
     # Few rows leave more than four warps nothing to do; many need the registers of four.
     few, many = WARPS[:-1], WARPS[1:]
     warps = few if rows <= FEW_ROWS else many
-    for path in ("gathered", "streamed"):
+    weights: Weights = "int4" if card.shipped[0].path == "packed" else "int8"
+    for path in PATHS:
         for sizes in product(VOCAB_STEPS, HIDDEN_STEPS, warps, STAGES):
             tile = HeadTile(path, rows, *sizes)
-            if not tile_problem(tile, card.capability) and tile.shared_bytes <= card.shared_bytes:
+            if tile_problem(tile, card.capability, weights):
+                continue
+            if tile.shared_bytes <= card.shared_bytes:
                 yield tile
 
 

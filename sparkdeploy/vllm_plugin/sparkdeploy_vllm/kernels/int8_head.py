@@ -1,11 +1,8 @@
-"""INT8 LM head on a GPU: one pass over the weights for up to 64 rows, tiles over rows beyond.
+"""The INT8 head's kernels: exact integers up to 127 on the tensor cores, with FP32 sums.
 
-The weights are what has to be read, so they are read once, as INT8, turned into the activations'
-type in registers (exact: integers up to 127) and multiplied on the tensor cores with FP32 sums.
+Weights are read once, as INT8, and turned into the activations' type in registers.
 """
 
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,160 +10,29 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparkdeploy_vllm.kernels.head_choice import HeadChoice, choose_tiles, shipped_choice
-from sparkdeploy_vllm.kernels.head_tiles_file import HeadKey, kernel_fingerprint, tuned_folder
-from sparkdeploy_vllm.kernels.int8_head_configs import HeadTile, shipped_for, tile_for
-
-ACTIVATION_DTYPES = (torch.bfloat16, torch.float16)
-LOGITS_DTYPE = torch.float32
-"""What the sums are, so nothing is rounded. BF16's step at a logit of 20 is 0.125."""
-HIDDEN_STEP = 16
-"""K of one tensor-core instruction; the hidden size must be a multiple of it."""
-
-
-def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `int8_head` takes these: 16-bit activations and an int8 matrix on one CUDA GPU."""
-    return (
-        x.is_cuda
-        and x.dtype in ACTIVATION_DTYPES
-        and weight.dtype == torch.int8
-        and weight.shape[1] % HIDDEN_STEP == 0
-        and weight.is_contiguous()
-    )
-
-
-def int8_head(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scales: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    out_dtype: torch.dtype = LOGITS_DTYPE,
-) -> torch.Tensor:
-    """Logits [..., V] of `x` [..., K]: times int8 `weight` [V, K] times FP32 `scales` [V] + `bias`.
-
-    `x` may be strided; the result is in `out_dtype`, at most rounded once from FP32. Safe in CUDA
-    graph capture once `prepare` or `compile_tiles` ran for that `out_dtype`: no synchronisation, no
-    tuning, no file. A row's result does not depend on the other rows, only on the tile that their
-    number selects.
-    """
-    rows_in = x.reshape(-1, x.shape[-1])
-    tile = tile_for(_tiles_of(weight), rows_in.shape[0])
-    logits = head_with_tile(tile, rows_in, (weight, scales, bias), out_dtype)
-    return logits.view(*x.shape[:-1], weight.shape[0])
-
-
-def head_with_tile(
-    tile: HeadTile, x: torch.Tensor, matrix: "Matrix", out_dtype: torch.dtype
-) -> torch.Tensor:
-    """Logits [M, V] of `x` [M, K] by this tile; what `int8_head` does with the tile it chose."""
-    logits = torch.empty((x.shape[0], matrix[0].shape[0]), dtype=out_dtype, device=x.device)
-    if logits.numel():
-        launch = _launch_streamed if tile.path == "streamed" else _launch_gathered
-        launch(tile, x, matrix, logits)
-    return logits
-
-
-def prepare(
-    weight: torch.Tensor,
-    scales: torch.Tensor,
-    dtype: torch.dtype,
-    folder: Path | None = None,
-    *,
-    out_dtype: torch.dtype = LOGITS_DTYPE,
-) -> HeadChoice | None:
-    """Choose the tiles of a matrix and compile them for activations of `dtype` and logits of
-    `out_dtype`; return the choice and what it is from.
-
-    Looks for tuned tiles in `folder` (default: the cache folder). The one place that reads a file:
-    call it before CUDA graphs are captured. Tuned tiles that do not run are given up for those that
-    ship. None, and nothing done, when `int8_head` does not take the matrix or the `dtype`.
-    """
-    if not fits(weight.new_empty((1, weight.shape[1]), dtype=dtype), weight):
-        return None
-    choice = choose_tiles(key_of(weight), folder or tuned_folder())
-    if choice.source == "tuned":
-        try:
-            return _used(choice, (weight, scales, None), dtype, out_dtype)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with them, those that ship run
-            why = f"{choice.origin} is not used: {type(error).__name__}: {error}"
-            choice = shipped_choice(choice.key, ignored=why)
-    return _used(choice, (weight, scales, None), dtype, out_dtype)
-
-
-def key_of(weight: torch.Tensor) -> HeadKey:
-    """What tuned tiles for this matrix on its card must have been made for."""
-    vocab, hidden = weight.shape
-    return HeadKey(
-        card=torch.cuda.get_device_name(weight.device),
-        capability=_capability(weight.device.index),
-        vocab=vocab,
-        hidden=hidden,
-        kernel=kernel_fingerprint(),
-        triton=triton.__version__,
-    )
-
-
-def compile_tiles(
-    weight: torch.Tensor,
-    scales: torch.Tensor,
-    dtype: torch.dtype,
-    bias: torch.Tensor | None = None,
-    *,
-    out_dtype: torch.dtype = LOGITS_DTYPE,
-) -> None:
-    """Run every tile once, so that nothing is compiled or loaded during a later graph capture.
-
-    Does nothing for activations of a `dtype`, or a matrix, that `int8_head` does not take.
-    """
-    for tile in _tiles_of(weight):
-        x = torch.zeros((tile.rows, weight.shape[1]), dtype=dtype, device=weight.device)
-        if fits(x, weight):
-            int8_head(x, weight, scales, bias, out_dtype=out_dtype)
-
-
-_chosen: dict[tuple[int, int, int], tuple[HeadTile, ...]] = {}
-"""By device, vocabulary and hidden size; what is not here uses the tiles that ship."""
-
-
-def _tiles_of(weight: torch.Tensor) -> tuple[HeadTile, ...]:
-    chosen = _chosen.get(_place(weight))
-    return chosen or shipped_for(_capability(weight.device.index)).tiles
-
-
-def _used(
-    choice: HeadChoice, matrix: "Matrix", dtype: torch.dtype, out_dtype: torch.dtype
-) -> HeadChoice:
-    weight, scales, bias = matrix
-    _chosen[_place(weight)] = choice.tiles
-    compile_tiles(weight, scales, dtype, bias, out_dtype=out_dtype)
-    return choice
-
-
-def _place(weight: torch.Tensor) -> tuple[int, int, int]:
-    vocab, hidden = weight.shape
-    return weight.device.index, vocab, hidden
-
-
-@cache
-def _capability(device_index: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device_index)
-
+from sparkdeploy_vllm.kernels.head_configs import HeadTile
 
 Matrix = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Weights, scales, bias."""
 
 
-def _launch_gathered(tile: HeadTile, x: torch.Tensor, matrix: Matrix, logits: torch.Tensor) -> None:
+def launch_gathered(tile: HeadTile, x: torch.Tensor, matrix: Matrix, logits: torch.Tensor) -> None:
     weight, scales, bias = matrix
     if x.stride(1) != 1:
         x = x.contiguous()
     _gathered[_grid(tile, logits)](
-        x, x.stride(0), weight, scales, bias, logits, *logits.shape, **_constants(tile, weight)
+        x,
+        x.stride(0),
+        weight,
+        scales,
+        bias,
+        logits,
+        *logits.shape,
+        **_constants(tile, hidden=weight.shape[1]),
     )
 
 
-def _launch_streamed(tile: HeadTile, x: torch.Tensor, matrix: Matrix, logits: torch.Tensor) -> None:
+def launch_streamed(tile: HeadTile, x: torch.Tensor, matrix: Matrix, logits: torch.Tensor) -> None:
     weight, scales, bias = matrix
     x = _in_fragment_order(x)
     _streamed[_grid(tile, logits)](
@@ -176,7 +42,7 @@ def _launch_streamed(tile: HeadTile, x: torch.Tensor, matrix: Matrix, logits: to
         bias,
         logits,
         *logits.shape,
-        **_constants(tile, weight),
+        **_constants(tile, hidden=weight.shape[1]),
     )
 
 
@@ -191,9 +57,9 @@ def _grid(tile: HeadTile, logits: torch.Tensor) -> tuple[int]:
     return (triton.cdiv(rows, tile.rows) * triton.cdiv(vocab, tile.vocab),)
 
 
-def _constants(tile: HeadTile, weight: torch.Tensor) -> dict[str, Any]:
+def _constants(tile: HeadTile, *, hidden: int) -> dict[str, Any]:
     return {
-        "HIDDEN": weight.shape[1],
+        "HIDDEN": hidden,
         "ROWS": tile.rows,
         "BLOCK_VOCAB": tile.vocab,
         "BLOCK_HIDDEN": tile.hidden,
@@ -231,7 +97,10 @@ def _accumulated(exact, inputs, sums, ROWS: tl.constexpr):  # noqa: ANN001, ANN2
 @triton.jit
 def _store_logits(sums, scales, bias, logits, rows, vocab, row, word):  # noqa: ANN001, ANN202, PLR0913, PLR0917
     inside = word < vocab
-    result = sums * tl.load(scales + word, mask=inside, other=0.0)[:, None]
+    if scales is None:
+        result = sums
+    else:
+        result = sums * tl.load(scales + word, mask=inside, other=0.0)[:, None]
     if bias is not None:
         result += tl.load(bias + word, mask=inside, other=0.0).to(tl.float32)[:, None]
     target = logits + row.to(tl.int64)[None, :] * vocab + word[:, None]

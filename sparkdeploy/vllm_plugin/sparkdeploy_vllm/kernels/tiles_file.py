@@ -104,9 +104,10 @@ def value_problem(tile: object, allowed: Mapping[str, Sequence[object]]) -> str:
     return ""
 
 
-def fingerprint(source: str) -> str:
-    """Return twelve digits that change with a file beside this one."""
-    return hashlib.sha256(Path(__file__).with_name(source).read_bytes()).hexdigest()[:12]
+def fingerprint(*sources: str) -> str:
+    """Return twelve digits that change with files beside this one."""
+    contents = [Path(__file__).with_name(source).read_bytes() for source in sources]
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:12]
 
 
 def cache_folder(kind: str, environment: Mapping[str, str] = os.environ) -> Path:

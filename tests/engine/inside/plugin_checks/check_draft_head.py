@@ -12,7 +12,7 @@ import torch
 from check_vllm_hooks import _config, _head, _load, _mlp, _one_rank, _process, _vllm_log
 from sparkdeploy_vllm import register
 from sparkdeploy_vllm.draft_head import DraftHeadMethod
-from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, SparkLMHead
+from sparkdeploy_vllm.lm_head import IntegerLMHeadMethod, SparkLMHead
 from vllm.config import get_current_vllm_config
 from vllm.model_executor import custom_op
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -59,7 +59,7 @@ def _both_heads(rows: int = len(TOKENS)) -> tuple[Any, Any, Any, torch.Tensor]:
 def check_the_draft_proposes_frequent_tokens_by_the_target_s_own_logits() -> None:
     with _checkpoint(TOKENS), _vllm_log() as log:
         target, draft, processor, weight = _both_heads()
-        assert isinstance(target.quant_method, Int8LMHeadMethod)
+        assert isinstance(target.quant_method, IntegerLMHeadMethod)
         assert isinstance(draft.quant_method, DraftHeadMethod)
         assert "sparkdeploy: draft head active: rows=5" in log.getvalue()
         x = torch.randn(4, 128).bfloat16()
@@ -126,11 +126,11 @@ def check_a_head_made_without_the_config_gets_it() -> None:
         config = _config()
         object.__setattr__(get_current_vllm_config(), "quant_config", config)
         head = SparkLMHead(VOCABULARY, 128, prefix="language_model.lm_head")
-        assert isinstance(head.quant_method, Int8LMHeadMethod)
+        assert isinstance(head.quant_method, IntegerLMHeadMethod)
         assert type(head) is ParallelLMHead
         object.__setattr__(get_current_vllm_config(), "quant_config", None)
         plain = SparkLMHead(VOCABULARY, 128, prefix="language_model.lm_head")
-        assert not isinstance(plain.quant_method, Int8LMHeadMethod)
+        assert not isinstance(plain.quant_method, IntegerLMHeadMethod)
 
 
 def check_a_server_that_can_sleep_gets_no_draft_head() -> None:

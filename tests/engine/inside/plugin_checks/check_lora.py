@@ -6,7 +6,7 @@ import torch
 from check_draft_head import TOKENS, VOCABULARY, _both_heads, _checkpoint
 from check_vllm_hooks import _config, _head, _load, _one_rank, _process
 from sparkdeploy_vllm import register
-from sparkdeploy_vllm.lm_head import Int8LMHeadMethod
+from sparkdeploy_vllm.lm_head import IntegerLMHeadMethod
 from vllm.config import get_current_vllm_config
 from vllm.config.lora import LoRAConfig
 from vllm.lora.layers.utils import LoRAMapping
@@ -57,7 +57,7 @@ def check_an_int8_head_takes_lora() -> None:
         head = _head(config)
         _load(head.weight, VOCABULARY)
         _process(head)
-        assert isinstance(head.quant_method, Int8LMHeadMethod)
+        assert isinstance(head.quant_method, IntegerLMHeadMethod)
         processor = LogitsProcessor(VOCABULARY)
         _assert_an_adapter_adds_its_part(processor, head, ALL)
         assert type(processor) is LogitsProcessor

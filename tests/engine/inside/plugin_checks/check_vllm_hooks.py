@@ -20,7 +20,7 @@ from sparkdeploy_vllm.hybrid_config import SparkHybridConfig
 from sparkdeploy_vllm.kernels.head_choice import choose_tiles
 from sparkdeploy_vllm.kernels.head_tiles_file import HeadKey, tuned_path
 from sparkdeploy_vllm.ledger import ConversionMismatchError
-from sparkdeploy_vllm.lm_head import Int8LMHeadMethod, ReportingLMHeadMethod, warm_up
+from sparkdeploy_vllm.lm_head import IntegerLMHeadMethod, ReportingLMHeadMethod, warm_up
 from vllm.config import VllmConfig, get_current_vllm_config, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers.linear import (
@@ -160,7 +160,7 @@ def check_layers_get_the_right_method() -> None:
             128, 1, quant_config=config, prefix="model.layers.0.mlp.shared_expert_gate"
         )
         assert not isinstance(gate.quant_method, ReferenceFp8LinearMethod)
-        assert isinstance(_head(config).quant_method, Int8LMHeadMethod)
+        assert isinstance(_head(config).quant_method, IntegerLMHeadMethod)
         assert isinstance(_head(_config(lm_head="bf16")).quant_method, ReportingLMHeadMethod)
         plain = _config().get_quant_method(down, "mtp.layers.0.mlp.shared_expert.down_proj")
         assert not isinstance(plain, ReferenceFp8LinearMethod)
@@ -217,7 +217,7 @@ def check_the_log_says_once_where_the_head_s_tiles_are_from() -> None:
         tuned_path(key, Path(name)).write_text("{")
         choice = choose_tiles(key, Path(name))
     # The kernels need Triton and a card, the choice of their tiles neither.
-    kernels = ModuleType("sparkdeploy_vllm.kernels.int8_head")
+    kernels = ModuleType("sparkdeploy_vllm.kernels.head")
     asked = mock.Mock(return_value=choice)
     kernels.prepare = asked  # type: ignore[attr-defined]
     layer = SimpleNamespace(

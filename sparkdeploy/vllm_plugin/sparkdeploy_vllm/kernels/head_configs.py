@@ -1,11 +1,14 @@
-"""Tile sizes of the INT8 head that ship, per kind of GPU: data, with where each table is from."""
+"""Tile sizes of the INT8 and INT4 heads that ship, per kind of GPU, with where each is from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Path = Literal["gathered", "streamed"]
-"""How tiles reach shared memory: by per-thread copies, or by the copy engine Hopper brought."""
+Path = Literal["gathered", "streamed", "packed"]
+"""How tiles reach shared memory: by per-thread copies, or by the copy engine Hopper brought; INT4,
+two codes a byte, by per-thread copies."""
+PATHS: tuple[Path, ...] = get_args(Path)
+Weights = Literal["int8", "int4"]
 Capability = tuple[int, int]
 
 
@@ -22,8 +25,13 @@ class HeadTile:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of the staged tiles, an upper bound: INT8 weights, 16-bit activations."""
-        return self.stages * self.hidden * (self.vocab + 2 * self.rows)
+        """Shared memory of the staged tiles, an upper bound: weights and 16-bit activations."""
+        return self.stages * (self.weight_bytes + 2 * self.hidden * self.rows)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights of one step."""
+        return self.hidden * self.vocab // (2 if self.path == "packed" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +78,33 @@ DEFAULT = ShippedTiles(
 )
 """The smallest needs: plain copies, tensor cores of Ampere, 41 KB of shared memory."""
 
-SHIPPED: dict[int, ShippedTiles] = {9: HOPPER, 12: GB10}
-"""By the major number of the compute capability; every other card gets DEFAULT."""
+_PACKED = (
+    HeadTile("packed", rows=8, vocab=128, hidden=128, warps=4, stages=4),
+    HeadTile("packed", rows=16, vocab=128, hidden=128, warps=4, stages=4),
+    HeadTile("packed", rows=32, vocab=128, hidden=128, warps=4, stages=3),
+    HeadTile("packed", rows=64, vocab=128, hidden=128, warps=8, stages=3),
+)
+
+PACKED = {
+    9: ShippedTiles(name="sm_90", tiles=_PACKED, origin="derived from INT8's, not measured"),
+    12: ShippedTiles(name="sm_12x", tiles=_PACKED, origin=GB10.origin),
+}
+PACKED_DEFAULT = ShippedTiles(name="default", tiles=_PACKED, origin=DEFAULT.origin)
+"""INT4's, the same for every card. Derived: compiled for sm_90 and sm_121 each needs at most 66 KB
+of shared memory and spills nothing, and at up to 16 rows what two programs have asked for (48 KB)
+covers a GB10's latency as INT8's tiles do. 128 words rather than 64 halve how often activations,
+which weigh twice as much beside INT4, are read from the L2 cache."""
+
+SHIPPED: dict[Weights, tuple[dict[int, ShippedTiles], ShippedTiles]] = {
+    "int8": ({9: HOPPER, 12: GB10}, DEFAULT),
+    "int4": (PACKED, PACKED_DEFAULT),
+}
+"""By the major number of the compute capability, and what every other card gets."""
 
 
-def shipped_for(capability: Capability) -> ShippedTiles:
-    return SHIPPED.get(capability[0], DEFAULT)
+def shipped_for(capability: Capability, weights: Weights = "int8") -> ShippedTiles:
+    tables, rest = SHIPPED[weights]
+    return tables.get(capability[0], rest)
 
 
 def tile_for(tiles: Sequence[HeadTile], rows: int) -> HeadTile:
