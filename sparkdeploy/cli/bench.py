@@ -190,6 +190,7 @@ def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
 def import_runs(
     files: Annotated[list[Path], typer.Argument(help="Records or campaigns' bundles of others.")],
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Keep records of others: `plan --hardware` fits its speeds to those of such a machine.
 

@@ -125,18 +125,25 @@ def table(turns: Sequence[Turn], *, within: float) -> str:
     over = []
     for name in mine[0].figures | other[0].figures:
         one, two = ([turn.figures.get(name) for turn in side] for side in (mine, other))
-        lines.append(f"| {name} | {' | '.join(_cells(one, two))} |")
-        apart = _apart(one, two)
-        if name.startswith(JUDGED) and apart is not None and "server" not in name:
-            over += [f"{name} {apart:+.1%}"] if abs(apart) > within else []
+        is_judged = name.startswith(JUDGED) and "server" not in name
+        apart = _apart(one, two) if is_judged else None
+        lines.append(f"| {name} | {' | '.join(_cells(one, two, apart))} |")
+        if apart is not None and abs(apart) > within:
+            over.append(f"{name} {apart:+.1%}{_overlap(one, two)}")
     words = ", ".join(over) or "none"
     lines += ["", f"Medians apart by more than {within:.0%}: {words}.", *_one_by_one(mine, other)]
     return "\n".join(lines)
 
 
-def _cells(one: list[float | None], two: list[float | None]) -> Iterator[str]:
+def _overlap(one: list[float | None], two: list[float | None]) -> str:
+    """Say so where a turn of one client lies among the other's: that difference may be chance."""
+    mine, other = _known(one), _known(two)
+    is_shared = max(min(mine), min(other)) <= min(max(mine), max(other))
+    return " (their ranges overlap)" if is_shared else ""
+
+
+def _cells(one: list[float | None], two: list[float | None], apart: float | None) -> Iterator[str]:
     yield from (_range(side) for side in (one, two))
-    apart = _apart(one, two)
     yield "-" if apart is None else f"{apart:+.2%}"
     yield from (_spread(side) for side in (one, two))
 
