@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 from sparkdeploy.bench.figures import quantile
 
@@ -15,8 +17,9 @@ if TYPE_CHECKING:
 
     Served = Sequence[Mapping[str, float]]
 
+TOLD = "vllm:time_to_first_token_seconds"
 OURS, THEIRS = "ours", "vllm"
-JUDGED = ("throughput", "goodput", "TTFT", "TPOT", "gap", "end to end")
+JUDGED = ("throughput", "goodput", "TTFT", "TPOT", "gap", "end to end", "connecting and TTFT")
 """How the names of the figures begin that both should tell alike."""
 
 
@@ -36,6 +39,7 @@ def our_turn(cell: Cell, moments_s: Sequence[float], served: Served) -> Turn:
     samples = cell.samples
     began_s = [item.sent_s - item.connect_s for item in samples]
     ttft_s = [item.ttft_s or 0.0 for item in samples]
+    with_connecting_s = [wait + item.connect_s for wait, item in zip(ttft_s, samples, strict=True)]
     figures = {
         "completed": float(load.requests - load.failures),
         "duration, s": load.window_s,
@@ -50,6 +54,7 @@ def our_turn(cell: Cell, moments_s: Sequence[float], served: Served) -> Turn:
         **spread("end to end", (item.duration_s for item in samples), (50, 90, 99)),
         **lateness(began_s, moments_s),
         "connecting mean, ms": statistics.fmean(item.connect_s for item in samples) * 1000,
+        **spread("connecting and TTFT", with_connecting_s, (50,)),
         **against_server(ttft_s, served),
     }
     return Turn(OURS, figures, ttft_s)
@@ -74,8 +79,36 @@ def their_turn(report: Mapping[str, Any], moments_s: Sequence[float], served: Se
         figures[f"{name} mean, ms"] = report[f"mean_{theirs}_ms"]
         for percent in percents:
             figures[f"{name} p{percent}, ms"] = report[f"p{percent}_{theirs}_ms"]
+    figures |= spread("connecting and TTFT", ttft_s, (50,))
     figures |= lateness(report["start_times"], moments_s) | against_server(ttft_s, served)
     return Turn(THEIRS, figures, ttft_s)
+
+
+def told_waits(url: str) -> tuple[float, float] | None:
+    """Return vLLM's own sum of times to the first token, in seconds, and their count."""
+    try:
+        with urlopen(f"{url}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return None
+    both = [
+        sum(
+            float(value)
+            for value in re.findall(rf"^{TOLD}_{part}(?:{{[^}}]*}})? (\S+)", text, re.M)
+        )
+        for part in ("sum", "count")
+    ]
+    return (both[0], both[1]) if both[1] else None
+
+
+def server_mean(
+    before: tuple[float, float] | None, after: tuple[float, float] | None
+) -> dict[str, float]:
+    """Return the mean between the two; our client's turn has one request more, asked first."""
+    if before is None or after is None or after[1] == before[1]:
+        return {}
+    mean_s = (after[0] - before[0]) / (after[1] - before[1])
+    return {"TTFT by the server's own clock, mean, ms": mean_s * 1000}
 
 
 def spread(name: str, values: Iterable[float], percents: Sequence[int]) -> dict[str, float]:
