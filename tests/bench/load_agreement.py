@@ -45,7 +45,7 @@ from sparkdeploy.bench.watch import BenchWatch
 from tests.bench.load_figures import (
     Turn,
     our_turn,
-    server_mean,
+    over_server,
     table,
     their_turn,
     told_waits,
@@ -135,7 +135,7 @@ def taken(
             prompts = written_prompts(folder / f"prompts-{2 * repeat + number}.jsonl", arguments)
             before = told_waits(url) if arguments.url else None
             turn = take(url, prompts, serve, arguments)
-            turn.figures.update(server_mean(before, told_waits(url) if before else None))
+            turn.figures.update(over_server(turn, before, told_waits(url) if before else None))
             turns.append(turn)
             longest_s = max(longest_s, time.monotonic() - turn_began_s)
             print(f"{turns[-1].client}: {time.monotonic() - turn_began_s:.1f} s", file=sys.stderr)

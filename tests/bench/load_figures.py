@@ -101,14 +101,20 @@ def told_waits(url: str) -> tuple[float, float] | None:
     return (both[0], both[1]) if both[1] else None
 
 
-def server_mean(
-    before: tuple[float, float] | None, after: tuple[float, float] | None
+def over_server(
+    turn: Turn, before: tuple[float, float] | None, after: tuple[float, float] | None
 ) -> dict[str, float]:
-    """Return the mean between the two; our client's turn has one request more, asked first."""
+    """Return vLLM's mean between the two, and how far the client's is over it.
+
+    Our client's turn has one request more, asked before the others.
+    """
     if before is None or after is None or after[1] == before[1]:
         return {}
-    mean_s = (after[0] - before[0]) / (after[1] - before[1])
-    return {"TTFT by the server's own clock, mean, ms": mean_s * 1000}
+    mean_ms = 1000 * (after[0] - before[0]) / (after[1] - before[1])
+    return {
+        "TTFT by the server's own clock, mean, ms": mean_ms,
+        "TTFT over the server's mean, ms": turn.figures["TTFT mean, ms"] - mean_ms,
+    }
 
 
 def spread(name: str, values: Iterable[float], percents: Sequence[int]) -> dict[str, float]:
