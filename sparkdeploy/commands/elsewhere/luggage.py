@@ -100,9 +100,11 @@ def _parts(word: str) -> tuple[str, ...]:
 
 def _data_files(argv: Sequence[str]) -> Iterator[str]:
     """Yield those that are here; for one that is not, the other machine looks."""
-    named = [value for option, value in pairwise(argv) if option in READ_OPTIONS]
-    if tuple(argv[: len(READ_COMMAND)]) == READ_COMMAND:
-        named += argv[len(READ_COMMAND) :]
+    pairs = list(pairwise(argv))
+    named = [value for option, value in pairs if option in READ_OPTIONS]
+    # Options of the program itself, such as -v, may stand before it.
+    if READ_COMMAND in pairs:
+        named += argv[pairs.index(READ_COMMAND) + len(READ_COMMAND) :]
     yield from (word for word in named if os.path.isfile(word))  # noqa: PTH113 - never raises
 
 

@@ -495,20 +495,26 @@ def test_a_recipe_of_a_source_travels_with_its_mods_once_they_are_agreed_to(
     assert [path.read_text() for path in scripts] == ["true\n"]
 
 
+@pytest.mark.parametrize("command", ["load", "pair v2 mtp-2 --suite load"])
 @pytest.mark.parametrize("form", ["--prompts {}", "--prompts={}"])
 def test_prompts_are_read_here_and_sent(
-    node: Node, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+    node: Node,
+    said: Said,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    command: str,
 ) -> None:
     node.has_program()
     text = '{"prompt": "Hello, \u2028 Ada", "max_tokens": 4}\n'
     (tmp_path / "mine.jsonl").write_text(text)
     monkeypatch.chdir(tmp_path)
     words = form.format("mine.jsonl").split()
-    code, out, err = said("bench", "load", *words, "--rate", "2", "--on", "spark")
+    code, out, err = said("bench", *command.split(), *words, "--rate", "2", "--on", "spark")
     assert code == 0, err
     (file,) = (path for path in (node.cache / "from").rglob("*") if path.is_file())
     assert file.read_text() == text
-    assert f"there: bench load --prompts {file} --rate 2\n" in out
+    assert f"there: bench {command} --prompts {file} --rate 2\n" in out
 
 
 def test_prompts_that_are_not_here_are_looked_for_there(node: Node, said: Said) -> None:
@@ -534,10 +540,12 @@ def test_records_to_import_are_sent(node: Node, said: Said, tmp_path: Path) -> N
     files = [tmp_path / "a.json", tmp_path / "b.yaml"]
     for file in files:
         file.write_text("{}")
-    code, out, err = said("bench", "import", *map(str, files), "--json", "--on", "spark")
+    code, out, err = said("-v", "bench", "import", *map(str, files), "--json", "--on", "spark")
     assert code == 0, err
     (folder,) = (node.cache / "from").glob("*")
-    assert f"there: bench import {' '.join(f'{folder}/files{it}' for it in files)} --json\n" in out
+    assert (
+        f"there: -v bench import {' '.join(f'{folder}/files{it}' for it in files)} --json\n" in out
+    )
 
 
 def test_the_cluster_travels_for_a_node_that_has_none(
