@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.bench.figures import figures_of
-from sparkdeploy.bench.record import METRICS
+from sparkdeploy.bench.record import LOAD_METRICS, METRICS
 from sparkdeploy.bench.variation import RatioEstimate, ratio_of, spread_of
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.variation import Spread
 
 CellKey = tuple[str, int, int | None, int, str]
+COMPARED = (*METRICS, *LOAD_METRICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def compare(base: Side, other: Side, known: Sequence[Side] = ()) -> RunCompariso
             notes.append(f"{suite.name}: the prompts differ")
         else:
             notes += _lost(suite, match)
-            found = [_figures(suite, metric, base, other, witnesses) for metric in METRICS]
+            found = [_figures(suite, metric, base, other, witnesses) for metric in COMPARED]
             differences += [item for cells, _ in found for item in cells]
             overall += [item for _, item in found if item is not None]
     return RunComparison(
@@ -193,6 +194,9 @@ def _logarithms(side: Side, suite: SuiteResult, metric: str) -> dict[CellKey, li
 
 
 def _mean(cell: Cell, metric: str) -> float | None:
+    if metric in LOAD_METRICS:
+        # Without an open loop, or without limits, there is none.
+        return getattr(cell.load, metric, None)
     values = [figures[metric] for item in cell.rounds if metric in (figures := figures_of(item))]
     # A damaged record may hold figures whose sum is beyond what a float holds.
     return math.fsum(value / len(values) for value in values) if values else None

@@ -179,7 +179,7 @@ def _rate(tokens: float, duration_s: float) -> float | None:
     return tokens / duration_s if tokens and duration_s > 0 else None
 
 
-def _quantile(ordered: Sequence[float], fraction: float) -> float:
+def quantile(ordered: Sequence[float], fraction: float) -> float:
     """Interpolate between the two nearest ranks (Hyndman and Fan's type 7, numpy's default)."""
     rank = (len(ordered) - 1) * fraction
     below = math.floor(rank)
@@ -191,7 +191,7 @@ def quantiles(values: Iterable[float]) -> Quantiles | None:
     ordered = sorted(values)
     if not ordered:
         return None
-    p50, p95, p99 = (_quantile(ordered, fraction) for fraction in (0.50, 0.95, 0.99))
+    p50, p95, p99 = (quantile(ordered, fraction) for fraction in (0.50, 0.95, 0.99))
     return Quantiles(len(ordered), p50, p95, p99, statistics.fmean(ordered), ordered[-1])
 
 

@@ -238,6 +238,8 @@ METRICS = (
     *("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "gap_p50_s", "gap_p99_s"),
 )
 """Figures that `Cell.statistics` may hold, each one value a round."""
+LOAD_METRICS = ("completed_per_s", "goodput_per_s")
+"""Figures of a cell's `load` that runs are compared by."""
 
 
 @dataclass(frozen=True, slots=True)

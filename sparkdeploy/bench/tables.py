@@ -23,7 +23,10 @@ _SHOWN = {
     "five": ("end_to_end_tok_s", "decode_tok_s", "ttft_p50_s"),
     "decode": ("decode_tok_s", "end_to_end_tok_s", "ttft_p50_s"),
     "sweep": ("decode_tok_s", "stream_decode_tok_s", "ttft_p50_s"),
-    "load": ("ttft_p50_s", "ttft_p95_s", "gap_p99_s", "stream_decode_tok_s"),
+    "load": (
+        *("completed_per_s", "goodput_per_s"),
+        *("ttft_p50_s", "ttft_p95_s", "gap_p99_s", "stream_decode_tok_s"),
+    ),
 }
 
 

@@ -13,37 +13,31 @@ from sparkdeploy.cli import bench_quality as asking
 from sparkdeploy.cli.bench_campaign import campaign
 from sparkdeploy.cli.bench_load import load, without_suite
 from sparkdeploy.cli.bench_options import (
+    SWEPT_CONCURRENCY,
+    SWEPT_CONTEXT,
     CaFileOption,
+    ConcurrencyOption,
+    ContextOption,
     KeyFileOption,
     ModelOption,
     NameArgument,
+    RoundsOption,
     SaveOption,
+    SuiteOption,
     UrlOption,
     one_side,
 )
+from sparkdeploy.cli.bench_pair import pair
 from sparkdeploy.cli.bench_printing import print_finished, print_run
 from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console
 from sparkdeploy.errors import UsageError
 
-SuiteOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="five (the default), decode, sweep, standard, with commas, or repeated; or load alone."
-    ),
-]
-RoundsOption = Annotated[int, typer.Option(min=1, help="After one warm-up each.")]
-ConcurrencyOption = Annotated[str, typer.Option(help="For sweep: streams, with commas.")]
-ContextOption = Annotated[
-    str, typer.Option(help="For sweep: prompt and answer in tokens; K is 1024.")
-]
 DepthOption = Annotated[
     str | None,
     typer.Option(help="For sweep: each --context after so many tokens that were read before; 0,4K"),
 ]
-SWEPT_CONCURRENCY = "1,2,4,8,16,32"
-SWEPT_CONTEXT = "1K,2K,4K,8K,16K,32K,64K,128K,256K"
 MEASURE = "run"
 
 
@@ -135,39 +129,6 @@ def measure(
         gates.require_gate(finished.run, *held)
 
 
-def pair(
-    sides: Annotated[
-        tuple[str, str], typer.Argument(metavar="A B", help="Deployments' names or addresses.")
-    ],
-    runs: Annotated[int, typer.Option(min=2, help="Of each side, in turns: A B B A.")] = 3,
-    model: ModelOption = None,
-    key_file: KeyFileOption = None,
-    ca_file: CaFileOption = None,
-    suite: SuiteOption = None,
-    rounds: RoundsOption = 3,
-    concurrency: ConcurrencyOption = SWEPT_CONCURRENCY,
-    context: ContextOption = SWEPT_CONTEXT,
-    as_json: JsonOption = False,
-    _on: OnOption = None,
-) -> None:
-    """Measure two servers in turns and compare them; every run is kept."""
-    from sparkdeploy.bench.suites import parse_counts, parse_suites
-    from sparkdeploy.bench.tables import comparison_lines
-    from sparkdeploy.commands.bench.endpoint import Access
-    from sparkdeploy.commands.bench.pair import measure_pair
-    from sparkdeploy.commands.bench.run import WantedRun
-
-    wanted = WantedRun(
-        suites=parse_suites(suite or ["five"]),
-        rounds=rounds,
-        concurrency=parse_counts(concurrency, "--concurrency"),
-        context=parse_counts(context, "--context"),
-    )
-    access = Access(key_file, model, ca_file)
-    comparison = measure_pair(sides, wanted, runs, current_settings(), access)
-    answer(comparison_lines(comparison), asdict(comparison), as_json=as_json)
-
-
 def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
     """List the runs that were kept."""
     from sparkdeploy.bench.tables import list_lines
@@ -190,6 +151,7 @@ def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
 def import_runs(
     files: Annotated[list[Path], typer.Argument(help="Records or campaigns' bundles of others.")],
     as_json: JsonOption = False,
+    _on: OnOption = None,
 ) -> None:
     """Keep records of others: `plan --hardware` fits its speeds to those of such a machine.
 

@@ -29,6 +29,19 @@ CaFileOption = Annotated[
 SaveOption = Annotated[
     str | None, typer.Option(help="A label to find the run by, or FILE.json to write.")
 ]
+SuiteOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="five (the default), decode, sweep, standard, with commas, or repeated; or load alone."
+    ),
+]
+RoundsOption = Annotated[int, typer.Option(min=1, help="After one warm-up each.")]
+ConcurrencyOption = Annotated[str, typer.Option(help="For sweep: streams, with commas.")]
+ContextOption = Annotated[
+    str, typer.Option(help="For sweep: prompt and answer in tokens; K is 1024.")
+]
+SWEPT_CONCURRENCY = "1,2,4,8,16,32"
+SWEPT_CONTEXT = "1K,2K,4K,8K,16K,32K,64K,128K,256K"
 
 
 def one_side(name: str | None, url: str | None) -> str:

@@ -18,6 +18,7 @@ from sparkdeploy.terminal import visible_json
 
 SCHEMA_VERSION = 1
 KIND = "sparkdeploy campaign"
+SCHEMA_FILE = "docs/bench-bundle.schema.json"
 MAX_BYTES = 4 << 20
 """A recipe takes about 100 KiB, most of it single requests."""
 MAX_TEXT = 4000
@@ -162,7 +163,10 @@ def read_bundle(path: Path) -> CampaignBundle:
             f"{path} has schema {version}, and this sparkdeploy reads up to {SCHEMA_VERSION}",
             hint="update sparkdeploy",
         )
-    bundle: CampaignBundle = checked(content, CampaignBundle, path)
+    try:
+        bundle: CampaignBundle = checked(content, CampaignBundle, path)
+    except BenchError as error:
+        raise BenchError(error.message, hint=f"{SCHEMA_FILE} says what is in a bundle") from error
     return bundle
 
 

@@ -64,7 +64,7 @@ def run_campaign(
     UsageError when another one is not over; raises for recipes that cannot be read, and for what
     could not be put back, before anything is begun.
     """
-    with _alone(settings):
+    with alone(settings):
         found = unfinished(settings.state_dir)
         if found is None:
             folder, state = _begin(wanted, settings, consent)
@@ -83,7 +83,7 @@ def run_campaign(
 
 def resume_campaign(settings: Settings, consent: Callable[[str], bool]) -> CampaignFolder:
     """Go on with the campaign that is not over; BenchError when there is none."""
-    with _alone(settings):
+    with alone(settings):
         folder, state = _required(settings)
         _ask_again(state, consent)
         return _go_on(folder, state, settings)
@@ -91,7 +91,7 @@ def resume_campaign(settings: Settings, consent: Callable[[str], bool]) -> Campa
 
 def stop_campaign(settings: Settings, consent: Callable[[str], bool]) -> CampaignFolder:
     """Measure nothing more, put back what served before, and write what there is."""
-    with _alone(settings):
+    with alone(settings):
         folder, state = _required(settings)
         _ask_again(state, consent)
         state = replace(state, is_stopped=True)
@@ -269,7 +269,7 @@ def _go_on(folder: CampaignFolder, state: CampaignState, settings: Settings) -> 
 
 
 @contextlib.contextmanager
-def _alone(settings: Settings) -> Iterator[None]:
+def alone(settings: Settings) -> Iterator[None]:
     """One campaign at a time; a process that is killed frees the lock."""
     folder = campaigns_below(settings.state_dir)
     make_private(folder)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.compare import Side, compare, sides_of
@@ -12,7 +15,7 @@ from sparkdeploy.console import console
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sparkdeploy.bench.compare import RunComparison
     from sparkdeploy.bench.record import Run
@@ -20,30 +23,69 @@ if TYPE_CHECKING:
     from sparkdeploy.commands.bench.run import WantedRun
     from sparkdeploy.settings import Settings
 
+ONE_START = (
+    "all runs of a side are of one start: what a start decides (clocks, memory, chosen kernels) "
+    "may make such a difference, and no interval holds it"
+)
 
-def measure_pair(
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One side of a pair; `ready` has it answer and returns where."""
+
+    label: str
+    ready: Callable[[], Endpoint]
+
+
+@contextlib.contextmanager
+def both_at_once(
     names: tuple[str, str], wanted: WantedRun, runs: int, settings: Settings, access: Access
-) -> RunComparison:
+) -> Iterator[RunComparison]:
     """Measure each side `runs` times, A B B A A B and so on; every run is kept under its label.
 
     Both must answer; what ends one run ends the pair, and the runs before it stay.
     """
-    if names[0] == names[1]:
-        raise UsageError("a pair has two sides, and both are the same")
+    refuse_same(names)
     endpoints = tuple(reach(name, settings, access) for name in names)
     labels = _labels(names, endpoints)
-    measured: dict[str, list[Run]] = {label: [] for label in labels}
-    for number in range(runs):
-        pairs = list(zip(labels, endpoints, strict=True))
-        for label, endpoint in pairs if number % 2 == 0 else reversed(pairs):
-            console.info(f"run {number + 1} of {runs}: {label}")
-            finished = measure_endpoint(endpoint, replace(wanted, save=label), settings)
-            require_figures(finished)
-            measured[label].append(finished.run)
-    base, other = (Side(label, tuple(measured[label])) for label in labels)
+    pair = [
+        Contender(label, partial(_as_it_is, endpoint))
+        for label, endpoint in zip(labels, endpoints, strict=True)
+    ]
+    turns = (side for number in range(runs) for side in (pair if number % 2 == 0 else pair[::-1]))
+    yield take_turns(pair, turns, runs, wanted, settings)
+    console.info(ONE_START)
+
+
+def refuse_same(names: tuple[str, str]) -> None:
+    if names[0] == names[1]:
+        raise UsageError("a pair has two sides, and both are the same")
+
+
+def take_turns(
+    pair: Sequence[Contender],
+    turns: Iterable[Contender],
+    runs: int,
+    wanted: WantedRun,
+    settings: Settings,
+) -> RunComparison:
+    """Measure the sides in the order of `turns`, each `runs` times, and compare them."""
+    measured: dict[str, list[Run]] = {side.label: [] for side in pair}
+    counted = Counter[str]()
+    for side in turns:
+        counted[side.label] += 1
+        console.info(f"run {counted[side.label]} of {runs}: {side.label}")
+        finished = measure_endpoint(side.ready(), replace(wanted, save=side.label), settings)
+        require_figures(finished)
+        measured[side.label].append(finished.run)
+    base, other = (Side(side.label, tuple(measured[side.label])) for side in pair)
     known = sides_of(item.run for item in kept_runs(settings) if item.is_whole)
     # The pair's own labels are told by the pair's own runs.
-    return compare(base, other, [side for side in known if side.label not in labels])
+    return compare(base, other, [side for side in known if side.label not in measured])
+
+
+def _as_it_is(endpoint: Endpoint) -> Endpoint:
+    return endpoint
 
 
 def _labels(names: Sequence[str], endpoints: Sequence[Endpoint]) -> tuple[str, ...]:

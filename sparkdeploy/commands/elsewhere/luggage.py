@@ -1,4 +1,4 @@
-"""What a command takes along: recipes by path, the user's own recipes, the cluster's nodes.
+"""What a command takes along: recipes by path, the user's own ones, the cluster, files to read.
 
 Files keep their place below one folder there, so that what they name relative to one another is
 found. Absolute paths and `~` are the other machine's. No key, token or environment is sent.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.commands.elsewhere.program import digest_of
-from sparkdeploy.errors import BuildError, RecipeError
+from sparkdeploy.errors import BuildError, RecipeError, UsageError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.mods import read_mod
 from sparkdeploy.recipe.document import is_foreign, read_document
@@ -25,6 +26,7 @@ from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES, template_question
 from sparkdeploy.recipe.sources.shelf import Sources
 from sparkdeploy.recipe.unsafe import consent_hint
 from sparkdeploy.settings import CLUSTER_VARIABLE, RECIPES_VARIABLE
+from sparkdeploy.stored_json import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +35,11 @@ if TYPE_CHECKING:
 
 CLUSTER_FILE = "cluster.yaml"
 CONSENT = "--allow-unsafe"
+READ_OPTIONS = ("--prompts",)
+"""Their files are data that the command reads; what others name is of the other machine."""
+READ_COMMAND = ("bench", "import")
+"""All files that it names are data."""
+MAX_READ_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +76,36 @@ def pack(argv: Sequence[str], settings: Settings) -> Luggage:
     """Look at the arguments; RecipeError for a recipe that cannot be read or may not be sent."""
     library = Library(recipe_folders(settings), sources=Sources.below(settings.state_dir))
     packer = _Packer(library, settings.config_dir / "recipes")
-    words = [packer.named(word) for word in argv]
-    paths = frozenset(word for word in words if _is_recipe_file(word))
-    for path in paths:
+    argv = [part for word in argv for part in _parts(word)]
+    data = frozenset(_data_files(argv))
+    words = [word if word in data else packer.named(word) for word in argv]
+    recipes = frozenset(word for word in words if _is_recipe_file(word)) - data
+    for path in recipes:
         packer.take(Path(path), is_consented=CONSENT in argv)
+    for path in data:
+        packer.take_data(Path(path))
     packer.take_own()
     files = list(packer.files.values())
     if settings.cluster is not None:
         text = yaml_text.dump(dict(settings.cluster))
         files.append(ContextFile(CLUSTER_FILE, text.encode()))
-    return Luggage(tuple(words), paths, tuple(files), packer.own)
+    return Luggage(tuple(words), recipes | data, tuple(files), packer.own)
+
+
+def _parts(word: str) -> tuple[str, ...]:
+    """Return `--prompts=FILE` as two words: the file gets another place."""
+    option, equals, value = word.partition("=")
+    return (option, value) if equals and option in READ_OPTIONS else (word,)
+
+
+def _data_files(argv: Sequence[str]) -> Iterator[str]:
+    """Yield those that are here; for one that is not, the other machine looks."""
+    pairs = list(pairwise(argv))
+    named = [value for option, value in pairs if option in READ_OPTIONS]
+    # Options of the program itself, such as -v, may stand before it.
+    if READ_COMMAND in pairs:
+        named += argv[pairs.index(READ_COMMAND) + len(READ_COMMAND) :]
+    yield from (word for word in named if os.path.isfile(word))  # noqa: PTH113 - never raises
 
 
 def _is_recipe_file(word: str) -> bool:
@@ -143,6 +170,17 @@ class _Packer:
         if is_own or is_consented:
             for folder in _mod_folders(content, path.parent):
                 self._add_mod(folder)
+
+    def take_data(self, path: Path) -> None:
+        """Take a file as it is; UsageError for one that cannot be read, or is too large."""
+        try:
+            content = read_bytes(path, MAX_READ_BYTES)
+        except OSError as error:
+            raise UsageError(
+                f"{path} is not sent: {error.strerror}",
+                hint="copy it there, and name it as that machine does",
+            ) from error
+        self.files[_place(path)] = ContextFile(_place(path), content)
 
     def _add_mod(self, folder: Path) -> None:
         files = read_mod(FoundMod(folder.name, folder, "", needs_network=False)).files

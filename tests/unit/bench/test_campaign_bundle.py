@@ -27,7 +27,7 @@ from sparkdeploy.bench.campaign.bundle import (
 from sparkdeploy.bench.campaign.page import campaign_page
 from sparkdeploy.bench.campaign.privacy import Private
 from sparkdeploy.bench.campaign.state import MEASURING, CampaignState, RecipeState
-from sparkdeploy.bench.files import write_record
+from sparkdeploy.bench.files import adapter_of, write_record
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.report.speed import read_published
@@ -36,11 +36,13 @@ from sparkdeploy.errors import BenchError
 from sparkdeploy.settings import load_settings
 from tests.unit.bench.planted import HOME, PLANTED, planted_run
 from tests.unit.bench.runs import sample_run
+from tests.unit.bench.test_record import fields_of
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from tests.unit.program import Run as Program
 
+SCHEMA_FILE = REPOSITORY / "docs" / "bench-bundle.schema.json"
 PUBLISHED = read_published(REPOSITORY / "recipes" / "facts" / "published.yaml")
 PRIVATE = Private(
     secrets=(PLANTED["key"], PLANTED["variable"]),
@@ -141,6 +143,52 @@ def test_a_bundle_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "bundle.json"
     path.write_text(bundle_text(bundle))
     assert read_bundle(path) == bundle
+
+
+def test_the_documented_schema_is_the_real_one(request: pytest.FixtureRequest) -> None:
+    schema = adapter_of(CampaignBundle).json_schema()
+    if request.config.getoption("--update-golden"):
+        SCHEMA_FILE.write_text(json.dumps(schema, indent=1, sort_keys=True) + "\n")
+    assert fields_of(json.loads(SCHEMA_FILE.read_text())) == fields_of(schema)
+
+
+def test_what_is_written_has_the_fields_that_the_schema_demands() -> None:
+    schema = json.loads(SCHEMA_FILE.read_text())
+    written = json.loads(bundle_text(planted_bundle()))
+    assert set(written) == set(schema["properties"])
+    recipe = schema["$defs"]["SharedRecipe"]
+    assert [set(item) for item in written["recipes"]] == [set(recipe["properties"])]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("recipes", 0, "name"), 5, "recipes.0.name: here is 5, and it must be a text"),
+        (("recipes", 0, "steps"), {}, "recipes.0.steps: here is an object, and it must be a list"),
+        (("recipes", 0, "run", "suites"), None, "run.suites: here is null, and it must be a list"),
+        (("recipes", 0, "quality"), [], "quality: here is a list, and it must be an object"),
+        (("is_quick",), "no", 'is_quick: here is "no", and it must be true or false'),
+        (("recipes", 0, "needles", 0, "depth"), "x", 'here is "x", and it must be a number'),
+    ],
+)
+def test_import_says_in_plain_words_what_is_wrong(
+    tmp_path: Path, run: Program, place: tuple[str | int, ...], value: object, said: str
+) -> None:
+    content: Any = json.loads(bundle_text(planted_bundle()))
+    *folders, last = place
+    inner = content
+    for part in folders:
+        inner = inner[part]
+    inner[last] = value
+    file = tmp_path / "bundle.json"
+    file.write_text(json.dumps(content))
+
+    done = run("bench", "import", str(file))
+
+    assert done.returncode == 8
+    assert said in done.stderr
+    assert "docs/bench-bundle.schema.json" in done.stderr
+    assert not list((tmp_path / "state" / "bench").glob("*.json"))
 
 
 def damaged(change: dict[str, Any]) -> str:

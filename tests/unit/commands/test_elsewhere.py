@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from sparkdeploy.commands.elsewhere import luggage
 from sparkdeploy.commands.elsewhere import program as elsewhere
 from sparkdeploy.commands.elsewhere.run import target_of, without_option
 from sparkdeploy.errors import UsageError
@@ -492,6 +493,59 @@ def test_a_recipe_of_a_source_travels_with_its_mods_once_they_are_agreed_to(
     assert '"bird/Owl-1B"' in out
     scripts = [path for it in (node.cache / "from").glob("*") for path in it.rglob("run.sh")]
     assert [path.read_text() for path in scripts] == ["true\n"]
+
+
+@pytest.mark.parametrize("command", ["load", "pair v2 mtp-2 --suite load"])
+@pytest.mark.parametrize("form", ["--prompts {}", "--prompts={}"])
+def test_prompts_are_read_here_and_sent(
+    node: Node,
+    said: Said,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    command: str,
+) -> None:
+    node.has_program()
+    text = '{"prompt": "Hello, \u2028 Ada", "max_tokens": 4}\n'
+    (tmp_path / "mine.jsonl").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    words = form.format("mine.jsonl").split()
+    code, out, err = said("bench", *command.split(), *words, "--rate", "2", "--on", "spark")
+    assert code == 0, err
+    (file,) = (path for path in (node.cache / "from").rglob("*") if path.is_file())
+    assert file.read_text() == text
+    assert f"there: bench {command} --prompts {file} --rate 2\n" in out
+
+
+def test_prompts_that_are_not_here_are_looked_for_there(node: Node, said: Said) -> None:
+    node.has_program()
+    out = said("bench", "load", "--prompts", "/there/mine.jsonl", "--on", "spark")[1]
+    assert "there: bench load --prompts /there/mine.jsonl\n" in out
+    assert not (node.cache / "from").exists()
+
+
+def test_prompts_too_large_to_send_are_refused(
+    node: Node, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.has_program()
+    monkeypatch.setattr(luggage, "MAX_READ_BYTES", 10)
+    (tmp_path / "mine.jsonl").write_text(11 * "x")
+    code, out, err = said("bench", "load", "--prompts", str(tmp_path / "mine.jsonl"), "--on", "s")
+    assert (code, out) == (2, "")
+    assert "mine.jsonl is not sent: it is larger than" in err
+
+
+def test_records_to_import_are_sent(node: Node, said: Said, tmp_path: Path) -> None:
+    node.has_program()
+    files = [tmp_path / "a.json", tmp_path / "b.yaml"]
+    for file in files:
+        file.write_text("{}")
+    code, out, err = said("-v", "bench", "import", *map(str, files), "--json", "--on", "spark")
+    assert code == 0, err
+    (folder,) = (node.cache / "from").glob("*")
+    assert (
+        f"there: -v bench import {' '.join(f'{folder}/files{it}' for it in files)} --json\n" in out
+    )
 
 
 def test_the_cluster_travels_for_a_node_that_has_none(
