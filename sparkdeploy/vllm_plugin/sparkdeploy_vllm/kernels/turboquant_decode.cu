@@ -6,15 +6,9 @@
 // them in registers into operands of tensor cores and keeps softmax and result of its own. Only at
 // the end do the warps of a head join what they have. join: weighs the parts of the blocks.
 //
-// How a block is cut (turboquant_tiles.py has the reasons):
-//   TEAMS     the warps form teams, each of which waits for its own stages of the ring
-//   SHARING   warps that hold a result together: with 2, each unpacks the keys of its own tokens, gives
-//             the partner its weights, and multiplies half of the values' dimensions of both
-//   LAUNCHES  with 1, no second kernel: the blocks of a request wait for each other and join
-//
 // Sizes are macros, set when the source is compiled (turboquant_launch.py):
 //   HEAD_DIM, KEY_BITS, VALUE_BITS, KV_HEADS, GROUP, MOST_TOKENS, PAGE, CHUNK, WARPS, STAGES,
-//   MOST_SPLITS, QUERY_BF16, TEAMS, SHARING, LAUNCHES
+//   MOST_SPLITS, QUERY_BF16
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -31,16 +25,8 @@ constexpr int SCALE = VALUE + HEAD_DIM * VALUE_BITS / 8;
 constexpr int SLOT = (SCALE + 4 + 1) / 2 * 2;
 constexpr int TOKEN = KV_HEADS * SLOT;
 constexpr int WARPS_OF_HEAD = WARPS / KV_HEADS;
-constexpr int TEAM = WARPS / TEAMS;  // warps of all heads that meet the same stages
-constexpr int TEAM_HEAD = WARPS_OF_HEAD / TEAMS;  // those of one head
-constexpr int STAGE_TOKENS = CHUNK * TEAM_HEAD;
-constexpr int LAG = TEAMS > 1 ? 1 : STAGES > 2 ? 2 : 1;
-// Each stage is one team's. If others filled and left it as well, a team could come to its barrier two
-// phases early, and take the phase before the last for its own.
-static_assert(STAGES % TEAMS == 0, "a team has stages of its own");
-// A team fills a stage that it has left only on its next turn; there must be one.
-static_assert(STAGES >= LAG * TEAMS, "the last stages would never be filled");
-static_assert(WARPS_OF_HEAD % (TEAMS * SHARING) == 0, "warps that share must be of one team");
+constexpr int STAGE_TOKENS = CHUNK * WARPS_OF_HEAD;
+constexpr int LAG = STAGES > 2 ? 2 : 1;
 constexpr int STAGE_BYTES = STAGE_TOKENS * TOKEN;
 constexpr int PIECE = PAGE < STAGE_TOKENS ? PAGE : STAGE_TOKENS;
 constexpr int ALL_ROWS = MOST_TOKENS * GROUP;
@@ -53,16 +39,11 @@ constexpr int QUERY_REST = KV_HEADS * PAIRS * QUERY_PAIR;
 constexpr int QUERY_BYTES = 2 * QUERY_REST;
 constexpr int WORDS = HEAD_DIM / 8;  // of eight codes each
 constexpr int GROUPS = HEAD_DIM / 64;  // of 64 dimensions: what a row of a tile's columns spans
-constexpr int HELD_GROUPS = GROUPS / SHARING;  // of a warp's result
 constexpr int STEPS = WORDS / 4;  // words of a lane: lane t of four has words t STEPS and on
 constexpr int PER_LANE = HEAD_DIM / 32;
 constexpr float ROOT_OF_DIM = HEAD_DIM == 256 ? 16.f : HEAD_DIM == 128 ? 11.3137085f : 8.f;
 constexpr float QUERY_SCALE = 16384.f;
-// A maximum that grows by less than SLACK (a power of two) stays what weights are scaled by: results
-// are then scaled anew a few times in a context, not in nearly every chunk. The largest weight is
-// 2^15 in FP16, and with its rest has 22 bits, either way.
-constexpr float SLACK = SHARING > 1 ? 4.f : 0.f;
-constexpr float WEIGHT_SCALE = SHARING > 1 ? 2048.f : 32768.f;
+constexpr float WEIGHT_SCALE = 32768.f;
 constexpr float VALUE_SCALE = 16777216.f;  // 2^24: a code in an FP16's lowest bits is that small
 constexpr float LEAST_SCALE = 5.9604645e-08f;  // 2^-24, FP16's least
 #define MINUS_INFINITY __int_as_float(0xff800000)
@@ -154,56 +135,6 @@ INLINE void copy_bulk(u32 target, const u8* source, u32 bytes, u32 barrier) {
       ::"r"(target), "l"(source), "r"(bytes), "r"(barrier) : "memory");
 }
 
-// The two warps of a pair wait for each other. Barrier 0 is the block's.
-INLINE void meet_partner(int pair) {
-  asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
-}
-
-// One thread of each of `blocks` blocks: waits until all of them have come. What a block wrote before
-// its last __syncthreads is seen by a block after its next one: the first count releases, the reads
-// acquire, and both reach the other threads through the block's barrier.
-//
-// The counter goes round, so that the next launch (or a graph's next replay) finds zero: blocks come
-// (1 to `blocks`), then leave (up to 2 `blocks` - 1, and then 0). Nobody can miss a number of `blocks`
-// or more, for zero comes only once all have left. All blocks must be on the card at once: the launch
-// is cooperative.
-INLINE void wait_for_blocks(u32* counter, u32 blocks) {
-  u32 count;
-  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-               : "=r"(count) : "l"(counter), "r"(2 * blocks - 1) : "memory");
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
-  } while (count < blocks);
-  asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(counter), "r"(2 * blocks - 1)
-               : "memory");
-}
-
-// Of an assignment NVRTC 13.0 makes four stores, each of which writes a part of every sector.
-INLINE void store_four(float* to, float4 four) {
-  asm volatile("st.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(four.x), "f"(four.y),
-               "f"(four.z), "f"(four.w) : "memory");
-}
-
-// Where a block's time goes (tests/gpu/kernels/turboquant_stamps.py sets STAMPS): cycles of its first
-// thread at each point, behind the counters of blocks, and nanoseconds of the card at both ends.
-#if defined(STAMPS)
-INLINE u32 cycles() {
-  u32 now;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
-  return now;
-}
-INLINE u32 nanoseconds() {
-  u64 now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
-  return (u32)now;
-}
-#define STAMP(which, now) \
-  if (threadIdx.x == 0) \
-    arrivals[1024 + 16 * ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) + which] = now
-#else
-#define STAMP(which, now)
-#endif
-
 // Eight codes as a word, from where they lie; slots are aligned to two bytes.
 INLINE u32 halves(const u8* at) {
   return (u32) * (const u16*)at | ((u32) * (const u16*)(at + 2) << 16);
@@ -246,44 +177,6 @@ INLINE void floats_8(u32 word, u32& first, u32& second) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(first) : "h"((u16)word));
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(second) : "h"((u16)(word >> 16)));
 }
-INLINE u32 funnel(u32 low, u32 high, u32 bits) {
-  u32 out;
-  asm("shf.r.wrap.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(bits));
-  return out;
-}
-// A lane's codes of a key, word after word. They lie side by side, so that four bytes are read at a
-// time, where four-byte words begin, and moved to where codes begin: half as many reads as halves().
-struct Codes {
-  const u32* at;
-  u32 moved, last, held[3];
-};
-INLINE Codes codes_at(const u8* first) {
-  const u32 rest = shared_address(first) & 2;
-  const u32* at = (const u32*)(first - rest);
-  return {at, 8 * rest, at[0], {}};
-}
-// Word `step`; steps come one by one, from 0. More than the lowest 24 bits are set with 3-bit codes.
-INLINE u32 next_word(Codes& codes, int step) {
-  if (KEY_BITS == 4) {
-    const u32 next = codes.at[step + 1], word = funnel(codes.last, next, codes.moved);
-    codes.last = next;
-    return word;
-  }
-  if (step % 4 == 0)
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-      const u32 next = codes.at[step / 4 * 3 + i + 1];
-      codes.held[i] = funnel(codes.last, next, codes.moved);
-      codes.last = next;
-    }
-  if (step % 4 == 0) return codes.held[0];
-  if (step % 4 == 3) return codes.held[2] >> 8;
-  return funnel(codes.held[step % 4 - 1], codes.held[step % 4], step % 4 == 1 ? 24 : 16);
-}
-INLINE void centroid_pairs(const Table& table, u32 codes, u32 (&pair)[4]) {
-  if (KEY_BITS == 4) centroids_4(table, codes, pair);
-  if (KEY_BITS == 3) centroids_3(table, codes, pair);
-}
 // Dimensions 8 word to 8 word + 7 of a key, as pairs.
 INLINE void key_pairs(const Table& table, const u8* slot, int word, u32 (&pair)[4]) {
   if (KEY_BITS == 8) {
@@ -291,7 +184,9 @@ INLINE void key_pairs(const Table& table, const u8* slot, int word, u32 (&pair)[
     floats_8(*(const u32*)(slot + 8 * word + 4), pair[2], pair[3]);
     return;
   }
-  centroid_pairs(table, word_of<KEY_BITS, SLOT % 4 == 0>(slot, word), pair);
+  u32 codes = word_of<KEY_BITS, SLOT % 4 == 0>(slot, word);
+  if (KEY_BITS == 4) centroids_4(table, codes, pair);
+  if (KEY_BITS == 3) centroids_3(table, codes, pair);
 }
 // Eight pairs of FP16 from the words of two tokens: code times a power of two (`lies`), for the
 // bits stay where they are in the mantissa.
@@ -325,8 +220,8 @@ INLINE float lies(int plane) {
 }
 
 // Few squares are added in FP16: its rounding averages out over a key's dimensions.
-constexpr int ADDED = HEAD_DIM >= 256 ? 4 : 2;
 INLINE float sum_of_squares(const u32 (&pair)[4]) {
+  constexpr int ADDED = HEAD_DIM >= 256 ? 4 : 2;
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < 4; i += ADDED) {
@@ -338,26 +233,11 @@ INLINE float sum_of_squares(const u32 (&pair)[4]) {
 }
 
 // Scores of 16 rows and a chunk, and the squares of what the keys are. With two tiles the rests of
-// the queries have sums of their own: four chains of products instead of two. (Not where warps share: twice
-// as many run at a time, and they need the registers.)
-constexpr int CHAINS = SHARING > 1 ? 1 : TILES == 2 ? 2 : 1;
-// Of warps that share, the tensor core adds the sums of few squares, also over the lanes: `squares` has
-// those of tokens 2 t and 2 t + 1 of two tiles, one in rows 0 to 7 and one in the others, since each
-// has ones in its rows alone. Otherwise it has a lane's part of token g of a tile. (Eight pairs instead of four in FP16 made errors larger by 0.4 % with 3-bit codes: they are too much alike
-// for rounding to average out.)
-constexpr int SQUARES = SHARING > 1 ? 4 : 1;
-constexpr int SQUARES_OF = SHARING > 1 ? TILES / 2 : TILES;
+// the queries have sums of their own: four chains of products instead of two.
+constexpr int CHAINS = TILES == 2 ? 2 : 1;
 INLINE void multiply_keys(const Table& table, const u8* operand, const u8* slots,
-                          float (&score)[CHAINS][TILES][4], float (&squares)[SQUARES_OF][SQUARES]) {
-  u32 some[TILES][2];
+                          float (&score)[CHAINS][TILES][4], float (&squares)[TILES]) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#if SHARING > 1
-  Codes codes[TILES];
-  if (ROTATED)
-#pragma unroll
-    for (int tile = 0; tile < TILES; tile++)
-      codes[tile] = codes_at(slots + (tile * 8 + g) * TOKEN + t * STEPS * KEY_BITS);
-#endif
 #pragma unroll
   for (int j = 0; j < STEPS; j++) {
     const uint4 a = *(const uint4*)(operand + 128 * j);
@@ -367,29 +247,8 @@ INLINE void multiply_keys(const Table& table, const u8* operand, const u8* slots
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
       u32 key[4];
-#if SHARING > 1
-      if (ROTATED) centroid_pairs(table, next_word(codes[tile], j), key);
-      if (!ROTATED) key_pairs(table, slots + (tile * 8 + g) * TOKEN, t * STEPS + j, key);
-#else
       key_pairs(table, slots + (tile * 8 + g) * TOKEN, t * STEPS + j, key);
-#endif
-#if SHARING > 1
-      if (ROTATED) {
-#pragma unroll
-        for (int i = 0; i < 4; i += ADDED) {
-          u32& sum = some[tile][ADDED == 4 ? j % 2 : i / 2];
-          sum = squared(key[i]);
-#pragma unroll
-          for (int k = 1; k < ADDED; k++) sum = plus_squared(key[i + k], sum);
-        }
-        const u32 upper = tile % 2 ? 0 : 0x3C003C00, lower = 0x3C003C00 - upper;
-        if (ADDED == 2 || j % 2)
-          multiply(squares[tile / 2], make_uint4(upper, lower, upper, lower), some[tile][0],
-                   some[tile][1]);
-      }
-#else
-      if (ROTATED) squares[tile][0] += sum_of_squares(key);
-#endif
+      if (ROTATED) squares[tile] += sum_of_squares(key);
       multiply(score[0][tile], a, key[0], key[1]);
       multiply(score[CHAINS - 1][tile], c, key[0], key[1]);
       multiply(score[0][tile], b, key[2], key[3]);
@@ -398,36 +257,18 @@ INLINE void multiply_keys(const Table& table, const u8* operand, const u8* slots
   }
 }
 
-// Where codes of 4 bits begin between four-byte words, warps that share read the words all the same,
-// in one read instead of two: all dimensions are then 4 further, and the last word's upper half is the
-// first 4. All tokens of a head lie alike.
-constexpr bool TURNS = SHARING > 1 && VALUE_BITS == 4 && TOKEN % 4 == 0;
-INLINE int turn_of(int head) { return TURNS ? (head * SLOT + VALUE) % 4 / 2 : 0; }
-INLINE u32 value_word(const u8* codes, int word, bool is_split) {
-  if (TURNS) {
-    const u32 whole = *(const u32*)(codes + 4 * word);
-    if (!is_split) return whole;
-    constexpr int BEFORE = (SHARING - 1) * HELD_GROUPS * 32 + 2;
-    return whole & 0xFFFF | (u32) * (const u16*)(codes - BEFORE) << 16;
-  }
-  if (SHARING > 1 && VALUE_BITS == 3)  // nobody looks at the highest byte
-    return halves(codes + (3 * word & ~1)) >> (8 * (word & 1));
-  return word_of<VALUE_BITS, SLOT % 4 == 0 && VALUE % 4 == 0>(codes, word);
-}
-
 // Adds 16 tokens' weighted values to the result: column g of a tile is word 8 j + g, one tile for
-// each of its eight codes. `values` is where the codes of the first group of dimensions lie that the
-// warp holds; `is_last`: they turn, and the warp has the last group.
-INLINE void multiply_values(const u8* values, bool is_last, uint4 weights, uint4 rests,
-                            float (&result)[HELD_GROUPS * 8][4]) {
+// each of its eight codes.
+INLINE void multiply_values(const u8* values, uint4 weights, uint4 rests,
+                            float (&result)[HEAD_DIM / 8][4]) {
   const int g = threadIdx.x % 32 / 4;
 #pragma unroll
-  for (int j = 0; j < HELD_GROUPS; j++) {
+  for (int j = 0; j < GROUPS; j++) {
     u32 word[4], first[8], second[8];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      word[i] = value_word(values + (i % 2 + i / 2 * 8) * TOKEN, 8 * j + g,
-                           j == HELD_GROUPS - 1 && is_last && g == 7);
+      word[i] = word_of<VALUE_BITS, SLOT % 4 == 0 && VALUE % 4 == 0>(
+          values + (i % 2 + i / 2 * 8) * TOKEN, 8 * j + g);
     value_pairs(word[0], word[1], first);
     value_pairs(word[2], word[3], second);
 #pragma unroll
@@ -544,9 +385,9 @@ INLINE void store_pair(const float (&x)[PER_LANE], const float (&y)[PER_LANE], u
 // Dimensions that warps join at once, in groups of 64: as many as the ring has room for.
 constexpr int JOINED_ROWS = WARPS * ROWS * 4;
 constexpr int RING_BYTES = STAGES * STAGE_BYTES;
-constexpr int TWO = HELD_GROUPS > 1 ? 2 : 1;
+constexpr int TWO = GROUPS > 1 ? 2 : 1;
 constexpr int TWO_OR_ONE = JOINED_ROWS * (TWO * 64 + 4) <= RING_BYTES ? TWO : 1;
-constexpr int AT_ONCE = JOINED_ROWS * (HELD_GROUPS * 64 + 4) <= RING_BYTES ? HELD_GROUPS : TWO_OR_ONE;
+constexpr int AT_ONCE = JOINED_ROWS * (GROUPS * 64 + 4) <= RING_BYTES ? GROUPS : TWO_OR_ONE;
 
 // Where the sixteen bytes `part` of sixty-four floats lie, so that a warp's lie on all banks.
 INLINE int swizzled(int part) { return part ^ (part / 8 * 2); }
@@ -568,122 +409,18 @@ INLINE void copy_round(int round, int begin, int end, const u8* pages, i64 page_
   }
 }
 
-INLINE void add_weighted(float4& sum, float weight, const float4& more) {
-  sum.x += weight * more.x, sum.y += weight * more.y;
-  sum.z += weight * more.z, sum.w += weight * more.w;
-}
-
-// Where a row of the block's queries is counted among all; -1 for a row that nobody asked.
-INLINE int place_of(int of, int row, int row_block, int first, int count) {
-  const int all = row_block + row;
-  if (all >= ALL_ROWS || row_token(all) >= count) return -1;
-  return (first + row_token(all)) * (KV_HEADS * GROUP) + of * GROUP + all % GROUP;
-}
-
-// Joining in the same launch. The result's UNITS (64 dimensions of a row each) are dealt to the
-// `used` blocks that share a request's rows; sixteen threads take a unit, and several sixteens its
-// parts by turns, all in an order that `used` alone decides. Whatever the number of blocks, each
-// reads about as much as it wrote.
-constexpr int UNITS = KV_HEADS * HELD_ROWS * GROUPS;
-constexpr int SIXTEENS = WARPS * 2;
-constexpr int AHEAD = 8;  // parts that a thread asks for before it knows what they weigh
-
-INLINE int place_of_unit(int unit, int row_block, int first, int count) {
-  const int row = unit / GROUPS;
-  return unit < UNITS ? place_of(row / HELD_ROWS, row % HELD_ROWS, row_block, first, count) : -1;
-}
-
-// A warp: what each part of a row weighs, from the logarithms of its sums.
-INLINE void weigh_parts(const float* sums, int used, float* weights) {
-  constexpr int PER_THREAD = MOST_SPLITS / 32;
-  const int lane = threadIdx.x % 32;
-  float own[PER_THREAD], top = MINUS_INFINITY, total = 0.f;
-#pragma unroll
-  for (int i = 0; i < PER_THREAD; i++) {
-    own[i] = lane + 32 * i < used ? sums[lane + 32 * i] : MINUS_INFINITY;
-    top = fmaxf(top, own[i]);
-  }
-  for (int bit = 16; bit; bit /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, bit));
-  top = top == MINUS_INFINITY ? 0.f : top;
-#pragma unroll
-  for (int i = 0; i < PER_THREAD; i++) total += own[i] = exp2_of(own[i] - top);
-  for (int bit = 16; bit; bit /= 2) total += __shfl_xor_sync(~0u, total, bit);
-  const float inverse = total == 0.f ? 0.f : 1.f / total;
-#pragma unroll
-  for (int i = 0; i < PER_THREAD; i++)
-    if (lane + 32 * i < used) weights[lane + 32 * i] = own[i] * inverse;
-}
-
-INLINE void join_here(const float* parts, const float* sums, int splits, int used, int split,
-                      int row_block, int first, int count, u16* out, i64 out_token, i64 out_head,
-                      float* memory) {
-  float* weights = memory;                             // [SIXTEENS][MOST_SPLITS]
-  float* partial = memory + SIXTEENS * MOST_SPLITS;    // [SIXTEENS][64]
-  const int per_block = (UNITS + used - 1) / used;
-  int ways = SIXTEENS;  // sixteens that share a unit
-  while (ways > 1 && ways * per_block > SIXTEENS) ways /= 2;
-  const int at_once = SIXTEENS / ways;
-  const int sixteen = threadIdx.x / 16, column = threadIdx.x % 16 * 4;
-  const int way = sixteen % ways, own = sixteen / ways;
-  for (int from = 0; from < per_block; from += at_once) {
-    const int begin = split * per_block + from, unit = begin + own;
-    const int place =
-        from + own < per_block ? place_of_unit(unit, row_block, first, count) : -1;
-    const float* source = parts + (i64)max(place, 0) * splits * HEAD_DIM + unit % GROUPS * 64 + column;
-    float4 asked[AHEAD];
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-      const int s = way + i * ways;
-      asked[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-      if (place >= 0 && s < used) asked[i] = *(const float4*)(source + (i64)s * HEAD_DIM);
-    }
-    for (int u = threadIdx.x / 32; u < at_once; u += WARPS) {
-      const int of = from + u < per_block ? place_of_unit(begin + u, row_block, first, count) : -1;
-      if (of >= 0) weigh_parts(sums + (i64)of * splits, used, weights + u * MOST_SPLITS);
-    }
-    __syncthreads();
-    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-    if (place >= 0) {
-#pragma unroll
-      for (int i = 0; i < AHEAD; i++)
-        if (way + i * ways < used) add_weighted(sum, weights[own * MOST_SPLITS + way + i * ways], asked[i]);
-      for (int s = way + AHEAD * ways; s < used; s += ways)
-        add_weighted(sum, weights[own * MOST_SPLITS + s], *(const float4*)(source + (i64)s * HEAD_DIM));
-    }
-    *(float4*)(partial + sixteen * 64 + column) = sum;
-    __syncthreads();
-    // The next turn writes weights at once, which all have read, and `partial` only past its first
-    // barrier, where those that read it here come too.
-    if (way == 0 && place >= 0) {
-      for (int other = 1; other < ways; other++)
-        add_weighted(sum, 1.f, *(const float4*)(partial + (sixteen + other) * 64 + column));
-      const int heads = KV_HEADS * GROUP;
-      u16* target = out + place / heads * out_token + place % heads * out_head + unit % GROUPS * 64 + column;
-      target[0] = query_bits(sum.x), target[1] = query_bits(sum.y);
-      target[2] = query_bits(sum.z), target[3] = query_bits(sum.w);
-    }
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8* __restrict__ pages,
        i64 page_stride, const int* __restrict__ table, i64 table_stride,
        const int* __restrict__ lengths, const int* __restrict__ starts, float* __restrict__ parts,
-       float* __restrict__ sums, float score, u32 high_0, u32 high_1, u32 low_0, u32 low_1,
-       u16* __restrict__ out, i64 out_token, i64 out_head, u32* __restrict__ arrivals) {
+       float* __restrict__ sums, float score, u32 high_0, u32 high_1, u32 low_0, u32 low_1) {
   const Table centroids = {{high_0, high_1}, {low_0, low_1}};
   extern __shared__ __align__(128) u8 memory[];
   __shared__ __align__(8) u64 full[STAGES], empty[STAGES];
   __shared__ float factors[KV_HEADS * ROWS];
   __shared__ float mosts[WARPS][ROWS], totals[WARPS][ROWS], shifts[WARPS][ROWS];
-#if SHARING > 1
-  __shared__ float tops[WARPS][ROWS];
-  __shared__ uint4 traded[WARPS][TILES / 2][2][32];
-#endif
   u8* queries = memory;
   u8* ring = memory + (QUERY_BYTES + 127) / 128 * 128;
-  STAMP(0, nanoseconds());
-  STAMP(1, cycles());
   asm volatile("griddepcontrol.launch_dependents;");  // join may be brought to the card
   const int request = blockIdx.x, row_block = blockIdx.y * ROWS, split = blockIdx.z;
   const int splits = gridDim.z;
@@ -696,21 +433,18 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
   if (begin >= end || count <= row_token(row_block)) return;
   const int rounds = (end - begin + STAGE_TOKENS - 1) / STAGE_TOKENS;
 
-  STAMP(2, cycles());
-
   // The first queries are asked for first: behind the pages they would wait for all of them.
   u16 bits[2][PER_LANE];
   load_pair(query, query_token, query_head, warp, row_block, first, count, bits);
-  // Each warp sees to a stage's first round, or to several.
-  for (int stage = warp; stage < STAGES; stage += WARPS) {
+  if (warp < STAGES) {  // each of these warps sees to a stage's first round
     if (lane == 0) {
-      barrier_init(shared_address(&full[stage]), 1);
-      barrier_init(shared_address(&empty[stage]), TEAM);
+      barrier_init(shared_address(&full[warp]), 1);
+      barrier_init(shared_address(&empty[warp]), WARPS);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncwarp();
-    if (stage < rounds)
-      copy_round(stage, begin, end, pages, page_stride, table + request * table_stride, ring, full);
+    if (warp < rounds)
+      copy_round(warp, begin, end, pages, page_stride, table + request * table_stride, ring, full);
   }
 #pragma unroll 1
   for (int pair = warp; pair < KV_HEADS * PAIRS; pair += WARPS) {
@@ -724,14 +458,11 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
   }
   __syncthreads();
 
-  STAMP(3, cycles());
   const int head = warp / WARPS_OF_HEAD, g = lane / 4, t = lane % 4;
-  const int team = warp % WARPS_OF_HEAD / TEAM_HEAD, member = warp % TEAM_HEAD;
-  const int half = warp % SHARING;  // of the dimensions, which this warp holds
-  float result[HELD_GROUPS * 8][4];
+  float result[HEAD_DIM / 8][4];
   float most[2] = {MINUS_INFINITY, MINUS_INFINITY}, total[2] = {0.f, 0.f}, shift[2] = {0.f, 0.f};
 #pragma unroll
-  for (int i = 0; i < HELD_GROUPS * 8; i++)
+  for (int i = 0; i < HEAD_DIM / 8; i++)
     for (int j = 0; j < 4; j++) result[i][j] = 0.f;
 
   const int pair = min(g, PAIRS - 1);
@@ -744,44 +475,38 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
     seen[i] = min(end, length - count + 1 + row_token(row_block + pair + 8 * i));
   }
   const int least_seen = min(end, length - count + 1 + row_token(row_block));
-  for (int round = team; round < rounds; round += TEAMS) {
-    const int stage = round % STAGES, turn = round / TEAMS;
-    const int chunk = begin + round * STAGE_TOKENS + member * CHUNK;
-    // A stage that all of the team have left is filled again, by its warps in turn.
-    const int next = round - LAG * TEAMS + STAGES;
-    if (turn >= LAG && next < rounds && head * TEAM_HEAD + member == turn % TEAM) {
+  for (int round = 0; round < rounds; round++) {
+    const int stage = round % STAGES;
+    const int chunk = begin + round * STAGE_TOKENS + warp % WARPS_OF_HEAD * CHUNK;
+    // A stage that all have left is filled again, by the warps in turn.
+    const int next = round - LAG + STAGES;
+    if (round >= LAG && next < rounds && warp == round % WARPS) {
       barrier_wait(shared_address(&empty[next % STAGES]), (next / STAGES - 1) & 1);
       copy_round(next, begin, end, pages, page_stride, table + request * table_stride, ring, full);
     }
     barrier_wait(shared_address(&full[stage]), round / STAGES & 1);
-    if (round == team) {
-      STAMP(4, cycles());
-    }
-    // A warp that shares goes on past the end: its partner needs it, and its tokens weigh nothing.
-    if (SHARING > 1 || chunk < end) {
-      const u8* slots = ring + stage * STAGE_BYTES + (member * CHUNK * KV_HEADS + head) * SLOT;
+    if (chunk < end) {
+      const u8* slots =
+          ring + stage * STAGE_BYTES + (warp % WARPS_OF_HEAD * CHUNK * KV_HEADS + head) * SLOT;
       // A lane has rows g and g + 8 and, of each tile, tokens 2 t and 2 t + 1.
       float scores[CHAINS][TILES][4] = {};
-      float squares[SQUARES_OF][SQUARES] = {};
+      float squares[TILES] = {};
       multiply_keys(centroids, operand, slots, scores, squares);
-#if SHARING == 1
       float key_factor[TILES];
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++) {
         key_factor[tile] = 1.f;
         if (ROTATED) {
-          float sum = squares[tile][0];
+          float sum = squares[tile];
           sum += __shfl_xor_sync(~0u, sum, 1);
           sum += __shfl_xor_sync(~0u, sum, 2);
           const float norm = from_half(*(const u16*)(slots + (tile * 8 + g) * TOKEN + NORM));
           key_factor[tile] = norm * rsqrtf(sum);
         }
       }
-#endif
       const bool is_edge = chunk + CHUNK > least_seen;
       float value_scale[2 * TILES], value_zero[2 * TILES];
       float higher[2] = {most[0], most[1]};
-      if (SHARING > 1) higher[0] = higher[1] = MINUS_INFINITY;
 #pragma unroll
       for (int i = 0; i < 2 * TILES; i++) {
         const int token = i / 2 * 8 + 2 * t + i % 2;
@@ -789,13 +514,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
         value_scale[i] = from_half(*(const u16*)scalars);
         value_zero[i] = from_half(*(const u16*)(scalars + 2));
         if (is_edge && chunk + token >= end) value_scale[i] = value_zero[i] = 0.f;
-#if SHARING > 1
-        float key = 1.f;
-        if (ROTATED)
-          key = from_half(*(const u16*)(slots + token * TOKEN + NORM)) * rsqrtf(squares[i / 4][i % 4]);
-#else
         const float key = ROTATED ? __shfl_sync(~0u, key_factor[i / 2], (2 * t + i % 2) * 4) : 1.f;
-#endif
         // The largest weight times scale becomes one, so that FP16 holds them whatever the scale.
         const float magnitude = log2_of(fmaxf(value_scale[i], LEAST_SCALE));
 #pragma unroll
@@ -812,18 +531,6 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
       for (int row = 0; row < 2; row++) {
         higher[row] = fmaxf(higher[row], __shfl_xor_sync(~0u, higher[row], 1));
         higher[row] = fmaxf(higher[row], __shfl_xor_sync(~0u, higher[row], 2));
-      }
-#if SHARING > 1
-      // Both scale by the same. A warp writes here again only after its partner has read, for it
-      // must have come to the second meeting since.
-      if (t == 0) tops[warp][g] = higher[0], tops[warp][g + 8] = higher[1];
-      meet_partner(warp / 2);
-      higher[0] = fmaxf(higher[0], tops[warp ^ 1][g]);
-      higher[1] = fmaxf(higher[1], tops[warp ^ 1][g + 8]);
-#endif
-#pragma unroll
-      for (int row = 0; row < 2; row++) {
-        if (SHARING > 1 && !(higher[row] > most[row] + SLACK)) higher[row] = most[row];
         base[row] = higher[row] == MINUS_INFINITY ? 0.f : higher[row];
         shrink[row] = exp2_of(most[row] - base[row]);
         most[row] = higher[row];
@@ -832,7 +539,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
       }
       if (__any_sync(~0u, shrink[0] != 1.f || shrink[1] != 1.f))
 #pragma unroll
-        for (int i = 0; i < HELD_GROUPS * 8; i++) {
+        for (int i = 0; i < HEAD_DIM / 8; i++) {
           result[i][0] *= shrink[0];
           result[i][1] *= shrink[0];
           result[i][2] *= shrink[1];
@@ -856,27 +563,10 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
           rest[part] =
               two_halves(scaled[0] - low_half(weight[part]), scaled[1] - high_half(weight[part]));
         }
-        const uint4 high = make_uint4(weight[0], weight[1], weight[2], weight[3]);
-        const uint4 low = make_uint4(rest[0], rest[1], rest[2], rest[3]);
-#if SHARING > 1
-        // A lane's weights are what the same lane of the partner needs. The next ones are written
-        // after the next turn's first meeting, to which the partner comes once it has read these.
-        traded[warp][step][0][lane] = high;
-        traded[warp][step][1][lane] = low;
+        multiply_values(slots + (step * 16 + 2 * t) * TOKEN + VALUE,
+                        make_uint4(weight[0], weight[1], weight[2], weight[3]),
+                        make_uint4(rest[0], rest[1], rest[2], rest[3]), result);
       }
-      meet_partner(warp / 2);
-#pragma unroll 1
-      for (int of = 0; of < TILES; of++) {
-        const int whose = warp & ~1 | of / (TILES / 2), step = of % (TILES / 2);
-        const int token = (member & ~1) * CHUNK + of * 16 + 2 * t;
-        multiply_values(ring + stage * STAGE_BYTES + (token * KV_HEADS + head) * SLOT + VALUE
-                            + half * (HELD_GROUPS * 8 * VALUE_BITS) + 2 * turn_of(head),
-                        turn_of(head) && half == SHARING - 1, traded[whose][step][0][lane], traded[whose][step][1][lane], result);
-      }
-#else
-        multiply_values(slots + (step * 16 + 2 * t) * TOKEN + VALUE, false, high, low, result);
-      }
-#endif
     }
     __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&empty[stage]));
@@ -893,9 +583,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
       shifts[warp][g + 8 * row] = shift[row];
     }
   }
-  STAMP(5, cycles());
   __syncthreads();
-  STAMP(6, cycles());
 
   // Join the warps of a head, in the ring's memory: first what each weighs, then what it has.
   const i64 part_stride = (i64)splits * HEAD_DIM;
@@ -921,12 +609,12 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
   }
   __syncthreads();
   constexpr int PADDED = AT_ONCE * 64 + 4;
-  constexpr int JOBS = KV_HEADS * HELD_ROWS * SHARING * AT_ONCE * 16;
+  constexpr int JOBS = KV_HEADS * HELD_ROWS * AT_ONCE * 16;
   float* joined = (float*)ring;
   const float own[2] = {totals[warp][g] * (VALUE_SCALE / WEIGHT_SCALE),
                         totals[warp][g + 8] * (VALUE_SCALE / WEIGHT_SCALE)};
 #pragma unroll
-  for (int from = 0; from < HELD_GROUPS; from += AT_ONCE) {
+  for (int from = 0; from < GROUPS; from += AT_ONCE) {
 #pragma unroll
     for (int j = 0; j < AT_ONCE; j++)
 #pragma unroll
@@ -943,43 +631,24 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
     __syncthreads();
 #pragma unroll 2
     for (int job = threadIdx.x; job < JOBS; job += WARPS * 32) {
-      const int part = job % 16, j = job / 16 % AT_ONCE, owner = job / 16 / AT_ONCE % SHARING;
-      const int held = job / 16 / AT_ONCE / SHARING % HELD_ROWS;
-      const int of = job / 16 / AT_ONCE / SHARING / HELD_ROWS, all = row_block + held;
+      const int part = job % 16, j = job / 16 % AT_ONCE, held = job / 16 / AT_ONCE % HELD_ROWS;
+      const int of = job / 16 / AT_ONCE / HELD_ROWS, all = row_block + held;
       if (all >= ALL_ROWS || row_token(all) >= count) continue;
       const float moved = shifts[of * WARPS_OF_HEAD][held];
       float4 sum = make_float4(moved, moved, moved, moved);
 #pragma unroll
-      for (int w = 0; w < WARPS_OF_HEAD; w += SHARING) {
-        const int of_warp = of * WARPS_OF_HEAD + w + owner;
+      for (int w = 0; w < WARPS_OF_HEAD; w++) {
+        const int of_warp = of * WARPS_OF_HEAD + w;
         const float4 more = *(const float4*)(
             joined + (of_warp * ROWS + held) * PADDED + j * 64 + swizzled(part) * 4);
         sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
       }
       i64 place = (i64)(first + row_token(all)) * (KV_HEADS * GROUP) + of * GROUP + all % GROUP;
-      const int dim = (owner * HELD_GROUPS + from + j) * 64 + part * 4;
-      store_four(parts + place * part_stride + split * HEAD_DIM
-                     + (TURNS ? (dim + 4 * turn_of(of)) % HEAD_DIM : dim),
-                 sum);
+      *(float4*)(parts + place * part_stride + split * HEAD_DIM
+                 + (from + j) * 64 + part * 4) = sum;
     }
-    if (from + AT_ONCE < HELD_GROUPS) __syncthreads();
+    if (from + AT_ONCE < GROUPS) __syncthreads();
   }
-  STAMP(7, cycles());
-#if LAUNCHES == 1
-  const int used = (length + part - 1) / part;  // blocks with tokens: the others have gone
-  __syncthreads();
-  if (used > 1) {
-    if (threadIdx.x == 0) wait_for_blocks(arrivals + request * gridDim.y + blockIdx.y, used);
-    __syncthreads();
-  }
-  STAMP(8, cycles());
-  join_here(parts, sums, splits, used, split, row_block, first, count, out, out_token, out_head,
-            (float*)ring);
-#else
-  STAMP(8, cycles());
-#endif
-  STAMP(9, cycles());
-  STAMP(10, nanoseconds());
 }
 
 // A block joins 64 dimensions of a query head; each of its eight groups of threads takes every

@@ -43,9 +43,6 @@ MOST_SPLITS = 256
 ALIGNMENT = 16
 """Bytes; of what the bulk copy engine reads."""
 LOG2_E = 1.4426950408889634
-IS_COOPERATIVE = True
-"""Blocks that wait for each other are started by the driver all or none. Without, they still are on
-the card together, one to a multiprocessor, unless another stream's kernel waits for them there."""
 JOIN_THREADS = 512
 JOINED_DIMENSIONS = 64
 CENTROIDS = {
@@ -142,18 +139,15 @@ def decode_attention(  # noqa: PLR0913, PLR0917 - the tensors of one call
     Query token t of n sees all tokens of its request but the last n - 1 - t. Writes `out`, like
     `query`, and returns it; rows of tokens that no request has keep what they had. Nothing waits
     for the card, and every grid depends on shapes alone: safe in a CUDA graph, whose `requests` may
-    change between replays. A row's result depends on the splits, not on the other rows. Calls on a
-    card must follow one another.
+    change between replays. A row's result depends on the splits, not on the other rows.
     """
     device = query.device.index
     tile = tile or shipped_tile(attention, _capability(device), requests.most_tokens)
     if tile is None:
         raise ValueError("sparkdeploy: no tile of the TurboQuant kernel fits this layer")
-    _check_waiting(attention, requests, scratch, tile, multiprocessors(query.device))
     sizes = _sizes(attention, query, pages, requests, tile)
-    _attend(attention, query, pages, requests, out, scratch, tile, sizes)
-    if tile.launches > 1:
-        _join(attention, requests, out, scratch, sizes)
+    _attend(attention, query, pages, requests, scratch, tile, sizes)
+    _join(attention, requests, out, scratch, sizes)
     return out
 
 
@@ -227,24 +221,6 @@ def _multiprocessors(device_index: int) -> int:
     return torch.cuda.get_device_properties(device_index).multi_processor_count
 
 
-def _check_waiting(
-    attention: AttentionLayer, requests: Requests, scratch: Scratch, tile: AttentionTile, room: int
-) -> None:
-    """ValueError where blocks would wait for some that have no room on the card."""
-    blocks = requests.lengths.shape[0] * row_blocks(attention, requests.most_tokens)
-    if tile.launches == 1 and scratch.splits > 1 and blocks * scratch.splits > room:
-        raise ValueError(f"sparkdeploy: {blocks} x {scratch.splits} blocks, the card holds {room}")
-
-
-@cache
-def _arrivals(device: torch.device, count: int) -> Tensor:
-    """Counters of blocks, int32 [count], which every launch leaves at zero.
-
-    Made by the first call for a card, which must not be captured: else each replay zeroes them.
-    """
-    return torch.zeros(count, dtype=torch.int32, device=device)
-
-
 @cache
 def _capability(device_index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device_index)
@@ -272,9 +248,6 @@ def _sizes(
         stages=tile.stages,
         most_splits=MOST_SPLITS,
         query_bf16=int(query.dtype == torch.bfloat16),
-        teams=tile.teams,
-        sharing=tile.sharing,
-        launches=tile.launches,
     )
 
 
@@ -298,8 +271,8 @@ def centroid_bytes(key_bits: int) -> tuple[int, ...]:
 
 
 def _attend(  # noqa: PLR0913, PLR0917
-    attention: AttentionLayer, query: Tensor, pages: Tensor, requests: Requests, out: Tensor,
-    scratch: Scratch, tile: AttentionTile, sizes: Sizes,
+    attention: AttentionLayer, query: Tensor, pages: Tensor, requests: Requests, scratch: Scratch,
+    tile: AttentionTile, sizes: Sizes,
 ) -> None:  # fmt: skip
     blocks = row_blocks(attention, requests.most_tokens)
     rows = min(ROWS, requests.most_tokens * attention.group)
@@ -308,10 +281,7 @@ def _attend(  # noqa: PLR0913, PLR0917
         threads=32 * tile.warps,
         shared_bytes=shared_bytes(tile, attention.slot, attention.kv_heads, rows),
         stream=torch.cuda.current_stream(query.device).cuda_stream,
-        # A context that is not cut has no blocks that wait, and there may be more than the card's.
-        is_cooperative=IS_COOPERATIVE and tile.launches == 1 and scratch.splits > 1,
     )
-    arrivals = _arrivals(query.device, multiprocessors(query.device))
     arguments = [
         (query.data_ptr(), POINTER), (query.stride(0), WIDE), (query.stride(1), WIDE),
         (pages.data_ptr(), POINTER), (pages.stride(0), WIDE),
@@ -320,8 +290,6 @@ def _attend(  # noqa: PLR0913, PLR0917
         (scratch.parts.data_ptr(), POINTER), (scratch.sums.data_ptr(), POINTER),
         (attention.scale * LOG2_E, REAL),
         *((word, ctypes.c_uint) for word in centroid_bytes(attention.slot.key_bits)),
-        (out.data_ptr(), POINTER), (out.stride(0), WIDE), (out.stride(1), WIDE),
-        (arrivals.data_ptr(), POINTER),
     ]  # fmt: skip
     launch(sizes, _architecture(query.device.index), ATTEND, how, arguments)
 

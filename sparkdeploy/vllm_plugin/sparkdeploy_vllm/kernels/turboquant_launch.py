@@ -33,15 +33,12 @@ class Sizes:
     stages: int
     most_splits: int
     query_bf16: int
-    teams: int
-    sharing: int
-    launches: int
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """A grid, a block's threads, its dynamic shared memory, a stream's handle, whether the kernel
-    waits by itself for the one in front of it, and whether its blocks wait for each other.
+    """A grid, a block's threads, its dynamic shared memory, a stream's handle, and whether the
+    kernel waits by itself for the one in front of it.
     """
 
     grid: tuple[int, int, int]
@@ -49,7 +46,6 @@ class LaunchShape:
     shared_bytes: int
     stream: int
     is_early: bool = False
-    is_cooperative: bool = False
 
 
 class CudaError(RuntimeError):
@@ -66,9 +62,8 @@ def launch(
     config.blockDimX, config.blockDimY, config.blockDimZ = how.threads, 1, 1
     config.sharedMemBytes = how.shared_bytes
     config.hStream = driver.CUstream(how.stream)
-    attributes = [_early()] * how.is_early + [_cooperative()] * how.is_cooperative
-    if attributes:
-        config.attrs, config.numAttrs = attributes, len(attributes)
+    if how.is_early:
+        config.attrs, config.numAttrs = [_early()], 1
     values, types = zip(*arguments, strict=True)
     _done(driver.cuLaunchKernelEx(config, function, (values, types), 0))
 
@@ -79,15 +74,6 @@ def _early() -> Any:
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
-    return attribute
-
-
-@cache
-def _cooperative() -> Any:
-    """Starts a kernel only once all its blocks have room on the card."""
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-    attribute.value.cooperative = 1
     return attribute
 
 

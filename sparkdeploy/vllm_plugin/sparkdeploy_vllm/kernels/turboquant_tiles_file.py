@@ -21,8 +21,6 @@ from sparkdeploy_vllm.turboquant_format import SlotFormat
 TOKENS = (16, 32)
 WARPS = (4, 8)
 STAGES = (2, 3, 4)
-PROVEN_CUT = {"teams": (1,), "sharing": (1,), "launches": (2,)}
-"""Other cuts were not timed on any card yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +102,7 @@ def write_tuned(
 
 def tile_problem(tile: AttentionTile, key: AttentionKey) -> str:
     """Return why the kernel does not take a tile for such a layer; empty when it does."""
-    allowed = {"tokens": TOKENS, "warps": WARPS, "stages": STAGES} | PROVEN_CUT
-    if problem := value_problem(tile, allowed):
+    if problem := value_problem(tile, {"tokens": TOKENS, "warps": WARPS, "stages": STAGES}):
         return problem
     shipped = SHIPPED.get(key.capability[0])
     if shipped is None:

@@ -166,7 +166,6 @@ def _launched(module: ModuleType, tokens: int) -> tuple[dict[str, Any], dict[str
             for name, tensor in {
                 "query": query, "pages": pages, "table": table, "lengths": lengths,
                 "starts": starts, "parts": parts, "sums": sums, "out": out,
-                "arrivals": module._arrivals(query.device, module.multiprocessors(query.device)),
             }.items()
         },
     }  # fmt: skip

@@ -2,9 +2,8 @@
 //
 // Threads are fibers that one scheduler resumes in a random order, a warp at a time. Bulk copies land
 // whenever a die says so, in any order. What waits for ever, copies to where it may not, or arrives
-// once too often at a barrier is a fault, and ends the launch. Blocks run one after another; one that
-// waits for others is put aside, memory and all, and goes on once they have come. `cuda_on_cpu.py`
-// leaves out of the source every function that is written in PTX; this file has another of the same name.
+// once too often at a barrier is a fault, and ends the launch. `cuda_on_cpu.py` leaves out of the
+// source every function that is written in PTX; this file has another of the same name.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -19,7 +18,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
-#define __shared__ static __attribute__((section("card_shared")))  // a block's, set aside with it
+#define __shared__ static  // blocks run one after another
 
 struct Index {
   unsigned x, y, z;
@@ -36,9 +35,6 @@ struct alignas(16) float4 {
 static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-__shared__ unsigned char any_shared[8];  // so that there is such a section
-extern unsigned char __start_card_shared[] __attribute__((visibility("hidden")));
-extern unsigned char __stop_card_shared[] __attribute__((visibility("hidden")));
 static Index threadIdx, blockIdx, gridDim;
 alignas(1024) static unsigned char dynamic_memory[227 * 1024];
 static size_t dynamic_bytes;
@@ -104,12 +100,6 @@ static void __syncthreads() {
   const int meeting = block_meetings;
   if (++block_arrived == alive) open_block_meeting();
   while (block_meetings == meeting) give_way();
-}
-static int pair_arrived[16], pair_meetings[16];
-static void meet_partner(int pair) {
-  const int meeting = pair_meetings[pair];
-  if (++pair_arrived[pair] == 64) pair_arrived[pair] = 0, pair_meetings[pair]++, events++;
-  while (pair_meetings[pair] == meeting) give_way();
 }
 static void __syncwarp() { meet({}); }
 static float __shfl_sync(unsigned, float value, int lane) {
@@ -210,13 +200,6 @@ static unsigned permuted(unsigned a, unsigned b, unsigned selector) {
   }
   return out;
 }
-static void store_four(float* to, float4 four) {
-  if ((uintptr_t)to % 16) fail("sixteen bytes are stored where none begin");
-  memcpy(to, &four, sizeof four);
-}
-static unsigned funnel(unsigned low, unsigned high, unsigned bits) {
-  return (low | (uint64_t)high << 32) >> (bits & 31);
-}
 static unsigned times_half(unsigned a, unsigned b) {
   return two_halves(from_half(a) * from_half(b), from_half(a >> 16) * from_half(b >> 16));
 }
@@ -248,22 +231,6 @@ static void multiply(float (&sum)[4], uint4 a, unsigned b0, unsigned b1) {
       sum[2 + i] += from_half(left[2 * late + 1] >> shift) * right;
     }
   }
-}
-
-// Blocks that wait for each other
-static bool waits_outside;
-static void count_round(volatile unsigned* counter, unsigned last) {
-  *counter = *counter >= last ? 0 : *counter + 1;
-  events++;
-}
-static void wait_for_blocks(unsigned* counter, unsigned blocks) {
-  count_round(counter, 2 * blocks - 1);
-  while (*(volatile unsigned*)counter < blocks) {
-    waits_outside = true;
-    give_way();
-  }
-  waits_outside = false;
-  count_round(counter, 2 * blocks - 1);
 }
 
 // Launches
@@ -300,8 +267,6 @@ static void start_block(int threads) {
   fibers.resize(threads);
   warps = std::vector<Warp>(threads / 32);
   alive = threads, block_arrived = 0;
-  waits_outside = false;
-  for (int& arrived : pair_arrived) arrived = 0;
   memset(dynamic_memory, 0xFF, sizeof dynamic_memory);  // NaN, whatever reads it
   for (Fiber& fiber : fibers) {
     fiber.has_ended = false;
@@ -311,8 +276,8 @@ static void start_block(int threads) {
     makecontext(&fiber.context, live, 0);
   }
 }
-// Until the block has ended, failed, or does nothing but wait for others.
 static void run_block(int threads) {
+  start_block(threads);
   const int count = threads / 32, slow = drawn(count + 1), rarely = 1 << 3 * drawn(3);
   while (alive && fault.empty()) {
     const long before = events;
@@ -322,65 +287,19 @@ static void run_block(int threads) {
     }
     if (events == before)
       for (int warp = 0; warp < count; warp++) resume(warp);
-    const bool is_stuck = events == before;
-    if (copies.size() && (is_stuck || !drawn(rarely))) {
-      land_a_copy();
-    } else if (is_stuck && alive) {
-      if (waits_outside) return;
-      fault = "threads wait for ever";
-    }
+    if (copies.size() && (events == before || !drawn(rarely))) land_a_copy();
+    if (events == before && alive) fault = "threads wait for ever";
   }
   if (fault.empty() && copies.size()) fault = "a block has ended before its copies";
   copies.clear();
-}
-
-// A block that waits for others, as long as they run.
-struct Aside {
-  Index index;
-  std::vector<Fiber> fibers;
-  std::vector<Warp> warps;
-  std::vector<unsigned char> shared, dynamic;
-  int alive, block_meetings, block_arrived = 0;
-};
-static Aside put_aside() {
-  Aside aside = {blockIdx, {}, {}, {__start_card_shared, __stop_card_shared},
-                 {dynamic_memory, dynamic_memory + sizeof dynamic_memory}, alive, block_meetings};
-  aside.fibers.swap(fibers);
-  aside.warps.swap(warps);
-  aside.block_arrived = block_arrived;
-  return aside;
-}
-static void take_up(Aside& aside) {
-  blockIdx = aside.index;
-  fibers.swap(aside.fibers);
-  warps.swap(aside.warps);
-  memcpy(__start_card_shared, aside.shared.data(), aside.shared.size());
-  memcpy(dynamic_memory, aside.dynamic.data(), aside.dynamic.size());
-  alive = aside.alive, block_meetings = aside.block_meetings;
-  block_arrived = aside.block_arrived, waits_outside = true;
 }
 static const char* run_grid(const unsigned* grid, int threads, size_t bytes,
                             std::function<void()> kernel) {
   body = kernel, fault = "", dynamic_bytes = bytes;
   gridDim = {grid[0], grid[1], grid[2]};
-  std::vector<Aside> waiting;
   for (unsigned i = 0; i < grid[0] * grid[1] * grid[2] && fault.empty(); i++) {
     blockIdx = {i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]};
-    start_block(threads);
     run_block(threads);
-    if (alive && fault.empty()) waiting.push_back(put_aside());
-  }
-  size_t fruitless = 0;
-  while (waiting.size() && fault.empty()) {
-    const int chosen = drawn(waiting.size());
-    Aside aside = std::move(waiting[chosen]);
-    waiting.erase(waiting.begin() + chosen);
-    take_up(aside);
-    const long before = events;
-    run_block(threads);
-    fruitless = events == before ? fruitless + 1 : 0;
-    if (alive) waiting.push_back(put_aside());
-    if (fruitless > 64 * (waiting.size() + 1)) fault = "blocks wait for ever";
   }
   return fault.c_str();
 }
