@@ -48,7 +48,7 @@ class Deal:
 
     def columns(self) -> Tensor:
         """Where the tokens' logits stand once all ranks' [width] are joined: int64 [F]."""
-        index = torch.arange(len(self.tokens))
+        index = torch.arange(len(self.tokens), device=self.tokens.device)
         return index % self.ranks * self.width + index // self.ranks
 
     def mine(self, chunk: slice) -> tuple[slice, slice]:
@@ -89,7 +89,7 @@ def _shard_rows(layer: Module) -> int:
 
 def _chunks(deal: Deal, shard_rows: int, step: int) -> Iterator[tuple[int, slice]]:
     """Slices of `deal.tokens` of at most `step`, each within the shard of one rank, its owner."""
-    bounds = torch.arange(deal.ranks + 1) * shard_rows
+    bounds = torch.arange(deal.ranks + 1, device=deal.tokens.device) * shard_rows
     edges = torch.searchsorted(deal.tokens, bounds).tolist()
     for owner in range(deal.ranks):
         for start in range(edges[owner], edges[owner + 1], step):

@@ -184,4 +184,5 @@ def draft_head_method(wanted: DraftHead, vocabulary: int) -> DraftHeadMethod:
             f"sparkdeploy: {wanted.file} has {len(tokens)} tokens up to {tokens[-1]}, expected "
             f"{wanted.rows} of a vocabulary of {vocabulary}"
         )
-    return DraftHeadMethod(torch.tensor(tokens))
+    # Where they lie must not hang on the device in whose name vLLM makes layers.
+    return DraftHeadMethod(torch.tensor(tokens, device="cpu"))

@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from check_vllm_hooks import _config, _head, _load, _mlp, _one_rank, _process, _vllm_log
 from sparkdeploy_vllm import register
-from sparkdeploy_vllm.draft_head import DraftHeadMethod
+from sparkdeploy_vllm.dealt_rows import Deal
+from sparkdeploy_vllm.draft_head import DraftHeadMethod, draft_head_method
 from sparkdeploy_vllm.lm_head import IntegerLMHeadMethod, SparkLMHead
+from sparkdeploy_vllm.maths import quantize_rows
+from sparkdeploy_vllm.treatment import DraftHead
 from vllm.config import get_current_vllm_config
 from vllm.model_executor import custom_op
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -39,8 +42,11 @@ def _checkpoint(tokens: list[int]) -> Iterator[None]:
             custom_op.op_registry_oot.pop(LogitsProcessor.__name__, None)
 
 
-def _both_heads(rows: int = len(TOKENS)) -> tuple[Any, Any, Any, torch.Tensor]:
-    """Target head, draft head and draft processor, made and loaded in vLLM's order."""
+def _both_heads(rows: int = len(TOKENS), named: str = "cpu") -> tuple[Any, Any, Any, torch.Tensor]:
+    """Target head, draft head and draft processor, made and loaded in vLLM's order.
+
+    The draft head is processed while `named` is torch's default device.
+    """
     wanted = {"rows": rows, "dtype": "int8", "file": FILE}
     config = _config(draft_lm_head=wanted, fp8=None, expected_fp8_layers=0)
     object.__setattr__(get_current_vllm_config(), "quant_config", config)
@@ -52,8 +58,24 @@ def _both_heads(rows: int = len(TOKENS)) -> tuple[Any, Any, Any, torch.Tensor]:
     draft = _head(config)
     processor = LogitsProcessor(VOCABULARY)
     draft.weight.weight_loader(draft.weight, weight)
-    _process(draft)
+    with torch.device(named):
+        _process(draft)
     return target, draft, processor, weight
+
+
+def check_nothing_hangs_on_the_device_in_whose_name_vllm_makes_layers() -> None:
+    # On a GPU that is the GPU, but not while weights are processed: tensors without a word of where
+    # they lie met others, and no server with a draft head started.
+    with _checkpoint(TOKENS), _vllm_log():
+        _, draft, _, weight = _both_heads(named="meta")
+        expected = quantize_rows(weight[TOKENS])
+        with torch.device("meta"):
+            method = draft_head_method(DraftHead(len(TOKENS), FILE), VOCABULARY)
+            columns = Deal(method.tokens, rank=0, ranks=2).columns()
+    assert torch.equal(draft.weight, expected[0])
+    assert torch.equal(draft.weight_scale, expected[1])
+    assert draft.rows.tolist() == method.tokens.tolist() == TOKENS
+    assert columns.device.type == "cpu"
 
 
 def check_the_draft_proposes_frequent_tokens_by_the_target_s_own_logits() -> None:
@@ -62,7 +84,7 @@ def check_the_draft_proposes_frequent_tokens_by_the_target_s_own_logits() -> Non
         assert isinstance(target.quant_method, IntegerLMHeadMethod)
         assert isinstance(draft.quant_method, DraftHeadMethod)
         assert "sparkdeploy: draft head active: rows=5" in log.getvalue()
-        x = torch.randn(4, 128).bfloat16()
+        x = torch.randn(4, 128, generator=torch.Generator().manual_seed(2)).bfloat16()
         x[0] = weight[99] * 20
         x[1] = weight[100] * 20
         # vLLM has given the draft model the target's head by now.
