@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import resource
 import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from tests.unit.bench.fake_engine import FakeEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.unit.program import Done, Run
+    from tests.unit.bench.fake_engine import FakeEngine
+    from tests.unit.program import Done
 
 pytestmark = pytest.mark.outside
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    with FakeEngine() as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def bench(run: Run) -> Callable[..., Done]:
-    """The program in this process: `bench("ls")`."""
-    return functools.partial(run, "bench")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import resource
@@ -16,31 +15,16 @@ import pytest
 
 from sparkdeploy.bench.compare import Side, compare
 from sparkdeploy.bench.load.record import Asking
-from tests.unit.bench.fake_engine import FakeEngine
 from tests.unit.bench.runs import sample_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from tests.unit.program import Done, Run
+    from tests.unit.bench.fake_engine import FakeEngine
+    from tests.unit.program import Done
 
 pytestmark = pytest.mark.outside
 QUICK = ("--rate", "50", "--requests", "20", "--ramp", "0")
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    with FakeEngine() as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def bench(run: Run) -> Callable[..., Done]:
-    return functools.partial(run, "bench")
 
 
 def suite_of(tmp_path: Path) -> dict[str, Any]:
