@@ -19,7 +19,7 @@ from sparkdeploy.bench.suites import Dialect
 from sparkdeploy.bench.watch import BenchWatch
 from tests.unit.bench.arriving import Arrive, arriving
 from tests.unit.bench.scripted import DONE, Action, Refuse, Write, event
-from tests.unit.bench.test_load_command import bench, engine, suite_of
+from tests.unit.bench.test_load_command import suite_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.record import SuiteResult
     from tests.unit.bench.fake_engine import FakeEngine
     from tests.unit.program import Done
-
-__all__ = ["bench", "engine"]
 
 
 def test_each_turn_begins_with_the_whole_one_before() -> None:
