@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.bench.quality.capture import Capture
     from sparkdeploy.bench.quality.comparison import Thresholds
+    from sparkdeploy.settings import Settings
 
 
 def quality(
@@ -83,7 +84,8 @@ def quality(
         max_perplexity_rise=max_perplexity_rise,
         max_drift_nats=float("inf") if max_drift is None else max_drift,
     )
-    _compare(asked, ask, thresholds if gate else None, as_json=as_json)
+    compared = _compared(asked, ask)
+    _tell(compared, thresholds, settings, is_gated=gate, as_json=as_json)
 
 
 def needle(
@@ -173,8 +175,23 @@ def _capture(asked: list[str], ask: Callable[[str], Capture], save: Path) -> Non
     console.info(f"wrote {save}; compare it with `sparkdeploy bench quality {save} OTHER`")
 
 
-def _compare(
-    asked: list[str], ask: Callable[[str], Capture], thresholds: Thresholds | None, *, as_json: bool
+def _compared(asked: list[str], ask: Callable[[str], Capture]) -> tuple[Capture, Capture]:
+    if len(asked) != 2:
+        raise UsageError(
+            f"a comparison has two sides, and {len(asked)} came",
+            hint="`bench quality A B`, or capture one with `bench quality A --save FILE.json`",
+        )
+    first, second = map(ask, asked)
+    return first, second
+
+
+def _tell(
+    captures: tuple[Capture, Capture],
+    thresholds: Thresholds,
+    settings: Settings,
+    *,
+    is_gated: bool,
+    as_json: bool,
 ) -> None:
     from sparkdeploy.bench.quality.comparison import (
         compare,
@@ -182,16 +199,13 @@ def _compare(
         comparison_lines,
         failures,
     )
+    from sparkdeploy.commands.bench.quality import keep_quality
 
-    if len(asked) != 2:
-        raise UsageError(
-            f"a comparison has two sides, and {len(asked)} came",
-            hint="`bench quality A B`, or capture one with `bench quality A --save FILE.json`",
-        )
-    first, second = map(ask, asked)
+    first, second = captures
     comparison = compare(first, second)
-    failed = tuple(failures(comparison, thresholds)) if thresholds is not None else None
+    failed = tuple(failures(comparison.judged, thresholds)) if is_gated else None
     lines = comparison_lines(comparison, failed)
     answer(lines, comparison_as_dict(comparison, failed), as_json=as_json)
+    keep_quality(first, second, comparison, thresholds, settings)
     if failed:
         raise BenchError(f"{second.label} is not close enough to {first.label}: {failed[0]}")

@@ -1,13 +1,12 @@
 """One file with all that a campaign found, ready to be posted: versioned, bounded, no secret."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from sparkdeploy.bench.campaign.privacy import Private
 from sparkdeploy.bench.files import adapter_of, checked, read_content
+from sparkdeploy.bench.quality.kept import SharedQuality
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.record import Cell, MachineOrigin, Run, SuiteResult
@@ -33,29 +32,6 @@ class SharedStep:
     """done, failed, skipped, or not run: the campaign was stopped."""
     words: str = ""
     duration_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SharedEstimate:
-    """A figure and its 95 % interval; an end is None where one text gives none."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SharedQuality:
-    """What the recipe said beside the campaign's first capture, as docs/bench.md has it."""
-
-    against: str
-    """The other recipe's name."""
-    positions: int
-    top1_agreement: SharedEstimate
-    mean_kl_nats: SharedEstimate
-    most_mean_kl_nats: float | None
-    perplexity_change: SharedEstimate
-    drift_nats: SharedEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +72,6 @@ class CampaignBundle:
         """Six characters that tell the runs of this bundle from others of the same label."""
         content = f"{self.campaign_id} {[(run.run_id, run.finished_at) for run in self.runs]}"
         return hashlib.sha256(content.encode()).hexdigest()[:6]
-
-
-def shared_quality(figures: Mapping[str, Any], against: str) -> SharedQuality:
-    """Return the figures of a comparison, as `comparison_as_dict` has them."""
-    return SharedQuality(
-        against=against,
-        positions=figures["positions"],
-        top1_agreement=SharedEstimate(**figures["top1_agreement"]),
-        mean_kl_nats=SharedEstimate(**figures["mean_kl_nats"]),
-        most_mean_kl_nats=figures["most_mean_kl_nats"],
-        perplexity_change=SharedEstimate(**figures["perplexity"]["change"]),
-        drift_nats=SharedEstimate(**figures["drift_nats"]),
-    )
 
 
 def shareable(bundle: CampaignBundle, private: Private) -> CampaignBundle:

@@ -13,7 +13,8 @@ from sparkdeploy.image.templates import render_page
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.bench.campaign.bundle import CampaignBundle, SharedEstimate, SharedRecipe
+    from sparkdeploy.bench.campaign.bundle import CampaignBundle, SharedRecipe
+    from sparkdeploy.bench.quality.kept import SharedEstimate
     from sparkdeploy.bench.report.speed import Field
 
 FRAGMENT, ALONE = "steps.html.j2", "alone.html.j2"

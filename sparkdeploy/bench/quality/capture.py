@@ -64,6 +64,16 @@ class TextCapture:
 
 
 @dataclass(frozen=True, slots=True)
+class CaptureOrigin:
+    """What a capture was taken of, so that it is found beside a run of the same."""
+
+    name: str
+    """The recipe's, else the served model's."""
+    fingerprint: str
+    """Of the recipe as it was deployed, else of address and served name."""
+
+
+@dataclass(frozen=True, slots=True)
 class Capture:
     label: str
     """What a person calls it: the deployment and its recipe, or the address."""
@@ -77,6 +87,8 @@ class Capture:
     texts: tuple[TextCapture, ...]
     kind: str = KIND
     schema: int = SCHEMA_VERSION
+    served: CaptureOrigin | None = None
+    """None in captures of earlier versions."""
 
     @property
     def fingerprint(self) -> str:

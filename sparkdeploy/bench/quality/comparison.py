@@ -134,6 +134,16 @@ class TextComparison:
     greedy_tokens: int
 
 
+class Judged(NamedTuple):
+    """What the gate looks at."""
+
+    top1_agreement: float
+    mean_kl_nats: float
+    most_mean_kl_nats: float
+    perplexity_rise: float
+    drift_nats: float
+
+
 @dataclass(frozen=True, slots=True)
 class QualityComparison:
     """The second capture beside the first, which counts as the truth."""
@@ -159,6 +169,16 @@ class QualityComparison:
     """The mean probability outside the tokens both told: what KL may have missed."""
     parted: tuple[int, ...]
     """Where greedy texts part, earliest first; texts that stay equal are left out."""
+
+    @property
+    def judged(self) -> Judged:
+        return Judged(
+            self.top1_agreement.value,
+            self.mean_kl_nats.value,
+            self.most_mean_kl_nats,
+            self.perplexity_change.value,
+            self.drift_nats.value,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,23 +224,23 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
     )
 
 
-def failures(comparison: QualityComparison, thresholds: Thresholds) -> Iterator[str]:
+def failures(judged: Judged, thresholds: Thresholds) -> Iterator[str]:
     """Yield what is worse than the thresholds allow, one sentence each.
 
     Estimates are judged, and of the divergence its bound from above: what the servers did not tell
     must not let a model through.
     """
-    agreement = comparison.top1_agreement.value
+    agreement = judged.top1_agreement
     if agreement < thresholds.min_top1_agreement:
         yield f"top-1 agreement {agreement:.2%} is below {thresholds.min_top1_agreement:.2%}"
-    kl, most = comparison.mean_kl_nats.value, comparison.most_mean_kl_nats
+    kl, most = judged.mean_kl_nats, judged.most_mean_kl_nats
     if most > thresholds.max_mean_kl_nats:
         told = f"mean KL {kl:.5f} nats" if most == kl else f"mean KL of {kl:.5f} to {most:.5f} nats"
         yield f"{told} is above {thresholds.max_mean_kl_nats:g}"
-    rise = comparison.perplexity_change.value
+    rise = judged.perplexity_rise
     if rise > thresholds.max_perplexity_rise:
         yield f"perplexity rose by {rise:.2%}, above {thresholds.max_perplexity_rise:.2%}"
-    drift = comparison.drift_nats.value
+    drift = judged.drift_nats
     if drift > thresholds.max_drift_nats:
         yield f"drift {drift:.4f} nats is above {thresholds.max_drift_nats:g}"
 

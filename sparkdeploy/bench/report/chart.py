@@ -13,9 +13,12 @@ from sparkdeploy.bench.load.record import Asking
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from sparkdeploy.bench.record import Cell, Run, Summary
+    from sparkdeploy.bench.quality.kept import QualityResult
+    from sparkdeploy.bench.record import Cell, Run, SuiteResult, Summary
     from sparkdeploy.bench.report.table import Table
 
+LOAD = "load"
+"""The suite's name, in an open loop and of conversations."""
 LARGEST = 1e12
 """Nothing that is measured here is larger; a damaged record may say anything."""
 
@@ -172,6 +175,9 @@ class ShownRun:
     run: Run
     name: str
     series: int
+    others: tuple[Run, ...] = ()
+    """Further runs of the very same, oldest first."""
+    quality: QualityResult | None = None
 
     @property
     def recipe(self) -> str:
@@ -183,6 +189,20 @@ class ShownRun:
         found = self.run.suite(suite)
         is_closed = found is not None and found.asking is Asking.CLOSED_LOOP
         return found.cells if found is not None and is_closed else ()
+
+    def load(self, asking: Asking) -> SuiteResult | None:
+        """Return a load of this run, else the newest of its others: each is a record of its own."""
+        found = (load_in(run, asking) for run in (self.run, *reversed(self.others)))
+        return next((suite for suite in found if suite is not None), None)
+
+
+def load_in(run: Run, asking: Asking) -> SuiteResult | None:
+    return next((it for it in run.suites if it.name == LOAD and it.asking is asking), None)
+
+
+def rate_of(cell: Cell) -> float:
+    """Return the rate that was asked for; not-a-number for a cell of another suite."""
+    return cell.load.rate_per_s if cell.load is not None else math.nan
 
 
 def figure(value: float | None, digits: int = 1) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.report.acceptance import acceptance_section
 from sparkdeploy.bench.report.bars import draw_bars
-from sparkdeploy.bench.report.chart import BarChart, ShownRun, said_once
+from sparkdeploy.bench.report.chart import LOAD, BarChart, ShownRun, said_once
 from sparkdeploy.bench.report.draw import SERIES, series_class
+from sparkdeploy.bench.report.load import load_section
 from sparkdeploy.bench.report.panels import draw_lines
 from sparkdeploy.bench.report.speed import published_section, speed_section
 from sparkdeploy.bench.report.summary import summary_of
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.bench.compare import Side
+    from sparkdeploy.bench.quality.kept import QualityResult
     from sparkdeploy.bench.record import Run, SuiteResult
     from sparkdeploy.bench.report.chart import LineChart, Section
     from sparkdeploy.bench.report.speed import Field
@@ -31,10 +33,19 @@ TEMPLATE = "report.html.j2"
 
 
 def report_page(
-    runs: Sequence[Run], field: Field, *, made_at: str, version: str, known: Sequence[Side] = ()
+    runs: Sequence[Run],
+    field: Field,
+    *,
+    made_at: str,
+    version: str,
+    known: Sequence[Side] = (),
+    quality: Sequence[QualityResult | None] = (),
 ) -> str:
-    """Return the page; `known` has further runs, by which differences are judged."""
-    shown = tuple(_named(runs))
+    """Return the page.
+
+    `known` has further runs, by which differences are judged; `quality` what is known of each run.
+    """
+    shown = tuple(_named(runs, known, quality or [None] * len(runs)))
     facts = [dict(_facts(run)) for run in runs]
     # What several runs have in common is shown once.
     shared = {
@@ -73,17 +84,30 @@ def _rounds(suite: SuiteResult) -> str:
     return f"{suite.rounds} round{'' if suite.rounds == 1 else 's'}"
 
 
-def _named(runs: Sequence[Run]) -> Iterator[ShownRun]:
+def _named(
+    runs: Sequence[Run], known: Sequence[Side], quality: Sequence[QualityResult | None]
+) -> Iterator[ShownRun]:
     labels = [run.label for run in runs]
-    for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
+    for index, (run, result) in enumerate(zip(runs, quality, strict=True)):
+        label = labels[index]
         number = f" ({labels[: index + 1].count(label)})" if labels.count(label) > 1 else ""
-        yield ShownRun(run, label + number, series=index)
+        yield ShownRun(run, label + number, index, _others(run, runs, known), result)
+
+
+def _others(run: Run, shown: Sequence[Run], known: Sequence[Side]) -> tuple[Run, ...]:
+    """Return the further runs of the same label, unless two of them are shown apart."""
+    side = next((item for item in known if run in item.runs), None)
+    if side is None or sum(other in side.runs for other in shown) > 1:
+        return ()
+    return tuple(other for other in side.runs if other != run)
 
 
 def _sections(shown: Sequence[ShownRun], field: Field) -> Iterator[Section]:
     drawn = (
         speed_section(shown, field, "five"),
         speed_section(shown, field, "decode"),
+        load_section(shown, Asking.OPEN_LOOP),
+        load_section(shown, Asking.CONVERSATIONS),
         concurrency_section(shown),
         context_section(shown),
         acceptance_section(shown),
@@ -110,7 +134,7 @@ def _warnings(shown: Sequence[ShownRun]) -> Iterator[str]:
         f"`sparkdeploy bench show {item.run.run_id}`."
         for item in shown
         for suite in item.run.suites
-        if suite.asking is not Asking.CLOSED_LOOP
+        if suite.asking is not Asking.CLOSED_LOOP and suite.name != LOAD
     )
     for name in sorted({suite.name for item in shown for suite in item.run.suites}):
         found = {s.prompts for item in shown if (s := item.run.suite(name)) is not None}

@@ -13,12 +13,10 @@ from sparkdeploy import __version__
 from sparkdeploy.bench.campaign.bundle import (
     NOT_RUN,
     CampaignBundle,
-    SharedQuality,
     SharedRecipe,
     SharedStep,
     bundle_text,
     shareable,
-    shared_quality,
 )
 from sparkdeploy.bench.campaign.page import campaign_page
 from sparkdeploy.bench.campaign.privacy import Private, known_names, secret_values
@@ -26,6 +24,7 @@ from sparkdeploy.bench.campaign.state import StepKind
 from sparkdeploy.bench.files import write_whole
 from sparkdeploy.bench.quality.capture import read_capture
 from sparkdeploy.bench.quality.comparison import compare, comparison_as_dict
+from sparkdeploy.bench.quality.kept import SharedQuality, shared_quality
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.report.speed import read_published

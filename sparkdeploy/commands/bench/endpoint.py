@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sparkdeploy import labels
-from sparkdeploy.commands.bench.origin import deployment_origin, endpoint_origin
+from sparkdeploy.commands.bench.origin import deployment_origin, endpoint_origin, recipe_origin
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.serving import model_of, read_key_file
@@ -18,7 +18,7 @@ from sparkdeploy.server.trust import ca_file as trusted
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.bench.record import RunOrigin
+    from sparkdeploy.bench.record import RecipeOrigin, RunOrigin
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.settings import Settings
 
@@ -110,12 +110,22 @@ def _endpoint(model: ServedModel, container_id: str | None, origin: RunOrigin) -
     )
 
 
-def served_side(side: str, settings: Settings, access: Access) -> tuple[ServedModel, str]:
-    """Return the client of a deployment or an address, and what a person calls it."""
+@dataclass(frozen=True, slots=True)
+class ServedSide:
+    model: ServedModel
+    label: str
+    """What a person calls it."""
+    recipe: RecipeOrigin | None = None
+    """As it was deployed; None for an address."""
+
+
+def served_side(side: str, settings: Settings, access: Access) -> ServedSide:
     if "://" in side:
-        return server_at(side, access), side
+        return ServedSide(server_at(side, access), side)
     with connect(settings) as host:
         fact = require_deployment(host, side).current
+        recipe = recipe_origin(host, fact, settings)
     model = model_of(fact, settings)
     _require_answers(fact, model)
-    return model, f"{side} ({fact.labels.get(labels.RECIPE, 'no recipe')})"
+    label = f"{side} ({fact.labels.get(labels.RECIPE, 'no recipe')})"
+    return ServedSide(model, label, recipe)

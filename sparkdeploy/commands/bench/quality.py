@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.bench.pooling import PoolingFigures, measure_pooling
 from sparkdeploy.bench.quality import needle, tool_calls
 from sparkdeploy.bench.quality.capture import first_texts, read_capture, take_capture
+from sparkdeploy.bench.quality.kept import FOLDER, QualityShelf, result_of, served_of
 from sparkdeploy.commands.bench.endpoint import Access, served_side
 from sparkdeploy.console import console
 from sparkdeploy.errors import BenchError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkdeploy.bench.quality.capture import Capture
+    from sparkdeploy.bench.quality.comparison import QualityComparison, Thresholds
+    from sparkdeploy.bench.quality.kept import QualityResult
     from sparkdeploy.settings import Settings
 
 
@@ -30,9 +33,10 @@ def capture_of(
     if "://" not in side and (side.endswith(".json") or "/" in side):
         saved = read_capture(Path(side))
         return replace(saved, label=f"{Path(side).stem} ({saved.label})")
-    model, label = served_side(side, settings, access)
-    with model, console.step(f"quality of {label}") as step:
-        return take_capture(
+    found = served_side(side, settings, access)
+    label = found.label
+    with found.model as model, console.step(f"quality of {label}") as step:
+        taken = take_capture(
             model,
             first_texts(count),
             tokens=tokens,
@@ -40,13 +44,47 @@ def capture_of(
             now=datetime.now(UTC),
             on_progress=lambda done, total: step.say(f"text {done + 1} of {total}"),
         )
+        served = served_of(found.recipe, url=model.base_url, model=model.name)
+        return replace(taken, served=served)
+
+
+def keep_quality(
+    first: Capture,
+    second: Capture,
+    comparison: QualityComparison,
+    thresholds: Thresholds,
+    settings: Settings,
+) -> None:
+    """Keep the result for reports; BenchError when it cannot be written.
+
+    Captures of earlier versions do not say of what they were taken, and that is told.
+    """
+    result = result_of(first, second, comparison, thresholds)
+    if result is None:
+        console.info("not kept for reports: a capture of an earlier version names no recipe")
+        return
+    path = quality_shelf(settings).keep(result)
+    console.detail(f"kept for reports in {path}")
+
+
+def quality_shelf(settings: Settings) -> QualityShelf:
+    return QualityShelf(settings.state_dir / "bench" / FOLDER)
+
+
+def kept_quality(settings: Settings) -> tuple[QualityResult, ...]:
+    """Return every result, oldest first; a damaged one is named and left out."""
+    found, damaged = quality_shelf(settings).results()
+    for message in damaged:
+        console.warn(message)
+    return found
 
 
 def search_needles(
     side: str, lengths: Sequence[int], settings: Settings, access: Access
 ) -> tuple[needle.NeedleResult, ...]:
-    model, label = served_side(side, settings, access)
-    with model, console.step(f"needles in {label}") as step:
+    found = served_side(side, settings, access)
+    label = found.label
+    with found.model as model, console.step(f"needles in {label}") as step:
         fitting = needle.fitting(lengths, model.max_model_len())
         return tuple(needle.search(model, fitting, on_progress=step.say))
 
@@ -55,8 +93,9 @@ def bench_pooling(
     side: str, concurrency: Sequence[int], requests: int, settings: Settings, access: Access
 ) -> tuple[PoolingFigures, ...]:
     """Measure a model that writes no text; BenchError for one that does."""
-    model, label = served_side(side, settings, access)
-    with model, console.step(f"requests to {label}") as step:
+    found = served_side(side, settings, access)
+    label = found.label
+    with found.model as model, console.step(f"requests to {label}") as step:
         endpoint = model.pooling_endpoint()
         if endpoint is None:
             raise BenchError(f"{label} writes text", hint="measure it with `sparkdeploy bench`")
@@ -73,6 +112,7 @@ def bench_pooling(
 
 
 def try_tools(side: str, settings: Settings, access: Access) -> tuple[tool_calls.CaseResult, ...]:
-    model, label = served_side(side, settings, access)
-    with model, console.step(f"tool calls of {label}") as step:
+    found = served_side(side, settings, access)
+    label = found.label
+    with found.model as model, console.step(f"tool calls of {label}") as step:
         return tuple(tool_calls.run_cases(model, on_progress=step.say))

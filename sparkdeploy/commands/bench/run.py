@@ -15,6 +15,7 @@ from sparkdeploy.bench.files import KeptRun, Shelf, require_writable, run_id, wr
 from sparkdeploy.bench.keeping import RunKeeper
 from sparkdeploy.bench.load.plan import LoadPlan
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
+from sparkdeploy.bench.quality.kept import newest_of_each
 from sparkdeploy.bench.record import Run, SuiteResult
 from sparkdeploy.bench.report.draw import SERIES
 from sparkdeploy.bench.report.page import report_page
@@ -24,6 +25,7 @@ from sparkdeploy.bench.suites import Route, Suite, SuiteName, depth_suite, fixed
 from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.commands.bench.load import require_load, take_load
+from sparkdeploy.commands.bench.quality import kept_quality
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console, format_seconds
 from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, UsageError
@@ -149,14 +151,17 @@ def require_figures(finished: Finished) -> None:
 
 
 def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
-    """A run is named by its id, its label (the newest wins) or its file."""
+    """A run is named by its id, its label (the newest wins) or its file.
+
+    Of a label the newest with more than a load is meant: the load is found beside it.
+    """
     shelf = shelf_of(settings)
-    runs = [shelf.find(name).run for name in names]
     kept = kept_runs(settings)
-    if not names:
-        newest = {item.run.label: item.run for item in _whole_ones(kept)}
-        # As many as there are colours.
-        runs = list(newest.values())[-len(SERIES) :]
+    newest = _shown_of_each(_whole_ones(kept))
+    # As many as there are colours.
+    runs = list(newest.values())[-len(SERIES) :]
+    if names:
+        runs = [newest.get(name) or shelf.find(name).run for name in names]
     if not runs:
         raise BenchError(
             f"there are no runs in {shelf.folder}",
@@ -168,6 +173,7 @@ def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         version=__version__,
         known=sides_of(item.run for item in kept if item.is_whole),
+        quality=newest_of_each(kept_quality(settings), runs),
     )
     write_whole(page, output)
     return len(runs)
@@ -180,6 +186,20 @@ def compare_sides(names: Sequence[str], settings: Settings) -> list[RunCompariso
     by_label = {side.label: side for side in known}
     base, *others = [by_label.get(name) or Side(name, (shelf.find(name).run,)) for name in names]
     return [compare(base, other, known) for other in others]
+
+
+def _shown_of_each(kept: Sequence[KeptRun]) -> dict[str, Run]:
+    """Return the run that each label means on a page."""
+    shown: dict[str, Run] = {}
+    for item in kept:
+        before = shown.get(item.run.label)
+        if before is None or not _is_load(item.run) or _is_load(before):
+            shown[item.run.label] = item.run
+    return shown
+
+
+def _is_load(run: Run) -> bool:
+    return all(suite.name == SuiteName.LOAD for suite in run.suites)
 
 
 def _whole_ones(kept: Sequence[KeptRun]) -> list[KeptRun]:

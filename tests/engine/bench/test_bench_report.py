@@ -15,7 +15,8 @@ from sparkdeploy.estimate.picture import bytes_per_step
 from sparkdeploy.estimate.picture import page as page_of_estimates
 from sparkdeploy.settings import resources
 from tests.engine.bench.browser import Browser, Screen
-from tests.unit.bench.runs import sample_run
+from tests.unit.bench.runs import loaded_run, sample_run
+from tests.unit.bench.test_quality_kept import judged
 from tests.unit.estimate.test_roofline import made_for
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ MOST_PAGES = 6
 LEAST_LETTERS_PX = 11
 PAGE = re.compile(rb"/Type\s*/Page\b(?!s)")
 CHARTS = 8
+LOAD_CHARTS = 3
 VISIBLE_CHARTS = """
 return [...document.querySelectorAll("svg.chart")].filter(chart => {
   const box = chart.getBoundingClientRect();
@@ -110,11 +112,34 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path.as_uri()
 
 
+@pytest.fixture(scope="module")
+def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A report of five runs that have loads and quality, too."""
+    speeds = {"v2": 51.4, "v3": 61.0, "v3-fast": 63.0, LONG: 44.0, "v2-tq": 39.0}
+    runs = [loaded_run(name, speed=speed) for name, speed in speeds.items()]
+    failures = ("the most likely token is the same in 40.0 % of positions, 95 % are wanted",)
+    quality = [None, judged(runs[0], runs[1]), judged(runs[0], runs[2], failures=failures)]
+    field = read_published(resources() / "recipes" / "facts" / "published.yaml")
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    told = [*quality, judged(runs[0], runs[3]), None]
+    path.write_text(report_page(runs, field, made_at="now", version="0", quality=told))
+    return path.as_uri()
+
+
 @pytest.mark.parametrize("screen", SCREENS, ids=str)
 def test_it_fits_the_screen(browser: Browser, page: str, screen: Screen) -> None:
+    hold(browser, page, screen, charts=CHARTS)
+
+
+@pytest.mark.parametrize("screen", SCREENS, ids=str)
+def test_it_fits_with_loads_and_quality(browser: Browser, full_page: str, screen: Screen) -> None:
+    hold(browser, full_page, screen, charts=CHARTS + LOAD_CHARTS)
+
+
+def hold(browser: Browser, page: str, screen: Screen, *, charts: int) -> None:
     browser.show(page, screen)
     assert browser.evaluate("return innerWidth") == screen.width
-    assert browser.evaluate(VISIBLE_CHARTS) == CHARTS
+    assert browser.evaluate(VISIBLE_CHARTS) == charts
     assert browser.evaluate(OUTSIDE) == []
     assert browser.evaluate(WORDS_OUTSIDE) == []
     assert browser.evaluate(SCROLLS) is False
@@ -123,6 +148,11 @@ def test_it_fits_the_screen(browser: Browser, page: str, screen: Screen) -> None
     assert browser.evaluate(WITHOUT_CUE) == []
     assert browser.evaluate(WITHOUT_SCOPE) == 0
     assert browser.messages() == []
+
+
+def test_five_runs_with_loads_print_on_few_pages(browser: Browser, full_page: str) -> None:
+    browser.show(full_page, Screen(768, 1024))
+    assert 1 <= len(PAGE.findall(browser.print_out())) <= MOST_PAGES + 1
 
 
 def test_it_follows_light_and_dark(browser: Browser, page: str) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import labels
 from sparkdeploy.checks.finding import fail, ok
 from sparkdeploy.commands.bench import before, campaign_steps, quality
-from sparkdeploy.commands.bench.endpoint import Access, reach_url, server_at
+from sparkdeploy.commands.bench.endpoint import Access, ServedSide, reach_url, server_at
 from sparkdeploy.commands.request import resolve
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
@@ -109,7 +109,10 @@ def install() -> None:
         examine=lambda *_args, **_more: findings,
         reach_deployment=lambda _name, _settings: reach_url(url, Access()),
     )
-    play(quality, served_side=lambda name, _settings, access: (server_at(url, access), name))
+    play(
+        quality,
+        served_side=lambda name, _, access: ServedSide(server_at(url, access), name),
+    )
 
 
 def play(module: Any, **parts: object) -> None:

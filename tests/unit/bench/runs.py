@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from sparkdeploy.bench.load.record import Asking, LoadResult, SustainedRate
 from sparkdeploy.bench.quantiles import Quantiles
 from sparkdeploy.bench.record import (
     Cell,
@@ -134,6 +137,29 @@ def sample_run(recipe: str = "v2", *, speed: float = 51.0, run_id: str | None = 
         origin=origin(recipe, speed),
         suites=(five(speed), decode(speed), sweep(speed), standard(speed)),
     )
+
+
+def loaded_run(recipe: str, *, speed: float) -> Run:
+    """`sample_run` with a load as well: three rates, the highest of which is too much."""
+    run = sample_run(recipe, speed=speed)
+    rates = (0.25, 0.5, 1.0)
+    cells = tuple(_loaded(run.suites[0].cells[0], rate, speed) for rate in rates)
+    suite = SuiteResult(
+        "load", "1a2b", rounds=1, warmups=0, cells=cells, asking=Asking.OPEN_LOOP,
+        sustained=SustainedRate(0.5, 57, 60, 0.95, 1.0),
+    )  # fmt: skip
+    return replace(run, suites=(*run.suites, suite))
+
+
+def _loaded(of: Cell, rate: float, speed: float) -> Cell:
+    held = 60 if rate < 1 else 31
+    load = LoadResult(
+        arrivals="poisson", rate_per_s=rate, seed=0, ramp_s=10, window_s=60 / rate, requests=60,
+        failures=0, completed_per_s=rate, completion_tok_s=rate * 200, prompt_tok_s=rate * 900,
+        most_in_flight=9, limits_s={"ttft": 2.0}, held=held, goodput_per_s=rate * held / 60,
+    )  # fmt: skip
+    waits = replace(of.latency, ttft_s=quantiles(20 * rate / speed))
+    return replace(of, concurrency=0, load=load, latency=waits)
 
 
 def five(speed: float) -> SuiteResult:

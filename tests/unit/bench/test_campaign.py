@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +18,13 @@ from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.settings import load_settings
 from tests.unit.bench import campaign_lab
 from tests.unit.bench.planted import HOME, PLANTED
-from tests.unit.bench.talking_engine import TalkingEngine
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from sparkdeploy.bench.campaign.bundle import CampaignBundle
+    from tests.unit.bench.talking_engine import TalkingEngine
 
 pytestmark = pytest.mark.outside
 
@@ -97,14 +95,9 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, talking_engine: TalkingEngine) -> Lab:
     monkeypatch.setenv("LAB", str(tmp_path))
-    with TalkingEngine() as engine:
-        thread = threading.Thread(target=engine.serve_forever, args=(0.01,))
-        thread.start()
-        yield Lab(tmp_path, engine)
-        engine.shutdown()
-        thread.join()
+    return Lab(tmp_path, talking_engine)
 
 
 def test_killed_at_three_moments_each_step_is_done_once_and_what_served_is_back(lab: Lab) -> None:

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from sparkdeploy.bench.campaign import bundle as bundles
 from sparkdeploy.bench.campaign.bundle import (
     CampaignBundle,
-    SharedEstimate,
-    SharedQuality,
     SharedRecipe,
     SharedStep,
     bundle_text,
@@ -28,6 +26,7 @@ from sparkdeploy.bench.campaign.page import campaign_page
 from sparkdeploy.bench.campaign.privacy import Private
 from sparkdeploy.bench.campaign.state import MEASURING, CampaignState, RecipeState
 from sparkdeploy.bench.files import adapter_of, write_record
+from sparkdeploy.bench.quality.kept import SharedEstimate, SharedQuality
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.report.speed import read_published

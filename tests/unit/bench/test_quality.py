@@ -89,7 +89,7 @@ def test_the_gate_judges_what_the_servers_did_not_tell() -> None:
     assert compared.mean_kl_nats.value == pytest.approx(0.0036, abs=1e-4)
     assert compared.most_mean_kl_nats == pytest.approx(0.0085, abs=1e-4)
     wide = Thresholds(max_mean_kl_nats=0.005, max_perplexity_rise=1.0)
-    (said,) = failures(compared, wide)
+    (said,) = failures(compared.judged, wide)
     assert said == "mean KL of 0.00366 to 0.00853 nats is above 0.005"
 
 
@@ -144,7 +144,7 @@ def test_a_right_copy_passes_and_reads_well() -> None:
     assert same.mean_kl_nats == (0.0, 0.0, 0.0)
     assert same.perplexity_change == (0.0, 0.0, 0.0)
     assert same.parted == ()
-    assert list(failures(same, Thresholds(1.0, 0.0, 0.0, 0.0))) == []
+    assert list(failures(same.judged, Thresholds(1.0, 0.0, 0.0, 0.0))) == []
     said = list(comparison_lines(same, ()))
     assert said[0] == "one beside one: 3 positions of 2 texts"
     assert said[-2:] == ["  greedy text      the same in all 2, 3 tokens each", "gate: passed"]
@@ -170,7 +170,7 @@ def test_every_figure_of_a_worse_model_is_the_one_by_hand() -> None:
     assert math.exp(found.second_nats) == pytest.approx(2 * math.exp(found.first_nats))
     assert found.parted == (1,)
     assert [sentence.split(" 0")[0].split(" rose")[0].split(" 5")[0] for sentence in failures(
-        found, Thresholds(max_drift_nats=0.5)
+        found.judged, Thresholds(max_drift_nats=0.5)
     )] == ["top-1 agreement", "mean KL", "perplexity", "drift"]  # fmt: skip
     plain = comparison_as_dict(found, ("x",))
     assert plain["gate"] == {"passed": False, "failures": ["x"]}
@@ -180,7 +180,7 @@ def test_every_figure_of_a_worse_model_is_the_one_by_hand() -> None:
 def test_a_perplexity_that_falls_is_no_failure() -> None:
     worse = capture(text((1, logs(t1=0.6, t2=0.4))))
     better = capture(text((1, logs(t1=0.62, t2=0.38))))
-    assert list(failures(compare(worse, better), Thresholds())) == []
+    assert list(failures(compare(worse, better).judged, Thresholds())) == []
 
 
 def test_other_tokens_are_refused() -> None:

@@ -1,0 +1,205 @@
+"""Comparisons of quality as they are kept, and found again for a run that a report shows."""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sparkdeploy.bench.files import adapter_of, checked, read_content
+from sparkdeploy.bench.quality.capture import Capture, CaptureOrigin
+from sparkdeploy.bench.quality.comparison import (
+    Judged,
+    QualityComparison,
+    Thresholds,
+    comparison_as_dict,
+    failures,
+)
+from sparkdeploy.bench.record import RecipeOrigin, Run
+from sparkdeploy.errors import BenchError
+from sparkdeploy.node.private_folder import write_private
+from sparkdeploy.terminal import visible_json
+
+# No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
+
+SCHEMA_VERSION = 1
+KIND = "sparkdeploy quality result"
+FOLDER = "quality"
+"""Below the folder of runs."""
+_MARKED = re.compile(r".*@([0-9a-f]{6})")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedEstimate:
+    """A figure and its 95 % interval; an end is None where one text gives none."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedQuality:
+    """What one side said beside another, as docs/bench.md has it."""
+
+    against: str
+    """The other side's name: its recipe's, where it has one."""
+    positions: int
+    top1_agreement: SharedEstimate
+    mean_kl_nats: SharedEstimate
+    most_mean_kl_nats: float | None
+    perplexity_change: SharedEstimate
+    drift_nats: SharedEstimate
+
+
+@dataclass(frozen=True, slots=True)
+class QualityResult:
+    """One side held against another, and what the gate says of it."""
+
+    taken_at: str
+    """When the later side was asked. ISO 8601, UTC."""
+    reference: CaptureOrigin
+    candidate: CaptureOrigin
+    figures: SharedQuality
+    failures: tuple[str, ...]
+    """What is worse than `limits` allow, one sentence each; none when the gate is passed."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """By the name of a threshold; what is not judged is not there."""
+    mark: str = ""
+    """Of the bundle that it came with; empty for one's own."""
+    kind: str = KIND
+    schema: int = SCHEMA_VERSION
+
+
+def shared_quality(figures: Mapping[str, Any], against: str) -> SharedQuality:
+    """Return the figures of a comparison, as `comparison_as_dict` has them."""
+    return SharedQuality(
+        against=against,
+        positions=figures["positions"],
+        top1_agreement=SharedEstimate(**figures["top1_agreement"]),
+        mean_kl_nats=SharedEstimate(**figures["mean_kl_nats"]),
+        most_mean_kl_nats=figures["most_mean_kl_nats"],
+        perplexity_change=SharedEstimate(**figures["perplexity"]["change"]),
+        drift_nats=SharedEstimate(**figures["drift_nats"]),
+    )
+
+
+def served_of(recipe: RecipeOrigin | None, *, url: str, model: str) -> CaptureOrigin:
+    """Return what says that a capture and a run are of the same server: a recipe, or a place."""
+    if recipe is not None:
+        return CaptureOrigin(recipe.name, f"{recipe.name} {recipe.fingerprint}")
+    return CaptureOrigin(model, hashlib.sha256(f"{url} {model}".encode()).hexdigest())
+
+
+def served_by(run: Run) -> CaptureOrigin:
+    return served_of(run.origin.recipe, url=run.origin.url, model=run.origin.model)
+
+
+def result_of(
+    first: Capture, second: Capture, comparison: QualityComparison, thresholds: Thresholds
+) -> QualityResult | None:
+    """Return None when a capture does not say of what it was taken: one of an earlier version."""
+    if first.served is None or second.served is None:
+        return None
+    figures = shared_quality(comparison_as_dict(comparison, None), first.served.name)
+    limits = {name: getattr(thresholds, name) for name in Thresholds.__dataclass_fields__}
+    return QualityResult(
+        taken_at=max(first.taken_at, second.taken_at),
+        reference=first.served,
+        candidate=second.served,
+        figures=figures,
+        failures=tuple(failures(comparison.judged, thresholds)),
+        limits={name: limit for name, limit in limits.items() if math.isfinite(limit)},
+    )
+
+
+def judged_of(figures: SharedQuality) -> Judged:
+    """What is unknown is taken for the worst: it lets no model through."""
+
+    def least(value: float | None) -> float:
+        return -math.inf if value is None else value
+
+    def most(value: float | None) -> float:
+        return math.inf if value is None else value
+
+    return Judged(
+        top1_agreement=least(figures.top1_agreement.value),
+        mean_kl_nats=most(figures.mean_kl_nats.value),
+        most_mean_kl_nats=most(figures.most_mean_kl_nats),
+        perplexity_rise=most(figures.perplexity_change.value),
+        drift_nats=most(figures.drift_nats.value),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QualityShelf:
+    """Results in one folder, a file each."""
+
+    folder: Path
+
+    def keep(self, result: QualityResult) -> Path:
+        """Write it, whole or not at all; BenchError when it cannot be written.
+
+        The same result has the same name: what is kept twice is there once.
+        """
+        text = adapter_of(QualityResult).dump_json(result, indent=1).decode() + "\n"
+        moment = re.sub(r"[^0-9T]", "", result.taken_at.partition("+")[0])[:15]
+        name = f"{moment}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+        try:
+            write_private(self.folder / name, visible_json(text))
+        except OSError as error:
+            raise BenchError(
+                f"{self.folder / name} cannot be written: {error.strerror}", hint="make room"
+            ) from error
+        return self.folder / name
+
+    def results(self) -> tuple[tuple[QualityResult, ...], tuple[str, ...]]:
+        """Return every result, oldest first, and what was wrong with those that are damaged."""
+        found: list[QualityResult] = []
+        damaged: list[str] = []
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                found.append(_read(path))
+            except BenchError as error:
+                damaged.append(error.message)
+        return tuple(sorted(found, key=lambda item: item.taken_at)), tuple(damaged)
+
+
+def _read(path: Path) -> QualityResult:
+    content = read_content(path, "quality result")
+    if not isinstance(content, dict) or content.get("kind") != KIND:
+        raise BenchError(f"{path} is no quality result")
+    if content.get("schema") != SCHEMA_VERSION:
+        raise BenchError(f"{path} has schema {content.get('schema')}, and {SCHEMA_VERSION} is read")
+    result: QualityResult = checked(content, QualityResult, path)
+    return result
+
+
+def newest_of_each(
+    results: Iterable[QualityResult], runs: Sequence[Run]
+) -> tuple[QualityResult | None, ...]:
+    """Return for each run its newest result: beside the first run where there is one.
+
+    A result that came with a bundle counts for that bundle's runs alone, and one's own for no
+    others': somebody else's machine said something else.
+    """
+    known = list(results)
+    first = served_by(runs[0]).fingerprint if runs else ""
+    return tuple(_newest(_about(run, known), first) for run in runs)
+
+
+def _about(run: Run, results: Iterable[QualityResult]) -> Iterator[QualityResult]:
+    marked = _MARKED.fullmatch(run.label)
+    mark = marked[1] if marked is not None and run.run_id.endswith(f"-{marked[1]}") else ""
+    served = served_by(run).fingerprint
+    for result in results:
+        if (result.candidate.fingerprint, result.mark) == (served, mark):
+            yield result
+
+
+def _newest(results: Iterable[QualityResult], first: str) -> QualityResult | None:
+    found = sorted(results, key=lambda item: item.taken_at)
+    beside_first = [item for item in found if item.reference.fingerprint == first]
+    return next(iter((beside_first or found)[-1:]), None)

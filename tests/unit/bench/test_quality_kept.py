@@ -1,0 +1,128 @@
+"""Quality that was judged once is found again beside the runs of a report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.bench.quality.kept import (
+    QualityResult,
+    QualityShelf,
+    SharedEstimate,
+    SharedQuality,
+    newest_of_each,
+    served_by,
+)
+from sparkdeploy.bench.report.page import report_page
+from sparkdeploy.bench.report.speed import read_published
+from tests.unit.bench.runs import sample_run
+from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sparkdeploy.bench.record import Run
+    from tests.unit.bench.fake_engine import FakeEngine
+    from tests.unit.bench.talking_engine import TalkingEngine
+    from tests.unit.program import Done
+
+V2, V3, BASELINE = (sample_run(name) for name in ("v2", "v3", "baseline"))
+
+
+def judged(reference: Run, candidate: Run, **changed: Any) -> QualityResult:
+    figures = SharedQuality(
+        against=served_by(reference).name,
+        positions=1_234,
+        top1_agreement=SharedEstimate(0.987, 0.98, 0.99),
+        mean_kl_nats=SharedEstimate(0.0012, 0.001, 0.002),
+        most_mean_kl_nats=0.0034,
+        perplexity_change=SharedEstimate(0.001),
+        drift_nats=SharedEstimate(0.05),
+    )
+    made = QualityResult(
+        taken_at="2026-11-25T08:00:00+00:00",
+        reference=served_by(reference),
+        candidate=served_by(candidate),
+        figures=figures,
+        failures=(),
+        limits={"max_mean_kl_nats": 0.01},
+    )
+    return replace(made, **changed)
+
+
+def page(runs: list[Run], quality: list[QualityResult | None]) -> str:
+    field = read_published(REPOSITORY / "recipes" / "facts" / "published.yaml")
+    return report_page(runs, field, made_at="now", version="0.1.0", quality=quality)
+
+
+def test_the_first_screen_says_what_the_gate_says() -> None:
+    failing = judged(V2, BASELINE, failures=("the top token agrees in 40 % of positions",))
+    told = page([V2, V3, BASELINE], [None, judged(V2, V3), failing])
+    first_screen = told.partition("<figure")[0]
+    assert "is the reference" in first_screen
+    assert "passes the gate beside v2" in first_screen
+    assert "fails the gate beside v2" in first_screen
+    assert "98.7 (98.0 to 99.0)" in first_screen
+    assert "the top token agrees in 40 % of positions" in told
+
+
+def test_a_quality_that_nobody_measured_is_told_with_the_command_for_it() -> None:
+    told = page([V2, V3], [None, None])
+    assert "not measured" in told
+    assert "sparkdeploy bench quality" in told
+    assert "passes the gate" not in told
+
+
+def test_the_newest_beside_the_first_run_counts() -> None:
+    old = judged(V2, V3)
+    new = judged(V2, V3, taken_at="2026-11-25T09:00:00+00:00")
+    other = judged(BASELINE, V3, taken_at="2026-11-25T10:00:00+00:00")
+    assert newest_of_each([new, old, other], [V2, V3]) == (None, new)
+    assert newest_of_each([other], [V2, V3]) == (None, other)
+
+
+def test_what_came_with_a_bundle_is_not_said_of_one_s_own_runs() -> None:
+    theirs = judged(V2, V3, mark="0a1b2c")
+    assert newest_of_each([theirs], [V2, V3]) == (None, None)
+    imported = replace(V3, label="v3@0a1b2c", run_id=f"{V3.run_id}-0a1b2c")
+    assert newest_of_each([theirs, judged(V2, V3)], [V2, imported]) == (None, theirs)
+
+
+def test_a_result_is_kept_once_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    shelf = QualityShelf(tmp_path / "quality")
+    assert shelf.keep(judged(V2, V3)) == shelf.keep(judged(V2, V3))
+    shelf.keep(judged(V2, BASELINE, taken_at="2026-11-24T08:00:00+00:00"))
+    (shelf.folder / "0.json").write_text("{")
+    found, (damage,) = shelf.results()
+    assert [one.candidate.name for one in found] == ["baseline", "v3"]
+    assert "0.json" in damage
+
+
+@pytest.mark.outside
+def test_a_comparison_stands_in_the_report_made_after_it(
+    bench: Callable[..., Done], talking_engine: TalkingEngine, tmp_path: Path
+) -> None:
+    url = talking_engine.url
+    saved, html = str(tmp_path / "first.json"), tmp_path / "report.html"
+    assert bench("quality", url, "--save", saved).returncode == 0
+    compared = bench("quality", saved, url, "--gate")
+    assert compared.returncode == 0, compared.stderr
+    assert bench("--url", url, "--suite", "five", "--rounds", "1", "--save", "now").returncode == 0
+    done = bench("report", "now", "-o", str(html))
+    assert done.returncode == 0, done.stderr
+    assert "passes the gate beside" in html.read_text()
+
+
+@pytest.mark.outside
+def test_several_users_are_answered_by_a_load(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    load = ("load", "--url", engine.url, "--rate", "50", "--requests", "20", "--ramp", "0")
+    assert bench(*load, "--slo", "e2e=1min", "--save", "now").returncode == 0
+    html = tmp_path / "report.html"
+    done = bench("report", "now", "-o", str(html))
+    assert done.returncode == 0, done.stderr
+    assert "bench load, open loop" in html.read_text()
