@@ -18,13 +18,14 @@ class StepKind(StrEnum):
     UP = "up"
     FIVE = "five"
     DECODE = "decode"
+    LOAD = "load"
     QUALITY = "quality"
     NEEDLE = "needle"
     TOOLS = "tools"
     TUNE = "tune"
 
 
-SUITES = (StepKind.FIVE, StepKind.DECODE)
+SUITES = (StepKind.FIVE, StepKind.DECODE, StepKind.LOAD)
 """Steps that are suites of `bench`, under the same names."""
 SERVED = (*SUITES, StepKind.QUALITY, StepKind.NEEDLE, StepKind.TOOLS, StepKind.TUNE)
 """Steps that ask the server."""

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 from sparkdeploy.bench.campaign.bundle import MAX_TEXT
 from sparkdeploy.bench.campaign.state import SUITES, RecipeState, StepKind
 from sparkdeploy.bench.files import read_record, write_record
+from sparkdeploy.bench.load.limits import parse_limits
+from sparkdeploy.bench.load.plan import Coming, LoadPlan, shipped_mix
+from sparkdeploy.bench.load.search import Search
+from sparkdeploy.bench.load.tables import sustained_text
 from sparkdeploy.bench.quality.capture import write_capture
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
@@ -49,11 +53,21 @@ class Thoroughness:
     tokens: int
     """How far each text of quality is gone on with."""
     needle_tokens: tuple[int, ...]
+    load: LoadPlan
 
 
-WHOLE = Thoroughness(3, None, 12, 64, tuple(1024 * 4**power for power in range(5)))
+def _load(coming: Coming, rates: tuple[float, ...], search: Search | None) -> LoadPlan:
+    return LoadPlan(coming, shipped_mix(), search, rates, parse_limits(LOAD_LIMITS))
+
+
+LOAD_LIMITS = "ttft=2s,gap=1s"
+"""What somebody who waits for a chat bears."""
+SEARCHED = _load(Coming(), (), Search((), 0.95))
+"""A minute at each rate, with ten seconds of ramp before it."""
+GLANCED = _load(Coming(requests=8, ramp_s=0.0), (4.0,), None)
+WHOLE = Thoroughness(3, None, 12, 64, tuple(1024 * 4**power for power in range(5)), SEARCHED)
 """Needles from 1K to 256K, as far as the model goes."""
-QUICK = Thoroughness(1, 1, 2, 16, (1024,))
+QUICK = Thoroughness(1, 1, 2, 16, (1024,), GLANCED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +131,14 @@ class Steps:
             context=(),
             save=str(path),
             prompts=self.extent.prompts,
+            load=self.extent.load if kind is StepKind.LOAD else None,
         )
         finished = measure_endpoint(endpoint, wanted, self.settings)
         require_figures(finished)
         run = merged(self.folder, recipe, self.state)
         if run is not None:
             write_record(run, shelf_of(self.settings).folder / f"{run.run_id}.json")
-        return speed_in_words(finished.run)
+        return found_in_words(finished.run)
 
     def _quality(self, recipe: int) -> str:
         capture = capture_of(
@@ -235,7 +250,13 @@ def merged(folder: CampaignFolder, recipe: int, state: CampaignState) -> Run | N
     )
 
 
-def speed_in_words(run: Run) -> str:
+def found_in_words(run: Run) -> str:
+    """Return what the last suite of a run found."""
+    last = run.suites[-1]
+    if last.sustained is not None:
+        return sustained_text(last.sustained)
+    if last.cells and (load := last.cells[-1].load) is not None:
+        return f"{load.held} of {load.requests} held {LOAD_LIMITS} at {load.rate_per_s:g}/s"
     told = []
     for cell in run.suites[-1].cells:
         found = cell.statistics.get("end_to_end_tok_s")

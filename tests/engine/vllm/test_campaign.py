@@ -100,7 +100,7 @@ def test_killed_at_three_moments_it_comes_to_its_report_and_what_served_is_back(
         # A twin's text calls no tools and finds no needle; the steps are done all the same.
         assert set(endings.values()) == {StepEnding.DONE.value}, told
         assert recipe.run is not None
-        assert [suite.name for suite in recipe.run.suites] == ["five", "decode"]
+        assert [suite.name for suite in recipe.run.suites] == ["five", "decode", "load"]
     assert done.returncode == 0, told
     quality = bundle.recipes[1].quality
     assert quality is not None

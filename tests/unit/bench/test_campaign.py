@@ -117,12 +117,12 @@ def test_killed_at_three_moments_each_step_is_done_once_and_what_served_is_back(
     for recipe in lab.bundle.recipes:
         assert {step.ending for step in recipe.steps} == {StepEnding.DONE.value}
         assert recipe.run is not None
-        assert [suite.name for suite in recipe.run.suites] == ["five", "decode"]
-        assert [len(suite.cells) for suite in recipe.run.suites] == [1, 1]
+        assert [suite.name for suite in recipe.run.suites] == ["five", "decode", "load"]
+        assert [len(suite.cells) for suite in recipe.run.suites] == [1, 1, 1]
         assert len(recipe.needles) == 3
         assert all(item.is_found for item in recipe.needles)
     # The recipe baseline calls no tools.
-    assert [len(recipe.steps) for recipe in lab.bundle.recipes] == [6, 7]
+    assert [len(recipe.steps) for recipe in lab.bundle.recipes] == [7, 8]
     assert [item.problem for item in lab.bundle.recipes[1].tools] == [""] * 4
     assert lab.bundle.recipes[1].quality is not None
     assert lab.bundle.recipes[1].quality.against == "baseline"
@@ -141,7 +141,7 @@ def test_a_recipe_that_does_not_start_is_told_without_secrets_and_the_next_is_me
     assert "1 of 2 recipes did not get through; baseline: up: baseline never" in done.stderr
     assert lab.log == ["up baseline", "up v2", "down"]
     first, second = lab.bundle.recipes
-    assert [step.ending for step in first.steps] == ["done", "failed", *["skipped"] * 4]
+    assert [step.ending for step in first.steps] == ["done", "failed", *["skipped"] * 5]
     assert {step.ending for step in second.steps} == {"done"}
     page = (lab.folder / "report.html").read_text()
     assert "baseline never answered" in page
@@ -163,4 +163,4 @@ def test_stopped_it_puts_back_and_says_what_was_not_run(lab: Lab) -> None:
     assert stopped.returncode == 0, stopped.stderr
     assert lab.log == ["up baseline", "down"]
     assert lab.served() is None
-    assert [step.ending for step in lab.bundle.recipes[1].steps] == ["not run"] * 7
+    assert [step.ending for step in lab.bundle.recipes[1].steps] == ["not run"] * 8

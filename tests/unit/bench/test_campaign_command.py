@@ -77,11 +77,22 @@ def test_a_campaign_says_how_far_it_is_and_where_its_report_lies(run: Run, hands
     done = run("bench", "campaign", "v2", "--yes")
 
     assert done.returncode == 0, done.stderr
-    assert "[1/9] v2: doctor\n" in done.stderr
-    assert "[3/9] v2: five; at least" in done.stderr
-    assert "[9/9] putting back what served before\n" in done.stderr
+    assert "[1/10] v2: doctor\n" in done.stderr
+    assert "[3/10] v2: five; at least" in done.stderr
+    assert "[10/10] putting back what served before\n" in done.stderr
     assert hands.asked == [
-        *("doctor", "up", "five", "decode", "quality", "needle", "tools", "tune", "put back")
+        *(
+            "doctor",
+            "up",
+            "five",
+            "decode",
+            "load",
+            "quality",
+            "needle",
+            "tools",
+            "tune",
+            "put back",
+        )
     ]
     assert f"report: {folders()[0] / 'report.html'}" in done.stdout
     assert left().notes == ("at the end: as it was",)
