@@ -24,8 +24,9 @@ ROOTS = ("sparkdeploy", "sparkdeploy_vllm", "tests")
 PROGRAM = "sparkdeploy.cli.main"
 MODULE_NAME = re.compile(r"\b(?:sparkdeploy|sparkdeploy_vllm|tests)(?:\.\w+)+")
 
-FIXTURES = {"run": "tests.unit.program"}
-"""What a conftest.py imports for one fixture only: it counts for those who name the fixture."""
+FIXTURES = {"run": "tests.unit.program", "bench": "tests.unit.program"}
+"""What a conftest.py imports for one fixture only: it counts for those who name the fixture, or
+one that takes it, as `bench` takes `run`."""
 
 Nodes = dict[str, list[ast.AST]]
 """All nodes of the code of each module of the tests."""
