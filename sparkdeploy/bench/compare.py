@@ -32,6 +32,21 @@ class Side:
     def newest(self) -> Run:
         return self.runs[-1]
 
+    @property
+    def suites(self) -> tuple[SuiteResult, ...]:
+        """The newest of each name and way of asking: a run may hold one suite alone."""
+        found: dict[tuple[str, str], SuiteResult] = {}
+        for run in reversed(self.runs):
+            for suite in run.suites:
+                found.setdefault((suite.name, suite.asking), suite)
+        return tuple(found.values())
+
+    def suite_like(self, wanted: SuiteResult) -> SuiteResult | None:
+        """Return the suite of that name, asked the same way if there is one."""
+        named = [suite for suite in self.suites if suite.name == wanted.name]
+        alike = [suite for suite in named if suite.asking is wanted.asking]
+        return next(iter(alike or named), None)
+
 
 @dataclass(frozen=True, slots=True)
 class FigureDifference:
@@ -118,8 +133,8 @@ def compare(base: Side, other: Side, known: Sequence[Side] = ()) -> RunCompariso
     differences: list[FigureDifference] = []
     overall: list[Overall] = []
     notes: list[str] = []
-    for suite in base.newest.suites:
-        match = other.newest.suite(suite.name)
+    for suite in base.suites:
+        match = other.suite_like(suite)
         if match is None:
             notes.append(f"{suite.name}: is in one of the runs only")
         elif suite.asking is not match.asking:
@@ -183,8 +198,8 @@ def _logarithms(side: Side, suite: SuiteResult, metric: str) -> dict[CellKey, li
     """By cell: the logarithm of each run's mean over its rounds, for runs of these prompts."""
     table: dict[CellKey, list[float]] = {}
     for run in side.runs:
-        found = run.suite(suite.name)
-        if found is None or (found.prompts, found.asking) != (suite.prompts, suite.asking):
+        found = run.suite(suite.name, suite.asking)
+        if found is None or found.prompts != suite.prompts:
             continue
         for cell in found.cells:
             mean = _mean(cell, metric)

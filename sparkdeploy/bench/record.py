@@ -386,5 +386,9 @@ class Run:
     suites: tuple[SuiteResult, ...]
     schema: int = SCHEMA_VERSION
 
-    def suite(self, name: str) -> SuiteResult | None:
-        return next((suite for suite in self.suites if suite.name == name), None)
+    def suite(self, name: str, asking: Asking | None = None) -> SuiteResult | None:
+        """Return the first suite of that name, asked that way if it matters."""
+        for suite in self.suites:
+            if suite.name == name and asking in {None, suite.asking}:
+                return suite
+        return None

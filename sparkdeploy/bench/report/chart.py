@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 LOAD = "load"
 """The suite's name, in an open loop and of conversations."""
-LARGEST = 1e12
-"""Nothing that is measured here is larger; a damaged record may say anything."""
+SMALLEST, LARGEST = 1e-9, 1e12
+"""Nothing that is measured here is smaller or larger; a damaged record may say anything."""
 
 
 class BarKind(Enum):
@@ -96,7 +96,7 @@ DECADES = 1.0
 def scale_of(values: Iterable[float]) -> Scale:
     """Return the scale for an axis that would begin at zero: logarithmic over decades."""
     found = list(values)
-    if not found or min(found) <= 0 or math.log10(max(found) / min(found)) < DECADES:
+    if not found or min(found) < SMALLEST or math.log10(max(found) / min(found)) < DECADES:
         return Scale.LINEAR
     return Scale.LOGARITHMIC
 

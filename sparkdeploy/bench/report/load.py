@@ -9,7 +9,9 @@ from sparkdeploy.bench.load.limits import Slo
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.load.tables import sustained_text
 from sparkdeploy.bench.report.chart import (
+    LARGEST,
     LOAD,
+    SMALLEST,
     Line,
     LineChart,
     Point,
@@ -64,7 +66,7 @@ def load_section(runs: Sequence[ShownRun], asking: Asking) -> Section | None:
 
 def _cells(suite: SuiteResult) -> list[Cell]:
     """Return the cells whose rate has a place on a logarithmic axis, ascending."""
-    found = [cell for cell in suite.cells if rate_of(cell) > 0 and plottable(rate_of(cell))]
+    found = [cell for cell in suite.cells if SMALLEST <= rate_of(cell) <= LARGEST]
     return sorted(found, key=rate_of)
 
 
@@ -167,6 +169,15 @@ def _of_load(cell: Cell, say: Callable[[LoadResult], str]) -> str:
     return say(cell.load) if cell.load is not None else NOTHING
 
 
+def _held(load: LoadResult) -> str:
+    good = figure(load.goodput_per_s, 2)
+    return f"{load.held} of {load.requests}, {good}" if load.limits_s else NOTHING
+
+
+def _completed(load: LoadResult) -> str:
+    return f"{figure(load.completed_per_s, 2)}, {figure(load.completion_tok_s)}"
+
+
 FIGURES: Mapping[str, Callable[[Cell], str]] = {
     "time to first token, s: median / 95th percentile": partial(
         _ends, kind="ttft_s", names=("p50", "p95"), factor=1.0, digits=2
@@ -174,13 +185,8 @@ FIGURES: Mapping[str, Callable[[Cell], str]] = {
     "longest gaps, ms: 99th percentile": partial(
         _ends, kind="gap_s", names=("p99",), factor=MILLISECONDS, digits=0
     ),
-    "requests within the limits": partial(
-        _of_load,
-        say=lambda load: f"{load.held} of {load.requests}" if load.limits_s else NOTHING,
-    ),
-    "goodput, requests a second": partial(_of_load, say=lambda it: figure(it.goodput_per_s, 2)),
-    "done, requests a second": partial(_of_load, say=lambda it: figure(it.completed_per_s, 2)),
-    "all together, tok/s": partial(_of_load, say=lambda it: figure(it.completion_tok_s)),
+    "requests within the limits, and how many a second": partial(_of_load, say=_held),
+    "done a second, and their tok/s": partial(_of_load, say=_completed),
     "at once at the most": partial(_of_load, say=lambda it: str(it.most_in_flight)),
     "requests that failed": partial(
         _of_load, say=lambda it: str(it.failures) if it.failures else NOTHING

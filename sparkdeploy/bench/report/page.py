@@ -136,8 +136,13 @@ def _warnings(shown: Sequence[ShownRun]) -> Iterator[str]:
         for suite in item.run.suites
         if suite.asking is not Asking.CLOSED_LOOP and suite.name != LOAD
     )
-    for name in sorted({suite.name for item in shown for suite in item.run.suites}):
-        found = {s.prompts for item in shown if (s := item.run.suite(name)) is not None}
+    closed = (it for item in shown for it in item.run.suites if it.asking is Asking.CLOSED_LOOP)
+    for name in sorted({suite.name for suite in closed}):
+        found = {
+            suite.prompts
+            for item in shown
+            if (suite := item.run.suite(name, Asking.CLOSED_LOOP)) is not None
+        }
         if len(found) > 1:
             yield f"The prompts of {name} are not the same in all runs: do not compare them."
 

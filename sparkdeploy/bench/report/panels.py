@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 LEAST_WIDTH = 150.0
 """Of a panel."""
-HEIGHT, FEW_HEIGHT = 110.0, 170.0
-"""Of a panel's plot: among others, and alone or as one of two."""
-TITLE, FOOT, GAP, UNITS = 22.0, 26.0, 14.0, 18.0
+FEW_HEIGHT, HEIGHT_SHARE = 170.0, 0.54
+"""Of a panel's plot: alone or as one of two, and among others, of its width."""
+TITLE, FOOT, GAP, UNITS = 20.0, 24.0, 14.0, 18.0
 TICK_EVERY, LINE_EVERY, INSET, MARK, MARGIN = 8.0, 16.0, 10.0, 3.0, 3.0
 Axis = Linear | Logarithmic
 
@@ -91,7 +92,7 @@ def _grid(panels: int, marks: Sequence[float], width: float) -> Grid:
     # As even as can be: five panels are three and two, not four and one.
     columns = math.ceil(panels / math.ceil(panels / most))
     own = (width - left - MARGIN - GAP * (columns - 1)) / columns
-    return Grid(columns, left, own, HEIGHT if panels > 2 else FEW_HEIGHT)
+    return Grid(columns, left, own, HEIGHT_SHARE * own if panels > 2 else FEW_HEIGHT)
 
 
 def _panel(
@@ -133,16 +134,18 @@ def _across(chart: LineChart, left: float, right: float) -> Axis:
 
 
 def _conditions(chart: LineChart, across: Axis, baseline: float) -> Iterator[str]:
-    found = sorted({point.x for line in chart.lines for point in line.points})
-    free = -math.inf
-    for x in found:
+    """Yield the numbers of the x axis that have room, those of the most lines before others."""
+    counts = Counter(point.x for line in chart.lines for point in line.points)
+    taken: list[tuple[float, float]] = []
+    for x in sorted(counts, key=lambda found: (-counts[found], found)):
         half = width_of(condition(x), SMALL) / 2
         # Those at the ends stay within their panel.
         place = max(across.place(x), across.start - INSET + half)
         place = min(place, across.end + INSET - half)
-        if place - half >= free:
+        low, high = place - half - TICK_EVERY, place + half + TICK_EVERY
+        if all(high <= start or low >= end for start, end in taken):
             yield words(condition(x), place, baseline, class_="tick", text_anchor="middle")
-            free = place + half + TICK_EVERY
+            taken.append((place - half, place + half))
 
 
 def _path(points: Sequence[Point], across: Axis, up: Axis) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparkdeploy.bench.load.record import Asking, LoadResult, SustainedRate
+from sparkdeploy.bench.load.record import Asking, LoadResult, SustainedRate, TurnResult
 from sparkdeploy.bench.quantiles import Quantiles
 from sparkdeploy.bench.record import (
     Cell,
@@ -140,7 +140,7 @@ def sample_run(recipe: str = "v2", *, speed: float = 51.0, run_id: str | None = 
 
 
 def loaded_run(recipe: str, *, speed: float) -> Run:
-    """`sample_run` with a load as well: three rates, the highest of which is too much."""
+    """`sample_run` with loads as well: three rates, the highest too much, and conversations."""
     run = sample_run(recipe, speed=speed)
     rates = (0.25, 0.5, 1.0)
     cells = tuple(_loaded(run.suites[0].cells[0], rate, speed) for rate in rates)
@@ -148,7 +148,11 @@ def loaded_run(recipe: str, *, speed: float) -> Run:
         "load", "1a2b", rounds=1, warmups=0, cells=cells, asking=Asking.OPEN_LOOP,
         sustained=SustainedRate(0.5, 57, 60, 0.95, 1.0),
     )  # fmt: skip
-    return replace(run, suites=(*run.suites, suite))
+    talk = SuiteResult(
+        "load", "3c4d", rounds=1, warmups=0, asking=Asking.CONVERSATIONS,
+        cells=tuple(_talked(cell, speed) for cell in cells[:2]),
+    )  # fmt: skip
+    return replace(run, suites=(*run.suites, suite, talk))
 
 
 def _loaded(of: Cell, rate: float, speed: float) -> Cell:
@@ -160,6 +164,22 @@ def _loaded(of: Cell, rate: float, speed: float) -> Cell:
     )  # fmt: skip
     waits = replace(of.latency, ttft_s=quantiles(20 * rate / speed))
     return replace(of, concurrency=0, load=load, latency=waits)
+
+
+def _talked(of: Cell, speed: float, *, turns: int = 6) -> Cell:
+    """Conversations that come four times less often; their prompts grow, and so do hits."""
+    assert of.load is not None
+    rate = of.load.rate_per_s / 4
+    told = tuple(
+        TurnResult(
+            turn=turn, requests=60, failures=0, prompt_tokens=900.0 + 400 * turn,
+            cached_tokens=100.0 + 400 * turn, ttft_s=quantiles((10 + turn) * rate / speed),
+            tpot_s=quantiles(1 / speed),
+        )
+        for turn in range(1, turns + 1)
+    )  # fmt: skip
+    load = replace(of.load, rate_per_s=rate, goodput_per_s=rate * turns, turns=told)
+    return replace(of, prompt=f"agent-{turns}-turns", load=load)
 
 
 def five(speed: float) -> SuiteResult:

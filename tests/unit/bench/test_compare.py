@@ -11,7 +11,7 @@ from sparkdeploy.bench.compare import Side, compare, sides_of
 from sparkdeploy.bench.record import Cell, RoundResult, Run, SuiteResult
 from sparkdeploy.bench.tables import comparison_lines, list_lines, run_lines
 from sparkdeploy.bench.variation import DifferenceVerdict, ratio_of, spread_of
-from tests.unit.bench.runs import sample_run
+from tests.unit.bench.runs import loaded_run, sample_run
 
 
 def run_of(speeds: dict[str, list[float]], *, run_id: str = "a", prompts: str = "p") -> Run:
@@ -207,3 +207,22 @@ def test_a_run_reads_well() -> None:
 
 def test_an_empty_list_says_how_to_begin() -> None:
     assert list(list_lines([])) == ["no runs are kept; `sparkdeploy bench` makes one"]
+
+
+def test_suites_of_a_label_are_compared_though_each_is_a_run_of_its_own() -> None:
+    def side(label: str, speed: float) -> Side:
+        whole = loaded_run(label, speed=speed)
+        five, *_, load, talk = whole.suites
+        alone = [
+            replace(whole, run_id=str(number), suites=(suite,))
+            for number, suite in enumerate((talk, load, five))
+        ]
+        return Side(label, tuple(alone))
+
+    found = compare(side("a", 30.0), side("b", 50.0))
+
+    assert {item.suite for item in found.differences} == {"five", "load"}
+    prompts = {item.prompt for item in found.differences if item.suite == "load"}
+    assert len(prompts) == 2
+    assert "agent-6-turns" in prompts
+    assert not any("do not compare" in note for note in found.notes)

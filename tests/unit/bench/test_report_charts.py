@@ -273,3 +273,8 @@ def lab(colour: tuple[float, float, float]) -> tuple[float, float, float]:
 )
 def test_a_change_that_rounds_to_nothing_has_no_sign(share: float, digits: int, said: str) -> None:
     assert change(share, digits) == said
+
+
+def test_values_that_a_logarithm_cannot_hold_are_drawn_from_zero() -> None:
+    line = Line("", (Point(1.0, 1.0), Point(2.0, 2.225e-309)), 0)
+    check_inside(draw_lines(LineChart("", "streams", "tok/s", (line,)), 720.0))
