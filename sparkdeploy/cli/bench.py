@@ -158,10 +158,12 @@ def import_runs(
     The runs of a bundle get its mark behind their labels, as in v2@1a2b3c.
     """
     from sparkdeploy.commands.bench.importing import import_file
+    from sparkdeploy.commands.bench.quality import quality_shelf
     from sparkdeploy.commands.bench.run import shelf_of
 
-    shelf = shelf_of(current_settings())
-    taken = [import_file(path, shelf) for path in files]
+    settings = current_settings()
+    shelf, qualities = shelf_of(settings), quality_shelf(settings)
+    taken = [import_file(path, shelf, qualities) for path in files]
     lines = (line for item in taken for line in item.lines())
     kept = (run for item in taken for run in item.kept)
     content = [{"run_id": item.run.run_id, "path": str(item.path)} for item in kept]

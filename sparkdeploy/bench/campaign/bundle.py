@@ -6,7 +6,12 @@ from pathlib import Path
 
 from sparkdeploy.bench.campaign.privacy import Private
 from sparkdeploy.bench.files import adapter_of, checked, read_content
-from sparkdeploy.bench.quality.kept import SharedQuality
+from sparkdeploy.bench.quality.kept import (
+    QualityResult,
+    SharedQuality,
+    result_of_figures,
+    served_by,
+)
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.record import Cell, MachineOrigin, Run, SuiteResult
@@ -72,6 +77,21 @@ class CampaignBundle:
         """Six characters that tell the runs of this bundle from others of the same label."""
         content = f"{self.campaign_id} {[(run.run_id, run.finished_at) for run in self.runs]}"
         return hashlib.sha256(content.encode()).hexdigest()[:6]
+
+    def quality_results(self, mark: str = "") -> tuple[QualityResult, ...]:
+        """Return what the gate says of each recipe with a run, beside one with a run.
+
+        `mark` is the bundle's where its runs are somebody else's.
+        """
+        served = {recipe.name: served_by(recipe.run) for recipe in self.recipes if recipe.run}
+        return tuple(
+            result_of_figures(found, beside, own, taken_at=self.made_at, mark=mark)
+            for recipe in self.recipes
+            if (found := recipe.quality) is not None
+            and (own := served.get(recipe.name)) is not None
+            and (beside := served.get(found.against)) is not None
+            and beside != own
+        )
 
 
 def shareable(bundle: CampaignBundle, private: Private) -> CampaignBundle:

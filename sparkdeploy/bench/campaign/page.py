@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.campaign.state import StepEnding, StepKind
+from sparkdeploy.bench.quality.kept import newest_of_each
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.console import format_seconds
 from sparkdeploy.image.templates import render_page
@@ -27,7 +28,13 @@ def campaign_page(bundle: CampaignBundle, field: Field) -> str:
     section = _rendered(FRAGMENT, bundle)
     if not bundle.runs:
         return _rendered(ALONE, bundle)
-    page = report_page(bundle.runs, field, made_at=bundle.made_at, version=bundle.sparkdeploy)
+    page = report_page(
+        bundle.runs,
+        field,
+        made_at=bundle.made_at,
+        version=bundle.sparkdeploy,
+        quality=newest_of_each(bundle.quality_results(), bundle.runs),
+    )
     place = next((mark for mark in _ENDS if mark in page), None)
     if place is None:
         return page + section

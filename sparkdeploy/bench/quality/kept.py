@@ -104,15 +104,40 @@ def result_of(
     if first.served is None or second.served is None:
         return None
     figures = shared_quality(comparison_as_dict(comparison, None), first.served.name)
-    limits = {name: getattr(thresholds, name) for name in Thresholds.__dataclass_fields__}
     return QualityResult(
         taken_at=max(first.taken_at, second.taken_at),
         reference=first.served,
         candidate=second.served,
         figures=figures,
         failures=tuple(failures(comparison.judged, thresholds)),
-        limits={name: limit for name, limit in limits.items() if math.isfinite(limit)},
+        limits=_limits(thresholds),
     )
+
+
+def result_of_figures(
+    figures: SharedQuality,
+    reference: CaptureOrigin,
+    candidate: CaptureOrigin,
+    *,
+    taken_at: str,
+    mark: str = "",
+) -> QualityResult:
+    """Judge the figures of a campaign by the gate's own limits."""
+    thresholds = Thresholds()
+    return QualityResult(
+        taken_at=taken_at,
+        reference=reference,
+        candidate=candidate,
+        figures=figures,
+        failures=tuple(failures(judged_of(figures), thresholds)),
+        limits=_limits(thresholds),
+        mark=mark,
+    )
+
+
+def _limits(thresholds: Thresholds) -> dict[str, float]:
+    told = {name: getattr(thresholds, name) for name in Thresholds.__dataclass_fields__}
+    return {name: limit for name, limit in told.items() if math.isfinite(limit)}
 
 
 def judged_of(figures: SharedQuality) -> Judged:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.bench.campaign.bundle import CampaignBundle
     from sparkdeploy.bench.files import KeptRun, Shelf
+    from sparkdeploy.bench.quality.kept import QualityShelf
     from sparkdeploy.bench.record import Run
 
 
@@ -34,8 +35,10 @@ class TakenFile:
             yield from _told(self.bundle)
 
 
-def import_file(path: Path, shelf: Shelf) -> TakenFile:
+def import_file(path: Path, shelf: Shelf, qualities: QualityShelf) -> TakenFile:
     """Keep a record, or the runs of a bundle under marked labels; BenchError for what is neither.
+
+    What a bundle says of quality is kept for reports, with its mark.
 
     A bundle is read to its end before anything of it is kept.
     """
@@ -49,6 +52,8 @@ def import_file(path: Path, shelf: Shelf) -> TakenFile:
         own.get((run.run_id, run.finished_at)) or keep_run(_marked(run, bundle), shelf)
         for run in bundle.runs
     )
+    for result in bundle.quality_results(bundle.mark):
+        qualities.keep(result)
     return TakenFile(kept, bundle)
 
 

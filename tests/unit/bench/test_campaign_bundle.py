@@ -34,7 +34,8 @@ from sparkdeploy.commands.bench.campaign_report import private_of
 from sparkdeploy.errors import BenchError
 from sparkdeploy.settings import load_settings
 from tests.unit.bench.planted import HOME, PLANTED, planted_run
-from tests.unit.bench.runs import sample_run
+from tests.unit.bench.runs import loaded_run, sample_run
+from tests.unit.bench.test_quality_kept import judged
 from tests.unit.bench.test_record import fields_of
 from tests.unit.conftest import REPOSITORY
 
@@ -270,6 +271,42 @@ def test_ones_own_bundle_doubles_no_run(posted: Path, run: Program) -> None:
     assert run("bench", "import", str(posted)).returncode == 0
     labels = {row["label"] for row in run.answer("bench", "ls", "--json")}
     assert labels == {f"baseline@{read_bundle(posted).mark}", "v2"}
+
+
+def judged_bundle(agreement: float) -> CampaignBundle:
+    first, second = loaded_run("baseline", speed=30), loaded_run("v2", speed=50)
+    found = replace(judged(first, second).figures, top1_agreement=SharedEstimate(agreement))
+    return bundle_with(
+        SharedRecipe("baseline", "", (), first), SharedRecipe("v2", "", (), second, found)
+    )
+
+
+@pytest.mark.parametrize(("agreement", "said"), [(0.99, "passes"), (0.5, "fails")])
+def test_the_page_of_a_campaign_begins_with_quality_too(agreement: float, said: str) -> None:
+    first = campaign_page(judged_bundle(agreement), PUBLISHED).partition("<figure")[0]
+    assert f"quality {said} the gate beside baseline" in first
+    assert "is the reference" in first
+    assert "(bench load, open loop)" in first
+
+
+def test_what_a_bundle_says_of_quality_stands_beside_its_runs_alone(
+    tmp_path: Path, run: Program
+) -> None:
+    path, page = tmp_path / "posted.json", tmp_path / "page.html"
+    path.write_text(bundle_text(judged_bundle(0.99)))
+    bundle = read_bundle(path)
+    assert run("bench", "import", str(path)).returncode == 0
+    shelf = Path(os.environ["SPARKDEPLOY_STATE_DIR"]) / "bench"
+    own = replace(bundle.runs[1], run_id="own", label="own")
+    write_record(own, shelf / "own.json")
+
+    labels = [f"{name}@{bundle.mark}" for name in ("baseline", "v2")]
+    done = run("bench", "report", *labels, "own", "-o", str(page))
+
+    assert done.returncode == 0, done.stderr
+    said = page.read_text().partition("<figure")[0]
+    assert "<td>is the reference</td><td>passes the gate beside baseline</td>" in said
+    assert "<td>not measured</td>" in said
 
 
 def test_a_bundle_without_a_run_is_refused(tmp_path: Path, run: Program) -> None:
