@@ -19,14 +19,17 @@ class StepKind(StrEnum):
     FIVE = "five"
     DECODE = "decode"
     LOAD = "load"
+    AGENTS = "agents"
     QUALITY = "quality"
     NEEDLE = "needle"
     TOOLS = "tools"
     TUNE = "tune"
 
 
-SUITES = (StepKind.FIVE, StepKind.DECODE, StepKind.LOAD)
-"""Steps that are suites of `bench`, under the same names."""
+LOADS = (StepKind.LOAD, StepKind.AGENTS)
+"""Steps that are suite `load`: single requests, and an agent's conversations."""
+SUITES = (StepKind.FIVE, StepKind.DECODE, *LOADS)
+"""Steps that are suites of `bench`; others than loads under the same names."""
 SERVED = (*SUITES, StepKind.QUALITY, StepKind.NEEDLE, StepKind.TOOLS, StepKind.TUNE)
 """Steps that ask the server."""
 MEASURING = tuple(kind for kind in StepKind if kind is not StepKind.TUNE)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.bench.campaign.bundle import MAX_TEXT
 from sparkdeploy.bench.campaign.state import SUITES, RecipeState, StepKind
 from sparkdeploy.bench.files import read_record, write_record
+from sparkdeploy.bench.load.conversations import Conversations
 from sparkdeploy.bench.load.limits import parse_limits
 from sparkdeploy.bench.load.plan import Coming, LoadPlan, shipped_mix
 from sparkdeploy.bench.load.search import Search
@@ -30,7 +31,7 @@ from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.plan.container import PYTHON, Deployment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.bench.campaign.folder import CampaignFolder
     from sparkdeploy.bench.campaign.state import CampaignState
@@ -53,7 +54,19 @@ class Thoroughness:
     tokens: int
     """How far each text of quality is gone on with."""
     needle_tokens: tuple[int, ...]
-    load: LoadPlan
+    loads: Mapping[StepKind, LoadPlan]
+
+
+def _talk(turns: int, conversations: int, *rates: float) -> LoadPlan:
+    """No tool is called, so that recipes without a parser for calls are asked the same."""
+    return LoadPlan(
+        Coming(requests=conversations, ramp_s=0.0),
+        Conversations(turns),
+        None,
+        rates,
+        parse_limits(LOAD_LIMITS),
+        body={"tool_choice": "none"},
+    )
 
 
 def _load(coming: Coming, rates: tuple[float, ...], search: Search | None) -> LoadPlan:
@@ -65,9 +78,11 @@ LOAD_LIMITS = "ttft=2s,gap=1s"
 SEARCHED = _load(Coming(), (), Search((), 0.95))
 """A minute at each rate, with ten seconds of ramp before it."""
 GLANCED = _load(Coming(requests=8, ramp_s=0.0), (4.0,), None)
-WHOLE = Thoroughness(3, None, 12, 64, tuple(1024 * 4**power for power in range(5)), SEARCHED)
+LONG = {StepKind.LOAD: SEARCHED, StepKind.AGENTS: _talk(6, 8, 0.05, 0.1)}
+SHORT = {StepKind.LOAD: GLANCED, StepKind.AGENTS: _talk(2, 1, 1.0)}
+WHOLE = Thoroughness(3, None, 12, 64, tuple(1024 * 4**power for power in range(5)), LONG)
 """Needles from 1K to 256K, as far as the model goes."""
-QUICK = Thoroughness(1, 1, 2, 16, (1024,), GLANCED)
+QUICK = Thoroughness(1, 1, 2, 16, (1024,), SHORT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +139,15 @@ class Steps:
     def _suite(self, recipe: int, kind: StepKind) -> str:
         endpoint = reach_deployment(self.state.deployment, self.settings)
         path = self.folder.result(recipe, kind)
+        plan = self.extent.loads.get(kind)
         wanted = WantedRun(
-            suites=(SuiteName(kind.value),),
+            suites=(SuiteName.LOAD if plan is not None else SuiteName(kind.value),),
             rounds=self.extent.rounds,
             concurrency=(1,),
             context=(),
             save=str(path),
             prompts=self.extent.prompts,
-            load=self.extent.load if kind is StepKind.LOAD else None,
+            load=plan,
         )
         finished = measure_endpoint(endpoint, wanted, self.settings)
         require_figures(finished)
@@ -255,8 +271,10 @@ def found_in_words(run: Run) -> str:
     last = run.suites[-1]
     if last.sustained is not None:
         return sustained_text(last.sustained)
-    if last.cells and (load := last.cells[-1].load) is not None:
-        return f"{load.held} of {load.requests} held {LOAD_LIMITS} at {load.rate_per_s:g}/s"
+    loads = [cell.load for cell in last.cells if cell.load is not None]
+    if loads:
+        held = (f"{it.held} of {it.requests} at {it.rate_per_s:g}/s" for it in loads)
+        return f"{', '.join(held)} held {LOAD_LIMITS}"
     told = []
     for cell in run.suites[-1].cells:
         found = cell.statistics.get("end_to_end_tok_s")

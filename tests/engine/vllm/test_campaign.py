@@ -100,11 +100,14 @@ def test_killed_at_three_moments_it_comes_to_its_report_and_what_served_is_back(
         # A twin's text calls no tools and finds no needle; the steps are done all the same.
         assert set(endings.values()) == {StepEnding.DONE.value}, told
         assert recipe.run is not None
-        assert [suite.name for suite in recipe.run.suites] == ["five", "decode", "load"]
+        assert [suite.name for suite in recipe.run.suites] == ["five", "decode", "load", "load"]
     assert done.returncode == 0, told
     quality = bundle.recipes[1].quality
     assert quality is not None
     assert quality.against == "baseline"
     page = (folder / "report.html").read_text()
     assert 'id="campaign"' in page
+    first_screen = page.partition("<figure")[0]
+    assert "the gate beside baseline" in first_screen
+    assert "(bench load, conversations in an open loop)" in first_screen
     assert str(program.root) not in page + (folder / "bundle.json").read_text()

@@ -13,11 +13,13 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
+from sparkdeploy.bench.record import RecipeOrigin
 from sparkdeploy.checks.finding import fail, ok
 from sparkdeploy.commands.bench import before, campaign_steps, quality
 from sparkdeploy.commands.bench.endpoint import Access, ServedSide, reach_url, server_at
@@ -30,6 +32,7 @@ from tests.unit.bench.planted import HOME, PLANTED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkdeploy.commands.bench.endpoint import Endpoint
     from sparkdeploy.commands.request import Request
     from sparkdeploy.recipe.load import Resolved
 
@@ -95,6 +98,13 @@ def find_deployment(_host: Any, name: str) -> SimpleNamespace | None:
     return SimpleNamespace(serving=fact, current=fact)
 
 
+def reached(url: str) -> Endpoint:
+    """The engine, made by the recipe that serves."""
+    endpoint, here = reach_url(url, Access()), served()
+    recipe = RecipeOrigin(here["name"], here["name"]) if here is not None else None
+    return replace(endpoint, origin=replace(endpoint.origin, recipe=recipe))
+
+
 def install() -> None:
     url = os.environ["ENGINE"]
     play(socket, gethostname=lambda: PLANTED["host"])
@@ -107,7 +117,7 @@ def install() -> None:
         require_deployment=find_deployment,
         plan_for=lambda request, settings: SimpleNamespace(resolved=resolve(request, settings)),
         examine=lambda *_args, **_more: findings,
-        reach_deployment=lambda _name, _settings: reach_url(url, Access()),
+        reach_deployment=lambda _name, _settings: reached(url),
     )
     play(
         quality,

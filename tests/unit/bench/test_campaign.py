@@ -14,6 +14,7 @@ import pytest
 
 from sparkdeploy.bench.campaign.bundle import read_bundle
 from sparkdeploy.bench.campaign.state import StepEnding
+from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.settings import load_settings
 from tests.unit.bench import campaign_lab
@@ -117,16 +118,25 @@ def test_killed_at_three_moments_each_step_is_done_once_and_what_served_is_back(
     for recipe in lab.bundle.recipes:
         assert {step.ending for step in recipe.steps} == {StepEnding.DONE.value}
         assert recipe.run is not None
-        assert [suite.name for suite in recipe.run.suites] == ["five", "decode", "load"]
-        assert [len(suite.cells) for suite in recipe.run.suites] == [1, 1, 1]
+        assert [suite.name for suite in recipe.run.suites] == ["five", "decode", "load", "load"]
+        assert [len(suite.cells) for suite in recipe.run.suites] == [1, 1, 1, 1]
+        asked = [suite.asking for suite in recipe.run.suites[2:]]
+        assert asked == [Asking.OPEN_LOOP, Asking.CONVERSATIONS]
+        talk = recipe.run.suites[3].cells[0].load
+        assert talk is not None
+        assert [(item.requests, item.failures) for item in talk.turns] == [(1, 0), (1, 0)]
         assert len(recipe.needles) == 3
         assert all(item.is_found for item in recipe.needles)
     # The recipe baseline calls no tools.
-    assert [len(recipe.steps) for recipe in lab.bundle.recipes] == [7, 8]
+    assert [len(recipe.steps) for recipe in lab.bundle.recipes] == [8, 9]
     assert [item.problem for item in lab.bundle.recipes[1].tools] == [""] * 4
     assert lab.bundle.recipes[1].quality is not None
     assert lab.bundle.recipes[1].quality.against == "baseline"
     assert lab.bundle.recipes[1].quality.top1_agreement.value == 1.0
+    first_screen = (lab.folder / "report.html").read_text().partition("<figure")[0]
+    assert "passes the gate beside baseline" in first_screen
+    assert "(bench load, open loop)" in first_screen
+    assert "(bench load, conversations in an open loop)" in first_screen
     assert PLANTED["variable"] not in (lab.folder / "campaign.json").read_text()
 
 
@@ -141,7 +151,7 @@ def test_a_recipe_that_does_not_start_is_told_without_secrets_and_the_next_is_me
     assert "1 of 2 recipes did not get through; baseline: up: baseline never" in done.stderr
     assert lab.log == ["up baseline", "up v2", "down"]
     first, second = lab.bundle.recipes
-    assert [step.ending for step in first.steps] == ["done", "failed", *["skipped"] * 5]
+    assert [step.ending for step in first.steps] == ["done", "failed", *["skipped"] * 6]
     assert {step.ending for step in second.steps} == {"done"}
     page = (lab.folder / "report.html").read_text()
     assert "baseline never answered" in page
@@ -163,4 +173,4 @@ def test_stopped_it_puts_back_and_says_what_was_not_run(lab: Lab) -> None:
     assert stopped.returncode == 0, stopped.stderr
     assert lab.log == ["up baseline", "down"]
     assert lab.served() is None
-    assert [step.ending for step in lab.bundle.recipes[1].steps] == ["not run"] * 8
+    assert [step.ending for step in lab.bundle.recipes[1].steps] == ["not run"] * 9

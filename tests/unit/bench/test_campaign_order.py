@@ -179,6 +179,6 @@ def test_the_time_left_is_told_by_what_the_same_steps_took() -> None:
     world.step("done")
     # The second doctor and up, and putting back.
     assert time_left(world.state) == TimeLeft(3.0, is_whole=False)
-    for _ in range(6):
+    for _ in range(7):
         world.step("done")
-    assert time_left(world.state) == TimeLeft(9.0, is_whole=True)
+    assert time_left(world.state) == TimeLeft(10.0, is_whole=True)
