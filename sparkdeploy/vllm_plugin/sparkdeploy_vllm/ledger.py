@@ -19,8 +19,29 @@ class Books(Protocol):
     ) -> None: ...
 
 
+@dataclass(slots=True, kw_only=True)
+class OpenBooks:
+    """Layers that were created and are not converted yet: none once the books are closed."""
+
+    closed: bool = False
+    _open: dict[str, None] = field(default_factory=dict)
+
+    def layer_created(self, name: str) -> None:
+        if not self.closed:
+            self._open[name] = None
+
+    def _settle(self, name: str, announce: Callable[[str], None]) -> None:
+        del self._open[name]
+        if not self._open:
+            self._close(announce)
+
+    def _close(self, announce: Callable[[str], None]) -> None:
+        """Compare what was converted with what was expected, and say it."""
+        raise NotImplementedError
+
+
 @dataclass(slots=True)
-class ConversionLedger:
+class ConversionLedger(OpenBooks):
     """Books of one model: every layer that was created with one of our methods must be converted.
 
     The first time all created layers are converted the books are closed: the counts are compared
@@ -38,16 +59,9 @@ class ConversionLedger:
     fp8_modules: int = 0
     heads: set[str] = field(default_factory=set)
     """What heads were made of, but for `bf16`."""
-    closed: bool = False
-    _open: dict[str, None] = field(default_factory=dict)
-    """Layers that are not converted yet; none once the books are closed."""
     expected_int4_modules: int = 0
     int4_modules: int = 0
     """Of shared experts."""
-
-    def layer_created(self, name: str) -> None:
-        if not self.closed:
-            self._open[name] = None
 
     def fp8_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
         if name in self._open:
@@ -81,11 +95,6 @@ class ConversionLedger:
             )
         self.closed = True
 
-    def _settle(self, name: str, announce: Callable[[str], None]) -> None:
-        del self._open[name]
-        if not self._open:
-            self._close(announce)
-
     def _close(self, announce: Callable[[str], None]) -> None:
         self.closed = True
         if self.whole_model:
@@ -116,7 +125,7 @@ class ConversionLedger:
 
 
 @dataclass(slots=True)
-class DraftLedger:
+class DraftLedger(OpenBooks):
     """Books of a draft model whose layer becomes INT4 and FP8.
 
     Every layer is created before the first is converted. Once none is open the counts are compared
@@ -127,12 +136,6 @@ class DraftLedger:
     expected_fp8_modules: int
     int4_layers: int = 0
     fp8_modules: int = 0
-    closed: bool = False
-    _open: dict[str, None] = field(default_factory=dict)
-
-    def layer_created(self, name: str) -> None:
-        if not self.closed:
-            self._open[name] = None
 
     def fp8_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
         if name in self._open:
@@ -144,10 +147,7 @@ class DraftLedger:
             self.int4_layers += 1
             self._settle(name, announce)
 
-    def _settle(self, name: str, announce: Callable[[str], None]) -> None:
-        del self._open[name]
-        if self._open:
-            return
+    def _close(self, announce: Callable[[str], None]) -> None:
         self.closed = True
         wanted = (self.expected_int4_layers, self.expected_fp8_modules)
         if (self.int4_layers, self.fp8_modules) != wanted:
