@@ -57,8 +57,13 @@ def main() -> int:
         parallel_state.initialize_model_parallel(1, 1)
         # As a worker does; the experts' kernels take their memory from it.
         init_workspace_manager(torch.device("cuda", 0))
-        with torch.device("cuda"):
-            return compare(options.experts, options.rounds)
+        try:
+            with torch.device("cuda"):
+                return compare(options.experts, options.rounds)
+        finally:
+            # NCCL's threads keep the process until somebody ends them.
+            parallel_state.destroy_model_parallel()
+            parallel_state.destroy_distributed_environment()
 
 
 def compare(count: int, rounds: int) -> int:
