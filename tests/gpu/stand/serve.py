@@ -116,7 +116,9 @@ class Server:
             time.sleep(1)
         self.seen["log_tail"] = self.log.read_text(errors="replace")[-6000:]
 
-    def ask(self, prompt: str | list[int], *, tokens: int, logprobs: bool) -> dict:
+    def ask(
+        self, prompt: str | list[int], *, tokens: int, logprobs: bool, timeout_s: float = 120
+    ) -> dict:
         body = {
             "model": "twin", "prompt": prompt, "max_tokens": tokens, "temperature": 0,
             "ignore_eos": True, "return_token_ids": True,
@@ -127,7 +129,7 @@ class Server:
             f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )  # fmt: skip
-        with urllib.request.urlopen(request, timeout=120) as answer:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return json.load(answer)["choices"][0]
 
     def texts(self, count: int, at_once: int, tokens: int) -> list[dict]:

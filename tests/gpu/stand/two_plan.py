@@ -1,0 +1,116 @@
+"""Write down what `up --cluster` starts on two machines, for `two.py` to start on two GPUs of one.
+
+`python tests/gpu/stand/two_plan.py > two.json`, in this checkout. Arguments and environment of each
+rank are the product's own, for two nodes on loopback without RDMA: NCCL goes over sockets.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort
+from sparkdeploy.plan import launch
+from sparkdeploy.plan.formation import Formation, Seat, for_cluster, form_up
+from sparkdeploy.recipe.graphs import launched
+from sparkdeploy.recipe.load import Library, Resolved, load_recipe
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+FIRST_MASTER_PORT, FIRST_API_PORT, RAY_PORT = 29_600, 8400, 6400
+WIDE, NERVOUS, OVERLAYS = "/tmp/m/twins/wide", "/tmp/m/twins/nervous", "/tmp/m/m/ck"
+TWIN = ("serve.max_model_len=4096", "serve.attention_backend=null")
+"""FlashInfer is not packed; what vLLM chooses on the card is the same for one rank and two."""
+NO_DRAFTS = "cluster.speculative=off"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A server: its recipe, what `--set` changes in it, and the twin that it serves."""
+
+    name: str
+    recipe: str
+    model: str
+    settings: tuple[str, ...] = ()
+    is_eager: bool = False
+    timing: bool = False
+    long_context: bool = False
+
+
+NATIVE = (
+    Wanted("base", "baseline", WIDE),
+    Wanted("v2-mtp0", "v2", f"{OVERLAYS}/v2", (NO_DRAFTS,), timing=True),
+    Wanted("v2", "v2", f"{OVERLAYS}/v2", timing=True),
+    Wanted("v3", "v3", f"{OVERLAYS}/v3", timing=True),
+    Wanted("v2-tq", "v2-tq", NERVOUS, timing=True, long_context=True),
+    Wanted(
+        "pipeline",
+        "v2",
+        f"{OVERLAYS}/v2",
+        (NO_DRAFTS, "cluster.tensor_parallel=1", "cluster.pipeline_parallel=2"),
+        is_eager=True,
+    ),
+    Wanted("prebuilt", "mtp-2", f"{OVERLAYS}/prebuilt", is_eager=True),
+    Wanted("v2-draft", "v2", f"{OVERLAYS}/v2-draft", is_eager=True),
+    Wanted("v2-mtp1", "mtp-1", f"{OVERLAYS}/v2", is_eager=True),
+)
+RAY = (Wanted("ray-v2", "v2", f"{OVERLAYS}/v2", ("cluster.backend=ray",), timing=True),)
+
+
+def main() -> int:
+    library = Library((REPOSITORY / "recipes",))
+    servers = [described(library, wanted, number) for number, wanted in enumerate((*NATIVE, *RAY))]
+    json.dump({"servers": servers}, sys.stdout, indent=1)
+    return 0
+
+
+def described(library: Library, wanted: Wanted, number: int) -> dict[str, object]:
+    port = FIRST_API_PORT + number
+    settings = (*TWIN, *wanted.settings, f"serve.port={port}")
+    resolved = for_cluster(load_recipe(library, wanted.recipe, settings))
+    formation = form_up(resolved, two_nodes(FIRST_MASTER_PORT + 10 * number), "one")
+    return {
+        "name": wanted.name,
+        "port": port,
+        "model": wanted.model,
+        "is_eager": wanted.is_eager,
+        "timing": wanted.timing,
+        "long_context": wanted.long_context,
+        "backend": formation.backend,
+        "ranks": list(ranks(resolved, formation, wanted.model)),
+    }
+
+
+def two_nodes(master_port: int) -> ClusterConfig:
+    nodes = tuple(
+        ClusterNode(
+            name=name,
+            ssh=name,
+            fabric=(FabricPort(interface="lo", address=f"127.0.0.{number}/8"),),
+        )
+        for number, name in enumerate(("one", "two"), start=2)
+    )
+    return ClusterConfig(nodes=nodes, master_port=master_port, ray_port=RAY_PORT)
+
+
+def ranks(resolved: Resolved, formation: Formation, model: str) -> Iterator[dict[str, object]]:
+    for seat in formation.seats:
+        yield {
+            "argv": argv(resolved, formation, seat, model),
+            "env": env(resolved, formation, seat),
+        }
+
+
+def argv(resolved: Resolved, formation: Formation, seat: Seat, model: str) -> tuple[str, ...]:
+    recipe = launched(resolved.recipe, resolved.engine)
+    serve = launch.serve_argv(recipe, model, launch.Exposure.LOOPBACK)
+    return launch.rank_command(resolved.recipe, formation, seat, serve)
+
+
+def env(resolved: Resolved, formation: Formation, seat: Seat) -> dict[str, str]:
+    own = launch.serve_env(resolved.recipe, resolved.engine)
+    return own | launch.fabric_env(resolved, formation, seat)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
