@@ -1,9 +1,9 @@
-"""Make the two widened twins of the GPU proofs, and their overlays.
+"""Make the widened twins of the GPU proofs, and their overlays.
 
 `wide` has the 122B's vocabulary, hidden size, attention and draft layer, and 32 of its experts; a
 grammar decides its text by wide margins, about half of its drafts are accepted. `nervous` has eight
 full-attention layers that matter and no margins at all: nonsense in its attention shows in its text
-at once.
+at once. `narrow` is as wide as the 35B, with the wide one's grammar.
 """
 
 import sys
@@ -53,6 +53,9 @@ NERVOUS = TwinShape(
     linear_value_heads=8,
     expert_format=ExpertFormat.INT4,
 )
+NARROW = replace(
+    WIDE, hidden=2048, expert_intermediate=512, shared_expert_intermediate=512, attention_heads=16
+)
 DRAFT_ROWS = 65_536
 DRAFT = DraftVocabulary(rank_tokens({}, special=(), vocabulary=WIDE.vocab), 0, 0, ())
 """By token number alone: this grammar says nearly every token there is, so any list is as good."""
@@ -71,9 +74,13 @@ TREATMENTS = {
 
 
 def make(which: str, root: Path) -> None:
-    """Write `root`/twins/WHICH and, for the wide one, its overlays in `root`/m/ck."""
+    """Write `root`/twins/WHICH and, where it has some, its overlays in `root`/m/ck."""
     started = time.monotonic()
-    if which == "wide":
+    if which == "narrow":
+        _scale_grammar(NARROW)
+        _build(root, which, NARROW)
+        build_overlay(open_folder(root / "twins" / which), V2, root / "m" / "ck" / "35b-v2")
+    elif which == "wide":
         _scale_grammar(WIDE)
         _build(root, which, WIDE)
         source = open_folder(root / "twins" / which)

@@ -1,10 +1,12 @@
 """Start servers over two GPUs as `up --cluster` starts them over two machines; ask, break, compare.
 
-`two.py TWO.json OUT_DIR [NAME ...]`: TWO.json is what `two_plan.py` wrote. Each rank is a process
-with one GPU, memory of its own to share and another host's name for NCCL, so that the ranks meet
-over sockets as machines do. Beside them servers of one rank answer the same.
+`two.py TWO.json OUT_DIR SITTING`: TWO.json is what `two_plan.py` wrote, SITTING one of `SITTINGS`.
+Each rank is a process with one GPU, memory, files and process numbers of its own and another host's
+name for NCCL, so that the ranks meet over sockets as machines do. Beside them servers of one rank
+answer the same.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ import serve
 
 PROGRAMS = Path("/tmp/stand/programs")
 LOGS = Path("/tmp/logs")
-START_LIMIT_S, RAY_START_LIMIT_S, FAULT_LIMIT_S = 400, 200, 240
+START_LIMIT_S, FAULT_LIMIT_S = 470, 330
 PROMPTS, TOKENS = 8, 64
 FLAGS = [
     *("--served-model-name", "twin", "--max-num-batched-tokens", "2048", "--max-num-seqs", "8"),
@@ -35,20 +38,58 @@ FLAGS = [
 """What differs from a Spark: small caches, so that servers share the cards, and no FlashInfer."""
 LONG_FLAGS = ["--max-model-len", "131072", "--kv-cache-memory-bytes", "3221225472"]
 CONTEXTS = (1_000, 64_000)
-OWN_MEMORY = ["unshare", "--mount", "--ipc", "--"]
-OWN_FOLDERS = (
-    'mount -t tmpfs none /dev/shm && mkdir -p /tmp/ray && mount -t tmpfs none /tmp/ray && exec "$@"'
+OWN_NUMBERS = ["--pid", "--fork", "--kill-child", "--mount-proc"]
+OWN = (
+    ["unshare", "--mount", "--ipc", *OWN_NUMBERS, "--"],
+    ["unshare", "--mount", "--ipc", "--"],
 )
+"""What makes a process a machine of its own, the best first; with its own numbers all that a rank
+started ends with it, and `ray stop` finds that machine's Ray alone."""
+OWN_FOLDERS = """\
+set -e
+mount -t tmpfs none /dev/shm
+mkdir -p /tmp/ray
+mount -t tmpfs none /tmp/ray
+"$@" &
+wait $!
+"""
 ALONE = (
     {"name": "one-base", "model": "/tmp/m/twins/wide", "flags": [], "gpu": 0},
     {"name": "one-tq", "model": "/tmp/m/twins/nervous", "gpu": 1, "long_context": True, "flags": [
         *LONG_FLAGS, *serve.MTP2_FLAGS, "--kv-cache-dtype", "turboquant_4bit_nc"]},
     {"name": "one-bf16", "model": "/tmp/m/twins/nervous", "gpu": 0, "long_context": True,
      "flags": [*LONG_FLAGS, *serve.MTP2_FLAGS]},
+    {"name": "one-35b", "model": "/tmp/m/twins/narrow", "flags": ["--enforce-eager"], "gpu": 1},
 )  # fmt: skip
 """Servers of one rank, to which the others' text is held."""
-REFERENCES = {"v2-tq": "one-tq"}
+REFERENCES = {"v2-tq": "one-tq", "35b": "one-35b", "35b-base": "one-35b"}
 """All others say what `one-base` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sitting:
+    """Servers that start together, and of which of them the second rank gets which signal."""
+
+    names: tuple[str, ...]
+    faults: dict[str, signal.Signals]
+
+
+SITTINGS = {
+    "native": Sitting(
+        ("base", "v2-mtp0", "v2", "v3", "v2-tq", "pipeline", "prebuilt", "v2-draft", "v2-mtp1",
+         "one-base", "one-tq", "one-bf16"),
+        {"v2-draft": signal.SIGKILL, "v2-mtp1": signal.SIGSTOP},
+    ),
+    "ray": Sitting(
+        ("ray-v2", "ray-v2-mtp0", "ray-v3", "ray-pipeline", "v2", "v2-mtp0", "one-base",
+         "35b", "35b-base", "one-35b"),
+        {"ray-pipeline": signal.SIGKILL, "ray-v3": signal.SIGSTOP, "35b-base": signal.SIGSTOP},
+    ),
+    "ray-only": Sitting(
+        ("ray-v2", "ray-pipeline", "v2", "one-base"),
+        {"ray-pipeline": signal.SIGKILL, "ray-v2": signal.SIGSTOP},
+    ),
+}  # fmt: skip
 
 
 class TwoRanks(serve.Server):
@@ -65,7 +106,7 @@ class TwoRanks(serve.Server):
 
     def _start(self, rank: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [*own_memory(), *self._rank_command(rank)],
+            [*own_machine(), *self._rank_command(rank)],
             env=self._rank_environment(rank),
             stdout=(LOGS / f"{self.spec['name']}-{rank}.log").open("wb"),
             stderr=subprocess.STDOUT,
@@ -91,7 +132,7 @@ class TwoRanks(serve.Server):
         moved = {key: value.replace("/cache", f"/tmp/cache/{name}") for key, value in own.items()}
         Path(f"/tmp/cache/{name}").mkdir(parents=True, exist_ok=True)
         stand = {
-            "PYTHONPATH": "/tmp/stand/smallest:/tmp/site:/tmp/ray:/tmp/plugin",
+            "PYTHONPATH": "/tmp/stand/smallest:/tmp/site:/tmp/packed-ray:/tmp/plugin",
             "PATH": f"{PROGRAMS}:{os.environ['PATH']}",
             "CUDA_VISIBLE_DEVICES": str(rank),
             "NCCL_HOSTID": f"node-{rank}",
@@ -110,53 +151,59 @@ class OneRank(serve.Server):
         return super()._environment() | {"CUDA_VISIBLE_DEVICES": str(self.spec["gpu"])}
 
 
-def own_memory() -> list[str]:
-    """Words before a command that give it a /dev/shm of its own; none where that is forbidden."""
-    tried = subprocess.run([*OWN_MEMORY, "mount", "-t", "tmpfs", "none", "/dev/shm"], check=False)
-    if tried.returncode:
-        return []
-    return [*OWN_MEMORY, "sh", "-c", OWN_FOLDERS, "rank"]
+def own_machine() -> list[str]:
+    """Words before a command that give it what a machine has alone, as far as it is allowed."""
+    for words in OWN:
+        tried = subprocess.run([*words, "mount", "-t", "tmpfs", "none", "/dev/shm"], check=False)
+        if not tried.returncode:
+            return [*words, "sh", "-c", OWN_FOLDERS, "rank"]
+    return []
 
 
 def main() -> int:
     plan = json.loads(Path(sys.argv[1]).read_text())["servers"]
-    out, names = Path(sys.argv[2]), sys.argv[3:]
+    out, sitting = Path(sys.argv[2]), SITTINGS[sys.argv[3]]
     out.mkdir(parents=True, exist_ok=True)
     LOGS.mkdir(exist_ok=True)
     write_programs()
-    plan = [spec for spec in plan if not names or spec["name"] in names]
-    texts: dict[str, list[dict[str, Any]]] = {}
-    native = [spec for spec in plan if spec["backend"] == "native"]
-    alone = [spec for spec in ALONE if not names or spec["name"] in names]
-    servers: list[serve.Server] = [TwoRanks(spec) for spec in native]
-    servers += [OneRank(spec, 8500 + n, LOGS) for n, spec in enumerate(alone)]
-    run(servers, texts, out, START_LIMIT_S)
-    victims = [server for server in servers if isinstance(server, TwoRanks) and is_up(server)]
-    with ThreadPoolExecutor(2) as pool:
-        broken = [
-            pool.submit(break_worker, *one) for one in zip(victims[-2:], FAULTS, strict=False)
-        ]
+    servers: list[serve.Server] = []
+    try:
+        servers += [TwoRanks(spec) for spec in plan if spec["name"] in sitting.names]
+        alone = [spec for spec in ALONE if spec["name"] in sitting.names]
+        servers += [OneRank(spec, 8500 + n, LOGS) for n, spec in enumerate(alone)]
+        texts = run(servers, out)
+        faults = break_some(servers, sitting.faults)
+        write(out, servers, texts, faults)
+    finally:
         for server in servers:
-            if server not in victims[-2:]:
-                server.stop()
-        over_ray = [TwoRanks(spec) for spec in plan if spec["backend"] == "ray"]
-        servers += over_ray
-        run(over_ray, texts, out, RAY_START_LIMIT_S)
-        faults = [one.result() for one in broken]
-    write(out, servers, texts, faults)
-    for server in servers:
-        server.stop()
-    (out / "done").touch()
+            server.stop()
+        (out / "done").touch()
     return 0
 
 
-def run(
-    servers: list[serve.Server], texts: dict[str, list[dict[str, Any]]], out: Path, limit_s: float
-) -> None:
+def break_some(
+    servers: list[serve.Server], faults: dict[str, signal.Signals]
+) -> list[dict[str, Any]]:
+    """All at once, while the other servers are gone."""
+    victims = [
+        server
+        for server in servers
+        if isinstance(server, TwoRanks) and is_up(server) and server.spec["name"] in faults
+    ]
+    for server in servers:
+        if server not in victims:
+            server.stop()
+    with ThreadPoolExecutor(max(1, len(victims))) as pool:
+        return list(pool.map(lambda one: break_worker(one, faults[one.spec["name"]]), victims))
+
+
+def run(servers: list[serve.Server], out: Path) -> dict[str, list[dict[str, Any]]]:
     """Wait for `servers`, then ask them: those that are timed alone, the others at once."""
-    deadline = time.monotonic() + limit_s
+    texts: dict[str, list[dict[str, Any]]] = {}
+    deadline = time.monotonic() + START_LIMIT_S
     with ThreadPoolExecutor(max(1, len(servers))) as pool:
         list(pool.map(lambda server: server.wait(deadline), servers))
+    (out / "started").touch()
     up = [server for server in servers if is_up(server)]
     timed = [s for s in up if s.spec.get("timing") or s.spec.get("long_context")]
     for server in timed:
@@ -166,7 +213,8 @@ def run(
     with ThreadPoolExecutor(max(1, len(rest))) as pool:
         list(pool.map(lambda server: visit(server, texts), rest))
     write(out, servers, texts, [])
-    (out / f"asked-{servers[0].spec['name'] if servers else 'none'}").touch()
+    (out / "asked").touch()
+    return texts
 
 
 def is_up(server: serve.Server) -> bool:
@@ -220,15 +268,12 @@ def pairs(texts: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     for name, text in texts.items():
         server, at_once = name.split("/")
         reference = f"{REFERENCES.get(server, 'one-base')}/{at_once}"
-        if reference in texts and reference != name:
+        if reference in texts and not server.startswith("one-"):
             found[f"{reference} | {name}"] = serve._first_divergence(texts[reference], text)
         together = texts.get(f"{server}/4")
         if at_once == "1" and together:
             found[f"{name} | {server}/4"] = serve._first_divergence(text, together)
     return found
-
-
-FAULTS = (signal.SIGKILL, signal.SIGSTOP)
 
 
 def break_worker(server: TwoRanks, how: signal.Signals) -> dict[str, Any]:
@@ -273,11 +318,28 @@ def long_request(server: serve.Server) -> str:
 
 
 def send(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
-    """To a process and all it started."""
-    try:
-        os.killpg(process.pid, how)
-    except ProcessLookupError:
+    """To a process and all that came of it: Ray's programs are groups of their own."""
+    if process.poll() is not None:
+        # Its number may be another's by now; that of its group is not.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
         return
+    for number in family(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, how)
+
+
+def family(root: int) -> list[int]:
+    """Numbers of a process and its descendants, the oldest first."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = entry.read_text().rpartition(")")[2].split()[1]
+            children.setdefault(int(parent), []).append(int(entry.parent.name))
+    found = [root]
+    for number in found:
+        found += children.get(number, [])
+    return found
 
 
 def write_programs() -> None:

@@ -17,11 +17,14 @@ from sparkdeploy.recipe.graphs import launched
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-FIRST_MASTER_PORT, FIRST_API_PORT, RAY_PORT = 29_600, 8400, 6400
+FIRST_MASTER_PORT, FIRST_API_PORT, FIRST_RAY_PORT = 29_600, 8400, 6400
 WIDE, NERVOUS, OVERLAYS = "/tmp/m/twins/wide", "/tmp/m/twins/nervous", "/tmp/m/m/ck"
+NARROW = "/tmp/m/twins/narrow"
 TWIN = ("serve.max_model_len=4096", "serve.attention_backend=null")
 """FlashInfer is not packed; what vLLM chooses on the card is the same for one rank and two."""
 NO_DRAFTS = "cluster.speculative=off"
+OVER_RAY = "cluster.backend=ray"
+PIPELINE = (NO_DRAFTS, "cluster.tensor_parallel=1", "cluster.pipeline_parallel=2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +46,19 @@ NATIVE = (
     Wanted("v2", "v2", f"{OVERLAYS}/v2", timing=True),
     Wanted("v3", "v3", f"{OVERLAYS}/v3", timing=True),
     Wanted("v2-tq", "v2-tq", NERVOUS, timing=True, long_context=True),
-    Wanted(
-        "pipeline",
-        "v2",
-        f"{OVERLAYS}/v2",
-        (NO_DRAFTS, "cluster.tensor_parallel=1", "cluster.pipeline_parallel=2"),
-        is_eager=True,
-    ),
+    Wanted("pipeline", "v2", f"{OVERLAYS}/v2", PIPELINE, is_eager=True),
     Wanted("prebuilt", "mtp-2", f"{OVERLAYS}/prebuilt", is_eager=True),
     Wanted("v2-draft", "v2", f"{OVERLAYS}/v2-draft", is_eager=True),
     Wanted("v2-mtp1", "mtp-1", f"{OVERLAYS}/v2", is_eager=True),
+    Wanted("35b", "35b-v2", f"{OVERLAYS}/35b-v2", is_eager=True),
+    Wanted("35b-base", "baseline", NARROW, is_eager=True),
 )
-RAY = (Wanted("ray-v2", "v2", f"{OVERLAYS}/v2", ("cluster.backend=ray",), timing=True),)
+RAY = (
+    Wanted("ray-v2", "v2", f"{OVERLAYS}/v2", (OVER_RAY,), timing=True),
+    Wanted("ray-v2-mtp0", "v2", f"{OVERLAYS}/v2", (OVER_RAY, NO_DRAFTS), timing=True),
+    Wanted("ray-v3", "v3", f"{OVERLAYS}/v3", (OVER_RAY,), is_eager=True),
+    Wanted("ray-pipeline", "v2", f"{OVERLAYS}/v2", (OVER_RAY, *PIPELINE), is_eager=True),
+)
 
 
 def main() -> int:
@@ -68,7 +72,7 @@ def described(library: Library, wanted: Wanted, number: int) -> dict[str, object
     port = FIRST_API_PORT + number
     settings = (*TWIN, *wanted.settings, f"serve.port={port}")
     resolved = for_cluster(load_recipe(library, wanted.recipe, settings))
-    formation = form_up(resolved, two_nodes(FIRST_MASTER_PORT + 10 * number), "one")
+    formation = form_up(resolved, two_nodes(number), "one")
     return {
         "name": wanted.name,
         "port": port,
@@ -81,16 +85,21 @@ def described(library: Library, wanted: Wanted, number: int) -> dict[str, object
     }
 
 
-def two_nodes(master_port: int) -> ClusterConfig:
+def two_nodes(number: int) -> ClusterConfig:
+    """Addresses and ports that no other server of the sitting has."""
     nodes = tuple(
         ClusterNode(
             name=name,
             ssh=name,
-            fabric=(FabricPort(interface="lo", address=f"127.0.0.{number}/8"),),
+            fabric=(FabricPort(interface="lo", address=f"127.0.{number}.{last}/8"),),
         )
-        for number, name in enumerate(("one", "two"), start=2)
+        for last, name in enumerate(("one", "two"), start=2)
     )
-    return ClusterConfig(nodes=nodes, master_port=master_port, ray_port=RAY_PORT)
+    return ClusterConfig(
+        nodes=nodes,
+        master_port=FIRST_MASTER_PORT + 10 * number,
+        ray_port=FIRST_RAY_PORT + number,
+    )
 
 
 def ranks(resolved: Resolved, formation: Formation, model: str) -> Iterator[dict[str, object]]:
