@@ -28,7 +28,7 @@ start() {
   bash /tmp/stand/unpack.sh
   PYTHONPATH=/tmp/packed-ray:/tmp/site python3 -m ray.scripts.scripts --version
   for twin in ${TWINS:-wide nervous narrow}; do
-    timeout 150 bash -c "until grep -q took /tmp/m/$twin.log; do sleep 1; done" || true
+    timeout 150 bash -c "while pgrep -f 'twins.py $twin ' > /dev/null; do sleep 1; done" || true
     tail -n 1 "/tmp/m/$twin.log"
   done
   cd /tmp/stand
