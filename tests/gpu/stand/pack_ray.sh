@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Pack Ray for the same machine, in one part of its own: .gpu/ray.zst. Its dashboard, its Java and C++
-# workers and its libraries for training are left out. Run in the repository's root; UV names the uv.
+# Pack Ray for the same machine, in one part of its own: .gpu/ray.zst, to be unpacked there into
+# /tmp/packed-ray. Its dashboard, its Java and C++ workers and its libraries for training are left
+# out. Run in the repository's root; UV names the uv.
 set -euo pipefail
 UV=${UV:-uv}
 WORK=${WORK:-/tmp/gpu}

@@ -24,7 +24,7 @@ import serve
 
 PROGRAMS = Path("/tmp/stand/programs")
 LOGS = Path("/tmp/logs")
-START_LIMIT_S, RAY_START_LIMIT_S, FAULT_LIMIT_S = 400, 200, 240
+START_LIMIT_S, RAY_START_LIMIT_S, FAULT_LIMIT_S = 470, 200, 330
 PROMPTS, TOKENS = 8, 64
 FLAGS = [
     *("--served-model-name", "twin", "--max-num-batched-tokens", "2048", "--max-num-seqs", "8"),
@@ -91,7 +91,7 @@ class TwoRanks(serve.Server):
         moved = {key: value.replace("/cache", f"/tmp/cache/{name}") for key, value in own.items()}
         Path(f"/tmp/cache/{name}").mkdir(parents=True, exist_ok=True)
         stand = {
-            "PYTHONPATH": "/tmp/stand/smallest:/tmp/site:/tmp/ray:/tmp/plugin",
+            "PYTHONPATH": "/tmp/stand/smallest:/tmp/site:/tmp/packed-ray:/tmp/plugin",
             "PATH": f"{PROGRAMS}:{os.environ['PATH']}",
             "CUDA_VISIBLE_DEVICES": str(rank),
             "NCCL_HOSTID": f"node-{rank}",
