@@ -22,8 +22,8 @@ NOTES = ("field", "vllm", "rehearsal", "reference-system", "style")
 """Files of notes that were never part of the repository: what they say stands where it is used."""
 
 LAYERS = (
-    ("errors", "labels", "stored_json", "terminal"),
-    ("console", "settings", "shell", "yaml_text"),
+    ("errors", "ink", "labels", "stored_json", "terminal"),
+    ("console", "paper", "settings", "shell", "yaml_text"),
     ("recipe",),
     ("node",),
     ("checkpoint", "image"),
@@ -47,6 +47,7 @@ DOORS = {
     },
     "subprocess": {"sparkdeploy.shell"},
     "jinja2": {"sparkdeploy.image.templates"},
+    "rich": {"sparkdeploy.paper"},
     "yaml": {"sparkdeploy.yaml_text"},
 }
 INSIDE_IMAGES = "sparkdeploy.image.inside."
