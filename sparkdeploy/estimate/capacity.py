@@ -144,8 +144,11 @@ def loaded_weights(
     """Return the weights in memory: treated, and without the draft layer when nothing drafts."""
     loaded = treated_weights(facts, recipe)
     draft, architecture = recipe.checkpoint.draft_lm_head, facts.architecture
-    if draft is not None and architecture is not None:
-        loaded[WeightKind.LM_HEAD] += draft.rows * (architecture.hidden_size + 4)
+    # A model that is not on this machine has no weights to add to; one that ties its LM head to
+    # its embedding has a draft head all the same.
+    if loaded and draft is not None and architecture is not None:
+        draft_bytes = draft.rows * (architecture.hidden_size + 4)
+        loaded[WeightKind.LM_HEAD] = loaded.get(WeightKind.LM_HEAD, 0) + draft_bytes
     speculative = recipe.serve.speculative
     if speculative is None or not speculative.is_mtp:
         loaded.pop(WeightKind.MTP_DENSE, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,6 +78,18 @@ def test_a_draft_layer_of_int4_and_fp8_frees_three_gigabytes() -> None:
     assert (sum(before.values()) - sum(after.values())) / GIB == pytest.approx(3.44, abs=0.01)
     untouched = before.keys() - {WeightKind.MTP_EXPERTS, WeightKind.MTP_DENSE}
     assert all(after[kind] == before[kind] for kind in untouched)
+
+
+def test_a_model_whose_weights_nobody_has_seen_has_none_to_add_a_draft_head_to() -> None:
+    unseen = replace(BIG, weight_bytes={}, memory_bytes={})
+    assert loaded_weights(unseen, load_recipe(SHIPPED, "v3").recipe) == {}
+
+
+def test_a_head_tied_to_the_embedding_has_a_draft_head_all_the_same() -> None:
+    kept = {kind: size for kind, size in BIG.weight_bytes.items() if kind != WeightKind.LM_HEAD}
+    tied = replace(BIG, weight_bytes=kept, memory_bytes={})
+    loaded = loaded_weights(tied, load_recipe(SHIPPED, "v3").recipe)
+    assert loaded[WeightKind.LM_HEAD] == 65_536 * (3072 + 4)
 
 
 def test_v2_as_shipped_warns_of_nothing_on_a_spark() -> None:
