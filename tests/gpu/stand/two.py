@@ -137,6 +137,8 @@ class TwoRanks(serve.Server):
             "CUDA_VISIBLE_DEVICES": str(rank),
             "NCCL_HOSTID": f"node-{rank}",
         }
+        if self.spec["backend"] == "ray":
+            stand["VLLM_DP_MASTER_PORT"] = str(first_ray_port(self.spec["port"]))
         return {**os.environ, **serve.ENVIRONMENT, **moved, **stand}
 
     def stop(self) -> None:
@@ -149,6 +151,15 @@ class OneRank(serve.Server):
 
     def _environment(self) -> dict[str, str]:
         return super()._environment() | {"CUDA_VISIBLE_DEVICES": str(self.spec["gpu"])}
+
+
+def first_ray_port(api_port: int) -> int:
+    """The port from which on a server's Ray executor looks for one where its ranks meet.
+
+    vLLM 0.25.1 looks at 32 ports from 100 above it and takes its first, 100, where it may: machines
+    of one server each share none, servers that start at once on one machine do.
+    """
+    return 30_000 + 32 * (api_port % 100)
 
 
 def own_machine() -> list[str]:

@@ -81,6 +81,16 @@ def test_over_ray_the_head_gets_the_flags_of_the_stand_and_the_worker_none(
     assert worker[1:] == list(server.spec["ranks"][1]["argv"][2:])
 
 
+def test_servers_over_ray_look_for_their_port_where_no_other_looks(
+    two: ModuleType, plan: ModuleType
+) -> None:
+    count = len((*plan.NATIVE, *plan.RAY))
+    firsts = [two.first_ray_port(plan.FIRST_API_PORT + number) + 100 for number in range(count)]
+    masters = range(plan.FIRST_MASTER_PORT, plan.FIRST_MASTER_PORT + 10 * count)
+    looked_at = [port for first in firsts for port in range(first, first + 32)]
+    assert len({*looked_at, *masters}) == 32 * count + 10 * count
+
+
 @pytest.mark.outside
 def test_a_signal_reaches_what_left_the_process_group(two: ModuleType, tmp_path: Path) -> None:
     told = tmp_path / "number"
