@@ -44,6 +44,9 @@ MEASURE = "run"
 class _MeasuresByDefault(TyperGroup):
     """`bench [NAME]` measures; `bench ls` and its like are known by their names."""
 
+    default = MEASURE
+    """What completion takes it to mean, too."""
+
     def parse_args(self, ctx, args: list[str]) -> list[str]:  # type: ignore[no-untyped-def]  # noqa: ANN001 - typer's own
         if not args or (args[0] not in self.commands and args[0] not in {"--help", "-h"}):
             args = [MEASURE, *args]

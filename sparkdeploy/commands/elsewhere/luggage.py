@@ -20,12 +20,13 @@ from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.mods import read_mod
 from sparkdeploy.recipe.document import is_foreign, read_document
 from sparkdeploy.recipe.foreign.translate import translate
+from sparkdeploy.folders import RECIPES_VARIABLE
 from sparkdeploy.recipe.library import Library, parent_beside, recipe_folders
 from sparkdeploy.recipe.mods import FoundMod, mod_folder
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES, template_question
 from sparkdeploy.recipe.sources.shelf import Sources
 from sparkdeploy.recipe.unsafe import consent_hint
-from sparkdeploy.settings import CLUSTER_VARIABLE, RECIPES_VARIABLE
+from sparkdeploy.settings import CLUSTER_VARIABLE
 from sparkdeploy.stored_json import read_bytes
 
 if TYPE_CHECKING:
