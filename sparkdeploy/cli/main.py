@@ -17,6 +17,7 @@ from sparkdeploy.cli import (
     bench,
     checkpoint,
     cluster,
+    completion_commands,
     deployments,
     export,
     image,
@@ -33,6 +34,7 @@ app = typer.Typer(
     name="sparkdeploy",
     help="Deploy large mixture-of-experts models with vLLM on NVIDIA DGX Spark.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -57,6 +59,7 @@ app.add_typer(checkpoint.group, name="checkpoint")
 app.add_typer(image.group, name="image")
 bench.register(app)
 app.add_typer(cluster.group, name="cluster")
+app.add_typer(completion_commands.group, name="completion")
 
 BUG_EXIT_CODE = 70
 INTERRUPTED_EXIT_CODE = 130

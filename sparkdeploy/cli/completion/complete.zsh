@@ -18,7 +18,7 @@ _sparkdeploy() {
   esac
 }
 if (( ! ${+functions[compdef]} )); then
-  autoload -Uz compinit && compinit
+  autoload -Uz compinit && compinit -i
 fi
 if [[ ${funcstack[1]} == _sparkdeploy ]]; then
   _sparkdeploy "$@"

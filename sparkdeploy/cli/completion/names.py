@@ -160,8 +160,8 @@ def _configuration(env: Mapping[str, str]) -> Mapping[str, Any]:
     path = Path(folders.config_dir(env), folders.CONFIG_FILE)
     if not path.is_file():
         return {}
-    from sparkdeploy import yaml_text  # noqa: PLC0415 - takes as long as all the rest
-    from sparkdeploy.errors import RecipeError  # noqa: PLC0415 - as above
+    from sparkdeploy import yaml_text
+    from sparkdeploy.errors import RecipeError
 
     try:
         content = yaml_text.load_file(path)
@@ -186,7 +186,7 @@ def _from_engine(question: str, label: str, env: Mapping[str, str]) -> list[dict
 
 def _answer(path: str, question: str) -> bytes:
     """Return the body of an answer; OSError where none comes in time, ValueError for a refusal."""
-    import socket  # noqa: PLC0415 - most names need none
+    import socket
 
     # In the older protocol an answer ends with its connection.
     request = f"GET {question} HTTP/1.0\r\nHost: docker\r\n\r\n"

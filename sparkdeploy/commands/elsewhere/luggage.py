@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import yaml_text
 from sparkdeploy.commands.elsewhere.program import digest_of
 from sparkdeploy.errors import BuildError, RecipeError, UsageError
+from sparkdeploy.folders import RECIPES_VARIABLE
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.mods import read_mod
 from sparkdeploy.recipe.document import is_foreign, read_document
 from sparkdeploy.recipe.foreign.translate import translate
-from sparkdeploy.folders import RECIPES_VARIABLE
 from sparkdeploy.recipe.library import Library, parent_beside, recipe_folders
 from sparkdeploy.recipe.mods import FoundMod, mod_folder
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES, template_question

@@ -87,12 +87,46 @@ VALUES: dict[str, Value] = {
 }
 # What nobody can list: numbers, days, digests, addresses, names that are to be made.
 FREE = frozenset(
-    """
-    --at --concurrency --context --depth --date --extra-body --floor --header --hidden
-    --hosts --keep --layers --max-kl --max-perplexity-rise --model --nodes --ramp --rate --requests
-    --rounds --seed --share --slo --subnet --tail --temperature --texts --tokens --top-k --top-p
-    --turns --url --user --vocab --duration --lengths --digest --name
-    """.split()
+    [
+        "--at",
+        "--concurrency",
+        "--context",
+        "--depth",
+        "--date",
+        "--extra-body",
+        "--floor",
+        "--header",
+        "--hidden",
+        "--hosts",
+        "--keep",
+        "--layers",
+        "--max-kl",
+        "--max-perplexity-rise",
+        "--model",
+        "--nodes",
+        "--ramp",
+        "--rate",
+        "--requests",
+        "--rounds",
+        "--seed",
+        "--share",
+        "--slo",
+        "--subnet",
+        "--tail",
+        "--temperature",
+        "--texts",
+        "--tokens",
+        "--top-k",
+        "--top-p",
+        "--turns",
+        "--url",
+        "--user",
+        "--vocab",
+        "--duration",
+        "--lengths",
+        "--digest",
+        "--name",
+    ]
 )
 
 
@@ -215,4 +249,4 @@ def _choices(annotation: Any) -> Iterator[str]:
 
 
 def _first_sentence(text: str) -> str:
-    return " ".join(text.split("\n\n")[0].split())
+    return " ".join(text.split("\n\n", maxsplit=1)[0].split())
