@@ -46,11 +46,12 @@ class _Place(NamedTuple):
 
 def wanted(words: Words, before: Sequence[str], word: str) -> Wanted | None:
     """Return what `word` may become behind the words `before`; None where those make no sense."""
-    place: _Place | None = _Place("")
+    place = _Place("")
     for earlier in before:
-        place = _behind(words, place, earlier)
-        if place is None:
+        behind = _behind(words, place, earlier)
+        if behind is None:
             return None
+        place = behind
     return _at(words, place, word)
 
 
@@ -64,16 +65,15 @@ def _behind(words: Words, place: _Place, word: str) -> _Place | None:
         return _Place(below, is_elsewhere=place.is_elsewhere)
     if command.default:
         return _behind(words, _by_default(place, command), word)
-    if word == "--" and not place.is_after_options:
-        return place._replace(is_after_options=True)
     if _is_option(place, word):
         return _behind_option(command, place, word)
-    if any(words.below(place.path)):
-        return None
-    return place._replace(arguments=place.arguments + 1)
+    is_of_a_group = any(words.below(place.path))
+    return None if is_of_a_group else place._replace(arguments=place.arguments + 1)
 
 
 def _behind_option(command: Command, place: _Place, word: str) -> _Place:
+    if word == "--":
+        return place._replace(is_after_options=True)
     name, equals, _ = word.partition("=")
     option = command.option(name)
     if option is None or option.value is None:

@@ -23,7 +23,7 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-class Place(NamedTuple):
+class ScriptPlace(NamedTuple):
     script: Path
     start_file: Path | None = None
     """The shell's own, which has to read the script; None where the shell looks there itself."""
@@ -46,23 +46,23 @@ def shell_of(env: Mapping[str, str]) -> Shell:
         ) from None
 
 
-def place_of_user(shell: Shell, env: Mapping[str, str]) -> Place:
+def place_of_user(shell: Shell, env: Mapping[str, str]) -> ScriptPlace:
     """Return where one user's shell looks."""
     home = Path(env.get("HOME") or Path.home())
     data = Path(env.get("XDG_DATA_HOME") or home / ".local" / "share")
     if shell is Shell.FISH:
         config = Path(env.get("XDG_CONFIG_HOME") or home / ".config")
-        return Place(config / "fish" / "completions" / "sparkdeploy.fish")
+        return ScriptPlace(config / "fish" / "completions" / "sparkdeploy.fish")
     if shell is Shell.ZSH:
         start_file = Path(env.get("ZDOTDIR") or home) / ".zshrc"
-        return Place(data / "sparkdeploy" / "completion" / "_sparkdeploy", start_file)
+        return ScriptPlace(data / "sparkdeploy" / "completion" / "_sparkdeploy", start_file)
     start_file = home / ".bashrc"
     folder = Path(env.get("BASH_COMPLETION_USER_DIR") or data / "bash-completion")
     is_loaded = BASH_COMPLETION.is_file()
-    return Place(folder / "completions" / "sparkdeploy", None if is_loaded else start_file)
+    return ScriptPlace(folder / "completions" / "sparkdeploy", None if is_loaded else start_file)
 
 
-def install(shell: Shell, env: Mapping[str, str]) -> Place:
+def install(shell: Shell, env: Mapping[str, str]) -> ScriptPlace:
     """Write the script, and the line that reads it where the shell does not look by itself.
 
     Raises NodeError where a file cannot be written.
@@ -89,9 +89,9 @@ def remove(env: Mapping[str, str]) -> tuple[Path, ...]:
         if place.script.is_file():
             place.script.unlink()
             removed.append(place.script)
-        # bash may have been given its line before it had its package.
-        for start_file in {place.start_file, *_start_files(env)} - {None}:
-            _remove_line(start_file)
+    # bash may have been given its line before it had its package.
+    for start_file in _start_files(env):
+        _remove_line(start_file)
     return tuple(removed)
 
 

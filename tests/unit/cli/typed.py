@@ -11,13 +11,14 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from sparkdeploy.cli.completion import shells
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sparkdeploy.cli.completion.shells import Shell
 
 PATIENCE_S = 60

@@ -86,48 +86,13 @@ VALUES: dict[str, Value] = {
     "recipe": Value(("recipe", "file")),
 }
 # What nobody can list: numbers, days, digests, addresses, names that are to be made.
-FREE = frozenset(
-    [
-        "--at",
-        "--concurrency",
-        "--context",
-        "--depth",
-        "--date",
-        "--extra-body",
-        "--floor",
-        "--header",
-        "--hidden",
-        "--hosts",
-        "--keep",
-        "--layers",
-        "--max-kl",
-        "--max-perplexity-rise",
-        "--model",
-        "--nodes",
-        "--ramp",
-        "--rate",
-        "--requests",
-        "--rounds",
-        "--seed",
-        "--share",
-        "--slo",
-        "--subnet",
-        "--tail",
-        "--temperature",
-        "--texts",
-        "--tokens",
-        "--top-k",
-        "--top-p",
-        "--turns",
-        "--url",
-        "--user",
-        "--vocab",
-        "--duration",
-        "--lengths",
-        "--digest",
-        "--name",
-    ]
-)
+NOBODY_LISTS = """
+--at --concurrency --context --date --depth --digest --duration --extra-body --floor --header
+--hidden --hosts --keep --layers --lengths --max-kl --max-perplexity-rise --model --name
+--nodes --ramp --rate --requests --rounds --seed --share --slo --subnet --tail --temperature
+--texts --tokens --top-k --top-p --turns --url --user --vocab
+"""
+FREE = frozenset(NOBODY_LISTS.split())
 
 
 def words_of_commands() -> Words:
