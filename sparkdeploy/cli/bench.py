@@ -120,7 +120,7 @@ def measure(
     is_gated = gate or floor is not None
     if is_gated:
         gates.require_gated_suite(wanted.suites)
-    side = one_side(name, url)
+    side = one_side(name, url, "bench")
     if url is not None:
         endpoint = there.reach_url(url, there.Access(key_file, model, ca_file))
     else:
