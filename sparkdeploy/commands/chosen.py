@@ -1,18 +1,17 @@
-"""Which deployment a command is about: with one of them its name may be left out."""
+"""Which deployment a command is about: a user with one of them may leave its name out."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import list_deployments, no_deployment
 from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.node.facts import is_another
 from sparkdeploy.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SPELT_OUT = 3
 
@@ -21,44 +20,61 @@ class NothingDeployedError(NodeError):
     """No name was given, and there is no deployment that could be meant."""
 
 
-def said(name: str | None, command: str) -> str:
-    """Return the name that was given, or that of the only deployment there is.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The names of deployments on this machine, what is left over of some included."""
 
-    `command` is what the user typed, without `sparkdeploy`. Raises UsageError where several could
-    be meant, `main` among them or not, and NothingDeployedError where none is.
+    own: tuple[str, ...] = ()
+    """What a command without a name may be about."""
+    others: tuple[str, ...] = ()
+    """Of other users of this machine, or of a cluster that another machine heads."""
+
+    def only_one(self, command: str) -> str:
+        """Return what a command without a name is about, never anything of another user.
+
+        Raises UsageError where several may be meant, `main` among them or not, or where all are
+        others'; NothingDeployedError where there is none.
+        """
+        if len(self.own) == 1:
+            return self.own[0]
+        names = self.own or self.others
+        if not names:
+            raise NothingDeployedError("nothing is deployed", hint="start with `sparkdeploy up`")
+        typed = [shlex.join(["sparkdeploy", *shlex.split(command), name]) for name in names]
+        shown = " or ".join(f"`{words}`" for words in typed[:SPELT_OUT])
+        more = f"; there is: {', '.join(names)}" if len(names) > SPELT_OUT else ""
+        message = (
+            f"there are {len(names)} deployments: which one?"
+            if len(names) > 1
+            else "what is deployed is not yours: name it"
+        )
+        raise UsageError(message, hint=f"{shown}{more}")
+
+
+def said(name: str | None, command: str) -> str:
+    """Return the name that was given, or that of the user's only deployment.
+
+    `command` is what was typed, without `sparkdeploy`. Raises as `Known.only_one` does.
     """
-    if name is not None:
-        return name
-    heads, others = _deployments()
-    # A worker's part is another machine's deployment.
-    return only_one(heads or others, command)
+    return name if name is not None else _known().only_one(command)
 
 
 def there(name: str) -> str:
     """Return the name; NodeError where no deployment has it, and nothing of one is left over."""
-    heads, others = _deployments()
-    if name not in {*heads, *others}:
-        raise no_deployment(name, (*heads, *others))
+    known = _known()
+    names = (*known.own, *known.others)
+    if name not in names:
+        raise no_deployment(name, names)
     return name
 
 
-def only_one(names: Sequence[str], command: str) -> str:
-    if len(names) == 1:
-        return names[0]
-    if not names:
-        raise NothingDeployedError("nothing is deployed", hint="start with `sparkdeploy up`")
-    typed = [shlex.join(["sparkdeploy", *shlex.split(command), name]) for name in names]
-    shown = " or ".join(f"`{words}`" for words in typed[:SPELT_OUT])
-    more = f" (there is: {', '.join(names)})" if len(names) > SPELT_OUT else ""
-    raise UsageError(f"there are {len(names)} deployments: which one?", hint=f"{shown}{more}")
-
-
-def _deployments() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of what this machine heads, what is left over included, and the others."""
+def _known() -> Known:
     settings = load_settings()
     with connect(settings) as host:
         found = list_deployments(host)
-    others = tuple(item.name for item in found if item.is_of_another_head)
+    others = tuple(
+        item.name for item in found if item.is_of_another_head or is_another(item.current.user)
+    )
     noted = ClusterRecord.below(settings.state_dir).deployments()
     names = dict.fromkeys((*(item.name for item in found), *noted))
-    return tuple(name for name in names if name not in others), others
+    return Known(tuple(name for name in names if name not in others), others)
