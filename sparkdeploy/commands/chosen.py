@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.deploy.cluster_record import ClusterRecord

@@ -53,7 +53,7 @@ def setting_values(path: str, words: Words) -> Iterator[Candidate]:
 def recipes(env: Mapping[str, str]) -> Iterator[Candidate]:
     yield from _in_recipe_folders("*.yaml", env)
     for source in sources(env):
-        index = Path(folders.state_dir(env), "sources", source.text, "taken", ".sparkdeploy-source")
+        index = _state(env, "sources", source.text, "taken", ".sparkdeploy-source")
         for row in _rows(index):
             if isinstance(row, dict) and not row.get("refusal"):
                 name, title = row.get("name"), row.get("title")
@@ -65,7 +65,7 @@ def engines(env: Mapping[str, str]) -> Iterator[Candidate]:
 
 
 def sources(env: Mapping[str, str]) -> Iterator[Candidate]:
-    for path in Path(folders.state_dir(env), "sources").glob("*/taken/.sparkdeploy-source"):
+    for path in _state(env, "sources").glob("*/taken/.sparkdeploy-source"):
         yield Candidate(path.parent.parent.name)
 
 
@@ -100,7 +100,7 @@ def nodes(env: Mapping[str, str]) -> Iterator[Candidate]:
 
 def runs(env: Mapping[str, str]) -> Iterator[Candidate]:
     """Yield labels before ids: a label stands for its newest run."""
-    newest_first = sorted(Path(folders.state_dir(env), "bench").glob("*.json"), reverse=True)[:RUNS]
+    newest_first = sorted(_state(env, "bench").glob("*.json"), reverse=True)[:RUNS]
     found = {path.stem: _label(path) for path in newest_first}
     yield from (Candidate(label, "newest run") for label in dict.fromkeys(found.values()) if label)
     yield from (Candidate(run_id, label) for run_id, label in found.items())
@@ -129,8 +129,16 @@ OF_A_MACHINE = frozenset(KINDS) - {"node", "recipe", "engine", "source"}
 """Kinds whose names another machine has its own of."""
 
 
+def _state(env: Mapping[str, str], *parts: str) -> Path:
+    return Path(os.path.expanduser(folders.state_dir(env)), *parts)  # noqa: PTH111 - never raises
+
+
+def _config(env: Mapping[str, str]) -> Path:
+    return Path(os.path.expanduser(folders.config_dir(env)))  # noqa: PTH111 - as above
+
+
 def _in_recipe_folders(pattern: str, env: Mapping[str, str]) -> Iterator[Candidate]:
-    found = folders.recipe_folders(Path(folders.config_dir(env)), env)
+    found = folders.recipe_folders(_config(env), env)
     stems = {path.stem for folder in found for path in folder.glob(pattern)}
     yield from (Candidate(stem) for stem in sorted(stems))
 
@@ -157,7 +165,7 @@ def _label(path: Path) -> str:
 
 def _configuration(env: Mapping[str, str]) -> Mapping[str, Any]:
     """Return what config.yaml holds, checked by nobody; nothing where it cannot be read."""
-    path = Path(folders.config_dir(env), folders.CONFIG_FILE)
+    path = _config(env) / folders.CONFIG_FILE
     if not path.is_file():
         return {}
     from sparkdeploy import yaml_text
