@@ -1,11 +1,13 @@
 """Measures how long Tab takes: each kind of name, as a shell asks for it.
 
 Run: python tests/bench/completion_time.py [RUNS]. The bar: 150 ms for the median of each. Exit code
-1 above it. What Python alone takes to start stands in the first row.
+1 above it. What Python alone takes to start stands in the first row, and how much of its time a
+command computed beside it: on a busy machine that is what one can compare.
 """
 
 from __future__ import annotations
 
+import resource
 import statistics
 import subprocess
 import sys
@@ -32,23 +34,33 @@ def main() -> int:
     commands = {"(python -c pass)": [sys.executable, "-c", "pass"]}
     complete = [sys.executable, "-m", "sparkdeploy", "__complete", "words"]
     commands |= {name: [*complete, *words] for name, words in ASKED.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
     # They alternate, so that a busy machine slows all alike; the first turn warms the page cache.
     for turn in range(runs + 1):
         for name, command in commands.items():
-            taken_s = _time_one(command)
+            taken = _time_one(command)
             if turn > 0:
-                seconds[name].append(taken_s)
-    print(f"{'names':<18} {'median ms':>9} {'worst ms':>9}   ({runs} runs each, alternating)")
+                seconds[name].append(taken)
+    print(f"{'median ms of':<18} {'waiting':>9} {'computing':>9}   ({runs} runs each, alternating)")
+    slowest_s = 0.0
     for name, values in seconds.items():
-        print(f"{name:<18} {statistics.median(values) * 1e3:>9.0f} {max(values) * 1e3:>9.0f}")
-    return int(any(statistics.median(values) > BAR_S for values in seconds.values()))
+        waited_s, computed_s = map(statistics.median, zip(*values, strict=True))
+        slowest_s = max(slowest_s, waited_s)
+        print(f"{name:<18} {waited_s * 1e3:>9.0f} {computed_s * 1e3:>9.0f}")
+    print(f"bar {BAR_S * 1e3:.0f} ms: {'holds' if slowest_s <= BAR_S else 'MISSED'}")
+    return int(slowest_s > BAR_S)
 
 
-def _time_one(command: list[str]) -> float:
-    started_s = time.perf_counter()
+def _time_one(command: list[str]) -> tuple[float, float]:
+    """Return the seconds that it took, and those that it computed."""
+    started_s, computed_s = time.perf_counter(), _computed_s()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - started_s
+    return time.perf_counter() - started_s, _computed_s() - computed_s
+
+
+def _computed_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

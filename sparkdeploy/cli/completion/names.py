@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from sparkdeploy.cli.completion.words import Words
 
-ANSWER_S = 0.1
-"""Of the Docker Engine; a shell waits for all of it."""
+ANSWER_S = 0.3
+"""Of the Docker Engine, which takes some milliseconds; a shell waits for all of it."""
 MOST_BYTES = 4 << 20
 """Of an engine's answer, and of one source's index."""
 LABEL_BYTES = 2048
@@ -32,7 +32,7 @@ RUNS = 100
 DEFAULT_ENGINE = "unix:///var/run/docker.sock"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _ENDING = re.compile(r"|-replaced|-kept-[0-9]+")
-_RUN_LABEL = re.compile(rb'"label":\s*("(?:[^"\\\\]|\\\\.)*")')
+_RUN_LABEL = re.compile(rb'"label":\s*("(?:[^"\\]|\\.)*")')
 
 
 def names_of(kind: str, words: Words) -> Iterator[Candidate]:
