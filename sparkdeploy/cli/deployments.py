@@ -140,10 +140,9 @@ def down(
 
     if everything and name is not None:
         raise UsageError("give a deployment's name or --all, not both")
-    try:
-        only = None if everything else chosen.there(chosen.said(name, "down"))
-    except chosen.NothingDeployedError as nothing:
-        console.info(f"nothing to do: {nothing.message}")
+    only = None if everything else chosen.to_change(name, "down")
+    if only == chosen.NOTHING:
+        console.info("nothing to do: nothing is deployed")
         return
     removed = take_everything_down() if only is None else take_down(only)
     if not removed:
@@ -163,7 +162,11 @@ def rollback(
     from sparkdeploy.commands.rollback import roll_back
     from sparkdeploy.deploy.memory import PageCache
 
-    name = chosen.there(chosen.said(name, "rollback"))
+    name = chosen.to_change(name, "rollback")
+    if name == chosen.NOTHING:
+        text = "nothing to do: nothing is deployed"
+        answer([text], {"deployment": None, "action": "nothing", "text": text}, as_json=as_json)
+        return
     done = roll_back(name, PageCache.DROP if drop_page_cache else PageCache.ASK)
     content = {"deployment": name, "action": done.action, "text": done.text}
     answer([done.text], content, as_json=as_json)

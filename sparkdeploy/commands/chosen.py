@@ -13,6 +13,8 @@ from sparkdeploy.node.facts import is_another
 from sparkdeploy.settings import load_settings
 
 SPELT_OUT = 3
+NOTHING = ""
+"""No deployment is called so."""
 
 
 class NothingDeployedError(NodeError):
@@ -56,6 +58,15 @@ def said(name: str | None, command: str) -> str:
     `command` is what was typed, without `sparkdeploy`. Raises as `Known.only_one` does.
     """
     return name if name is not None else _known().only_one(command)
+
+
+def to_change(name: str | None, command: str) -> str:
+    """Return the name of what is to be ended or gone back from; NOTHING where nobody named one and
+    there is none: what was wished is so. Raises as `said` and `there` do."""
+    try:
+        return there(said(name, command))
+    except NothingDeployedError:
+        return NOTHING
 
 
 def there(name: str) -> str:

@@ -107,6 +107,17 @@ def test_down_without_a_name_ends_the_only_one(run: Run, engine: FakeContainers)
     assert (again.returncode, again.stderr) == (0, "nothing to do: nothing is deployed\n")
 
 
+def test_rollback_without_a_name_has_nothing_to_do_where_nothing_is(
+    run: Run, engine: FakeContainers
+) -> None:
+    assert run.answer("rollback", "--json") == {
+        "deployment": None,
+        "action": "nothing",
+        "text": "nothing to do: nothing is deployed",
+    }
+    assert run("rollback", "web").returncode == 4
+
+
 def test_down_without_a_name_ends_none_of_several(run: Run, engine: FakeContainers) -> None:
     given(engine, deployment("main"), deployment("web"))
     assert run("down").returncode == 2
