@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from sparkdeploy.cli.completion import shells
+from sparkdeploy.cli.start import COMPLETE
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ PROMPTS = {
 # What it is called with is kept, and completions are answered as ever.
 PROGRAM = """#!{python}
 import json, os, sys
-if sys.argv[1:2] == ["__complete"]:
+if sys.argv[1:2] == [{complete!r}]:
     os.environ["PYTHONPATH"] = {repository!r}
     os.execv(sys.executable, [sys.executable, "-m", "sparkdeploy", *sys.argv[1:]])
 with open({calls!r}, "a") as file:
@@ -100,12 +101,17 @@ class Terminal:
         path = self.home / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+        # Or fish reads all manual pages of the machine when it is first started.
+        (self.home / ".local" / "share" / "fish" / "generated_completions").mkdir(parents=True)
         shells.install(self.shell, self._own())
         program = self.home / "bin" / "sparkdeploy"
         program.parent.mkdir()
         program.write_text(
             PROGRAM.format(
-                python=sys.executable, repository=str(REPOSITORY), calls=str(self.home / "calls")
+                python=sys.executable,
+                complete=COMPLETE,
+                repository=str(REPOSITORY),
+                calls=str(self.home / "calls"),
             )
         )
         program.chmod(0o755)
