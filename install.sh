@@ -69,6 +69,7 @@ main() {
   meet_prerequisites
   install_tool
   link_tool
+  complete_names
   if is_root; then share_lock_folder; fi
   case "$MODE" in
     rehearse) run_tool rehearse "$RECIPE" ;;
@@ -501,6 +502,17 @@ link_tool() {
   esac
 }
 
+# Tab completes names in the user's login shell. Who cannot have it can do without.
+complete_names() {
+  local shell="${SHELL:-}"
+  shell="${shell##*/}"
+  # With sudo the home may be another user's, and so would be what is written there.
+  if ! [ -O "${HOME:-/}" ]; then return; fi
+  case "$shell" in
+    bash | zsh | fish) "$VENV/bin/sparkdeploy" completion install "$shell" >&2 || true ;;
+  esac
+}
+
 # /run/lock is open to all and empty after a boot: whichever user comes first would own the folder
 # of the lock that all of them share, and sparkdeploy refuses a folder that is another user's.
 share_lock_folder() {
@@ -544,6 +556,9 @@ uninstall() {
   local link
   link="$(link_folder)/sparkdeploy"
   if [ "$PURGE" -eq 1 ]; then purge; fi
+  if [ -x "$VENV/bin/sparkdeploy" ] && [ -O "${HOME:-/}" ]; then
+    "$VENV/bin/sparkdeploy" completion remove >&2 || true
+  fi
   if [ -L "$link" ] && [ "$(readlink -- "$link")" = "$VENV/bin/sparkdeploy" ]; then
     rm -- "$link"
     say "Removed $link"

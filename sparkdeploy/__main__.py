@@ -1,6 +1,6 @@
 """`python -m sparkdeploy`."""
 
-from sparkdeploy.cli.main import main
+from sparkdeploy.cli.start import main
 
 if __name__ == "__main__":
     main()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sparkdeploy import yaml_text
+from sparkdeploy import folders, yaml_text
 from sparkdeploy.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ CA_BUNDLE_VARIABLES = ("SPARKDEPLOY_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT", "RE
 
 # `--on NODE` sets these for the program on that node.
 ON_VARIABLE = "SPARKDEPLOY_ON"
-RECIPES_VARIABLE = "SPARKDEPLOY_RECIPES_DIR"
 CLUSTER_VARIABLE = "SPARKDEPLOY_CLUSTER_FILE"
+
+resources = folders.resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +101,10 @@ class _ConfigFile(BaseModel):
     cluster: dict[str, Any] | None = None
 
 
-def resources() -> Path:
-    """Return the folder that holds recipes/ and dockerfiles/: installed, or the checkout."""
-    override = os.environ.get("SPARKDEPLOY_RESOURCES")
-    if override:
-        return Path(override)
-    package = Path(__file__).parent
-    packed = package / "_data"
-    return packed if packed.is_dir() else package.parent
-
-
 def load_settings(env: Mapping[str, str] = os.environ) -> Settings:
     """Read environment and config file; RecipeError when one of them is invalid."""
-    config_dir = _absolute(
-        env.get("SPARKDEPLOY_CONFIG_DIR") or str(platformdirs.user_config_path("sparkdeploy")),
-        "SPARKDEPLOY_CONFIG_DIR",
-    )
-    path = config_dir / "config.yaml"
+    config_dir = _absolute(folders.config_dir(env), "SPARKDEPLOY_CONFIG_DIR")
+    path = config_dir / folders.CONFIG_FILE
     file = _read_config(path)
     values, sources = _choose(env, file, path)
 
@@ -131,7 +119,7 @@ def load_settings(env: Mapping[str, str] = os.environ) -> Settings:
         cache_dir=folder("cache_dir"),
         data_dir=folder("data_dir"),
         lock_dir=folder("lock_dir"),
-        hub_cache=_hub_cache(env),
+        hub_cache=folders.hub_cache(env),
         docker_host=values["docker_host"] or env.get("DOCKER_HOST"),
         default_recipe=values["default_recipe"],
         hosts=Hosts(**{name: values[name] for name in _default_hosts()}),
@@ -173,8 +161,8 @@ def _choose(
     values: dict[str, str] = {
         "default_recipe": "v2",
         "cache_dir": str(platformdirs.user_cache_path("sparkdeploy")),
-        "data_dir": str(platformdirs.user_data_path("sparkdeploy")),
-        "state_dir": str(platformdirs.user_state_path("sparkdeploy")),
+        "data_dir": folders.data_dir(env),
+        "state_dir": folders.state_dir(env),
         "lock_dir": SHARED_LOCK_DIR,
         **_default_hosts(),
     }
@@ -234,16 +222,6 @@ def mistakes(error: ValidationError, *above: str) -> str:
 def _sent_cluster(env: Mapping[str, str]) -> dict[str, Any] | None:
     file = env.get(CLUSTER_VARIABLE)
     return yaml_text.load_file(Path(file)) if file else None
-
-
-def _hub_cache(env: Mapping[str, str]) -> Path:
-    """Follow the hub client's own rules: HF_HUB_CACHE, HF_HOME/hub, XDG cache, ~/.cache."""
-    if env.get("HF_HUB_CACHE"):
-        return Path(env["HF_HUB_CACHE"]).expanduser()
-    if env.get("HF_HOME"):
-        return Path(env["HF_HOME"]).expanduser() / "hub"
-    base = env.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return Path(base) / "huggingface" / "hub"
 
 
 def _build_network(values: Mapping[str, str], env: Mapping[str, str]) -> BuildNetwork:

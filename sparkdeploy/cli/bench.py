@@ -32,7 +32,7 @@ from sparkdeploy.cli.bench_printing import print_finished, print_run
 from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console
-from sparkdeploy.errors import UsageError
+from sparkdeploy.errors import NodeError, UsageError
 
 DepthOption = Annotated[
     str | None,
@@ -43,6 +43,9 @@ MEASURE = "run"
 
 class _MeasuresByDefault(TyperGroup):
     """`bench [NAME]` measures; `bench ls` and its like are known by their names."""
+
+    default = MEASURE
+    """What completion takes it to mean, too."""
 
     def parse_args(self, ctx, args: list[str]) -> list[str]:  # type: ignore[no-untyped-def]  # noqa: ANN001 - typer's own
         if not args or (args[0] not in self.commands and args[0] not in {"--help", "-h"}):
@@ -117,7 +120,9 @@ def measure(
     is_gated = gate or floor is not None
     if is_gated:
         gates.require_gated_suite(wanted.suites)
-    side = one_side(name, url)
+    side = one_side(name, url, "bench")
+    if url is None:
+        _refuse_misspelt(side)
     if url is not None:
         endpoint = there.reach_url(url, there.Access(key_file, model, ca_file))
     else:
@@ -127,6 +132,19 @@ def measure(
     print_finished(finished, as_json=as_json)
     if held is not None:
         gates.require_gate(finished.run, *held)
+
+
+def _refuse_misspelt(name: str) -> None:
+    """Raise UsageError for what is no deployment, and almost one of the commands beside this."""
+    from sparkdeploy.cli.meant import near
+    from sparkdeploy.commands import chosen
+
+    meant = near(name, (command.name or "" for command in group.registered_commands))
+    if meant:
+        try:
+            chosen.there(name)
+        except NodeError as error:
+            raise UsageError(error.message, hint=f"did you mean `bench {meant}`?") from error
 
 
 def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:

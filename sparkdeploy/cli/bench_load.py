@@ -113,7 +113,9 @@ def load(
         ),
     )
     settings = current_settings()
-    endpoint = there.reach(one_side(name, url), settings, there.Access(key_file, model, ca_file))
+    endpoint = there.reach(
+        one_side(name, url, "bench load"), settings, there.Access(key_file, model, ca_file)
+    )
     wanted = WantedRun((SuiteName.LOAD,), 1, (), (), save, load=plan)
     print_finished(measure_endpoint(endpoint, wanted, settings), as_json=as_json)
 

@@ -10,7 +10,10 @@ import typer
 from sparkdeploy.errors import UsageError
 
 NameArgument = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="The deployment's name; main when left out.")
+    str | None,
+    typer.Argument(
+        metavar="[NAME]", help="The deployment's name; may be left out where there is one alone."
+    ),
 ]
 UrlOption = Annotated[
     str | None, typer.Option("--url", help="Any OpenAI-compatible server instead of a deployment.")
@@ -44,8 +47,15 @@ SWEPT_CONCURRENCY = "1,2,4,8,16,32"
 SWEPT_CONTEXT = "1K,2K,4K,8K,16K,32K,64K,128K,256K"
 
 
-def one_side(name: str | None, url: str | None) -> str:
-    """Return the name or the address that was given; UsageError for both."""
+def one_side(name: str | None, url: str | None, command: str) -> str:
+    """Return the name or the address that was given, or the only deployment's; UsageError for both.
+
+    `command` is what was typed, for whoever has to name one of several.
+    """
     if name and url:
         raise UsageError("give a deployment's name or --url, not both")
-    return url or name or "main"
+    if url:
+        return url
+    from sparkdeploy.commands import chosen
+
+    return chosen.said(name or None, command)

@@ -109,7 +109,7 @@ def needle(
     from sparkdeploy.commands.bench.endpoint import Access
     from sparkdeploy.commands.bench.quality import search_needles
 
-    side, access = one_side(name, url), Access(key_file, model, ca_file)
+    side, access = one_side(name, url, "bench needle"), Access(key_file, model, ca_file)
     found = search_needles(side, parse_counts(lengths, "--lengths"), current_settings(), access)
     answer(needle_lines(found), [asdict(item) for item in found], as_json=as_json)
     missed = sum(not item.is_found for item in found)
@@ -132,7 +132,9 @@ def tools(
     from sparkdeploy.commands.bench.endpoint import Access
     from sparkdeploy.commands.bench.quality import try_tools
 
-    results = try_tools(one_side(name, url), current_settings(), Access(key_file, model, ca_file))
+    results = try_tools(
+        one_side(name, url, "bench tools"), current_settings(), Access(key_file, model, ca_file)
+    )
     answer(tool_lines(results), [asdict(item) for item in results], as_json=as_json)
     wrong = sum(bool(item.problem) for item in results)
     if gate and wrong:
@@ -158,7 +160,7 @@ def pooling(
     from sparkdeploy.commands.bench.endpoint import Access
     from sparkdeploy.commands.bench.quality import bench_pooling
 
-    side, access = one_side(name, url), Access(key_file, model, ca_file)
+    side, access = one_side(name, url, "bench pooling"), Access(key_file, model, ca_file)
     counts = parse_counts(concurrency, "--concurrency")
     figures = bench_pooling(side, counts, requests, current_settings(), access)
     answer(pooling_lines(figures), [asdict(item) for item in figures], as_json=as_json)
@@ -166,12 +168,14 @@ def pooling(
 
 def _capture(asked: list[str], ask: Callable[[str], Capture], save: Path) -> None:
     from sparkdeploy.bench.quality.capture import write_capture
+    from sparkdeploy.commands import chosen
 
     if len(asked) > 1:
         raise UsageError("--save captures one side", hint="capture the other into a second file")
     if save.suffix != ".json":
         raise UsageError(f"--save {save}: a capture's name ends in .json")
-    write_capture(ask(asked[0] if asked else "main"), save)
+    side = asked[0] if asked else chosen.said(None, f"bench quality --save {save}")
+    write_capture(ask(side), save)
     console.info(f"wrote {save}; compare it with `sparkdeploy bench quality {save} OTHER`")
 
 

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
     from sparkdeploy.commands.rehearse import Report
 
-NameArgument = Annotated[str, typer.Argument(help="The deployment's name.")]
+NameArgument = Annotated[
+    str | None,
+    typer.Argument(help="The deployment's name; may be left out where there is one alone."),
+]
 UpdateImageOption = Annotated[
     bool,
     typer.Option(
@@ -110,7 +113,7 @@ def status(as_json: JsonOption = False, _on: OnOption = None) -> None:
 
 
 def logs(
-    name: NameArgument = "main",
+    name: NameArgument = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on reading.")] = False,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines.")] = None,
     node: Annotated[str | None, typer.Option(help="On a cluster: this node's log.")] = None,
@@ -118,37 +121,52 @@ def logs(
     _on: OnOption = None,
 ) -> None:
     """Show a deployment's log."""
+    from sparkdeploy.commands import chosen
     from sparkdeploy.commands.operate import read_log, read_quiet_log
 
     read = read_log if nccl else read_quiet_log
-    console.answer_log(read(name, node=node, follow=follow, tail=tail))
+    console.answer_log(read(chosen.said(name, "logs"), node=node, follow=follow, tail=tail))
 
 
 def down(
-    name: NameArgument = "main",
+    name: NameArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="Every deployment.")] = False,
     _on: OnOption = None,
 ) -> None:
     """Stop and remove a deployment; images, checkpoints and caches stay."""
+    from sparkdeploy.commands import chosen
     from sparkdeploy.commands.operate import take_down, take_everything_down
+    from sparkdeploy.errors import UsageError
 
-    removed = take_everything_down() if everything else take_down(name)
+    if everything and name is not None:
+        raise UsageError("give a deployment's name or --all, not both")
+    only = None if everything else chosen.to_change(name, "down")
+    if only == chosen.NOTHING:
+        console.info("nothing to do: nothing is deployed")
+        return
+    removed = take_everything_down() if only is None else take_down(only)
     if not removed:
-        console.info("nothing to do" if everything else f"nothing to do: no deployment {name}")
+        console.info("nothing to do")
     for container in removed:
         console.info(f"removed {container}")
 
 
 def rollback(
-    name: NameArgument = "main",
+    name: NameArgument = None,
     drop_page_cache: PageCacheOption = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
     """End a replacement under way or interrupted, or bring the deployment before this one back."""
+    from sparkdeploy.commands import chosen
     from sparkdeploy.commands.rollback import roll_back
     from sparkdeploy.deploy.memory import PageCache
 
+    name = chosen.to_change(name, "rollback")
+    if name == chosen.NOTHING:
+        text = "nothing to do: nothing is deployed"
+        answer([text], {"deployment": None, "action": "nothing", "text": text}, as_json=as_json)
+        return
     done = roll_back(name, PageCache.DROP if drop_page_cache else PageCache.ASK)
     content = {"deployment": name, "action": done.action, "text": done.text}
     answer([done.text], content, as_json=as_json)
@@ -156,8 +174,12 @@ def rollback(
 
 def diagnose(
     subject: Annotated[
-        str, typer.Argument(help="A deployment's name, or a crash folder.")
-    ] = "main",
+        str | None,
+        typer.Argument(
+            help="A deployment's name, or a crash folder; when left out, the only deployment, or "
+            "the newest crash."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")
     ] = None,

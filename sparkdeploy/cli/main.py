@@ -8,7 +8,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -17,6 +17,7 @@ from sparkdeploy.cli import (
     bench,
     checkpoint,
     cluster,
+    completion_commands,
     deployments,
     export,
     image,
@@ -33,6 +34,7 @@ app = typer.Typer(
     name="sparkdeploy",
     help="Deploy large mixture-of-experts models with vLLM on NVIDIA DGX Spark.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -57,7 +59,11 @@ app.add_typer(checkpoint.group, name="checkpoint")
 app.add_typer(image.group, name="image")
 bench.register(app)
 app.add_typer(cluster.group, name="cluster")
+app.add_typer(completion_commands.group, name="completion")
 
+# Typer has no public name for what all its errors about a command line are.
+_ERRORS = typer.BadParameter.__mro__
+NotAsTyped: type[Any] = next(it for it in _ERRORS if it.__name__ == "ClickException")
 BUG_EXIT_CODE = 70
 INTERRUPTED_EXIT_CODE = 130
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -100,7 +106,7 @@ def main() -> None:
     """Run a command; exit with its code and never with a traceback for a user's mistake."""
     _hear_stop_signals()
     try:
-        app()
+        _run()
     except SparkdeployError as error:
         console.error(error.message, hint=error.hint, detail=error.detail)
         sys.exit(error.exit_code)
@@ -118,6 +124,26 @@ def main() -> None:
         sys.exit(NodeError.exit_code)
     except Exception as error:  # noqa: BLE001 - the one place where a bug becomes a message
         _end_with_bug(error)
+
+
+def _run() -> NoReturn:
+    """Run the command that was typed; UsageError names the one that was meant."""
+    try:
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        console.error("aborted")
+        sys.exit(1)
+    except NotAsTyped as error:
+        from sparkdeploy.cli.completion.words import load_words
+        from sparkdeploy.cli.meant import corrected
+
+        meant = corrected(sys.argv[1:], load_words())
+        if meant is not None:
+            raise meant from error
+        error.show()
+        sys.exit(error.exit_code)
+    # What a callback ends with, such as --version's.
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _end_with_bug(error: Exception) -> NoReturn:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.commands import chosen
 from sparkdeploy.commands.doctor import doctor_report
 from sparkdeploy.commands.operate import current_rows
 from sparkdeploy.commands.reach import connect
@@ -50,14 +51,16 @@ class Bundle:
     """Names in the archive, with their sizes in bytes."""
 
 
-def diagnose(subject: str, output: Path | None) -> Bundle:
+def diagnose(subject: str | None, output: Path | None) -> Bundle:
     """Pack a crash folder, or what is known of a deployment: its newest crash and how it is now.
 
-    `subject` is a deployment's name or a folder of evidence. The file is a tar.gz, readable by its
+    `subject` is a deployment's name or a folder of evidence; None is the only deployment, or where
+    there is none, the newest crash. The file is a tar.gz, readable by its
     owner only. Raises SparkdeployError when nothing is known of the subject or the file cannot be
     written.
     """
     settings = load_settings()
+    subject = subject if subject is not None else _only_subject(settings)
     keys = known_secrets([settings.state_dir / "keys"])
     with tempfile.TemporaryDirectory(prefix="sparkdeploy-") as scratch:
         found = _collect(subject, Path(scratch), settings, keys)
@@ -77,6 +80,18 @@ def diagnose(subject: str, output: Path | None) -> Bundle:
     sizes = {name: len(content) for name, content in contents.items()}
     cause = found.get(f"crash/{ROOT_CAUSE}") or found.get(f"now/{ROOT_CAUSE}") or "unknown"
     return Bundle(path, cause.strip(), sizes)
+
+
+def _only_subject(settings: Settings) -> str:
+    """Raises UsageError where there are several deployments."""
+    try:
+        return chosen.said(None, "diagnose")
+    except NodeError:
+        # Nothing is deployed, or the Docker Engine itself is what has failed.
+        folders = [path for path in crashes_dir(settings).glob("*") if path.is_dir()]
+        if not folders:
+            raise
+        return str(max(folders, key=lambda path: path.stat().st_mtime))
 
 
 def _collect(

@@ -11,12 +11,13 @@ from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX, is_name
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
+from sparkdeploy.recipe.words import nearest
 from sparkdeploy.server.forensics import Restarts
 from sparkdeploy.server.health import restarts_of
 from sparkdeploy.terminal import visible_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
@@ -138,10 +139,15 @@ def require_deployment(host: DockerHost, name: str) -> DeploymentContainers:
     deployments = {found.name: found for found in list_deployments(host)}
     if name in deployments:
         return deployments[name]
-    others = f"there is: {', '.join(deployments)}" if deployments else ""
-    raise NodeError(
-        f"no deployment named {name}",
-        hint=others or "nothing is deployed; start with `sparkdeploy up`",
+    raise no_deployment(name, deployments)
+
+
+def no_deployment(name: str, known: Collection[str]) -> NodeError:
+    """Return the error that says which one was meant, or those that exist."""
+    listed = f"there is: {', '.join(known)}" if known else ""
+    return NodeError(
+        f"no deployment named {visible_line(name)}",
+        hint=nearest(name, known) or listed or "nothing is deployed; start with `sparkdeploy up`",
     )
 
 

@@ -15,6 +15,8 @@ MAX_STARTS = 3
 BETWEEN_STARTS_S = 60
 LONGEST_LINE_BYTES = 1 << 20
 """What systemd reads of a line; a unit with a longer one is not loaded."""
+FAILING_IS_FINE = "-"
+"""Before a program's path: a stop that finds nothing to end is none that failed."""
 HOPELESS_EXIT_CODES = (2, 3, 5, 6)
 """Usage, recipe, image, checkpoint: trying again changes nothing."""
 
@@ -63,7 +65,7 @@ RemainAfterExit=yes
 User={_specifiers_escaped(unit.user)}
 WorkingDirectory={_specifiers_escaped(unit.folder)}
 {environment}ExecStart={command_line(unit.up)}
-ExecStop={command_line(unit.down)}
+ExecStop={command_line((FAILING_IS_FINE + unit.down[0], *unit.down[1:]))}
 Restart=on-failure
 RestartSec={BETWEEN_STARTS_S}
 RestartPreventExitStatus={" ".join(map(str, HOPELESS_EXIT_CODES))}

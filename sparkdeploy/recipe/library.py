@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy import folders
 from sparkdeploy.console import console
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.document import (
@@ -26,7 +27,6 @@ from sparkdeploy.recipe.document import (
 from sparkdeploy.recipe.paths import anchored
 from sparkdeploy.recipe.sources.shelf import Sources
 from sparkdeploy.recipe.words import closest
-from sparkdeploy.settings import RECIPES_VARIABLE, resources
 from sparkdeploy.terminal import visible_line
 
 if TYPE_CHECKING:
@@ -84,10 +84,7 @@ class Library:
 
 
 def recipe_folders(settings: Settings) -> tuple[Path, ...]:
-    """Return the trusted folders: what --on sent here, the user's own, the shipped ones."""
-    sent = os.environ.get(RECIPES_VARIABLE)
-    own = (settings.config_dir / "recipes", resources() / "recipes")
-    return (Path(sent), *own) if sent else own
+    return folders.recipe_folders(settings.config_dir, os.environ)
 
 
 def library(settings: Settings) -> Library:

@@ -9,9 +9,11 @@ from pydantic import BaseModel, ValidationError
 from sparkdeploy.recipe.document import written_part
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.rules import Mistake
-from sparkdeploy.recipe.words import closest
+from sparkdeploy.recipe.words import closest, nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pydantic_core import ErrorDetails
 
     from sparkdeploy.recipe.document import Document, KeyPath
@@ -42,12 +44,28 @@ def validated(document: Document, model: type[T]) -> tuple[T | None, list[Mistak
 def _problem(item: ErrorDetails, model: type[BaseModel]) -> Mistake:
     path = tuple(item["loc"])
     if item["type"] == "extra_forbidden":
-        known = _keys_at(model, path[:-1])
-        return Mistake(path, "unknown key", closest(str(path[-1]), known))
+        return Mistake(path, "unknown key", _meant(path, model))
     if item["type"] == "missing":
         return Mistake(path, "missing", f"add {'.'.join(map(str, path))}")
     fix = item["msg"].removeprefix("Value error, ")
     return Mistake(path, f"{shown(repr(item.get('input')))} is wrong", fix)
+
+
+def _meant(path: KeyPath, model: type[BaseModel]) -> str:
+    """Return a hint: the key beside it that was meant, the same key elsewhere, or all beside it."""
+    wanted, beside = str(path[-1]), _keys_at(model, path[:-1])
+    elsewhere = [at for at in _all_paths(model, ()) if at[-1] == wanted]
+    if nearest(wanted, beside) or len(elsewhere) != 1:
+        return closest(wanted, beside)
+    return f"did you mean {'.'.join(elsewhere[0])}?"
+
+
+def _all_paths(model: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for name, field in model.model_fields.items():
+        path = (*above, field.alias or name)
+        yield path
+        if (below := _model_in(field.annotation)) is not None:
+            yield from _all_paths(below, path)
 
 
 def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:

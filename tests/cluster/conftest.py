@@ -188,7 +188,7 @@ def recipe(program: Program, head: Machine) -> None:
 def nothing_stays(program: Program, head: Machine, worker: Machine) -> Iterator[None]:
     """After every test `down` leaves nothing of ours on either machine."""
     yield
-    done = program.run("down", "main")
+    done = program.run("down", "--all")
     assert done.returncode == 0, done.stderr
     for machine in (head, worker):
         assert ours(machine) == [], machine.name

@@ -79,7 +79,7 @@ def on_both(stand_in: str, head: Machine, worker: Machine) -> None:
 def both_end_empty(program: Program, head: Machine, worker: Machine) -> Iterator[None]:
     """In the end `down` leaves nothing of ours on either machine."""
     yield
-    done = program.run("down", "main")
+    done = program.run("down", "--all")
     assert done.returncode == 0, done.stderr
     assert ours(head) == ours(worker) == []
 
@@ -279,7 +279,7 @@ def test_a_worker_ends_and_replaces_nothing_of_its_heads(
 def test_a_former_worker_heads_without_the_base_image(
     program: Program, there: Program, head: Machine, worker: Machine
 ) -> None:
-    assert program.run("down", "main").returncode == 0
+    assert program.run("down", "--all").returncode == 0
     with docker_of(worker) as host:
         assert not [tag for it in host.own_images() for tag in it.tags if "/base:" in tag]
     done = up(there)
@@ -293,7 +293,7 @@ def test_a_former_worker_heads_without_the_base_image(
 def test_a_detached_first_start_that_fell_back_is_never_nothing_to_do(
     program: Program, head: Machine, worker: Machine
 ) -> None:
-    assert program.run("down", "main").returncode == 0
+    assert program.run("down", "--all").returncode == 0
     assert up(program, *WORKER_FELL_BACK, "--detach").returncode == 0
     until(lambda: program.answer("status")[0]["state"] == "healthy")
     done = up(program, *WORKER_FELL_BACK)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import yaml_text
 from sparkdeploy.commands.elsewhere.program import digest_of
 from sparkdeploy.errors import BuildError, RecipeError, UsageError
+from sparkdeploy.folders import RECIPES_VARIABLE
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.mods import read_mod
 from sparkdeploy.recipe.document import is_foreign, read_document
@@ -25,7 +26,7 @@ from sparkdeploy.recipe.mods import FoundMod, mod_folder
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES, template_question
 from sparkdeploy.recipe.sources.shelf import Sources
 from sparkdeploy.recipe.unsafe import consent_hint
-from sparkdeploy.settings import CLUSTER_VARIABLE, RECIPES_VARIABLE
+from sparkdeploy.settings import CLUSTER_VARIABLE
 from sparkdeploy.stored_json import read_bytes
 
 if TYPE_CHECKING:

@@ -165,7 +165,7 @@ def test_a_rollback_that_lacks_memory_leaves_the_newer_one(deployed: Ground) -> 
     with deployed.host() as own:
         other = own.create(a_large_neighbour())
         own.start(other)
-        code, said = deployed.cli.run("rollback")
+        code, said = deployed.cli.run("rollback", NAME)
         own.remove(other)
 
     assert code == 4, said

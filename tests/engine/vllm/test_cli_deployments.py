@@ -309,8 +309,8 @@ def test_down_removes_one_name_and_leaves_the_other(program: Program, host: Dock
     assert host.find_container(f"sparkdeploy-{SECOND}") is None
     assert container(host, MAIN).is_running
     again = program.run("down", SECOND)
-    assert again.returncode == 0
-    assert "nothing to do" in again.stderr
+    assert again.returncode == 4
+    assert f"no deployment named {SECOND}" in again.stderr
 
 
 def test_a_container_killed_while_starting_fails_at_once_and_names_the_signal(

@@ -82,7 +82,11 @@ folders = st.text(st.sampled_from("%$\\\"' #;a/.é=")).map(lambda name: f"/{name
 def read_by_systemd(unit: Unit) -> tuple[list[list[str]], dict[str, str], list[str]]:
     """Commands, environment and names of all settings, as systemd reads them."""
     found = settings_of(unit_text(unit).encode())
-    commands = [command_of(value) for name, value in found if name in {"ExecStart", "ExecStop"}]
+    (up,) = [value for name, value in found if name == "ExecStart"]
+    (down,) = [value for name, value in found if name == "ExecStop"]
+    # `-`: what it exits with is no failure of the unit.
+    assert down.startswith(b'"-/')
+    commands = [command_of(up), command_of(down.replace(b"-", b"", 1))]
     pairs = [words_of(value) for name, value in found if name == "Environment"]
     assert all(len(pair) == 1 for pair in pairs)
     env = dict(os.fsdecode(pair[0]).split("=", 1) for pair in pairs)

@@ -123,6 +123,8 @@ def machine(tmp_path: Path) -> Machine:
         "PATH": str(made.commands),
         "SPARKDEPLOY_SYSTEM_PATH": "",
         "HOME": str(tmp_path),
+        # Names complete in no such shell; bash would put its own name there.
+        "SHELL": "/bin/sh",
         "SPARKDEPLOY_HOME": str(made.venv.parent),
         "SPARKDEPLOY_BIN": str(made.link.parent),
         "SPARKDEPLOY_ENGINE_LOG": str(tmp_path / "dockerd.log"),

@@ -299,6 +299,24 @@ def test_a_lock_folder_that_is_there_already_is_left_alone(machine: Machine) -> 
     assert elsewhere.stat().st_mode & 0o7777 == 0o700
 
 
+def test_names_complete_in_the_users_login_shell(machine: Machine) -> None:
+    machine.environment["SHELL"] = "/usr/bin/zsh"
+    assert machine.run("--tool-only").returncode == 0
+    assert machine.calls("sparkdeploy") == ["sparkdeploy completion install zsh"]
+    assert machine.run("--uninstall").returncode == 0
+    assert machine.calls("sparkdeploy")[1:] == ["sparkdeploy completion remove"]
+
+
+def test_a_shell_or_a_home_without_completion_is_no_reason_to_fail(machine: Machine) -> None:
+    machine.environment["SHELL"] = "/bin/dash"
+    assert machine.run("--tool-only").returncode == 0
+    assert machine.calls("sparkdeploy") == []
+    machine.environment["SHELL"] = "/bin/bash"
+    machine.tool_ends_with(4)
+    assert machine.run("--tool-only").returncode == 0
+    assert machine.calls("sparkdeploy") == ["sparkdeploy completion install bash"]
+
+
 def test_uninstalling_nothing_is_fine(machine: Machine) -> None:
     result = machine.run("--uninstall")
     assert result.returncode == 0, result.stderr

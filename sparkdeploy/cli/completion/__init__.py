@@ -1,0 +1,1 @@
+"""Names complete: what may stand where the cursor is, without loading the commands themselves."""

@@ -1,0 +1,90 @@
+"""Which deployment a command is about: a user with one of them may leave its name out."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from sparkdeploy.commands.reach import connect
+from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.deploy.deployments import list_deployments, no_deployment
+from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.node.facts import is_another
+from sparkdeploy.settings import load_settings
+
+SPELT_OUT = 3
+NOTHING = ""
+"""No deployment is called so."""
+
+
+class NothingDeployedError(NodeError):
+    """No name was given, and there is no deployment that could be meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The names of deployments on this machine, what is left over of some included."""
+
+    own: tuple[str, ...] = ()
+    """What a command without a name may be about."""
+    others: tuple[str, ...] = ()
+    """Of other users of this machine, or of a cluster that another machine heads."""
+
+    def only_one(self, command: str) -> str:
+        """Return what a command without a name is about, never anything of another user.
+
+        Raises UsageError where several may be meant, `main` among them or not, or where all are
+        others'; NothingDeployedError where there is none.
+        """
+        if len(self.own) == 1:
+            return self.own[0]
+        names = self.own or self.others
+        if not names:
+            raise NothingDeployedError("nothing is deployed", hint="start with `sparkdeploy up`")
+        typed = [shlex.join(["sparkdeploy", *shlex.split(command), name]) for name in names]
+        shown = " or ".join(f"`{words}`" for words in typed[:SPELT_OUT])
+        more = f"; there is: {', '.join(names)}" if len(names) > SPELT_OUT else ""
+        message = (
+            f"there are {len(names)} deployments: which one?"
+            if len(names) > 1
+            else "what is deployed is not yours: name it"
+        )
+        raise UsageError(message, hint=f"{shown}{more}")
+
+
+def said(name: str | None, command: str) -> str:
+    """Return the name that was given, or that of the user's only deployment.
+
+    `command` is what was typed, without `sparkdeploy`. Raises as `Known.only_one` does.
+    """
+    return name if name is not None else _known().only_one(command)
+
+
+def to_change(name: str | None, command: str) -> str:
+    """Return the name of what is to be ended or gone back from; NOTHING where nobody named one and
+    there is none: what was wished is so. Raises as `said` and `there` do."""
+    try:
+        return there(said(name, command))
+    except NothingDeployedError:
+        return NOTHING
+
+
+def there(name: str) -> str:
+    """Return the name; NodeError where no deployment has it, and nothing of one is left over."""
+    known = _known()
+    names = (*known.own, *known.others)
+    if name not in names:
+        raise no_deployment(name, names)
+    return name
+
+
+def _known() -> Known:
+    settings = load_settings()
+    with connect(settings) as host:
+        found = list_deployments(host)
+    others = tuple(
+        item.name for item in found if item.is_of_another_head or is_another(item.current.user)
+    )
+    noted = ClusterRecord.below(settings.state_dir).deployments()
+    names = dict.fromkeys((*(item.name for item in found), *noted))
+    return Known(tuple(name for name in names if name not in others), others)

@@ -1,0 +1,273 @@
+"""What may stand where the cursor is: by the words before it, and by what is on the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import socketserver
+import threading
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy import folders, labels
+from sparkdeploy.cli.completion import names
+from sparkdeploy.cli.completion.answer import answer, escaped, split
+from sparkdeploy.cli.completion.words import load_words
+from sparkdeploy.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SHIPPED = {"v2", "v2-tq", "baseline"}
+NODES = "cluster:\n  nodes:\n    - {name: spark-1, ssh: a}\n    - {name: spark-2, ssh: b}\n"
+
+
+def completed(*words: str) -> list[str]:
+    """The candidates for the last word."""
+    return [line.partition("\t")[0] for line in list(answer(["words", *words]))[1:]]
+
+
+def own(*words: str) -> str:
+    return next(answer(["words", *words]))
+
+
+@pytest.mark.parametrize(
+    ("typed", "candidates"),
+    [
+        ("stat", ["status"]),
+        ("--verb", ["--verbose"]),
+        ("-q checkpoint pu", ["pull"]),
+        ("checkpoint nothing ", []),
+        ("nothing ", []),
+        ("plan --show ", ["dockerfile", "args", "container", "mods"]),
+        ("plan --show=a", ["--show=args"]),
+        ("plan --hardware sp", ["spark"]),
+        ("list --fits h1", ["h100"]),
+        ("list --fits --js", ["--json"]),
+        ("up -- --", []),
+        ("up v2 more v", []),
+        ("bench compa", ["compare"]),
+        ("bench --sui", ["--suite"]),
+        ("bench --suite dec", ["decode"]),
+        ("bench load --arrivals p", ["poisson"]),
+        ("up --set serve.max_num_s", ["serve.max_num_seqs="]),
+        ("up --set=serve.port", ["--set=serve.port="]),
+        ("up --set cluster.backend=", ["cluster.backend=native", "cluster.backend=ray"]),
+        ("up --set engine=cuda-0.2", ["engine=cuda-0.25"]),
+        ("up --set serve.nothing=", []),
+        ("up --name web v2-tq-3", ["v2-tq-3bit"]),
+        ("export systemd v2-tq-3", ["v2-tq-3bit"]),
+        ("completion install f", ["fish"]),
+        ("image lock cuda-0.1", ["cuda-0.19"]),
+    ],
+)
+def test_candidates_follow_the_words_before(typed: str, candidates: list[str]) -> None:
+    assert completed(*typed.split(" ")) == candidates
+
+
+def test_a_command_that_takes_no_more_offers_its_options() -> None:
+    assert "--json" in completed("status", "")
+    assert completed("up", "v2", "--", "") == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "kind"),
+    [("up ", "files"), ("bench show x --js", "-"), ("new x -o ", "files"), ("logs ", "-")],
+)
+def test_files_are_left_to_the_shell_where_a_file_may_stand(typed: str, kind: str) -> None:
+    assert own(*typed.split(" ")) == kind
+
+
+@pytest.mark.parametrize(
+    ("line", "candidates"),
+    [
+        ("sparkdeploy up --set serve.po", ["serve.port="]),
+        ("sparkdeploy list --fits=h1", ["h100"]),
+        ("sparkdeploy  plan 'v2'  --sho", ["--show"]),
+        ("sparkdeploy plan --show 'cont", ["container"]),
+    ],
+)
+def test_a_line_is_split_as_its_shell_does(line: str, candidates: list[str]) -> None:
+    lines = list(answer(["line", line, " \t\n\"'><=;|&(:"]))[1:]
+    assert [found.partition("\t")[0] for found in lines] == candidates
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cc", "Cs", "Z"]), min_size=1)))
+def test_what_is_escaped_is_read_back(words: list[str]) -> None:
+    line = "".join(f"{escaped(word)} " for word in words)
+    assert split(line) == (words, "", False)
+
+
+@given(st.text())
+def test_no_line_is_too_odd(line: str) -> None:
+    list(answer(["line", line, "=:"]))
+
+
+def test_recipes_are_ours_the_users_and_of_sources(tmp_path: Path) -> None:
+    own_recipes = tmp_path / "config" / "recipes"
+    own_recipes.mkdir(parents=True)
+    (own_recipes / "mine.yaml").touch()
+    index = tmp_path / "state" / "sources" / "lab" / "taken" / ".sparkdeploy-source"
+    index.parent.mkdir(parents=True)
+    rows = [{"name": "qwen", "title": "Qwen", "refusal": ""}, {"name": "no", "refusal": "why"}]
+    index.write_text(json.dumps({"rows": rows}))
+    found = set(completed("plan", ""))
+    assert {"mine", "lab/qwen", *SHIPPED} <= found
+    assert "lab/no" not in found
+    assert completed("recipe", "source", "rm", "") == ["lab"]
+    assert {"h", "lab/qwen"} & found == {"lab/qwen"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"rows": 3}', '{"rows": [3, {}]}', "\xff", "[" * 9999])
+def test_a_damaged_index_has_no_recipes(tmp_path: Path, text: str) -> None:
+    index = tmp_path / "state" / "sources" / "lab" / "taken" / ".sparkdeploy-source"
+    index.parent.mkdir(parents=True)
+    index.write_text(text, "latin-1")
+    assert set(completed("plan", "")) >= SHIPPED
+
+
+def test_nodes_are_those_of_the_configuration(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.mkdir()
+    assert completed("up", "--on", "") == []
+    (config / "config.yaml").write_text(NODES)
+    assert completed("up", "--on", "") == ["spark-1", "spark-2"]
+    (config / "config.yaml").write_text("cluster: [not, so")
+    assert completed("up", "--on", "") == []
+
+
+def test_runs_go_by_label_and_by_id(tmp_path: Path) -> None:
+    shelf = tmp_path / "state" / "bench"
+    shelf.mkdir(parents=True)
+    for day, label in ((1, "before"), (2, "before"), (3, 'with "quotes"')):
+        record = {"run_id": f"2026-{day}", "label": label}
+        (shelf / f"2026-{day}.json").write_text(json.dumps(record, indent=1))
+    (shelf / "2026-4.json").write_text("damaged")
+    assert completed("bench", "show", "") == [
+        *('with "quotes"', "before"),
+        *("2026-4", "2026-3", "2026-2", "2026-1"),
+    ]
+    assert completed("bench", "compare", "before", "2026-1") == ["2026-1"]
+
+
+def test_checkpoints_are_downloads_and_what_was_prepared(tmp_path: Path) -> None:
+    (tmp_path / "hub" / "models--org--name").mkdir(parents=True)
+    (tmp_path / "data" / "m" / "ck" / "v2-1234").mkdir(parents=True)
+    (tmp_path / "data" / "m" / "ck" / ".staged").mkdir()
+    assert completed("checkpoint", "rm", "") == ["org/name", "v2-1234"]
+
+
+class Engine(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """A Docker Engine that lists what a test says."""
+
+    daemon_threads = True
+    lists: dict[str, Any]
+
+    def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
+        request, _ = super().get_request()
+        return request, ("local", 0)
+
+
+class Listing(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        path, _, _ = self.path.partition("?")
+        body = json.dumps(self.server.lists[path]).encode()  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine")
+    with Engine(f"{tmp_path}/engine", Listing) as made:
+        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+def listed(name: str, deployment: str, **marks: str) -> dict[str, Any]:
+    return {"Names": [f"/{name}"], "Labels": {labels.DEPLOYMENT: deployment, **marks}}
+
+
+def test_deployments_are_those_of_the_engine_each_once(engine: Engine) -> None:
+    engine.lists = {
+        "/containers/json": [
+            listed("sparkdeploy-main", "main", **{labels.RECIPE: "v2"}),
+            listed("sparkdeploy-main-kept-1", "main"),
+            listed("sparkdeploy-web-replaced", "web"),
+            listed("somebodys", "stranger"),
+            listed("sparkdeploy-$(x)", "$(x)"),
+            {"Names": None, "Labels": None},
+            "none",
+        ]
+    }
+    for words in (["logs", ""], ["down", ""], ["bench", "needle", ""], ["plan", "--name", ""]):
+        assert completed(*words) == ["main", "web"]
+    assert list(answer(["words", "logs", "m"]))[1:] == ["main\tv2"]
+    # Another machine has others.
+    assert completed("logs", "--on", "spark-1", "") == []
+
+
+def test_images_go_by_tag_and_by_engine(engine: Engine) -> None:
+    engine.lists = {"/images/json": [{"RepoTags": ["sparkdeploy/a:1"]}, {"RepoTags": None}]}
+    found = completed("image", "rm", "")
+    assert found[0] == "sparkdeploy/a:1"
+    assert "cuda-0.25" in found
+
+
+def test_an_engine_that_says_nothing_has_no_names(engine: Engine, no_docker: None) -> None:
+    assert completed("logs", "") == []
+
+
+def test_an_engine_that_hangs_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/hangs")
+    with socket.socket(socket.AF_UNIX) as hangs:
+        hangs.bind(f"{tmp_path}/hangs")
+        hangs.listen()
+        assert completed("logs", "") == []
+
+
+def test_names_that_a_terminal_would_obey_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "config" / "recipes"
+    folder.mkdir(parents=True)
+    for name in ("zz\x1b[2J", "zz\n", "zz plain"):
+        (folder / f"{name}.yaml").touch()
+    assert completed("up", "zz") == ["zz plain"]
+
+
+def test_every_kind_that_a_word_may_be_is_one_of_names() -> None:
+    words = load_words()
+    values = [
+        value
+        for command in words.commands.values()
+        for value in (*command.arguments, *(it.value for it in command.options if it.value))
+    ]
+    kinds = {kind for value in values for kind in value.kinds}
+    assert kinds == {*names.KINDS, "setting", "file", "folder"}
+
+
+@pytest.mark.parametrize("variables", [{}, {"XDG_CONFIG_HOME": "/x", "XDG_STATE_HOME": " "}])
+def test_folders_are_where_the_settings_have_them(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for name in ("CONFIG", "STATE", "DATA"):
+        monkeypatch.delenv(f"SPARKDEPLOY_{name}_DIR")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    assert str(settings.config_dir) == folders.config_dir(os.environ)
+    assert folders.config_dir(os.environ) == platformdirs.user_config_dir("sparkdeploy")
+    assert folders.state_dir(os.environ) == platformdirs.user_state_dir("sparkdeploy")
+    assert folders.data_dir(os.environ) == platformdirs.user_data_dir("sparkdeploy")

@@ -1,0 +1,118 @@
+"""Words that are no command or option: the whole line that was meant."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.cli import meant
+from sparkdeploy.cli.completion.words import load_words
+from sparkdeploy.cli.meant import corrected
+
+if TYPE_CHECKING:
+    from tests.unit.program import Run
+
+WORDS = load_words()
+# What was typed, and what it is answered with, both behind `sparkdeploy`.
+COMMANDS = {
+    "ps": "status",
+    "ps -a": "status",
+    "-q ps --json": "-q status --json",
+    "stop web": "down web",
+    "stop -t 5 web": "down",
+    "rm web --all": "down web --all",
+    "kill one two": "down one",
+    "run v2 --name x --on spark-2": "up v2 --name x --on spark-2",
+    "run v2 --gpus all": "up v2",
+    "serve v2 --set serve.port=8001": "up v2 --set serve.port=8001",
+    "pull org/name --json": "checkpoint pull org/name --json",
+    "images": "image ls",
+    "rmi cuda-0.25 cuda-0.33": "image rm cuda-0.25 cuda-0.33",
+    "statsu": "status",
+    "stpo web": "down web",
+    "check": "doctor",
+    "checkpoint list": "checkpoint ls",
+    "checkpoint download org/name": "checkpoint pull org/name",
+    "checkpoint plna v2": "checkpoint plan v2",
+    "image remove a b": "image rm a b",
+    "recipe plan v2": "plan v2",
+    "bench compre a b": "bench compare a b",
+    "list --fits ps": "",
+    "up v2 --name ps": "",
+    "up -- --odd": "",
+}
+OPTIONS = {
+    "up --prot 8001": "up --set serve.port=8001",
+    "up --prot=8001 v2": "up --set serve.port=8001 v2",
+    "plan v2 --hardwar spark": "plan v2 --hardware spark",
+    "up v2 --max-model-len 64K --yes": "up v2 --set serve.max_model_len=64K --yes",
+    "up v2 --tp 2": "up v2 --set cluster.tensor_parallel=2",
+    "up v2 --port": "up v2 --set serve.port=VALUE",
+    "up v2 --dry": "up v2 --dry-run",
+    "up -v v2": "-v up v2",
+    "logs web -n 20": "logs web --tail 20",
+    "down --tp 2": None,
+    "up v2 --xyzzy": None,
+    "logs -fq": "",
+    "new mine --model a/b -ofile": "",
+}
+
+
+@pytest.mark.parametrize(("typed", "answered"), [*COMMANDS.items(), *OPTIONS.items()])
+def test_the_line_that_was_meant_is_said_whole(typed: str, answered: str | None) -> None:
+    error = corrected(shlex.split(typed), WORDS)
+    if answered:
+        assert error is not None
+        assert error.hint == f"did you mean `sparkdeploy {answered}`?"
+    elif answered is None:
+        assert error is not None
+        assert "--help` lists them" in (error.hint or "")
+    else:
+        assert error is None
+
+
+def test_every_answer_is_a_command_of_ours() -> None:
+    for words in meant.ELSEWHERE.values():
+        assert words in WORDS.commands
+    for word in (*meant.ELSEWHERE, *meant.IN_WORDS):
+        assert word not in WORDS.commands
+    for path in meant.SETTINGS.values():
+        assert path in WORDS.settings
+    every = {name for command in WORDS.commands.values() for name in command.option_names()}
+    assert set(meant.OPTIONS.values()) <= every
+
+
+def test_a_mistyped_command_exits_as_any_wrong_usage_does(run: Run) -> None:
+    done = run("stop", "web")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "error: there is no command stop\n  fix: did you mean `sparkdeploy down web`?\n"
+    )
+
+
+def test_what_is_wrong_with_words_of_ours_is_said_by_typer(run: Run) -> None:
+    done = run("plan", "--show", "everything")
+    assert done.returncode == 2
+    assert "Invalid value for '--show'" in done.stderr
+
+
+def test_what_was_typed_moves_no_terminal(run: Run) -> None:
+    done = run("\x1b[2Jps")
+    assert done.returncode == 2
+    assert "\x1b" not in done.stderr
+
+
+def test_asking_for_help_or_the_version_ends_well(run: Run) -> None:
+    assert run("--version").returncode == 0
+    assert "Usage:" in run("up", "--help").stdout
+
+
+def test_a_run_almost_called_like_a_command_of_bench_is_taken_for_that(
+    run: Run, no_docker: None
+) -> None:
+    """With no engine to ask, that is what is said."""
+    assert run("bench", "lss").returncode == 2
+    assert run("bench", "web").returncode == 4

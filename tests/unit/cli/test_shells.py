@@ -1,0 +1,59 @@
+"""Real shells: what Tab makes of a line, by what the program is then called with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.cli.completion.shells import Shell
+from tests.unit.cli.typed import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.outside, pytest.mark.runs("completion")]
+
+NODES = "cluster:\n  nodes: [{name: spark-1, ssh: a.local}, {name: spark-2, ssh: b.local}]\n"
+
+
+@pytest.fixture(params=list(Shell), ids=str)
+def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Terminal]:
+    config = tmp_path / "config"
+    (config / "recipes").mkdir(parents=True)
+    (config / "recipes" / "night shift.yaml").touch()
+    (config / "config.yaml").write_text(NODES)
+    runs = tmp_path / "state" / "bench"
+    runs.mkdir(parents=True)
+    (runs / "20261121T085134Z-v2-five.json").write_text(
+        '{\n "run_id": "20261121T085134Z-v2-five",\n "label": "before-update",\n'
+    )
+    (tmp_path / "notes.yaml").touch()
+    with Terminal(request.param, tmp_path) as opened:
+        yield opened
+
+
+def test_tab_completes_commands_options_and_names(terminal: Terminal) -> None:
+    typed = {
+        "sparkdeploy roll\t": ["rollback"],
+        "sparkdeploy checkpoint pu\tv2-tq-3\t": ["checkpoint", "pull", "v2-tq-3bit"],
+        "sparkdeploy plan v2-tq-3\t--har\th1\t": ["plan", "v2-tq-3bit", "--hardware", "h100"],
+        "sparkdeploy plan --show docker\t": ["plan", "--show", "dockerfile"],
+        "sparkdeploy list --fits=h1\t": ["list", "--fits=h100"],
+        "sparkdeploy up --set serve.po\t8001": ["up", "--set", "serve.port=8001"],
+        "sparkdeploy up --set cluster.backend=n\t": ["up", "--set", "cluster.backend=native"],
+        "sparkdeploy --verbose status --on spark-2\t": ["--verbose", "status", "--on", "spark-2"],
+        "sparkdeploy bench show before\t": ["bench", "show", "before-update"],
+        "sparkdeploy up nigh\t": ["up", "night shift"],
+        "sparkdeploy up ./not\t": ["up", "./notes.yaml"],
+        # A name of no deployment, and of no file of the folder either.
+        "sparkdeploy logs no\t": ["logs", "no"],
+        "~/bin/sparkdeploy dow\t": ["down"],
+    }
+    assert {keys: terminal.run(keys) for keys in typed} == typed
+
+
+def test_tab_shows_what_there_is_to_choose_from(terminal: Terminal) -> None:
+    terminal.type("sparkdeploy plan --show \t\t")
+    terminal.until("dockerfile", "args", "container", "mods")

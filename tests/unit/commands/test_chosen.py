@@ -1,0 +1,126 @@
+"""Which deployment a command without a name is about."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.commands import chosen
+from sparkdeploy.commands.chosen import Known
+from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.node.facts import own_name
+from sparkdeploy.settings import load_settings
+from tests.unit.commands.lab import reached_alone
+from tests.unit.fake_containers import FakeContainers, container
+
+if TYPE_CHECKING:
+    from sparkdeploy.node.container import ContainerFact
+    from tests.unit.program import Run
+
+
+def deployment(name: str, **more: str) -> ContainerFact:
+    return container(f"sparkdeploy-{name}", deployment=name, **more)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeContainers:
+    made = FakeContainers()
+    reached_alone(monkeypatch, made)
+    monkeypatch.setattr(chosen, "connect", lambda _settings: made)
+    return made
+
+
+def given(engine: FakeContainers, *facts: ContainerFact) -> None:
+    engine.facts.update({fact.container_id: fact for fact in facts})
+
+
+def test_a_name_that_is_given_is_taken_unasked() -> None:
+    assert chosen.said("web", "logs") == "web"
+
+
+def test_one_alone_needs_no_name(engine: FakeContainers) -> None:
+    given(engine, deployment("web", user=own_name()))
+    assert chosen.said(None, "logs") == "web"
+
+
+def test_a_stopped_one_counts_and_what_is_left_over_on_a_node_too(engine: FakeContainers) -> None:
+    given(engine, container("sparkdeploy-web-kept-1", "exited", deployment="web"))
+    assert chosen.said(None, "rollback") == "web"
+    ClusterRecord.below(load_settings().state_dir).note("gone", ("spark-2",))
+    with pytest.raises(UsageError) as refused:
+        chosen.said(None, "down")
+    assert refused.value.hint == "`sparkdeploy down web` or `sparkdeploy down gone`"
+
+
+def test_of_several_none_is_guessed_main_among_them_or_not(engine: FakeContainers) -> None:
+    given(engine, deployment("main"), deployment("web"))
+    with pytest.raises(UsageError, match="there are 2 deployments") as refused:
+        chosen.said(None, "bench load")
+    assert refused.value.hint == "`sparkdeploy bench load main` or `sparkdeploy bench load web`"
+
+
+def test_many_are_listed_behind_the_first() -> None:
+    with pytest.raises(UsageError) as refused:
+        Known(("a", "b", "c", "d")).only_one("logs")
+    assert (refused.value.hint or "").endswith("`sparkdeploy logs c`; there is: a, b, c, d")
+
+
+def test_anothers_has_to_be_named(engine: FakeContainers) -> None:
+    given(engine, deployment("web", user="anna"))
+    with pytest.raises(UsageError, match="not yours") as refused:
+        chosen.said(None, "down")
+    assert refused.value.hint == "`sparkdeploy down web`"
+    given(engine, deployment("mine", user=own_name()))
+    assert chosen.said(None, "down") == "mine"
+
+
+def test_a_part_of_what_another_machine_heads_has_to_be_named(engine: FakeContainers) -> None:
+    given(engine, deployment("big", nodes="spark-1,spark-2", rank="1"))
+    with pytest.raises(UsageError):
+        chosen.said(None, "down")
+
+
+def test_with_nothing_deployed_it_is_said_how_to_begin(engine: FakeContainers) -> None:
+    with pytest.raises(NodeError, match="nothing is deployed") as refused:
+        chosen.said(None, "logs")
+    assert refused.value.hint == "start with `sparkdeploy up`"
+
+
+@pytest.mark.parametrize("command", ["down", "rollback"])
+def test_a_name_that_nothing_has_is_refused_with_the_near_one(
+    run: Run, engine: FakeContainers, command: str
+) -> None:
+    given(engine, deployment("watched"), deployment("main"))
+    done = run(command, "wached")
+    assert done.returncode == 4
+    assert done.stderr == "error: no deployment named wached\n  fix: did you mean watched?\n"
+    assert set(engine.facts) == {"sparkdeploy-watched", "sparkdeploy-main"}
+
+
+def test_down_without_a_name_ends_the_only_one(run: Run, engine: FakeContainers) -> None:
+    given(engine, deployment("web"))
+    done = run("down")
+    assert (done.returncode, done.stderr) == (0, "removed sparkdeploy-web\n")
+    again = run("down")
+    assert (again.returncode, again.stderr) == (0, "nothing to do: nothing is deployed\n")
+
+
+def test_rollback_without_a_name_has_nothing_to_do_where_nothing_is(
+    run: Run, engine: FakeContainers
+) -> None:
+    assert run.answer("rollback", "--json") == {
+        "deployment": None,
+        "action": "nothing",
+        "text": "nothing to do: nothing is deployed",
+    }
+    assert run("rollback", "web").returncode == 4
+
+
+def test_down_without_a_name_ends_none_of_several(run: Run, engine: FakeContainers) -> None:
+    given(engine, deployment("main"), deployment("web"))
+    assert run("down").returncode == 2
+    assert len(engine.facts) == 2
+    assert run("down", "web", "--all").returncode == 2
+    assert len(engine.facts) == 2
