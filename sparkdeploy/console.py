@@ -11,10 +11,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from sparkdeploy.ink import plain_text
+from sparkdeploy.paper import draws_on, painted
 from sparkdeploy.terminal import LogReading, beneath, visible, visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from sparkdeploy.ink import Line
 
 PLAIN_UPDATE_EVERY_S = 10.0
 """Without a terminal a running step says so at most this often."""
@@ -136,6 +140,17 @@ class Console:
         """Print text that has its own line ends."""
         sys.stdout.write(visible(text))
         sys.stdout.flush()
+
+    def answer_line(self, line: Line) -> None:
+        """Print a line of the answer, in its inks where somebody looks at it on a terminal."""
+        if draws_on(sys.stdout):
+            # The door has made its text visible; its colours are to be obeyed.
+            with contextlib.suppress(UnicodeEncodeError):
+                stream = beneath(sys.stdout)
+                stream.write(painted(line, None) + "\n")
+                stream.flush()
+                return
+        self.answer(plain_text(line))
 
     def answer_log(self, chunks: Iterable[str]) -> None:
         """Print a container's log as it comes: without colours, each step of a bar on a line."""

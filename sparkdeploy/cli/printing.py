@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.paper import columns_of
+from sparkdeploy.table import laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -13,15 +16,16 @@ if TYPE_CHECKING:
 
     from sparkdeploy.commands.estimate import Outlook
     from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.table import Block
 
 
-def answer(lines: Iterable[str], content: object, *, as_json: bool) -> None:
-    """Print lines for a person, or the same for a program."""
+def answer(blocks: Iterable[Block], content: object, *, as_json: bool) -> None:
+    """Print paragraphs and tables for a person, or the same for a program."""
     if as_json:
         console.answer_json(content)
         return
-    for line in lines:
-        console.answer(line)
+    for line in laid_out(blocks, columns_of(sys.stdout)):
+        console.answer_line(line)
 
 
 def print_plan(plan: Plan, shown: str | None, *, as_json: bool) -> None:

@@ -1,0 +1,258 @@
+"""Tables of text for any width: a figure, a name and a path are whole at every one of them.
+
+Where a table is too wide, its columns of words go on in a further row. Where that is not enough,
+each of its rows becomes a block of lines, `title: value`. Nothing here draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from sparkdeploy.ink import Ink, Line, Piece, line_of
+from sparkdeploy.wrap import cells as cells_of
+from sparkdeploy.wrap import clean, line_cells, longest_word, read_line, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+GAP = 2
+"""Cells between two columns."""
+LEAST_WORDS = 24
+"""A column of words is not made narrower than this."""
+PADDED_WORDS = 64
+"""Without a width: what is wider pushes the next column aside in its own row alone."""
+
+
+class Fill(Enum):
+    """How a column holds what is in it."""
+
+    WHOLE = "on the left, in one row"
+    FIGURE = "on the right, in one row"
+    WORDS = "on the left, in as many rows as it takes"
+
+
+@dataclass(frozen=True, slots=True)
+class TextColumn:
+    title: str = ""
+    fill: Fill = Fill.WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """One cell a column, and lines that stand beneath them, with their own blanks before them."""
+
+    cells: tuple[Line, ...]
+    beneath: tuple[Line, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Columns without anything in them are not shown; a bare line is a heading among the rows."""
+
+    columns: tuple[TextColumn, ...]
+    rows: tuple[TextRow | Line, ...]
+    indent: int = 0
+
+
+Block = str | Line | TextTable
+"""A paragraph; text that has line ends of its own is shown as it is."""
+
+
+def row_of(*parts: str | Piece | Line, beneath: Iterable[str | Line] = ()) -> TextRow:
+    """Return a row; bare text is written plainly."""
+    lines = (read_line(line) if isinstance(line, str) else line for line in beneath)
+    cells = (part if isinstance(part, tuple) else line_of(part) for part in parts)
+    return TextRow(tuple(cells), tuple(lines))
+
+
+def laid_out(blocks: Iterable[Block], width: int | None) -> Iterator[Line]:
+    """Yield the lines of blocks, at most `width` cells wide; without a width one line each.
+
+    Wider than `width` is only what holds one thing that is.
+    """
+    for block in blocks:
+        if isinstance(block, TextTable):
+            yield from _table_lines(block, width)
+        elif isinstance(block, str) and (width is None or "\n" in block):
+            yield from (line_of(text) for text in block.split("\n"))
+        else:
+            line = clean(read_line(block) if isinstance(block, str) else block)
+            yield from _flowing(line, width)
+
+
+def _flowing(line: Line, width: int | None, hang: int | None = None) -> Iterator[Line]:
+    return iter([line]) if width is None else wrapped(line, width, hang)
+
+
+def _table_lines(table: TextTable, width: int | None) -> Iterator[Line]:
+    shown = _cleaned(table)
+    if not shown.rows:
+        return
+    widths = _natural(shown) if width is None else _fitted(shown, width)
+    if width is not None and widths is None:
+        yield from _blocks(shown, width)
+        return
+    assert widths is not None  # noqa: S101 - for the type checker
+    if any(column.title for column in shown.columns):
+        titles = (line_of(Piece(column.title, Ink.QUIET)) for column in shown.columns)
+        yield from _row_lines(shown, TextRow(tuple(titles)), widths, width)
+    for row in shown.rows:
+        if isinstance(row, TextRow):
+            yield from _row_lines(shown, row, widths, width)
+            yield from _beneath(row, width)
+        else:
+            yield from _flowing(row, width)
+
+
+def _beneath(row: TextRow, width: int | None) -> Iterator[Line]:
+    for line in row.beneath:
+        yield from _flowing(line, width)
+
+
+def _cleaned(table: TextTable) -> TextTable:
+    """Return a table with what a terminal shows of it, without its empty columns."""
+    rows = tuple(
+        TextRow(tuple(map(clean, row.cells)), tuple(map(clean, row.beneath)))
+        if isinstance(row, TextRow)
+        else clean(row)
+        for row in table.rows
+    )
+    full = [row.cells for row in rows if isinstance(row, TextRow)]
+    kept = [
+        place for place in range(len(table.columns)) if any(line_cells(row[place]) for row in full)
+    ]
+    return replace(
+        table,
+        columns=tuple(table.columns[place] for place in kept),
+        rows=tuple(
+            replace(row, cells=tuple(row.cells[place] for place in kept))
+            if isinstance(row, TextRow)
+            else row
+            for row in rows
+        ),
+    )
+
+
+def _columns(table: TextTable) -> list[tuple[Line, ...]]:
+    rows = [row.cells for row in table.rows if isinstance(row, TextRow)]
+    return list(zip(*rows, strict=True)) or [() for _ in table.columns]
+
+
+def _natural(table: TextTable) -> list[int]:
+    widths = [
+        max([cells_of(column.title), *map(line_cells, held)])
+        for column, held in zip(table.columns, _columns(table), strict=True)
+    ]
+    return [
+        min(width, max(PADDED_WORDS, cells_of(column.title)))
+        if column.fill is Fill.WORDS
+        else width
+        for column, width in zip(table.columns, widths, strict=True)
+    ]
+
+
+def _fitted(table: TextTable, width: int) -> list[int] | None:
+    """Return columns that fit; None where the table has to become blocks."""
+    widths = [
+        max([cells_of(column.title), *map(line_cells, held)])
+        for column, held in zip(table.columns, _columns(table), strict=True)
+    ]
+    least = _least(table, widths, width)
+    over = table.indent + sum(widths) + GAP * (len(widths) - 1) - width
+    if over > sum(widths) - sum(least):
+        return None
+    for _ in range(over):
+        # The widest gives way first.
+        place = max(range(len(widths)), key=lambda at: (widths[at] > least[at], widths[at]))
+        widths[place] -= 1
+    return widths
+
+
+def _least(table: TextTable, widths: Sequence[int], width: int) -> list[int]:
+    """Return how narrow each column can be: one of words as its longest word, or a few words."""
+    last = len(table.columns) - 1
+    found = []
+    for place, (column, held) in enumerate(zip(table.columns, _columns(table), strict=True)):
+        if column.fill is not Fill.WORDS:
+            found.append(widths[place])
+            continue
+        longest = [longest_word(line) for line in held]
+        if place == last:
+            # What is wider than a row of a block sticks out here or there.
+            longest = [word for word in longest if word <= width - table.indent - 2 * GAP]
+        least = max([min(widths[place], LEAST_WORDS), cells_of(column.title), *longest])
+        found.append(min(least, widths[place]))
+    return found
+
+
+def _row_lines(
+    table: TextTable, row: TextRow, widths: Sequence[int], width: int | None
+) -> Iterator[Line]:
+    columns = [
+        [cell] if width is None or column.fill is not Fill.WORDS else list(wrapped(cell, space, 0))
+        for column, cell, space in zip(table.columns, row.cells, widths, strict=True)
+    ]
+    for parts in zip_longest(*columns, fillvalue=()):
+        line: list[Piece] = [Piece(" " * table.indent)]
+        for column, part, space in zip(table.columns, parts, widths, strict=True):
+            blanks = Piece(" " * (space - line_cells(part)))
+            line += (blanks, *part) if column.fill is Fill.FIGURE else (*part, blanks)
+            line.append(Piece(" " * GAP))
+        yield _without_end(line)
+
+
+def _without_end(pieces: list[Piece]) -> Line:
+    """Return a line without blanks at its end, and without empty pieces."""
+    held = [piece for piece in pieces if piece.text]
+    while held and not held[-1].text.strip(" "):
+        held.pop()
+    return tuple(held)
+
+
+def _blocks(table: TextTable, width: int) -> Iterator[Line]:
+    """Yield each row as a heading, its first cells, and `title: value` lines for the others."""
+    titles = [column.title for column in table.columns]
+    headed = next((place + 1 for place, title in enumerate(titles) if title), len(titles))
+    for row in table.rows:
+        if not isinstance(row, TextRow):
+            yield from wrapped(row, width)
+            continue
+        named = [("", *item) for item in zip(table.columns[:headed], row.cells, strict=False)]
+        yield from _heading(named, table.indent, width)
+        for column, cell in zip(table.columns[headed:], row.cells[headed:], strict=True):
+            title = f"{column.title}: " if column.title else ""
+            yield from _named_lines(title, column, cell, table.indent + GAP, width)
+        yield from _beneath(row, width)
+
+
+def _heading(
+    named: Sequence[tuple[str, TextColumn, Line]], indent: int, width: int
+) -> Iterator[Line]:
+    """Yield the first cells of a row beside each other, or else beneath each other."""
+    line = [Piece(" " * indent)]
+    for _, _, cell in named:
+        line += (*cell, Piece(" " * GAP)) if line_cells(cell) else ()
+    if line_cells(_without_end(line)) <= width:
+        yield _without_end(line)
+        return
+    for place, (title, column, cell) in enumerate(named):
+        yield from _named_lines(title, column, cell, indent + GAP * (place > 0), width)
+
+
+def _named_lines(
+    title: str, column: TextColumn, cell: Line, indent: int, width: int
+) -> Iterator[Line]:
+    """Yield a cell behind its title; one that stays whole takes a row of its own if it has to."""
+    line = (Piece(" " * indent + title, Ink.QUIET), *cell)
+    if line_cells(cell) == 0:
+        return
+    if line_cells(line) <= width or column.fill is Fill.WORDS:
+        yield from wrapped(line, width, indent + GAP)
+        return
+    if title:
+        yield _without_end([line[0]])
+        indent += GAP
+    yield (Piece(" " * min(indent, max(width - line_cells(cell), 0))), *cell)
