@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from sparkdeploy.ink import plain_text
-from sparkdeploy.paper import draws_on, painted
+from sparkdeploy.paper import columns_of, draws_on, painted
+from sparkdeploy.table import laid_out
 from sparkdeploy.terminal import LogReading, beneath, visible, visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from sparkdeploy.ink import Line
+    from sparkdeploy.table import Block
 
 PLAIN_UPDATE_EVERY_S = 10.0
 """Without a terminal a running step says so at most this often."""
@@ -141,16 +143,10 @@ class Console:
         sys.stdout.write(visible(text))
         sys.stdout.flush()
 
-    def answer_line(self, line: Line) -> None:
-        """Print a line of the answer, in its inks where somebody looks at it on a terminal."""
-        if draws_on(sys.stdout):
-            # The door has made its text visible; its colours are to be obeyed.
-            with contextlib.suppress(UnicodeEncodeError):
-                stream = beneath(sys.stdout)
-                stream.write(painted(line, None) + "\n")
-                stream.flush()
-                return
-        self.answer(plain_text(line))
+    def answer_blocks(self, blocks: Iterable[Block]) -> None:
+        """Print paragraphs and tables, as wide as whatever reads them."""
+        for line in laid_out(blocks, columns_of(sys.stdout)):
+            _write_line(sys.stdout, line)
 
     def answer_log(self, chunks: Iterable[str]) -> None:
         """Print a container's log as it comes: without colours, each step of a bar on a line."""
@@ -165,6 +161,13 @@ class Console:
     def info(self, text: str) -> None:
         if not self.quiet:
             self._write(text)
+
+    def info_blocks(self, blocks: Iterable[Block]) -> None:
+        """Tell in paragraphs and tables what is no answer."""
+        if not self.quiet:
+            for line in laid_out(blocks, columns_of(sys.stderr)):
+                with contextlib.suppress(OSError):
+                    _write_line(sys.stderr, line)
 
     def detail(self, text: str) -> None:
         if self.verbose:
@@ -224,6 +227,18 @@ def _write(stream: TextIO, text: str) -> None:
     with contextlib.suppress(OSError):
         stream.write(text)
         stream.flush()
+
+
+def _write_line(stream: TextIO, line: Line) -> None:
+    """Write a line, in its inks where somebody looks at it on a terminal."""
+    if draws_on(stream):
+        # The door has made its text visible; its colours are to be obeyed.
+        with contextlib.suppress(UnicodeEncodeError):
+            beneath(stream).write(painted(line, None) + "\n")
+            stream.flush()
+            return
+    stream.write(visible(plain_text(line)) + "\n")
+    stream.flush()
 
 
 console = Console()

@@ -220,26 +220,24 @@ def _blocks(table: TextTable, width: int) -> Iterator[Line]:
         if not isinstance(row, TextRow):
             yield from wrapped(row, width)
             continue
-        named = [("", *item) for item in zip(table.columns[:headed], row.cells, strict=False)]
-        yield from _heading(named, table.indent, width)
+        heading = list(zip(table.columns[:headed], row.cells[:headed], strict=True))
+        yield from _heading(heading, table.indent, width)
         for column, cell in zip(table.columns[headed:], row.cells[headed:], strict=True):
             title = f"{column.title}: " if column.title else ""
             yield from _named_lines(title, column, cell, table.indent + GAP, width)
         yield from _beneath(row, width)
 
 
-def _heading(
-    named: Sequence[tuple[str, TextColumn, Line]], indent: int, width: int
-) -> Iterator[Line]:
+def _heading(held: Sequence[tuple[TextColumn, Line]], indent: int, width: int) -> Iterator[Line]:
     """Yield the first cells of a row beside each other, or else beneath each other."""
     line = [Piece(" " * indent)]
-    for _, _, cell in named:
+    for _, cell in held:
         line += (*cell, Piece(" " * GAP)) if line_cells(cell) else ()
     if line_cells(_without_end(line)) <= width:
         yield _without_end(line)
         return
-    for place, (title, column, cell) in enumerate(named):
-        yield from _named_lines(title, column, cell, indent + GAP * (place > 0), width)
+    for place, (column, cell) in enumerate(held):
+        yield from _named_lines("", column, cell, indent + GAP * (place > 0), width)
 
 
 def _named_lines(

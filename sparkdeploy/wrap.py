@@ -56,7 +56,9 @@ PROGRAMS = frozenset(
 """What begins like one of these is typed as it stands."""
 _WIDE = {"W", "F"}
 _NO_WIDTH = {"Mn", "Me", "Cf"}
-_TOKENS = re.compile(r" +|(?:`[^`]*`|[^ ])+")
+_UNITS = "B|kB|[MGT]B|[MKG]iB|bytes|tok/s|tokens|requests|ms|s|W|MHz|°C|%"
+_TOKENS = re.compile(rf" +|(?:`[^`]*`|[^ ]|(?<=\d) (?=(?:{_UNITS})(?!\w)))+")
+"""Blanks, or what stays whole: a figure with its unit, too."""
 _LABELLED = re.compile(r"( *)(fix|try): (.*)", re.DOTALL)
 _SETTING = re.compile(r"[A-Z][A-Z0-9_]*=\S+ ")
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, SparkdeployError
-from sparkdeploy.paper import columns_of
-from sparkdeploy.table import laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +21,7 @@ def answer(blocks: Iterable[Block], content: object, *, as_json: bool) -> None:
     if as_json:
         console.answer_json(content)
         return
-    for line in laid_out(blocks, columns_of(sys.stdout)):
-        console.answer_line(line)
+    console.answer_blocks(blocks)
 
 
 def print_plan(plan: Plan, shown: str | None, *, as_json: bool) -> None:
