@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GAP = 2
 """Cells between two columns."""
-LEAST_WORDS = 24
+LEAST_WORDS = 16
 """A column of words is not made narrower than this."""
 PADDED_WORDS = 64
 """Without a width: what is wider pushes the next column aside in its own row alone."""
