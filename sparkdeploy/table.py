@@ -213,44 +213,36 @@ def _without_end(pieces: list[Piece]) -> Line:
 
 
 def _blocks(table: TextTable, width: int) -> Iterator[Line]:
-    """Yield each row as a heading, its first cells, and `title: value` lines for the others."""
+    """Yield each row as its first cells and `title: value` for the others, as many as fit."""
     titles = [column.title for column in table.columns]
     headed = next((place + 1 for place, title in enumerate(titles) if title), len(titles))
+    shown = [f"{title}: " if title and at >= headed else "" for at, title in enumerate(titles)]
     for row in table.rows:
         if not isinstance(row, TextRow):
             yield from wrapped(row, width)
             continue
-        heading = list(zip(table.columns[:headed], row.cells[:headed], strict=True))
-        yield from _heading(heading, table.indent, width)
-        for column, cell in zip(table.columns[headed:], row.cells[headed:], strict=True):
-            title = f"{column.title}: " if column.title else ""
-            yield from _named_lines(title, column, cell, table.indent + GAP, width)
+        named = [
+            (Piece(title, Ink.QUIET), *cell)
+            for title, cell in zip(shown, row.cells, strict=True)
+            if line_cells(cell)
+        ]
+        yield from _packed(named, table.indent, width)
         yield from _beneath(row, width)
 
 
-def _heading(held: Sequence[tuple[TextColumn, Line]], indent: int, width: int) -> Iterator[Line]:
-    """Yield the first cells of a row beside each other, or else beneath each other."""
-    line = [Piece(" " * indent)]
-    for _, cell in held:
-        line += (*cell, Piece(" " * GAP)) if line_cells(cell) else ()
-    if line_cells(_without_end(line)) <= width:
-        yield _without_end(line)
-        return
-    for place, (column, cell) in enumerate(held):
-        yield from _named_lines("", column, cell, indent + GAP * (place > 0), width)
-
-
-def _named_lines(
-    title: str, column: TextColumn, cell: Line, indent: int, width: int
-) -> Iterator[Line]:
-    """Yield a cell behind its title; one that stays whole takes a row of its own if it has to."""
-    line = (Piece(" " * indent + title, Ink.QUIET), *cell)
-    if line_cells(cell) == 0:
-        return
-    if line_cells(line) <= width or column.fill is Fill.WORDS:
-        yield from wrapped(line, width, indent + GAP)
-        return
-    if title:
-        yield _without_end([line[0]])
-        indent += GAP
-    yield (Piece(" " * min(indent, max(width - line_cells(cell), 0))), *cell)
+def _packed(parts: Iterable[Line], indent: int, width: int) -> Iterator[Line]:
+    """Yield parts beside each other where they fit; one that is wider than a row is wrapped."""
+    further = indent + GAP
+    row, used = [Piece(" " * indent)], indent
+    for part in parts:
+        gap = GAP if len(row) > 1 else 0
+        if len(row) > 1 and used + gap + line_cells(part) > width:
+            yield _without_end(row)
+            row, used, gap = [Piece(" " * further)], further, 0
+        row += (Piece(" " * gap), *part)
+        used += gap + line_cells(part)
+        if used > width:
+            yield from wrapped(_without_end(row), width, further + GAP)
+            row, used = [Piece(" " * further)], further
+    if len(row) > 1:
+        yield _without_end(row)

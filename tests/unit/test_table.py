@@ -106,8 +106,7 @@ def test_what_does_not_fit_as_a_table_becomes_a_block_a_row() -> None:
     table = TextTable(columns, (row_of("main", "88.1 GiB", "m" * 28, beneath=["  a note"]),))
     assert plain_lines([table], 60)[1] == f"main  88.1 GiB  {'m' * 28}"
     assert plain_lines([table], 40) == [
-        "main",
-        "  memory: 88.1 GiB",
+        "main  memory: 88.1 GiB",
         f"  model: {'m' * 28}",
         "  a note",
     ]
