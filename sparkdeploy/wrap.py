@@ -127,7 +127,9 @@ def wrapped(line: Line, width: int, hang: int | None = None) -> Iterator[Line]:
         if row and used + word.gap + word.cells > width:
             yield _joined(row)
             row, used = [], 0
-            word = _Word(hang, word.pieces)  # noqa: PLW2901 - the same word in its new place
+            # A command that is hardly wider than a row fits it from further left.
+            gap = min(hang, max(width - word.cells, 0))
+            word = _Word(gap, word.pieces)  # noqa: PLW2901 - the same word in its new place
         row.append(word)
         used += word.gap + word.cells
     yield _joined(row)
