@@ -18,6 +18,7 @@ from sparkdeploy.deploy.deployments import MemberRow, StatusRow
 from sparkdeploy.moment import clock_words, stamp
 from sparkdeploy.server.metrics import FinishedRequests, finished_requests, parse_samples
 from tests.unit.commands.lab import reached_alone
+from tests.unit.conftest import REPOSITORY
 from tests.unit.fake_containers import FakeContainers, container
 from tests.unit.golden import assert_golden
 from tests.unit.plain import plain_lines
@@ -167,3 +168,8 @@ def test_a_row_comes_from_the_container_and_from_its_server(
     assert (row.since, row.exposure) == ("2026-11-20T12:02:00+00:00", "loopback")
     assert row.requests == 60
     assert row.requests_a_minute == pytest.approx(6.0, rel=0.1)
+
+
+def test_the_docs_show_what_is_printed() -> None:
+    page = (REPOSITORY / "docs" / "tables.md").read_text()
+    assert "\n".join(plain_lines(status_lines(ROWS), 80)) in page
