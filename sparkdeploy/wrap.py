@@ -15,7 +15,7 @@ from sparkdeploy.ink import Ink, Piece, line_of
 from sparkdeploy.terminal import visible_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sparkdeploy.ink import Line
 
@@ -112,15 +112,14 @@ def read_line(text: str) -> Line:
 def wrapped(line: Line, width: int, hang: int | None = None) -> Iterator[Line]:
     """Yield the rows of a line that is at most `width` cells wide in each.
 
-    It goes on `hang` cells from the left, without that a little further right than it begins.
+    It goes on `hang` cells from the left. Without that it goes on beneath the text that stands
+    apart from its name, as in `name    text`, or a little further right than it begins.
     """
     if line_cells(line) <= width:
         yield line
         return
     words = list(_words(line))
-    if hang is None:
-        hang = (words[0].gap if words else 0) + HANG
-    hang = min(hang, width // 2)
+    hang = min(_hang_of(words, width) if hang is None else hang, width // 2)
     row: list[_Word] = []
     used = 0
     for word in words:
@@ -133,6 +132,18 @@ def wrapped(line: Line, width: int, hang: int | None = None) -> Iterator[Line]:
         row.append(word)
         used += word.gap + word.cells
     yield _joined(row)
+
+
+def _hang_of(words: Sequence[_Word], width: int) -> int:
+    column = 0
+    for place, word in enumerate(words):
+        column += word.gap
+        if column > width // 3:
+            break
+        if place and word.gap > 1:
+            return column
+        column += word.cells
+    return (words[0].gap if words else 0) + HANG
 
 
 def longest_word(line: Line) -> int:

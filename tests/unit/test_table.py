@@ -143,6 +143,17 @@ def test_a_command_stays_in_one_piece(text: str) -> None:
     assert any(command in line for line in plain_lines([text], 40))
 
 
+def test_a_line_goes_on_beneath_what_stands_apart_from_its_name() -> None:
+    assert plain_lines(["  mean KL   0.00512 nats at least, and 0.00733 at most"], 40) == [
+        "  mean KL   0.00512 nats at least, and",
+        "            0.00733 at most",
+    ]
+    assert plain_lines(["  all of this stands beside itself"], 24) == [
+        "  all of this stands",
+        "    beside itself",
+    ]
+
+
 def test_a_figure_keeps_its_unit() -> None:
     text = "the weights take 67.4 GiB, and a request of 262,144 tokens needs 12.5 % more of them"
     for width in range(40, 90):
