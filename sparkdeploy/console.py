@@ -164,10 +164,8 @@ class Console:
 
     def info_blocks(self, blocks: Iterable[Block]) -> None:
         """Tell in paragraphs and tables what is no answer."""
-        if not self.quiet:
-            for line in laid_out(blocks, columns_of(sys.stderr)):
-                with contextlib.suppress(OSError):
-                    _write_line(sys.stderr, line)
+        for line in laid_out(blocks, columns_of(sys.stderr)):
+            self.info(plain_text(line))
 
     def detail(self, text: str) -> None:
         if self.verbose:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.ink import Line
 
+USUAL_COLUMNS = 80
 STYLES = {
     Ink.PLAIN: "",
     Ink.STRONG: "bold",
@@ -46,7 +46,12 @@ def columns_of(stream: TextIO) -> int | None:
         return int(asked[:6])
     if not stream.isatty():
         return None
-    return shutil.get_terminal_size().columns
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    # Some terminals do not know how wide they are.
+    return columns or USUAL_COLUMNS
 
 
 def painted(line: Line, width: int | None) -> str:

@@ -83,19 +83,23 @@ def laid_out(blocks: Iterable[Block], width: int | None) -> Iterator[Line]:
             yield from _flowing(line, width)
 
 
-def _flowing(line: Line, width: int | None, hang: int | None = None) -> Iterator[Line]:
-    return iter([line]) if width is None else wrapped(line, width, hang)
+def _flowing(line: Line, width: int | None) -> Iterator[Line]:
+    return iter([line]) if width is None else wrapped(line, width)
 
 
 def _table_lines(table: TextTable, width: int | None) -> Iterator[Line]:
     shown = _cleaned(table)
     if not shown.rows:
         return
-    widths = _natural(shown) if width is None else _fitted(shown, width)
-    if width is not None and widths is None:
+    if width is None:
+        yield from _rows(shown, _unbound(shown), width)
+    elif (widths := _fitted(shown, width)) is not None:
+        yield from _rows(shown, widths, width)
+    else:
         yield from _blocks(shown, width)
-        return
-    assert widths is not None  # noqa: S101 - for the type checker
+
+
+def _rows(shown: TextTable, widths: Sequence[int], width: int | None) -> Iterator[Line]:
     if any(column.title for column in shown.columns):
         titles = (line_of(Piece(column.title, Ink.QUIET)) for column in shown.columns)
         yield from _row_lines(shown, TextRow(tuple(titles)), widths, width)
@@ -141,25 +145,26 @@ def _columns(table: TextTable) -> list[tuple[Line, ...]]:
     return list(zip(*rows, strict=True)) or [() for _ in table.columns]
 
 
-def _natural(table: TextTable) -> list[int]:
-    widths = [
+def _widest(table: TextTable) -> list[int]:
+    return [
         max([cells_of(column.title), *map(line_cells, held)])
         for column, held in zip(table.columns, _columns(table), strict=True)
     ]
+
+
+def _unbound(table: TextTable) -> list[int]:
+    """Return columns for a table that may be as wide as it likes."""
     return [
         min(width, max(PADDED_WORDS, cells_of(column.title)))
         if column.fill is Fill.WORDS
         else width
-        for column, width in zip(table.columns, widths, strict=True)
+        for column, width in zip(table.columns, _widest(table), strict=True)
     ]
 
 
 def _fitted(table: TextTable, width: int) -> list[int] | None:
     """Return columns that fit; None where the table has to become blocks."""
-    widths = [
-        max([cells_of(column.title), *map(line_cells, held)])
-        for column, held in zip(table.columns, _columns(table), strict=True)
-    ]
+    widths = _widest(table)
     least = _least(table, widths, width)
     over = table.indent + sum(widths) + GAP * (len(widths) - 1) - width
     if over > sum(widths) - sum(least):
