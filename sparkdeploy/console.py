@@ -11,10 +11,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from sparkdeploy.ink import plain_text
+from sparkdeploy.paper import columns_of, draws_on, painted
+from sparkdeploy.table import laid_out
 from sparkdeploy.terminal import LogReading, beneath, visible, visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from sparkdeploy.ink import Line
+    from sparkdeploy.table import Block
 
 PLAIN_UPDATE_EVERY_S = 10.0
 """Without a terminal a running step says so at most this often."""
@@ -137,6 +143,11 @@ class Console:
         sys.stdout.write(visible(text))
         sys.stdout.flush()
 
+    def answer_blocks(self, blocks: Iterable[Block]) -> None:
+        """Print paragraphs and tables, as wide as whatever reads them."""
+        for line in laid_out(blocks, columns_of(sys.stdout)):
+            _write_line(sys.stdout, line)
+
     def answer_log(self, chunks: Iterable[str]) -> None:
         """Print a container's log as it comes: without colours, each step of a bar on a line."""
         reading = LogReading()
@@ -150,6 +161,11 @@ class Console:
     def info(self, text: str) -> None:
         if not self.quiet:
             self._write(text)
+
+    def info_blocks(self, blocks: Iterable[Block]) -> None:
+        """Tell in paragraphs and tables what is no answer."""
+        for line in laid_out(blocks, columns_of(sys.stderr)):
+            self.info(plain_text(line))
 
     def detail(self, text: str) -> None:
         if self.verbose:
@@ -209,6 +225,18 @@ def _write(stream: TextIO, text: str) -> None:
     with contextlib.suppress(OSError):
         stream.write(text)
         stream.flush()
+
+
+def _write_line(stream: TextIO, line: Line) -> None:
+    """Write a line, in its inks where somebody looks at it on a terminal."""
+    if draws_on(stream):
+        # The door has made its text visible; its colours are to be obeyed.
+        with contextlib.suppress(UnicodeEncodeError):
+            beneath(stream).write(painted(line, None) + "\n")
+            stream.flush()
+            return
+    stream.write(visible(plain_text(line)) + "\n")
+    stream.flush()
 
 
 console = Console()

@@ -17,6 +17,8 @@ class Ink(Enum):
     GOOD = "good"
     CAUTION = "caution"
     BAD = "bad"
+    COMMAND = "command"
+    """What can be typed as it stands; it is never broken into rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.ink import Line
 
+USUAL_COLUMNS = 80
 STYLES = {
     Ink.PLAIN: "",
     Ink.STRONG: "bold",
@@ -21,6 +22,7 @@ STYLES = {
     Ink.GOOD: "green",
     Ink.CAUTION: "yellow",
     Ink.BAD: "bold red",
+    Ink.COMMAND: "cyan",
 }
 
 
@@ -33,8 +35,30 @@ def draws_on(stream: TextIO) -> bool:
     return not is_plain and stream.isatty()
 
 
-def painted(line: Line, width: int) -> str:
-    """Return a line with its colours, cut at `width` cells: what a terminal's row takes."""
+def columns_of(stream: TextIO) -> int | None:
+    """Return how wide what is written there may be, in cells; None for as wide as it likes.
+
+    COLUMNS decides where it is set. A pipe and a file get one line for each row of a table, so
+    that programs such as grep find all of it.
+    """
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isascii() and asked.isdecimal() and int(asked[:6]) > 0:
+        return int(asked[:6])
+    if not stream.isatty():
+        return None
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    # Some terminals do not know how wide they are.
+    return columns or USUAL_COLUMNS
+
+
+def painted(line: Line, width: int | None) -> str:
+    """Return a line with its colours, cut at `width` cells: what a terminal's row takes.
+
+    Without a width nothing is cut.
+    """
     from rich.text import Text  # noqa: PLC0415 - only what draws waits for rich
 
     text = Text.assemble(
@@ -42,7 +66,8 @@ def painted(line: Line, width: int) -> str:
         no_wrap=True,
         end="",
     )
-    text.truncate(width, overflow="ellipsis")
+    if width is not None:
+        text.truncate(width, overflow="ellipsis")
     rich = _console()
     return "".join(
         segment.style.render(segment.text) if segment.style else segment.text

@@ -8,6 +8,9 @@ from hypothesis import settings
 
 from tests.examples import DEFAULT_EXAMPLES, QUICK_PART, THOROUGH_EXAMPLES
 
+# pytest-xdist exports it to its workers: what they start would think of a terminal of that width.
+os.environ.pop("COLUMNS", None)
+
 # A busy machine stretches single examples; the suite's own time limit is enough. In CI the same
 # examples are taken each time, so that what fails there is the change's own doing.
 settings.register_profile(

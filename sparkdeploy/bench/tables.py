@@ -9,6 +9,7 @@ from sparkdeploy.bench.figures import mean_of
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.load.tables import load_lines
 from sparkdeploy.bench.report.chart import change, figure, plottable, title_of
+from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.files import KeptRun
     from sparkdeploy.bench.record import Cell, Run, RunOrigin, SuiteResult, Summary
     from sparkdeploy.bench.variation import RatioEstimate
+    from sparkdeploy.table import Block, TextRow
 
 HEADLINE = "end_to_end_tok_s"
 _SHOWN = {
@@ -30,20 +32,23 @@ _SHOWN = {
 }
 
 
-def list_lines(kept: Sequence[KeptRun]) -> Iterator[str]:
+def list_lines(kept: Sequence[KeptRun]) -> Iterator[Block]:
     if not kept:
         yield "no runs are kept; `sparkdeploy bench` makes one"
         return
-    yield f"{'run':<44} {'label':<16} {'suites':<20} {'tok/s':>7}"
-    for item in kept:
-        run = item.run
-        names = ", ".join(suite.name for suite in run.suites)
-        five = run.suite("five")
-        tok_s = f"{mean_of(five.cells, HEADLINE):.1f}" if five is not None and five.cells else "-"
-        yield f"{run.run_id:<44} {run.label:<16} {names:<20} {tok_s:>7}"
+    words = (TextColumn("label", Fill.WORDS), TextColumn("suites", Fill.WORDS))
+    columns = (TextColumn("run"), *words, TextColumn("tok/s", Fill.FIGURE))
+    yield TextTable(columns, tuple(_run_row(item.run) for item in kept))
 
 
-def run_lines(run: Run) -> Iterator[str]:
+def _run_row(run: Run) -> TextRow:
+    names = ", ".join(suite.name for suite in run.suites)
+    five = run.suite("five")
+    tok_s = f"{mean_of(five.cells, HEADLINE):.1f}" if five is not None and five.cells else "-"
+    return row_of(run.run_id, run.label, names, tok_s)
+
+
+def run_lines(run: Run) -> Iterator[Block]:
     yield f"{run.label}  {run.run_id}  {run.started_at}"
     yield from (f"  {name}: {value}" for name, value in origin_facts(run.origin))
     for suite in run.suites:
@@ -51,7 +56,7 @@ def run_lines(run: Run) -> Iterator[str]:
         yield from suite_lines(suite)
 
 
-def suite_lines(suite: SuiteResult) -> Iterator[str]:
+def suite_lines(suite: SuiteResult) -> Iterator[Block]:
     state = "" if suite.is_complete else ", not finished"
     rounds = f"{suite.rounds} round{'' if suite.rounds == 1 else 's'}"
     if suite.asking is not Asking.CLOSED_LOOP:
@@ -72,7 +77,7 @@ def suite_lines(suite: SuiteResult) -> Iterator[str]:
         yield f"  {failed} requests failed and are in no figure: {_kinds(suite)}"
 
 
-def comparison_lines(comparison: RunComparison) -> Iterator[str]:
+def comparison_lines(comparison: RunComparison) -> Iterator[Block]:
     yield f"{comparison.other} against {comparison.base}"
     yield from _variation_lines(comparison)
     for shown in ((suite, metric) for suite, metrics in _SHOWN.items() for metric in metrics):
@@ -80,9 +85,8 @@ def comparison_lines(comparison: RunComparison) -> Iterator[str]:
         if found:
             yield ""
             yield f"{shown[0]}, {title_of('figures', shown[1])}"
-            yield from map(_difference_line, found)
-        overall = (item for item in comparison.overall if (item.suite, item.metric) == shown)
-        yield from map(_overall_line, overall)
+        overall = [item for item in comparison.overall if (item.suite, item.metric) == shown]
+        yield _difference_table(found, overall)
     for note in comparison.notes:
         yield f"not compared: {note}"
     if comparison.changed:
@@ -105,17 +109,15 @@ def _variation_lines(comparison: RunComparison) -> Iterator[str]:
     yield f"  {runs}; how much runs of the same differ is seen in the runs of {told}{share}"
 
 
-def _cell_table(suite: SuiteResult) -> Iterator[str]:
+def _cell_table(suite: SuiteResult) -> Iterator[Block]:
     # A suite that only a later version knows has the same figures.
     metrics = _SHOWN.get(suite.name, _SHOWN["five"])
-    rows = [("", *(title_of("figures", name) for name in metrics), "accepted")]
-    rows += [_cell_row(cell, metrics) for cell in suite.cells]
+    titles = (*(title_of("figures", name) for name in metrics), "accepted")
+    rows = [row_of(*_cell_row(cell, metrics)) for cell in suite.cells]
     if suite.name == "five" and len(suite.cells) > 1:
-        rows.append(("mean of all", f"{mean_of(suite.cells, HEADLINE):.2f}", "", "", ""))
-    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *values in rows:
-        cells = "".join(f"  {value:>{width}}" for value, width in zip(values, others, strict=True))
-        yield f"  {name:<{first}}{cells}".rstrip()
+        rows.append(row_of("mean of all", f"{mean_of(suite.cells, HEADLINE):.2f}", "", "", ""))
+    columns = (TextColumn(), *(TextColumn(title, Fill.FIGURE) for title in titles))
+    yield TextTable(columns, tuple(rows), indent=2)
     if facts := ", ".join(f"{name} {span}" for name, span in machine_facts(suite.cells)):
         yield f"  machine: {facts}"
 
@@ -165,23 +167,28 @@ def origin_facts(origin: RunOrigin) -> Iterator[tuple[str, str]]:
     yield from ((name, str(value)) for name, value in found if value not in {None, ""})
 
 
-def _difference_line(item: FigureDifference) -> str:
-    digits = _digits(item.metric)
-    return (
-        f"  {_condition(item):<20}"
-        f"{item.base:>9.{digits}f} -> {item.other:<8.{digits}f} {_estimate(item.estimate)}"
+def _difference_table(
+    differences: Sequence[FigureDifference], overall: Sequence[Overall]
+) -> TextTable:
+    rows = [_difference_row(item) for item in differences]
+    rows += (row_of(f"all {item.cells}", "", "", *_estimate(item.estimate)) for item in overall)
+    figure = TextColumn("", Fill.FIGURE)
+    return TextTable(
+        (TextColumn(), figure, TextColumn(), figure, *(TextColumn(),) * 2), tuple(rows), 2
     )
 
 
-def _overall_line(item: Overall) -> str:
-    return f"  {f'all {item.cells}':<20}{'':>21} {_estimate(item.estimate)}"
+def _difference_row(item: FigureDifference) -> TextRow:
+    digits = _digits(item.metric)
+    base, other = f"{item.base:.{digits}f}", f"-> {item.other:.{digits}f}"
+    return row_of(_condition(item), base, other, *_estimate(item.estimate))
 
 
-def _estimate(found: RatioEstimate) -> str:
+def _estimate(found: RatioEstimate) -> tuple[str, str, str]:
     interval = ""
     if found.low95 is not None and found.high95 is not None:
-        interval = f" ({change(found.low95 - 1, 1)} to {change(found.high95 - 1, 1)})"
-    return f"{change(found.ratio - 1, 1)}{interval}  {found.verdict}"
+        interval = f"({change(found.low95 - 1, 1)} to {change(found.high95 - 1, 1)})"
+    return change(found.ratio - 1, 1), interval, str(found.verdict)
 
 
 def _summary(metric: str, found: Summary | None) -> str:

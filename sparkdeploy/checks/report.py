@@ -6,11 +6,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checks.finding import Verdict
+from sparkdeploy.ink import Ink, Piece, line_of
+from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.ink import Line
+    from sparkdeploy.table import Block, TextRow
 
 GROUPS = (
     "machine",
@@ -27,6 +31,7 @@ GROUPS = (
 )
 """In the order in which they are shown; one that is not among them comes last."""
 SIGNS = {Verdict.OK: "=", Verdict.WARN: "!", Verdict.FAIL: "x", Verdict.NOT_SEEN: "?"}
+SIGN_INKS = {"=": Ink.GOOD, "!": Ink.CAUTION, "x": Ink.BAD, "?": Ink.CAUTION}
 MEANINGS = {
     "=": "well, nothing to do",
     "+": "build",
@@ -61,21 +66,32 @@ def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def lines(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield one line a check, by group, the fix beneath where one is needed, and a summary."""
+def lines(findings: Sequence[Finding]) -> Iterator[Block]:
+    """Yield one row a check, by group, the fix beneath where one is needed, and a summary."""
+    rows: list[TextRow | Line] = []
     group = ""
     for item in _in_order(findings):
         if item.group != group:
             group = item.group
-            yield group
-        name = item.check.partition(".")[2]
-        yield f"  {SIGNS[item.verdict]} {name:<20} {item.seen}"
-        if item.fix:
-            yield f"      fix: {item.fix}"
+            rows.append(line_of(Piece(group, Ink.STRONG)))
+        rows.append(_row(item))
+    yield TextTable((TextColumn(), TextColumn("", Fill.WORDS)), tuple(rows), indent=2)
     yield legend(SIGNS[item.verdict] for item in findings)
     failed, warned = failures(findings), sum(item.verdict is Verdict.WARN for item in findings)
     counts = [f"{failed} failed"] * bool(failed) + [f"{warned} to look at"] * bool(warned)
     yield f"{len(findings)} checks: {', '.join(counts) or 'all well'}"
+
+
+def _row(item: Finding) -> TextRow:
+    name = item.check.partition(".")[2]
+    seen = Piece(item.seen, Ink.BAD if item.verdict is Verdict.FAIL else Ink.PLAIN)
+    fix = [f"      fix: {item.fix}"] if item.fix else []
+    return row_of(line_of(signed(SIGNS[item.verdict]), f" {name}"), seen, beneath=fix)
+
+
+def signed(sign: str) -> Piece:
+    """Return a sign in the ink of what it means."""
+    return Piece(sign, SIGN_INKS.get(sign, Ink.PLAIN))
 
 
 def failures(findings: Sequence[Finding]) -> int:

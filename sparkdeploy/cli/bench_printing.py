@@ -22,8 +22,7 @@ def print_run(run: Run, *, as_json: bool) -> None:
     if as_json:
         console.answer_text(record_text(run))
         return
-    for line in run_lines(run):
-        console.answer(line)
+    console.answer_blocks(run_lines(run))
 
 
 def print_finished(finished: Finished, *, as_json: bool) -> None:

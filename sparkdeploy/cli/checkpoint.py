@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,9 +22,10 @@ from sparkdeploy.cli.options import (
 )
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_bytes
-from sparkdeploy.terminal import visible_line
+from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
+    from sparkdeploy.checkpoint.store import Stored
     from sparkdeploy.checkpoint.verify import Verified
 
 group = typer.Typer(
@@ -61,16 +62,30 @@ def list_stored(as_json: JsonOption = False, _on: OnOption = None) -> None:
     from sparkdeploy.checkpoint.store import stored
 
     found = tuple(stored(current_settings()))
-    lines = (
-        f"{item.kind:<9} {format_bytes(item.size_bytes):>9}  {item.name}  ({item.state}"
-        f"{_shared(item.size_bytes - item.freed_bytes)})"
+    if not found and not as_json:
+        console.info("nothing is stored; `sparkdeploy checkpoint pull RECIPE` downloads a model")
+    answer([_stored_table(found)], [asdict(item) for item in found], as_json=as_json)
+
+
+def _stored_table(found: Sequence[Stored]) -> TextTable:
+    columns = (
+        TextColumn("kind"),
+        TextColumn("size", Fill.FIGURE),
+        TextColumn("name"),
+        TextColumn("state", Fill.WORDS),
+        TextColumn("shared", Fill.FIGURE),
+    )
+    rows = (
+        row_of(
+            item.kind,
+            format_bytes(item.size_bytes),
+            item.name,
+            item.state,
+            format_bytes(shared) if (shared := item.size_bytes - item.freed_bytes) else "",
+        )
         for item in found
     )
-    answer(map(visible_line, lines), [asdict(item) for item in found], as_json=as_json)
-
-
-def _shared(size_bytes: int) -> str:
-    return f"; {format_bytes(size_bytes)} shared with other downloads" if size_bytes else ""
+    return TextTable(columns, tuple(rows))
 
 
 @group.command("rm")
@@ -199,12 +214,15 @@ def inspect(name: StoredArgument, as_json: JsonOption = False) -> None:
         f"{found.tensors} tensors in {found.files} files, {format_bytes(found.size_bytes)}, "
         f"quantization {found.quantization}"
     ]
-    for share in found.shares:
-        size = format_bytes(share.size_bytes)
-        lines.append(
-            f"  {share.kind:<26} {printable(share.dtype):<9} {share.tensors:>7}  {size:>9}"
+    rows = (
+        row_of(
+            share.kind, printable(share.dtype), f"{share.tensors:,}", format_bytes(share.size_bytes)
         )
-    answer(lines, asdict(found), as_json=as_json)
+        for share in found.shares
+    )
+    figures = (TextColumn("tensors", Fill.FIGURE), TextColumn("size", Fill.FIGURE))
+    table = TextTable((TextColumn("kind"), TextColumn("dtype"), *figures), tuple(rows), indent=2)
+    answer([*lines, table], asdict(found), as_json=as_json)
 
 
 @group.command("draft-vocab")

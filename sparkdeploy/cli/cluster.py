@@ -20,11 +20,16 @@ from sparkdeploy.cli.options import (
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_gib
 from sparkdeploy.errors import NodeError
+from sparkdeploy.ink import Ink, Piece, line_of
+from sparkdeploy.table import TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.commands.cluster import SurveyOfNodes
+    from sparkdeploy.node.cluster import ClusterNode
+    from sparkdeploy.node.fabric import FabricFact
+    from sparkdeploy.table import Block
 
 SIGNS = {"ok": "=", "warning": "!", "failed": "x", "not seen": "?"}
 
@@ -54,18 +59,19 @@ def check(
     """Say what stands in the way of `up RECIPE --cluster`, on the nodes, between them, and inside
     the engine's containers: adapters, rights, and a sum over all nodes where they have GPUs.
     """
-    from sparkdeploy.checks.report import legend
+    from sparkdeploy.checks.report import legend, signed
     from sparkdeploy.commands.cluster import check_all
 
     settings = current_settings()
     assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
     checks = check_all(requested(recipe, assignments, settings, cluster=True), settings)
-    lines = []
+    lines: list[Block] = []
     for item in checks:
-        lines.append(f"{SIGNS[item.verdict]} {item.describe()}")
+        ink = Ink.BAD if item.verdict == "failed" else Ink.PLAIN
+        lines.append(line_of(signed(SIGNS[item.verdict]), " ", Piece(item.describe(), ink)))
         if item.verdict != "ok" and item.fix:
             lines.append(f"    fix: {item.fix}")
-    lines.append(legend(SIGNS.values()))
+    lines.append(legend(SIGNS[item.verdict] for item in checks))
     answer(lines, [asdict(item) for item in checks], as_json=as_json)
     failed = sum(item.verdict == "failed" for item in checks)
     if failed:
@@ -95,7 +101,7 @@ def discover(
     console.answer(cluster.section(found, user).rstrip())
 
 
-def _node_lines(found: SurveyOfNodes) -> Iterator[str]:
+def _node_lines(found: SurveyOfNodes) -> Iterator[Block]:
     for entry in found.config.nodes:
         role = "head (this machine)" if entry.name == found.here else f"ssh {entry.ssh}"
         yield f"{entry.name}: {role}"
@@ -109,8 +115,17 @@ def _node_lines(found: SurveyOfNodes) -> Iterator[str]:
             f"docker {fact.docker.version if fact.docker else 'does not answer'}, "
             f"{format_gib(fact.memory_available_bytes or 0)} of memory free"
         )
-        for port in entry.fabric:
-            interface = fact.fabric.interface(port.interface)
-            state = "missing" if interface is None else "up" if interface.is_up else "down"
-            mtu, rdma = interface.mtu if interface else "-", port.rdma or "no RDMA"
-            yield f"  {port.interface:<15} {port.address:<18} {state:<7} MTU {mtu}  {rdma}"
+        yield _ports_of(entry, fact.fabric)
+
+
+def _ports_of(entry: ClusterNode, fabric: FabricFact) -> TextTable:
+    rows = []
+    for port in entry.fabric:
+        interface = fabric.interface(port.interface)
+        state = "missing" if interface is None else "up" if interface.is_up else "down"
+        ink = Ink.PLAIN if state == "up" else Ink.BAD
+        mtu, rdma = interface.mtu if interface else "-", port.rdma or "no RDMA"
+        rows.append(
+            row_of(port.interface, str(port.address), Piece(state, ink), f"MTU {mtu}", rdma)
+        )
+    return TextTable((TextColumn(),) * 5, tuple(rows), indent=2)

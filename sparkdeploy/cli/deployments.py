@@ -106,7 +106,8 @@ def up(
 
 def status(as_json: JsonOption = False, _on: OnOption = None) -> None:
     """Show every deployment on this machine."""
-    from sparkdeploy.commands.operate import current_rows, status_lines
+    from sparkdeploy.commands.operate import current_rows
+    from sparkdeploy.commands.status_words import status_lines
 
     rows = current_rows()
     answer(status_lines(rows), [asdict(row) for row in rows], as_json=as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,6 +21,12 @@ from sparkdeploy.cli.options import (
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import ChangesPendingError, UsageError
+from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdeploy.commands.image import ShelfImage
 
 group = typer.Typer(help="Engines and their images.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -49,12 +55,18 @@ def build(
 
     values = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
     images = build_engine(name, values, platform, current_settings())
-    lines = [
-        f"{image.tag:<38} {image.platform:<11} {format_bytes(image.size_bytes):>9}"
-        f"  {'built' if image.was_built else 'unchanged'}  {image.fingerprint}"
+    rows = (
+        row_of(
+            image.tag,
+            image.platform,
+            format_bytes(image.size_bytes),
+            "built" if image.was_built else "unchanged",
+            image.fingerprint,
+        )
         for image in images
-    ]
-    answer(lines, [asdict(image) for image in images], as_json=as_json)
+    )
+    columns = (TextColumn(), TextColumn(), TextColumn("", Fill.FIGURE), TextColumn(), TextColumn())
+    answer([TextTable(columns, tuple(rows))], [asdict(it) for it in images], as_json=as_json)
     if platform is not None:
         console.info(f"to take it along: sparkdeploy image export {images[-1].tag} FILE")
 
@@ -114,14 +126,27 @@ def list_images(as_json: JsonOption = False, _on: OnOption = None) -> None:
     from sparkdeploy.commands.image import list_images
 
     rows = list_images(current_settings())
-    if as_json:
-        console.answer_json([asdict(row) for row in rows])
-        return
-    for row in rows:
-        used = f"  used by {', '.join(row.deployments)}" if row.deployments else ""
-        size = format_bytes(row.size_bytes)
-        kind = f"{row.engine:<12} {row.stage:<7} {row.platform:<11}"
-        console.answer(f"{row.tag:<38} {kind} {size:>9}{used}")
+    if not rows and not as_json:
+        console.info("no images of sparkdeploy's are here; `sparkdeploy up` builds what it needs")
+    answer([_image_table(rows)], [asdict(row) for row in rows], as_json=as_json)
+
+
+def _image_table(images: Sequence[ShelfImage]) -> TextTable:
+    titles = ("tag", "engine", "stage", "platform")
+    columns = (
+        *map(TextColumn, titles),
+        TextColumn("size", Fill.FIGURE),
+        TextColumn("used by", Fill.WORDS),
+    )
+    rows = (
+        row_of(
+            *(row.tag, row.engine, row.stage, row.platform),
+            format_bytes(row.size_bytes),
+            ", ".join(row.deployments),
+        )
+        for row in images
+    )
+    return TextTable(columns, tuple(rows))
 
 
 @group.command("show")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.ink import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -13,15 +14,15 @@ if TYPE_CHECKING:
 
     from sparkdeploy.commands.estimate import Outlook
     from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.table import Block
 
 
-def answer(lines: Iterable[str], content: object, *, as_json: bool) -> None:
-    """Print lines for a person, or the same for a program."""
+def answer(blocks: Iterable[Block], content: object, *, as_json: bool) -> None:
+    """Print paragraphs and tables for a person, or the same for a program."""
     if as_json:
         console.answer_json(content)
         return
-    for line in lines:
-        console.answer(line)
+    console.answer_blocks(blocks)
 
 
 def print_plan(plan: Plan, shown: str | None, *, as_json: bool) -> None:
@@ -61,5 +62,6 @@ def print_outlook(outlook: Outlook, page: Path | None, *, as_json: bool) -> None
         except OSError as error:
             raise SparkdeployError(f"{page} cannot be written: {error.strerror}") from error
         console.info(f"wrote {page}")
-    lines = (outlook.verdict_line(), *outlook.capacity_lines(), *outlook.speed_lines())
+    verdict = line_of(outlook.verdict_piece())
+    lines = (verdict, *outlook.capacity_lines(), *outlook.speed_lines())
     answer(lines, outlook.as_dict(), as_json=as_json)

@@ -12,6 +12,7 @@ from sparkdeploy.cli.options import FitsOption, JsonOption, YesOption, current_s
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console
 from sparkdeploy.errors import ChangesPendingError
+from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,7 +80,7 @@ def list_sources(as_json: JsonOption = False) -> None:
 
     sources = Sources.below(current_settings().state_dir)
     found = list(sources.readable())
-    answer(_listed_lines(found), [_as_dict(item) for item in found], as_json=as_json)
+    answer([_listed(found)], [_as_dict(item) for item in found], as_json=as_json)
 
 
 @group.command("rm")
@@ -100,7 +101,7 @@ def search_recipes(
     as_json: JsonOption = False,
 ) -> None:
     """Find recipes by words in their name, title, model or drafter: ours, yours and of sources."""
-    from sparkdeploy.commands.source.search import search
+    from sparkdeploy.commands.source.search import search, table_of
 
     hits = search(words, nodes, current_settings())
     if fits is not None:
@@ -108,8 +109,8 @@ def search_recipes(
 
         hits = with_fits(hits, fits)
     found = list(hits)
-    lines = (hit.line(names_machines=nodes is not None) for hit in found)
-    answer(lines, [hit.as_dict() for hit in found], as_json=as_json)
+    table = table_of(found, names_machines=nodes is not None)
+    answer([table], [hit.as_dict() for hit in found], as_json=as_json)
     console.info(f"{_recipes(len(found))}; `sparkdeploy plan NAME` says what each needs")
     if any(hit.row.consents for hit in found):
         console.info("! needs your consent: `plan NAME` says to what, --allow-unsafe gives it")
@@ -134,15 +135,18 @@ def _recipes(count: int) -> str:
     return "1 recipe" if count == 1 else f"{count} recipes"
 
 
-def _listed_lines(found: list[Snapshot]) -> Iterator[str]:
+def _listed(found: list[Snapshot]) -> TextTable:
     from sparkdeploy.recipe.sources.shelf import masked
 
+    rows = []
     for item in found:
         record, usable = item.record, len(item.usable)
         at = f" at {record.ref}" if record.ref else ""
         refused = f", {len(item.rows) - usable} not served here" if usable < len(item.rows) else ""
         commit, count = record.commit[:SHORT_COMMIT], f"{_recipes(usable)}{refused}"
-        yield f"  {record.name:<14} {commit}  {count:<14} {masked(record.origin)}{at}"
+        rows.append(row_of(record.name, commit, count, f"{masked(record.origin)}{at}"))
+    words = TextColumn("", Fill.WORDS)
+    return TextTable((TextColumn(), TextColumn(), words, words), tuple(rows), indent=2)
 
 
 def _change_lines(change: SourceChange) -> Iterator[str]:

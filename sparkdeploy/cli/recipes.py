@@ -110,7 +110,8 @@ def new(
         *(f"# switched off, for this model cannot have {item}" for item in made.cannot_have),
         f"# written to {made.path}; `{made.next_step}` says what `up` would do",
     )
-    answer(lines, told, as_json=as_json)
+    # As one text: a comment that went on in a further row would be none.
+    answer(["\n".join(lines)], told, as_json=as_json)
 
 
 def show_recipe(

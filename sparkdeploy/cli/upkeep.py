@@ -10,6 +10,7 @@ import typer
 from sparkdeploy.cli.options import JsonOption, OnOption, YesOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_bytes
+from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +23,12 @@ def config(as_json: JsonOption = False) -> None:
     from sparkdeploy.settings import describe
 
     rows = describe(current_settings())
-    lines = (f"{name:<20} {value or '-':<56} {source}" for name, value, source in rows)
+    columns = (TextColumn("setting"), TextColumn("value", Fill.WORDS), TextColumn("from"))
+    table = TextTable(
+        columns, tuple(row_of(name, value or "-", told) for name, value, told in rows)
+    )
     content = {name: {"value": value, "source": source} for name, value, source in rows}
-    answer(lines, content, as_json=as_json)
+    answer([table], content, as_json=as_json)
 
 
 def clean(
@@ -56,8 +60,8 @@ def clean(
 
 
 def _show(found: Sequence[Leftover]) -> None:
-    for item in found:
-        size = format_bytes(item.size_bytes)
-        console.info(f"{item.kind:<12} {size:>9}  {item.name} ({item.why})")
+    rows = (row_of(item.kind, format_bytes(item.size_bytes), item.name, item.why) for item in found)
+    figure, words = TextColumn("", Fill.FIGURE), TextColumn("", Fill.WORDS)
+    console.info_blocks([TextTable((TextColumn(), figure, TextColumn(), words), tuple(rows))])
     total = format_bytes(sum(item.size_bytes for item in found))
     console.info(f"{len(found)} leftovers, at most {total}: images share layers")

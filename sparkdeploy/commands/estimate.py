@@ -38,11 +38,13 @@ from sparkdeploy.estimate.verdict import (
     verdict_of,
     verdict_words,
 )
+from sparkdeploy.ink import Ink, Piece, plain_text
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.recipe.report import model_name
 from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.table import laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -52,6 +54,9 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library, Resolved
     from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
+    from sparkdeploy.table import Block
+
+VERDICT_INKS = {Fits.YES: Ink.GOOD, Fits.NO: Ink.BAD, Fits.UNKNOWN: Ink.CAUTION}
 
 
 class WhenMissing(Enum):
@@ -110,13 +115,17 @@ class Outlook:
         over = f"over {self.nodes} machines, " if self.nodes > 1 else ""
         return over + verdict_words(self.verdict, is_bound=self._is_bound)
 
-    def capacity_lines(self) -> Iterator[str]:
+    def verdict_piece(self) -> Piece:
+        """Return the verdict in the ink of what it means: the first line of an estimate."""
+        return Piece(self.verdict_line(), VERDICT_INKS[self.verdict.fits])
+
+    def capacity_lines(self) -> Iterator[Block]:
         yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
         if self.nodes > 1:
             yield from speed_report.node_lines(self.resolved.recipe.cluster, self.nodes)
         yield from capacity_report.capacity_lines(self.resolved, self.facts, self.budget)
 
-    def speed_lines(self) -> Iterator[str]:
+    def speed_lines(self) -> Iterator[Block]:
         """Yield the roofline: this recipe's step, more requests, every recipe, what is next."""
         known = (self.step_facts, self.acceptance)
         yield from speed_report.speed_lines(self.speed)
@@ -159,7 +168,10 @@ class Outlook:
             title=f"{title}, one of {self.nodes} nodes" if self.nodes > 1 else title,
             picture=picture.bytes_per_step(self.estimates),
             beside=self._beside(),
-            sections={"Memory": self.capacity_lines(), "Speed": self.speed_lines()},
+            sections={
+                "Memory": map(plain_text, laid_out(self.capacity_lines(), None)),
+                "Speed": map(plain_text, laid_out(self.speed_lines(), None)),
+            },
         )
 
     def _beside(self) -> Iterator[tuple[SpeedEstimate, list[str]]]:

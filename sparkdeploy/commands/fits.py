@@ -10,13 +10,17 @@ from sparkdeploy.commands.estimate_machine import HERE
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.estimate.hardware import hardware_named, read_hardware
 from sparkdeploy.estimate.verdict import Fits
+from sparkdeploy.ink import Ink, Piece
+from sparkdeploy.recipe.report import FIT_INKS
 from sparkdeploy.settings import load_settings
+from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.commands.estimate import Ground
     from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.table import Block, TextRow
 
 
 def fitting_rows(hardware: str) -> list[dict[str, object]]:
@@ -54,13 +58,17 @@ def _fit_word(row: Mapping[str, object]) -> str:
     return f"on {row['machines']}" if word == "fits" and row["machines"] != 1 else word
 
 
-def fitting_lines(rows: Sequence[Mapping[str, object]], hardware: str) -> Iterator[str]:
-    """Yield a line a recipe under the machine's name; `hardware` as it was asked for."""
+def fitting_lines(rows: Sequence[Mapping[str, object]], hardware: str) -> Iterator[Block]:
+    """Yield a row a recipe under the machine's name; `hardware` as it was asked for."""
     yield f"on {_title_of(hardware)} (? may fit: what is not known is told; on 2: two of them)"
-    width = max((len(str(row["recipe"])) for row in rows), default=0)
-    for row in rows:
-        told = row.get("words") or row["reason"]
-        yield f"  {row['recipe']!s:<{width}}  {_fit_word(row):<4}  {told}"
+    columns = (TextColumn(), TextColumn(), TextColumn("", Fill.WORDS))
+    yield TextTable(columns, tuple(map(_fitting_row, rows)), indent=2)
+
+
+def _fitting_row(row: Mapping[str, object]) -> TextRow:
+    word = _fit_word(row)
+    verdict = Piece(word, FIT_INKS.get(word.split()[0], Ink.CAUTION))
+    return row_of(str(row["recipe"]), verdict, str(row.get("words") or row["reason"]))
 
 
 def _title_of(hardware: str) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import codecs
 import io
+import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.reach import connect, everyone
-from sparkdeploy.console import console, format_gib, format_seconds
+from sparkdeploy.console import console
 from sparkdeploy.deploy import deployments
 from sparkdeploy.deploy.changing import changing
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import MemberRow, nodes_with
-from sparkdeploy.deploy.serving import answers, remark_on_drafts
+from sparkdeploy.deploy.serving import answers, counted_by
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import open_nodes, this_node
 from sparkdeploy.node.facts import is_another
@@ -47,7 +48,7 @@ def current_rows() -> tuple[StatusRow, ...]:
     with connect(settings) as host:
         by_name = {item.name: item for item in deployments.list_deployments(host)}
         rows = deployments.status_rows(host, by_name.values(), lambda it: answers(it.current))
-        rows = tuple(_with_drafts(row, by_name[row.name], settings) for row in rows)
+        rows = tuple(_with_counters(row, by_name[row.name], settings) for row in rows)
         _name_strangers(host)
     names = dict.fromkeys((*by_name, *record.deployments()))
     nodes = {name: nodes_with(by_name.get(name), record.nodes(name)) for name in names}
@@ -61,13 +62,21 @@ def current_rows() -> tuple[StatusRow, ...]:
     return (*(_watched(row, settings) for row in whole), *(row for row in left if row.members))
 
 
-def _with_drafts(
+def _with_counters(
     row: StatusRow, found: deployments.DeploymentContainers, settings: Settings
 ) -> StatusRow:
-    """Say what a server that looks healthy counts of its drafter."""
+    """Say what a server that looks healthy counts of its requests and of its drafter."""
     if row.state != deployments.HEALTHY:
         return row
-    return replace(row, drafting=remark_on_drafts(found.current, settings))
+    counted = counted_by(found.current, settings)
+    if (finished := counted.finished) is None:
+        return replace(row, drafting=counted.drafting)
+    return replace(
+        row,
+        drafting=counted.drafting,
+        requests=finished.requests,
+        requests_a_minute=finished.a_minute(time.time()),
+    )
 
 
 def _members(
@@ -164,34 +173,6 @@ def _watched(row: StatusRow, settings: Settings) -> StatusRow:
         return replace(row, half_done=f"{row.half_done}; {finish}")
     told = f"{row.half_done}; {attendant.describe()} waits for it"
     return replace(row, state=BEING_REPLACED, half_done=told)
-
-
-def status_lines(rows: tuple[StatusRow, ...]) -> Iterator[str]:
-    if not rows:
-        yield "nothing is deployed"
-        return
-    yield f"{'name':<12} {'recipe':<12} {'state':<14} {'port':>5} {'up':>8} {'memory':>9}"
-    for row in rows:
-        up = format_seconds(row.uptime_s) if row.uptime_s is not None else "-"
-        memory = format_gib(row.memory_bytes) if row.memory_bytes is not None else "-"
-        port = row.port if row.port is not None else "-"
-        yield f"{row.name:<12} {row.recipe:<12} {row.state:<14} {port:>5} {up:>8} {memory:>9}"
-        if is_another(row.user):
-            yield f"  deployed by {row.user}"
-        if row.head:
-            yield f"  worker of {row.head}; `sparkdeploy status` there shows the whole"
-        if row.restarts:
-            times = "once" if row.restarts == 1 else f"{row.restarts} times"
-            yield f"  restarted {times}, last because: {row.last_cause}"
-        if row.drafting:
-            yield f"  ! {row.drafting}"
-        for member in row.members:
-            yield f"  {member.node}: {member.state}"
-        if row.half_done:
-            yield f"  {row.half_done}"
-        if row.kept:
-            earlier = "an earlier one is" if row.kept == 1 else f"{row.kept} earlier ones are"
-            yield f"  {earlier} kept: `sparkdeploy rollback {row.name}` brings the newest back"
 
 
 def read_quiet_log(

@@ -180,8 +180,7 @@ class _Up:
             if self.extent is Extent.ANSWER and not is_starting:
                 self.trial.succeed()
             return plan, is_starting
-        for line in plan_lines(plan):
-            console.info(line)
+        console.info_blocks(plan_lines(plan))
         if starts:
             self._ask(plan)
         # The usual `up` has nothing to prepare, and is there sooner without all that builds.

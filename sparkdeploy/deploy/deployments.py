@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
+from sparkdeploy.moment import stamp
 from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX, is_name
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
+from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.words import nearest
 from sparkdeploy.server.forensics import Restarts
 from sparkdeploy.server.health import restarts_of
@@ -106,6 +108,18 @@ class StatusRow:
     """Why it did so the last time."""
     drafting: str = ""
     """What is wrong with its drafts."""
+    url: str = ""
+    """Where this machine reaches it; empty for a worker's part, and without a port."""
+    model: str = ""
+    """What requests call it."""
+    exposure: str = ""
+    """`loopback`, or `public`: other machines reach its port, with a key."""
+    since: str = ""
+    """When its container was started, in UTC; empty when it does not run."""
+    requests: int | None = None
+    """Finished since vLLM was started, by its own count; None where it tells nothing."""
+    requests_a_minute: float | None = None
+    """Their mean over that time."""
 
 
 def replaced_name(deployment: str) -> str:
@@ -233,7 +247,23 @@ def _row(
         launch=fact.launch,
         restarts=restarts.count,
         last_cause=_last_cause(restarts),
+        url=_url(deployment),
+        model=visible_line(fact.labels.get(labels.SERVED_NAME, ""))[:CAUSE_CHARACTERS],
+        exposure=_exposure(fact),
+        since=stamp(parse_time(fact.started_at)) if fact.is_running else "",
     )
+
+
+def _url(deployment: DeploymentContainers) -> str:
+    port = deployment.current.port
+    is_here = port is not None and not deployment.is_of_another_head
+    return f"http://127.0.0.1:{port}/v1" if is_here else ""
+
+
+def _exposure(fact: ContainerFact) -> str:
+    """Anybody may have written the label."""
+    said = fact.labels.get(labels.EXPOSURE, "")
+    return said if said in {item.value for item in Exposure} else ""
 
 
 def _last_cause(restarts: Restarts) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
@@ -10,12 +11,14 @@ from sparkdeploy.errors import NodeError, UnhealthyError, UsageError
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.drafting import poor_drafter
+from sparkdeploy.server.metrics import finished_requests, parse_samples, speculation
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.server.metrics import FinishedRequests
     from sparkdeploy.settings import Settings
 
 COUNTERS_TIMEOUT_S = 2.0
@@ -76,10 +79,25 @@ def answers(fact: ContainerFact) -> bool:
         return model.is_healthy()
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a running server counts of its work."""
+
+    drafting: str = ""
+    """What is wrong with its drafts; empty when nothing is known."""
+    finished: FinishedRequests | None = None
+
+
+def counted_by(fact: ContainerFact, settings: Settings) -> Counted:
+    """Return what a container's server counts, from one look; what it does not tell is left out."""
+    if not fact.is_running:
+        return Counted()
+    with contextlib.suppress(NodeError, UnhealthyError), model_of(fact, settings) as model:
+        samples = tuple(parse_samples(model.exposition(timeout_s=COUNTERS_TIMEOUT_S)))
+        return Counted(poor_drafter(speculation(samples)), finished_requests(samples))
+    return Counted()
+
+
 def remark_on_drafts(fact: ContainerFact, settings: Settings) -> str:
     """Return what is wrong with the drafts of a running container; empty when nothing is known."""
-    if not fact.is_running:
-        return ""
-    with contextlib.suppress(NodeError, UnhealthyError), model_of(fact, settings) as model:
-        return poor_drafter(model.speculation(timeout_s=COUNTERS_TIMEOUT_S))
-    return ""
+    return counted_by(fact, settings).drafting

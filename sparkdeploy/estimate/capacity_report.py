@@ -9,7 +9,9 @@ from sparkdeploy.console import format_gib
 from sparkdeploy.estimate.capacity import budget_warnings
 from sparkdeploy.estimate.layout import layout_of
 from sparkdeploy.estimate.memory_claim import GIB
+from sparkdeploy.ink import Ink, Piece, line_of
 from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from sparkdeploy.estimate.kv_cache import CacheLayout
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.table import Block
 
 ONE_LINE_SINCE = (0, 28, 0)
 FORMATS = {
@@ -31,9 +34,10 @@ FORMATS = {
 """Perplexity: vLLM's own documentation in quantization/turboquant/config.py (0.25.1, 0.33)."""
 
 
-def capacity_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Iterator[str]:
+def capacity_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Iterator[Block]:
     yield from _weight_lines(facts, budget)
-    yield from _memory_lines(budget)
+    yield f"memory of {budget.hardware.title}: {format_gib(budget.hardware.memory_bytes)}"
+    yield _memory_table(budget)
     layout = budget.layout
     if layout is None:
         yield "KV cache"
@@ -43,7 +47,7 @@ def capacity_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Ite
         yield from _format_lines(resolved, facts, budget)
         yield from _log_lines(resolved, budget, layout)
     for warning in budget_warnings(budget):
-        yield f"  ! {warning}"
+        yield line_of("  ", Piece("!", Ink.CAUTION), f" {warning}")
 
 
 def capacity_as_dict(resolved: Resolved, facts: ModelFacts, budget: Budget) -> dict[str, Any]:
@@ -101,24 +105,26 @@ def _weight_lines(facts: ModelFacts, budget: Budget) -> Iterator[str]:
     yield f"  {'together':<26}{stored:>12}{in_memory:>12}"
 
 
-def _memory_lines(budget: Budget) -> Iterator[str]:
-    yield f"memory of {budget.hardware.title}: {format_gib(budget.hardware.memory_bytes)}"
-    yield f"  {format_gib(budget.claim_bytes):>10}  for vLLM, {budget.utilization:g} of it"
-    yield f"  {format_gib(-budget.weight_bytes):>10}  weights"
-    for item in budget.reserves:
-        yield f"  {format_gib(-item.size_bytes):>10}  {item.name} ({item.source})"
-    yield f"  {format_gib(budget.available_bytes):>10}  left for the KV cache"
-    if not budget.hardware.shares_memory:
-        return
-    yield (
-        f"  {format_gib(budget.machine_bytes):>10}  left for the machine beside vLLM's own "
-        f"processes; the memory floor is {budget.floor_bytes / GIB:g} GiB"
-    )
+def _memory_table(budget: Budget) -> TextTable:
+    rows = [
+        (budget.claim_bytes, f"for vLLM, {budget.utilization:g} of it"),
+        (-budget.weight_bytes, "weights"),
+        *((-item.size_bytes, f"{item.name} ({item.source})") for item in budget.reserves),
+        (budget.available_bytes, "left for the KV cache"),
+    ]
+    if budget.hardware.shares_memory:
+        beside = (
+            "left for the machine beside vLLM's own processes; the memory floor is "
+            f"{budget.floor_bytes / GIB:g} GiB"
+        )
+        rows.append((budget.machine_bytes, beside))
+    columns = (TextColumn("", Fill.FIGURE), TextColumn("", Fill.WORDS))
+    return TextTable(columns, tuple(row_of(format_gib(size), what) for size, what in rows), 4)
 
 
 def _cache_lines(
     resolved: Resolved, facts: ModelFacts, budget: Budget, layout: CacheLayout
-) -> Iterator[str]:
+) -> Iterator[Block]:
     speculative = resolved.recipe.serve.speculative
     yield f"KV cache, {resolved.recipe.serve.kv_cache_dtype}"
     yield f"  {'; '.join(_what_is_kept(facts, layout))}"
@@ -147,7 +153,7 @@ def _what_is_kept(facts: ModelFacts, layout: CacheLayout) -> Iterator[str]:
         yield f"{size:.0f} MiB of {state.name} state a request, however long it is"
 
 
-def _format_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Iterator[str]:
+def _format_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Iterator[Block]:
     length = budget.max_model_len
     if not length:
         return
@@ -155,14 +161,16 @@ def _format_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Iter
         f"  the same memory in other formats, for requests of {length:,} tokens "
         "(perplexity: of the model in vLLM's documentation, not of this one):"
     )
+    rows = []
     for name, quality in FORMATS.items():
         layout, _ = layout_of(resolved, facts, name)
         if layout is None:
             continue
         held = layout.tokens(budget.available_bytes, length)
-        yield (
-            f"  {name:<20}{layout.bytes_per_token:>8,} bytes a token{held:>12,} tokens  {quality}"
-        )
+        rows.append(row_of(name, f"{layout.bytes_per_token:,}", f"{held:,}", quality))
+    figures = (TextColumn(title, Fill.FIGURE) for title in ("bytes a token", "tokens held"))
+    columns = (TextColumn("format"), *figures, TextColumn("quality", Fill.WORDS))
+    yield TextTable(columns, tuple(rows), indent=2)
 
 
 def _log_lines(resolved: Resolved, budget: Budget, layout: CacheLayout) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.estimate.decode import CONTEXT_TOKENS, DecodeStep, StepPart, decode_step
 from sparkdeploy.estimate.speed import miss_reasons
+from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from sparkdeploy.estimate.speed import Speed, SpeedEstimate
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Cluster
+    from sparkdeploy.table import Block, TextRow
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 NOTABLE_BYTES = 10_000_000
@@ -78,12 +80,13 @@ def batch_lines(steps: Sequence[DecodeStep], speed: Speed) -> Iterator[str]:
         )
 
 
-def estimate_lines(estimates: Sequence[SpeedEstimate], speed: Speed) -> Iterator[str]:
+def estimate_lines(estimates: Sequence[SpeedEstimate], speed: Speed) -> Iterator[Block]:
     """Yield every recipe's estimate beside the published figure, and why they differ."""
     yield "every recipe, one request"
-    yield f"  {'recipe':<14}{'GB a step':>10}{'tok/step':>10}{'estimate':>10}{'published':>11}"
-    for made in estimates:
-        yield _estimate_line(made)
+    figures = ("GB a step", "tok/step", "estimate", "published", "off by")
+    columns = (TextColumn("recipe"), *(TextColumn(title, Fill.FIGURE) for title in figures))
+    rows = tuple(map(_estimate_row, estimates))
+    yield TextTable((*columns, TextColumn("by a parent")), rows, indent=2)
     # Published figures are a Spark's; on another machine a difference to them means nothing.
     if speed.fitted_to is None:
         return
@@ -94,16 +97,19 @@ def estimate_lines(estimates: Sequence[SpeedEstimate], speed: Speed) -> Iterator
             yield f"  {made.name}: {reason}"
 
 
-def _estimate_line(made: SpeedEstimate) -> str:
+def _estimate_row(made: SpeedEstimate) -> TextRow:
     published = f"{made.published_tok_s:g}" if made.published_tok_s is not None else "-"
     if made.step is None or made.tok_s is None:
-        return f"  {made.name:<14}{'-':>10}{'-':>10}{'-':>10}{published:>11}"
-    beside = f"{made.miss:>+8.1%}" if made.miss is not None else ""
-    if (found := made.from_published) is not None:
-        beside = f"   {found.tok_s:.1f} by {found.parent}"
-    return (
-        f"  {made.name:<14}{made.step.total_bytes / 1e9:>10.2f}"
-        f"{made.step.tokens_per_request:>10.2f}{made.tok_s:>10.1f}{published:>11}{beside}"
+        return row_of(made.name, "-", "-", "-", published, "", "")
+    found = made.from_published
+    return row_of(
+        made.name,
+        f"{made.step.total_bytes / 1e9:.2f}",
+        f"{made.step.tokens_per_request:.2f}",
+        f"{made.tok_s:.1f}",
+        published,
+        f"{made.miss:+.1%}" if made.miss is not None and found is None else "",
+        f"{found.tok_s:.1f} by {found.parent}" if found is not None else "",
     )
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.checks.finding import Verdict
-from sparkdeploy.checks.report import legend
+from sparkdeploy.checks.report import legend, signed
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.image.mods import SCRIPT
+from sparkdeploy.ink import Ink, Piece, line_of, plain_text
 from sparkdeploy.plan.images import mods_of
 from sparkdeploy.plan.make import unsettled
 from sparkdeploy.plan.room import CHECK as ROOM
@@ -19,26 +20,31 @@ from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.recipe.settled import SettledEngine
+from sparkdeploy.table import Fill, TextColumn, TextTable, laid_out, row_of
 from sparkdeploy.terminal import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sparkdeploy.image.mods import ModFiles
+    from sparkdeploy.ink import Line
     from sparkdeploy.node.container import ContainerSpec
-    from sparkdeploy.plan.steps import Needs, Part, Plan
+    from sparkdeploy.plan.steps import Action, Needs, Part, Plan
+    from sparkdeploy.table import Block, TextRow
 
 MOD_LINES = 40
 UNKNOWN_FINGERPRINT = "<hash of this container>"
 
 
-def plan_lines(plan: Plan) -> list[str]:
-    """Return the plan as lines: recipe, steps, needs, problems, warnings, what was not seen."""
+def plan_lines(plan: Plan) -> list[Block]:
+    """Return the plan in words: recipe, steps, needs, problems, warnings, what was not seen."""
     translation = plan.resolved.translation
-    lines = [*_title(plan), *_steps(plan), _needs(plan.head.needs), *_room(plan), *_remarks(plan)]
+    said: list[Block] = [_steps(plan), *_division(plan), _needs(plan.head.needs)]
+    said += [*_room(plan), *_remarks(plan)]
     if translation is not None:
-        lines += short_lines(translation)
-    return [*lines, f"  ({legend(line.split()[0] for line in lines[2:])})"]
+        said += short_lines(translation)
+    signs = (plain_text(line).split()[0] for line in laid_out(said, None))
+    return [*_title(plan), *said, f"  ({legend(signs)})"]
 
 
 def dockerfile_text(plan: Plan) -> str:
@@ -98,21 +104,27 @@ def _title(plan: Plan) -> Iterator[str]:
         )
 
 
-def _steps(plan: Plan) -> Iterator[str]:
+def _steps(plan: Plan) -> TextTable:
+    rows: list[TextRow | Line] = []
     tag = unsettled([step.stage for step in plan.images])
     for step in plan.images:
         # Fingerprints of what stands on a tag are nobody's yet.
         name = step.stage.unsettled or (step.stage.tag if tag is None else step.stage.name)
-        yield f"  {step.action.value} image       {name:<36} {step.reason}"
-    yield from _image_of_others(plan)
+        rows.append(_step(step.action, "image", name, step.reason))
+    rows += map(line_of, _image_of_others(plan))
     for mod in mods_of(plan.resolved):
-        yield from _mod_lines(mod)
+        rows += map(line_of, _mod_lines(mod))
     name = plan.resolved.recipe.model.source
-    yield f"  {plan.checkpoint.action.value} checkpoint  {name:<36} {plan.checkpoint.reason}"
-    for part in plan.parts:
-        yield f"  {part.action.value} container   {_place(plan, part):<36} {part.reason}"
-    if not plan.formation.is_alone:
-        yield from _division(plan)
+    rows.append(_step(plan.checkpoint.action, "checkpoint", name, plan.checkpoint.reason))
+    rows += (
+        _step(part.action, "container", _place(plan, part), part.reason) for part in plan.parts
+    )
+    columns = (TextColumn(), TextColumn("", Fill.WORDS), TextColumn("", Fill.WORDS))
+    return TextTable(columns, tuple(rows), indent=2)
+
+
+def _step(action: Action, kind: str, name: str, reason: str) -> TextRow:
+    return row_of(line_of(signed(action.value), f" {kind}"), name, reason)
 
 
 def _image_of_others(plan: Plan) -> Iterator[str]:
@@ -169,6 +181,8 @@ def _place(plan: Plan, part: Part) -> str:
 
 
 def _division(plan: Plan) -> Iterator[str]:
+    if plan.formation.is_alone:
+        return
     for part in plan.parts:
         yield f"      {part.node} takes {', '.join(_takes(part))}"
     formation = plan.formation
@@ -200,13 +214,13 @@ def _needs(needs: Needs) -> str:
     )
 
 
-def _room(plan: Plan) -> Iterator[str]:
+def _room(plan: Plan) -> Iterator[Block]:
     """What a warning does not say already."""
     for finding in plan.findings:
         if finding.check == ROOM and finding.verdict is Verdict.OK:
             yield f"  {finding.seen}"
         elif finding.check == ROOM and finding.verdict is Verdict.NOT_SEEN:
-            yield f"  ? {finding.seen}"
+            yield _remark("?", finding.seen)
 
 
 def _disk(size_bytes: int | None) -> str:
@@ -217,7 +231,7 @@ def _memory(size_bytes: int | None) -> str:
     return "unknown" if size_bytes is None else format_gib(size_bytes)
 
 
-def _remarks(plan: Plan) -> Iterator[str]:
+def _remarks(plan: Plan) -> Iterator[Block]:
     checks = [check for check in plan.observed.checks if check.verdict == "warning"]
     remarks = (
         *(("x", problem.message, problem.fix) for problem in plan.problems),
@@ -225,8 +239,12 @@ def _remarks(plan: Plan) -> Iterator[str]:
         *(("!", check.describe(), check.fix) for check in checks),
     )
     for sign, seen, fix in remarks:
-        yield f"  {sign} {seen}"
+        yield _remark(sign, seen)
         if fix:
             yield f"      fix: {fix}"
     for sentence in plan.observed.unobserved:
-        yield f"  ? {sentence}"
+        yield _remark("?", sentence)
+
+
+def _remark(sign: str, seen: str) -> Line:
+    return line_of("  ", signed(sign), " ", Piece(seen, Ink.BAD if sign == "x" else Ink.PLAIN))

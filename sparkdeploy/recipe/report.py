@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.ink import Ink, Piece, line_of
 from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.load import load_engine, load_recipe
+from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from sparkdeploy.ink import Line
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.load import Library, Resolved
     from sparkdeploy.recipe.schema import Recipe
+    from sparkdeploy.table import Block, TextRow
 
+FIT_INKS = {"fits": Ink.GOOD, "on": Ink.GOOD, "no": Ink.QUIET}
+"""Of the first word of what a recipe's verdict is."""
 LEFT_OUT = "(left out)"
 ANY_RELEASE = "any"
 """Of an engine that stands for every image."""
@@ -79,28 +86,48 @@ def list_lines(
     engines: list[dict[str, Any]],
     fits: Mapping[str, str],
     default: str,
-) -> Iterator[str]:
+) -> Iterator[Block]:
     """Yield recipes by model, then engines; `fits` says of each recipe whether it fits here."""
     yield (
         "recipes (* is the default; fits: on this machine, on 2: on two like it, ? is not known; "
         "tok/s are others', ~ without prefill)"
     )
-    broken = [row for row in recipes if "error" in row]
-    for model, rows in _by_model([row for row in recipes if "error" not in row]):
-        yield f"{model}"
-        for row in rows:
-            mark = "*" if row["name"] == default else " "
-            told = f"{fits.get(row['name'], '?'):<4} {_figure(row):>6}"
-            yield f"  {mark} {row['name']:<24} {told}  {row['title']}{_remarks(row)}"
-    for row in broken:
-        yield f"  broken: {row['name']}: {row['error']}"
-    yield "engines:"
+    rows: list[TextRow | Line] = []
+    for model, found in _by_model([row for row in recipes if "error" not in row]):
+        rows.append(line_of(Piece(model, Ink.STRONG)))
+        rows += (_recipe_row(row, fits.get(row["name"], "?"), default) for row in found)
+    yield TextTable(
+        (TextColumn(), TextColumn(), TextColumn("", Fill.FIGURE), TextColumn("", Fill.WORDS)),
+        tuple(rows),
+        indent=2,
+    )
+    for row in recipes:
+        if "error" in row:
+            yield _broken_line(row)
+    yield line_of(Piece("engines:", Ink.STRONG))
+    engine_rows = (
+        row_of(row["name"], row["vllm"], row["title"]) for row in engines if "error" not in row
+    )
+    columns = (TextColumn(), TextColumn(), TextColumn("", Fill.WORDS))
+    yield TextTable(columns, tuple(engine_rows), indent=4)
     for row in engines:
-        said = row.get("title") or f"broken: {row['error']}"
-        yield f"    {row['name']:<24} {row.get('vllm', ''):<10}  {said}"
+        if "error" in row:
+            yield _broken_line(row)
 
 
-def _figure(row: dict[str, Any]) -> str:
+def _recipe_row(row: Mapping[str, Any], fits: str, default: str) -> TextRow:
+    is_default = row["name"] == default
+    mark = f"{'*' if is_default else ' '} {row['name']}"
+    name = Piece(mark, Ink.STRONG if is_default else Ink.PLAIN)
+    verdict = Piece(fits, FIT_INKS.get(fits.split(maxsplit=1)[0], Ink.CAUTION))
+    return row_of(name, verdict, _figure(row), f"{row['title']}{_remarks(row)}")
+
+
+def _broken_line(row: Mapping[str, Any]) -> Line:
+    return line_of("  ", Piece(f"broken: {row['name']}: {row['error']}", Ink.BAD))
+
+
+def _figure(row: Mapping[str, Any]) -> str:
     sign = "~" if row["reported_figure"] == "decode" else ""
     return f"{sign}{row['reported_tok_s']:g}" if row["reported_tok_s"] else "-"
 
@@ -112,19 +139,47 @@ def _by_model(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]
     return sorted(by_model.items(), key=lambda item: item[0].lower())
 
 
-def _remarks(row: dict[str, Any]) -> str:
+def _remarks(row: Mapping[str, Any]) -> str:
     fork = " (needs a fork: `plan` names it)" if row["preview"] else ""
     return fork + (" (yours, instead of the shipped one)" if row["replaces_shipped"] else "")
 
 
-def origin_lines(resolved: Resolved) -> Iterator[str]:
-    """Yield `path: value  # where it was written` for every value of a resolved recipe."""
+def origin_lines(resolved: Resolved) -> Iterator[Block]:
+    """Yield `path: value  # where it was written` for every value of a resolved recipe.
+
+    Files are called by their names; which ones these are stands at the end.
+    """
     content = resolved.recipe.model_dump(by_alias=True)
+    files = {str(it.file) for it in resolved.origins.values() if it.line is not None}
+    names = short_names(files)
+    rows = []
     for path, value in _leaves(content, ()):
+        origin = resolved.origins.get(path)
+        if origin is not None and origin.line is not None:
+            origin = replace(origin, file=names[str(origin.file)])
         text = f"{'.'.join(map(str, path))}: {json.dumps(value)}"
-        yield f"{text:<64} # {resolved.origins.get(path, 'default')}"
+        rows.append(row_of(text, Piece(f"# {origin or 'default'}", Ink.QUIET)))
+    yield TextTable((TextColumn("", Fill.WORDS), TextColumn()), tuple(rows))
+    for file, name in sorted(names.items(), key=lambda item: item[1]):
+        if name != file:
+            yield line_of(Piece(f"# {name} is {file}", Ink.QUIET))
     if resolved.translation is not None:
         yield from short_lines(resolved.translation)
+
+
+def short_names(files: Iterable[str]) -> dict[str, str]:
+    """Return what to call each file: its last part, or as many as tell it from the others."""
+    parts = {file: tuple(file.split("/")) for file in files}
+    names = {}
+    for file, own in parts.items():
+        others = [other for other in parts.values() if other != own]
+        count = next(
+            count
+            for count in range(1, len(own) + 1)
+            if count == len(own) or all(other[-count:] != own[-count:] for other in others)
+        )
+        names[file] = "/".join(own[-count:])
+    return names
 
 
 def values_to_show(recipe: Recipe) -> dict[str, Any]:

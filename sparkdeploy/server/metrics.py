@@ -15,6 +15,10 @@ _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 _SPEC = "vllm:spec_decode_num_"
 _TOTAL = "_total"
+_FINISHED = "vllm:request_success_total"
+_STARTED_AT = "process_start_time_seconds"
+LEAST_COUNTED_S = 10.0
+"""In less time a mean says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,31 @@ def speculation(samples: Iterable[Sample]) -> Speculation | None:
         accepted_tokens=int(summed.get(f"{_SPEC}accepted_tokens", 0)),
         accepted_per_position=tuple(int(positions[key]) for key in sorted(positions)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequests:
+    """Requests that were answered to their end, since the server started."""
+
+    requests: int
+    started_at_s: float | None
+    """When the server's process began, in seconds since 1970; None where it does not tell."""
+
+    def a_minute(self, now_s: float) -> float | None:
+        """Return their mean; None where nobody knows since when, or that is hardly ago."""
+        if self.started_at_s is None or not now_s - self.started_at_s >= LEAST_COUNTED_S:
+            return None
+        return self.requests / ((now_s - self.started_at_s) / 60)
+
+
+def finished_requests(samples: Iterable[Sample]) -> FinishedRequests | None:
+    """Return what vLLM counts of finished requests, or None when it counts none."""
+    summed = totals(sample for sample in samples if sample.name in {_FINISHED, _STARTED_AT})
+    counted = summed.get(_FINISHED)
+    if counted is None or not 0 <= counted < math.inf:
+        return None
+    started_at_s = summed.get(_STARTED_AT, math.nan)
+    return FinishedRequests(int(counted), started_at_s if math.isfinite(started_at_s) else None)
 
 
 def _without_total(summed: Mapping[str, float]) -> dict[str, float]:

@@ -22,7 +22,10 @@ NOTES = ("field", "vllm", "rehearsal", "reference-system", "style")
 """Files of notes that were never part of the repository: what they say stands where it is used."""
 
 LAYERS = (
-    ("errors", "folders", "ink", "labels", "stored_json", "terminal"),
+    (
+        *("errors", "folders", "ink", "labels", "moment"),
+        *("stored_json", "table", "terminal", "wrap"),
+    ),
     ("console", "paper", "settings", "shell", "yaml_text"),
     ("recipe",),
     ("node",),

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.load.limits import Slo
+from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sparkdeploy.bench.load.record import SustainedRate
     from sparkdeploy.bench.quantiles import Quantiles
     from sparkdeploy.bench.record import Cell, SuiteResult
+    from sparkdeploy.table import Block
 
 _HEAD = (
     *("asked/s", "done/s", "good/s", "held", "TTFT p50", "p95", "gap p99", "e2e p95"),
@@ -19,7 +21,7 @@ _HEAD = (
 )
 
 
-def load_lines(suite: SuiteResult) -> Iterator[str]:
+def load_lines(suite: SuiteResult) -> Iterator[Block]:
     loads = [cell.load for cell in suite.cells if cell.load is not None]
     if not loads:
         return
@@ -30,7 +32,7 @@ def load_lines(suite: SuiteResult) -> Iterator[str]:
         yield f"  asked with {', '.join(f'{name} {value}' for name, value in suite.body.items())}"
     if loads[0].limits_s:
         yield f"  good: {Slo(loads[0].limits_s)}"
-    yield from _table([_HEAD, *map(_row, suite.cells)])
+    yield _table(_HEAD, map(_row, suite.cells))
     for cell in suite.cells:
         yield from _turn_lines(cell)
     if suite.sustained is not None:
@@ -68,18 +70,18 @@ def _row(cell: Cell) -> tuple[str, ...]:
     )
 
 
-def _turn_lines(cell: Cell) -> Iterator[str]:
+def _turn_lines(cell: Cell) -> Iterator[Block]:
     load = cell.load
     if load is None or not load.turns:
         return
     yield f"  by turn, at {load.rate_per_s:.4g} conversations a second:"
-    rows = [("", *(str(item.turn) for item in load.turns))]
-    rows.append(("prompt tokens", *(_count(item.prompt_tokens) for item in load.turns)))
+    turns = ("", *(str(item.turn) for item in load.turns))
+    rows = [("prompt tokens", *(_count(item.prompt_tokens) for item in load.turns))]
     if any(item.cached_tokens is not None for item in load.turns):
         rows.append(("of them cached", *(_count(item.cached_tokens) for item in load.turns)))
     rows.append(("TTFT p50", *(_at(item.ttft_s, "p50") for item in load.turns)))
     rows.append(("TTFT p95", *(_at(item.ttft_s, "p95") for item in load.turns)))
-    yield from _table(rows)
+    yield _table(turns, rows)
     server = cell.server
     if server is not None and server.prefix_queries and server.prefix_hits is not None:
         share = server.prefix_hits / server.prefix_queries
@@ -99,7 +101,6 @@ def _at(found: Quantiles | None, name: str) -> str:
     return f"{getattr(found, name):.3f}" if found is not None else "-"
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True))
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> TextTable:
+    columns = tuple(TextColumn(title, Fill.FIGURE) for title in titles)
+    return TextTable(columns, tuple(row_of(*row) for row in rows), indent=2)

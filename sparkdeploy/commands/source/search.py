@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.ink import Ink, Piece, line_of
 from sparkdeploy.recipe.library import Library, read_unchecked, recipe_folders
 from sparkdeploy.recipe.sources.shelf import RecipeRow, Sources
+from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sparkdeploy.settings import Settings
+    from sparkdeploy.table import TextRow
 
 
 CONSENT_SIGN = "!"
@@ -30,16 +33,21 @@ class Hit:
     fits: str | None = None
     """What `--fits` says of it; None where nobody asked."""
 
-    def line(self, *, names_machines: bool) -> str:
+    def shown(self, *, names_machines: bool) -> TextRow:
         row = self.row
         parts = [row.model, row.drafts, _machines(row, always=names_machines)]
         told = row.refusal or ", ".join([*filter(None, parts), row.image or row.engine])
-        fits = f"{self.fits:<7}  " if self.fits is not None else ""
-        sign = CONSENT_SIGN if row.consents else " "
-        return f"{sign} {self.called:<44} {fits}{told}"
+        sign = Piece(CONSENT_SIGN if row.consents else " ", Ink.CAUTION)
+        ink = Ink.BAD if row.refusal else Ink.PLAIN
+        return row_of(line_of(sign, f" {self.called}"), self.fits or "", Piece(told, ink))
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self.row), "name": self.called, "fits": self.fits}
+
+
+def table_of(hits: Iterable[Hit], *, names_machines: bool) -> TextTable:
+    columns = (TextColumn(), TextColumn(), TextColumn("", Fill.WORDS))
+    return TextTable(columns, tuple(hit.shown(names_machines=names_machines) for hit in hits))
 
 
 def search(words: Sequence[str], nodes: int | None, settings: Settings) -> Iterator[Hit]:

@@ -12,6 +12,7 @@ from sparkdeploy.bench.record import Cell, RoundResult, Run, SuiteResult
 from sparkdeploy.bench.tables import comparison_lines, list_lines, run_lines
 from sparkdeploy.bench.variation import DifferenceVerdict, ratio_of, spread_of
 from tests.unit.bench.runs import loaded_run, sample_run
+from tests.unit.plain import plain_lines
 
 
 def run_of(speeds: dict[str, list[float]], *, run_id: str = "a", prompts: str = "p") -> Run:
@@ -69,7 +70,7 @@ def test_runs_that_differ_among_themselves_show_no_difference() -> None:
     comparison = compare(side(level(50), level(52)), side(level(52.5), level(51)))
 
     assert comparison.differences[0].estimate.verdict is DifferenceVerdict.NONE
-    assert any("no difference shown" in line for line in comparison_lines(comparison))
+    assert any("no difference shown" in line for line in plain_lines(comparison_lines(comparison)))
 
 
 def test_one_run_a_side_shows_nothing_however_quiet_its_rounds_are() -> None:
@@ -78,7 +79,7 @@ def test_one_run_a_side_shows_nothing_however_quiet_its_rounds_are() -> None:
     (item,) = comparison.differences
     assert item.estimate.verdict is DifferenceVerdict.UNKNOWN
     assert (item.estimate.low95, item.deviation) == (None, None)
-    said = list(comparison_lines(comparison))
+    said = plain_lines(comparison_lines(comparison))
     assert "how much two runs of the same differ is not known" in said[1]
     assert any("+2.0%  not known: one run a side" in line for line in said)
 
@@ -92,7 +93,7 @@ def test_one_run_a_side_is_held_against_the_variation_of_others_on_that_machine(
     assert near.differences[0].estimate.verdict is DifferenceVerdict.NONE
     assert far.differences[0].estimate.verdict is DifferenceVerdict.HIGHER
     assert far.variation_from == ("baseline",)
-    assert "seen in the runs of baseline" in list(comparison_lines(far))[1]
+    assert "seen in the runs of baseline" in plain_lines(comparison_lines(far))[1]
 
 
 def test_another_machine_says_nothing_of_this_one() -> None:
@@ -171,7 +172,7 @@ def test_a_comparison_reads_well() -> None:
     )
     comparison = compare(side(*slow, label="baseline"), side(*fast))
 
-    lines = list(comparison_lines(comparison))
+    lines = plain_lines(comparison_lines(comparison))
 
     assert lines[0] == "v2 against baseline"
     assert lines[1].startswith(
@@ -195,7 +196,7 @@ def test_like_servers_are_called_different_in_one_of_twenty(runs: int, deviation
 
 
 def test_a_run_reads_well() -> None:
-    lines = list(run_lines(sample_run()))
+    lines = plain_lines(run_lines(sample_run()))
 
     assert "  recipe: v2 (abababababab)" in lines
     assert any(line.startswith("  qa") and "90% 60%" in line for line in lines)
@@ -206,7 +207,7 @@ def test_a_run_reads_well() -> None:
 
 
 def test_an_empty_list_says_how_to_begin() -> None:
-    assert list(list_lines([])) == ["no runs are kept; `sparkdeploy bench` makes one"]
+    assert plain_lines(list_lines([])) == ["no runs are kept; `sparkdeploy bench` makes one"]
 
 
 def test_suites_of_a_label_are_compared_though_each_is_a_run_of_its_own() -> None:

@@ -20,6 +20,7 @@ from sparkdeploy.bench.watch import BenchWatch
 from tests.unit.bench.arriving import Arrive, arriving
 from tests.unit.bench.scripted import DONE, Action, Refuse, Write, event
 from tests.unit.bench.test_load_command import suite_of
+from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,7 +110,7 @@ def test_turns_wait_for_one_another_and_conversations_do_not() -> None:
     assert [item.prompt_tokens for item in load.turns] == [100, 300]
     assert [item.cached_tokens for item in load.turns] == [24, 112]
     assert load.unsent == 0
-    lines = "\n".join(load_lines(result))
+    lines = "\n".join(plain_lines(load_lines(result)))
     assert "of them cached     24    112" in lines
 
 
@@ -129,7 +130,9 @@ def test_what_follows_a_failed_turn_is_not_sent_and_told() -> None:
     assert load is not None
     assert (load.requests, load.failures, load.unsent) == (3, 1, 1)
     assert [(item.requests, item.failures) for item in load.turns] == [(2, 1), (1, 0)]
-    assert "not sent, because one before had failed: 1" in "\n".join(load_lines(result))
+    assert "not sent, because one before had failed: 1" in "\n".join(
+        plain_lines(load_lines(result))
+    )
 
 
 @pytest.mark.outside

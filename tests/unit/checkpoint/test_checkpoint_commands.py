@@ -74,9 +74,10 @@ def test_ls_shows_what_rm_then_deletes(run: Run, double: HubDouble) -> None:
     listed = run.answer("checkpoint", "ls", "--json")
     assert [(item["kind"], item["name"]) for item in listed] == [("download", "lab/twin")]
     assert listed[0]["state"] == "main = 111111111111, verified"
-    (line,) = run("checkpoint", "ls").stdout.splitlines()
+    titles, line = run("checkpoint", "ls").stdout.splitlines()
+    assert titles.split() == ["kind", "size", "name", "state"]
     assert line.startswith("download ")
-    assert line.endswith("  lab/twin  (main = 111111111111, verified)")
+    assert line.endswith("  lab/twin  main = 111111111111, verified")
     assert run("checkpoint", "rm", "lab/twin").returncode == 1
     assert run("checkpoint", "rm", "lab/twin", "--yes").returncode == 0
     assert run.answer("checkpoint", "ls", "--json") == []

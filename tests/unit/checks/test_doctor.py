@@ -32,6 +32,7 @@ from sparkdeploy.settings import SHARED_LOCK_DIR, load_settings
 from tests.unit.checks.recorded import NAMES, RecordedEngine, Recording, load
 from tests.unit.conftest import REPOSITORY
 from tests.unit.fake_containers import container
+from tests.unit.plain import plain_lines
 from tests.unit.plan.test_cluster_checks import node, several
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def test_every_problem_of_a_plan_has_a_group_and_stands_in_docs() -> None:
 
 def test_a_group_that_nobody_placed_comes_last() -> None:
     findings = [ok("zoo.b", "1"), ok("alien.a", "2"), ok("zoo.c", "3"), ok("recipe.x", "4")]
-    lines = list(report.lines(findings))
+    lines = plain_lines(report.lines(findings))
     assert [line for line in lines if not line.startswith(" ")][:3] == ["recipe", "alien", "zoo"]
     assert len(report.as_dict(findings)["checks"]) == 4
 
@@ -154,7 +155,7 @@ def test_a_missing_mod_is_a_finding_like_any_other(
     )
     monkeypatch.setattr("tests.unit.checks.test_doctor.load_recipe", lambda *_: made)
     found = examined("spark", shipped, monkeypatch)
-    lines = list(report.lines(list(found.values())))
+    lines = plain_lines(report.lines(list(found.values())))
     assert lines[lines.index("image") + 1].startswith("  x mods ")
 
 
@@ -484,14 +485,14 @@ def test_the_report_is_worst_first_and_groups_stay_together() -> None:
     content = report.as_dict(findings)
     assert content["verdict"] == "fail"
     assert [item["check"] for item in content["checks"]] == ["machine.swap", "gpu.a", "docker.disk"]
-    lines = list(report.lines(findings))
+    lines = plain_lines(report.lines(findings))
     assert lines[-1] == "3 checks: 1 failed, 1 to look at"
     assert report.as_dict([])["verdict"] == "ok"
 
 
 def test_a_report_says_what_its_signs_mean_and_no_others() -> None:
     findings = [ok("docker.disk", "much"), warn("machine.swap", "3", "x"), ok("gpu.a", "b")]
-    assert list(report.lines(findings))[-2] == "= well, nothing to do  ! warning"
+    assert plain_lines(report.lines(findings))[-2] == "= well, nothing to do  ! warning"
     assert set(report.SIGNS.values()) <= set(report.MEANINGS)
     assert len(set(report.MEANINGS.values())) == len(report.MEANINGS)
 

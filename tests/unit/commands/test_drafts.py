@@ -12,12 +12,14 @@ from sparkdeploy.cli.outcome import print_outcome
 from sparkdeploy.commands import operate
 from sparkdeploy.commands import up as commands_up
 from sparkdeploy.commands.request import Request
+from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.commands.up import Extent
 from sparkdeploy.deploy.serving import remark_on_drafts
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.settings import load_settings
 from tests.unit.commands.lab import build, reached_alone
 from tests.unit.fake_containers import FakeContainers, container
+from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +83,7 @@ def test_status_says_it_of_a_healthy_server_alone(
     reached_alone(monkeypatch, Remembering.of(server.container))
     monkeypatch.setattr(operate, "answers", lambda _fact: is_healthy)
     (row,) = operate.current_rows()
-    shown = [line for line in operate.status_lines((row,)) if line.startswith("  ! ")]
+    shown = [line for line in plain_lines(status_lines((row,))) if line.startswith("  ! ")]
     assert server.asked == is_asked
     assert (SAID in row.drafting) is is_healthy
     assert len(shown) == is_asked

@@ -22,6 +22,7 @@ from sparkdeploy.commands import image as image_shelf
 from sparkdeploy.commands import operate as operating
 from sparkdeploy.commands.bench import origin as bench_origin
 from sparkdeploy.commands.clean import WantedImages, old_images
+from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.memory import Memory, PageCache, make_room
@@ -34,6 +35,7 @@ from sparkdeploy.settings import load_settings
 from tests.examples import examples
 from tests.unit.commands.lab import reached_alone
 from tests.unit.fake_containers import FakeContainers, container
+from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,7 +145,7 @@ def read_all() -> None:
 
 
 def show_all() -> None:
-    for line in operating.status_lines(operating.current_rows()):
+    for line in plain_lines(status_lines(operating.current_rows())):
         assert len(line) < 1000
 
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.commands import operate as operating
+from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.deploy.serving import read_key
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.settings import load_settings
 from tests.unit.commands.lab import build, reached_alone
 from tests.unit.fake_containers import FakeContainers, container
+from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library
@@ -27,7 +29,7 @@ def test_status_and_down_say_whose_a_deployment_is(
 ) -> None:
     engine = FakeContainers.of(container("sparkdeploy-main", "exited", user=user))
     reached_alone(monkeypatch, engine)
-    lines = "\n".join(operating.status_lines(operating.current_rows()))
+    lines = "\n".join(plain_lines(status_lines(operating.current_rows())))
     removed = operating.take_down("main")
 
     assert removed == ("sparkdeploy-main",)

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.commands import operate
+from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.deploy.deployments import CAUSE_CHARACTERS
 from sparkdeploy.errors import NodeError
 from sparkdeploy.server.health import EXAMINED_LINES
 from tests.unit.commands.lab import reached_alone
 from tests.unit.fake_containers import FakeContainers, container
+from tests.unit.plain import plain_lines
 from tests.unit.server.log_files import recorded
 
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ def test_a_restart_is_shown_with_its_last_cause(monkeypatch: pytest.MonkeyPatch)
 
     assert (row.state, row.restarts) == ("healthy", 2)
     assert "CUDA error" in row.last_cause
-    assert f"  restarted 2 times, last because: {row.last_cause}" in operate.status_lines((row,))
+    shown = plain_lines(status_lines((row,)))
+    assert f"  restarted 2 times, last because: {row.last_cause}" in shown
     assert {"restarts", "last_cause"} <= asdict(row).keys()
 
 
@@ -77,7 +80,7 @@ def test_the_guard_knows_of_restarts_that_the_end_of_the_log_does_not_show(
 def test_once_is_said_as_a_person_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     row = row_of(monkeypatch, engine_with(f"{SERVES}{restart(1, 139)}{SERVES}"))
 
-    assert list(operate.status_lines((row,)))[-1] == (
+    assert plain_lines(status_lines((row,)))[-1] == (
         "  restarted once, last because: it crashed in native code (SIGSEGV)"
     )
 
@@ -90,7 +93,7 @@ def test_without_a_restart_nothing_is_said(monkeypatch: pytest.MonkeyPatch, log:
     row = row_of(monkeypatch, engine_with(log))
 
     assert (row.restarts, row.last_cause) == (0, "")
-    assert not any("restarted" in line for line in operate.status_lines((row,)))
+    assert not any("restarted " in line for line in plain_lines(status_lines((row,))))
 
 
 def test_only_the_end_of_this_runs_log_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.commands import operate
+from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.errors import NodeError
 from tests.unit.commands.lab import NEW, build
 from tests.unit.commands.upgraded import SCENES, upgraded
+from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +104,7 @@ def test_status_sees_it(brings: Brings, scene: str, answers: bool) -> None:
     assert row.state == STATES[scene][0 if answers else 1]
     assert len(row.members) == lab.count - 1
     assert row.kept == (scene in {"solo_kept", "solo_older"})
-    text = "\n".join(operate.status_lines((row,)))
+    text = "\n".join(plain_lines(status_lines((row,))))
     assert ("`sparkdeploy rollback main` finishes or reverts it" in text) == (row.state == HALF)
 
 

@@ -20,6 +20,7 @@ from sparkdeploy.estimate.hardware import Hardware, read_hardware
 from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from tests.unit.conftest import REPOSITORY
+from tests.unit.plain import plain_lines
 
 GIB = 2**30
 FACTS_FOLDER = REPOSITORY / "recipes" / "facts"
@@ -111,16 +112,16 @@ def test_what_cannot_work_is_said_before_the_wait(setting: str, words: str) -> N
 def test_a_gpu_with_memory_of_its_own_leaves_the_machine_its_own() -> None:
     made = budget("serve.gpu_memory_utilization=0.97", hardware=H200)
     assert list(budget_warnings(made)) == []
-    assert "left for the machine" not in "\n".join(capacity_lines(V2, BIG, made))
+    assert "left for the machine" not in "\n".join(plain_lines(capacity_lines(V2, BIG, made)))
 
 
 def test_the_report_says_what_vllms_number_divides_by() -> None:
     made = budget()
-    text = "\n".join(capacity_lines(V2, BIG, made))
+    text = "\n".join(plain_lines(capacity_lines(V2, BIG, made)))
     assert "4 groups of up to 13 layers share one pool" in text
     assert "Up to 0.19 the log divided by the groups" in text
     newer = load_recipe(SHIPPED, "v2", ["engine=cuda-0.33"])
-    lines = list(capacity_lines(newer, BIG, make_budget(newer, BIG, SPARK)))
+    lines = plain_lines(capacity_lines(newer, BIG, make_budget(newer, BIG, SPARK)))
     assert any("tokens, Maximum concurrency" in line for line in lines)
 
 

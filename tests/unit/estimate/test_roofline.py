@@ -41,6 +41,7 @@ from sparkdeploy.node.facts import GpuFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.conftest import REPOSITORY
 from tests.unit.golden import assert_golden
+from tests.unit.plain import plain_lines
 
 FACTS_FOLDER = REPOSITORY / "recipes" / "facts"
 MODELS = read_shipped_facts(FACTS_FOLDER / "models.yaml")
@@ -143,7 +144,7 @@ def test_a_drafter_of_unknown_size_gets_no_estimate() -> None:
     strange = load_recipe(SHIPPED, "dflash", ("serve.speculative.model=somebody/drafter",))
     made = estimate(strange, MODELS, ACCEPTANCE, SPEED)
     assert made.step is None
-    lines = list(estimate_lines([made], SPEED))
+    lines = plain_lines(estimate_lines([made], SPEED))
     assert "no estimate" in lines[-1]
 
 
@@ -283,7 +284,7 @@ def test_a_parent_s_published_step_less_the_saved_bytes_is_a_second_estimate() -
     assert found.from_published is not None
     assert found.from_published.parent == "v2"
     assert found.from_published.tok_s == pytest.approx(2.75 / (2.75 / 51 - 1e9 / bandwidth_bytes_s))
-    assert any("56.4 by v2" in line for line in estimate_lines([parent, found], SPEED))
+    assert any("56.4 by v2" in line for line in plain_lines(estimate_lines([parent, found], SPEED)))
 
 
 def test_where_nothing_was_measured_no_published_figure_is_carried_over() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,8 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.document import merge, read_document
 from sparkdeploy.recipe.flags import field_arguments
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
-from sparkdeploy.recipe.report import list_lines, origin_lines, recipe_rows
+from sparkdeploy.recipe.report import list_lines, origin_lines, recipe_rows, short_names
+from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -261,12 +263,26 @@ def test_a_replaced_mapping_forgets_the_parents_lines(tmp_path: Path) -> None:
 
 
 def test_show_gives_the_origin_of_each_value(shipped: Library) -> None:
-    lines = list(origin_lines(load_recipe(shipped, "v2")))
-    assert any(line.startswith("serve.port: 8000") and "baseline.yaml:" in line for line in lines)
+    lines = plain_lines(origin_lines(load_recipe(shipped, "v2")))
+    assert any(line.startswith("serve.port: 8000") and "# baseline.yaml:" in line for line in lines)
     assert any(
         line.startswith('checkpoint.lm_head: "int8"') and "v2.yaml" in line for line in lines
     )
     assert any(line.startswith("serve.max_num_seqs: null") and "default" in line for line in lines)
+
+
+def test_files_are_called_as_shortly_as_tells_them_apart() -> None:
+    one, two, other = "/home/a/recipes/v2.yaml", "/opt/recipes/v2.yaml", "/opt/recipes/mtp-2.yaml"
+    names = {one: "a/recipes/v2.yaml", two: "opt/recipes/v2.yaml", other: "mtp-2.yaml"}
+    assert short_names([one, two, other]) == names
+    assert short_names(["v2.yaml", "a/v2.yaml"]) == {"v2.yaml": "v2.yaml", "a/v2.yaml": "a/v2.yaml"}
+    assert short_names([]) == {}
+
+
+def test_show_ends_with_the_files_that_it_names(shipped: Library) -> None:
+    lines = plain_lines(origin_lines(load_recipe(shipped, "v2")), 80)
+    assert f"# v2.yaml is {shipped.recipe_files()['v2']}" in lines
+    assert [line for line in lines if "/v2.yaml:" in line] == []
 
 
 def test_a_broken_recipe_of_the_user_does_not_hide_the_others(
@@ -274,9 +290,9 @@ def test_a_broken_recipe_of_the_user_does_not_hide_the_others(
 ) -> None:
     write(tmp_path, "mine", "schema: 1\n")
     rows = recipe_rows(Library((tmp_path, *shipped.folders)))
-    text = "\n".join(list_lines(rows, [], {"v2": "fits"}, "v2"))
+    text = "\n".join(plain_lines(list_lines(rows, [], {"v2": "fits"}, "v2")))
     assert "broken: mine:" in text
-    assert "* v2                       fits" in text
+    assert re.search(r"^  \* v2 +fits +51 ", text, re.MULTILINE)
     assert "v2 " in text
 
 

@@ -1,0 +1,121 @@
+"""Deployments as `status` shows them: a row each, and beneath it what is the matter."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from sparkdeploy.commands.operate import BEING_REPLACED
+from sparkdeploy.console import format_gib, format_seconds
+from sparkdeploy.deploy import deployments
+from sparkdeploy.ink import Ink, Piece, line_of
+from sparkdeploy.moment import clock_words
+from sparkdeploy.node.facts import is_another
+from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkdeploy.deploy.deployments import StatusRow
+    from sparkdeploy.ink import Line
+    from sparkdeploy.table import Block, TextRow
+
+COLUMNS = (
+    TextColumn("name"),
+    TextColumn("state"),
+    TextColumn("URL"),
+    TextColumn("model"),
+    TextColumn("recipe"),
+    TextColumn("since"),
+    TextColumn("requests", Fill.FIGURE),
+    TextColumn("a minute", Fill.FIGURE),
+    TextColumn("restarts", Fill.FIGURE),
+    TextColumn("memory", Fill.FIGURE),
+)
+INKS = {
+    deployments.HEALTHY: Ink.GOOD,
+    deployments.RUNNING: Ink.GOOD,
+    deployments.WORKER: Ink.PLAIN,
+    "starting": Ink.CAUTION,
+    BEING_REPLACED: Ink.CAUTION,
+    "stopped": Ink.QUIET,
+}
+"""Every other state is a failure."""
+
+
+def status_lines(rows: Sequence[StatusRow]) -> Iterator[Block]:
+    if not rows:
+        yield (
+            "nothing is deployed; `sparkdeploy up` deploys the default recipe, "
+            "`sparkdeploy list` shows all of them"
+        )
+        return
+    yield TextTable(COLUMNS, tuple(map(_row, rows)))
+    if any(row.requests_a_minute is not None for row in rows):
+        yield "(requests: finished since vLLM started, by its own count; a minute: their mean)"
+
+
+def _row(row: StatusRow) -> TextRow:
+    return row_of(
+        Piece(row.name, Ink.STRONG),
+        Piece(row.state, INKS.get(row.state, Ink.BAD)),
+        row.url,
+        row.model,
+        row.recipe,
+        _since(row),
+        f"{row.requests:,}" if row.requests is not None else "",
+        f"{row.requests_a_minute:.1f}" if row.requests_a_minute is not None else "",
+        _restarts(row),
+        format_gib(row.memory_bytes) if row.memory_bytes is not None else "",
+        beneath=_beneath(row),
+    )
+
+
+def _since(row: StatusRow) -> str:
+    """Return when it was started and how long ago that is."""
+    if row.uptime_s is None:
+        return ""
+    ago = format_seconds(row.uptime_s)
+    if not row.since:
+        return f"{ago} ago"
+    moment = datetime.fromisoformat(row.since)
+    return f"{clock_words(moment, moment + timedelta(seconds=row.uptime_s))} ({ago})"
+
+
+def _restarts(row: StatusRow) -> Piece:
+    if row.uptime_s is None:
+        return Piece("")
+    return Piece(str(row.restarts), Ink.CAUTION if row.restarts else Ink.PLAIN)
+
+
+def _beneath(row: StatusRow) -> Iterator[Line | str]:
+    if is_another(row.user):
+        yield f"  deployed by {row.user}"
+    if row.head:
+        yield f"  worker of {row.head}; `sparkdeploy status` there shows the whole"
+    if row.exposure == Exposure.PUBLIC.value:
+        yield f"  other machines reach it, with its key, on port {row.port}"
+    if row.restarts:
+        times = "once" if row.restarts == 1 else f"{row.restarts} times"
+        told = f"restarted {times}, last because: {row.last_cause}"
+        yield line_of("  ", Piece(told, Ink.CAUTION))
+    if row.drafting:
+        yield line_of("  ", Piece("!", Ink.CAUTION), f" {row.drafting}")
+    for member in row.members:
+        ink = Ink.PLAIN if member.state == deployments.RUNNING else Ink.BAD
+        yield line_of(f"  {member.node}: ", Piece(member.state, ink))
+    if row.half_done:
+        yield f"  {row.half_done}"
+    yield from _next_step(row)
+
+
+def _next_step(row: StatusRow) -> Iterator[str]:
+    if row.exit_code is not None and not row.half_done and row.state != "stopped":
+        shows, packs = f"`sparkdeploy logs {row.name}`", f"`sparkdeploy diagnose {row.name}`"
+        yield f"  {shows} shows why, {packs} packs it"
+    elif row.state == "starting":
+        yield f"  `sparkdeploy logs {row.name} --follow` shows how far it is"
+    if row.kept:
+        earlier = "an earlier one is" if row.kept == 1 else f"{row.kept} earlier ones are"
+        yield f"  {earlier} kept: `sparkdeploy rollback {row.name}` brings the newest back"
