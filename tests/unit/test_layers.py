@@ -23,7 +23,7 @@ NOTES = ("field", "vllm", "rehearsal", "reference-system", "style")
 
 LAYERS = (
     ("errors", "ink", "labels", "stored_json", "terminal"),
-    ("console", "paper", "settings", "shell", "yaml_text"),
+    ("console", "paper", "screen", "settings", "shell", "yaml_text"),
     ("recipe",),
     ("node",),
     ("checkpoint", "image"),
