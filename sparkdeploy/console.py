@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from sparkdeploy.ink import Ink
 from sparkdeploy.terminal import LogReading, beneath, visible, visible_line
 
 if TYPE_CHECKING:
@@ -150,6 +151,15 @@ class Console:
     def info(self, text: str) -> None:
         if not self.quiet:
             self._write(text)
+
+    def aside(self, text: str) -> None:
+        """Write a passage of its own line ends on stderr, dimmed where that is possible."""
+        if self.quiet:
+            return
+        from sparkdeploy.paper import draws_on, inked  # noqa: PLC0415 - most commands draw nothing
+
+        stream = beneath(sys.stderr)
+        _write(stream, inked(text, Ink.QUIET) if draws_on(stream) else visible(text))
 
     def detail(self, text: str) -> None:
         if self.verbose:

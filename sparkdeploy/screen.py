@@ -71,7 +71,7 @@ class FullScreen(contextlib.AbstractContextManager["FullScreen"]):
         os.close(self._waker)
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Draw these lines from the top; only rows that changed are written, so nothing flickers."""
+        """Draw these lines from the top; rows that did not change stay, so nothing flickers."""
         if self._is_resized:
             self._is_resized = False
             self._drawn = []

@@ -76,6 +76,19 @@ def answers(fact: ContainerFact) -> bool:
         return model.is_healthy()
 
 
+def require_answers(fact: ContainerFact, model: ServedModel) -> None:
+    """UnhealthyError for a deployment that is down or still starts, before anything is asked."""
+    if not fact.is_running:
+        raise UnhealthyError(
+            f"deployment {fact.deployment} is not running", hint="`sparkdeploy status` shows why"
+        )
+    if not model.is_healthy():
+        raise UnhealthyError(
+            f"deployment {fact.deployment} is still starting, or hangs",
+            hint="`sparkdeploy status` says which, and how far it is",
+        )
+
+
 def remark_on_drafts(fact: ContainerFact, settings: Settings) -> str:
     """Return what is wrong with the drafts of a running container; empty when nothing is known."""
     if not fact.is_running:

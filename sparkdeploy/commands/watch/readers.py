@@ -1,4 +1,4 @@
-"""The threads that look: one a server, one the Docker Engine, one a node. None waits for another."""
+"""The threads that look: a server's, the Docker Engine's, a node's. None waits for another."""
 
 from __future__ import annotations
 
