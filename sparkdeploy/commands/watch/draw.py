@@ -136,7 +136,8 @@ def _now(item: WatchedDeployment) -> str:
 
 def _figures(item: WatchedDeployment) -> tuple[Line, ...]:
     figures = item.figures
-    lately = f", {figures.preempted_lately} in the last minute" if figures.preempted_lately else ""
+    lately = figures.preempted_lately
+    newly = f", {words.number(lately)} in the last minute" if lately else ""
     written, read = words.number(figures.generated_tokens), words.number(figures.prompt_tokens)
     return (
         _requests(item),
@@ -145,7 +146,7 @@ def _figures(item: WatchedDeployment) -> tuple[Line, ...]:
         field("drafts accepted", words.percents(figures.accepted)) if figures.accepted else (),
         field("prefix hits", words.percent(figures.prefix_hits)),
         _kv(item),
-        field("preemptions", words.number(figures.preemptions) + lately),
+        field("preemptions", words.number(figures.preemptions) + newly),
         field("served", f"{written} tokens written, {read} read"),
         field("restarts", Piece(str(item.restarts), Ink.CAUTION if item.restarts else Ink.PLAIN)),
     )

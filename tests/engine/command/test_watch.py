@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -67,6 +68,10 @@ def head_ends_at(screen: str, columns: int) -> bool:
     return head.endswith("q leaves") and len(head) == columns
 
 
+def is_whole(screen: str, columns: int) -> bool:
+    return head_ends_at(screen, columns) and all(figure in screen for figure in FIGURES)
+
+
 def test_the_figures_are_the_servers_own_of_the_same_second(
     host: DockerHost, loaded: ContainerSpec, program: Program, deployment: str
 ) -> None:
@@ -99,11 +104,7 @@ def test_each_figure_is_whole_at_every_size_and_the_window_is_given_back(
     with terminal("status", "--watch", deployment, env=program.env) as window:
         for columns, rows in ((80, 24), (120, 40), (200, 50), (100, 12), (80, 24)):
             window.resize(columns, rows)
-            screen = window.until(
-                lambda seen, columns=columns: (
-                    head_ends_at(seen, columns) and all(figure in seen for figure in FIGURES)
-                )
-            )
+            screen = window.until(partial(is_whole, columns=columns))
             assert "tokens/s" in screen
             assert f"http://127.0.0.1:{port_of(loaded)}" in screen
             assert all(len(line) <= columns for line in screen.split("\n"))

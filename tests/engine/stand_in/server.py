@@ -225,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         usage = {"prompt_tokens": 5, "completion_tokens": len(words)}
-        events = [{"choices": [{"delta": delta}]} for delta in words]
+        events: list[object] = [{"choices": [{"delta": delta}]} for delta in words]
         events.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
         if asked.get("stream_options"):
             events.append({"choices": [], "usage": usage})
