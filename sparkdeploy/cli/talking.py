@@ -45,7 +45,7 @@ def ask(
     from sparkdeploy.commands.talk.answer import Wishes
 
     name, text = talk.read_words(words or ())
-    question = talk.Question(text, name, system, tuple(images or ()))
+    question = talk.AskedQuestion(text, name, system, tuple(images or ()))
     wishes = Wishes(max_tokens, thinks=not no_think)
     if as_json:
         console.answer_json(talk.ask_whole(question, wishes, current_settings()))

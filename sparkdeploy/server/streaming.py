@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CHAT_PATH = "/v1/chat/completions"
 _DATA = b"data:"
 _DONE = b"[DONE]"
+LOGS_HINT = "`sparkdeploy status` and `logs` say what became of the server"
 _MAX_LINE_BYTES = 8 << 20
 """No event of an answer is so long; what is no stream of events may be."""
 
@@ -77,11 +78,11 @@ class AnswerSoFar:
 
 
 def answer_pieces(chunks: Iterable[bytes]) -> Iterator[AnswerPiece]:
-    """Read a stream of events; UnhealthyError for an error among them, or for no such stream.
+    """Read a stream of events; UnhealthyError for an error, an end too early, or for no stream.
 
     Whatever the server ends its lines with, and wherever the chunks end.
     """
-    is_stream = False
+    is_stream = has_finished = False
     for line in _lines(chunks):
         if not line.startswith(_DATA):
             continue
@@ -89,12 +90,16 @@ def answer_pieces(chunks: Iterable[bytes]) -> Iterator[AnswerPiece]:
         data = line[len(_DATA) :].strip()
         if data == _DONE:
             return
-        yield _piece(data)
+        piece = _piece(data)
+        has_finished = has_finished or bool(piece.finish_reason)
+        yield piece
     if not is_stream:
         raise UnhealthyError(
             "the server did not stream an answer",
             hint="is this the address of an OpenAI-compatible server?",
         )
+    if not has_finished:
+        raise UnhealthyError("the connection ended before the answer did", hint=LOGS_HINT)
 
 
 def server_words(text: str) -> str:

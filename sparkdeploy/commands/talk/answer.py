@@ -50,7 +50,7 @@ class Wishes:
     """False asks the model's template for an answer without thoughts."""
 
 
-class RefusedError(SparkdeployError):
+class AnswerRefusedError(SparkdeployError):
     """The server answered, and did not do what it was asked: not a server that is unwell."""
 
     @property
@@ -104,7 +104,7 @@ def ask_for(
 ) -> AnswerSoFar:
     """Return an answer when it has ended; who leaves early has closed its connection.
 
-    Raises RefusedError in the server's words, and UnhealthyError when it is not reached.
+    Raises AnswerRefusedError in the server's words, and UnhealthyError when it is not reached.
     """
     so_far = AnswerSoFar()
     with contextlib.ExitStack() as ending:
@@ -141,17 +141,17 @@ def follow(
         hint = next((told for says, told in _HINTS if re.search(says, error.message)), None)
         if hint is None:
             raise
-        raise RefusedError(error.message, hint=hint, detail=error.detail) from error
+        raise AnswerRefusedError(error.message, hint=hint, detail=error.detail) from error
 
 
-def _writes_no_text(partner: Partner) -> RefusedError:
+def _writes_no_text(partner: Partner) -> AnswerRefusedError:
     route: PoolingEndpoint | None = None
     with contextlib.suppress(UnhealthyError):
         route = partner.model.pooling_endpoint()
     if route is None:
-        return RefusedError(f"{partner.deployment} has no route for a chat")
+        return AnswerRefusedError(f"{partner.deployment} has no route for a chat")
     body = str(dict(example_body(route.path, partner.model.name))).replace("'", '"')
-    return RefusedError(
+    return AnswerRefusedError(
         f"{partner.deployment} writes no text: {partner.model.name} is a model for embeddings, "
         "scores or classes",
         hint=f"curl {partner.model.base_url}{route.path} -H 'Content-Type: application/json' "

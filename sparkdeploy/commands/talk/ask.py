@@ -27,7 +27,7 @@ QUOTES = 'put it in quotes: sparkdeploy ask "What is a mixture of experts?"'
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AskedQuestion:
     text: str
     name: str | None = None
     """Of the deployment; None for the only one."""
@@ -59,7 +59,7 @@ def read_words(words: Sequence[str]) -> tuple[str | None, str]:
     return name, text
 
 
-def ask(question: Question, wishes: Wishes, settings: Settings) -> None:
+def ask(question: AskedQuestion, wishes: Wishes, settings: Settings) -> None:
     """Show the answer on stdout as it comes; what it took goes to stderr."""
     messages = question.messages()
     partner = reach_partner(question.name, settings)
@@ -71,7 +71,7 @@ def ask(question: Question, wishes: Wishes, settings: Settings) -> None:
         console.warn(said)
 
 
-def ask_whole(question: Question, wishes: Wishes, settings: Settings) -> dict[str, Any]:
+def ask_whole(question: AskedQuestion, wishes: Wishes, settings: Settings) -> dict[str, Any]:
     """Return the answer with all that is known of it, once it has ended."""
     messages = question.messages()
     partner = reach_partner(question.name, settings)

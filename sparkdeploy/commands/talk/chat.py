@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.talk.answer import RefusedError, Telling, follow, remark, took
+from sparkdeploy.commands.talk.answer import AnswerRefusedError, Telling, follow, remark, took
 from sparkdeploy.commands.talk.conversation import MARK, Conversation, steer
 from sparkdeploy.commands.talk.side import reach_partner
 from sparkdeploy.console import console
@@ -91,9 +91,9 @@ def _answer(partner: Partner, conversation: Conversation, wishes: Wishes, room: 
     except KeyboardInterrupt:
         telling.end()
         console.info("(ended)")
-    except (RefusedError, UnhealthyError) as error:
+    except (AnswerRefusedError, UnhealthyError) as error:
         telling.end()
-        is_overflow = isinstance(error, RefusedError) and error.is_overflow
+        is_overflow = isinstance(error, AnswerRefusedError) and error.is_overflow
         console.error(error.message, hint=OVERFLOW_HINT if is_overflow else error.hint)
     else:
         telling.end()

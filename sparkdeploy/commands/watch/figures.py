@@ -28,7 +28,7 @@ class TimedTally:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class TallyHistory:
     """What one server counted in the last minute, and its rates for longer."""
 
     seen: tuple[TimedTally, ...] = ()
@@ -36,13 +36,13 @@ class History:
     rates: tuple[float, ...] = ()
     """Tokens a second, newest last."""
 
-    def after(self, latest: TimedTally) -> History:
+    def after(self, latest: TimedTally) -> TallyHistory:
         """Return the history with one more tally; a server that started anew has no past."""
         last = self.seen[-1] if self.seen else None
         if last is not None and latest.at_s <= last.at_s:
             return self
         if last is not None and latest.tally.is_after_restart_of(last.tally):
-            return History((latest,), self.rates)
+            return TallyHistory((latest,), self.rates)
         rate = _rate(last, latest)
         rates = self.rates if rate is None else (*self.rates, rate)[-RATES_KEPT:]
         since_s = latest.at_s - WINDOW_S
@@ -52,7 +52,7 @@ class History:
         ]
         return replace(self, seen=(*kept, latest), rates=rates)
 
-    def idle(self) -> History:
+    def idle(self) -> TallyHistory:
         """Return the history of a server that did not answer: nothing came out of it."""
         return replace(self, rates=(*self.rates, 0.0)[-RATES_KEPT:])
 
@@ -89,7 +89,7 @@ class ServerFigures:
     prompt_tokens: int | None = None
 
 
-def server_figures(history: History) -> ServerFigures:
+def server_figures(history: TallyHistory) -> ServerFigures:
     if not history.seen:
         return ServerFigures(rates=history.rates)
     newest, oldest = history.seen[-1], history.seen[0]

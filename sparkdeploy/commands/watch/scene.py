@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.commands.watch.figures import History, ServerFigures, server_figures
+from sparkdeploy.commands.watch.figures import ServerFigures, TallyHistory, server_figures
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.terminal import visible_line
 
@@ -26,7 +26,7 @@ MAX_FLOOR_GIB = 1 << 20
 ERROR_CHARACTERS = 300
 
 
-class Life(Enum):
+class Condition(Enum):
     """How a deployment is."""
 
     SERVING = "serving"
@@ -41,14 +41,20 @@ class Life(Enum):
 
     @property
     def is_gone(self) -> bool:
-        return self in {Life.SILENT, Life.BROKEN, Life.EXITED, Life.STOPPED, Life.REMOVED}
+        return self in {
+            Condition.SILENT,
+            Condition.BROKEN,
+            Condition.EXITED,
+            Condition.STOPPED,
+            Condition.REMOVED,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLook:
     """What the reader of one server knows."""
 
-    history: History = field(default_factory=History)
+    history: TallyHistory = field(default_factory=TallyHistory)
     is_answering: bool = False
     has_answered: bool = False
     silent_since: datetime | None = None
@@ -87,7 +93,7 @@ class WatchedDeployment:
     recipe: str
     model: str
     url: str
-    life: Life
+    life: Condition
     told: str
     """The state in words, such as `exited (86)`."""
     since: datetime | None
@@ -154,8 +160,14 @@ def _deployment(
     fact = look.found.current
     lost = () if look.removed_at else tuple(_lost_parts(fact, nodes))
     life = _life(look, server, is_whole=not lost)
-    runs = life in {Life.SERVING, Life.STARTING, Life.SILENT, Life.BROKEN, Life.WORKER}
-    error = look.last_error or (server.problem if life is Life.SILENT else "")
+    runs = life in {
+        Condition.SERVING,
+        Condition.STARTING,
+        Condition.SILENT,
+        Condition.BROKEN,
+        Condition.WORKER,
+    }
+    error = look.last_error or (server.problem if life is Condition.SILENT else "")
     return WatchedDeployment(
         name=look.found.name,
         recipe=visible_line(fact.labels.get(labels.RECIPE, ""))[:40],
@@ -172,43 +184,43 @@ def _deployment(
     )
 
 
-def _life(look: ContainerLook, server: ServerLook, *, is_whole: bool) -> Life:
+def _life(look: ContainerLook, server: ServerLook, *, is_whole: bool) -> Condition:
     found = look.found
     of_server = {
-        Life.SERVING: server.is_answering,
-        Life.SILENT: server.has_answered,
+        Condition.SERVING: server.is_answering,
+        Condition.SILENT: server.has_answered,
     }
     of_containers = {
-        Life.REMOVED: look.removed_at is not None,
-        Life.STOPPED: found.serving is None and found.replaced is None,
-        Life.EXITED: not found.current.is_running,
-        Life.WORKER: found.is_of_another_head,
-        Life.BROKEN: not is_whole,
+        Condition.REMOVED: look.removed_at is not None,
+        Condition.STOPPED: found.serving is None and found.replaced is None,
+        Condition.EXITED: not found.current.is_running,
+        Condition.WORKER: found.is_of_another_head,
+        Condition.BROKEN: not is_whole,
     }
     so = (life for life, is_so in (of_containers | of_server).items() if is_so)
-    return next(so, Life.STARTING)
+    return next(so, Condition.STARTING)
 
 
-def _told(life: Life, found: DeploymentContainers) -> str:
+def _told(life: Condition, found: DeploymentContainers) -> str:
     fact = found.current
-    if life is Life.EXITED:
+    if life is Condition.EXITED:
         return f"exited ({fact.exit_code})" if fact.state == "exited" else fact.state
-    if life is Life.WORKER:
+    if life is Condition.WORKER:
         return f"worker of {fact.nodes[0]}"
     return str(life.value)
 
 
 def _gone_since(
-    life: Life, look: ContainerLook, server: ServerLook, nodes: tuple[NodeLook, ...]
+    life: Condition, look: ContainerLook, server: ServerLook, nodes: tuple[NodeLook, ...]
 ) -> datetime | None:
     fact = look.found.current
-    if life is Life.REMOVED:
+    if life is Condition.REMOVED:
         return look.removed_at
-    if life in {Life.EXITED, Life.STOPPED}:
+    if life in {Condition.EXITED, Condition.STOPPED}:
         return parse_time(fact.finished_at) if fact.finished_at else None
-    if life is Life.SILENT:
+    if life is Condition.SILENT:
         return server.silent_since
-    if life is Life.BROKEN:
+    if life is Condition.BROKEN:
         gone = (node.gone_since for node in nodes if node.name in fact.nodes)
         return min((moment for moment in gone if moment is not None), default=None)
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from sparkdeploy.commands.watch.figures import Percentiles, ServerFigures
-from sparkdeploy.commands.watch.scene import Life, Scene, WatchedDeployment, WatchedNode
+from sparkdeploy.commands.watch.scene import Condition, Scene, WatchedDeployment, WatchedNode
 from sparkdeploy.node.facts import GpuLoad
 
 NOW = datetime(2026, 11, 25, 12, 0, 0, tzinfo=UTC)
@@ -41,7 +41,10 @@ EXPECTED = (
 
 
 def deployment(
-    name: str = "main", life: Life = Life.SERVING, told: str = "serving", last_error: str = ""
+    name: str = "main",
+    life: Condition = Condition.SERVING,
+    told: str = "serving",
+    last_error: str = "",
 ) -> WatchedDeployment:
     return WatchedDeployment(
         name=name,

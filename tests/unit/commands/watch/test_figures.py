@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from sparkdeploy.commands.watch.figures import (
     RATES_KEPT,
-    History,
-    Percentiles,
     ServerFigures,
+    TallyHistory,
     TimedTally,
     server_figures,
 )
@@ -22,8 +21,8 @@ from sparkdeploy.server.tally import Histogram, Tally
 EDGES_S = (0.1, 0.2, math.inf)
 
 
-def history(*tallies: Tally, first_s: float = 0.0, every_s: float = 1.0) -> History:
-    seen = History()
+def history(*tallies: Tally, first_s: float = 0.0, every_s: float = 1.0) -> TallyHistory:
+    seen = TallyHistory()
     for number, tally in enumerate(tallies):
         seen = seen.after(TimedTally(first_s + number * every_s, tally))
     return seen
@@ -58,7 +57,8 @@ def test_the_last_minute_forgets_what_was_before() -> None:
         )
 
     figures = server_figures(history(*map(at, range(101))))
-    assert figures.gap == Percentiles(pytest.approx(0.05), pytest.approx(0.095))
+    assert figures.gap.p50_s == pytest.approx(0.05)
+    assert figures.gap.p95_s == pytest.approx(0.095)
     assert (figures.preemptions, figures.preempted_lately) == (10, 0)
     assert figures.requests_a_minute == pytest.approx(60)
     assert figures.accepted == (1.0, 1.0)

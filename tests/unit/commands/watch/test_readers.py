@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import pytest
 from sparkdeploy.commands.watch import readers
 from sparkdeploy.commands.watch.readers import EngineReader, NodeReader, ServerReader, heard
 from sparkdeploy.commands.watch.scene import (
-    Life,
+    Condition,
     NodeLook,
     Scene,
     ServerLook,
@@ -33,6 +34,7 @@ from tests.unit.fake_containers import FakeContainers, container
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sparkdeploy import shell
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.settings import Settings
 
@@ -135,7 +137,11 @@ def watching(
             server.join(10)
 
 
-def life(scene: Scene, name: str = "main") -> Life | None:
+def tells(scene: Callable[[], Scene], generated_tokens: int) -> bool:
+    return scene().deployments[0].figures.generated_tokens == generated_tokens
+
+
+def life(scene: Scene, name: str = "main") -> Condition | None:
     return next((item.life for item in scene.deployments if item.name == name), None)
 
 
@@ -145,26 +151,26 @@ def test_a_deployment_starts_serves_falls_silent_ends_and_is_removed(
     server.status = 503
     engine = FakeContainers.of(deployed("main", server.port))
     with watching(engine, settings) as scene:
-        assert life(scene()) is Life.STARTING
+        assert life(scene()) is Condition.STARTING
         server.status = 200
-        until(lambda: life(scene()) is Life.SERVING)
+        until(lambda: life(scene()) is Condition.SERVING)
         assert scene().deployments[0].figures.generated_tokens == 5
         server.status = 500
-        until(lambda: life(scene()) is Life.SILENT)
+        until(lambda: life(scene()) is Condition.SILENT)
         silent = scene().deployments[0]
         assert silent.since is not None
         assert "answered 500" in silent.last_error
         assert silent.figures.generated_tokens == 5, "the last figures stay"
         engine.stop("sparkdeploy-main")
-        until(lambda: life(scene()) is Life.EXITED)
+        until(lambda: life(scene()) is Condition.EXITED)
         engine.remove("sparkdeploy-main")
-        until(lambda: life(scene()) is Life.REMOVED)
+        until(lambda: life(scene()) is Condition.REMOVED)
         engine.facts["again"] = replace(deployed("main", server.port), container_id="again")
         server.status = 200
-        until(lambda: life(scene()) is Life.SERVING)
+        until(lambda: life(scene()) is Condition.SERVING)
         engine.breaks_with = NodeError("docker: the Docker Engine does not answer")
         until(lambda: scene().problem)
-        assert life(scene()) is Life.SERVING, "what serves goes on"
+        assert life(scene()) is Condition.SERVING, "what serves goes on"
 
 
 def test_a_server_that_hangs_delays_no_other(server: Counting, settings: Settings) -> None:
@@ -174,13 +180,13 @@ def test_a_server_that_hangs_delays_no_other(server: Counting, settings: Setting
             deployed("fast", server.port), replace(deployed("slow", slow.port), container_id="s")
         )
         with watching(engine, settings) as scene:
-            until(lambda: life(scene(), "fast") is Life.SERVING)
+            until(lambda: life(scene(), "fast") is Condition.SERVING)
             for count in (6, 7, 8):
                 server.text = f"vllm:generation_tokens_total {count}\n"
-                until(lambda c=count: scene().deployments[0].figures.generated_tokens == c)
-            assert life(scene(), "slow") is Life.STARTING
+                until(partial(tells, scene, count))
+            assert life(scene(), "slow") is Condition.STARTING
             slow.go_on.set()
-            until(lambda: life(scene(), "slow") is Life.SERVING)
+            until(lambda: life(scene(), "slow") is Condition.SERVING)
 
 
 def test_only_named_ones_are_watched_and_a_name_has_to_be_there(settings: Settings) -> None:
@@ -207,7 +213,7 @@ def test_a_log_is_read_again_only_when_a_server_came_back(
 ) -> None:
     engine = Restarting.of(deployed("main", server.port))
     with watching(engine, settings) as scene:
-        until(lambda: life(scene()) is Life.SERVING)
+        until(lambda: life(scene()) is Condition.SERVING)
         until(lambda: engine.reads == 2)
         time.sleep(0.2)
         assert engine.reads == 2
@@ -253,11 +259,14 @@ def test_a_node_that_goes_away_is_gone_and_comes_back(
         yield Nodes(Node("here"), () if unreachable else (opened[-1],), unreachable)
 
     # The program there is one of ours here, of which the test knows how to end it.
-    programs = []
+    programs: list[shell.Running] = []
     start = Node.start
-    monkeypatch.setattr(
-        Node, "start", lambda node, text: programs.append(start(node, text)) or programs[-1]
-    )
+
+    def remembered(node: Node, text: str) -> shell.Running:
+        programs.append(start(node, text))
+        return programs[-1]
+
+    monkeypatch.setattr(Node, "start", remembered)
     monkeypatch.setattr(readers, "open_nodes", open_nodes)
     reader = NodeReader("spark-2", "spark-2", settings)
     reader.start()
@@ -293,14 +302,16 @@ def test_what_a_node_tells_is_read_line_by_line() -> None:
 @pytest.mark.parametrize(
     ("node", "expected", "note"),
     [
-        (NodeLook("spark-2", parts={"main": "running"}), Life.SERVING, ""),
-        (NodeLook("spark-2"), Life.SERVING, ""),
-        (NodeLook("spark-2", parts={"main": "exited"}), Life.BROKEN, "spark-2: exited"),
-        (NodeLook("spark-2", parts={"": ""}), Life.BROKEN, "spark-2: no container"),
-        (NodeLook("spark-2", gone_since=NOW), Life.BROKEN, "spark-2 is gone"),
+        (NodeLook("spark-2", parts={"main": "running"}), Condition.SERVING, ""),
+        (NodeLook("spark-2"), Condition.SERVING, ""),
+        (NodeLook("spark-2", parts={"main": "exited"}), Condition.BROKEN, "spark-2: exited"),
+        (NodeLook("spark-2", parts={"": ""}), Condition.BROKEN, "spark-2: no container"),
+        (NodeLook("spark-2", gone_since=NOW), Condition.BROKEN, "spark-2 is gone"),
     ],
 )
-def test_a_cluster_that_lost_a_node_is_broken(node: NodeLook, expected: Life, note: str) -> None:
+def test_a_cluster_that_lost_a_node_is_broken(
+    node: NodeLook, expected: Condition, note: str
+) -> None:
     fact = deployed("main", nodes="spark-1,spark-2", rank="0")
     reader = EngineReader(FakeContainers.of(fact).host, (), load_settings())
     for server in reader.servers.values():
