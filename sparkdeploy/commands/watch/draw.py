@@ -15,7 +15,7 @@ from sparkdeploy.commands.watch.layout import (
     sparkline,
     wrapped,
 )
-from sparkdeploy.commands.watch.scene import GIB, Condition
+from sparkdeploy.commands.watch.scene import GIB, Standing
 from sparkdeploy.ink import Ink, Line, Piece, line_of, plain_text
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ ERROR_LINES = 2
 CLOSE_BYTES = GIB
 """So near to the floor a machine is in danger."""
 _INKS = {
-    Condition.SERVING: Ink.GOOD,
-    Condition.STARTING: Ink.CAUTION,
-    Condition.WORKER: Ink.PLAIN,
-    Condition.STOPPED: Ink.QUIET,
+    Standing.SERVING: Ink.GOOD,
+    Standing.STARTING: Ink.CAUTION,
+    Standing.WORKER: Ink.PLAIN,
+    Standing.STOPPED: Ink.QUIET,
 }
 
 
@@ -88,7 +88,7 @@ def _block(
     lines = [fitted(_title(item, now), columns)]
     if item.note:
         lines += [line_of("  ", Piece(it, Ink.BAD)) for it in wrapped(item.note, columns - 2, 2)]
-    if item.life is not Condition.WORKER and item.life is not Condition.STOPPED:
+    if item.life is not Standing.WORKER and item.life is not Standing.STOPPED:
         if detail is Detail.WHOLE:
             lines.append(_speed_line(item, columns, ramp))
             lines += flow(_figures(item), columns)
@@ -184,7 +184,7 @@ def _kv(item: WatchedDeployment) -> Line:
 
 def _row(item: WatchedDeployment, now: datetime, columns: int) -> Line:
     name = line_of(Piece(f"{shortened(item.name, NAME_COLUMNS):<{NAME_COLUMNS}}", Ink.STRONG))
-    if item.life is not Condition.SERVING:
+    if item.life is not Standing.SERVING:
         return fitted((name, line_of(_state(item, now))), columns)
     return fitted((name, *_main_figures(item)), columns)
 

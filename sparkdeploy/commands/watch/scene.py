@@ -26,7 +26,7 @@ MAX_FLOOR_GIB = 1 << 20
 ERROR_CHARACTERS = 300
 
 
-class Condition(Enum):
+class Standing(Enum):
     """How a deployment is."""
 
     SERVING = "serving"
@@ -42,11 +42,11 @@ class Condition(Enum):
     @property
     def is_gone(self) -> bool:
         return self in {
-            Condition.SILENT,
-            Condition.BROKEN,
-            Condition.EXITED,
-            Condition.STOPPED,
-            Condition.REMOVED,
+            Standing.SILENT,
+            Standing.BROKEN,
+            Standing.EXITED,
+            Standing.STOPPED,
+            Standing.REMOVED,
         }
 
 
@@ -93,7 +93,7 @@ class WatchedDeployment:
     recipe: str
     model: str
     url: str
-    life: Condition
+    life: Standing
     told: str
     """The state in words, such as `exited (86)`."""
     since: datetime | None
@@ -161,13 +161,13 @@ def _deployment(
     lost = () if look.removed_at else tuple(_lost_parts(fact, nodes))
     life = _life(look, server, is_whole=not lost)
     runs = life in {
-        Condition.SERVING,
-        Condition.STARTING,
-        Condition.SILENT,
-        Condition.BROKEN,
-        Condition.WORKER,
+        Standing.SERVING,
+        Standing.STARTING,
+        Standing.SILENT,
+        Standing.BROKEN,
+        Standing.WORKER,
     }
-    error = look.last_error or (server.problem if life is Condition.SILENT else "")
+    error = look.last_error or (server.problem if life is Standing.SILENT else "")
     return WatchedDeployment(
         name=look.found.name,
         recipe=visible_line(fact.labels.get(labels.RECIPE, ""))[:40],
@@ -184,43 +184,43 @@ def _deployment(
     )
 
 
-def _life(look: ContainerLook, server: ServerLook, *, is_whole: bool) -> Condition:
+def _life(look: ContainerLook, server: ServerLook, *, is_whole: bool) -> Standing:
     found = look.found
     of_server = {
-        Condition.SERVING: server.is_answering,
-        Condition.SILENT: server.has_answered,
+        Standing.SERVING: server.is_answering,
+        Standing.SILENT: server.has_answered,
     }
     of_containers = {
-        Condition.REMOVED: look.removed_at is not None,
-        Condition.STOPPED: found.serving is None and found.replaced is None,
-        Condition.EXITED: not found.current.is_running,
-        Condition.WORKER: found.is_of_another_head,
-        Condition.BROKEN: not is_whole,
+        Standing.REMOVED: look.removed_at is not None,
+        Standing.STOPPED: found.serving is None and found.replaced is None,
+        Standing.EXITED: not found.current.is_running,
+        Standing.WORKER: found.is_of_another_head,
+        Standing.BROKEN: not is_whole,
     }
     so = (life for life, is_so in (of_containers | of_server).items() if is_so)
-    return next(so, Condition.STARTING)
+    return next(so, Standing.STARTING)
 
 
-def _told(life: Condition, found: DeploymentContainers) -> str:
+def _told(life: Standing, found: DeploymentContainers) -> str:
     fact = found.current
-    if life is Condition.EXITED:
+    if life is Standing.EXITED:
         return f"exited ({fact.exit_code})" if fact.state == "exited" else fact.state
-    if life is Condition.WORKER:
+    if life is Standing.WORKER:
         return f"worker of {fact.nodes[0]}"
     return str(life.value)
 
 
 def _gone_since(
-    life: Condition, look: ContainerLook, server: ServerLook, nodes: tuple[NodeLook, ...]
+    life: Standing, look: ContainerLook, server: ServerLook, nodes: tuple[NodeLook, ...]
 ) -> datetime | None:
     fact = look.found.current
-    if life is Condition.REMOVED:
+    if life is Standing.REMOVED:
         return look.removed_at
-    if life in {Condition.EXITED, Condition.STOPPED}:
+    if life in {Standing.EXITED, Standing.STOPPED}:
         return parse_time(fact.finished_at) if fact.finished_at else None
-    if life is Condition.SILENT:
+    if life is Standing.SILENT:
         return server.silent_since
-    if life is Condition.BROKEN:
+    if life is Standing.BROKEN:
         gone = (node.gone_since for node in nodes if node.name in fact.nodes)
         return min((moment for moment in gone if moment is not None), default=None)
     return None

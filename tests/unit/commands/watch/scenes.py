@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from sparkdeploy.commands.watch.figures import Percentiles, ServerFigures
-from sparkdeploy.commands.watch.scene import Condition, Scene, WatchedDeployment, WatchedNode
+from sparkdeploy.commands.watch.scene import Standing, Scene, WatchedDeployment, WatchedNode
 from sparkdeploy.node.facts import GpuLoad
 
 NOW = datetime(2026, 11, 25, 12, 0, 0, tzinfo=UTC)
@@ -42,7 +42,7 @@ EXPECTED = (
 
 def deployment(
     name: str = "main",
-    life: Condition = Condition.SERVING,
+    life: Standing = Standing.SERVING,
     told: str = "serving",
     last_error: str = "",
 ) -> WatchedDeployment:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.commands.watch.draw import screen_of
 from sparkdeploy.commands.watch.layout import LETTERS, flow, sparkline, wrapped
-from sparkdeploy.commands.watch.scene import Condition, Scene
+from sparkdeploy.commands.watch.scene import Standing, Scene
 from sparkdeploy.ink import Ink, line_of, plain_text
 from tests.unit.commands.watch.scenes import EXPECTED, NODE, NOW, deployment, node, scene
 
@@ -57,13 +57,13 @@ def test_what_no_screen_has_room_for_is_told() -> None:
 @pytest.mark.parametrize(
     ("life", "told"),
     [
-        (Condition.SILENT, "does not answer"),
-        (Condition.EXITED, "exited (137)"),
-        (Condition.REMOVED, "removed"),
-        (Condition.BROKEN, "broken"),
+        (Standing.SILENT, "does not answer"),
+        (Standing.EXITED, "exited (137)"),
+        (Standing.REMOVED, "removed"),
+        (Standing.BROKEN, "broken"),
     ],
 )
-def test_what_went_away_stays_with_since_when(life: Condition, told: str) -> None:
+def test_what_went_away_stays_with_since_when(life: Standing, told: str) -> None:
     gone = deployment("main", life, told, last_error="the kernel killed it: " + "words " * 40)
     shown = Scene(NOW, (gone,), (node("spark-2", is_gone=True),))
     for columns, rows in (*SIZES, (80, 8)):

@@ -16,7 +16,7 @@ import pytest
 from sparkdeploy.commands.watch import readers
 from sparkdeploy.commands.watch.readers import EngineReader, NodeReader, ServerReader, heard
 from sparkdeploy.commands.watch.scene import (
-    Condition,
+    Standing,
     NodeLook,
     Scene,
     ServerLook,
@@ -141,7 +141,7 @@ def tells(scene: Callable[[], Scene], generated_tokens: int) -> bool:
     return scene().deployments[0].figures.generated_tokens == generated_tokens
 
 
-def life(scene: Scene, name: str = "main") -> Condition | None:
+def life(scene: Scene, name: str = "main") -> Standing | None:
     return next((item.life for item in scene.deployments if item.name == name), None)
 
 
@@ -151,26 +151,26 @@ def test_a_deployment_starts_serves_falls_silent_ends_and_is_removed(
     server.status = 503
     engine = FakeContainers.of(deployed("main", server.port))
     with watching(engine, settings) as scene:
-        assert life(scene()) is Condition.STARTING
+        assert life(scene()) is Standing.STARTING
         server.status = 200
-        until(lambda: life(scene()) is Condition.SERVING)
+        until(lambda: life(scene()) is Standing.SERVING)
         assert scene().deployments[0].figures.generated_tokens == 5
         server.status = 500
-        until(lambda: life(scene()) is Condition.SILENT)
+        until(lambda: life(scene()) is Standing.SILENT)
         silent = scene().deployments[0]
         assert silent.since is not None
         assert "answered 500" in silent.last_error
         assert silent.figures.generated_tokens == 5, "the last figures stay"
         engine.stop("sparkdeploy-main")
-        until(lambda: life(scene()) is Condition.EXITED)
+        until(lambda: life(scene()) is Standing.EXITED)
         engine.remove("sparkdeploy-main")
-        until(lambda: life(scene()) is Condition.REMOVED)
+        until(lambda: life(scene()) is Standing.REMOVED)
         engine.facts["again"] = replace(deployed("main", server.port), container_id="again")
         server.status = 200
-        until(lambda: life(scene()) is Condition.SERVING)
+        until(lambda: life(scene()) is Standing.SERVING)
         engine.breaks_with = NodeError("docker: the Docker Engine does not answer")
         until(lambda: scene().problem)
-        assert life(scene()) is Condition.SERVING, "what serves goes on"
+        assert life(scene()) is Standing.SERVING, "what serves goes on"
 
 
 def test_a_server_that_hangs_delays_no_other(server: Counting, settings: Settings) -> None:
@@ -180,13 +180,13 @@ def test_a_server_that_hangs_delays_no_other(server: Counting, settings: Setting
             deployed("fast", server.port), replace(deployed("slow", slow.port), container_id="s")
         )
         with watching(engine, settings) as scene:
-            until(lambda: life(scene(), "fast") is Condition.SERVING)
+            until(lambda: life(scene(), "fast") is Standing.SERVING)
             for count in (6, 7, 8):
                 server.text = f"vllm:generation_tokens_total {count}\n"
                 until(partial(tells, scene, count))
-            assert life(scene(), "slow") is Condition.STARTING
+            assert life(scene(), "slow") is Standing.STARTING
             slow.go_on.set()
-            until(lambda: life(scene(), "slow") is Condition.SERVING)
+            until(lambda: life(scene(), "slow") is Standing.SERVING)
 
 
 def test_only_named_ones_are_watched_and_a_name_has_to_be_there(settings: Settings) -> None:
@@ -213,7 +213,7 @@ def test_a_log_is_read_again_only_when_a_server_came_back(
 ) -> None:
     engine = Restarting.of(deployed("main", server.port))
     with watching(engine, settings) as scene:
-        until(lambda: life(scene()) is Condition.SERVING)
+        until(lambda: life(scene()) is Standing.SERVING)
         until(lambda: engine.reads == 2)
         time.sleep(0.2)
         assert engine.reads == 2
@@ -302,15 +302,15 @@ def test_what_a_node_tells_is_read_line_by_line() -> None:
 @pytest.mark.parametrize(
     ("node", "expected", "note"),
     [
-        (NodeLook("spark-2", parts={"main": "running"}), Condition.SERVING, ""),
-        (NodeLook("spark-2"), Condition.SERVING, ""),
-        (NodeLook("spark-2", parts={"main": "exited"}), Condition.BROKEN, "spark-2: exited"),
-        (NodeLook("spark-2", parts={"": ""}), Condition.BROKEN, "spark-2: no container"),
-        (NodeLook("spark-2", gone_since=NOW), Condition.BROKEN, "spark-2 is gone"),
+        (NodeLook("spark-2", parts={"main": "running"}), Standing.SERVING, ""),
+        (NodeLook("spark-2"), Standing.SERVING, ""),
+        (NodeLook("spark-2", parts={"main": "exited"}), Standing.BROKEN, "spark-2: exited"),
+        (NodeLook("spark-2", parts={"": ""}), Standing.BROKEN, "spark-2: no container"),
+        (NodeLook("spark-2", gone_since=NOW), Standing.BROKEN, "spark-2 is gone"),
     ],
 )
 def test_a_cluster_that_lost_a_node_is_broken(
-    node: NodeLook, expected: Condition, note: str
+    node: NodeLook, expected: Standing, note: str
 ) -> None:
     fact = deployed("main", nodes="spark-1,spark-2", rank="0")
     reader = EngineReader(FakeContainers.of(fact).host, (), load_settings())
