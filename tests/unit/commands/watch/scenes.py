@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from sparkdeploy.commands.watch.figures import Percentiles, ServerFigures
-from sparkdeploy.commands.watch.scene import Standing, Scene, WatchedDeployment, WatchedNode
+from sparkdeploy.commands.watch.scene import Scene, Standing, WatchedDeployment, WatchedNode
 from sparkdeploy.node.facts import GpuLoad
 
 NOW = datetime(2026, 11, 25, 12, 0, 0, tzinfo=UTC)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.commands.watch.draw import screen_of
 from sparkdeploy.commands.watch.layout import LETTERS, flow, sparkline, wrapped
-from sparkdeploy.commands.watch.scene import Standing, Scene
+from sparkdeploy.commands.watch.scene import Scene, Standing
 from sparkdeploy.ink import Ink, line_of, plain_text
 from tests.unit.commands.watch.scenes import EXPECTED, NODE, NOW, deployment, node, scene
 

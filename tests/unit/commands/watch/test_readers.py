@@ -16,10 +16,10 @@ import pytest
 from sparkdeploy.commands.watch import readers
 from sparkdeploy.commands.watch.readers import EngineReader, NodeReader, ServerReader, heard
 from sparkdeploy.commands.watch.scene import (
-    Standing,
     NodeLook,
     Scene,
     ServerLook,
+    Standing,
     floor_bytes,
     scene_of,
 )
