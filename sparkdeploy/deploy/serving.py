@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
 
+PATIENCE_S = 10.0
+"""A server that reads a long prompt may be slow to say that it is well."""
 COUNTERS_TIMEOUT_S = 2.0
 """A busy server counts on, and nobody waits long for a remark."""
 
@@ -82,7 +84,7 @@ def require_answers(fact: ContainerFact, model: ServedModel) -> None:
         raise UnhealthyError(
             f"deployment {fact.deployment} is not running", hint="`sparkdeploy status` shows why"
         )
-    if not model.is_healthy():
+    if not model.is_healthy(timeout_s=PATIENCE_S):
         raise UnhealthyError(
             f"deployment {fact.deployment} is still starting, or hangs",
             hint="`sparkdeploy status` says which, and how far it is",

@@ -38,7 +38,7 @@ TALLY_TIMEOUT_S = 5.0
 RETRY_S = 10.0
 SILENCE_S = 6.0
 """A node tells something each second."""
-END_S = 0.5
+END_S = 1.0
 GPU_QUERY = "clocks.sm,temperature.gpu,power.draw"
 # One program a node that goes on: a program for each look would take more than all else together.
 # What it has started ends at the first line that nobody reads.
@@ -63,10 +63,16 @@ class Reader(threading.Thread):
     def __init__(self, name: str) -> None:
         super().__init__(name=f"watch-{name}", daemon=True)
         self.ended = threading.Event()
+        self.failure: Exception | None = None
+        """A mistake of ours, which is the whole command's."""
 
     def run(self) -> None:
         while not self.ended.is_set():
-            self.look_once()
+            try:
+                self.look_once()
+            except Exception as error:  # noqa: BLE001 - who shows what was seen raises it
+                self.failure = error
+                break
             # On the full second, so that all that is shown together was seen together.
             self.ended.wait(self.every_s - time.monotonic() % self.every_s)
         self.close()
@@ -175,22 +181,22 @@ class EngineReader(Reader):
         return not self._names or name in self._names
 
     def _keep_servers(self, found: Iterable[DeploymentContainers]) -> None:
-        """Have one reader for each container that serves; the others' last look stays."""
+        """Have one reader for each container that serves; of what ended the last look stays."""
         servers = dict(self.servers)
-        for deployment in found:
-            fact, reader = deployment.current, servers.get(deployment.name)
-            if reader is not None and reader.container_id == fact.container_id:
-                if not fact.is_running:
-                    reader.end()
-                elif reader.ended.is_set():
-                    # It was stopped and runs again.
-                    reader = None
-            if reader is not None and reader.container_id != fact.container_id:
+        served = {
+            it.name: it.current
+            for it in found
+            if it.current.is_running and not it.is_of_another_head
+        }
+        for name, reader in servers.items():
+            fact = served.get(name)
+            # Another server may come to listen on its port.
+            if fact is None or fact.container_id != reader.container_id:
                 reader.end()
-                reader = None
-            if reader is None and fact.is_running and not deployment.is_of_another_head:
-                servers[deployment.name] = ServerReader(fact, self._settings)
-                servers[deployment.name].start()
+        for name, fact in served.items():
+            if name not in servers or servers[name].ended.is_set():
+                servers[name] = ServerReader(fact, self._settings)
+                servers[name].start()
         self.servers = servers
 
     def _container_look(self, found: DeploymentContainers) -> ContainerLook:
@@ -267,7 +273,7 @@ class NodeReader(Reader):
                     *lines, rest = (rest + said).split("\n")
                     if lines:
                         self._heard_at = datetime.now(UTC)
-                        self.look = heard(self.look, lines, parts.states if parts else {})
+                        self.look = heard(self.look, lines, parts.states if parts else None)
         finally:
             if parts is not None:
                 parts.end()
@@ -280,7 +286,7 @@ class PartsReader(Reader):
 
     def __init__(self, node: Node) -> None:
         super().__init__(f"parts-{node.name}")
-        self.states: Mapping[str, str] = {}
+        self.states: Mapping[str, str] | None = None
         self._node = node
 
     def look_once(self) -> None:
@@ -290,12 +296,10 @@ class PartsReader(Reader):
         except NodeError:
             # That the node is gone is seen from what it no longer tells.
             return
-        self.states = {it.name: it.serving.state for it in found if it.serving is not None} or {
-            "": ""
-        }
+        self.states = {it.name: it.serving.state for it in found if it.serving is not None}
 
 
-def heard(look: NodeLook, lines: Iterable[str], parts: Mapping[str, str]) -> NodeLook:
+def heard(look: NodeLook, lines: Iterable[str], parts: Mapping[str, str] | None) -> NodeLook:
     """Return a node's look after some whole lines of what it tells."""
     text = "\n".join(lines)
     memory = parse_meminfo(text)

@@ -63,13 +63,17 @@ class Lookout:
         readers = (self._engine, *self._nodes.values())
         for reader in readers:
             reader.end()
+        deadline_s = time.monotonic() + END_S
         for reader in readers:
-            reader.join(END_S)
+            reader.join(max(deadline_s - time.monotonic(), 0.0))
         self._open.close()
 
     def scene(self) -> Scene:
         seen = self._engine.look
         self._keep_nodes()
+        for reader in (self._engine, *self._engine.servers.values(), *self._nodes.values()):
+            if reader.failure is not None:
+                raise reader.failure
         return scene_of(
             datetime.now(UTC),
             seen.deployments,

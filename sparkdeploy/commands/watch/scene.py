@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.commands.watch.figures import ServerFigures, TallyHistory, server_figures
+from sparkdeploy.deploy.deployments import RUNNING
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.terminal import visible_line
 
@@ -24,6 +25,7 @@ GIB = 2**30
 MAX_RECIPE_CHARACTERS = 1 << 20
 MAX_FLOOR_GIB = 1 << 20
 ERROR_CHARACTERS = 300
+NO_CONTAINER = "no container"
 
 
 class Standing(Enum):
@@ -83,8 +85,8 @@ class NodeLook:
     gpu: GpuLoad | None = None
     gone_since: datetime | None = None
     problem: str = ""
-    parts: Mapping[str, str] = field(default_factory=dict)
-    """For each deployment the state of this node's container."""
+    parts: Mapping[str, str] | None = None
+    """For each deployment the state of this node's container; None: not known, or this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,9 @@ def _lost_parts(fact: ContainerFact, nodes: tuple[NodeLook, ...]) -> Iterable[st
             continue
         if node.gone_since is not None:
             yield f"{name} is gone"
-        elif node.parts and (state := node.parts.get(fact.deployment, "no container")) != "running":
+            continue
+        known = node.parts if node.parts is not None else {fact.deployment: RUNNING}
+        if (state := known.get(fact.deployment, NO_CONTAINER)) != RUNNING:
             yield f"{name}: {state}"
 
 

@@ -189,6 +189,28 @@ def test_a_server_that_hangs_delays_no_other(server: Counting, settings: Setting
             until(lambda: life(scene(), "slow") is Standing.SERVING)
 
 
+def test_another_server_on_the_port_of_a_removed_one_is_not_it(
+    server: Counting, settings: Settings
+) -> None:
+    engine = FakeContainers.of(deployed("main", server.port))
+    with watching(engine, settings) as scene:
+        until(lambda: life(scene()) is Standing.SERVING)
+        engine.facts = {"other": replace(deployed("other", server.port), container_id="other")}
+        server.text = "vllm:generation_tokens_total 99\n"
+        until(lambda: life(scene(), "other") is Standing.SERVING)
+        until(lambda: life(scene(), "main") is Standing.REMOVED)
+        figures = {item.name: item.figures.generated_tokens for item in scene().deployments}
+        assert figures == {"main": 5, "other": 99}
+
+
+def test_a_mistake_of_ours_in_a_thread_is_kept(settings: Settings) -> None:
+    reader = ServerReader(deployed("main"), settings)
+    reader._open = lambda: 1 / 0  # type: ignore[assignment, return-value]
+    reader.start()
+    reader.join(10)
+    assert isinstance(reader.failure, ZeroDivisionError)
+
+
 def test_only_named_ones_are_watched_and_a_name_has_to_be_there(settings: Settings) -> None:
     engine = FakeContainers.of(deployed("main"), replace(deployed("b"), container_id="b"))
     with watching(engine, settings, "b") as scene:
@@ -294,9 +316,9 @@ def test_what_a_node_tells_is_read_line_by_line() -> None:
     assert (look.total_bytes, look.available_bytes) == (2 << 20, 1 << 20)
     assert look.gpu is not None
     assert (look.gpu.sm_clock_mhz, look.gpu.temperature_c, look.gpu.power_w) == (2411, 63, 61.4)
-    later = heard(look, ["MemAvailable: 512 kB"], {})
+    later = heard(look, ["MemAvailable: 512 kB"], None)
     assert (later.total_bytes, later.available_bytes, later.gpu) == (2 << 20, 512 << 10, look.gpu)
-    assert heard(look, ["[N/A], 63, [N/A]"], {}).gpu.power_w is None  # type: ignore[union-attr]
+    assert heard(look, ["[N/A], 63, [N/A]"], None).gpu.power_w is None  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -305,7 +327,7 @@ def test_what_a_node_tells_is_read_line_by_line() -> None:
         (NodeLook("spark-2", parts={"main": "running"}), Standing.SERVING, ""),
         (NodeLook("spark-2"), Standing.SERVING, ""),
         (NodeLook("spark-2", parts={"main": "exited"}), Standing.BROKEN, "spark-2: exited"),
-        (NodeLook("spark-2", parts={"": ""}), Standing.BROKEN, "spark-2: no container"),
+        (NodeLook("spark-2", parts={}), Standing.BROKEN, "spark-2: no container"),
         (NodeLook("spark-2", gone_since=NOW), Standing.BROKEN, "spark-2 is gone"),
     ],
 )
