@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -30,6 +31,8 @@ pytestmark = [
 STREAMS = 3
 LINES = 12
 """Seconds that are compared."""
+OLDEST_S = 2.0
+"""A line is of this second or the last one, and what it shows was asked for before."""
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +65,13 @@ def ask_until(url: str, is_over: Callable[[], bool]) -> None:
         urlopen(request, timeout=300).close()
 
 
+def crowding() -> float:
+    """How much longer everything takes here now."""
+    return max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0)
+
+
 def first_lines(process: subprocess.Popen[str], url: str) -> Iterator[tuple[Any, Tally, Tally]]:
-    """Each line, what the server said two seconds before it, and what it says after it."""
+    """Each line, what the server said two seconds before it, and what it says right after it."""
     said: list[tuple[float, Tally]] = []
     is_over = threading.Event()
 
@@ -77,7 +85,7 @@ def first_lines(process: subprocess.Popen[str], url: str) -> Iterator[tuple[Any,
         assert process.stdout is not None
         for line in process.stdout:
             at_s, after = time.monotonic(), tally_of(url)
-            before = [tally for then_s, tally in said if then_s < at_s - 2.0]
+            before = [tally for then_s, tally in said if then_s < at_s - OLDEST_S * crowding()]
             if before:
                 yield json.loads(line), before[-1], after
     finally:
@@ -99,6 +107,8 @@ def test_each_line_is_what_the_server_counted_then(
         try:
             for told, before, after in first_lines(process, url):
                 row = told["deployments"][0]
+                if row["tokens_per_s"] is None:
+                    continue  # its first second
                 assert before.generated_tokens is not None
                 assert after.generated_tokens is not None
                 assert before.generated_tokens <= row["generated_tokens"] <= after.generated_tokens
@@ -113,7 +123,7 @@ def test_each_line_is_what_the_server_counted_then(
             process.communicate(timeout=60)
     assert process.returncode == 0
     grown = (counted[-1].generated_tokens or 0) - (counted[0].generated_tokens or 0)
-    rates = [row["tokens_per_s"] for row in rows[1:] if row["tokens_per_s"] is not None]
+    rates = [row["tokens_per_s"] for row in rows[1:]]
     mean = sum(rates) / len(rates)
     print(f"{mean:.1f} tokens/s shown, {grown} tokens counted over {LINES - 1} s")
     assert mean == pytest.approx(grown / (LINES - 1), rel=0.35)
