@@ -36,6 +36,7 @@ ENGINE_EVERY_S = 3.0
 """Two calls and one for each container: what they tell changes seldom."""
 TALLY_TIMEOUT_S = 5.0
 RETRY_S = 10.0
+LOG_PAUSE_S = 30.0
 SILENCE_S = 6.0
 """A node tells something each second."""
 END_S = 1.0
@@ -94,8 +95,9 @@ class ServerReader(Reader):
         super().__init__(f"server-{fact.deployment}")
         self.container_id = fact.container_id
         self.look = ServerLook()
-        self.starts_noticed = 0
-        """How often the server came back, or began to count anew."""
+        self.turns_noticed = 0
+        """How often something happened of which the log may tell: a start, or an end."""
+        self._silence_noticed_s = -LOG_PAUSE_S
         self._open: Callable[[], ServedModel] = lambda: model_of(fact, settings)
         self._model: ServedModel | None = None
 
@@ -113,12 +115,16 @@ class ServerReader(Reader):
             return
         before = self.look
         history = before.history.after(TimedTally(time.monotonic(), tally))
-        if not before.is_answering or len(history.seen) == 1:
-            self.starts_noticed += 1
+        if len(history.seen) == 1:
+            self.turns_noticed += 1
         self.look = ServerLook(history, is_answering=True, has_answered=True)
 
     def _note_silence(self, why: str) -> None:
-        before = self.look
+        before, now_s = self.look, time.monotonic()
+        # A busy server is silent now and then, and a log is long.
+        if before.is_answering and now_s - self._silence_noticed_s >= LOG_PAUSE_S:
+            self._silence_noticed_s = now_s
+            self.turns_noticed += 1
         self.look = replace(
             before,
             history=before.history.idle() if before.has_answered else before.history,
@@ -206,7 +212,7 @@ class EngineReader(Reader):
     def _cause(self, found: DeploymentContainers) -> tuple[int, str]:
         """Return restarts and the last cause; a log is read again only when something happened."""
         fact, reader = found.current, self.servers.get(found.name)
-        key = (fact.container_id, fact.state, reader.starts_noticed if reader else 0)
+        key = (fact.container_id, fact.state, reader.turns_noticed if reader else 0)
         if key not in self._causes:
             self._causes = {it: told for it, told in self._causes.items() if it[0] != key[0]}
             self._causes[key] = self._read_cause(fact)
