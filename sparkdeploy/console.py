@@ -11,8 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from sparkdeploy.ink import plain_text
-from sparkdeploy.paper import columns_of, draws_on, painted
+from sparkdeploy.ink import Ink, plain_text
+from sparkdeploy.paper import columns_of, draws_on, inked, painted
 from sparkdeploy.table import laid_out
 from sparkdeploy.terminal import LogReading, beneath, visible, visible_line
 
@@ -166,6 +166,13 @@ class Console:
         """Tell in paragraphs and tables what is no answer."""
         for line in laid_out(blocks, columns_of(sys.stderr)):
             self.info(plain_text(line))
+
+    def aside(self, text: str) -> None:
+        """Write a passage of its own line ends on stderr, dimmed where that is possible."""
+        if self.quiet:
+            return
+        stream = beneath(sys.stderr)
+        _write(stream, inked(text, Ink.QUIET) if draws_on(stream) else visible(text))
 
     def detail(self, text: str) -> None:
         if self.verbose:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
 from sparkdeploy.ink import Ink
-from sparkdeploy.terminal import visible_line
+from sparkdeploy.terminal import visible, visible_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,6 +73,13 @@ def painted(line: Line, width: int | None) -> str:
         segment.style.render(segment.text) if segment.style else segment.text
         for segment in text.render(rich)
     )
+
+
+def inked(text: str, ink: Ink) -> str:
+    """Return a passage with its colour, whatever its length; what it holds commands nothing."""
+    from rich.style import Style  # noqa: PLC0415 - only what draws waits for rich
+
+    return Style.parse(STYLES[ink]).render(visible(text))
 
 
 @cache

@@ -25,6 +25,7 @@ from sparkdeploy.cli.options import (
     with_consent,
 )
 from sparkdeploy.cli.printing import answer, print_plan, require_no_problems
+from sparkdeploy.cli.watching import WatchedArgument, WatchOption, show_watch
 from sparkdeploy.console import console, format_bytes
 
 if TYPE_CHECKING:
@@ -104,8 +105,16 @@ def up(
     print_outcome(outcome, request, extent, as_json=as_json)
 
 
-def status(as_json: JsonOption = False, _on: OnOption = None) -> None:
-    """Show every deployment on this machine."""
+def status(
+    names: WatchedArgument = None,
+    watch: WatchOption = False,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Show every deployment on this machine; with --watch, what each does, once a second."""
+    if watch or names:
+        show_watch(names, is_watching=watch, as_json=as_json)
+        return
     from sparkdeploy.commands.operate import current_rows
     from sparkdeploy.commands.status_words import status_lines
 

@@ -23,6 +23,7 @@ from sparkdeploy.cli import (
     image,
     recipe_import,
     recipes,
+    talking,
     upkeep,
 )
 from sparkdeploy.cli.options import FitsHereByDefault
@@ -46,6 +47,8 @@ app.command("plan")(recipes.plan_recipe)
 app.command("up")(deployments.up)
 app.command("status")(deployments.status)
 app.command("logs")(deployments.logs)
+app.command("ask")(talking.ask)
+app.command("chat")(talking.chat)
 app.command("down")(deployments.down)
 app.command("rollback")(deployments.rollback)
 app.command("diagnose")(deployments.diagnose)

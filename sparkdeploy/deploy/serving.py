@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sparkdeploy.server.metrics import FinishedRequests
     from sparkdeploy.settings import Settings
 
+PATIENCE_S = 10.0
+"""A server that reads a long prompt may be slow to say that it is well."""
 COUNTERS_TIMEOUT_S = 2.0
 """A busy server counts on, and nobody waits long for a remark."""
 
@@ -96,6 +98,19 @@ def counted_by(fact: ContainerFact, settings: Settings) -> Counted:
         samples = tuple(parse_samples(model.exposition(timeout_s=COUNTERS_TIMEOUT_S)))
         return Counted(poor_drafter(speculation(samples)), finished_requests(samples))
     return Counted()
+
+
+def require_answers(fact: ContainerFact, model: ServedModel) -> None:
+    """UnhealthyError for a deployment that is down or still starts, before anything is asked."""
+    if not fact.is_running:
+        raise UnhealthyError(
+            f"deployment {fact.deployment} is not running", hint="`sparkdeploy status` shows why"
+        )
+    if not model.is_healthy(timeout_s=PATIENCE_S):
+        raise UnhealthyError(
+            f"deployment {fact.deployment} is still starting, or hangs",
+            hint="`sparkdeploy status` says which, and how far it is",
+        )
 
 
 def remark_on_drafts(fact: ContainerFact, settings: Settings) -> str:

@@ -12,10 +12,11 @@ import requests
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.metrics import Speculation, parse_samples, speculation
 from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS, PoolingEndpoint
+from sparkdeploy.server.streaming import server_words
 from sparkdeploy.server.trust import CA_HINT, connection_words, is_untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 HEALTH_TIMEOUT_S = 1.0
@@ -165,6 +166,21 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
             path=path,
         )
 
+    @contextlib.contextmanager
+    def streamed(
+        self, path: str, body: Mapping[str, Any], *, silence_s: float = ANSWER_TIMEOUT_S
+    ) -> Iterator[Iterator[bytes]]:
+        """Post a request and yield what comes, as it comes; leaving the block ends the answer.
+
+        The server stops work on an answer whose connection is closed. `silence_s` is how long
+        nothing may come.
+        """
+        response = self._call(
+            path, timeout_s=silence_s, body={**body, "model": self.name}, is_streamed=True
+        )
+        with contextlib.closing(response):
+            yield _chunks(response)
+
     def exposition(self, *, timeout_s: float = CALL_TIMEOUT_S) -> str:
         return self._call("/metrics", timeout_s=timeout_s).text
 
@@ -228,11 +244,14 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         *,
         timeout_s: float = CALL_TIMEOUT_S,
         body: Mapping[str, Any] | None = None,
+        is_streamed: bool = False,
     ) -> requests.Response:
         url = self.base_url + path
         method = "GET" if body is None else "POST"
         try:
-            response = self._session.request(method, url, json=body, timeout=timeout_s)
+            response = self._session.request(
+                method, url, json=body, timeout=timeout_s, stream=is_streamed
+            )
         except requests.Timeout as error:
             raise UnhealthyError(f"{url} did not answer within {timeout_s:g} s") from error
         except requests.RequestException as error:
@@ -240,6 +259,17 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         if response.status_code != requests.codes.ok:
             raise _refusal(url, response)
         return response
+
+
+def _chunks(response: requests.Response) -> Iterator[bytes]:
+    """Yield bytes as they come; UnhealthyError when the connection ends before the answer."""
+    # Of what is not sent in chunks requests waits for as many bytes as it is asked for.
+    is_chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
+    try:
+        yield from response.iter_content(None if is_chunked else 1)
+    except requests.RequestException as error:
+        words = connection_words(error) or "the connection ended"
+        raise UnhealthyError(f"{response.url} broke its answer off: {words}") from error
 
 
 def _no_connection(url: str, error: requests.RequestException) -> UnhealthyError:
@@ -256,7 +286,8 @@ def _refusal(url: str, response: requests.Response) -> UnhealthyError:
         hint = "the server wants its API key as a Bearer token"
     if response.status_code == requests.codes.service_unavailable:
         hint = "a server that still starts says so: try again when it is ready"
-    words = response.text.strip()[:_SHOWN_CHARACTERS]
-    is_no_route = response.status_code == requests.codes.not_found and words == _NO_ROUTE
+    said = response.text.strip()
+    words = server_words(said)[:_SHOWN_CHARACTERS]
+    is_no_route = response.status_code == requests.codes.not_found and said == _NO_ROUTE
     kind = NoSuchRouteError if is_no_route else UnhealthyError
     return kind(f"{url} answered {response.status_code}: {words or response.reason}", hint=hint)

@@ -26,7 +26,7 @@ LAYERS = (
         *("errors", "folders", "ink", "labels", "moment"),
         *("stored_json", "table", "terminal", "wrap"),
     ),
-    ("console", "paper", "settings", "shell", "yaml_text"),
+    ("console", "paper", "screen", "settings", "shell", "yaml_text"),
     ("recipe",),
     ("node",),
     ("checkpoint", "image"),

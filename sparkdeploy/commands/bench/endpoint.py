@@ -10,8 +10,8 @@ from sparkdeploy import labels
 from sparkdeploy.commands.bench.origin import deployment_origin, endpoint_origin, recipe_origin
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.deploy.deployments import require_deployment
-from sparkdeploy.deploy.serving import model_of, read_key_file
-from sparkdeploy.errors import UnhealthyError, UsageError
+from sparkdeploy.deploy.serving import model_of, read_key_file, require_answers
+from sparkdeploy.errors import UsageError
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.trust import ca_file as trusted
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.bench.record import RecipeOrigin, RunOrigin
-    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.settings import Settings
 
 
@@ -53,22 +52,9 @@ def reach_deployment(name: str, settings: Settings) -> Endpoint:
     with connect(settings) as host:
         fact = require_deployment(host, name).current
         with model_of(fact, settings) as model:
-            _require_answers(fact, model)
+            require_answers(fact, model)
             origin = deployment_origin(host, fact, settings, model)
             return _endpoint(model, fact.container_id, origin)
-
-
-def _require_answers(fact: ContainerFact, model: ServedModel) -> None:
-    """UnhealthyError for a deployment that is down or still starts, before anything is asked."""
-    if not fact.is_running:
-        raise UnhealthyError(
-            f"deployment {fact.deployment} is not running", hint="`sparkdeploy status` shows why"
-        )
-    if not model.is_healthy():
-        raise UnhealthyError(
-            f"deployment {fact.deployment} is still starting, or hangs",
-            hint="`sparkdeploy status` says which, and how far it is",
-        )
 
 
 def server_at(url: str, access: Access) -> ServedModel:
@@ -126,6 +112,6 @@ def served_side(side: str, settings: Settings, access: Access) -> ServedSide:
         fact = require_deployment(host, side).current
         recipe = recipe_origin(host, fact, settings)
     model = model_of(fact, settings)
-    _require_answers(fact, model)
+    require_answers(fact, model)
     label = f"{side} ({fact.labels.get(labels.RECIPE, 'no recipe')})"
     return ServedSide(model, label, recipe)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 CLUSTER_FILE = "cluster.yaml"
 CONSENT = "--allow-unsafe"
-READ_OPTIONS = ("--prompts",)
+READ_OPTIONS = ("--prompts", "--image")
 """Their files are data that the command reads; what others name is of the other machine."""
 READ_COMMAND = ("bench", "import")
 """All files that it names are data."""

@@ -63,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hog-after-s", type=float, help="then take 1 GiB a second, up to 1.5")
     parser.add_argument("--answer-status", type=int, default=200)
     parser.add_argument("--drafted", default="", help="DRAFTS,TOKENS,ACCEPTED in its metrics")
+    parser.add_argument("--load", type=float, default=0.0, help="tokens a second, as if asked for")
+    parser.add_argument("--thought", default="", help="what a streamed answer thinks first")
+    parser.add_argument("--pieces-per-s", type=float, default=200.0, help="of a streamed answer")
     parser.add_argument("--die-of-request", action="store_true", help="once the guard saw health")
     return parser
 
@@ -116,6 +119,45 @@ def _sleeps_of_the_guard() -> int:
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
+def _figures_under(load: float, started_s: float) -> tuple[int, str]:
+    """What vLLM would count by now of users who take `load` tokens a second, in its own format.
+
+    Two requests run; each second one ends whose first token took 0.1 to 0.25 s. Of drafts of two
+    tokens both are accepted, and each gap is of 25 to 50 ms.
+    """
+    seconds = time.time() - started_s
+    generated = int(load * seconds)
+    drafts, ended = generated // 3, int(seconds)
+    labels = 'engine="0",model_name="stand-in"'
+    counted = {
+        "num_requests_running": 2,
+        "num_requests_waiting": 1,
+        "kv_cache_usage_perc": 0.25,
+        "prefix_cache_queries_total": 100 * ended,
+        "prefix_cache_hits_total": 40 * ended,
+        "num_preemptions_total": 3,
+        "prompt_tokens_total": 100 * ended,
+        "spec_decode_num_drafts_total": drafts,
+        "spec_decode_num_draft_tokens_total": 2 * drafts,
+        "spec_decode_num_accepted_tokens_total": 2 * drafts,
+    }
+    lines = [f"process_start_time_seconds {started_s}"]
+    lines += [f"vllm:{name}{{{labels}}} {value}" for name, value in counted.items()]
+    lines += [f'vllm:request_success_total{{{labels},finished_reason="stop"}} {ended}']
+    lines += [
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{it}"}} {drafts}'
+        for it in range(2)
+    ]
+    for name, edges, count in (
+        ("time_to_first_token_seconds", {"0.1": 0, "0.25": 1, "+Inf": 1}, ended),
+        ("inter_token_latency_seconds", {"0.025": 0, "0.05": 1, "+Inf": 1}, drafts),
+    ):
+        lines += [
+            f'vllm:{name}_bucket{{{labels},le="{le}"}} {it * count}' for le, it in edges.items()
+        ]
+    return generated, "\n".join(lines) + "\n"
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
@@ -123,6 +165,9 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", orders.port), _Handler)
         self.orders = orders
         self.generated_tokens = 0
+        self.started_s = time.time()
+        self.given_up = 0
+        """Streamed answers whose reader went away."""
         self.guard_answers = 0
 
 
@@ -136,7 +181,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/v1/models":
             self._answer(200, {"data": [{"id": self.server.orders.served_model_name}]})
         elif self.path == "/metrics":
-            figures = f"vllm:generation_tokens_total {self.server.generated_tokens}\n"
+            generated = self.server.generated_tokens
+            figures = ""
+            if self.server.orders.load:
+                generated, figures = _figures_under(self.server.orders.load, self.server.started_s)
+            figures += f"vllm:generation_tokens_total {generated}\n"
+            figures += f"stand_in:given_up {self.server.given_up}\n"
             if self.server.orders.drafted:
                 names = ("drafts", "draft_tokens", "accepted_tokens")
                 counted = zip(names, self.server.orders.drafted.split(","), strict=True)
@@ -156,12 +206,37 @@ class _Handler(BaseHTTPRequestHandler):
         if orders.answer_status != 200:
             self._answer(orders.answer_status, "the stand-in was told to refuse")
             return
+        if asked.get("stream"):
+            self._stream(asked)
+            return
         self.server.generated_tokens += tokens
         choice = {"finish_reason": "length", "text": orders.text}
         if self.path == "/v1/chat/completions":
             choice = {"finish_reason": "length", "message": {"content": orders.text}}
         usage = {"prompt_tokens": 5, "completion_tokens": tokens}
         self._answer(200, {"choices": [choice], "usage": usage})
+
+    def _stream(self, asked: dict[str, object]) -> None:
+        """Answer word by word, as vLLM does; at the end what it took."""
+        orders = self.server.orders
+        words = [{"reasoning": it} for it in re.findall(r"\s*\S+", orders.thought)]
+        words += [{"content": it} for it in re.findall(r"\s*\S+\s*$|\s*\S+", orders.text)]
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        usage = {"prompt_tokens": 5, "completion_tokens": len(words)}
+        events: list[object] = [{"choices": [{"delta": delta}]} for delta in words]
+        events.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+        if asked.get("stream_options"):
+            events.append({"choices": [], "usage": usage})
+        try:
+            for event in events:
+                self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+                self.server.generated_tokens += 1
+                time.sleep(1 / orders.pieces_per_s)
+            self.wfile.write(b"data: [DONE]\n\n")
+        except ConnectionError:
+            self.server.given_up += 1
 
     def _count_the_guard(self) -> None:
         """The guard, which gives no name, has read its answer when it closes the connection.

@@ -517,6 +517,16 @@ def test_prompts_are_read_here_and_sent(
     assert f"there: bench {command} --prompts {file} --rate 2\n" in out
 
 
+def test_pictures_are_read_here_and_sent(node: Node, said: Said, tmp_path: Path) -> None:
+    node.has_program()
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\xff")
+    code, out, err = said("ask", "What?", "--image", str(tmp_path / "a.png"), "--on", "spark")
+    assert code == 0, err
+    (file,) = (path for path in (node.cache / "from").rglob("*") if path.is_file())
+    assert file.read_bytes() == b"\x89PNG\xff"
+    assert f"there: ask What? --image {file}\n" in out
+
+
 def test_prompts_that_are_not_here_are_looked_for_there(node: Node, said: Said) -> None:
     node.has_program()
     out = said("bench", "load", "--prompts", "/there/mine.jsonl", "--on", "spark")[1]

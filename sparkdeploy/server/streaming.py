@@ -1,0 +1,164 @@
+"""An answer of a chat as it comes: its pieces of text and thought, and what it took."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.errors import UnhealthyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+CHAT_PATH = "/v1/chat/completions"
+_DATA = b"data:"
+_DONE = b"[DONE]"
+LOGS_HINT = "`sparkdeploy status` and `logs` say what became of the server"
+_MAX_LINE_BYTES = 8 << 20
+"""No event of an answer is so long; what is no stream of events may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPiece:
+    """What one event brought; most bring text or thought."""
+
+    text: str = ""
+    thought: str = ""
+    finish_reason: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class AnswerSoFar:
+    """An answer put together from its pieces, with the clock of who asked."""
+
+    clock: Callable[[], float] = time.perf_counter
+    text: str = ""
+    thought: str = ""
+    finish_reason: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    asked_s: float = 0.0
+    first_s: float | None = None
+    last_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.asked_s = self.clock()
+
+    def take(self, piece: AnswerPiece) -> None:
+        if piece.text or piece.thought:
+            self.last_s = self.clock()
+            self.first_s = self.last_s if self.first_s is None else self.first_s
+        self.text += piece.text
+        self.thought += piece.thought
+        self.finish_reason = piece.finish_reason or self.finish_reason
+        if piece.prompt_tokens is not None:
+            self.prompt_tokens = piece.prompt_tokens
+        if piece.completion_tokens is not None:
+            self.completion_tokens = piece.completion_tokens
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Return how long the first piece took; None before it came."""
+        return None if self.first_s is None else self.first_s - self.asked_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Return the rate after the first token; None for fewer than two, or without their count.
+
+        An answer that was ended early has no count: the server tells it with its last event.
+        """
+        if self.first_s is None or self.last_s is None or (self.completion_tokens or 0) < 2:
+            return None
+        span_s = self.last_s - self.first_s
+        return ((self.completion_tokens or 0) - 1) / span_s if span_s > 0 else None
+
+
+def answer_pieces(chunks: Iterable[bytes]) -> Iterator[AnswerPiece]:
+    """Read a stream of events; UnhealthyError for an error, an end too early, or for no stream.
+
+    Whatever the server ends its lines with, and wherever the chunks end.
+    """
+    is_stream = has_finished = False
+    for line in _lines(chunks):
+        if not line.startswith(_DATA):
+            continue
+        is_stream = True
+        data = line[len(_DATA) :].strip()
+        if data == _DONE:
+            return
+        piece = _piece(data)
+        has_finished = has_finished or bool(piece.finish_reason)
+        yield piece
+    if not is_stream:
+        raise UnhealthyError(
+            "the server did not stream an answer",
+            hint="is this the address of an OpenAI-compatible server?",
+        )
+    if not has_finished:
+        raise UnhealthyError("the connection ended before the answer did", hint=LOGS_HINT)
+
+
+def server_words(text: str) -> str:
+    """Return the message of an OpenAI-style error, or the text as it is."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return text.strip()
+    found = content.get("error", content) if isinstance(content, dict) else content
+    said = found.get("message") if isinstance(found, dict) else found
+    return said.strip() if isinstance(said, str) else text.strip()
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line.rstrip(b"\r") for line in whole)
+        if len(rest) > _MAX_LINE_BYTES:
+            raise UnhealthyError("the server sent a line without an end in place of an answer")
+    if rest:
+        yield rest
+
+
+def _piece(data: bytes) -> AnswerPiece:
+    try:
+        content = json.loads(data)
+    except ValueError as error:
+        raise UnhealthyError(
+            "the server sent an event that is no JSON", detail=data[:500].decode(errors="replace")
+        ) from error
+    if not isinstance(content, dict):
+        return AnswerPiece()
+    if content.get("error"):
+        raise UnhealthyError(
+            f"the server broke its answer off: {server_words(json.dumps(content))}"
+        )
+    choice = _first(content.get("choices"))
+    delta = choice.get("delta")
+    delta = delta if isinstance(delta, dict) else {}
+    usage = content.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    return AnswerPiece(
+        text=_text(delta.get("content")),
+        thought=_text(delta.get("reasoning")) or _text(delta.get("reasoning_content")),
+        finish_reason=_text(choice.get("finish_reason")),
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
+    )
+
+
+def _first(choices: object) -> Mapping[str, Any]:
+    found = choices[0] if isinstance(choices, list) and choices else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) else None

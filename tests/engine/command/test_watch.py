@@ -1,0 +1,199 @@
+"""`status --watch` and `chat` as somebody at a terminal sees them, on a real Docker Engine."""
+
+from __future__ import annotations
+
+import json
+import signal
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.server.tally import read_tally
+from tests.engine.conftest import SpecMaker, model_at, port_of, start_serving, until
+from tests.engine.program import Program
+from tests.tmux import BEFORE, LEFT, terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sparkdeploy.node.container import ContainerSpec
+    from sparkdeploy.node.host import DockerHost
+
+pytestmark = [pytest.mark.docker, pytest.mark.runs("status", "chat", "ask")]
+
+LOAD = 90
+"""Tokens a second that the stand-in counts."""
+FIGURES = (
+    "2 running, 1 waiting",
+    "first token p50 175 ms, p95 242 ms",
+    "gap p50 38 ms, p95 49 ms",
+    "drafts accepted 100 100 %",
+    "prefix hits 40 %",
+    "KV cache 25 %",
+    "preemptions 3",
+    "restarts 0",
+    "GiB available",
+)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    return Program(tmp_path)
+
+
+@pytest.fixture
+def loaded(make_spec: SpecMaker) -> ContainerSpec:
+    return make_spec(load=LOAD)
+
+
+def watched(program: Program, *names: str) -> Iterator[dict[str, Any]]:
+    """Each line of the stream; the program ends with the iterator."""
+    process = program.start("status", "--watch", *names, "--json")
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            yield json.loads(line)
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        process.stdout.close()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def head_ends_at(screen: str, columns: int) -> bool:
+    head = screen.split("\n", maxsplit=1)[0]
+    return head.endswith("q leaves") and len(head) == columns
+
+
+def is_whole(screen: str, columns: int) -> bool:
+    return head_ends_at(screen, columns) and all(figure in screen for figure in FIGURES)
+
+
+def test_the_figures_are_the_servers_own_of_the_same_second(
+    host: DockerHost, loaded: ContainerSpec, program: Program, deployment: str
+) -> None:
+    start_serving(host, loaded)
+    compared = 0
+    with model_at(port_of(loaded)) as model:
+        before: float | None = None
+        for told in watched(program, deployment):
+            row = told["deployments"][0]
+            tally = read_tally(model.exposition())
+            assert tally is not None
+            assert tally.generated_tokens is not None
+            # Between the server's figure a second before this line and the one right after it.
+            if before is not None and row["generated_tokens"] is not None:
+                assert before - 1.5 * LOAD <= row["generated_tokens"] <= tally.generated_tokens
+            before = tally.generated_tokens
+            if row["tokens_per_s"] is not None:
+                assert row["tokens_per_s"] == pytest.approx(LOAD, rel=0.1)
+                assert (row["running"], row["waiting"]) == (2, 1)
+                assert row["accepted"] == [pytest.approx(1.0, abs=0.05)] * 2
+                compared += 1
+            if compared == 3:
+                break
+
+
+def test_each_figure_is_whole_at_every_size_and_the_window_is_given_back(
+    host: DockerHost, loaded: ContainerSpec, program: Program, deployment: str
+) -> None:
+    start_serving(host, loaded)
+    with terminal("status", "--watch", deployment, env=program.env) as window:
+        for columns, rows in ((80, 24), (120, 40), (200, 50), (100, 12), (80, 24)):
+            window.resize(columns, rows)
+            screen = window.until(partial(is_whole, columns=columns))
+            assert "tokens/s" in screen
+            assert f"http://127.0.0.1:{port_of(loaded)}" in screen
+            assert all(len(line) <= columns for line in screen.split("\n"))
+            assert screen.count("first token") == 1, "what stood there before is gone"
+            assert BEFORE not in screen
+        window.type("q")
+        left = window.until(lambda seen: f"{LEFT} 0" in seen)
+        assert left.startswith(BEFORE), "the screen is as it was"
+        assert "first token" not in left
+
+
+def test_a_server_that_is_killed_stays_as_gone_and_ctrl_c_leaves(
+    host: DockerHost, loaded: ContainerSpec, program: Program, deployment: str
+) -> None:
+    container_id = start_serving(host, loaded)
+    with terminal("status", "--watch", deployment, env=program.env) as window:
+        window.until(lambda seen: "serving" in seen and "2 running" in seen)
+        host._api.kill(container_id, "KILL")
+        window.until(lambda seen: "gone: does not answer since" in seen or "gone: exited" in seen)
+        screen = window.until(lambda seen: "gone: exited (137) since" in seen)
+        assert "last error: something killed it (SIGKILL)" in screen
+        host.remove(container_id)
+        window.until(lambda seen: "gone: removed since" in seen)
+        window.type("C-c")
+        assert window.until(lambda seen: f"{LEFT} 0" in seen).startswith(BEFORE)
+
+
+def test_without_a_terminal_there_are_plain_lines(
+    host: DockerHost, loaded: ContainerSpec, program: Program, deployment: str
+) -> None:
+    start_serving(host, loaded)
+    process = program.start("status", "--watch", deployment)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert f"{deployment}: s" in line
+        assert "\x1b" not in line
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert program.run("status", "--watch", "nothere").returncode == 4
+    assert program.run("status", deployment).returncode == 2
+
+
+def test_a_chat_at_a_terminal(
+    host: DockerHost, make_spec: SpecMaker, program: Program, deployment: str
+) -> None:
+    long_answer = " ".join(f"word{number}" for number in range(400))
+    spec = make_spec(text=long_answer, thought="Let me think.", pieces_per_s=20)
+    start_serving(host, spec)
+    with terminal("chat", deployment, env=program.env) as window:
+        window.until(lambda seen: "\n>" in seen)
+        window.type("Hello", "Enter")
+        window.until(lambda seen: "Let me think." in seen and "word5" in seen)
+        window.type("C-c")
+        window.until(lambda seen: "(ended)" in seen)
+        with model_at(port_of(spec)) as model:
+            until(lambda: "stand_in:given_up 1" in model.exposition())
+        saved = program.root / "conversation.json"
+        window.type(f"/save {saved}", "Enter")
+        until(saved.exists)
+        window.until(lambda seen: "written to" in seen)
+        window.type("C-c")
+        window.until(lambda seen: "Ctrl-D leaves" in seen)
+        window.type("C-d")
+        window.until(lambda seen: f"{LEFT} 0" in seen)
+    said = json.loads(saved.read_text())["messages"]
+    assert [message["role"] for message in said] == ["user", "assistant"]
+    assert said[0]["content"] == "Hello"
+    assert said[1]["content"].startswith("word0 word1 ")
+    assert "think" not in said[1]["content"]
+
+
+def test_ask_streams_to_stdout_and_closes_on_ctrl_c(
+    host: DockerHost, make_spec: SpecMaker, program: Program, deployment: str
+) -> None:
+    spec = make_spec(text="one two \x1b[2Jthree four", thought="Hm.", pieces_per_s=20)
+    start_serving(host, spec)
+    done = program.run("ask", deployment, "Count.")
+    assert done.returncode == 0
+    assert done.stdout == "one two \\x1b[2Jthree four\n"
+    assert "5 tokens, the first after" in done.stderr
+    assert "Hm." not in done.stderr, "thoughts are for who sits at a terminal"
+    process = program.start("ask", deployment, "Count.")
+    assert process.stdout is not None
+    assert process.stdout.read(3) == "one"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    with model_at(port_of(spec)) as model:
+        until(lambda: "stand_in:given_up 1" in model.exposition())

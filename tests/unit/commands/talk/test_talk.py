@@ -1,0 +1,354 @@
+"""`ask` and `chat` against a server that streams, refuses, hangs and commands terminals."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.commands.talk import side
+from sparkdeploy.commands.talk.answer import Telling, remark
+from sparkdeploy.server.streaming import AnswerSoFar
+from sparkdeploy.settings import load_settings
+from tests.unit.fake_containers import FakeContainers, container
+from tests.unit.program import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.server.streaming import AnswerPiece
+
+pytestmark = pytest.mark.outside
+PNG = b"\x89PNG\r\n\x1a\n and more"
+
+
+class Talking(ThreadingHTTPServer):
+    """Streams what `deltas` says of a request, or refuses with `refusal`."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.deltas: Callable[[dict[str, Any]], list[dict[str, Any]]] = lambda _body: [
+            {"content": "Paris"},
+            {"content": "."},
+        ]
+        self.refusal: tuple[int, str] | None = None
+        self.routes = ["/v1/chat/completions", "/v1/completions"]
+        self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.finish = "stop"
+        self.most_events: int | None = None
+        """After so many the connection ends."""
+
+    def fact(self, name: str = "main", **marks: str) -> ContainerFact:
+        return container(
+            f"sparkdeploy-{name}", deployment=name, port=str(self.server_address[1]), **marks
+        )
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Talking
+
+    def do_GET(self) -> None:
+        answers = {
+            "/health": "",
+            "/v1/models": json.dumps({"data": [{"id": "qwen", "max_model_len": 100}]}),
+            "/openapi.json": json.dumps({"paths": {key: {} for key in self.server.routes}}),
+        }
+        self._send(200, answers.get(self.path, ""))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        self.server.keys.append(self.headers.get("Authorization"))
+        if self.path not in self.server.routes:
+            self._send(404, '{"detail":"Not Found"}')
+            return
+        if self.server.refusal is not None:
+            self._send(*self.server.refusal)
+            return
+        deltas = self.server.deltas(body)
+        events: list[Any] = [{"choices": [{"delta": delta}]} for delta in deltas]
+        events.append({"choices": [{"delta": {}, "finish_reason": self.server.finish}]})
+        usage = {"prompt_tokens": 10, "completion_tokens": len(deltas)}
+        events.append({"choices": [], "usage": usage})
+        self.send_response(200)
+        self.end_headers()
+        for event in events[: self.server.most_events]:
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        if self.server.most_events is None:
+            self.wfile.write(b"data: [DONE]\n\n")
+
+    def _send(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[Talking]:
+    with Talking() as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def engine(server: Talking, monkeypatch: pytest.MonkeyPatch) -> FakeContainers:
+    made = FakeContainers.of(server.fact())
+    monkeypatch.setattr(side, "connect", lambda _settings: made)
+    return made
+
+
+@pytest.fixture
+def run(
+    engine: FakeContainers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    del engine
+    return Run(monkeypatch, capsys)
+
+
+def test_the_answer_alone_is_on_stdout(run: Run, server: Talking) -> None:
+    server.deltas = lambda _body: [
+        {"reasoning": "Let me think."},
+        {"content": "\n\nParis"},
+        {"content": "\r"},
+        {"content": "\nor \x1b[2J\u202eso"},
+    ]
+    done = run("ask", "Which city?", "--system", "Be brief.", "--max-tokens", "9", "--no-think")
+    assert (done.returncode, done.stdout) == (0, "Paris\nor \\x1b[2J\\u202eso\n")
+    assert "4 tokens, the first after" in done.stderr
+    assert "think" not in done.stderr
+    (asked,) = server.asked
+    assert asked["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Which city?"},
+    ]
+    assert asked["max_tokens"] == 9
+    assert asked["chat_template_kwargs"]["enable_thinking"] is False
+    assert asked["model"] == "qwen"
+
+
+def test_json_has_the_thought_and_what_it_took(run: Run, server: Talking) -> None:
+    server.deltas = lambda _body: [{"reasoning_content": "Hm."}, {"content": "Paris"}]
+    told = run.answer("ask", "main", "Which city?", "--json")
+    assert (told["text"], told["thought"], told["deployment"]) == ("Paris", "Hm.", "main")
+    assert (told["completion_tokens"], told["finish_reason"]) == (2, "stop")
+    assert told["first_token_s"] > 0
+    assert "max_tokens" not in server.asked[0]
+
+
+@pytest.mark.parametrize("words", [("-",), ("main", "-"), ()])
+def test_the_question_is_read_from_standard_input(
+    run: Run, server: Talking, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a question\nof two lines\n"))
+    assert run("ask", *words).returncode == 0
+    assert server.asked[0]["messages"][0]["content"] == "a question\nof two lines\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("a", "b", "c"), "put it in quotes"), (("main", " "), "empty"), (("-",), "empty")],
+)
+def test_a_question_that_is_none(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    done = run("ask", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_pictures_go_along_by_what_they_are(run: Run, server: Talking, tmp_path: Path) -> None:
+    picture = tmp_path / "picture.txt"
+    picture.write_bytes(PNG)
+    jpeg = tmp_path / "b"
+    jpeg.write_bytes(b"\xff\xd8\xff and more")
+    assert run("ask", "What is it?", "--image", str(picture), "--image", str(jpeg)).returncode == 0
+    first, second, text = server.asked[0]["messages"][0]["content"]
+    assert first["image_url"]["url"].startswith("data:image/png;base64,iVBORw0KGgog")
+    assert second["image_url"]["url"].startswith("data:image/jpeg;base64,")
+    assert text == {"type": "text", "text": "What is it?"}
+
+
+def test_what_is_no_picture_is_refused_before_anything_is_asked(
+    run: Run, server: Talking, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_text("no picture")
+    for path, said in ((tmp_path / "a.png", "no picture that models take"), (tmp_path, "regular")):
+        done = run("ask", "What?", "--image", str(path))
+        assert done.returncode == 2
+        assert said in done.stderr
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("qwen is not a multimodal model", "takes no pictures"),
+        ("At most 0 image(s) may be provided in one prompt.", "takes no pictures"),
+        ("This model's maximum context length is 100 tokens. However, ...", "--max-tokens"),
+        ("default chat template is no longer allowed", "/v1/completions"),
+    ],
+)
+def test_a_refusal_is_in_the_servers_words_with_a_hint(
+    run: Run, server: Talking, words: str, hint: str
+) -> None:
+    server.refusal = (400, json.dumps({"error": {"message": words}}))
+    done = run("ask", "What?")
+    assert done.returncode == 1
+    assert f"answered 400: {words}" in done.stderr
+    assert hint in done.stderr.partition("fix: ")[2]
+    assert done.stdout == ""
+
+
+def test_a_failure_of_the_server_is_its_own(run: Run, server: Talking) -> None:
+    server.refusal = (500, "EngineCore encountered an issue")
+    done = run("ask", "What?")
+    assert done.returncode == 7
+    assert "EngineCore encountered an issue" in done.stderr
+
+
+def test_an_answer_that_breaks_off_ends_its_line(run: Run, server: Talking) -> None:
+    server.most_events = 1
+    done = run("ask", "What?", "--max-tokens", "3")
+    assert (done.returncode, done.stdout) == (7, "Paris\n")
+    assert "ended before the answer did" in done.stderr
+
+
+def test_a_model_that_only_embeds_says_so(run: Run, server: Talking) -> None:
+    server.routes = ["/v1/embeddings"]
+    done = run("ask", "What?")
+    assert done.returncode == 1
+    assert "main writes no text" in done.stderr
+    assert "/v1/embeddings -H" in done.stderr
+
+
+def test_the_key_of_a_public_deployment_is_used(run: Run, server: Talking) -> None:
+    run_settings = load_settings()
+    keys = run_settings.state_dir / "keys"
+    keys.mkdir(parents=True)
+    (keys / "main").write_text("a-key\n")
+    side.connect(run_settings).facts["sparkdeploy-main"].labels[labels.EXPOSURE] = "public"  # type: ignore[attr-defined]
+    assert run("ask", "What?").returncode == 0
+    assert server.keys == ["Bearer a-key"]
+
+
+def test_which_deployment(run: Run, engine: FakeContainers, server: Talking) -> None:
+    engine.facts = {}
+    assert run("ask", "What?").returncode == 4
+    engine.facts = {name: server.fact(name) for name in ("a", "b")}
+    done = run("ask", "What?")
+    assert done.returncode == 2
+    assert "name one of a, b" in done.stderr
+    assert run("ask", "b", "What?").returncode == 0
+    engine.facts["c"] = server.fact("main")
+    assert run("ask", "What?").returncode == 0, "main is what a name left out has always meant"
+    engine.facts = {"a": server.fact("a", nodes="spark-1,spark-2", rank="1")}
+    done = run("ask", "What?")
+    assert done.returncode == 4
+    assert "--on spark-1" in done.stderr
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+
+def test_a_chat_remembers_and_is_steered(
+    run: Run, server: Talking, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    saved = tmp_path / "said.json"
+    typed(
+        monkeypatch,
+        *("Which city?", "", "And\\", "then?", "/system Be brief.", "//etc?", "/drop"),
+        *(f"/save {saved}", f"/save {saved}", "/clear", "New?", "/nope", "/help", "/quit", "never"),
+    )
+    done = run("chat", "--system", "Be kind.")
+    assert done.returncode == 0
+    said = [[message["content"] for message in body["messages"]] for body in server.asked]
+    assert said == [
+        ["Be kind.", "Which city?"],
+        ["Be kind.", "Which city?", "Paris.", "And\nthen?"],
+        ["Be brief.", "Which city?", "Paris.", "And\nthen?", "Paris.", "/etc?"],
+        ["Be brief.", "New?"],
+    ]
+    assert done.stdout == "Paris.\n" * 4
+    kept = json.loads(saved.read_text())
+    assert kept["model"] == "qwen"
+    assert [it["content"] for it in kept["messages"]] == [
+        *("Be brief.", "And\nthen?", "Paris.", "/etc?", "Paris.")
+    ]
+    assert "said.json cannot be written: File exists" in done.stderr
+    assert "there is no /nope" in done.stderr
+    assert "12 of 100 tokens of context" in done.stderr
+
+
+def test_a_chat_that_is_too_long_says_what_to_do_and_goes_on(
+    run: Run, server: Talking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "This model's maximum context length is 100 tokens."
+
+    def deltas(_body: dict[str, Any]) -> list[dict[str, Any]]:
+        server.refusal = (400, words) if len(server.asked) == 1 else None
+        return [{"content": "Paris."}]
+
+    server.deltas = deltas
+    typed(monkeypatch, "one", "two", "/drop", "three")
+    done = run("chat")
+    assert done.returncode == 0
+    assert words in done.stderr
+    assert "/drop forgets the oldest question" in done.stderr
+    # The question that was refused is no part of the conversation.
+    server.refusal = None
+    assert [len(body["messages"]) for body in server.asked] == [1, 3, 1]
+
+
+def test_pictures_of_a_chat_go_with_the_next_question_alone(
+    run: Run, server: Talking, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    typed(monkeypatch, "/image", f"/image {tmp_path / 'a.png'}", "What is it?", "And now?")
+    assert run("chat").returncode == 0
+    first, second = (body["messages"][-1]["content"] for body in server.asked)
+    assert [part["type"] for part in first] == ["image_url", "text"]
+    assert second == "And now?"
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_chat(
+    run: Run, server: Talking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, "one", "two")
+    take = Telling.take
+
+    def interrupted(telling: Telling, piece: AnswerPiece) -> None:
+        take(telling, piece)
+        if len(server.asked) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Telling, "take", interrupted)
+    done = run("chat")
+    assert done.returncode == 0
+    assert "(ended)" in done.stderr
+    assert done.stdout == "Paris\nParis.\n"
+    assert [it["content"] for it in server.asked[1]["messages"]] == ["one", "Paris", "two"]
+
+
+def test_an_answer_that_is_cut_or_empty_is_remarked_on() -> None:
+    assert "cut" in remark(AnswerSoFar(text="Par", finish_reason="length"))
+    assert "still thinking" in remark(AnswerSoFar(thought="Hm", finish_reason="length"))
+    assert "empty" in remark(AnswerSoFar(finish_reason="stop"))
+    assert remark(AnswerSoFar(text="Paris", finish_reason="stop")) == ""

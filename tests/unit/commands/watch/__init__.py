@@ -1,0 +1,1 @@
+"""What `status --watch` sees and shows."""
