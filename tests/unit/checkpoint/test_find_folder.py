@@ -105,5 +105,7 @@ def test_a_manifest_writes_no_lines_of_its_own(run: Run, stored: None) -> None:
     )
     manifest.write_text(text)
     done = run("checkpoint", "ls")
-    assert len(done.stdout.splitlines()) == 4
+    titles, *rows = done.stdout.splitlines()
+    assert titles.startswith("kind ")
+    assert len(rows) == 4
     assert done.stdout.replace("\n", "").isprintable()

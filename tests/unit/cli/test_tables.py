@@ -181,9 +181,8 @@ def on_terminal(columns: int, **environment: str) -> str:
     """Return what `config` writes on a terminal of that many columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    env = {
-        key: value for key, value in os.environ.items() if key not in {"CI", "COLUMNS", "NO_COLOR"}
-    }
+    plain = {"CI", "COLUMNS", "NO_COLOR"}
+    env = {key: value for key, value in os.environ.items() if key not in plain}
     with subprocess.Popen(
         [sys.executable, "-m", "sparkdeploy", "config"],
         stdin=theirs,
