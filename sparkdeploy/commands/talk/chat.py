@@ -33,7 +33,7 @@ OVERFLOW_HINT = "/drop forgets the oldest question and its answer, /clear all of
 
 def chat(name: str | None, system: str | None, wishes: Wishes, settings: Settings) -> None:
     """Talk until the person leaves; raises as `reach_partner` before the first question."""
-    partner = reach_partner(name, settings)
+    partner = reach_partner(name, "chat", settings)
     with partner.model, _stop_signals_end():
         conversation = Conversation(partner.model.name, system)
         room = partner.model.max_model_len()

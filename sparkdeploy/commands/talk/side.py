@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.commands.chosen import said
 from sparkdeploy.commands.reach import connect
-from sparkdeploy.deploy.deployments import list_deployments, require_deployment
+from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.serving import model_of, require_answers
-from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.errors import NodeError
 
 if TYPE_CHECKING:
-    from sparkdeploy.node.host import DockerHost
     from sparkdeploy.server.client import ServedModel
     from sparkdeploy.settings import Settings
-
-DEFAULT = "main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +22,15 @@ class Partner:
     model: ServedModel
 
 
-def reach_partner(name: str | None, settings: Settings) -> Partner:
+def reach_partner(name: str | None, command: str, settings: Settings) -> Partner:
     """Return a deployment that answers; without a name the only one.
 
-    Raises NodeError where there is none of that name, UsageError where one has to be named, and
-    UnhealthyError while it starts or when it is down.
+    `command` is what was typed. Raises NodeError where there is none of that name, UsageError where
+    one has to be named, and UnhealthyError while it starts or when it is down.
     """
+    chosen = said(name, command)
     with connect(settings) as host:
-        fact = require_deployment(host, name or _only(host)).current
+        fact = require_deployment(host, chosen).current
     if fact.rank and fact.nodes:
         raise NodeError(
             f"this machine is only a worker of {fact.deployment}, which {fact.nodes[0]} heads",
@@ -40,14 +39,3 @@ def reach_partner(name: str | None, settings: Settings) -> Partner:
     model = model_of(fact, settings)
     require_answers(fact, model)
     return Partner(fact.deployment, model)
-
-
-def _only(host: DockerHost) -> str:
-    names = [found.name for found in list_deployments(host)]
-    if not names:
-        raise NodeError("nothing is deployed", hint="start with `sparkdeploy up`")
-    if len(names) == 1:
-        return names[0]
-    if DEFAULT in names:
-        return DEFAULT
-    raise UsageError("which deployment?", hint=f"name one of {', '.join(names)}")
