@@ -23,7 +23,7 @@ NOTES = ("field", "vllm", "rehearsal", "reference-system", "style")
 
 LAYERS = (
     ("errors", "ink", "labels", "stored_json", "terminal"),
-    ("console", "paper", "settings", "shell", "yaml_text"),
+    ("agenda", "console", "live", "paper", "picture", "settings", "shell", "yaml_text"),
     ("recipe",),
     ("node",),
     ("checkpoint", "image"),
