@@ -46,6 +46,8 @@ class News:
     said: str = ""
     figures: str = ""
     """How much is done of how much, and how fast."""
+    share: float | None = None
+    """How far it is, from 0 to 1; None where nobody knows."""
     left_s: float | None = None
     places: tuple[tuple[str, str], ...] = ()
     """A line for each node: its name and how it is."""
@@ -59,8 +61,6 @@ class Doing:
     title: str
     started_s: float
     usual_s: float | None = None
-    share: float | None = None
-    """How far it is, from 0 to 1; None where nobody knows."""
     news: News = field(default_factory=News)
     shown: News = field(default_factory=News)
     """The news of the last refresh."""
@@ -132,13 +132,14 @@ class Agenda:
             most = max(
                 min(height - 1, round(height * SHARE_OF_SCREEN)), min(LEAST_ROWS, height - 1)
             )
-            total = [self._total(now_s)]
+            total = [self._total(now_s)] if self.running or self.to_come else []
             rows = _cut_rows([_rows(doing, now_s) for doing in self.running], most - len(total))
             ahead = _ahead(self._ahead(), most - len(rows) - len(total))
             return [*rows, *ahead, *total][: max(most, 0)]
 
     def _refresh(self, now_s: float) -> None:
-        if now_s - self._texts_s < REFRESH_EVERY_S:
+        has_first = any(it.shown.share is None and it.news.share is not None for it in self.running)
+        if now_s - self._texts_s < REFRESH_EVERY_S and not has_first:
             return
         self._texts_s = now_s
         for doing in self.running:
@@ -176,9 +177,9 @@ class Agenda:
 def ended_line(doing: Doing, outcome: str, duration: str) -> Line:
     """Return the line that stays of a step when it has ended."""
     sign, ink = {"done": ("✓", Ink.GOOD)}.get(outcome, ("✗", Ink.BAD))
-    title = f" {doing.title}".ljust(TITLE_CELLS - 2 * doing.depth)
+    title = f" {doing.title}".ljust(TITLE_CELLS)
     time = duration if outcome == "done" else f"{outcome} after {duration}"
-    return line_of("  " * doing.depth, Piece(sign, ink), title, Piece(f"  {time}", Ink.QUIET))
+    return line_of(Piece(sign, ink), title, Piece(f"  {time}", Ink.QUIET))
 
 
 def in_seconds(duration_s: float) -> str:
@@ -212,8 +213,9 @@ def _rows(doing: Doing, now_s: float) -> list[Line]:
     rows = [first]
     left = f"{in_seconds(shown.left_s)} left" if shown.left_s is not None else ""
     figures = ", ".join(filter(None, (shown.figures, left)))
-    if doing.share is not None:
-        rows.append(line_of(f"{margin}  ", *_bar(doing.share), f"  {figures}"))
+    if shown.share is not None and doing.news.share is not None:
+        percent = f" {math.floor(min(shown.share, 1.0) * 100):>3}%"
+        rows.append(line_of(f"{margin}  ", *_bar(doing.news.share), f"{percent}  {figures}"))
     elif figures:
         rows.append(line_of(f"{margin}  {figures}"))
     if shown.said:
@@ -230,7 +232,6 @@ def _bar(share: float) -> tuple[Piece, ...]:
     return (
         Piece("█" * filled, Ink.GOOD),
         Piece("░" * (BAR_CELLS - filled), Ink.QUIET),
-        Piece(f" {math.floor(share * 100):>3}%"),
     )
 
 

@@ -88,14 +88,21 @@ class Step:
     _seen: deque[tuple[float, int]] = field(default_factory=deque, init=False)
     """Of the last seconds: when it was, and how many bytes were done."""
 
-    def say(self, text: str, *, left_s: float | None = None) -> None:
-        """Show what is done now; `left_s` is a guess, which stands only where nothing is drawn."""
+    def say(self, text: str) -> None:
+        """Show what is done now."""
         if self.live is not None:
             self.live.say(text)
-            return
+        else:
+            self._say_plainly(text)
+
+    def guess(self, text: str, left_s: float) -> None:
+        """Say what is done now and how long it may take, where no stages of it are drawn."""
+        if self.live is None:
+            self._say_plainly(f"{text}, about {format_seconds(left_s)} left")
+
+    def _say_plainly(self, text: str) -> None:
         elapsed = format_seconds(self.clock() - self.started_s)
-        left = f", about {format_seconds(left_s)} left" if left_s is not None else ""
-        self.status.show(f"{self.title}: {text}{left} [{elapsed}]")
+        self.status.show(f"{self.title}: {text} [{elapsed}]")
 
     def progress(self, done_bytes: int, total_bytes: int, note: str = "") -> None:
         """Show bytes done, bytes in all, the present rate, and the time that is left at it.
@@ -120,7 +127,7 @@ class Step:
             return
         left = format_seconds(left_s) if left_s is not None else "?"
         speed = f"{speed}, " if speed else ""
-        self.say(f"{f'{note}, ' if note else ''}{done}, {speed}{left} left")
+        self._say_plainly(f"{f'{note}, ' if note else ''}{done}, {speed}{left} left")
 
     def count(self, done: int, total: int, what: str) -> None:
         """Draw how many of how many are done, such as `graphs`."""
@@ -252,6 +259,17 @@ class Console:
         finally:
             step.status.close()
             self.info(f"{title}: {outcome} ({format_seconds(self.clock() - started_s)})")
+
+    def expect(self, *awaited: Awaited) -> None:
+        """Announce steps that come within this block of steps."""
+        if self._live is not None:
+            self._live.agenda.expect(awaited)
+
+    @contextlib.contextmanager
+    def drawn_step(self, title: str) -> Iterator[None]:
+        """Show what takes a moment, where it is drawn within a block of steps."""
+        with self._live.step(title) if self._live is not None else contextlib.nullcontext():
+            yield
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[LiveWork]:

@@ -83,8 +83,9 @@ class LiveStep:
         self, done: int, total: int, figures: str, said: str = "", left_s: float | None = None
     ) -> None:
         doing = self._innermost
-        doing.share = done / total if total else None
-        doing.tell(figures=figures, said=said or doing.news.said, left_s=left_s)
+        share = done / total if total else None
+        said = said or doing.news.said
+        doing.tell(share=share, figures=figures, said=said, left_s=left_s)
 
     def expect(self, awaited: Iterable[Awaited]) -> None:
         self.doing.to_come = list(awaited)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.25
 """How often it is looked whether anything has changed."""
 USUAL_SIZE = os.terminal_size((80, 24))
+MOST_CELLS = 100
+"""Of a line of the picture. A terminal that is made narrower wraps it, and rows that leave the
+screen at its top cannot be taken back."""
 UNENDING = 100_000
 """Cells: a line that stays is wrapped by the terminal, and cut nowhere."""
 _PLAINER = str.maketrans("█░✓✗▸·…", "#-+x>..")
@@ -82,7 +85,7 @@ class Picture:
             if self._is_hidden:
                 return
             size = self.measure(self.stream)
-            width = size.columns - 1
+            width = min(size.columns - 1, MOST_CELLS)
             after = [(painted(it, width), cells_of(it, width)) for it in self.compose(size)]
             if size.columns != self._drawn_at:
                 self._erase(size.columns)

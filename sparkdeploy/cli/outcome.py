@@ -32,6 +32,8 @@ def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json
     if outcome.drafting:
         console.warn(outcome.drafting)
     answer(_lines(outcome, extent, request), _as_dict(outcome, extent), as_json=as_json)
+    if extent is Extent.ANSWER and not as_json:
+        say_next(outcome.plan.deployment.name)
 
 
 def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
@@ -49,6 +51,15 @@ def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
     yield f"try: {_example(outcome)}"
     if outcome.plan.deployment.exposure is Exposure.PUBLIC:
         yield f"key: {outcome.plan.folders.key_file}"
+
+
+def say_next(deployment: str) -> None:
+    """Say on a terminal what may be typed next."""
+    if not console.draws:
+        return
+    name = "" if deployment == "main" else f" {deployment}"
+    words = (f"status --watch{name}", f"chat{name}", f"down{name}")
+    console.info("next: " + "   ".join(f"sparkdeploy {it}" for it in words))
 
 
 def _say_way_in(outcome: Outcome) -> None:
