@@ -26,6 +26,7 @@ LATE_SHARE = 1.25
 LATE_S = 3.0
 """A step is late that took a quarter longer than usual, and these seconds."""
 SHARE_OF_SCREEN = 2 / 3
+MOST_ROWS = 16
 """What the picture takes at most: a terminal that is made lower pushes rows into its scroll-back,
 where nobody can take them back."""
 LEAST_ROWS = 3
@@ -65,6 +66,8 @@ class Doing:
     shown: News = field(default_factory=News)
     """The news of the last refresh."""
     to_come: list[Awaited] = field(default_factory=list)
+    """Its stages that have not begun."""
+    has_stages: bool = False
     depth: int = 0
 
     def tell(self, **changes: object) -> None:
@@ -129,9 +132,8 @@ class Agenda:
         with self._lock:
             self._refresh(now_s)
             now_s = self._texts_s
-            most = max(
-                min(height - 1, round(height * SHARE_OF_SCREEN)), min(LEAST_ROWS, height - 1)
-            )
+            most = max(min(round(height * SHARE_OF_SCREEN), MOST_ROWS), LEAST_ROWS)
+            most = min(most, height - 1)
             total = [self._total(now_s)] if self.running or self.to_come else []
             rows = _cut_rows([_rows(doing, now_s) for doing in self.running], most - len(total))
             ahead = _ahead(self._ahead(), most - len(rows) - len(total))
@@ -165,9 +167,8 @@ class Agenda:
     def left_s(self, now_s: float) -> float | None:
         """Return the seconds left of everything; None as long as one step's are unknown."""
         parts = [item.usual_s for item in self.to_come]
-        for index, doing in enumerate(self.running):
-            is_innermost = index == len(self.running) - 1
-            if doing.to_come or not is_innermost:
+        for doing in self.running:
+            if doing.has_stages:
                 parts += [item.usual_s for item in doing.to_come]
             else:
                 parts.append(doing.left_s(now_s))
@@ -259,4 +260,5 @@ def _ahead_line(depth: int, item: Awaited) -> Line:
     title = f"{'  ' * depth}· {item.title}"
     if item.usual_s is None:
         return line_of(Piece(title, Ink.QUIET))
-    return line_of(Piece(f"{title:<{TITLE_CELLS + 1}}  {in_seconds(item.usual_s)}", Ink.QUIET))
+    usual = in_seconds(max(round(item.usual_s), 1))
+    return line_of(Piece(f"{title:<{TITLE_CELLS + 1}}  {usual}", Ink.QUIET))

@@ -293,7 +293,10 @@ class Console:
         with self._live.picture.hidden() if self._live is not None else contextlib.nullcontext():
             sys.stderr.write(f"{visible(question)} [y/N] ")
             sys.stderr.flush()
-            return sys.stdin.readline().strip().lower() in {"y", "yes"}
+            reply = sys.stdin.readline()
+            if not reply.endswith("\n"):
+                sys.stderr.write("\n")
+            return reply.strip().lower() in {"y", "yes"}
 
     def _write(self, text: str) -> None:
         _write(sys.stderr, visible(text) + "\n")

@@ -88,7 +88,7 @@ class LiveStep:
         doing.tell(share=share, figures=figures, said=said, left_s=left_s)
 
     def expect(self, awaited: Iterable[Awaited]) -> None:
-        self.doing.to_come = list(awaited)
+        self.doing.to_come, self.doing.has_stages = list(awaited), True
 
     def enter(self, title: str) -> None:
         if self._stage is not None and self._stage.title == title:

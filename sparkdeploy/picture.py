@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.25
 """How often it is looked whether anything has changed."""
 USUAL_SIZE = os.terminal_size((80, 24))
-MOST_CELLS = 100
-"""Of a line of the picture. A terminal that is made narrower wraps it, and rows that leave the
-screen at its top cannot be taken back."""
+MOST_CELLS = 79
+"""Of a line of the picture. What is longer than a terminal that is made narrower gets wrapped; tmux
+does so a quarter of a second before it tells the new size, and a picture drawn in between would
+begin in the wrong row. Of a terminal with 80 columns no line is wrapped."""
 UNENDING = 100_000
 """Cells: a line that stays is wrapped by the terminal, and cut nowhere."""
 _PLAINER = str.maketrans("█░✓✗▸·…", "#-+x>..")

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 _CONTAINERS = {
     Action.REUSE: "starting the containers of other nodes",
     Action.START: "making the container",
-    Action.REPLACE: "stopping the old container, making the new one",
+    Action.REPLACE: "replacing the old container",
 }
 
 
