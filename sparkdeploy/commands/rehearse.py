@@ -107,6 +107,8 @@ class Report:
     reference: str
     """Where the text without speculation came from."""
     base_url: str
+    model: str
+    """As requests name it."""
     is_kept: bool
     deployment: str
     asked: tuple[Asked, ...]
@@ -352,6 +354,7 @@ def _report(small: Miniature, run: _Run, source: str, *, is_kept: bool) -> Repor
         draft_fp8_layers=facts.draft_fp8_layers if facts else None,
         reference=source,
         base_url=run.outcome.plan.base_url,
+        model=small.resolved.recipe.model.served_names[0],
         is_kept=is_kept,
         deployment=run.outcome.plan.deployment.name,
         asked=run.asked,

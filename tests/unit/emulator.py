@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-_PIECES = re.compile(r"\x1b\[(\d*)([A-Za-z])|(\r)|(\n)|([^\x1b\r\n])", re.DOTALL)
+_PIECES = re.compile(r"\x1b\[([\d;]*)([A-Za-z])|(\r)|(\n)|([^\x1b\r\n])", re.DOTALL)
 
 
 class Emulator:

@@ -11,13 +11,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.engine.conftest import until
+import pytest
+
+from tests.engine.conftest import DEADLINE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 SIZES = ((80, 24), (120, 40), (200, 50))
+EACH_SIZE = [SIZES[0], *(pytest.param(size, marks=pytest.mark.slow) for size in SIZES[1:])]
 PROMPT = "the-next-prompt$"
 DRAWN = re.compile(r"▸|·|to come|so far|░")
 """What only a picture has: none of it may be left when the program has ended."""
@@ -69,7 +72,7 @@ class Screen:
         """Return the exit code of a program that has ended."""
         return int(self.exit_file.read_text())
 
-    def frames_to_the_end(self) -> list[str]:
+    def frames_to_the_end(self, timeout_s: float = DEADLINE_S) -> list[str]:
         """Look again and again until the program has ended; return all that was seen."""
         frames = [self.shows()]
 
@@ -77,7 +80,7 @@ class Screen:
             frames.append(self.shows())
             return PROMPT in frames[-1]
 
-        until(has_ended)
+        until(has_ended, timeout_s=timeout_s)
         return frames
 
     def pause(self, duration_s: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.program import Program
 from tests.engine.terminal.page import hold_screen
-from tests.engine.terminal.screen import DRAWN, PROMPT, SIZES, screen
+from tests.engine.terminal.screen import DRAWN, EACH_SIZE, PROMPT, SIZES, screen
 from tests.hub.double import Repo, hub_double
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def double(tmp_path: Path) -> Iterator[HubDouble]:
         yield made
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("size", EACH_SIZE, ids=str)
 def test_a_download_shows_bytes_rate_and_what_is_left(
     request: pytest.FixtureRequest, double: HubDouble, tmp_path: Path, size: tuple[int, int]
 ) -> None:

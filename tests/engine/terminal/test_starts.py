@@ -11,7 +11,7 @@ import pytest
 from tests.engine.conftest import free_port
 from tests.engine.ground import Ground, ground
 from tests.engine.terminal.page import hold_screen
-from tests.engine.terminal.screen import DRAWN, PROMPT, SIZES, Screen, screen
+from tests.engine.terminal.screen import DRAWN, EACH_SIZE, PROMPT, SIZES, Screen, screen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ def up(
     return screen(argv, place.cli.env, folder, size)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("size", EACH_SIZE, ids=str)
 def test_a_start_is_shown_as_it_goes_and_leaves_what_was_done(
     request: pytest.FixtureRequest, place: Ground, tmp_path: Path, size: tuple[int, int]
 ) -> None:
@@ -75,6 +75,7 @@ def test_a_start_is_shown_as_it_goes_and_leaves_what_was_done(
         hold_screen(request, "answered, 80x24", last.removesuffix(PROMPT))
 
 
+@pytest.mark.slow
 def test_a_start_that_was_made_before_says_how_long_it_will_be(
     request: pytest.FixtureRequest, place: Ground, tmp_path: Path
 ) -> None:
@@ -99,7 +100,9 @@ def test_a_window_that_is_pulled_at_leaves_nothing_behind(place: Ground, tmp_pat
     assert DRAWN.search(whole) is None, whole
 
 
-@pytest.mark.parametrize("size", [(80, 24), (70, 10)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(80, 24), pytest.param((70, 10), marks=pytest.mark.slow)], ids=str
+)
 def test_a_failure_ends_with_its_cause_and_its_fix(
     request: pytest.FixtureRequest, place: Ground, tmp_path: Path, size: tuple[int, int]
 ) -> None:
@@ -118,6 +121,7 @@ def test_a_failure_ends_with_its_cause_and_its_fix(
         hold_screen(request, "failed, 80x24", last.removesuffix(PROMPT))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_picture_too(place: Ground, tmp_path: Path) -> None:
     with up(place, tmp_path / "screen", SIZES[0], f"{LOADING} --text stopped") as shown:
         shown.until_shown("▸ start of main")
