@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import sys
 import time
 from collections import deque
@@ -17,9 +16,11 @@ from sparkdeploy.table import laid_out
 from sparkdeploy.terminal import LogReading, beneath, visible, visible_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from sparkdeploy.agenda import Awaited
     from sparkdeploy.ink import Line
+    from sparkdeploy.live import LiveStep, LiveWork
     from sparkdeploy.table import Block
 
 PLAIN_UPDATE_EVERY_S = 10.0
@@ -58,18 +59,6 @@ class StatusLine(Protocol):
 
 
 @dataclass(slots=True)
-class TerminalStatus:
-    stream: TextIO
-
-    def show(self, text: str) -> None:
-        width = shutil.get_terminal_size().columns
-        _write(self.stream, "\r\x1b[2K" + visible_line(text)[: width - 1])
-
-    def close(self) -> None:
-        _write(self.stream, "\r\x1b[2K")
-
-
-@dataclass(slots=True)
 class PlainStatus:
     """A new line now and then, for logs and pipes."""
 
@@ -92,14 +81,30 @@ class PlainStatus:
 
 @dataclass(slots=True)
 class Step:
+    """What is being done. Without a terminal only words are shown, and those now and then."""
+
     title: str
     started_s: float
     status: StatusLine
     clock: Callable[[], float]
+    live: LiveStep | None = None
+    """Where it is shown instead, on a terminal that draws."""
     _seen: deque[tuple[float, int]] = field(default_factory=deque, init=False)
     """Of the last seconds: when it was, and how many bytes were done."""
 
     def say(self, text: str) -> None:
+        """Show what is done now."""
+        if self.live is not None:
+            self.live.say(text)
+        else:
+            self._say_plainly(text)
+
+    def guess(self, text: str, left_s: float) -> None:
+        """Say what is done now and how long it may take, where no stages of it are drawn."""
+        if self.live is None:
+            self._say_plainly(f"{text}, about {format_seconds(left_s)} left")
+
+    def _say_plainly(self, text: str) -> None:
         elapsed = format_seconds(self.clock() - self.started_s)
         self.status.show(f"{self.title}: {text} [{elapsed}]")
 
@@ -114,13 +119,44 @@ class Step:
         while now_s - self._seen[0][0] > RATE_WINDOW_S and len(self._seen) > 2:
             self._seen.popleft()
         since_s, since_bytes = self._seen[0]
-        speed, left = "", "?"
+        speed, left_s = "", None
         if now_s > since_s and done_bytes > since_bytes:
             bytes_per_s = (done_bytes - since_bytes) / (now_s - since_s)
-            speed = f"{format_bytes(bytes_per_s)}/s, "
-            left = format_seconds(max(total_bytes - done_bytes, 0) / bytes_per_s)
+            speed = f"{format_bytes(bytes_per_s)}/s"
+            left_s = max(total_bytes - done_bytes, 0) / bytes_per_s
         done = f"{format_bytes(done_bytes)} of {format_bytes(total_bytes)}"
-        self.say(f"{f'{note}, ' if note else ''}{done}, {speed}{left} left")
+        if self.live is not None:
+            figures = f"{done}, {speed}" if speed else done
+            self.live.count(done_bytes, total_bytes, figures, said=note, left_s=left_s)
+            return
+        left = format_seconds(left_s) if left_s is not None else "?"
+        speed = f"{speed}, " if speed else ""
+        self._say_plainly(f"{f'{note}, ' if note else ''}{done}, {speed}{left} left")
+
+    def count(self, done: int, total: int, what: str) -> None:
+        """Draw how many of how many are done, such as `graphs`."""
+        if self.live is not None:
+            self.live.count(done, total, f"{done} of {total} {what}")
+
+    def stages(self, awaited: Sequence[Awaited]) -> None:
+        """Draw what this step is going to do, one after the other."""
+        if self.live is not None:
+            self.live.expect(awaited)
+
+    def enter(self, title: str) -> None:
+        """Draw the stage that it has come to; the one before it is done."""
+        if self.live is not None:
+            self.live.enter(title)
+
+    def place(self, node: str, text: str) -> None:
+        """Draw how one of several nodes is."""
+        if self.live is not None:
+            self.live.place(node, text)
+
+    def recent(self, lines: Iterable[str]) -> None:
+        """Draw what was said last, of which `-v` shows some lines."""
+        if self.live is not None:
+            self.live.recent(lines)
 
 
 @dataclass(slots=True)
@@ -134,6 +170,8 @@ class Console:
     quiet: bool = False
     verbose: bool = False
     clock: Callable[[], float] = time.monotonic
+    _live: LiveWork | None = field(default=None, init=False)
+    """What is drawn just now."""
 
     def answer(self, text: str) -> None:
         self.answer_text(text + "\n")
@@ -182,19 +220,56 @@ class Console:
         self._write(f"warning: {text}")
 
     def error(self, message: str, *, hint: str | None = None, detail: str | None = None) -> None:
-        """Show a failure: the message, the long text beneath it, how to fix it."""
+        """Show a failure: the message, the long text beneath it, how to fix it.
+
+        On a terminal that draws, the cause and the fix are the last lines, and of the long text
+        there is as much above them as leaves them on the screen.
+        """
+        if self.draws:
+            from sparkdeploy.live import show_failure  # noqa: PLC0415 - loads what draws
+
+            show_failure(sys.stderr, message, hint, detail)
+            return
         self._write(f"error: {message}")
         if detail:
             self._write("\n".join(f"  | {line}" for line in detail.splitlines()))
         if hint:
             self._write(f"  fix: {hint}")
 
+    @property
+    def draws(self) -> bool:
+        """Whether work is shown as it goes, on a terminal that takes it."""
+        return not self.quiet and draws_on(sys.stderr)
+
+    @contextlib.contextmanager
+    def steps(self, *awaited: Awaited) -> Iterator[None]:
+        """Announce steps that come within this block; elsewhere than on a terminal nothing shows.
+
+        Within another such block they come before what that one still awaits.
+        """
+        if self._live is not None:
+            self._live.agenda.expect(awaited)
+            yield
+        elif self.draws:
+            with self._drawing() as live:
+                live.agenda.expect(awaited)
+                yield
+        else:
+            yield
+
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[Step]:
         """Show a step while it runs, and how long it took when it has ended."""
         started_s = self.clock()
-        step = Step(title, started_s, self._status(), self.clock)
-        step.status.show(f"{title} ...")
+        if self._live is not None:
+            with self._live.step(title) as drawn:
+                yield Step(title, started_s, PlainStatus(sys.stderr, self.clock), self.clock, drawn)
+            return
+        if self.draws:
+            with self._drawing(), self.step(title) as step:
+                yield step
+            return
+        step = Step(title, started_s, PlainStatus(sys.stderr, self.clock), self.clock)
         outcome = "failed"
         try:
             yield step
@@ -206,6 +281,28 @@ class Console:
             step.status.close()
             self.info(f"{title}: {outcome} ({format_seconds(self.clock() - started_s)})")
 
+    def expect(self, *awaited: Awaited) -> None:
+        """Announce steps that come within this block of steps."""
+        if self._live is not None:
+            self._live.agenda.expect(awaited)
+
+    @contextlib.contextmanager
+    def drawn_step(self, title: str) -> Iterator[None]:
+        """Show what takes a moment, where it is drawn within a block of steps."""
+        with self._live.step(title) if self._live is not None else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[LiveWork]:
+        from sparkdeploy.live import LiveWork  # noqa: PLC0415 - loads what draws
+
+        with LiveWork.on(sys.stderr, self.clock, verbose=self.verbose) as live:
+            self._live = live
+            try:
+                yield live
+            finally:
+                self._live = None
+
     @property
     def can_ask(self) -> bool:
         return sys.stdin.isatty() and sys.stderr.isatty()
@@ -214,14 +311,13 @@ class Console:
         """Ask on a terminal; without one the answer is no."""
         if not self.can_ask:
             return False
-        sys.stderr.write(f"{visible(question)} [y/N] ")
-        sys.stderr.flush()
-        return sys.stdin.readline().strip().lower() in {"y", "yes"}
-
-    def _status(self) -> StatusLine:
-        if sys.stderr.isatty() and not self.quiet:
-            return TerminalStatus(beneath(sys.stderr))
-        return PlainStatus(sys.stderr, self.clock)
+        with self._live.picture.hidden() if self._live is not None else contextlib.nullcontext():
+            sys.stderr.write(f"{visible(question)} [y/N] ")
+            sys.stderr.flush()
+            reply = sys.stdin.readline()
+            if not reply.endswith("\n"):
+                sys.stderr.write("\n")
+            return reply.strip().lower() in {"y", "yes"}
 
     def _write(self, text: str) -> None:
         _write(sys.stderr, visible(text) + "\n")

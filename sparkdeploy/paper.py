@@ -6,7 +6,7 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
-from sparkdeploy.ink import Ink
+from sparkdeploy.ink import Ink, plain_text
 from sparkdeploy.terminal import visible, visible_line
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ STYLES = {
 def draws_on(stream: TextIO) -> bool:
     """Return whether the stream is a terminal that takes colours and cursor movements.
 
-    NO_COLOR (no-color.org) and TERM=dumb ask for plain lines.
+    NO_COLOR (no-color.org), TERM=dumb and CI, where nobody looks on, ask for plain lines.
     """
-    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    asked = os.environ.get("NO_COLOR") or os.environ.get("CI")
+    is_plain = asked or os.environ.get("TERM", "dumb") == "dumb"
     return not is_plain and stream.isatty()
 
 
@@ -80,6 +81,13 @@ def inked(text: str, ink: Ink) -> str:
     from rich.style import Style  # noqa: PLC0415 - only what draws waits for rich
 
     return Style.parse(STYLES[ink]).render(visible(text))
+
+
+def cells_of(line: Line, width: int) -> int:
+    """Return how many cells a line takes that is cut at `width`."""
+    from rich.cells import cell_len  # noqa: PLC0415 - only what draws waits for rich
+
+    return min(cell_len(visible_line(plain_text(line))), width)
 
 
 @cache

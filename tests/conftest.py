@@ -25,6 +25,11 @@ settings.register_profile("thorough", deadline=None, max_examples=THOROUGH_EXAMP
 settings.load_profile("swift")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let golden files be written anew."""
+    parser.addoption("--update-golden", action="store_true", help="Write the golden files anew.")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Blame a connection that was left open on its own test, not on a later one."""

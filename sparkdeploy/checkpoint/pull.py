@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.agenda import Awaited
 from sparkdeploy.checkpoint import cache
 from sparkdeploy.checkpoint.arriving import Arriving, WrongContentError
 from sparkdeploy.checkpoint.durable import Progress, disk_errors, only_one
@@ -19,6 +20,8 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node import facts as machine
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sparkdeploy.checkpoint.transfer import Transfer
 
 SPARE_BYTES = 1 << 30
@@ -79,11 +82,20 @@ def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -
     return download
 
 
+def awaited_downloads(downloads: "Iterable[Download]") -> list[Awaited]:
+    """Return what `fetch` is going to do, as steps to come."""
+    return [Awaited(_title(item.facts)) for item in downloads if not item.is_verified]
+
+
+def _title(facts: RepoFacts) -> str:
+    return f"download of {facts.repo}"
+
+
 def fetch(hub: Hub, lock: HubLock, download: Download) -> Pulled:
     found = download.facts
     path = cache.snapshot_folder(hub.cache, found.repo, found.commit)
     if not download.is_verified:
-        with console.step(f"download of {found.repo}") as step:
+        with console.step(_title(found)) as step:
             pull(hub, lock, download, step.progress)
     return Pulled(
         found.repo, found.revision, found.commit, path, found.size_bytes, download.missing_bytes

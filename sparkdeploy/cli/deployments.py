@@ -237,6 +237,18 @@ def rehearse(
     )
     content = {**asdict(report), "tokens_a_second": report.tokens_a_second}
     answer(_rehearsal_lines(report), content, as_json=as_json)
+    if report.is_kept and not as_json:
+        _say_way_in(report)
+
+
+def _say_way_in(report: Report) -> None:
+    """Say on a terminal what may be asked of a rehearsal that goes on, and what typed next."""
+    from sparkdeploy.cli.outcome import curl_line, say_next
+    from sparkdeploy.server.pooling import CHAT
+
+    if report.answers and console.draws:
+        console.info(f"try: {curl_line(report.base_url, CHAT, report.model)}")
+    say_next(report.deployment)
 
 
 def _rehearsal_lines(report: Report) -> Iterator[str]:

@@ -20,6 +20,7 @@ from sparkdeploy.settings import ON_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from sparkdeploy.commands.request import Request
     from sparkdeploy.commands.up import Outcome
@@ -32,6 +33,8 @@ def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json
     if outcome.drafting:
         console.warn(outcome.drafting)
     answer(_lines(outcome, extent, request), _as_dict(outcome, extent), as_json=as_json)
+    if extent is Extent.ANSWER and not as_json:
+        say_next(outcome.plan.deployment.name)
 
 
 def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
@@ -51,6 +54,15 @@ def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
         yield f"key: {outcome.plan.folders.key_file}"
 
 
+def say_next(deployment: str) -> None:
+    """Say on a terminal what may be typed next."""
+    if not console.draws:
+        return
+    name = "" if deployment == "main" else f" {deployment}"
+    words = (f"status --watch{name}", f"chat{name}", f"down{name}")
+    console.info("next: " + "   ".join(f"sparkdeploy {it}" for it in words))
+
+
 def _say_way_in(outcome: Outcome) -> None:
     """Say how the machine that this was typed on reaches a loopback server here."""
     typed_as = os.environ.get(ON_VARIABLE)
@@ -61,13 +73,19 @@ def _say_way_in(outcome: Outcome) -> None:
 
 
 def _example(outcome: Outcome) -> str:
-    model = outcome.plan.resolved.recipe.model.served_names[0]
-    path = _tried(outcome)
-    body = json.dumps(example_body(path, model))
-    url = f"{outcome.plan.base_url}{path}"
+    plan = outcome.plan
+    is_public = plan.deployment.exposure is Exposure.PUBLIC
+    key_file = plan.folders.key_file if is_public else None
+    model = plan.resolved.recipe.model.served_names[0]
+    return curl_line(plan.base_url, _tried(outcome), model, key_file)
+
+
+def curl_line(base_url: str, path: str, model: str, key_file: Path | None = None) -> str:
+    """Return a request that somebody may try, as it would be typed."""
+    url, body = f"{base_url}{path}", json.dumps(example_body(path, model))
     command = shlex.join(["curl", "-s", url, "-H", "Content-Type: application/json"])
-    if outcome.plan.deployment.exposure is Exposure.PUBLIC:
-        command += f' -H "Authorization: Bearer $(cat {outcome.plan.folders.key_file})"'
+    if key_file is not None:
+        command += f' -H "Authorization: Bearer $(cat {key_file})"'
     return f"{command} -d {shlex.quote(body)}"
 
 

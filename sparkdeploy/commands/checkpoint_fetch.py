@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned, pin_found
 from sparkdeploy.checkpoint.prebuilt import resolve_fp8
-from sparkdeploy.checkpoint.pull import WantedRepository, announce, fetch
+from sparkdeploy.checkpoint.pull import WantedRepository, announce, awaited_downloads, fetch
 from sparkdeploy.commands.request import Request, resolve
-from sparkdeploy.console import format_bytes
+from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.plan.observe import treatment_of
 from sparkdeploy.plan.observed import MissingModel
@@ -65,6 +65,7 @@ def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool])
             hint="say yes, or pass --yes; or `sparkdeploy checkpoint pull "
             f"{downloads[0].facts.repo}` first",
         )
+    console.expect(*awaited_downloads(downloads))
     for download in downloads:
         fetch(hub, lock, download)
     return True

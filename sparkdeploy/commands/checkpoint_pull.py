@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.pull import Pulled, WantedRepository, announce, fetch
+from sparkdeploy.checkpoint.pull import Pulled, WantedRepository, announce, awaited_downloads, fetch
 from sparkdeploy.checkpoint.repo_files import repo_and_revision
+from sparkdeploy.console import console
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.sources.shelf import Sources
 
@@ -37,7 +38,8 @@ def pull_repositories(
         wanted = repositories_of(name, settings, assignments)
     hub, lock = open_hub(settings), HubLock(settings.state_dir)
     downloads = [announce(hub, lock, item, anew=anew) for item in wanted]
-    return tuple(fetch(hub, lock, download) for download in downloads)
+    with console.steps(*awaited_downloads(downloads)):
+        return tuple(fetch(hub, lock, download) for download in downloads)
 
 
 def _is_of_hub(name: str, settings: Settings) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from sparkdeploy.agenda import Awaited
 from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError
 from sparkdeploy.checkpoint.published import PublishedConfig, published_config
 from sparkdeploy.checkpoint.twin.build import build_twin
@@ -19,6 +20,7 @@ from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.commands.up import Extent, Outcome, up
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import held_back, locked_here
+from sparkdeploy.deploy.watch import start_title
 from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.node.ports import is_port_free
@@ -59,6 +61,7 @@ TURBOQUANT = "TURBOQUANT"
 MOE_OF_QWEN = re.compile(r"Qwen3\.[5-9]-\d+B-A\d+B", re.IGNORECASE)
 """Repositories of Qwen3.5-MoE, where nobody can be asked for the config.json."""
 PORTS = range(8190, 8290)
+QUESTIONS = "sampling, a conversation"
 TWIN_SEED = 20261121
 TWIN_SHAPE = TwinShape()
 MAX_TOKENS = 32
@@ -104,6 +107,8 @@ class Report:
     reference: str
     """Where the text without speculation came from."""
     base_url: str
+    model: str
+    """As requests name it."""
     is_kept: bool
     deployment: str
     asked: tuple[Asked, ...]
@@ -147,7 +152,7 @@ def rehearse(
     """
     reach, name = request.reach, request.deployment.name
     lock = f"{settings.node_name}-{name}"
-    with locked_here(settings, lock, f"rehearse {request.recipe}"):
+    with locked_here(settings, lock, f"rehearse {request.recipe}"), console.steps():
         _refuse_to_replace(name, settings, consent)
         # What the recipe says of several nodes is for its miniature.
         small = _miniature(replace(request, reach=Reach.HERE), settings)
@@ -295,6 +300,7 @@ def _reference_file(resolved: Resolved, venue: Venue) -> Path:
 
 def _serve(resolved: Resolved, venue: Venue) -> _Run:
     request = Request(resolved.recipe.name, (), venue.deployment, venue.reach)
+    console.expect(Awaited(start_title(venue.deployment.name)), Awaited(QUESTIONS))
     outcome = up(
         resolved, request, venue.settings, extent=Extent.ANSWER, consent=lambda _question: True
     )
@@ -305,9 +311,10 @@ def _serve(resolved: Resolved, venue: Venue) -> _Run:
             pooled = Asked(f"a text to {done.path}", "answered")
             return _Run(outcome, (), None, (pooled,))
         before = model.speculation()
-        answers = tuple(_ask(model, prompt) for prompt in PROMPTS)
+        with console.drawn_step(f"{len(PROMPTS)} texts"):
+            answers = tuple(_ask(model, prompt) for prompt in PROMPTS)
         after = model.speculation()
-        with console.step("sampling, a conversation"):
+        with console.step(QUESTIONS):
             asked = (*ask_sampled(model), *ask_conversation(model, recipe))
     drafted = after.since(before) if after is not None and before is not None else after
     return _Run(outcome, answers, drafted, asked)
@@ -347,6 +354,7 @@ def _report(small: Miniature, run: _Run, source: str, *, is_kept: bool) -> Repor
         draft_fp8_layers=facts.draft_fp8_layers if facts else None,
         reference=source,
         base_url=run.outcome.plan.base_url,
+        model=small.resolved.recipe.model.served_names[0],
         is_kept=is_kept,
         deployment=run.outcome.plan.deployment.name,
         asked=run.asked,

@@ -15,8 +15,9 @@ from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.launch import Launch, parts_elsewhere
 from sparkdeploy.deploy.memory import PageCache, make_room_for
 from sparkdeploy.deploy.recovery import Recovery, end_start
-from sparkdeploy.deploy.watch import Watch
+from sparkdeploy.deploy.watch import Watch, awaited_start, start_pace
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.container import own_tags
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.problems import owner_of
 from sparkdeploy.recipe.schema import Limits
@@ -40,7 +41,7 @@ def roll_back(name: str, page_cache: PageCache = PageCache.ASK) -> Recovery:
     settings = load_settings()
     launch = Launch(name, crashes_dir(settings), ClusterRecord.below(settings.state_dir))
     settling = partial(changing, settings, f"rollback {name}", wait_s=SETTLE_WAIT_S)
-    with everyone(settings, name) as nodes:
+    with everyone(settings, name) as nodes, console.steps():
         try:
             with changing(settings, f"rollback {name}"):
                 refuse_as_worker(nodes.here.docker, name)
@@ -48,6 +49,7 @@ def roll_back(name: str, page_cache: PageCache = PageCache.ASK) -> Recovery:
             if done is not None:
                 return done
             watch = _watch(launch, settings)
+            console.expect(awaited_start(name, watch.pace, settings))
             launch.wait_and_settle(watch.wait, settling, watch.details)
         except KeyboardInterrupt:
             launch.undo(settling)
@@ -124,12 +126,20 @@ def _kept_parts(nodes: Nodes, head: ContainerFact) -> list[tuple[Node, Container
     return [*found, (nodes.here, head)]
 
 
+def _pace(launch: Launch, fact: ContainerFact) -> str:
+    """Return the key under which `up` has remembered what such a start takes."""
+    image = launch.head.host.find_image(fact.image_id)
+    tags = own_tags(image.tags) if image is not None else ()
+    image_name = tags[0] if tags else fact.image_id
+    return start_pace(image_name, fact.labels.get(labels.RECIPE, ""), len(launch.started))
+
+
 def _watch(launch: Launch, settings: Settings) -> Watch:
     fact = launch.head.host.find_container(launch.head.container_id)
     timeout_s, pace = None, "rollback"
     if fact is not None:
         timeout_s = fact.startup_timeout_s
-        pace = f"{fact.image_id} {fact.labels.get(labels.RECIPE, '')}"
+        pace = _pace(launch, fact)
     return Watch(
         deployment=launch.deployment,
         command=f"rollback {launch.deployment}",

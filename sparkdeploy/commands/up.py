@@ -28,7 +28,7 @@ from sparkdeploy.deploy.launch import Launch, parts_elsewhere
 from sparkdeploy.deploy.memory import PageCache, make_room_for
 from sparkdeploy.deploy.recovery import abandon, end_start, recover
 from sparkdeploy.deploy.serving import answers, remark_on_drafts
-from sparkdeploy.deploy.watch import Watch
+from sparkdeploy.deploy.watch import Watch, awaited_start, start_pace
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
 from sparkdeploy.node.facts import is_another, own_name
 from sparkdeploy.node.node import named
@@ -41,7 +41,7 @@ from sparkdeploy.plan.problems import (
     refuse_to_start,
 )
 from sparkdeploy.plan.report import plan_lines
-from sparkdeploy.plan.steps import Action, plan_as_dict
+from sparkdeploy.plan.steps import Action, awaited_preparation, plan_as_dict
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.server.health import ContainerDiedError
 from sparkdeploy.server.phases import SPARK_COLD_START_S, TWIN_START_S
@@ -57,6 +57,13 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
+
+
+_CONTAINERS = {
+    Action.REUSE: "starting the containers of other nodes",
+    Action.START: "making the container",
+    Action.REPLACE: "replacing the old container",
+}
 
 
 class Extent(Enum):
@@ -110,7 +117,8 @@ def up(
         asked = resolved.image if given.images is ImagePolicy.UPDATE else None
         trial = Trial(settings, asked)
         how = (extent, consent, given, trial)
-        return _Up(resolved, request, settings, nodes, serving, launch, *how).apply()
+        with console.steps():
+            return _Up(resolved, request, settings, nodes, serving, launch, *how).apply()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +177,11 @@ class _Up:
         if known is not plan.resolved:
             plan = self._draft(known)
             refuse(plan)
+        self._announce(plan)
         if bring_models(plan, self.settings, self.consent):
             plan = self._draft(known)
             refuse(plan)
+            self._announce(plan)
         if starts and not plan.has_work:
             where = "" if plan.formation.is_alone else " on every node"
             recipe = plan.resolved.recipe.name
@@ -196,6 +206,12 @@ class _Up:
         elif self.extent is Extent.DETACH:
             self.trial.tell_pending()
         return plan, False
+
+    def _announce(self, plan: Plan) -> None:
+        """Say on a terminal what is going to be done; a start that runs already is waited for."""
+        console.expect(*awaited_preparation(plan))
+        if self.extent is Extent.ANSWER and plan.has_work:
+            console.expect(awaited_start(self.name, _pace(plan), self.settings))
 
     def _now(self) -> Resolved:
         """Return the recipe for what its tag is by now: what was found half done was settled."""
@@ -251,7 +267,8 @@ class _Up:
             reason = "another `up` took its place before it answered"
             end_start(self.nodes, self.name, self.settings, reason=reason)
             leaving = parts_elsewhere(self.nodes, self.name, plan.formation.nodes)
-            self.launch.start(specs, make_room, leaving)
+            with console.drawn_step(_CONTAINERS[plan.head.action]):
+                self.launch.start(specs, make_room, leaving)
 
     def _labelled(self, plan: Plan, part: Part) -> ContainerSpec:
         """Return the spec with what the next plan and a rollback have to know on it."""
@@ -332,7 +349,6 @@ class _Up:
     def _watch(self, plan: Plan, parts: dict[Node, str]) -> Watch:
         recipe = plan.resolved.recipe
         on_cpu = plan.resolved.engine.runs_on == "cpu"
-        pace = f"{plan.images[-1].stage.tag} {recipe.name}"
         skews = {
             node.facts.name: node.facts.fabric.clock_skew_s
             for node in plan.observed.nodes
@@ -342,7 +358,7 @@ class _Up:
             deployment=self.name,
             command=self._command,
             deadline_s=recipe.limits.startup_timeout_s,
-            pace=pace if plan.formation.is_alone else f"{pace} on {len(parts)} nodes",
+            pace=_pace(plan),
             parts=parts,
             settings=self.settings,
             usual_s=TWIN_START_S if on_cpu else SPARK_COLD_START_S,
@@ -368,3 +384,10 @@ class _Up:
             return f"{self.name} was not replaced: the deployment that was there is starting again"
         look = f"`sparkdeploy status` and `sparkdeploy logs {self.name}`"
         return f"{self.name} goes on starting; {look} show it"
+
+
+def _pace(plan: Plan) -> str:
+    """Return the key under which the durations of such starts are remembered."""
+    return start_pace(
+        plan.images[-1].stage.tag, plan.resolved.recipe.name, len(plan.formation.nodes)
+    )

@@ -8,6 +8,7 @@ import shlex
 import stat
 from typing import TYPE_CHECKING
 
+from sparkdeploy.agenda import Awaited
 from sparkdeploy.checkpoint.draft_sample import bring_vocabulary
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
@@ -73,11 +74,12 @@ def build_stages(missing: Sequence[Stage], host: DockerHost, settings: Settings)
         if stage.source is not None:
             # Before the base is fetched: what cannot be compiled is not worth ten gigabytes.
             refuse_start(stage, host, settings)
-    for stage in missing:
-        pull_below(host, stage, settings)
-        with console.step(f"image {stage.name}") as step:
-            fact = build_stage(host, stage, settings, step)
-        console.info(f"  {stage.tag}, {format_bytes(fact.size_bytes)}")
+    with console.steps(*(Awaited(f"image {stage.name}") for stage in missing)):
+        for stage in missing:
+            pull_below(host, stage, settings)
+            with console.step(f"image {stage.name}") as step:
+                fact = build_stage(host, stage, settings, step)
+            console.info(f"  {stage.tag}, {format_bytes(fact.size_bytes)}")
 
 
 def prepare_checkpoint(plan: Plan, settings: Settings) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from sparkdeploy.console import console, format_seconds
+from sparkdeploy.agenda import Awaited
+from sparkdeploy.console import console, format_gib, format_seconds
 from sparkdeploy.deploy.expectation import hold
 from sparkdeploy.deploy.serving import served_model
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
@@ -19,7 +20,9 @@ from sparkdeploy.node.node import named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.server.health import ALIVE, death, wait_until_answering
 from sparkdeploy.server.phases import (
+    PHASES,
     SPARK_COLD_START_S,
+    UNITS,
     PhaseTracker,
     recall_durations,
     remember_durations,
@@ -45,6 +48,21 @@ LOST_AFTER_S = 5.0
 STOP_TIMEOUT_S = 3
 
 
+def start_title(deployment: str) -> str:
+    return f"start of {deployment}"
+
+
+def start_pace(image: str, recipe: str, node_count: int) -> str:
+    """Return the key under which the durations of such starts are remembered."""
+    return f"{image} {recipe}" + (f" on {node_count} nodes" if node_count > 1 else "")
+
+
+def awaited_start(deployment: str, pace: str, settings: Settings) -> Awaited:
+    """Return the start as a step to come, with what it took last time."""
+    known_s = recall_durations(settings.state_dir, pace, otherwise={})
+    return Awaited(start_title(deployment), sum(known_s.values()) if known_s else None)
+
+
 @dataclass(slots=True)
 class Watch:
     """Follows one start on all of its nodes; `details` tells afterwards how it went."""
@@ -65,6 +83,8 @@ class Watch:
     elapsed_s: float = field(default=0.0, init=False)
     memory_curve: list[dict[str, Any]] = field(default_factory=list, init=False)
     _sampled_s: dict[str, float] = field(default_factory=dict, init=False)
+    _awaited: dict[str, Awaited] = field(default_factory=dict, init=False)
+    """The phases that are expected, by name."""
 
     def __post_init__(self) -> None:
         state_dir = self.settings.state_dir
@@ -113,9 +133,11 @@ class Watch:
         head = next(node for node in self.parts if node.is_here)
         with (
             watching(settings.lock_dir, settings.node_name, self.deployment, command=command),
-            console.step(f"start of {self.deployment}") as step,
+            console.step(start_title(self.deployment)) as step,
             served_model(head.docker, self.parts[head], settings) as model,
         ):
+            self._awaited = self._recalled_stages()
+            step.stages(list(self._awaited.values()))
             return wait_until_answering(
                 head.docker,
                 self.parts[head],
@@ -127,13 +149,33 @@ class Watch:
 
     def _note(self, step: Step, tracker: PhaseTracker, elapsed_s: float) -> None:
         self.elapsed_s = elapsed_s
-        left = format_seconds(tracker.remaining_s(elapsed_s))
-        step.say(f"{tracker.describe()}, about {left} left")
+        step.guess(tracker.describe(), tracker.remaining_s(elapsed_s))
+        self._draw(step, tracker)
         for node in self.parts:
             every_s = SAMPLE_EVERY_S if node.is_here else SAMPLE_OTHERS_EVERY_S
             if elapsed_s - self._sampled_s.get(node.name, -every_s) >= every_s:
                 self._sampled_s[node.name] = elapsed_s
                 self._sample(node, elapsed_s)
+                if len(self.parts) > 1:
+                    available = self.memory_curve[-1]["available_bytes"]
+                    step.place(node.name, f"{format_gib(available)} of memory free")
+
+    def _draw(self, step: Step, tracker: PhaseTracker) -> None:
+        """Show the phase as a stage of the step, with the bar that the log shows of it."""
+        phase = tracker.phase
+        step.enter(phase.title)
+        later = PHASES[PHASES.index(phase) + 1 :]
+        step.stages([self._awaited[it.name] for it in later if it.name in self._awaited])
+        if tracker.count is not None:
+            step.count(*tracker.count, UNITS.get(phase.name, ""))
+        step.recent(tuple(tracker.recent))
+
+    def _recalled_stages(self) -> dict[str, Awaited]:
+        """Return the phases to come, with what they took last time; nothing is said of the rest."""
+        known_s = recall_durations(self.settings.state_dir, self.pace, otherwise={})
+        names = known_s or {name for name in self.usual_s if name != "draft"}
+        phases = [phase for phase in PHASES if phase.name in names]
+        return {phase.name: Awaited(phase.title, known_s.get(phase.name)) for phase in phases}
 
     def _sample(self, node: Node, elapsed_s: float) -> None:
         available = parse_meminfo(read_or_none(node, "/proc/meminfo") or "").get("MemAvailable", 0)

@@ -261,11 +261,13 @@ class _Build:
         text = _CONTROL.sub("", event.text)
         for line in filter(None, (it[:MAX_LETTERS].rstrip() for it in text.splitlines())):
             self.log.append(line)
+            self.step.recent(self.log)
             self._doubt(line)
             if match := _IMAGE_ID.match(line):
                 self.image_ids.append(match[1])
             elif match := _DOCKERFILE_STEP.match(line):
                 self.where = f"step {match[1]}/{match[2]}"
+                self.step.count(int(match[1]) - 1, int(match[2]), "steps")
                 self.step.say(f"{self.where}: {match[3]}")
             else:
                 self.step.say(f"{self.where}: {line.strip()}")

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
+from sparkdeploy.agenda import Awaited
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.foreign.report import as_dict
@@ -151,6 +152,15 @@ class Plan:
     @property
     def has_work(self) -> bool:
         return self.prepares or any(part.action.is_work for part in self.parts)
+
+
+def awaited_preparation(plan: Plan) -> list[Awaited]:
+    """Return what is to be made before containers start, as the steps that make it are called."""
+    images = [step.stage for step in plan.images if step.action is Action.BUILD]
+    awaited = [Awaited(f"image {stage.name}") for stage in images]
+    if plan.checkpoint.action is Action.PREPARE:
+        awaited.append(Awaited("checkpoint overlay"))
+    return awaited
 
 
 def plan_as_dict(plan: Plan) -> dict[str, Any]:

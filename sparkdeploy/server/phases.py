@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.server.facts import EngineFacts, read_facts
-from sparkdeploy.server.log_lines import LineSplitter, guard_payload
+from sparkdeploy.server.log_lines import LineSplitter, guard_payload, said
 from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
@@ -81,6 +82,10 @@ _BARS = {
     "weights": r"Loading (?:\w+ checkpoint shards|safetensors using [\w -]+):\s*(\d{1,3})%",
     "graphs": r"Capturing CUDA graphs?\b[^:]*:\s*(\d{1,3})%",
 }
+_COUNTED = re.compile(r"\|\s*(\d{1,6})/(\d{1,6}) \[")
+"""How much of how much such a bar has done."""
+UNITS: Mapping[str, str] = {"weights": "shards", "draft": "shards", "graphs": "graphs"}
+RECENT_LINES = 5
 _BEGINS_AGAIN = '{"event": "restart"'
 
 
@@ -102,6 +107,10 @@ class PhaseTracker:
     facts: EngineFacts = field(default_factory=EngineFacts, init=False)
     percent: int | None = field(default=None, init=False)
     """How far the current phase is by its own progress bar; None where it shows none."""
+    count: tuple[int, int] | None = field(default=None, init=False)
+    """How many of how many `UNITS` of the current phase its bar has done."""
+    recent: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT_LINES), init=False)
+    """What the log said last, without its decoration."""
     weight_loads: int = field(default=0, init=False)
     restarts: int = field(default=0, init=False)
     """How often the guard has started the server again."""
@@ -152,6 +161,7 @@ class PhaseTracker:
             self.restarts += 1
             self._restart(at_s)
             return
+        self.recent.append(said(text))
         self.facts = read_facts(text, self.facts)
         if "Loading weights took" in text:
             self.weight_loads += 1
@@ -166,17 +176,19 @@ class PhaseTracker:
                 self._enter(name, at_s)
                 if self.phase.name in {name, "draft"}:
                     self.percent = min(int(match[1]), 100)
+                    counted = _COUNTED.search(text)
+                    self.count = (int(counted[1]), int(counted[2])) if counted else None
 
     def _enter(self, name: str, at_s: float) -> None:
         if name == "weights" and self.weight_loads:
             name = "draft"  # what is loaded after the model's weights are the draft model's
         if _INDEX[name] > _INDEX[self.phase.name]:
             self.visits.append(Visit(PHASES[_INDEX[name]], at_s))
-            self.percent = None
+            self.percent = self.count = None
 
     def _restart(self, at_s: float) -> None:
         self.visits = [Visit(PHASES[0], at_s)]
-        self.percent = None
+        self.percent = self.count = None
         self.weight_loads = 0
         self.facts = EngineFacts()
 

@@ -55,16 +55,27 @@ class Program:
     package: Path = REPOSITORY
     """Where the package is imported from."""
 
+    @property
+    def env(self) -> dict[str, str]:
+        """What makes it use its own folders."""
+        folders = {
+            f"SPARKDEPLOY_{kind.upper()}_DIR": f"{HOME}/{kind}"
+            for kind in ("config", "state", "data", "cache")
+        }
+        return {
+            **folders,
+            "HOME": "/root",
+            "HF_HUB_CACHE": f"{HOME}/hub",
+            "PYTHONPATH": str(self.package),
+            "SPARKDEPLOY_RESOURCES": str(REPOSITORY),
+        }
+
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start it and return at once."""
         return self.start_python("-m", "sparkdeploy", *arguments)
 
     def start_python(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a Python with the program's folders and return at once."""
-        folders = {
-            f"SPARKDEPLOY_{kind.upper()}_DIR": f"{HOME}/{kind}"
-            for kind in ("config", "state", "data", "cache")
-        }
         return subprocess.Popen(
             self.machine.command(sys.executable, *arguments),
             stdin=subprocess.DEVNULL,
@@ -73,14 +84,7 @@ class Program:
             text=True,
             # As a terminal has it: Ctrl-C is for all of them.
             process_group=0,
-            env={
-                **os.environ,
-                **folders,
-                "HOME": "/root",
-                "HF_HUB_CACHE": f"{HOME}/hub",
-                "PYTHONPATH": str(self.package),
-                "SPARKDEPLOY_RESOURCES": str(REPOSITORY),
-            },
+            env={**os.environ, **self.env},
         )
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -97,8 +97,3 @@ def no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def shipped() -> Library:
     """The recipes of this checkout."""
     return Library((REPOSITORY / "recipes",))
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let golden files be written anew."""
-    parser.addoption("--update-golden", action="store_true", help="Write the golden files anew.")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Self, cast
 
 from sparkdeploy import labels
-from sparkdeploy.node.container import ContainerFact, is_ours
+from sparkdeploy.node.container import ContainerFact, ImageFact, is_ours
 
 if TYPE_CHECKING:
     from sparkdeploy.errors import NodeError
@@ -37,6 +37,10 @@ class FakeContainers:
     def of(cls, *facts: ContainerFact) -> Self:
         """An engine that has these."""
         return cls({fact.container_id: fact for fact in facts})
+
+    def find_image(self, _reference: str) -> ImageFact | None:
+        """No image is known."""
+        return None
 
     @property
     def host(self) -> DockerHost:

@@ -26,7 +26,10 @@ LAYERS = (
         *("errors", "folders", "ink", "labels", "moment"),
         *("stored_json", "table", "terminal", "wrap"),
     ),
-    ("console", "paper", "screen", "settings", "shell", "yaml_text"),
+    (
+        *("agenda", "console", "live", "paper", "picture"),
+        *("screen", "settings", "shell", "yaml_text"),
+    ),
     ("recipe",),
     ("node",),
     ("checkpoint", "image"),

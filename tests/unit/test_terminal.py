@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from sparkdeploy.bench.files import record_text
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.speed import read_published
-from sparkdeploy.console import Console, PlainStatus, TerminalStatus
+from sparkdeploy.console import Console, PlainStatus
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
 from sparkdeploy.estimate.picture import page
 from sparkdeploy.terminal import (
@@ -139,16 +139,11 @@ def test_whatever_the_console_says_is_visible(
     assert commands_in(said.out + said.err) == set()
 
 
-def test_a_step_says_nothing_raw_and_moves_the_cursor_itself() -> None:
-    terminal, plain = io.StringIO(), io.StringIO()
+def test_a_step_says_nothing_raw() -> None:
+    plain = io.StringIO()
 
-    TerminalStatus(terminal).show(HOSTILE + "\nsecond")
     PlainStatus(plain, clock=iter([0.0, 60.0]).__next__).show(HOSTILE + "\nsecond")
 
-    ours, _, theirs = terminal.getvalue().partition("\x1b[2K")
-    assert ours == "\r"
-    assert commands_in(theirs) == set()
-    assert "\n" not in theirs
     assert commands_in(plain.getvalue()) == set()
     assert plain.getvalue().count("\n") == 1
 

@@ -56,7 +56,7 @@ CONTENTS = ImageContents(
     vllm="0.25.1", torch=None, cuda=None, kernels=(), rdma_missing={}, release=None
 )
 """What a look into the image would find; it takes seconds, and hundreds of tests start it."""
-LOGS = ("cpu-0.32-mtp.log", "crashes/cuda_oom.log")
+LOGS = ("cpu-0.32-mtp.log", "spark-0.33-mtp.log", "crashes/cuda_oom.log")
 
 
 @dataclass(frozen=True)

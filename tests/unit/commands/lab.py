@@ -24,7 +24,7 @@ from sparkdeploy.deploy.replace import begin as begin_for_real
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import NodeError, RecipeError, UnhealthyError
 from sparkdeploy.image.stages import stages_of
-from sparkdeploy.node.container import ContainerSpec
+from sparkdeploy.node.container import ContainerSpec, ImageFact
 from sparkdeploy.node.node import Node, Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import form
@@ -102,8 +102,8 @@ class Engine(FakeContainers):
     def memory_bytes(self, _key: str) -> int:
         return 0
 
-    def find_image(self, _reference: str) -> object:
-        return object()
+    def find_image(self, _reference: str) -> ImageFact:
+        return ImageFact("sha256:1", ("sparkdeploy/guard:1",), {}, 1)
 
     def run_to_end(self, spec: ContainerSpec, *, timeout_s: int) -> tuple[int, str]:
         del timeout_s
