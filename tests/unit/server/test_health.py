@@ -179,7 +179,7 @@ STALL = b'sparkdeploy-guard: {"event": "stalled", "running": 2.0, "still_s": 120
 
 
 def test_a_hung_engine_is_told_by_the_guard_s_exit_code_alone() -> None:
-    with pytest.raises(ContainerDiedError, match="moved for 120.4 s") as caught:
+    with pytest.raises(ContainerDiedError, match=r"moved for 120\.4 s") as caught:
         Timeline(dies_at_s=0, last_state=replace(DEAD, exit_code=87), log=STALL).wait(60)
     assert caught.value.cause.name == "stalled"
 
