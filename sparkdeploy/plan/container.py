@@ -116,7 +116,7 @@ def part_spec(
         name=container_name(deployment.name),
         entrypoint=GUARD_ENTRYPOINT,
         command=(
-            *_guard_options(recipe, exposure, formation),
+            *_guard_options(recipe, exposure, formation, seat),
             "--",
             *launch.rank_command(recipe, formation, seat, serve),
         ),
@@ -174,14 +174,30 @@ def _empty(
     )
 
 
-def _guard_options(recipe: Recipe, exposure: Exposure, formation: Formation) -> list[str]:
+def _guard_options(
+    recipe: Recipe, exposure: Exposure, formation: Formation, seat: Seat
+) -> list[str]:
     options = ["--memory-floor-bytes", str(int(recipe.limits.memory_floor_gib * GIB))]
+    if seat.is_head:
+        options += ["--health-url", f"http://127.0.0.1:{recipe.serve.port}/health"]
+        options += _stall_options(recipe)
     if formation.is_alone:
         # One rank of several cannot come back by itself, so its guard restarts nothing.
-        options += ["--health-url", f"http://127.0.0.1:{recipe.serve.port}/health"]
         options += ["--max-restarts", str(MAX_RESTARTS)]
     if exposure is Exposure.PUBLIC:
         options += ["--key-file", launch.KEY_TARGET]
+    return options
+
+
+def _stall_options(recipe: Recipe) -> list[str]:
+    """The head's guard speaks for all ranks: its server counts for them."""
+    limits = recipe.limits
+    if not limits.stall_s:
+        return []
+    options = ["--stall-s", f"{limits.stall_s:g}"]
+    if limits.canary_idle_s is not None:
+        model = recipe.model.served_names[0]
+        options += ["--canary-s", f"{limits.canary_idle_s:g}", "--canary-model", model]
     return options
 
 

@@ -28,7 +28,7 @@ class Mistake:
 def find_contradictions(recipe: Recipe, engine: Engine | None) -> list[Mistake]:
     rules = (
         *(_weights, _mods, _turboquant, _speculation, _fp8, _extra_arguments, _environment),
-        *(_cluster, _reported_figure),
+        *(_cluster, _canary, _reported_figure),
     )
     problems = [mistake for rule in rules for mistake in rule(recipe)]
     if engine is not None:
@@ -251,6 +251,24 @@ def _cluster(recipe: Recipe) -> Iterator[Mistake]:
             f"at most {cluster.max_nodes} nodes are fewer than the {cluster.min_nodes} that "
             "cluster.min_nodes asks for",
             "raise cluster.max_nodes, or lower cluster.min_nodes",
+        )
+
+
+def _canary(recipe: Recipe) -> Iterator[Mistake]:
+    limits = recipe.limits
+    if limits.canary_idle_s is None:
+        return
+    if recipe.serve.runner == "pooling":
+        yield Mistake(
+            ("limits", "canary_idle_s"),
+            "the guard asks for a token, and serve.runner pooling writes none",
+            "remove limits.canary_idle_s",
+        )
+    if not limits.stall_s:
+        yield Mistake(
+            ("limits", "canary_idle_s"),
+            "limits.stall_s is 0, so that nobody waits for the token",
+            "set limits.stall_s to the seconds that a token may take",
         )
 
 

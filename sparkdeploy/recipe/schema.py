@@ -231,6 +231,10 @@ class Limits(Strict):
     """The guard ends vLLM before the machine has less memory than that."""
     startup_timeout_s: Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)] = 1800.0
     """From the start of the containers to the first answer."""
+    stall_s: Annotated[float, Field(ge=0, strict=False, allow_inf_nan=False)] = 120.0
+    """Requests that move nothing for so long are a hung engine, which the guard ends; 0: never."""
+    canary_idle_s: Annotated[float, Field(ge=60, strict=False, allow_inf_nan=False)] | None = None
+    """After so long without a request the guard asks for a token itself; null: it does not."""
 
 
 Subject = Literal["attention", "moe", "linear", "kv_cache", "speculation", "graphs", "transport"]

@@ -23,6 +23,9 @@ EXIT_MEMORY_FLOOR = 86
 with 86 becomes 1. No line that vLLM writes counts as a trip.
 """
 MEMORY_FLOOR = "memory_floor"
+EXIT_STALLED = 87
+"""How the guard ends a container, or vLLM in it, when the engine hangs; again its own alone."""
+STALLED = "stalled"
 MOST_RESTARTS = 1000
 """A count beyond this is not the guard's, whose orders allow three."""
 _GUARD_FAILURE = re.compile(r'"event": "(?:cannot_run|refused)"')
@@ -118,6 +121,12 @@ _GUARD_STOPPED = Cause(
     "the memory guard stopped it before the machine could freeze",
     "stop other programs, or lower serve.gpu_memory_utilization or serve.max_model_len",
 )
+_GUARD_SAW_NO_WORK = Cause(
+    STALLED,
+    "",
+    "its engine hung: it had requests and moved nothing, while /health said all is well",
+    "the log has the stacks of its processes; `sparkdeploy diagnose` packs them for a bug report",
+)
 _KERNEL_KILLED = Cause(
     "oom_killed",
     "",
@@ -134,6 +143,8 @@ def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
     """
     if exit_code == EXIT_MEMORY_FLOOR:
         return replace(_GUARD_STOPPED, line=_memory_left(log))
+    if exit_code == EXIT_STALLED:
+        return replace(_GUARD_SAW_NO_WORK, line=_what_stood_still(log))
     if oom_killed:
         return _KERNEL_KILLED
     lines = [read_line(text) for text in lines_of(log)]
@@ -199,8 +210,22 @@ def log_tail(log: str, line_count: int) -> str:
     return "\n".join(lines[-line_count:])
 
 
+def _told(log: str, event: str) -> list[dict[str, Any]]:
+    return [report for report in guard_reports(log) if report.get("event") == event]
+
+
+def _what_stood_still(log: str) -> str:
+    told = _told(log, STALLED)
+    if not told:
+        return ""
+    if "canary_unanswered_s" in told[-1]:
+        return f"idle, and a token asked for did not come in {told[-1]['canary_unanswered_s']} s"
+    running, still_s = told[-1].get("running"), told[-1].get("still_s")
+    return f"{running} requests running, no token and no cache moved for {still_s} s"
+
+
 def _memory_left(log: str) -> str:
-    trips = [report for report in guard_reports(log) if report.get("event") == MEMORY_FLOOR]
+    trips = _told(log, MEMORY_FLOOR)
     if not trips:
         return ""
     available, floor = _gib(trips[-1], "mem_available_bytes"), _gib(trips[-1], "floor_bytes")

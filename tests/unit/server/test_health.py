@@ -175,6 +175,19 @@ def test_the_exit_code_of_the_guard_says_that_it_was_the_memory_floor() -> None:
     assert caught.value.cause.name == "memory_floor"
 
 
+STALL = b'sparkdeploy-guard: {"event": "stalled", "running": 2.0, "still_s": 120.4}\n'
+
+
+def test_a_hung_engine_is_told_by_the_guard_s_exit_code_alone() -> None:
+    with pytest.raises(ContainerDiedError, match=r"moved for 120\.4 s") as caught:
+        Timeline(dies_at_s=0, last_state=replace(DEAD, exit_code=87), log=STALL).wait(60)
+    assert caught.value.cause.name == "stalled"
+
+    with pytest.raises(ContainerDiedError) as spoken:
+        Timeline(dies_at_s=0, last_state=replace(DEAD, exit_code=1), log=STALL).wait(60)
+    assert spoken.value.cause.name != "stalled"
+
+
 def test_a_removed_container_ends_the_wait() -> None:
     with pytest.raises(ContainerDiedError, match="gone"):
         Timeline(dies_at_s=1, last_state=None).wait(10)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdeploy_vllm.guard import processes, supervision
+from sparkdeploy_vllm.guard.asking import Reply
 from sparkdeploy_vllm.guard.processes import STOP_SIGNALS
 from sparkdeploy_vllm.guard.supervision import Orders, Supervision
 
@@ -50,11 +51,11 @@ class World:
         """The stop signal, from outside."""
         os.kill(os.getpid(), self.number)
 
-    def tick(self, now_s: float) -> bool:
+    def tick(self, now_s: float) -> Reply | None:
         """The probe's part: called once a turn until it has said yes."""
         self.at_tick()
         Path("ticked").touch()
-        return self.is_healthy
+        return Reply(b"200", b"") if self.is_healthy else None
 
     def read_bytes(self) -> int:
         """The memory's part."""

@@ -138,6 +138,15 @@ def description_of(pid: int) -> dict[str, object]:
     return {"pid": pid, **{key: value.decode(errors="replace") for key, value in said.items()}}
 
 
+def is_alive(pid: int) -> bool:
+    """Whether it runs, waits or is stopped; a dead one that nobody has reaped is not."""
+    try:
+        _, state, _ = _name_state_and_parent(str(pid))
+    except OSError:
+        return False
+    return state not in (b"Z", b"X")
+
+
 def exit_code(status: int) -> int:
     """A wait status as the code a shell shows: 128 + n for signal n."""
     code = os.waitstatus_to_exitcode(status)

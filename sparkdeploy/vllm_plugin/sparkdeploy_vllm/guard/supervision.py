@@ -4,27 +4,28 @@ Memory is read without allocating any, and the server is asked without waiting f
 """
 
 import argparse
-import errno
 import gc
 import os
 import signal
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from sparkdeploy_vllm.guard import processes
+from sparkdeploy_vllm.guard import evidence, processes
+from sparkdeploy_vllm.guard.asking import STATUS_BYTES, PollingRequest, question
 from sparkdeploy_vllm.guard.processes import STOP_SIGNALS
 from sparkdeploy_vllm.guard.report import line_of, report, write_at_once
+from sparkdeploy_vllm.guard.stalling import StallOrders, StallWatch
 
 KEY_VARIABLE = "VLLM_API_KEY"
 EXIT_USAGE = 2
 POLL_S = 0.1
 TRIP_MARGIN_BYTES = 1 << 30
 EXIT_MEMORY_FLOOR = 86
+EXIT_STALLED = 87
+GUARDS_OWN = (EXIT_MEMORY_FLOOR, EXIT_STALLED)
 EXIT_CANNOT_RUN = 127
 EXIT_SILENT_END = 1
 MAX_NAMED = 8
@@ -36,19 +37,24 @@ _KIB = 1024
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
+        env = _child_env(os.environ, options.key_file)
         orders = Orders(
             argv=options.command,
-            env=_child_env(os.environ, options.key_file),
+            env=env,
             memory_floor_bytes=options.memory_floor_bytes,
             grace_s=options.grace_s,
             max_restarts=options.max_restarts,
+            stalls=_stall_orders(options, env),
         )
         memory = AvailableMemory(options.meminfo)
-        probe = HealthProbe.from_url(options.health_url) if options.health_url else None
+        probe = question(options.health_url) if options.health_url else None
+        if probe is not None:
+            probe.most_bytes = STATUS_BYTES
     except (OSError, ValueError) as error:
         report("refused", error=str(error), exit_code=EXIT_USAGE)
         return EXIT_USAGE
     processes.become_subreaper()
+    evidence.leave_no_core()
     supervision = Supervision(orders, memory=memory, probe=probe)
     processes.shut_out_others()
     if orders.memory_floor_bytes is not None:
@@ -82,71 +88,6 @@ class AvailableMemory:
         return kib * _KIB
 
 
-@dataclass(slots=True)
-class HealthProbe:
-    """One request at a time on a non-blocking socket, moved forward by every tick."""
-
-    host: str
-    port: int
-    path: str
-    every_s: float = 2.0
-    answer_timeout_s: float = 5.0
-    _socket: socket.socket | None = None
-    _asked: bool = False
-    _started_s: float = field(default=float("-inf"))
-
-    @classmethod
-    def from_url(cls, url: str) -> "HealthProbe":
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(
-                f"--health-url is {url!r}; it must look like http://127.0.0.1:8000/health"
-            )
-        address = socket.gethostbyname(parts.hostname)
-        return cls(host=address, port=parts.port or 80, path=parts.path or "/health")
-
-    def tick(self, now_s: float) -> bool:
-        """Whether an answer 200 has just come in."""
-        if self._socket is None:
-            if now_s - self._started_s >= self.every_s:
-                self._connect(now_s)
-            return False
-        if now_s - self._started_s > self.answer_timeout_s:
-            self._hang_up()
-            return False
-        return self._advance(self._socket)
-
-    def _connect(self, now_s: float) -> None:
-        self._started_s = now_s
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        if self._socket.connect_ex((self.host, self.port)) not in (0, errno.EINPROGRESS):
-            self._hang_up()
-
-    def _advance(self, connection: socket.socket) -> bool:
-        try:
-            if not self._asked:
-                host = f"{self.host}:{self.port}"
-                request = f"GET {self.path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-                connection.send(request.encode())
-                self._asked = True
-            answer = connection.recv(64)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno != errno.ENOTCONN:
-                self._hang_up()
-            return False
-        self._hang_up()
-        return answer.split(b" ", 2)[1:2] == [b"200"]
-
-    def _hang_up(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = None
-        self._asked = False
-
-
 @dataclass(frozen=True, slots=True)
 class Orders:
     argv: Sequence[str]
@@ -156,11 +97,13 @@ class Orders:
     grace_s: float
     """How long the child may take to end after a stop signal."""
     max_restarts: int
+    stalls: StallOrders | None = None
+    """None: a hung engine is not noticed."""
 
 
 class Supervision:
     def __init__(
-        self, orders: Orders, *, memory: AvailableMemory, probe: HealthProbe | None
+        self, orders: Orders, *, memory: AvailableMemory, probe: PollingRequest | None
     ) -> None:
         self.orders = orders
         self.memory = memory
@@ -170,6 +113,7 @@ class Supervision:
         self.stop_deadline_s: float | None = None
         self.has_been_healthy = False
         self.restarts = 0
+        self.has_stalled = False
         floor = orders.memory_floor_bytes
         self.trip_below_bytes = 0 if floor is None else floor + TRIP_MARGIN_BYTES
 
@@ -202,7 +146,8 @@ class Supervision:
 
     def _watch(self) -> int | None:
         """The child's exit code, or None after a memory trip (everything is dead then)."""
-        healthy = False
+        healthy = self.has_stalled = False
+        stalls = self.orders.stalls.watch() if self.orders.stalls is not None else None
         while True:
             self._take_signal()
             if self._tripped():
@@ -211,13 +156,30 @@ class Supervision:
             if status is not None:
                 return processes.exit_code(status)
             if self.probe is not None and not healthy:
-                healthy = self.probe.tick(time.monotonic())
-                self.has_been_healthy |= healthy
+                healthy = self._is_healthy(self.probe)
+            elif stalls is not None and self.stop_deadline_s is None and self._hangs(stalls):
+                return EXIT_STALLED
             if self.stop_deadline_s is not None and time.monotonic() >= self.stop_deadline_s:
                 with suppress(ProcessLookupError):
                     os.killpg(self.child, signal.SIGKILL)
                 self.stop_deadline_s = float("inf")
                 report("grace_over", grace_s=self.orders.grace_s)
+
+    def _is_healthy(self, probe: PollingRequest) -> bool:
+        answer = probe.tick(time.monotonic())
+        healthy = answer is not None and answer.status == b"200"
+        self.has_been_healthy |= healthy
+        return healthy
+
+    def _hangs(self, stalls: StallWatch) -> bool:
+        """Whether the engine hangs; what it hung in has been told then, and it has ended."""
+        facts = stalls.tick(time.monotonic())
+        if facts is None:
+            return False
+        report("stalled", **facts, gpu=evidence.gpu_state(), exit_code=EXIT_STALLED)
+        evidence.write_stacks(self.child)
+        self.has_stalled = True
+        return True
 
     def _take_signal(self) -> None:
         """Wait one poll interval or until a signal is there, and pass a stop on to the child."""
@@ -255,7 +217,7 @@ class Supervision:
         if code == 0 and self.stop_deadline_s is None:
             report("ended_without_stop", child_exit_code=0, exit_code=EXIT_SILENT_END)
             return EXIT_SILENT_END
-        if code == EXIT_MEMORY_FLOOR:
+        if code in GUARDS_OWN and not self.has_stalled:
             report("ended_with_the_guards_code", child_exit_code=code, exit_code=EXIT_SILENT_END)
             return EXIT_SILENT_END
         return code
@@ -312,8 +274,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--grace-s", type=float, default=20.0, metavar="S")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N")
     parser.add_argument("--health-url", metavar="URL", help="restarts need one 200 from here")
+    parser.add_argument("--stall-s", type=float, metavar="S", help="an engine hangs after that")
+    parser.add_argument("--canary-s", type=float, metavar="S", help="ask for a token when idle")
+    parser.add_argument("--canary-model", default="", metavar="NAME")
     parser.add_argument("command", nargs="+", metavar="-- COMMAND")
     return parser
+
+
+def _stall_orders(options: argparse.Namespace, env: dict[str, str]) -> StallOrders | None:
+    """Orders, once the address has been tried; ValueError for one that is none."""
+    if options.stall_s is None or options.health_url is None:
+        return None
+    env.setdefault(evidence.FAULT_HANDLER, "1")
+    orders = StallOrders(
+        server=options.health_url.removesuffix("/health"),
+        stall_s=options.stall_s,
+        key=env.get(KEY_VARIABLE, ""),
+        canary_after_s=options.canary_s,
+        canary_model=options.canary_model,
+    )
+    orders.watch()
+    return orders
 
 
 def _child_env(env: Mapping[str, str], key_file: Path | None) -> dict[str, str]:

@@ -1,0 +1,177 @@
+"""Telling a hung engine from a busy one by the server's own counters.
+
+An engine that hangs leaves /health green: another process answers it.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sparkdeploy_vllm.guard.asking import PollingRequest, question
+
+LOOK_EVERY_S = 4.0
+LONGEST_STEP_S = 10.0
+"""Between two looks no more is counted: a machine that slept, or a container that was paused, has
+waited for nothing."""
+_RUNNING = b"num_requests_running"
+_WORKED = (b"generation_tokens_total", b"prompt_tokens_total")
+_SAMPLE = re.compile(
+    rb"^vllm:(num_requests_running|generation_tokens_total|prompt_tokens_total"
+    rb"|kv_cache_usage_perc|gpu_cache_usage_perc)(?:\{([^}]*)\})? (\S+)",
+    re.MULTILINE,
+)
+_ENGINE = re.compile(rb'engine="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWork:
+    """What one engine tells of its work."""
+
+    running: float
+    """Requests that it works at."""
+    has_worked: bool
+    """Whether it has read or written a token since its start."""
+    moving: tuple[tuple[bytes, bytes], ...]
+    """Tokens read and written, and use of the KV cache, which alone moves in a long prefill."""
+
+    def as_facts(self) -> dict[str, object]:
+        told = {name.decode(): value.decode(errors="replace") for name, value in self.moving}
+        return {"running": self.running, **told}
+
+
+def read_counters(page: bytes) -> dict[str, EngineWork]:
+    """Each engine's counters, by its number, from a page in Prometheus' format."""
+    told: dict[str, list[tuple[bytes, bytes]]] = {}
+    for name, labels, value in _SAMPLE.findall(page):
+        number = _ENGINE.search(labels)
+        engine = number[1].decode(errors="replace") if number else ""
+        told.setdefault(engine, []).append((name, value))
+    return {engine: _counters(samples) for engine, samples in told.items()}
+
+
+def _counters(samples: list[tuple[bytes, bytes]]) -> EngineWork:
+    return EngineWork(
+        running=sum(_number(value) for name, value in samples if name == _RUNNING),
+        has_worked=any(_number(value) > 0 for name, value in samples if name in _WORKED),
+        moving=tuple(sample for sample in samples if sample[0] != _RUNNING),
+    )
+
+
+def _number(value: bytes) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return 0.0
+
+
+@dataclass(slots=True)
+class Stillness:
+    """How long each engine has had requests and has moved nothing."""
+
+    stall_s: float
+    _last: dict[str, EngineWork] = field(default_factory=dict)
+    _still_s: dict[str, float] = field(default_factory=dict)
+    _seen_s: float | None = None
+
+    def see(self, now_s: float, engines: Mapping[str, EngineWork]) -> str | None:
+        """Take in one look at the counters; the engine that has stood still for `stall_s`.
+
+        The first request of all may wait for kernels to be compiled: an engine that has worked at
+        nothing yet is not judged.
+        """
+        passed_s = 0.0 if self._seen_s is None else min(now_s - self._seen_s, LONGEST_STEP_S)
+        self._seen_s = now_s
+        for engine, counters in engines.items():
+            before = self._last.get(engine)
+            stands = (
+                before is not None
+                and before.running > 0
+                and counters.running > 0
+                and counters.has_worked
+                and counters.moving == before.moving
+            )
+            self._still_s[engine] = self._still_s.get(engine, 0.0) + passed_s if stands else 0.0
+        self._last = dict(engines)
+        return next((one for one, still in self._still_s.items() if still >= self.stall_s), None)
+
+    def facts_of(self, engine: str) -> dict[str, object]:
+        still_s = round(self._still_s[engine], 1)
+        return {"engine": engine, "still_s": still_s, **self._last[engine].as_facts()}
+
+
+@dataclass(slots=True)
+class Canary:
+    """One token asked of a server that nobody has asked anything for long."""
+
+    ask: PollingRequest
+    after_idle_s: float
+    _idle_since_s: float | None = None
+    _asked_s: float | None = None
+
+    def tick(self, now_s: float, *, is_idle: bool) -> bool:
+        """Move on; whether the token has not come in time."""
+        if self._asked_s is not None:
+            return self._wait(now_s, self._asked_s)
+        if not is_idle or self._idle_since_s is None:
+            self._idle_since_s = now_s
+        elif now_s - self._idle_since_s >= self.after_idle_s:
+            self._asked_s = now_s
+            self.ask.tick(now_s)
+        return False
+
+    def _wait(self, now_s: float, asked_s: float) -> bool:
+        answer = self.ask.tick(now_s)
+        if answer is None and self.ask.is_waiting:
+            return False
+        self._asked_s = self._idle_since_s = None
+        # A refused connection is a server that ends or begins, and no hung one.
+        return answer is None and now_s - asked_s >= self.ask.answer_timeout_s
+
+
+@dataclass(slots=True)
+class StallWatch:
+    """Looks at a healthy server's counters, and says once what stands still."""
+
+    metrics: PollingRequest
+    stillness: Stillness
+    canary: Canary | None = None
+    _is_idle: bool = False
+
+    def tick(self, now_s: float) -> dict[str, object] | None:
+        """Move on; what is known of a hang that has just been noticed."""
+        if self.canary is not None and self.canary.tick(now_s, is_idle=self._is_idle):
+            return {"canary_unanswered_s": self.canary.ask.answer_timeout_s}
+        answer = self.metrics.tick(now_s)
+        if answer is None or answer.status != b"200":
+            return None
+        engines = read_counters(answer.body)
+        self._is_idle = not any(counters.running for counters in engines.values())
+        engine = self.stillness.see(now_s, engines)
+        return None if engine is None else self.stillness.facts_of(engine)
+
+
+@dataclass(frozen=True, slots=True)
+class StallOrders:
+    """When a server counts as hung, and how to ask it."""
+
+    server: str
+    """`http://127.0.0.1:8000`."""
+    stall_s: float
+    key: str = ""
+    canary_after_s: float | None = None
+    canary_model: str = ""
+
+    def watch(self) -> StallWatch:
+        """A watch that has seen nothing yet; ValueError where the server's address is none."""
+        metrics = question(f"{self.server}/metrics", key=self.key)
+        metrics.every_s = LOOK_EVERY_S
+        return StallWatch(metrics, Stillness(self.stall_s), self._canary())
+
+    def _canary(self) -> Canary | None:
+        if self.canary_after_s is None:
+            return None
+        body = json.dumps({"model": self.canary_model, "prompt": "a", "max_tokens": 1}).encode()
+        ask = question(f"{self.server}/v1/completions", method="POST", key=self.key, body=body)
+        ask.every_s, ask.answer_timeout_s = 0.0, self.stall_s
+        return Canary(ask, self.canary_after_s)

@@ -1,0 +1,259 @@
+"""A hung engine is told from a busy one, what it hung in is written down, and it is restarted."""
+
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sparkdeploy_vllm.guard.asking import Reply
+from sparkdeploy_vllm.guard.stalling import (
+    LONGEST_STEP_S,
+    Canary,
+    EngineWork,
+    StallOrders,
+    Stillness,
+    read_counters,
+)
+
+from tests.unit.vllm_plugin.guarded import Start, events, finish, wait_for
+
+LOOK_S = 4.0
+PAGE = b"""\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 2.0
+vllm:num_requests_running{engine="1",model_name="m"} 0.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.0
+vllm:prompt_tokens_total{engine="0",model_name="m"} 1200.0
+vllm:prompt_tokens_total{engine="1",model_name="m"} 0.0
+vllm:generation_tokens_total{engine="0",model_name="m"} 5.0
+vllm:generation_tokens_total{engine="1",model_name="m"} 0.0
+vllm:generation_tokens_created{engine="0",model_name="m"} 1.7e+09
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 0.0
+"""
+
+
+def counters(running: float = 1.0, tokens: int = 5, usage: str = "0.5") -> EngineWork:
+    moving = ((b"generation_tokens_total", b"%d" % tokens), (b"kv", usage.encode()))
+    return EngineWork(running, has_worked=tokens > 0, moving=moving)
+
+
+def looks(stillness: Stillness, seen: Iterator[EngineWork], every_s: float = LOOK_S) -> int | None:
+    """The number of the look at which it was said to hang."""
+    for number, one in enumerate(seen):
+        if stillness.see(1000.0 + number * every_s, {"0": one}):
+            return number
+    return None
+
+
+def test_the_counters_of_each_engine_are_read_by_name() -> None:
+    engines = read_counters(PAGE)
+    assert {name: (it.running, it.has_worked) for name, it in engines.items()} == {
+        "0": (2.0, True),
+        "1": (0.0, False),
+    }
+    assert engines["0"].as_facts() == {
+        "running": 2.0,
+        "kv_cache_usage_perc": "0.25",
+        "prompt_tokens_total": "1200.0",
+        "generation_tokens_total": "5.0",
+    }
+
+
+def test_a_page_without_vllm_s_counters_has_no_engine() -> None:
+    assert read_counters(b"") == read_counters(b"process_cpu_seconds_total 4.0\n") == {}
+    assert read_counters(b'vllm:num_requests_running{engine="0"} lots\n')["0"].running == 0
+
+
+def test_an_engine_that_moves_nothing_for_that_long_hangs() -> None:
+    still = (counters() for _ in range(100))
+    assert looks(Stillness(120.0), still) == 30
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param(lambda n: counters(tokens=5 + n), id="it writes, however slowly read"),
+        pytest.param(lambda n: counters(usage=f"{n / 100}"), id="a long prefill fills the cache"),
+        pytest.param(lambda _: counters(running=0), id="nobody asks"),
+        pytest.param(lambda _: counters(tokens=0), id="its first request waits for a compiler"),
+        pytest.param(lambda n: counters(tokens=5 + n // 25), id="a token in a hundred seconds"),
+    ],
+)
+def test_a_busy_engine_is_never_called_hung(seen: Callable[[int], EngineWork]) -> None:
+    assert looks(Stillness(120.0), (seen(number) for number in range(2000))) is None
+
+
+def test_a_machine_that_slept_has_waited_for_nothing() -> None:
+    stillness = Stillness(120.0)
+    assert stillness.see(0.0, {"0": counters()}) is None
+    assert stillness.see(3600.0, {"0": counters()}) is None
+    assert stillness.facts_of("0")["still_s"] == LONGEST_STEP_S
+
+
+def test_one_hung_engine_of_two_is_named() -> None:
+    stillness = Stillness(20.0)
+    said = [
+        stillness.see(number * LOOK_S, {"0": counters(tokens=number + 1), "1": counters()})
+        for number in range(7)
+    ]
+    assert said == [None] * 5 + ["1"] * 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.floats(0.1, 9.0)), max_size=60),
+    st.floats(5.0, 60.0),
+)
+def test_who_moved_within_the_time_is_never_called_hung(
+    steps: list[tuple[int, int, float]], stall_s: float
+) -> None:
+    """And whoever is called so had requests at every look since something last moved."""
+    stillness, now_s, tokens, moved_s = Stillness(stall_s), 0.0, 1, 0.0
+    for running, more, passed_s in steps:
+        now_s, tokens = now_s + passed_s, tokens + more
+        if more or not running:
+            moved_s = now_s
+        if stillness.see(now_s, {"0": counters(float(running), tokens)}):
+            assert now_s - moved_s >= stall_s - 1e-6
+
+
+class Mute:
+    """A question that is never answered, or at the third tick."""
+
+    answer_timeout_s = 10.0
+
+    def __init__(self, answer_at_s: float = float("inf"), gone_at_s: float = 10.0) -> None:
+        self.answer_at_s, self.gone_at_s, self.is_waiting = answer_at_s, gone_at_s, False
+        self.asked = 0
+        self.begun_s = 0.0
+
+    def tick(self, now_s: float) -> Reply | None:
+        if not self.is_waiting:
+            self.asked, self.is_waiting, self.begun_s = self.asked + 1, True, now_s
+            return None
+        if now_s - self.begun_s >= self.answer_at_s:
+            self.is_waiting = False
+            return Reply(b"200", b"{}")
+        self.is_waiting = now_s - self.begun_s < self.gone_at_s
+        return None
+
+
+def canary_says(ask: Mute, until_s: int, idle: Callable[[int], bool] = lambda _: True) -> list[int]:
+    canary = Canary(ask, after_idle_s=60.0)  # type: ignore[arg-type]
+    return [now for now in range(until_s) if canary.tick(float(now), is_idle=idle(now))]
+
+
+def test_an_idle_server_that_answers_no_canary_hangs() -> None:
+    ask = Mute()
+    assert canary_says(ask, 75) == [70]
+    assert ask.asked == 1
+
+
+def test_a_canary_that_sings_or_finds_no_server_says_nothing() -> None:
+    assert canary_says(Mute(answer_at_s=2.0), 500) == []
+    assert canary_says(Mute(gone_at_s=1.0), 500) == []
+
+
+def test_no_canary_beside_real_requests() -> None:
+    ask = Mute()
+    assert canary_says(ask, 500, idle=lambda now: now % 50 != 0) == []
+    assert ask.asked == 0
+
+
+def test_the_key_is_sent_to_the_metrics_and_a_canary_is_off_unless_asked_for() -> None:
+    orders = StallOrders("http://127.0.0.1:8000", 120.0, key="secret")
+    assert b"\r\nAuthorization: Bearer secret\r\n" in orders.watch().metrics.request
+    assert orders.watch().canary is None
+    asked = StallOrders("http://127.0.0.1:8000", 120.0, canary_after_s=3600.0, canary_model="m")
+    canary = asked.watch().canary
+    assert canary is not None
+    assert canary.ask.request.startswith(b"POST /v1/completions HTTP/1.1\r\n")
+    assert canary.ask.request.endswith(b'{"model": "m", "prompt": "a", "max_tokens": 1}')
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    return port
+
+
+HANGING_SERVER = """
+import http.server, os, signal, subprocess, sys, threading, time
+
+ENGINE = '''
+import time
+def forward():
+    while True: sum(range(1000))
+print("engine up", flush=True)
+forward()
+'''
+with open({starts!r}, "a") as file: file.write("x")
+engine = subprocess.Popen([sys.executable, "-c", ENGINE])
+begun = time.monotonic()
+if {stopped!r}: os.kill(engine.pid, signal.SIGSTOP)
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        # The first start hangs after two seconds, the second one works.
+        tokens = int(min(time.monotonic() - begun, 2) * 10) + 1
+        if open({starts!r}).read() != "x": tokens = int((time.monotonic() - begun) * 10) + 1
+        body = b'vllm:num_requests_running{{engine="0"}} 1.0\\n'
+        body += b'vllm:generation_tokens_total{{engine="0"}} %d\\n' % tokens
+        self.send_response(200); self.end_headers(); self.wfile.write(body)
+    def log_message(self, *_): pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", {port}), Handler)
+server.serve_forever()
+"""
+
+
+@pytest.mark.outside
+@pytest.mark.parametrize("stopped", [False, True], ids=["spinning", "stopped"])
+def test_a_hung_engine_s_stacks_are_written_and_it_is_started_again(
+    start: Start, tmp_path: Path, free_port: int, stopped: bool
+) -> None:
+    starts = tmp_path / "starts"
+    script = HANGING_SERVER.format(starts=str(starts), port=free_port, stopped=stopped)
+    url = f"http://127.0.0.1:{free_port}/health"
+    guard = start(script, "--max-restarts", "3", "--health-url", url, "--stall-s", "8")
+    assert guard.stderr is not None
+    said = ""
+    while '"restart"' not in said and (line := guard.stderr.readline()):
+        said += line
+    wait_for(lambda: starts.read_text() == "xx")
+    guard.send_signal(signal.SIGTERM)
+    code, _, rest = finish(guard)
+    assert code == 143, rest
+    told = {event["event"]: event for event in events(said)}
+    assert told["stalled"]["engine"] == "0"
+    assert told["stalled"]["still_s"] >= 8
+    assert told["restart"]["exit_code"] == 87
+    # The engine's own stack, with the function that it hung in, before its parent's.
+    frames = [line.strip() for line in said.splitlines()]
+    where = '  File "<string>", line 4 in forward'.strip()
+    if not stopped:
+        assert where in frames
+        assert frames.index(where) < next(n for n, it in enumerate(frames) if "serve_forever" in it)
+    else:
+        states = [event["state"] for event in events(said) if event["event"] == "stacks_follow"]
+        assert "T" in states
+    assert list(tmp_path.glob("core*")) == []
+
+
+@pytest.mark.outside
+def test_a_child_cannot_pass_its_own_end_off_as_a_hang(start: Start) -> None:
+    code, _, stderr = finish(start("raise SystemExit(87)"))
+    assert code == 1
+    assert events(stderr)[0]["event"] == "ended_with_the_guards_code"
+
+
+@pytest.mark.outside
+def test_without_health_there_is_no_watch_for_hangs(start: Start) -> None:
+    script = "import os; print(os.environ.get('PYTHONFAULTHANDLER'))"
+    _, stdout, _ = finish(start(script, "--stall-s", "8"))
+    assert stdout.strip() == "None"
