@@ -22,7 +22,7 @@ class NothingDeployedError(NodeError):
 
 
 @dataclass(frozen=True, slots=True)
-class DeployedNames:
+class KnownDeployments:
     """The names of deployments on this machine, what is left over of some included."""
 
     own: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class DeployedNames:
 def said(name: str | None, command: str) -> str:
     """Return the name that was given, or that of the user's only deployment.
 
-    `command` is what was typed, without `sparkdeploy`. Raises as `DeployedNames.only_one` does.
+    `command` is what was typed, without `sparkdeploy`. Raises as `KnownDeployments.only_one` does.
     """
     return name if name is not None else _known().only_one(command)
 
@@ -78,7 +78,7 @@ def there(name: str) -> str:
     return name
 
 
-def _known() -> DeployedNames:
+def _known() -> KnownDeployments:
     settings = load_settings()
     with connect(settings) as host:
         found = list_deployments(host)
@@ -87,4 +87,4 @@ def _known() -> DeployedNames:
     )
     noted = ClusterRecord.below(settings.state_dir).deployments()
     names = dict.fromkeys((*(item.name for item in found), *noted))
-    return DeployedNames(tuple(name for name in names if name not in others), others)
+    return KnownDeployments(tuple(name for name in names if name not in others), others)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from sparkdeploy.recipe.document import written_part
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.rules import Mistake
-from sparkdeploy.recipe.words import closest, nearest
+from sparkdeploy.recipe.words import closest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,12 +52,12 @@ def _problem(item: ErrorDetails, model: type[BaseModel]) -> Mistake:
 
 
 def _meant(path: KeyPath, model: type[BaseModel]) -> str:
-    """Return a hint: the key beside it that was meant, the same key elsewhere, or all beside it."""
-    wanted, beside = str(path[-1]), _keys_at(model, path[:-1])
+    """Return a hint: the same key where it belongs, the one beside it that is near, or all."""
+    wanted = str(path[-1])
     elsewhere = [at for at in _all_paths(model, ()) if at[-1] == wanted]
-    if nearest(wanted, beside) or len(elsewhere) != 1:
-        return closest(wanted, beside)
-    return f"did you mean {'.'.join(elsewhere[0])}?"
+    if len(elsewhere) == 1:
+        return f"did you mean {'.'.join(elsewhere[0])}?"
+    return closest(wanted, _keys_at(model, path[:-1]))
 
 
 def _all_paths(model: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.commands import chosen
-from sparkdeploy.commands.chosen import DeployedNames
+from sparkdeploy.commands.chosen import KnownDeployments
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.facts import own_name
@@ -63,7 +63,7 @@ def test_of_several_none_is_guessed_main_among_them_or_not(engine: FakeContainer
 
 def test_many_are_listed_behind_the_first() -> None:
     with pytest.raises(UsageError) as refused:
-        DeployedNames(("a", "b", "c", "d")).only_one("logs")
+        KnownDeployments(("a", "b", "c", "d")).only_one("logs")
     assert (refused.value.hint or "").endswith("`sparkdeploy logs c`; there is: a, b, c, d")
 
 

@@ -110,6 +110,22 @@ def test_three_mistakes_come_in_one_report_with_file_line_and_fix(
     assert any("serve.speculative" in line and "MTP" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("port", "did you mean serve.port?"),
+        ("max_model_len", "did you mean serve.max_model_len?"),
+        ("serve.tensor_parallel", "did you mean cluster.tensor_parallel?"),
+        ("serv", "did you mean serve?"),
+        ("xyzzy", "known: "),
+    ],
+)
+def test_a_key_that_stands_elsewhere_is_found_there(shipped: Library, key: str, hint: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, "v2", [f"{key}=8001"])
+    assert f"{key}: unknown key; {hint}" in (caught.value.detail or "")
+
+
 def test_the_old_name_of_a_reported_figure_is_refused_with_a_new_one(
     shipped: Library, tmp_path: Path
 ) -> None:
