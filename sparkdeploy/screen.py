@@ -24,6 +24,8 @@ CLEAR = "\x1b[2J"
 GIVE_BACK = "\x1b[?25h\x1b[?1049l"
 END_OF_INPUT = "\x04"
 MOST_KEYS = 64
+UNKNOWN_COLUMNS, UNKNOWN_ROWS = 80, 24
+"""Of a terminal that nobody told its size."""
 
 
 class FullScreen(contextlib.AbstractContextManager["FullScreen"]):
@@ -45,11 +47,11 @@ class FullScreen(contextlib.AbstractContextManager["FullScreen"]):
 
     @property
     def columns(self) -> int:
-        return os.get_terminal_size(self._output.fileno()).columns
+        return os.get_terminal_size(self._output.fileno()).columns or UNKNOWN_COLUMNS
 
     @property
     def rows(self) -> int:
-        return os.get_terminal_size(self._output.fileno()).lines
+        return os.get_terminal_size(self._output.fileno()).lines or UNKNOWN_ROWS
 
     def __enter__(self) -> Self:
         self._woken, self._waker = os.pipe()
