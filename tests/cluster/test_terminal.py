@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.engine.terminal.page import hold_screen
 from tests.engine.terminal.screen import DRAWN, PROMPT, SIZES, screen
 
 if TYPE_CHECKING:
@@ -26,13 +25,11 @@ pytestmark = [
 LOADS_FOR_SOME_SECONDS = "serve.env={STAND_IN_LOAD_S: '9'}"
 
 
-def test_each_node_has_a_line_while_both_start(
-    request: pytest.FixtureRequest, program: Program, tmp_path: Path
-) -> None:
+def test_each_node_has_a_line_while_both_start(program: Program, tmp_path: Path) -> None:
     words = ("up", "tiny", "--cluster", "--yes", "--set", LOADS_FOR_SOME_SECONDS)
     argv = program.machine.command(sys.executable, "-m", "sparkdeploy", *words)
     with screen(argv, program.env, tmp_path / "screen", SIZES[1]) as shown:
-        frame = shown.until_shown("of memory free")
+        frame = shown.until_shown("of memory free", timeout_s=500)
         frames = shown.frames_to_the_end()
         assert shown.exit_code() == 0, shown.whole()
         whole = shown.whole()
@@ -44,4 +41,3 @@ def test_each_node_has_a_line_while_both_start(
     assert DRAWN.search(whole) is None, whole
     assert re.search(r"^✓ image engine to spark-b +\d", whole, re.MULTILINE), whole
     assert whole.splitlines()[-1] == PROMPT
-    hold_screen(request, "two nodes, 120x40", both[-1])

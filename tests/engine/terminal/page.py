@@ -42,5 +42,7 @@ def _kinds(shown: str) -> set[str]:
 def _anywhere(shown: str) -> str:
     """Take out what is this machine's: its name, and where a test keeps its files."""
     shown = re.sub(rf"\b{re.escape(socket.gethostname().lower())}\b", "spark", shown)
-    shown = re.sub(r"/tmp/[\w./\n-]*?/(?=model|state|config)", "/home/you/", shown)
-    return re.sub(r"sparkdeploy-engines/\S+", "...", shown).strip("\n")
+    shown = re.sub(
+        r"/tmp/[\w./\n-]*?/(?:user/)?(?=model\b|state\b|config\b|hub\b)", "/home/you/", shown
+    )
+    return shown.strip("\n")

@@ -51,7 +51,7 @@ class Screen:
         """Press a key: `C-c`, `Enter`."""
         self._tmux("send-keys", key)
 
-    def until_shown(self, words: str) -> str:
+    def until_shown(self, words: str, timeout_s: float = DEADLINE_S) -> str:
         """Wait until the screen has these words; return all of it."""
         seen = []
 
@@ -60,7 +60,7 @@ class Screen:
             assert words in seen[-1] or not self.exit_file.exists(), self.whole()
             return words in seen[-1]
 
-        until(is_shown)
+        until(is_shown, timeout_s=timeout_s)
         return seen[-1]
 
     def wait(self) -> int:

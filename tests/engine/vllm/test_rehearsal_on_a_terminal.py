@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.engine.program import Program
-from tests.engine.terminal.page import hold_screen
 from tests.engine.terminal.screen import DRAWN, PROMPT, SIZES, screen
 
 if TYPE_CHECKING:
@@ -26,11 +25,11 @@ pytestmark = [
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_rehearsal_shows_its_phases_and_what_it_proved(
-    request: pytest.FixtureRequest, tmp_path: Path, size: tuple[int, int]
+    tmp_path: Path, size: tuple[int, int]
 ) -> None:
     argv = [sys.executable, "-m", "sparkdeploy", "rehearse", "baseline"]
     with screen(argv, Program(tmp_path / "user").env, tmp_path / "screen", size) as shown:
-        frame = shown.until_shown("▸ start of rehearsal")
+        frame = shown.until_shown("▸ start of rehearsal", timeout_s=900)
         frames = shown.frames_to_the_end(timeout_s=900)
         assert shown.exit_code() == 0, shown.whole()
         whole = shown.whole()
@@ -41,5 +40,3 @@ def test_a_rehearsal_shows_its_phases_and_what_it_proved(
         assert len(re.findall(rf"^✓ {title} +\d", whole, re.MULTILINE)) == 1, whole
     assert "rehearsal of baseline: it answers" in whole
     assert whole.splitlines()[-1] == PROMPT
-    if size == SIZES[0]:
-        hold_screen(request, "rehearsal, 80x24", frames[len(frames) // 2])
