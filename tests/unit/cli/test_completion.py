@@ -73,7 +73,7 @@ def test_candidates_follow_the_words_before(typed: str, candidates: list[str]) -
 
 
 def test_a_command_that_takes_no_more_offers_its_options() -> None:
-    assert "--json" in completed("status", "")
+    assert "--json" in completed("config", "")
     assert completed("up", "v2", "--", "") == []
 
 

@@ -77,6 +77,10 @@ VALUES: dict[str, Value] = {
     "image export file": Value(("file",)),
     "recipe import source": Value(("recipe", "file")),
     "recipe import --output": Value(("folder",)),
+    "status names": Value(("deployment",)),
+    "ask words": Value(("deployment",)),
+    "chat name": Value(("deployment",)),
+    "--image": Value(("file",)),
     "recipe source update names": Value(("source",)),
     "recipe source rm name": Value(("source",)),
     "engine": Value(("engine",)),
@@ -88,9 +92,9 @@ VALUES: dict[str, Value] = {
 # What nobody can list: numbers, days, digests, addresses, names that are to be made.
 NOBODY_LISTS = """
 --at --concurrency --context --date --depth --digest --duration --extra-body --floor --header
---hidden --hosts --keep --layers --lengths --max-kl --max-perplexity-rise --model --name
---nodes --ramp --rate --requests --rounds --seed --share --slo --subnet --tail --temperature
---texts --tokens --top-k --top-p --turns --url --user --vocab
+--hidden --hosts --keep --layers --lengths --max-kl --max-perplexity-rise --max-tokens --model
+--name --nodes --ramp --rate --requests --rounds --seed --share --slo --subnet --system --tail
+--temperature --texts --tokens --top-k --top-p --turns --url --user --vocab
 """
 FREE = frozenset(NOBODY_LISTS.split())
 

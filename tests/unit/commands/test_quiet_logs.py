@@ -34,7 +34,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(*words: str) -> list[str]:
-    done = CliRunner().invoke(app, ["logs", *words])
+    done = CliRunner().invoke(app, ["logs", "main", *words])
     assert done.exit_code == 0, done.output
     return done.stdout.splitlines()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy import labels
+from sparkdeploy.commands import chosen
 from sparkdeploy.commands.talk import side
 from sparkdeploy.commands.talk.answer import Telling, remark
 from sparkdeploy.server.streaming import AnswerSoFar
@@ -109,7 +110,8 @@ def server() -> Iterator[Talking]:
 @pytest.fixture
 def engine(server: Talking, monkeypatch: pytest.MonkeyPatch) -> FakeContainers:
     made = FakeContainers.of(server.fact())
-    monkeypatch.setattr(side, "connect", lambda _settings: made)
+    for module in (side, chosen):
+        monkeypatch.setattr(module, "connect", lambda _settings: made)
     return made
 
 
@@ -254,12 +256,13 @@ def test_which_deployment(run: Run, engine: FakeContainers, server: Talking) -> 
     engine.facts = {name: server.fact(name) for name in ("a", "b")}
     done = run("ask", "What?")
     assert done.returncode == 2
-    assert "name one of a, b" in done.stderr
+    assert "`sparkdeploy ask a` or `sparkdeploy ask b`" in done.stderr
     assert run("ask", "b", "What?").returncode == 0
     engine.facts["c"] = server.fact("main")
-    assert run("ask", "What?").returncode == 0, "main is what a name left out has always meant"
+    assert run("ask", "What?").returncode == 2, "main is one of three"
     engine.facts = {"a": server.fact("a", nodes="spark-1,spark-2", rank="1")}
-    done = run("ask", "What?")
+    assert run("ask", "What?").returncode == 2, "what another machine heads has to be named"
+    done = run("ask", "a", "What?")
     assert done.returncode == 4
     assert "--on spark-1" in done.stderr
 
