@@ -1,6 +1,12 @@
 """Every error a user can see, with its exit code."""
 
 
+class Mistakes(str):
+    """The detail of an error where each line has to be read, and no log of which the end tells."""
+
+    __slots__ = ()
+
+
 class SparkdeployError(Exception):
     """An expected failure: what happened to which thing, how to fix it, and long output if any.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self, TextIO
 
 from sparkdeploy.agenda import Agenda, Awaited, Doing, ended_line, in_seconds
+from sparkdeploy.errors import Mistakes
 from sparkdeploy.ink import Ink, Line, Piece, line_of
 from sparkdeploy.paper import cells_of, painted
 from sparkdeploy.picture import UNENDING, Picture, rows_taken, size_of, terminal_beneath
@@ -124,13 +125,21 @@ def show_failure(stream: TextIO, message: str, hint: str | None, detail: str | N
 def failure_lines(
     size: os.terminal_size, message: str, hint: str | None, detail: str | None
 ) -> list[Line]:
-    """Return as much of the long text as leaves the cause to be read, then cause and fix."""
+    """Return as much of the long text as leaves the cause to be read, then cause and fix.
+
+    Text that has room is whole. Of a log that has none the ends of long lines are left out, and
+    then the earlier lines; a list of mistakes is whole all the same, and may be scrolled back to.
+    """
     ending = [line_of(Piece("error: ", Ink.BAD), Piece(visible_line(message), Ink.STRONG))]
     if hint:
         ending.append(line_of(Piece("  fix: ", Ink.GOOD), visible_line(hint)))
     taken = rows_taken((cells_of(line, UNENDING) for line in ending), size.columns)
     room = size.lines - taken - BEFORE_FAILURE
     said = [line for line in visible(detail or "").splitlines() if line.strip()]
+    whole = [line_of(f"  | {line}") for line in said]
+    rows = rows_taken((cells_of(line, UNENDING) for line in whole), size.columns)
+    if rows <= room or isinstance(detail, Mistakes):
+        return [*whole, *ending]
     if len(said) > room:
         left_out = len(said) - room + 1
         note = f"({left_out} earlier lines are left out)"

@@ -16,7 +16,7 @@ import platformdirs
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparkdeploy import folders, yaml_text
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.errors import Mistakes, RecipeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -211,11 +211,14 @@ def _read_config(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def mistakes(error: ValidationError, *above: str) -> str:
+def mistakes(error: ValidationError, *above: str) -> Mistakes:
     """Return what is wrong with config.yaml, or with its part `above`, a line for each mistake."""
-    return "\n".join(
-        f"{'.'.join(map(str, (*above, *item['loc'])))}: {item['msg'].removeprefix('Value error, ')}"
-        for item in error.errors(include_url=False)
+    return Mistakes(
+        "\n".join(
+            f"{'.'.join(map(str, (*above, *item['loc'])))}: "
+            f"{item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors(include_url=False)
+        )
     )
 
 

@@ -27,7 +27,7 @@ from sparkdeploy.checkpoint.plain_files import plain_files
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
 from sparkdeploy.checkpoint.stated import SHARED_EXPERTS, shared_experts_block
-from sparkdeploy.errors import CheckpointError
+from sparkdeploy.errors import CheckpointError, Mistakes
 
 CHANGED_HINT = "a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again"
 _ORIGINAL_SUFFIX = {own: original for original, own in OWN_SUFFIXES.items()}
@@ -85,7 +85,7 @@ def verify_headers(folder: Path) -> Verified:
     if problems:
         raise CheckpointError(
             f"{printable(str(folder))} is not a sound checkpoint: {problems[0]}",
-            detail="\n".join(problems),
+            detail=Mistakes("\n".join(problems)),
         )
     weights = (".weight", ".fp8_weight")
     return Verified(

@@ -21,6 +21,7 @@ from sparkdeploy.commands.new_engine import engine_for
 from sparkdeploy.commands.new_model import NewModel, Use
 from sparkdeploy.commands.new_treatment import misfits
 from sparkdeploy.errors import (
+    Mistakes,
     NodeError,
     RecipeError,
     SparkdeployError,
@@ -334,5 +335,5 @@ def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitV
 
 def _renamed(error: RecipeError, old: str, new: str) -> RecipeError:
     """Return an error that names the file as the user knows it, not as it was tried."""
-    detail = error.detail and error.detail.replace(old, new)
+    detail = Mistakes(error.detail.replace(old, new)) if error.detail else None
     return RecipeError(error.message.replace(old, new), hint=error.hint, detail=detail)

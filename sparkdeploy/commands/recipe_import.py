@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint import durable
-from sparkdeploy.errors import RecipeError, UsageError
+from sparkdeploy.errors import Mistakes, RecipeError, UsageError
 from sparkdeploy.recipe.foreign.report import as_dict, whole_lines
 from sparkdeploy.recipe.foreign.translate import slug
 from sparkdeploy.recipe.foreign.write import recipe_text
@@ -153,7 +153,7 @@ def _refuse_without_consent(found: Sequence[Imported]) -> None:
             raise RecipeError(
                 f"{item.file} has {len(item.mistakes)} mistakes and asks for {len(item.consents)} "
                 "things that need your consent, and recipes of that folder are trusted",
-                detail="\n".join(asked),
+                detail=Mistakes("\n".join(asked)),
                 hint="write it elsewhere with -o; --allow-unsafe takes what needs consent",
             )
 

@@ -13,7 +13,7 @@ import requests
 
 from sparkdeploy import labels
 from sparkdeploy.console import format_bytes, format_gib
-from sparkdeploy.errors import BuildError, NodeError
+from sparkdeploy.errors import BuildError, Mistakes, NodeError
 from sparkdeploy.image import network
 from sparkdeploy.image.context import CHUNK_BYTES
 from sparkdeploy.image.stages import fingerprint
@@ -77,7 +77,7 @@ def refuse_machine(
     if lacks:
         raise NodeError(
             f"engine {engine} cannot be compiled on this machine",
-            detail="\n".join(lacks),
+            detail=Mistakes("\n".join(lacks)),
             hint="free some, or take an engine made from wheels: cuda-0.25",
         )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.console import format_bytes, format_gib
-from sparkdeploy.errors import NodeError
+from sparkdeploy.errors import Mistakes, NodeError
 from sparkdeploy.image.stages import RDMA_PACKAGES
 from sparkdeploy.plan.backends import allows_sockets, with_sockets_allowed
 from sparkdeploy.plan.container import container_name, wants_rdma
@@ -303,4 +303,5 @@ def _refuse(plan: Plan, problems: Sequence[Problem], what: str) -> None:
     name, where = plan.resolved.recipe.name, ", ".join(plan.formation.nodes)
     count = "1 reason" if len(problems) == 1 else f"{len(problems)} reasons"
     lines = [line for item in problems for line in (item.message, f"    fix: {item.fix}")]
-    raise NodeError(f"{name} cannot {what} on {where}, for {count}", detail="\n".join(lines))
+    told = Mistakes("\n".join(lines))
+    raise NodeError(f"{name} cannot {what} on {where}, for {count}", detail=told)

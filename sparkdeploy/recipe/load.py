@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from sparkdeploy.errors import NoRecipeError, RecipeError
+from sparkdeploy.errors import Mistakes, NoRecipeError, RecipeError
 from sparkdeploy.recipe import rules
 from sparkdeploy.recipe.arguments import argument_mistakes
 from sparkdeploy.recipe.document import (
@@ -235,7 +235,7 @@ def _report(
         lines.append(f"... and {len(every) - MAX_LISTED} more")
     return RecipeError(
         f"{what} {' and '.join(counted)}",
-        detail="\n".join(lines),
+        detail=Mistakes("\n".join(lines)),
         hint=hint if consents else None,
     )
 

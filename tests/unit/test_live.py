@@ -11,7 +11,7 @@ import pytest
 
 from sparkdeploy.agenda import Awaited
 from sparkdeploy.console import Console
-from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.errors import Mistakes, UnhealthyError
 from sparkdeploy.ink import plain_text
 from sparkdeploy.live import failure_lines
 from tests.unit.emulator import Emulator
@@ -149,6 +149,19 @@ def test_cause_and_fix_are_last_at_any_height(lines: int) -> None:
         assert shown[-3].startswith("  | config line 39 xxx")
     if lines == 60:
         assert len(shown) == 42
+
+
+def test_long_lines_that_have_room_are_whole() -> None:
+    size, line = os.terminal_size((60, 24)), "x" * 130
+    shown = [plain_text(it) for it in failure_lines(size, "no", None, f"{line}\n{line}")]
+    assert shown == [f"  | {line}", f"  | {line}", "error: no"]
+
+
+def test_of_a_list_of_mistakes_nothing_is_left_out() -> None:
+    mistakes = Mistakes("\n".join(f"{number} {'x' * 130}; did you mean y?" for number in range(40)))
+    shown = failure_lines(os.terminal_size((60, 24)), "40 mistakes", "do it", mistakes)
+    assert [plain_text(it) for it in shown[:-2]] == [f"  | {it}" for it in mistakes.splitlines()]
+    assert plain_text(shown[-1]) == "  fix: do it"
 
 
 def test_an_error_on_a_terminal_has_its_cause_last(monkeypatch: pytest.MonkeyPatch) -> None:

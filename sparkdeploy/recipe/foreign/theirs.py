@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.errors import Mistakes, RecipeError
 from sparkdeploy.recipe.document import Document, ValueOrigin
 from sparkdeploy.recipe.foreign.command import PLACEHOLDER
 from sparkdeploy.recipe.foreign.tables import tables
@@ -162,7 +162,7 @@ def _refuse_other_kinds(theirs: Theirs) -> None:
     wrong = list(_other_kinds(theirs))
     if wrong:
         count = "1 mistake" if len(wrong) == 1 else f"{len(wrong)} mistakes"
-        raise RecipeError(f"recipe {theirs.file} has {count}", detail="\n".join(wrong))
+        raise RecipeError(f"recipe {theirs.file} has {count}", detail=Mistakes("\n".join(wrong)))
 
 
 def _other_kinds(theirs: Theirs) -> Iterator[str]:
