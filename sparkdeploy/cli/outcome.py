@@ -58,8 +58,8 @@ def say_next(deployment: str) -> None:
     """Say on a terminal what may be typed next."""
     if not console.draws:
         return
-    name = "" if deployment == "main" else f" {deployment}"
-    words = (f"status --watch{name}", f"chat{name}", f"down{name}")
+    # Beside another deployment a command without a name ends with a question.
+    words = ("status --watch", f"chat {deployment}", f"down {deployment}")
     console.info("next: " + "   ".join(f"sparkdeploy {it}" for it in words))
 
 

@@ -30,9 +30,10 @@ class KnownDeployments:
     others: tuple[str, ...] = ()
     """Of other users of this machine, or of a cluster that another machine heads."""
 
-    def only_one(self, command: str) -> str:
+    def only_one(self, command: str, behind: str = "") -> str:
         """Return what a command without a name is about, never anything of another user.
 
+        `command` and `behind` are what is typed before the name and behind it.
         Raises UsageError where several may be meant, `main` among them or not, or where all are
         others'; NothingDeployedError where there is none.
         """
@@ -41,7 +42,8 @@ class KnownDeployments:
         names = self.own or self.others
         if not names:
             raise NothingDeployedError("nothing is deployed", hint="start with `sparkdeploy up`")
-        typed = [shlex.join(["sparkdeploy", *shlex.split(command), name]) for name in names]
+        before = ["sparkdeploy", *shlex.split(command)]
+        typed = [f"{shlex.join([*before, name])} {behind}".rstrip() for name in names]
         shown = " or ".join(f"`{words}`" for words in typed[:SPELT_OUT])
         more = f"; there is: {', '.join(names)}" if len(names) > SPELT_OUT else ""
         message = (
@@ -52,12 +54,13 @@ class KnownDeployments:
         raise UsageError(message, hint=f"{shown}{more}")
 
 
-def said(name: str | None, command: str) -> str:
+def said(name: str | None, command: str, behind: str = "") -> str:
     """Return the name that was given, or that of the user's only deployment.
 
-    `command` is what was typed, without `sparkdeploy`. Raises as `KnownDeployments.only_one` does.
+    `command` is what was typed, without `sparkdeploy`, and `behind` what follows the name. Raises
+    as `KnownDeployments.only_one` does.
     """
-    return name if name is not None else _known().only_one(command)
+    return name if name is not None else _known().only_one(command, behind)
 
 
 def to_change(name: str | None, command: str) -> str:

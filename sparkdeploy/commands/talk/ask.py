@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 FROM_INPUT = "-"
+ANY_QUESTION = '"..."'
 QUOTES = 'put it in quotes: sparkdeploy ask "What is a mixture of experts?"'
 
 
@@ -62,7 +63,7 @@ def read_words(words: Sequence[str]) -> tuple[str | None, str]:
 def ask(question: AskedQuestion, wishes: Wishes, settings: Settings) -> None:
     """Show the answer on stdout as it comes; what it took goes to stderr."""
     messages = question.messages()
-    partner = reach_partner(question.name, "ask", settings)
+    partner = reach_partner(question.name, "ask", settings, ANY_QUESTION)
     telling = Telling(shows_thoughts=draws_on(beneath(sys.stderr)), shows_text=True)
     with partner.model:
         so_far = ask_for(partner, messages, wishes, telling)
@@ -74,7 +75,7 @@ def ask(question: AskedQuestion, wishes: Wishes, settings: Settings) -> None:
 def ask_whole(question: AskedQuestion, wishes: Wishes, settings: Settings) -> dict[str, Any]:
     """Return the answer with all that is known of it, once it has ended."""
     messages = question.messages()
-    partner = reach_partner(question.name, "ask", settings)
+    partner = reach_partner(question.name, "ask", settings, ANY_QUESTION)
     telling = Telling(shows_thoughts=False, shows_text=False)
     with partner.model:
         so_far = ask_for(partner, messages, wishes, telling)

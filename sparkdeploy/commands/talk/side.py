@@ -22,13 +22,14 @@ class Partner:
     model: ServedModel
 
 
-def reach_partner(name: str | None, command: str, settings: Settings) -> Partner:
+def reach_partner(name: str | None, command: str, settings: Settings, behind: str = "") -> Partner:
     """Return a deployment that answers; without a name the only one.
 
-    `command` is what was typed. Raises NodeError where there is none of that name, UsageError where
-    one has to be named, and UnhealthyError while it starts or when it is down.
+    `command` is what was typed, and `behind` what follows the name. Raises NodeError where there is
+    none of that name, UsageError where one has to be named, and UnhealthyError while it starts or
+    when it is down.
     """
-    chosen = said(name, command)
+    chosen = said(name, command, behind)
     with connect(settings) as host:
         fact = require_deployment(host, chosen).current
     if fact.rank and fact.nodes:

@@ -256,7 +256,7 @@ def test_which_deployment(run: Run, engine: FakeContainers, server: Talking) -> 
     engine.facts = {name: server.fact(name) for name in ("a", "b")}
     done = run("ask", "What?")
     assert done.returncode == 2
-    assert "`sparkdeploy ask a` or `sparkdeploy ask b`" in done.stderr
+    assert '`sparkdeploy ask a "..."` or `sparkdeploy ask b "..."`' in done.stderr
     assert run("ask", "b", "What?").returncode == 0
     engine.facts["c"] = server.fact("main")
     assert run("ask", "What?").returncode == 2, "main is one of three"
