@@ -32,6 +32,7 @@ COMMANDS = {
     "rmi cuda-0.25 cuda-0.33": "image rm cuda-0.25 cuda-0.33",
     "statsu": "status",
     "stpo web": "down web",
+    "talk web": "chat web",
     "check": "doctor",
     "checkpoint list": "checkpoint ls",
     "checkpoint download org/name": "checkpoint pull org/name",
