@@ -111,14 +111,14 @@ def status(
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
-    """Show every deployment on this machine; with --watch, what each does, once a second."""
-    if watch or names:
-        show_watch(names, is_watching=watch, as_json=as_json)
+    """Show the deployments of this machine; with --watch, what each does, once a second."""
+    if watch:
+        show_watch(names, as_json=as_json)
         return
-    from sparkdeploy.commands.operate import current_rows
+    from sparkdeploy.commands.operate import current_rows, rows_of
     from sparkdeploy.commands.status_words import status_lines
 
-    rows = current_rows()
+    rows = rows_of(names, current_rows()) if names else current_rows()
     answer(status_lines(rows), [asdict(row) for row in rows], as_json=as_json)
 
 

@@ -26,7 +26,7 @@ from sparkdeploy.server.nccl import without_chatter
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.deploy.deployments import StatusRow
     from sparkdeploy.node.host import DockerHost
@@ -60,6 +60,15 @@ def current_rows() -> tuple[StatusRow, ...]:
     left = (_left_over(name, members.get(name, ())) for name in asked if name not in here)
     whole = (_with_members(row, members.get(row.name, ())) for row in rows)
     return (*(_watched(row, settings) for row in whole), *(row for row in left if row.members))
+
+
+def rows_of(names: Collection[str], rows: Sequence[StatusRow]) -> tuple[StatusRow, ...]:
+    """Return the rows of the named deployments; NodeError for a name that none of them has."""
+    known = [row.name for row in rows]
+    for name in names:
+        if name not in known:
+            raise deployments.no_deployment(name, known)
+    return tuple(row for row in rows if row.name in names)
 
 
 def _with_counters(

@@ -82,17 +82,21 @@ def install(shell: Shell, env: Mapping[str, str]) -> ScriptPlace:
 
 
 def remove(env: Mapping[str, str]) -> tuple[Path, ...]:
-    """Remove what `install` wrote for any shell; return the files that were there."""
-    removed = []
-    for shell in Shell:
-        place = place_of_user(shell, env)
-        if place.script.is_file():
-            place.script.unlink()
-            removed.append(place.script)
-    # bash may have been given its line before it had its package.
-    for start_file in _start_files(env):
-        _remove_line(start_file)
-    return tuple(removed)
+    """Remove what `install` wrote for any shell; return the files that were there.
+
+    Raises NodeError where a file cannot be written or removed.
+    """
+    scripts = [place_of_user(shell, env).script for shell in Shell]
+    removed = tuple(script for script in scripts if script.is_file())
+    try:
+        for path in removed:
+            path.unlink()
+        # bash may have been given its line before it had its package.
+        for start_file in _start_files(env):
+            _remove_line(start_file)
+    except OSError as error:
+        raise NodeError(f"{error.filename} cannot be changed: {error.strerror}") from error
+    return removed
 
 
 def _start_files(env: Mapping[str, str]) -> tuple[Path, ...]:

@@ -51,7 +51,10 @@ def section(path: tuple[str, ...], command: Any) -> str:
 
 
 def usage(argument: Any) -> str:
-    name = (argument.metavar or argument.name).upper().strip("[]")
+    name = (argument.metavar or argument.name).upper()
+    if "[" in name and " " in name:
+        return str(name)
+    name = name.strip("[]")
     name = f"{name}..." if argument.nargs == -1 else name
     return name if argument.required else f"[{name}]"
 

@@ -26,6 +26,8 @@ from tests.unit.plain import plain_lines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.unit.program import Run
+
 MAIN = StatusRow(
     name="main",
     recipe="v2",
@@ -168,6 +170,14 @@ def test_a_row_comes_from_the_container_and_from_its_server(
     assert (row.since, row.exposure) == ("2026-11-20T12:02:00+00:00", "loopback")
     assert row.requests == 60
     assert row.requests_a_minute == pytest.approx(6.0, rel=0.1)
+
+
+def test_of_a_name_its_row_alone_is_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operate, "current_rows", lambda: ROWS)
+    assert [row["name"] for row in run.answer("status", "coder", "--json")] == ["coder"]
+    done = run("status", "coder", "mian")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr == "error: no deployment named mian\n  fix: did you mean main?\n"
 
 
 def test_the_docs_show_what_is_printed() -> None:
