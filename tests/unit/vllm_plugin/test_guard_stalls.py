@@ -14,6 +14,7 @@ from sparkdeploy_vllm.guard.stalling import (
     Canary,
     EngineWork,
     StallOrders,
+    StallWatch,
     Stillness,
     read_counters,
 )
@@ -156,6 +157,31 @@ def test_an_idle_server_that_answers_no_canary_hangs() -> None:
 def test_a_canary_that_sings_or_finds_no_server_says_nothing() -> None:
     assert canary_says(Mute(answer_at_s=2.0), 500) == []
     assert canary_says(Mute(gone_at_s=1.0), 500) == []
+
+
+class Pages:
+    """A server that answers each question for its counters at once; asked from a moment on."""
+
+    def __init__(self, asked_from_s: float) -> None:
+        self.asked_from_s = asked_from_s
+
+    def tick(self, now_s: float) -> Reply:
+        is_asked = now_s >= self.asked_from_s
+        counted = (
+            (b"num_requests_running", is_asked),
+            (b"generation_tokens_total", now_s * is_asked),
+        )
+        return Reply(b"200", b"".join(b"vllm:%s %d\n" % sample for sample in counted))
+
+
+@pytest.mark.parametrize(
+    ("asked_from_s", "noticed"), [pytest.param(1e9, True, id="idle"), pytest.param(65.0, False)]
+)
+def test_a_canary_behind_requests_that_move_is_no_hang(asked_from_s: float, noticed: bool) -> None:
+    pages, canary = Pages(asked_from_s), Canary(Mute(), after_idle_s=60.0)  # type: ignore[arg-type]
+    watch = StallWatch(pages, Stillness(500.0), canary)  # type: ignore[arg-type]
+    said = [told for now_s in range(90) if (told := watch.tick(float(now_s)))]
+    assert said == [{"canary_unanswered_s": 10.0}] * noticed
 
 
 def test_no_canary_beside_real_requests() -> None:

@@ -43,7 +43,9 @@ def write_stacks(leader: int) -> int:
     All are stopped first: one that sees another die would fill the log before its turn. Children
     go before their parents.
     """
-    found = list(reversed(processes.descendants(os.getpid())))
+    below = reversed(processes.descendants(os.getpid()))
+    # One that has ended, as nvidia-smi has by now, has no stack to show.
+    found = [pid for pid in below if processes.is_alive(pid)]
     told = {pid: processes.description_of(pid) for pid in found}
     for pid in found:
         _send(pid, signal.SIGSTOP)

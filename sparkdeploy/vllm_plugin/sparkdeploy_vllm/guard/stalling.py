@@ -140,7 +140,9 @@ class StallWatch:
 
     def tick(self, now_s: float) -> dict[str, object] | None:
         """Move on; what is known of a hang that has just been noticed."""
-        if self.canary is not None and self.canary.tick(now_s, is_idle=self._is_idle):
+        is_unanswered = self.canary is not None and self.canary.tick(now_s, is_idle=self._is_idle)
+        # Behind many requests of others it waits its turn; whether those move is looked at below.
+        if self.canary is not None and is_unanswered and self._is_idle:
             return {"canary_unanswered_s": self.canary.ask.answer_timeout_s}
         answer = self.metrics.tick(now_s)
         if answer is None or answer.status != b"200":
