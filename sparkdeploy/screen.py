@@ -11,6 +11,7 @@ import tty
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from sparkdeploy.paper import painted
+from sparkdeploy.picture import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +25,6 @@ CLEAR = "\x1b[2J"
 GIVE_BACK = "\x1b[?25h\x1b[?1049l"
 END_OF_INPUT = "\x04"
 MOST_KEYS = 64
-UNKNOWN_COLUMNS, UNKNOWN_ROWS = 80, 24
-"""Of a terminal that nobody told its size."""
 
 
 class FullScreen(contextlib.AbstractContextManager["FullScreen"]):
@@ -47,11 +46,11 @@ class FullScreen(contextlib.AbstractContextManager["FullScreen"]):
 
     @property
     def columns(self) -> int:
-        return os.get_terminal_size(self._output.fileno()).columns or UNKNOWN_COLUMNS
+        return size_of(self._output).columns
 
     @property
     def rows(self) -> int:
-        return os.get_terminal_size(self._output.fileno()).lines or UNKNOWN_ROWS
+        return size_of(self._output).lines
 
     def __enter__(self) -> Self:
         self._woken, self._waker = os.pipe()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkdeploy.agenda import in_seconds
 from sparkdeploy.console import format_seconds
 
 if TYPE_CHECKING:
@@ -65,8 +66,5 @@ def ago(moment: datetime, now: datetime) -> str:
 
 def format_whole_seconds(duration_s: float) -> str:
     """Return a duration that does not change more than once a second: `34s`, `12m03s`, `3d04h`."""
-    seconds = int(duration_s)
-    if seconds < 60:
-        return f"{seconds}s"
-    days, seconds = divmod(seconds, 86400)
-    return f"{days}d{seconds // 3600:02d}h" if days else format_seconds(float(seconds))
+    days, seconds = divmod(int(duration_s), 86400)
+    return f"{days}d{seconds // 3600:02d}h" if days else in_seconds(duration_s)
