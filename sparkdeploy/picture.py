@@ -42,6 +42,14 @@ def size_of(stream: TextIO) -> os.terminal_size:
     return size if size.columns and size.lines else USUAL_SIZE
 
 
+def encodable(text: str, stream: TextIO) -> str:
+    """Return what a terminal of another encoding than UTF-8 shows of a text."""
+    encoding = stream.encoding or "utf-8"
+    if "utf" in encoding.lower():
+        return text
+    return text.translate(_PLAINER).encode(encoding, "replace").decode(encoding)
+
+
 def rows_taken(cells: Iterable[int], columns: int) -> int:
     """Return how many rows lines of so many cells take, once a terminal has wrapped them."""
     return sum(max(1, -(-count // columns)) for count in cells)
@@ -140,9 +148,7 @@ class Picture:
         self._drawn = []
 
     def _write(self, text: str) -> None:
-        encoding = self.stream.encoding or "utf-8"
-        if "utf" not in encoding.lower():
-            text = text.translate(_PLAINER).encode(encoding, "replace").decode(encoding)
+        text = encodable(text, self.stream)
         # A terminal that has gone away is no reason to leave work half done.
         with contextlib.suppress(OSError):
             self.stream.write(text)

@@ -11,7 +11,7 @@ import tty
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from sparkdeploy.paper import painted
-from sparkdeploy.picture import size_of
+from sparkdeploy.picture import encodable, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,5 +139,5 @@ class FullScreen(contextlib.AbstractContextManager["FullScreen"]):
     def _write(self, text: str) -> None:
         # A terminal that has gone away is told by its end of input.
         with contextlib.suppress(OSError):
-            self._output.write(text)
+            self._output.write(encodable(text, self._output))
             self._output.flush()

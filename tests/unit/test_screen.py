@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -85,6 +86,23 @@ def test_a_terminal_without_a_size_is_of_the_usual_one(glass: Glass) -> None:
     glass.resize(0, 0)
     with glass.opened() as screen:
         assert (screen.columns, screen.rows) == (80, 24)
+
+
+def test_a_terminal_that_has_gone_away_is_at_its_end(glass: Glass) -> None:
+    with glass.opened() as screen:
+        os.close(glass.outer)
+        screen.show([line_of("nobody looks")])
+        assert screen.wait(10.0) == END_OF_INPUT
+    with contextlib.suppress(OSError):
+        glass.drawing.close()
+    glass.outer = os.open(os.devnull, os.O_RDONLY)
+
+
+def test_a_terminal_without_our_signs_shows_others(glass: Glass) -> None:
+    glass.drawing.reconfigure(encoding="ascii")
+    with glass.opened() as screen:
+        screen.show([line_of("61 °C …")])
+        assert "61 ?C ." in glass.drawn()
 
 
 def test_a_crash_gives_the_terminal_back_as_it_was(glass: Glass) -> None:
