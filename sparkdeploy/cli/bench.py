@@ -144,7 +144,8 @@ def _refuse_misspelt(name: str) -> None:
         try:
             chosen.there(name)
         except NodeError as error:
-            raise UsageError(error.message, hint=f"did you mean `bench {meant}`?") from error
+            command = f"sparkdeploy bench {meant}"
+            raise UsageError(error.message, hint=f"did you mean `{command}`?") from error
 
 
 def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:

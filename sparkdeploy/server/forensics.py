@@ -174,8 +174,9 @@ def _guard_report(text: str) -> dict[str, Any] | None:
 
 
 def guard_events(log: str, exit_code: int | None) -> list[str]:
-    """Return the events that the guard told of, without a memory trip that did not end it."""
-    events = [str(report.get("event")) for report in guard_reports(log)]
+    """Return the events that the guard told of, each once, without a memory trip that did not end
+    it."""
+    events = dict.fromkeys(str(report.get("event")) for report in guard_reports(log))
     return [event for event in events if event != MEMORY_FLOOR or exit_code == EXIT_MEMORY_FLOOR]
 
 
