@@ -9,6 +9,7 @@ from sparkdeploy.commands.reach import connect
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import list_deployments, no_deployment
 from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.node.container import is_name
 from sparkdeploy.node.facts import is_another
 from sparkdeploy.settings import load_settings
 
@@ -79,6 +80,14 @@ def there(name: str) -> str:
     if name not in names:
         raise no_deployment(name, names)
     return name
+
+
+def is_deployment(word: str) -> bool:
+    """Say whether a word is the name of a deployment; what can be no name is not looked for."""
+    if not is_name(word):
+        return False
+    known = _known()
+    return word in (*known.own, *known.others)
 
 
 def _known() -> KnownDeployments:

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.commands import chosen
 from sparkdeploy.commands.talk.answer import Telling, ask_for, remark, took
 from sparkdeploy.commands.talk.pictures import picture_url, user_message
 from sparkdeploy.commands.talk.side import reach_partner
@@ -45,14 +46,16 @@ class AskedQuestion:
 def read_words(words: Sequence[str]) -> tuple[str | None, str]:
     """Return name and question from `[NAME] QUESTION`; UsageError when there is no question.
 
-    The question is read from standard input when it is `-`, or left out where input is piped.
+    The question is read from standard input when it is `-`, or left out where input is piped. One
+    word that a deployment is called is its name.
     """
     if len(words) > 2:
         raise UsageError("the question is more than one word of the command line", hint=QUOTES)
-    name = words[0] if len(words) == 2 else None
-    text = words[-1] if words else FROM_INPUT
+    is_left_out = not words or (len(words) == 1 and chosen.is_deployment(words[0]))
+    name = words[0] if words and (len(words) == 2 or is_left_out) else None
+    text = FROM_INPUT if is_left_out else words[-1]
     if text == FROM_INPUT:
-        if not words and sys.stdin.isatty():
+        if is_left_out and sys.stdin.isatty():
             raise UsageError("there is no question", hint=QUOTES)
         text = sys.stdin.read()
     if not text.strip():

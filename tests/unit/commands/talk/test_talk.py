@@ -153,7 +153,7 @@ def test_json_has_the_thought_and_what_it_took(run: Run, server: Talking) -> Non
     assert "max_tokens" not in server.asked[0]
 
 
-@pytest.mark.parametrize("words", [("-",), ("main", "-"), ()])
+@pytest.mark.parametrize("words", [("-",), ("main", "-"), (), ("main",)])
 def test_the_question_is_read_from_standard_input(
     run: Run, server: Talking, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
@@ -173,6 +173,22 @@ def test_a_question_that_is_none(
     done = run("ask", *words)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+class Keyboard(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_deployments_name_alone_is_no_question(
+    run: Run, server: Talking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Keyboard())
+    done = run("ask", "main")
+    assert done.returncode == 2
+    assert "there is no question" in done.stderr
+    assert run("ask", "spain").returncode == 0, "a word that no deployment is called is asked"
+    assert server.asked[0]["messages"][0]["content"] == "spain"
 
 
 def test_pictures_go_along_by_what_they_are(run: Run, server: Talking, tmp_path: Path) -> None:
