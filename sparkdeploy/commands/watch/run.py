@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from datetime import UTC, datetime
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.reach import connect
@@ -128,12 +130,26 @@ def _tell(lookout: Lookout, every_s: float, lines_of: Callable[[Scene], Iterator
 def _draw(lookout: Lookout, stream: TextIO) -> None:
     is_unicode = (stream.encoding or "").lower().replace("-", "") == "utf8"
     ramp = BLOCKS if is_unicode else LETTERS
-    with FullScreen(stream, sys.stdin) as screen:
+    with nothing_beside(), FullScreen(stream, sys.stdin) as screen:
         lookout.scene()
         while True:
             screen.show(screen_of(lookout.scene(), screen.columns, screen.rows, ramp))
             if LEAVING & set(screen.wait(_until_next_frame_s())):
                 return
+
+
+@contextlib.contextmanager
+def nothing_beside() -> Iterator[None]:
+    """Keep a terminal's screen from what is said beside it, such as the programs that `-v` names.
+
+    An error ends the block, and is told after it. What goes into a file goes on.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - closed by the block
+    with nowhere, contextlib.redirect_stderr(nowhere):
+        yield
 
 
 def _until_next_frame_s() -> float:

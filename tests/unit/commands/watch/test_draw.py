@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,7 +12,9 @@ from hypothesis import strategies as st
 
 from sparkdeploy.commands.watch.draw import screen_of
 from sparkdeploy.commands.watch.layout import LETTERS, flow, sparkline, wrapped
+from sparkdeploy.commands.watch.run import nothing_beside
 from sparkdeploy.commands.watch.scene import Scene, Standing
+from sparkdeploy.console import Console
 from sparkdeploy.ink import Ink, line_of, plain_text
 from tests.unit.commands.watch.scenes import EXPECTED, NODE, NOW, deployment, node, scene
 
@@ -131,3 +135,19 @@ def test_wrapped_lines_fit(text: str, columns: int, most: int) -> None:
     lines = wrapped(text, columns, most)
     assert len(lines) <= most
     assert all(len(line) <= columns for line in lines)
+
+
+class GlassOfErrors(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "said"), [(GlassOfErrors(), ""), (io.StringIO(), "  ssh vm\n")])
+def test_what_is_said_beside_the_screen_does_not_spoil_it(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, said: str
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    with nothing_beside():
+        Console(verbose=True).detail("ssh vm")
+    assert stream.getvalue() == said
+    assert sys.stderr is stream
