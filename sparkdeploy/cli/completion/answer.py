@@ -38,6 +38,9 @@ def answer(arguments: Sequence[str]) -> Iterator[str]:
     for candidate in candidates:
         text, tab, told = candidate.partition("\t")
         behind = text[_kept_length(word, breaks) :]
+        # Within a quote nothing is escaped, and a shell would obey what it holds.
+        if is_quoted and not _PLAIN.issuperset(behind.replace(" ", "")):
+            continue
         yield f"{behind if is_quoted else escaped(behind)}{tab}{told}"
 
 

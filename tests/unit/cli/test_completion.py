@@ -157,6 +157,20 @@ def test_runs_go_by_label_and_by_id(tmp_path: Path) -> None:
     assert completed("bench", "compare", "before", "2026-1") == ["2026-1"]
 
 
+@pytest.mark.parametrize(
+    ("open_quote", "found"), [("", ["a\\ b", "a\\$\\(x\\)"]), ("'", ["a b"]), ('"', ["a b"])]
+)
+def test_what_a_shell_would_obey_is_no_candidate_within_a_quote(
+    tmp_path: Path, open_quote: str, found: list[str]
+) -> None:
+    shelf = tmp_path / "state" / "bench"
+    shelf.mkdir(parents=True)
+    for number, label in enumerate(("a$(x)", "a b")):
+        (shelf / f"{number}.json").write_text(json.dumps({"label": label}))
+    lines = list(answer(["line", f"sparkdeploy bench show {open_quote}a", "=:"]))[1:]
+    assert [line.partition("\t")[0] for line in lines] == found
+
+
 def test_checkpoints_are_downloads_and_what_was_prepared(tmp_path: Path) -> None:
     (tmp_path / "hub" / "models--org--name").mkdir(parents=True)
     (tmp_path / "data" / "m" / "ck" / "v2-1234").mkdir(parents=True)
