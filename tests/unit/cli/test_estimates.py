@@ -44,7 +44,7 @@ def test_plan_on_a_spark_prints_memory_and_speed_from_the_facts_file(run: Run) -
     assert "fitted to baseline = 28.3 tok/s" in done.stdout
 
 
-def test_plan_on_a_spark_computes_no_more_than_ten_times_what_its_libraries_take() -> None:
+def test_plan_on_a_spark_computes_no_more_than_fifteen_times_what_its_libraries_take() -> None:
     """Processor time of whole processes: the clock on the wall would measure the neighbours."""
     plan = (
         "sys.argv = ['sparkdeploy', 'plan', 'v2', '--hardware', 'spark']\n"
@@ -55,7 +55,7 @@ def test_plan_on_a_spark_computes_no_more_than_ten_times_what_its_libraries_take
     told, plan_s = computed(plan)
     _, libraries_s = computed("import typer.main, pydantic")
     assert "published" in told
-    assert plan_s < 10 * libraries_s
+    assert plan_s < 15 * libraries_s
 
 
 def computed(code: str) -> tuple[str, float]:
