@@ -12,15 +12,18 @@ from urllib.parse import urlsplit
 from sparkdeploy.checks import docker, network, report
 from sparkdeploy.checks import machine as machine_checks
 from sparkdeploy.checks.finding import fail, not_seen
+from sparkdeploy.checks.others import check_other_servers
 from sparkdeploy.checks.recipe import recipe_findings
 from sparkdeploy.checks.surroundings import HurriedMachine, NeededHost, Places, read_surroundings
 from sparkdeploy.checks.survey import survey
+from sparkdeploy.checks.symptoms import symptom_findings
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.container import REPLACED_SUFFIX
 from sparkdeploy.node.facts import THIS_MACHINE, current_uid, spelled
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Nodes, node_behind
+from sparkdeploy.node.symptoms import SymptomFact, look_for_symptoms
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import decide
 from sparkdeploy.plan.findings import plan_findings
@@ -104,9 +107,13 @@ def examine(
     host = connection.wait(started_s + CONNECTION_DEADLINE_S)
     draft = _Task(make)
     restarts = _Task(host.endless_gpu_containers if host is not None else tuple)
+    neighbours = _Task(host.neighbours if host is not None else tuple)
+    look = _Task(lambda: look_for_symptoms(hurried))
     seen = read_surroundings(hurried, _places(resolved, settings))
     seen_plan = draft.wait(started_s + DEADLINE_S)
     endless = restarts.wait(started_s + DEADLINE_S)
+    beside = neighbours.wait(started_s + DEADLINE_S) or ()
+    symptoms = look.wait(started_s + DEADLINE_S) or SymptomFact()
     findings = (
         machine_checks.check_architecture(seen.architecture),
         machine_checks.check_system(seen.system),
@@ -115,6 +122,8 @@ def examine(
         *_architecture_findings(seen_plan, seen),
         *([] if host is None or endless is None else [docker.check_endless_restarts(endless)]),
         *_plan_findings(draft, seen_plan, seen, settings),
+        *symptom_findings(symptoms),
+        check_other_servers(beside, symptoms.programs),
         *_surroundings_findings(seen),
         *recipe_findings(resolved.recipe, resolved.engine),
     )

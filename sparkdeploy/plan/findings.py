@@ -15,6 +15,7 @@ from sparkdeploy.checks.machine import (
     gpu_findings,
 )
 from sparkdeploy.checks.recipe import argument_findings, trust_findings
+from sparkdeploy.checks.symptoms import check_kho
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.plan.backends import SOCKETS_COST, allows_sockets, uses_sockets
 from sparkdeploy.plan.container import container_user, has_adapters
@@ -76,6 +77,7 @@ def _findings_of_node(resolved: Resolved, seen: ObservedNode, part: Part) -> Ite
     if part.action is not Action.REUSE:
         gpu = seen.facts.gpu if on_gpu else None
         yield check_swap(seen.facts.meminfo)
+        yield check_kho(seen.facts.meminfo)
         if gpu is not None and gpu.memory_bytes is None:
             yield check_page_cache(seen.facts.meminfo, part.needs.memory_bytes)
 
