@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.finding import ok, warn
+from sparkdeploy.checks.finding import not_seen, ok, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -54,13 +54,21 @@ SERVERS = (
 """The first that knows a container has it: sparkrun also runs images of spark-vllm-docker."""
 
 
-def check_other_servers(neighbours: Sequence[NeighbourFact], programs: Iterable[str]) -> Finding:
-    """Name those that run: they take memory when somebody asks them, so also idle ones count."""
+def check_other_servers(
+    neighbours: Sequence[NeighbourFact] | None, programs: Iterable[str]
+) -> Finding:
+    """Name those that run: they take memory when somebody asks them, so also idle ones count.
+
+    `neighbours` is None where Docker did not tell in time; without any program nobody told them.
+    """
     check = "gpu.other_servers"
     # Containers come first: their processes are seen from outside, too.
     found: dict[str, tuple[str, str]] = {}
-    for title, seen, stop in _running(neighbours, sorted(programs)):
+    running = sorted(programs)
+    for title, seen, stop in _running(neighbours or (), running):
         found.setdefault(title, (seen, stop))
+    if not found and (neighbours is None or not running):
+        return not_seen(check, "not every container and program was told")
     if not found:
         return ok(check, "no other program that serves models was found")
     told = ", ".join(seen for seen, _ in found.values())

@@ -59,11 +59,14 @@ NO_MEMORY = "NV_ERR_NO_MEMORY"
 _COMPLAINT = re.compile(r"\bNV_ERR_|\bfail(?:ed|ure)\b|\berror\b", re.IGNORECASE)
 
 
-def symptom_findings(seen: SymptomFact) -> Iterator[Finding]:
+def machine_symptoms(seen: SymptomFact) -> Iterator[Finding]:
     yield check_kernel(seen.kernel, seen.kernel_options)
     yield check_firmware(seen.firmware)
     yield check_fragmentation(seen.free_blocks, seen.page_bytes)
     yield check_swapping(seen)
+
+
+def gpu_symptoms(seen: SymptomFact) -> Iterator[Finding]:
     yield check_strain([glance.gpu for glance in seen.glances])
     yield check_xids(seen.driver_log)
     yield check_driver_log(seen.driver_log)
@@ -98,7 +101,8 @@ def check_fragmentation(free_blocks: Sequence[int], page_bytes: int | None) -> F
     block_mib = (page_bytes << max(len(sizes) - 2, 0)) / 2**20
     if free_bytes < JUDGED_FREE_BYTES:
         return not_seen(check, f"{format_gib(free_bytes)} are free, too few to tell")
-    seen = f"{format_gib(large_bytes)} of {format_gib(free_bytes)} free are in blocks of {block_mib:g} MiB"
+    seen = f"{format_gib(large_bytes)} of {format_gib(free_bytes)} free are in blocks of "
+    seen += f"{block_mib:g} MiB"
     if large_bytes >= LARGE_SHARE * free_bytes:
         return ok(check, f"{seen} and more")
     return warn(

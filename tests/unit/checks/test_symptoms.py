@@ -39,8 +39,12 @@ def seen_on(name: str) -> SymptomFact:
     return read_symptoms(load(name).commands["{symptoms}"])
 
 
+def all_of(seen: SymptomFact) -> list[Finding]:
+    return [*symptoms.machine_symptoms(seen), *symptoms.gpu_symptoms(seen)]
+
+
 def told_of(name: str) -> dict[str, Finding]:
-    return {item.check: item for item in symptoms.symptom_findings(seen_on(name))}
+    return {item.check: item for item in all_of(seen_on(name))}
 
 
 def test_the_scripts_answer_is_read_whole() -> None:
@@ -83,14 +87,14 @@ def test_a_script_that_may_read_no_log_says_so_and_not_that_it_is_empty() -> Non
     )
     seen = read_symptoms(done.stdout)
     assert seen.driver_log is None
-    found = {item.check: item.verdict for item in symptoms.symptom_findings(seen)}
+    found = {item.check: item.verdict for item in all_of(seen)}
     assert set(found.values()) == {Verdict.NOT_SEEN}
 
 
 @given(st.text())
 def test_no_answer_is_too_strange(text: str) -> None:
     for seen in (read_symptoms(text), read_symptoms(f"== look\n{text}\n== blocks\n{text}")):
-        assert [item.check for item in symptoms.symptom_findings(seen)]
+        assert [item.check for item in all_of(seen)]
 
 
 def test_zones_are_added_by_size_of_block() -> None:
@@ -277,9 +281,16 @@ def test_firmware_is_held_against_rows_of_its_own_part() -> None:
 def test_servers_of_others_are_known_by_name_or_image(
     name: str, image: str, title: str | None
 ) -> None:
-    found = others.check_other_servers([NeighbourFact(name, image)], ())
+    found = others.check_other_servers([NeighbourFact(name, image)], ["bash"])
     assert (found.verdict is Verdict.WARN) == (title is not None)
     assert title is None or f"{title} (container {name})" in found.seen
+
+
+def test_servers_that_nobody_told_of_are_not_called_absent() -> None:
+    assert others.check_other_servers(None, ["bash"]).verdict is Verdict.NOT_SEEN
+    assert others.check_other_servers((), ()).verdict is Verdict.NOT_SEEN
+    assert others.check_other_servers((), ["bash"]).verdict is Verdict.OK
+    assert others.check_other_servers(None, ["ollama"]).verdict is Verdict.WARN
 
 
 def test_a_container_belongs_to_one_of_them() -> None:
