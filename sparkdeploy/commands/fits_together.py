@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.estimate import VERDICT_INKS, WhenMissing, ground_for
 from sparkdeploy.console import format_gib
-from sparkdeploy.estimate.together import Member, Together
+from sparkdeploy.estimate.together import Tenant, Together
 from sparkdeploy.estimate.verdict import Fits
 from sparkdeploy.ink import Piece
 from sparkdeploy.recipe.load import load_recipe
@@ -34,12 +34,12 @@ def together(wanted: Sequence[str], hardware: str) -> Together:
     return Together(ground.reached.hardware, members)
 
 
-def _member(ground: Ground, resolved: Resolved, name: str) -> Member:
+def _member(ground: Ground, resolved: Resolved, name: str) -> Tenant:
     outlook, recipe = ground.outlook(resolved, WhenMissing.SHIPPED), resolved.recipe
     fits, reason = outlook.verdict.fits, outlook.verdict.reason
     if recipe.cluster.least_nodes > 1:
         fits, reason = Fits.NO, f"it is for {recipe.cluster.least_nodes} machines"
-    return Member(name, recipe.serve.port, outlook.budget, fits, reason)
+    return Tenant(name, recipe.serve.port, outlook.budget, fits, reason)
 
 
 def together_lines(found: Together) -> Iterator[Block]:
@@ -57,7 +57,7 @@ def together_lines(found: Together) -> Iterator[Block]:
     yield from (f"  {command}" for command in commands)
 
 
-def _row(member: Member) -> TextRow:
+def _row(member: Tenant) -> TextRow:
     least = member.least_share
     share = f"{member.budget.utilization:g}"
     claims = format_gib(member.budget.claim_bytes)

@@ -21,7 +21,7 @@ HUNDREDTHS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class Tenant:
     """One recipe of a set."""
 
     recipe: str
@@ -54,7 +54,7 @@ class Together:
     """A set of recipes on one machine; bytes."""
 
     hardware: Hardware
-    members: Sequence[Member]
+    members: Sequence[Tenant]
 
     @property
     def claimed_bytes(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,8 @@ from sparkdeploy.node.symptoms import (
 from tests.unit.checks.recorded import load
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sparkdeploy.checks.finding import Finding
 
 GIB = 2**30
@@ -89,6 +93,24 @@ def test_a_script_that_may_read_no_log_says_so_and_not_that_it_is_empty() -> Non
     assert seen.driver_log is None
     found = {item.check: item.verdict for item in all_of(seen)}
     assert set(found.values()) == {Verdict.NOT_SEEN}
+
+
+def test_programs_that_hang_cost_what_is_theirs_and_no_more(tmp_path: Path) -> None:
+    for name in ("nvidia-smi", "journalctl", "dmesg"):
+        stub = tmp_path / name
+        stub.write_text("#!/bin/sh\nexec sleep 60\n" if name != "dmesg" else "#!/bin/sh\n")
+        stub.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    started_s = time.monotonic()
+    done = subprocess.run(
+        ["/bin/sh", "-c", SCRIPT], env={"PATH": path}, capture_output=True, text=True, check=False
+    )
+    # 1.6 s are the script's own; the rest is for a machine that has much else to do.
+    assert time.monotonic() - started_s < 10
+    seen = read_symptoms(done.stdout)
+    assert [glance.gpu for glance in seen.glances] == [None, None]
+    assert seen.kernel is not None
+    assert seen.driver_log is None
 
 
 @given(st.text())

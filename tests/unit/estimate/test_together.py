@@ -12,7 +12,7 @@ from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.estimate.capacity import Budget, Reserve
 from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.memory_claim import CPU_SERVER_BYTES, GIB
-from sparkdeploy.estimate.together import Member, Together
+from sparkdeploy.estimate.together import Tenant, Together
 from sparkdeploy.estimate.verdict import Fits
 from tests.unit.conftest import REPOSITORY
 
@@ -23,7 +23,7 @@ MACHINES = read_hardware(Path(REPOSITORY) / "recipes" / "facts" / "hardware.yaml
 SPARK = replace(MACHINES["spark"], memory_bytes=100 * GIB)
 
 
-def member(share: float, weights_gib: int, fits: Fits = Fits.YES, unknown: str = "") -> Member:
+def member(share: float, weights_gib: int, fits: Fits = Fits.YES, unknown: str = "") -> Tenant:
     budget = Budget(
         hardware=SPARK,
         utilization=share,
@@ -34,7 +34,7 @@ def member(share: float, weights_gib: int, fits: Fits = Fits.YES, unknown: str =
         floor_bytes=4 * GIB,
         unknown=unknown,
     )
-    return Member("any", 8000, budget, fits, "why")
+    return Tenant("any", 8000, budget, fits, "why")
 
 
 def test_what_they_claim_is_added_and_the_machine_keeps_its_part_once() -> None:
