@@ -74,7 +74,7 @@ def list_recipes(
 
 def fits(
     recipes: Annotated[
-        list[str], typer.Argument(metavar="RECIPE...", help="Recipes, or files of recipes.")
+        list[str], typer.Argument(metavar="RECIPE", help="Recipes, or files of recipes.")
     ],
     hardware: HardwareOption = None,
     as_json: JsonOption = False,

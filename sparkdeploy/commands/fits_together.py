@@ -27,7 +27,8 @@ TITLES = ("claims", "share", "least share")
 def together(wanted: Sequence[str], hardware: str) -> Together:
     """Return the set; a recipe may be named twice.
 
-    Raises as `outlook_for` does, RecipeError for a recipe that is not there among them.
+    Raises UsageError for unknown hardware, RecipeError for a recipe that is not there, and
+    CheckpointError when nothing is known of a model.
     """
     ground = ground_for(hardware, load_settings())
     members = tuple(_member(ground, load_recipe(ground.shelf, name), name) for name in wanted)
@@ -46,7 +47,7 @@ def together_lines(found: Together) -> Iterator[Block]:
     """Yield the verdict, a row a recipe, and the commands that would start them."""
     title = found.hardware.title
     yield (Piece(f"{found.fits.value} on {title}: {found.reason}", VERDICT_INKS[found.fits]),)
-    columns = (TextColumn(), *(TextColumn(title, Fill.FIGURE) for title in TITLES))
+    columns = (TextColumn(), *(TextColumn(head, Fill.FIGURE) for head in TITLES))
     yield TextTable(columns, tuple(map(_row, found.members)), indent=2)
     commands = start_commands(found)
     if not commands:

@@ -73,11 +73,11 @@ def _findings_of_node(resolved: Resolved, seen: ObservedNode, part: Part) -> Ite
     on_gpu = resolved.engine.runs_on != "cpu"
     if on_gpu:
         yield from _gpu_findings(resolved, seen)
+        yield check_kho(seen.facts.meminfo)
     # What runs already has its memory; a finding about it would only be noise.
     if part.action is not Action.REUSE:
         gpu = seen.facts.gpu if on_gpu else None
         yield check_swap(seen.facts.meminfo)
-        yield check_kho(seen.facts.meminfo)
         if gpu is not None and gpu.memory_bytes is None:
             yield check_page_cache(seen.facts.meminfo, part.needs.memory_bytes)
 
