@@ -254,6 +254,29 @@ def test_the_drivers_complaints_are_told_and_its_greeting_is_none() -> None:
     assert other.seen.endswith("the last: GPU 000f:01:00.0: RmInitAdapter failed! (0x62)")
 
 
+REAL_LOOK = """\
+== look
+100.00 1.00
+gpu NVIDIA H100 80GB HBM3, 0, 345, 1980, 75.17, 0x0000000000000001
+== log
+[    0.475065] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build
+[    0.948984] NVRM: gpuClearFbhubPoisonIntrForBug2924523_GA100: FBHUB Interrupt detected. \
+Clearing it.
+[    3.950311] NVRM: Persistence mode is deprecated and will be removed in a future release. \
+Please use nvidia-persistenced instead.
+== look
+100.70 1.00
+gpu NVIDIA H100 80GB HBM3, 0, 345, 1980, 75.17, 0x0000000000000001
+"""
+"""What a real driver said and logged; the times are made up."""
+
+
+def test_a_real_idle_driver_is_well() -> None:
+    found = {item.check: item for item in symptoms.gpu_symptoms(read_symptoms(REAL_LOOK))}
+    assert {item.verdict for item in found.values()} == {Verdict.OK}
+    assert found["gpu.strain"].seen == "0 % busy at 345 MHz, 75.17 W"
+
+
 @pytest.mark.parametrize(
     ("part", "version", "options", "is_bad"),
     [
