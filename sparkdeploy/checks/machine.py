@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import fail, not_seen, ok, warn
+from sparkdeploy.checks.known_bad import failing
 from sparkdeploy.console import format_gib
 from sparkdeploy.node.lock import made_anew
 from sparkdeploy.node.shared_files import ROOT_UID, user_name
@@ -22,13 +23,10 @@ OLDEST_CAPABILITY = (8, 0)
 """INT4 Marlin's kernels need Ampere."""
 OLDEST_DRIVER = 580
 """CUDA 13 needs the driver branch 580 (NVIDIA's CUDA compatibility table)."""
-KNOWN_BAD_DRIVERS = {
-    590: "CUDA graphs deadlock with it on a GB10 (eugr/spark-vllm-docker, README)",
-}
-"""Driver branches that are known to fail on a Spark, and why."""
 BUSY_PERCENT = 50
 STUCK_SHARE = 0.4
 """A busy GB10 that was stuck ran at 702 of about 3000 MHz (eugr/spark-vllm-docker#334)."""
+UNSTICK = "sudo nvidia-smi -rgc; if it stays, switch the machine off and unplug it for a minute"
 SWAPPED_BYTES = 2**30
 DROP_CACHES = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
 
@@ -102,8 +100,9 @@ def _check_driver(gpu: GpuFact) -> Finding:
     seen = f"driver {gpu.driver_version}"
     branch = int(gpu.driver_version.partition(".")[0])
     install = f"sudo apt-get install nvidia-driver-{OLDEST_DRIVER}-open"
-    if branch in KNOWN_BAD_DRIVERS:
-        return warn(check, f"{seen}: {KNOWN_BAD_DRIVERS[branch]}", install)
+    row = failing("driver", gpu.driver_version)
+    if row is not None:
+        return warn(check, f"{seen}: {row.describe()}", row.fix)
     if branch < OLDEST_DRIVER:
         too_old = f"{seen} is too old for CUDA 13, which needs {OLDEST_DRIVER}"
         return fail(check, too_old, f"{install} && sudo reboot")
@@ -118,11 +117,7 @@ def _check_clocks(gpu: GpuFact) -> Finding:
         return not_seen(check, "nvidia-smi does not name clocks and utilisation")
     seen = f"SM clock {clock} of {highest} MHz at {gpu.utilization_percent} % load"
     if gpu.utilization_percent >= BUSY_PERCENT and clock < STUCK_SHARE * highest:
-        return warn(
-            check,
-            f"{seen}: stuck low",
-            "sudo nvidia-smi -rgc; if it stays, switch the machine off and unplug it for a minute",
-        )
+        return warn(check, f"{seen}: stuck low", UNSTICK)
     return ok(check, seen)
 
 

@@ -41,6 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("list", cls=FitsHereByDefault)(recipes.list_recipes)
+app.command("fits")(recipes.fits)
 app.command("new")(recipes.new)
 app.command("show")(recipes.show_recipe)
 app.command("plan")(recipes.plan_recipe)

@@ -72,6 +72,25 @@ def list_recipes(
     answer(report.list_lines(recipes, engines, words, default), content, as_json=as_json)
 
 
+def fits(
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE", help="Recipes, or files of recipes.")
+    ],
+    hardware: HardwareOption = None,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Say whether recipes fit one machine at the same time; exit 1 where they may not."""
+    from sparkdeploy.commands.estimate_machine import HERE
+    from sparkdeploy.commands.fits_together import together, together_as_dict, together_lines
+    from sparkdeploy.estimate.verdict import Fits
+
+    found = together(recipes, hardware or HERE)
+    answer(together_lines(found), together_as_dict(found), as_json=as_json)
+    if found.fits is not Fits.YES:
+        raise typer.Exit(1)
+
+
 def new(
     name: Annotated[str, typer.Argument(help="What the recipe is to be called.")],
     model: Annotated[

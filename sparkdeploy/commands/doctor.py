@@ -12,15 +12,18 @@ from urllib.parse import urlsplit
 from sparkdeploy.checks import docker, network, report
 from sparkdeploy.checks import machine as machine_checks
 from sparkdeploy.checks.finding import fail, not_seen
+from sparkdeploy.checks.others import check_other_servers
 from sparkdeploy.checks.recipe import recipe_findings
 from sparkdeploy.checks.surroundings import HurriedMachine, NeededHost, Places, read_surroundings
 from sparkdeploy.checks.survey import survey
+from sparkdeploy.checks.symptoms import gpu_symptoms, machine_symptoms
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.container import REPLACED_SUFFIX
 from sparkdeploy.node.facts import THIS_MACHINE, current_uid, spelled
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Nodes, node_behind
+from sparkdeploy.node.symptoms import SymptomFact, look_for_symptoms
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import decide
 from sparkdeploy.plan.findings import plan_findings
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.checks.surroundings import Surroundings, TargetName
-    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.container import ContainerFact, NeighbourFact
     from sparkdeploy.node.facts import Machine
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Resolved
@@ -104,9 +107,13 @@ def examine(
     host = connection.wait(started_s + CONNECTION_DEADLINE_S)
     draft = _Task(make)
     restarts = _Task(host.endless_gpu_containers if host is not None else tuple)
+    neighbours = _Task(host.neighbours if host is not None else tuple)
+    look = _Task(lambda: look_for_symptoms(hurried))
     seen = read_surroundings(hurried, _places(resolved, settings))
     seen_plan = draft.wait(started_s + DEADLINE_S)
     endless = restarts.wait(started_s + DEADLINE_S)
+    beside = neighbours.wait(started_s + DEADLINE_S)
+    symptoms = look.wait(started_s + DEADLINE_S) or SymptomFact()
     findings = (
         machine_checks.check_architecture(seen.architecture),
         machine_checks.check_system(seen.system),
@@ -115,6 +122,8 @@ def examine(
         *_architecture_findings(seen_plan, seen),
         *([] if host is None or endless is None else [docker.check_endless_restarts(endless)]),
         *_plan_findings(draft, seen_plan, seen, settings),
+        *machine_symptoms(symptoms),
+        *(_on_gpu(symptoms, beside) if resolved.engine.runs_on != "cpu" else ()),
         *_surroundings_findings(seen),
         *recipe_findings(resolved.recipe, resolved.engine),
     )
@@ -135,6 +144,11 @@ def _engine_finding(
     info = plan.observed.head.facts.docker if plan is not None else None
     late = f"docker did not answer within {DEADLINE_S:g} s"
     return docker.check_engine(info, late, "sudo systemctl restart docker")
+
+
+def _on_gpu(seen: SymptomFact, beside: Sequence[NeighbourFact] | None) -> Iterator[Finding]:
+    yield from gpu_symptoms(seen)
+    yield check_other_servers(beside, seen.programs)
 
 
 def _architecture_findings(plan: Plan | None, seen: Surroundings) -> Iterator[Finding]:

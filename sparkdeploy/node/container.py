@@ -78,6 +78,15 @@ class ContainerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class NeighbourFact:
+    """A running container that is not ours."""
+
+    name: str
+    image: str
+    """As it was named when the container was made."""
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerFact:
     container_id: str
     name: str

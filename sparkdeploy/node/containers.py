@@ -23,7 +23,7 @@ from sparkdeploy.node.connection import (
     NotInDockerError,
     translated,
 )
-from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, is_ours
+from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, NeighbourFact, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -131,6 +131,16 @@ class Containers(DockerConnection):
             str(record["Name"]).lstrip("/")
             for record in records
             if reports.restarts_for_ever(record) and reports.uses_gpu(record)
+        )
+
+    def neighbours(self) -> tuple[NeighbourFact, ...]:
+        """Return what runs beside our own containers."""
+        running = self._listed({"status": "running"})
+        return tuple(
+            NeighbourFact(name, str(item.get("Image") or ""))
+            for item in running
+            if not _is_own(item)
+            for name in _names(item)[:1]
         )
 
     def create(self, spec: ContainerSpec) -> str:

@@ -15,6 +15,7 @@ from sparkdeploy.checks.machine import (
     gpu_findings,
 )
 from sparkdeploy.checks.recipe import argument_findings, trust_findings
+from sparkdeploy.checks.symptoms import check_kho
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.plan.backends import SOCKETS_COST, allows_sockets, uses_sockets
 from sparkdeploy.plan.container import container_user, has_adapters
@@ -72,6 +73,7 @@ def _findings_of_node(resolved: Resolved, seen: ObservedNode, part: Part) -> Ite
     on_gpu = resolved.engine.runs_on != "cpu"
     if on_gpu:
         yield from _gpu_findings(resolved, seen)
+        yield check_kho(seen.facts.meminfo)
     # What runs already has its memory; a finding about it would only be noise.
     if part.action is not Action.REUSE:
         gpu = seen.facts.gpu if on_gpu else None

@@ -162,3 +162,16 @@ def test_the_port_of_a_deployment_is_named_after_it(
 
     owner = port_owner(port_of(spec), host.own_containers())
     assert owner.deployment == deployment
+
+
+@pytest.mark.usefixtures("foreign_container")
+def test_what_runs_beside_ours_is_a_neighbour(
+    host: DockerHost, make_spec: SpecMaker, mark: str, stand_in_image: str
+) -> None:
+    spec = make_spec()
+    host.start(host.create(spec))
+
+    found = {item.name: item.image for item in host.neighbours()}
+
+    assert found[f"foreign-{mark}"] == stand_in_image
+    assert spec.name not in found

@@ -11,8 +11,9 @@ import yaml
 from sparkdeploy import labels
 from sparkdeploy.checks.surroundings import KNOCK
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.container import ContainerFact, NeighbourFact
 from sparkdeploy.node.reports import EngineInfo, read_engine_info
+from sparkdeploy.node.symptoms import SCRIPT
 from sparkdeploy.shell import Completed
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Recording:
     def run(self, argv: Sequence[str], *, timeout_s: float) -> Completed:
         """Answer like the machine; a program that was not recorded is not installed."""
         line = " ".join(argv).replace(f"bash -c {KNOCK}", "{knock}")
+        line = line.replace(f"sh -c {SCRIPT}", "{symptoms}")
         if line not in self.commands:
             raise NodeError(f"{argv[0]} is not installed")
         answer = self.commands[line]
@@ -84,6 +86,10 @@ class RecordedEngine:
 
     def find_container(self, _reference: str) -> None:
         """Nothing else is recorded."""
+
+    def neighbours(self) -> tuple[NeighbourFact, ...]:
+        """Running containers of others."""
+        return tuple(NeighbourFact(**item) for item in self._docker.get("neighbours", ()))
 
     def endless_gpu_containers(self) -> tuple[str, ...]:
         """Containers that Docker restarts for ever."""

@@ -72,6 +72,7 @@ VALUES: dict[str, Value] = {
     "down name": Value(("deployment",)),
     "logs name": Value(("deployment",)),
     "rollback name": Value(("deployment",)),
+    "fits recipes": Value(("recipe", "file")),
     "image build name": Value(("recipe", "engine", "file")),
     "image import file": Value(("file",)),
     "image export file": Value(("file",)),

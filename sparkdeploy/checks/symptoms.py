@@ -1,0 +1,224 @@
+"""Troubles that grow slowly, of memory and of the GPU. Pure; node/symptoms.py looks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checks.finding import not_seen, ok, warn
+from sparkdeploy.checks.known_bad import check_firmware, check_kernel
+from sparkdeploy.checks.machine import BUSY_PERCENT, DROP_CACHES, STUCK_SHARE, UNSTICK
+from sparkdeploy.console import format_bytes, format_gib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.node.symptoms import GpuStrain, SymptomFact
+
+STRAY_CMA_BYTES = 2**26
+"""The two are counted at different moments; KHO's part was 900 MiB and more."""
+JUDGED_FREE_BYTES = 8 * 2**30
+"""With less free the large blocks are used up by right."""
+LARGE_SHARE = 0.05
+"""Of free memory in the two largest sizes of block: 0.4 % where starts failed, 40 % after a reboot
+of the same machines (FujitsuPolycom/sparkring#173)."""
+SWAP_BYTES_S = 2**20
+STALLED_PERCENT = 5.0
+IDLE_POWER_W = 30.0
+"""A GB10 that serves takes 45 W and more, one that spins or hangs under 30 W at 95 % utilisation
+(eugr/spark-vllm-docker#260)."""
+COOL_DOWN = "give it air and its own power supply; nvidia-smi -q -d PERFORMANCE tells more"
+LOOK_ON = "sparkdeploy status says whether tokens come; where none do: sparkdeploy diagnose"
+SLOWDOWNS = {
+    0x08: "hardware slowdown",
+    0x20: "too hot (software)",
+    0x40: "too hot (hardware)",
+    0x80: "power brake",
+}
+"""NVML's bits of clocks_event_reasons that are no choice of anybody's."""
+XID = re.compile(r"NVRM: Xid \([^)]*\): ([0-9]+)", re.ASCII)
+XID_MEANINGS = {
+    8: "a channel did not end in time",
+    13: "an error in a kernel",
+    31: "a kernel read or wrote where it may not",
+    43: "a program's work was stopped",
+    45: "a program's work was cleared away",
+    48: "memory error that cannot be corrected",
+    62: "its own controller halted",
+    79: "it no longer answers on its bus",
+    109: "a switch between programs did not end",
+    119: "its own processor (GSP) did not answer",
+    120: "its own processor (GSP) failed",
+}
+"""After NVIDIA's list of Xids (docs.nvidia.com/deploy/xid-errors)."""
+OF_PROGRAMS = frozenset({13, 31, 43, 45})
+"""Made by the program that computes; the GPU goes on."""
+NO_MEMORY = "NV_ERR_NO_MEMORY"
+_COMPLAINT = re.compile(r"\bNV_ERR_|\bfail(?:ed|ure)\b|\berror\b", re.IGNORECASE)
+
+
+def machine_symptoms(seen: SymptomFact) -> Iterator[Finding]:
+    yield check_kernel(seen.kernel, seen.kernel_options)
+    yield check_firmware(seen.firmware)
+    yield check_fragmentation(seen.free_blocks, seen.page_bytes)
+    yield check_swapping(seen)
+
+
+def gpu_symptoms(seen: SymptomFact) -> Iterator[Finding]:
+    yield check_strain([glance.gpu for glance in seen.glances])
+    yield check_xids(seen.driver_log)
+    yield check_driver_log(seen.driver_log)
+
+
+def check_kho(meminfo: Mapping[str, int]) -> Finding:
+    """Say whether KHO, which hands memory over to a next kernel, keeps some from being pinned.
+
+    Its blocks count as free CMA memory and belong to no CMA area (NVIDIA/NV-Kernels#590).
+    """
+    check = "machine.kho"
+    if not meminfo:
+        return not_seen(check, "/proc/meminfo cannot be read")
+    total_bytes, free_bytes = meminfo.get("CmaTotal", 0), meminfo.get("CmaFree", 0)
+    if free_bytes - total_bytes <= STRAY_CMA_BYTES:
+        return ok(check, "no memory is kept for a next kernel")
+    return warn(
+        check,
+        f"the kernel keeps memory for a next one (KHO): CmaFree {format_gib(free_bytes)}, CmaTotal "
+        f"{format_gib(total_bytes)}; RDMA cannot register it and fails with ENOMEM",
+        "start it with kho=off (GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub, reboot)",
+    )
+
+
+def check_fragmentation(free_blocks: Sequence[int], page_bytes: int | None) -> Finding:
+    """Say whether much memory is free and hardly any of it in large blocks."""
+    check = "machine.fragmentation"
+    if not free_blocks or not page_bytes:
+        return not_seen(check, "/proc/buddyinfo cannot be read")
+    sizes = [count * page_bytes << order for order, count in enumerate(free_blocks)]
+    free_bytes, large_bytes = sum(sizes), sum(sizes[-2:])
+    block_mib = (page_bytes << max(len(sizes) - 2, 0)) / 2**20
+    if free_bytes < JUDGED_FREE_BYTES:
+        return not_seen(check, f"{format_gib(free_bytes)} are free, too few to tell")
+    seen = f"{format_gib(large_bytes)} of {format_gib(free_bytes)} free are in blocks of "
+    seen += f"{block_mib:g} MiB"
+    if large_bytes >= LARGE_SHARE * free_bytes:
+        return ok(check, f"{seen} and more")
+    return warn(
+        check,
+        f"{seen} and more: memory is in pieces, starts crawl or end with {NO_MEMORY}",
+        f"{DROP_CACHES}; echo 1 | sudo tee /proc/sys/vm/compact_memory; if it stays: sudo reboot",
+    )
+
+
+def check_swapping(seen: SymptomFact) -> Finding:
+    """Say whether memory goes to the disk and comes back right now, or programs wait for it."""
+    check = "machine.swapping"
+    rates = _swap_rates(seen)
+    stalled = seen.stalled_percent
+    if rates is None and stalled is None:
+        return not_seen(check, "the kernel tells neither of swapping nor of waiting for memory")
+    told = []
+    if rates is not None:
+        from_swap, to_swap = (f"{format_bytes(int(rate))}/s" for rate in rates)
+        told.append(f"{from_swap} from swap, {to_swap} to it")
+    if stalled is not None:
+        told.append(f"all programs waited for memory {stalled:g} % of the last 10 s")
+    is_thrashing = rates is not None and min(rates) > SWAP_BYTES_S
+    if not is_thrashing and (stalled or 0.0) < STALLED_PERCENT:
+        return ok(check, ", ".join(told))
+    return warn(
+        check,
+        f"{', '.join(told)}: the machine is about to freeze",
+        "stop what is large now (`sparkdeploy down NAME`, or `ps aux --sort=-rss | head`)",
+    )
+
+
+def _swap_rates(seen: SymptomFact) -> tuple[float, float] | None:
+    """Return bytes a second from swap and to it, between the two looks."""
+    if len(seen.glances) != 2 or not seen.page_bytes:
+        return None
+    first, last = seen.glances
+    if last.at_s <= first.at_s:
+        return None
+    a_page_s = seen.page_bytes / (last.at_s - first.at_s)
+    read = _grown(first.swapped_in_pages, last.swapped_in_pages)
+    written = _grown(first.swapped_out_pages, last.swapped_out_pages)
+    return None if read is None or written is None else (read * a_page_s, written * a_page_s)
+
+
+def _grown(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else max(after - before, 0)
+
+
+def check_strain(strains: Sequence[GpuStrain | None]) -> Finding:
+    """Say whether a GPU that calls itself busy works, by two looks: one alone may be a pause."""
+    check = "gpu.strain"
+    known = [item for item in strains if item is not None and item.utilization_percent is not None]
+    if len(known) < 2:
+        return not_seen(check, "nvidia-smi did not tell twice how hard the GPU works")
+    last = known[-1]
+    power = "" if last.power_w is None else f", {last.power_w:g} W"
+    clock = "" if last.sm_clock_mhz is None else f" at {last.sm_clock_mhz:g} MHz"
+    seen = f"{last.utilization_percent:g} % busy{clock}{power}"
+    if any((item.utilization_percent or 0.0) < BUSY_PERCENT for item in known):
+        return ok(check, seen)
+    bits = known[0].slowdown_bits & last.slowdown_bits
+    slowed = [word for bit, word in SLOWDOWNS.items() if bits & bit]
+    if slowed:
+        return warn(check, f"{seen}, held down: {', '.join(slowed)}", COOL_DOWN)
+    if all(map(_is_slow, known)):
+        return warn(check, f"{seen}, of {last.max_sm_clock_mhz:g} MHz: stuck low", UNSTICK)
+    if all(map(_does_nothing, known)):
+        return warn(check, f"{seen}: a GB10 that works takes more, an engine may hang", LOOK_ON)
+    return ok(check, seen)
+
+
+def _is_slow(strain: GpuStrain) -> bool:
+    clock, highest = strain.sm_clock_mhz, strain.max_sm_clock_mhz
+    return clock is not None and highest is not None and clock < STUCK_SHARE * highest
+
+
+def _does_nothing(strain: GpuStrain) -> bool:
+    is_gb10, power = "GB10" in strain.name, strain.power_w
+    return is_gb10 and power is not None and power < IDLE_POWER_W
+
+
+def check_xids(log: Sequence[str] | None) -> Finding:
+    check = "gpu.xids"
+    if log is None:
+        return not_seen(check, "this user may not read the kernel's log: sudo dmesg | grep Xid")
+    counts = Counter(int(match[1]) for line in log for match in XID.finditer(line))
+    if not counts:
+        return ok(check, "the driver reported no error of the GPU since the start")
+    told = ", ".join(_describe(number, count) for number, count in counts.most_common())
+    is_mild = counts.keys() <= OF_PROGRAMS
+    fix = "sparkdeploy diagnose: the engine made it" if is_mild else "sudo reboot"
+    return warn(check, f"since the start: {told}", fix)
+
+
+def _describe(number: int, count: int) -> str:
+    meaning = f" ({XID_MEANINGS[number]})" if number in XID_MEANINGS else ""
+    return f"Xid {number}{meaning}" + (f" {count} times" if count > 1 else "")
+
+
+def check_driver_log(log: Sequence[str] | None) -> Finding:
+    """Say what the driver complained of beside Xids: memory that it did not get comes first."""
+    check = "gpu.driver_log"
+    if log is None:
+        return not_seen(check, "this user may not read the kernel's log: sudo dmesg | grep NVRM")
+    complaints = [line for line in log if _COMPLAINT.search(line) and not XID.search(line)]
+    starved = sum(NO_MEMORY in line for line in complaints)
+    if starved:
+        return warn(
+            check,
+            f"the driver got no memory {starved} times since the start ({NO_MEMORY}): a Spark "
+            "froze soon after",
+            "leave more free (serve.gpu_memory_utilization, limits); then: sudo reboot",
+        )
+    if complaints:
+        last = complaints[-1].partition("NVRM:")[2].strip()
+        seen = f"{len(complaints)} complaints since the start, the last: {last[:160]}"
+        return warn(check, seen, "sudo dmesg | grep NVRM; if it goes on: sudo reboot")
+    return ok(check, "the driver complained of nothing since the start")

@@ -1,0 +1,141 @@
+"""What tells of a machine that gets slowly worse: one look of about a second, and its reading."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.node.facts import output_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sparkdeploy.node.facts import Machine
+
+SCRIPT = Path(__file__).with_name("symptoms.sh").read_text(encoding="utf-8")
+TIMEOUT_S = 2.0
+_SECTION = re.compile(r"^== ([a-z]+)\n", re.MULTILINE)
+_FULL_STALL = re.compile(r"^full avg10=([0-9]+(?:\.[0-9]+)?) ", re.MULTILINE | re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStrain:
+    """How hard the first GPU works at one moment; None means that the driver did not say."""
+
+    name: str
+    utilization_percent: float | None = None
+    sm_clock_mhz: float | None = None
+    max_sm_clock_mhz: float | None = None
+    power_w: float | None = None
+    slowdown_bits: int = 0
+    """Why its clock is held down: NVML's bits of clocks_event_reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What was seen at one moment."""
+
+    at_s: float
+    """Since the machine started."""
+    swapped_in_pages: int | None = None
+    swapped_out_pages: int | None = None
+    gpu: GpuStrain | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SymptomFact:
+    """What one look told; None or nothing where it could not be read."""
+
+    glances: tuple[Glance, ...] = ()
+    page_bytes: int | None = None
+    free_blocks: tuple[int, ...] = ()
+    """How many blocks of 1, 2, 4, ... pages are free, of all zones together."""
+    stalled_percent: float | None = None
+    """Of the last ten seconds, in which every program waited for memory."""
+    kernel: str | None = None
+    kernel_options: frozenset[str] = frozenset()
+    """With which the kernel was started."""
+    firmware: Mapping[str, str] = field(default_factory=dict)
+    """Versions by part."""
+    programs: frozenset[str] = frozenset()
+    """Names of what runs, of 15 letters at most."""
+    driver_log: tuple[str, ...] | None = None
+    """The GPU driver's lines in the kernel's log since the start; None: it may not be read."""
+
+
+def look_for_symptoms(machine: Machine) -> SymptomFact:
+    """Look once; a machine without a shell or one that is too slow tells nothing."""
+    output = output_or_none(machine, ("sh", "-c", SCRIPT), timeout_s=TIMEOUT_S)
+    return read_symptoms(output or "")
+
+
+def read_symptoms(text: str) -> SymptomFact:
+    """Read the script's answer; what has another shape is left out, and nothing raises."""
+    _, *parts = _SECTION.split(text)
+    sections = list(zip(parts[::2], parts[1::2], strict=False))
+    told = dict(sections)
+    kernel, _, options = told.get("kernel", "").partition("\n")
+    stalled = _FULL_STALL.search(told.get("pressure", ""))
+    return SymptomFact(
+        glances=tuple(_glances(body for name, body in sections if name == "look")),
+        page_bytes=_number(told.get("page", "").strip()),
+        free_blocks=read_free_blocks(told.get("blocks", "")),
+        stalled_percent=float(stalled[1]) if stalled else None,
+        kernel=kernel.strip() or None,
+        kernel_options=frozenset(options.split()),
+        firmware=_pairs(told.get("firmware", "")),
+        programs=frozenset(filter(None, map(str.strip, told.get("programs", "").splitlines()))),
+        driver_log=tuple(told["log"].splitlines()) if "log" in told else None,
+    )
+
+
+def read_free_blocks(text: str) -> tuple[int, ...]:
+    """Read a /proc/buddyinfo: `Node 0, zone Normal 5 3 ...`, a column for each size of block."""
+    zones = [line.partition("zone")[2].split()[1:] for line in text.splitlines()]
+    counts = [list(map(int, zone)) for zone in zones if zone and all(map(_is_number, zone))]
+    # A zone without any page of the larger sizes has its columns all the same.
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
+
+
+def _glances(bodies: Iterator[str]) -> Iterator[Glance]:
+    for body in bodies:
+        uptime, _, rest = body.partition("\n")
+        at_s = _measure(uptime.partition(" ")[0])
+        told = _pairs(rest)
+        if at_s is not None:
+            yield Glance(
+                at_s,
+                _number(told.get("pswpin", "")),
+                _number(told.get("pswpout", "")),
+                _strain(told.get("gpu", "").split(",")),
+            )
+
+
+def _strain(fields: Sequence[str]) -> GpuStrain | None:
+    if len(fields) != 6:
+        return None
+    name, bits = fields[0].strip(), fields[5].strip()
+    utilization, clock, max_clock, power = map(_measure, fields[1:5])
+    is_hex = re.fullmatch(r"0x[0-9a-fA-F]{1,16}", bits) is not None
+    return GpuStrain(name, utilization, clock, max_clock, power, int(bits, 16) if is_hex else 0)
+
+
+def _pairs(text: str) -> dict[str, str]:
+    pairs = (line.strip().partition(" ") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in pairs if value.strip()}
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+def _number(text: str) -> int | None:
+    return int(text) if _is_number(text) else None
+
+
+def _measure(text: str) -> float | None:
+    plain = text.strip()
+    return float(plain) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", plain, re.ASCII) else None
