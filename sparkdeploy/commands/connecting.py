@@ -22,7 +22,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ClientConnection:
     client: Client
     served: ServedDeployment
     host: str
@@ -42,7 +42,9 @@ class Connection:
         }
 
 
-def connect_client(client: Client, name: str | None, host: str, settings: Settings) -> Connection:
+def connect_client(
+    client: Client, name: str | None, host: str, settings: Settings
+) -> ClientConnection:
     """Return what a client has to be told; without a name of the only deployment.
 
     Raises UsageError for a host that is none, and for another host than this machine where the
@@ -57,4 +59,4 @@ def connect_client(client: Client, name: str | None, host: str, settings: Settin
             hint=f"from elsewhere: ssh -N -L {served.port}:{LOOPBACK}:{served.port} {host}, and "
             "the settings without --host; or deploy it with --public",
         )
-    return Connection(client, served, host, client_settings(client, served, host))
+    return ClientConnection(client, served, host, client_settings(client, served, host))

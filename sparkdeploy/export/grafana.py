@@ -60,6 +60,7 @@ def grafana_export(user: str, hosts: Hosts) -> Export:
             compose_of("grafana", {"grafana": service}),
         ),
         folders=(DATA,),
+        user=user,
         next_step="docker compose up -d",
     )
 

@@ -35,7 +35,9 @@ class Export:
 
     files: tuple[ExportedFile, ...]
     folders: tuple[str, ...] = ()
-    """What the containers write into; theirs who starts them."""
+    """What the containers write into."""
+    user: str = ""
+    """UID:GID whose these folders are; empty where there is none."""
     next_step: str = ""
     """What to type in the folder."""
 

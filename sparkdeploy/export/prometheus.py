@@ -56,6 +56,7 @@ def prometheus_export(served: Sequence[ServedDeployment], user: str, hosts: Host
             ExportedFile(GPU_PROGRAM, program, is_program=True),
         ),
         folders=(DATA, TEXTFILES),
+        user=user,
         next_step=f"docker compose up -d; ./{GPU_PROGRAM} &",
     )
 

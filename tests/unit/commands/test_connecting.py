@@ -203,6 +203,23 @@ def test_a_gateways_key_is_made_once_and_shown_to_nobody(
     assert key_file.read_text() == key
 
 
+def test_containers_run_as_whose_the_keys_are(
+    run: Run, engine: FakeContainers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given(engine, deployment("a", 8001, exposure="public"))
+    key_file = load_settings().state_dir / "keys" / "a"
+    key_file.parent.mkdir(parents=True)
+    key_file.write_text("k")
+    owner = key_file.stat().st_uid
+    run("export", "prometheus", "-o", str(tmp_path / "watch"))
+    compose = yaml.safe_load((tmp_path / "watch" / "compose.yaml").read_text())
+    assert compose["services"]["prometheus"]["user"] == f"{owner}:{key_file.stat().st_gid}"
+    monkeypatch.setattr("os.geteuid", lambda: owner + 1)
+    done = run("export", "prometheus", "a")
+    assert done.returncode == 4
+    assert f"those of uid {owner}" in done.stderr
+
+
 def test_a_gateway_takes_no_deployments_port(run: Run, engine: FakeContainers) -> None:
     given(engine, deployment("a", 4000))
     done = run("export", "litellm")
