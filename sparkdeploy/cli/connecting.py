@@ -28,6 +28,7 @@ def connect(
     _on: OnOption = None,
 ) -> None:
     """Print a client's own settings for a deployment; a key is named by its file."""
+    from sparkdeploy.cli.outcome import say_tunnel
     from sparkdeploy.commands.connecting import connect_client
 
     made = connect_client(client, name, host, current_settings())
@@ -36,5 +37,7 @@ def connect(
         return
     console.answer_text(made.settings.text)
     console.info(f"for: {made.settings.place}")
-    if made.served.key_file is not None:
+    if made.served.key_file is None:
+        say_tunnel(made.served.port)
+    else:
         console.info(f"the key is in {made.served.key_file} of this machine, for its owner alone")

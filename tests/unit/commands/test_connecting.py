@@ -18,7 +18,7 @@ from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.export.clients import client_settings
 from sparkdeploy.node.facts import own_name
-from sparkdeploy.settings import load_settings
+from sparkdeploy.settings import ON_VARIABLE, load_settings
 from tests.unit.commands.lab import reached_alone
 from tests.unit.export.served import EMBEDDER, MAIN, SMALL
 from tests.unit.fake_containers import FakeContainers, container
@@ -145,6 +145,14 @@ def test_another_machine_is_told_the_way_to_a_loopback_deployment(
     done = run("connect", "openai", "--host", "spark.local")
     assert done.returncode == 2
     assert "ssh -N -L 8000:127.0.0.1:8000 spark.local" in done.stderr
+
+
+def test_on_another_machine_the_way_to_it_is_said(
+    run: Run, engine: FakeContainers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given(engine, deployment("web"))
+    monkeypatch.setenv(ON_VARIABLE, "ada@spark-1")
+    assert "ssh -N -L 8000:127.0.0.1:8000 ada@spark-1" in run("connect").stderr
 
 
 @pytest.mark.parametrize("host", ["-x", "a b", "$(id)", "a/b", "", "a'b", "user@host"])
