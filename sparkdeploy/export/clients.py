@@ -85,8 +85,8 @@ def _opencode(way: _Way) -> ClientSettings:
     served, provider = way.served, f"sparkdeploy-{way.served.name}"
     model: dict[str, Any] = {"name": f"{served.model} ({served.name})"}
     if served.context_tokens is not None:
-        output = min(LONGEST_OUTPUT_TOKENS, served.context_tokens // OUTPUT_SHARE)
-        model["limit"] = {"context": served.context_tokens, "output": output}
+        output_tokens = _output_tokens(served.context_tokens)
+        model["limit"] = {"context": served.context_tokens, "output": output_tokens}
     content = {
         "provider": {
             provider: {
@@ -111,6 +111,9 @@ def _claude_code(way: _Way) -> ClientSettings:
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
+    if way.served.context_tokens is not None:
+        limit_tokens = _output_tokens(way.served.context_tokens)
+        env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(limit_tokens)
     content: dict[str, Any] = {"env": env}
     if way.key_file is None:
         env["ANTHROPIC_AUTH_TOKEN"] = NO_KEY
@@ -151,6 +154,10 @@ def _curl(way: _Way) -> ClientSettings:
         key = f"$(cat {shlex.quote(str(way.key_file))})"
         command = f"printf '{header}' \"{key}\" | {command} -K -"
     return ClientSettings(f"{command}\n", "a shell")
+
+
+def _output_tokens(context_tokens: int) -> int:
+    return min(LONGEST_OUTPUT_TOKENS, context_tokens // OUTPUT_SHARE)
 
 
 def _key_for_shell(way: _Way) -> str:
