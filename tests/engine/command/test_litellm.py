@@ -148,9 +148,7 @@ def test_who_has_not_its_key_reaches_nothing(
     gateway: str, models: tuple[Model, Model], key: str
 ) -> None:
     before = [len(model.asked) for model in models]
-    with pytest.raises(HTTPError) as refused:
-        post(gateway, "/v1/chat/completions", key, model="qwen", messages=HELLO)
-    assert refused.value.code in {400, 401, 403}
+    assert refusal_of(gateway, key, "qwen") in {400, 401, 403}
     assert [len(model.asked) for model in models] == before
 
 
@@ -158,17 +156,25 @@ def test_a_name_that_no_deployment_has_reaches_nothing(
     gateway: str, models: tuple[Model, Model]
 ) -> None:
     before = [len(model.asked) for model in models]
-    with pytest.raises(HTTPError) as refused:
-        post(gateway, "/v1/chat/completions", model="gpt-5", messages=HELLO)
-    assert refused.value.code in {400, 404}
+    assert refusal_of(gateway, MASTER_KEY, "gpt-5") in {400, 404}
     assert [len(model.asked) for model in models] == before
+
+
+def refusal_of(gateway: str, key: str, model: str) -> int:
+    """Return the status that a request is refused with."""
+    with pytest.raises(HTTPError) as refused:
+        post(gateway, "/v1/chat/completions", key, model=model, messages=HELLO)
+    with refused.value:
+        return refused.value.code
 
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def post(gateway: str, path: str, key: str = MASTER_KEY, **body: Any) -> Any:
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    headers = {"Content-Type": "application/json"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
     request = Request(f"{gateway}{path}", json.dumps(body).encode(), headers)
     with OPENER.open(request, timeout=60) as response:
         return json.load(response)

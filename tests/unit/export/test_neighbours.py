@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import time
 from dataclasses import replace
@@ -194,6 +196,8 @@ def test_the_gpus_figures_become_files_for_node_exporter(
         first, second = ((told / f"gpu-{gpu}.prom").read_text() for gpu in (0, 1))
         run.terminate()
         assert run.wait(30) == 0
+        # The real nvidia-smi ends at its next line, which nobody reads; this one sleeps.
+        os.killpg(run.pid, signal.SIGKILL)
     assert 'sparkdeploy_gpu_power_watts{gpu="0"} 31.50\n' in first
     assert 'sparkdeploy_gpu_clock_megahertz{gpu="0"} 2418\n' in first
     assert 'sparkdeploy_gpu_temperature_celsius{gpu="0"} 44\n' in first
