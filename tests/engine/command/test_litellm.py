@@ -122,8 +122,9 @@ def program_folder() -> Path:
     folder = ENVIRONMENT / "bin"
     if not (ENVIRONMENT / "whole").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
-        wanted = f"litellm[proxy]=={RELEASE}"
-        subprocess.run([folder / "python", "-m", "pip", "install", "-q", wanted], check=True)
+        # Without prisma, which the image has, a key that is missing ends in a bug of LiteLLM's.
+        wanted = [f"litellm[proxy]=={RELEASE}", "prisma"]
+        subprocess.run([folder / "python", "-m", "pip", "install", "-q", *wanted], check=True)
         (ENVIRONMENT / "whole").touch()
     return folder
 
