@@ -38,6 +38,7 @@ class Hosts:
     """Hosts of the outside world; the defaults come from registries.yaml."""
 
     container_registry: str
+    github_registry: str
     torch_cpu_index: str
     torch_cuda_index: str
     debian_mirror: str
@@ -92,6 +93,7 @@ class _ConfigFile(BaseModel):
     index_url: str | None = None
     wheelhouse: str | None = None
     container_registry: str | None = None
+    github_registry: str | None = None
     torch_cpu_index: str | None = None
     torch_cuda_index: str | None = None
     package_index: str | None = None

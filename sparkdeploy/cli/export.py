@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,8 +21,23 @@ from sparkdeploy.cli.options import (
 )
 from sparkdeploy.console import console
 
+if TYPE_CHECKING:
+    from sparkdeploy.export.neighbour import Export
+
+NamesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME", help="Deployments; all of yours when left out."),
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="DIR", help="Write all files into it; else the first is printed."
+    ),
+]
+OpenOption = Annotated[bool, typer.Option("--public", help="Listen on every address.")]
+
 group = typer.Typer(
-    help="A deployment as a systemd unit or a Compose file.",
+    help="A deployment as a systemd unit or a Compose file, and what runs beside it.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -64,3 +81,67 @@ def compose(
     assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
     request = requested(recipe, assignments, settings, name=name, public=public)
     console.answer_text(export_compose(request, settings))
+
+
+@group.command()
+def litellm(
+    names: NamesArgument = None,
+    folder: FolderOption = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="LiteLLM's.")] = 4000,
+    public: OpenOption = False,
+) -> None:
+    """Several deployments behind one port: LiteLLM's configuration and its Compose file.
+
+    Its clients need a key with --public, and where a deployment has one.
+    """
+    from sparkdeploy.commands.neighbours import export_litellm
+    from sparkdeploy.plan.launch import Exposure
+
+    exposure = Exposure.PUBLIC if public else Exposure.LOOPBACK
+    _hand_over(export_litellm(names or (), port, exposure, current_settings()), folder)
+
+
+@group.command()
+def prometheus(names: NamesArgument = None, folder: FolderOption = None) -> None:
+    """What Prometheus scrapes and records of deployments, of memory and of the GPU."""
+    from sparkdeploy.commands.neighbours import export_prometheus
+
+    _hand_over(export_prometheus(names or (), current_settings()), folder)
+
+
+@group.command()
+def grafana(folder: FolderOption = None) -> None:
+    """A dashboard for Grafana, over what `export prometheus` records."""
+    from sparkdeploy.commands.neighbours import export_grafana
+
+    _hand_over(export_grafana(current_settings()), folder)
+
+
+@group.command("open-webui")
+def open_webui(
+    names: NamesArgument = None,
+    folder: FolderOption = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Its own.")] = 3001,
+    public: OpenOption = False,
+) -> None:
+    """A Compose file of Open WebUI in front of deployments."""
+    from sparkdeploy.commands.neighbours import export_open_webui
+    from sparkdeploy.plan.launch import Exposure
+
+    exposure = Exposure.PUBLIC if public else Exposure.LOOPBACK
+    _hand_over(export_open_webui(names or (), port, exposure, current_settings()), folder)
+
+
+def _hand_over(export: Export, folder: Path | None) -> None:
+    """Print the first file, or write them all."""
+    from sparkdeploy.commands.neighbours import write_export
+
+    if folder is None:
+        console.answer_text(export.files[0].text)
+        if others := ", ".join(file.path for file in export.files[1:]):
+            console.info(f"with -o DIR also: {others}")
+        return
+    write_export(export, folder)
+    for file in export.files:
+        console.answer(str(folder / file.path))
+    console.info(f"to use it, in {folder}: {export.next_step}")

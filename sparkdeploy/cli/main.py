@@ -18,6 +18,7 @@ from sparkdeploy.cli import (
     checkpoint,
     cluster,
     completion_commands,
+    connecting,
     deployments,
     export,
     image,
@@ -50,6 +51,7 @@ app.command("status")(deployments.status)
 app.command("logs")(deployments.logs)
 app.command("ask")(talking.ask)
 app.command("chat")(talking.chat)
+app.command("connect")(connecting.connect)
 app.command("down")(deployments.down)
 app.command("rollback")(deployments.rollback)
 app.command("diagnose")(deployments.diagnose)

@@ -64,10 +64,13 @@ def say_next(deployment: str) -> None:
 
 
 def _say_way_in(outcome: Outcome) -> None:
+    if outcome.plan.deployment.exposure is Exposure.LOOPBACK:
+        say_tunnel(int(outcome.plan.base_url.rpartition(":")[2]))
+
+
+def say_tunnel(port: int) -> None:
     """Say how the machine that this was typed on reaches a loopback server here."""
-    typed_as = os.environ.get(ON_VARIABLE)
-    if typed_as and outcome.plan.deployment.exposure is Exposure.LOOPBACK:
-        port = outcome.plan.base_url.rpartition(":")[2]
+    if typed_as := os.environ.get(ON_VARIABLE):
         command = shlex.join(["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", typed_as])
         console.info(f"to reach it from where you are: {command}")
 

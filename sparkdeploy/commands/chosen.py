@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.deploy.cluster_record import ClusterRecord
@@ -12,6 +13,9 @@ from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.container import is_name
 from sparkdeploy.node.facts import is_another
 from sparkdeploy.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SPELT_OUT = 3
 NOTHING = ""
@@ -62,6 +66,17 @@ def said(name: str | None, command: str, behind: str = "") -> str:
     as `KnownDeployments.only_one` does.
     """
     return name if name is not None else _known().only_one(command, behind)
+
+
+def several(names: Sequence[str], command: str) -> tuple[str, ...]:
+    """Return the names that were given, each once, or those of all of the user's deployments.
+
+    Raises as `said` does where nobody named one and the user has none.
+    """
+    if names:
+        return tuple(dict.fromkeys(names))
+    known = _known()
+    return known.own or (known.only_one(command),)
 
 
 def to_change(name: str | None, command: str) -> str:

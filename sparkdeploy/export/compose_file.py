@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy import yaml_text
+from sparkdeploy import labels, yaml_text
 from sparkdeploy.errors import UsageError
-from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
+from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, MAX_STARTUP_S
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sparkdeploy.node.container import ContainerSpec
+
+HEALTH_EVERY_S = 30
+HEALTH_TIMEOUT_S = 10
+_HEALTH_PROGRAM = (
+    "import http.client as c; h = c.HTTPConnection('127.0.0.1', {port}, timeout=5); "
+    "h.request('GET', '/health'); raise SystemExit(h.getresponse().status != 200)"
+)
 
 
 def compose_text(spec: ContainerSpec, *, prepare: str) -> str:
@@ -18,7 +27,7 @@ def compose_text(spec: ContainerSpec, *, prepare: str) -> str:
     Raises UsageError for a text that is no Unicode, such as the name of a folder in another
     encoding: YAML cannot hold it.
     """
-    content = yaml_text.dump({"services": {"vllm": _without_interpolation(_service(spec))}})
+    content = services_text({"vllm": _service(spec)})
     comment = prepare.encode("unicode_escape").decode()
     return (
         f"# {spec.name}: written by `sparkdeploy export compose`.\n"
@@ -26,6 +35,11 @@ def compose_text(spec: ContainerSpec, *, prepare: str) -> str:
         "# The memory guard is the container's first process and restarts vLLM by itself.\n"
         f"{content}"
     )
+
+
+def services_text(services: Mapping[str, Any], **more: Any) -> str:  # noqa: ANN401 - YAML content
+    """Return services, and what stands beside them, as a Compose file that expands nothing."""
+    return yaml_text.dump(_without_interpolation({"services": dict(services), **more}))
 
 
 def _service(spec: ContainerSpec) -> dict[str, Any]:
@@ -50,6 +64,7 @@ def _service(spec: ContainerSpec) -> dict[str, Any]:
         "security_opt": list(spec.security_options),
         "devices": list(spec.devices),
         "ulimits": {item.name: {"soft": item.value, "hard": item.value} for item in spec.ulimits},
+        "healthcheck": _health_check(spec),
         "restart": spec.restart_policy,
         "stop_signal": "SIGTERM",
         "stop_grace_period": f"{spec.stop_timeout_s}s",
@@ -59,6 +74,32 @@ def _service(spec: ContainerSpec) -> dict[str, Any]:
         gpus = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [gpus]}}}
     return {key: value for key, value in service.items() if value not in ([], {})}
+
+
+def _health_check(spec: ContainerSpec) -> dict[str, Any]:
+    """Ask /health, without a key, by the Python that the guard runs on: an image may lack curl.
+
+    Docker only notes what it says; the guard is who starts vLLM again. {} where no port is told:
+    a worker has no API.
+    """
+    port = spec.labels.get(labels.PORT, "")
+    if not (port.isascii() and port.isdigit()):
+        return {}
+    timeout_s = _seconds(spec.labels.get(labels.STARTUP_TIMEOUT, ""))
+    return {
+        "test": ["CMD", spec.entrypoint[0], "-I", "-c", _HEALTH_PROGRAM.format(port=port)],
+        "interval": f"{HEALTH_EVERY_S}s",
+        "timeout": f"{HEALTH_TIMEOUT_S}s",
+        "retries": 3,
+        "start_period": f"{timeout_s}s",
+    }
+
+
+def _seconds(text: str) -> int:
+    try:
+        return int(min(max(float(text), 0.0), MAX_STARTUP_S))
+    except ValueError:
+        return 0
 
 
 def _without_interpolation(value: Any) -> Any:  # noqa: ANN401 - any YAML value

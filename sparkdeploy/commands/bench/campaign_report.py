@@ -165,7 +165,14 @@ def _names(settings: Settings) -> Iterator[str | None]:
             yield from (str(node[part]) for part in ("name", "ssh", "user") if part in node)
     urls = [settings.build.index_url, settings.docker_host, *settings.build.proxies.values()]
     yield from (urlsplit(LOGIN.sub("//", url)).hostname for url in urls if url)
-    for name in ("container_registry", "package_index", "hub", "debian_mirror", "source_forge"):
+    for name in (
+        "container_registry",
+        "github_registry",
+        "package_index",
+        "hub",
+        "debian_mirror",
+        "source_forge",
+    ):
         if settings.sources.get(name, "default") != "default":
             url = getattr(settings.hosts, name)
             yield urlsplit(url if "//" in url else f"//{url}").hostname

@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from sparkdeploy.commands.neighbours import write_export
+from sparkdeploy.deploy.served import ServedDeployment
 from sparkdeploy.export.compose_file import compose_text
+from sparkdeploy.export.grafana import grafana_export
+from sparkdeploy.export.litellm import Gateway, litellm_export
+from sparkdeploy.export.open_webui import open_webui_export
+from sparkdeploy.export.prometheus import prometheus_export
 from sparkdeploy.export.systemd_unit import Unit, quoted, unit_text
 from sparkdeploy.node.container import Mount, Ulimit
+from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.settings import load_settings
 from tests.engine.conftest import model_at, port_of, until
 from tests.engine.program import Program
 
@@ -63,6 +71,9 @@ def test_compose_starts_the_very_container(
         with model_at(port_of(spec)) as model:
             until(model.is_healthy)
         theirs = host.inspect(spec.name)
+        assert health_of(file) == 0
+        # The very check, at a port on which nobody listens.
+        assert health_of(file, f"{port_of(spec)}", "1") != 0
     finally:
         compose(file, "down", "-t", "1")
     assert {key: theirs["HostConfig"][key] for key in COMPARED} == {
@@ -73,6 +84,37 @@ def test_compose_starts_the_very_container(
     assert set(theirs["Config"]["Env"]) == set(ours["Config"]["Env"])
     assert ours["Config"]["Labels"].items() <= theirs["Config"]["Labels"].items()
     assert mounts(theirs) == mounts(ours)
+
+
+def health_of(file: Path, *replaced: str) -> int:
+    """Run the file's health check in its container; return what it exits with."""
+    service = yaml.safe_load(file.read_text())["services"]["vllm"]
+    _, *words = service["healthcheck"]["test"]
+    words = [word.replace(*replaced) if replaced else word for word in words]
+    command = ["docker", "exec", service["container_name"], *words]
+    return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode
+
+
+def test_compose_accepts_what_runs_beside(tmp_path: Path) -> None:
+    hosts, key_file = load_settings({}).hosts, tmp_path / "it's $KEY"
+    served = (ServedDeployment("main", "v2", 8000, ("qwen",), key_file),)
+    gateway = Gateway(4000, Exposure.LOOPBACK, "1:1", key_file)
+    made = {
+        "litellm": litellm_export(served, gateway, hosts),
+        "open-webui": open_webui_export(served, 3001, Exposure.LOOPBACK, hosts),
+        "prometheus": prometheus_export(served, "0:0", hosts),
+        "grafana": grafana_export("0:0", hosts),
+    }
+    for name, export in made.items():
+        write_export(export, tmp_path / name)
+    others = [word for name in made for word in ("-f", f"{tmp_path}/{name}/compose.yaml")]
+
+    told = yaml.safe_load(compose(tmp_path / "litellm/compose.yaml", *others, "config"))
+
+    assert set(told["services"]) == {*made, "node-exporter"}
+    for name in ("litellm", "open-webui", "prometheus"):
+        mounts = [item for item in told["services"][name]["volumes"] if isinstance(item, dict)]
+        assert str(key_file) in [item["source"].replace("$$", "$") for item in mounts], name
 
 
 def test_compose_accepts_a_container_with_gpus(make_spec: SpecMaker, tmp_path: Path) -> None:

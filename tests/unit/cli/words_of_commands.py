@@ -68,6 +68,14 @@ VALUES: dict[str, Value] = {
     "checkpoint rm name": Value(("checkpoint",)),
     "checkpoint twin out": Value(("folder",)),
     "checkpoint verify name": Value(("checkpoint", "folder")),
+    "connect name": Value(("deployment",)),
+    "export grafana --output": Value(("folder",)),
+    "export litellm --output": Value(("folder",)),
+    "export litellm names": Value(("deployment",)),
+    "export open-webui --output": Value(("folder",)),
+    "export open-webui names": Value(("deployment",)),
+    "export prometheus --output": Value(("folder",)),
+    "export prometheus names": Value(("deployment",)),
     "diagnose subject": Value(("deployment", "folder")),
     "down name": Value(("deployment",)),
     "logs name": Value(("deployment",)),
@@ -93,9 +101,9 @@ VALUES: dict[str, Value] = {
 # What nobody can list: numbers, days, digests, addresses, names that are to be made.
 NOBODY_LISTS = """
 --at --concurrency --context --date --depth --digest --duration --extra-body --floor --header
---hidden --hosts --keep --layers --lengths --max-kl --max-perplexity-rise --max-tokens --model
---name --nodes --ramp --rate --requests --rounds --seed --share --slo --subnet --system --tail
---temperature --texts --tokens --top-k --top-p --turns --url --user --vocab
+--hidden --host --hosts --keep --layers --lengths --max-kl --max-perplexity-rise --max-tokens
+--model --name --nodes --port --ramp --rate --requests --rounds --seed --share --slo --subnet
+--system --tail --temperature --texts --tokens --top-k --top-p --turns --url --user --vocab
 """
 FREE = frozenset(NOBODY_LISTS.split())
 

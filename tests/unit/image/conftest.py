@@ -36,6 +36,7 @@ def make_settings(tmp_path: Path) -> MakeSettings:
             default_recipe="v2",
             hosts=Hosts(
                 container_registry="registry.test",
+                github_registry="github-registry.test",
                 torch_cpu_index="https://torch.test/cpu",
                 torch_cuda_index="https://torch.test/cuda",
                 debian_mirror="http://debian.test/debian",

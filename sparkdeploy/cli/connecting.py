@@ -1,0 +1,43 @@
+"""`connect`: the settings of clients."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
+from sparkdeploy.console import console
+from sparkdeploy.export.client_names import Client
+
+
+def connect(
+    client: Annotated[
+        Client, typer.Argument(help="What is to use the deployment.", show_default=False)
+    ] = Client.OPENAI,
+    name: Annotated[
+        str | None, typer.Argument(help="The deployment's name; the only one when left out.")
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host", metavar="HOST", help="What the client calls this machine.", show_default=False
+        ),
+    ] = "127.0.0.1",
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Print a client's own settings for a deployment; a key is named by its file."""
+    from sparkdeploy.cli.outcome import say_tunnel
+    from sparkdeploy.commands.connecting import connect_client
+
+    made = connect_client(client, name, host, current_settings())
+    if as_json:
+        console.answer_json(made.as_dict())
+        return
+    console.answer_text(made.settings.text)
+    console.info(f"for: {made.settings.place}")
+    if made.served.key_file is None:
+        say_tunnel(made.served.port)
+    else:
+        console.info(f"the key is in {made.served.key_file} of this machine, for its owner alone")

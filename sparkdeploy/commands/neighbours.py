@@ -1,0 +1,167 @@
+"""`export litellm`, `prometheus`, `grafana`, `open-webui`: what runs beside deployments."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdeploy.commands.chosen import several
+from sparkdeploy.commands.reach import connect
+from sparkdeploy.console import console
+from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.served import served_by
+from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.export.grafana import grafana_export
+from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key
+from sparkdeploy.export.neighbour import WRITTEN_BY
+from sparkdeploy.export.open_webui import open_webui_export
+from sparkdeploy.export.prometheus import prometheus_export
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sparkdeploy.deploy.served import ServedDeployment
+    from sparkdeploy.export.neighbour import Export
+    from sparkdeploy.plan.launch import Exposure
+    from sparkdeploy.settings import Settings
+
+KEY_BYTES = 32
+GATEWAY_KEY_FILE = ".litellm"
+"""Beside the deployments' keys, of which none can be called so."""
+LONGEST_MARK_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReader:
+    """The user of the containers that read keys."""
+
+    uid: int
+    gid: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.uid}:{self.gid}"
+
+
+def served_deployments(
+    names: Sequence[str], command: str, settings: Settings
+) -> tuple[ServedDeployment, ...]:
+    """Return the deployments of these names; without names all of the user's own.
+
+    Raises NodeError where there is none, or one is headed by another machine.
+    """
+    with connect(settings) as host:
+        found = [require_deployment(host, name) for name in several(names, command)]
+    for item in found:
+        if item.is_of_another_head:
+            head = item.current.nodes[0]
+            raise NodeError(
+                f"this machine is only a worker of {item.name}, which {head} heads",
+                hint=f"run the same command there: --on {head}",
+            )
+    return tuple(served_by(item.current, settings) for item in found)
+
+
+def export_litellm(
+    names: Sequence[str], port: int, exposure: Exposure, settings: Settings
+) -> Export:
+    """Return LiteLLM's files; the key of its clients is made where there is none yet."""
+    served = served_deployments(names, "export litellm", settings)
+    if port in {item.port for item in served}:
+        raise UsageError(f"port {port} is a deployment's", hint="another one: --port N")
+    key_file = settings.state_dir / "keys" / GATEWAY_KEY_FILE
+    is_asked = needs_key(exposure, served)
+    reader = _reader(served)
+    gateway = Gateway(port, exposure, reader.text, key_file if is_asked else None)
+    export = litellm_export(served, gateway, settings.hosts)
+    if is_asked:
+        _make_key(key_file)
+        _give(key_file, reader)
+        console.info(f"its clients' key: {key_file}")
+    return export
+
+
+def export_open_webui(
+    names: Sequence[str], port: int, exposure: Exposure, settings: Settings
+) -> Export:
+    served = served_deployments(names, "export open-webui", settings)
+    return open_webui_export(served, port, exposure, settings.hosts)
+
+
+def export_prometheus(names: Sequence[str], settings: Settings) -> Export:
+    served = served_deployments(names, "export prometheus", settings)
+    return prometheus_export(served, _reader(served).text, settings.hosts)
+
+
+def export_grafana(settings: Settings) -> Export:
+    return grafana_export(_reader(()).text, settings.hosts)
+
+
+def write_export(export: Export, folder: Path) -> None:
+    """Write the files of an export; UsageError for what is in the way and not an export's."""
+    try:
+        _refuse_others(export, folder)
+        for name in export.folders:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            _give(folder / name, KeyReader(*map(int, export.user.split(":"))))
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in export.files:
+            path = folder / file.path
+            path.write_text(file.text, encoding="utf-8")
+            path.chmod(0o755 if file.is_program else 0o644)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written to: {error.strerror}") from error
+
+
+def _refuse_others(export: Export, folder: Path) -> None:
+    for file in export.files:
+        path = folder / file.path
+        if path.is_symlink() or (path.exists() and not _is_written_by_us(path)):
+            raise UsageError(
+                f"{path} is there and not written by sparkdeploy",
+                hint="name another folder, or move it away",
+            )
+
+
+def _is_written_by_us(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return WRITTEN_BY.encode() in file.read(LONGEST_MARK_BYTES)
+
+
+def _make_key(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(handle, "w") as file:
+        # LiteLLM takes only keys that begin so.
+        file.write(f"sk-{secrets.token_urlsafe(KEY_BYTES)}\n")
+
+
+def _reader(served: Sequence[ServedDeployment]) -> KeyReader:
+    """Return whose the keys are, or else who runs this.
+
+    Raises NodeError where they are somebody else's, and UsageError where they are of several.
+    """
+    files = [item.key_file for item in served if item.key_file is not None]
+    statuses = [path.stat() for path in files if path.exists()]
+    owners = {KeyReader(status.st_uid, status.st_gid) for status in statuses}
+    if len(owners) > 1:
+        raise UsageError("the keys of these deployments belong to several users", hint="name some")
+    own = KeyReader(os.geteuid(), os.getegid())
+    owner = owners.pop() if owners else own
+    if own.uid not in {owner.uid, 0}:
+        raise NodeError(f"the keys of these deployments are those of uid {owner.uid}")
+    return owner
+
+
+def _give(path: Path, reader: KeyReader) -> None:
+    """Hand what root has made to who is to use it."""
+    if os.geteuid() == 0:
+        os.chown(path, reader.uid, reader.gid)

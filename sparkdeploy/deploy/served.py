@@ -1,0 +1,94 @@
+"""What others have to know of a deployment to use it, read from its container's labels alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy import labels
+from sparkdeploy.errors import NodeError
+from sparkdeploy.plan.launch import Exposure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.settings import Settings
+
+MAX_VALUES_CHARACTERS = 1 << 20
+MAX_CONTEXT_TOKENS = 1 << 30
+_MODEL = re.compile(r"[\w./:][\w./:@-]{0,199}")
+"""As recipes have it: quotes, braces and dollars would mean something to who reads the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDeployment:
+    name: str
+    recipe: str
+    port: int
+    models: tuple[str, ...]
+    """What requests may call it; the first is the one to use."""
+    key_file: Path | None = None
+    """None: it listens on this machine alone, and asks nobody for a key."""
+    context_tokens: int | None = None
+    """What a request may take in all, where the recipe says it."""
+    writes_text: bool = True
+    """Whether it answers in words; an embedding model does not."""
+
+    @property
+    def model(self) -> str:
+        return self.models[0]
+
+
+def served_by(fact: ContainerFact, settings: Settings) -> ServedDeployment:
+    """Return what a container of ours serves, running or not.
+
+    Raises NodeError where its labels do not tell a port and a name that requests can have.
+    """
+    values = _values(fact)
+    models = _models(fact, values)
+    if fact.port is None or not models:
+        raise NodeError(
+            f"the labels of {fact.name} tell no port, or no name for requests",
+            hint=f"`sparkdeploy up --name {fact.deployment}` makes it anew",
+        )
+    is_public = fact.labels.get(labels.EXPOSURE) == Exposure.PUBLIC.value
+    serve = _mapping(values.get("serve"))
+    return ServedDeployment(
+        name=fact.deployment,
+        recipe=fact.labels.get(labels.RECIPE, ""),
+        port=fact.port,
+        models=models,
+        key_file=settings.state_dir / "keys" / fact.deployment if is_public else None,
+        context_tokens=_context_tokens(serve),
+        writes_text=serve.get("runner") != "pooling",
+    )
+
+
+def _models(fact: ContainerFact, values: dict[str, Any]) -> tuple[str, ...]:
+    first = fact.labels.get(labels.SERVED_NAME, "")
+    told = _mapping(values.get("model")).get("served_name")
+    others = told if isinstance(told, list) else ()
+    names = dict.fromkeys((first, *(name for name in others if isinstance(name, str))))
+    return tuple(names) if all(_MODEL.fullmatch(name) for name in names) else ()
+
+
+def _context_tokens(serve: dict[str, Any]) -> int | None:
+    told = serve.get("max_model_len")
+    return told if isinstance(told, int) and 0 < told <= MAX_CONTEXT_TOKENS else None
+
+
+def _values(fact: ContainerFact) -> dict[str, Any]:
+    """Anybody may write a label: what is longer than any recipe breaks off and is no JSON."""
+    try:
+        return _mapping(
+            json.loads(fact.labels.get(labels.RECIPE_VALUES, "")[:MAX_VALUES_CHARACTERS])
+        )
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

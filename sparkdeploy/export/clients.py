@@ -1,0 +1,191 @@
+"""A client's own settings for a deployment. A key is named by its file and is in none of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy import yaml_text
+from sparkdeploy.errors import UsageError
+from sparkdeploy.export.client_names import Client
+from sparkdeploy.server.pooling import CHAT, example_body
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sparkdeploy.deploy.served import ServedDeployment
+
+NO_KEY = "none"
+"""Most clients demand a key; a deployment without one takes any."""
+EMBEDDINGS = "/v1/embeddings"
+LONGEST_OUTPUT_TOKENS = 32_000
+OUTPUT_SHARE = 4
+"""A client asks for its output limit each time, and vLLM refuses what the prompt leaves no room
+for: a quarter of the context is left to answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    text: str
+    place: str
+    """Where the client reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    served: ServedDeployment
+    host: str
+
+    @property
+    def base_url(self) -> str:
+        return f"http://{self.host}:{self.served.port}"
+
+    @property
+    def key_file(self) -> Path | None:
+        return self.served.key_file
+
+
+def client_settings(client: Client, served: ServedDeployment, host: str) -> ClientSettings:
+    """Return a client's settings; `host` is what it calls this machine.
+
+    Raises UsageError for a client that needs words of a model that writes none, and for the name
+    of a key file that the client would not read as it is.
+    """
+    if not served.writes_text and client in {Client.OPENCODE, Client.CLAUDE_CODE}:
+        raise UsageError(
+            f"{served.name} writes no text, and {client.value} needs a model that does"
+        )
+    return _SETTINGS[client](_Way(served, host))
+
+
+def _openai(way: _Way) -> ClientSettings:
+    text = (
+        f"export OPENAI_BASE_URL={way.base_url}/v1\n"
+        f"export OPENAI_API_KEY={_key_for_shell(way)}\n"
+        f"# model: {way.served.model}\n"
+    )
+    return ClientSettings(text, "the shell that starts the client")
+
+
+def _open_webui(way: _Way) -> ClientSettings:
+    text = (
+        "export ENABLE_OPENAI_API=true\n"
+        f"export OPENAI_API_BASE_URL={way.base_url}/v1\n"
+        f"export OPENAI_API_KEY={_key_for_shell(way)}\n"
+        f"# model: {way.served.model}\n"
+    )
+    place = "the shell before `open-webui serve`; one that has run before reads its own settings: "
+    return ClientSettings(text, place + "Admin Panel > Settings > Connections takes the same")
+
+
+def _opencode(way: _Way) -> ClientSettings:
+    served, provider = way.served, f"sparkdeploy-{way.served.name}"
+    model: dict[str, Any] = {"name": f"{served.model} ({served.name})"}
+    if served.context_tokens is not None:
+        output_tokens = _output_tokens(served.context_tokens)
+        model["limit"] = {"context": served.context_tokens, "output": output_tokens}
+    content = {
+        "provider": {
+            provider: {
+                "npm": "@ai-sdk/openai-compatible",
+                "name": f"{served.name} of sparkdeploy",
+                "options": {"baseURL": f"{way.base_url}/v1", "apiKey": _key_for_opencode(way)},
+                "models": {served.model: model},
+            }
+        },
+        "model": f"{provider}/{served.model}",
+    }
+    return ClientSettings(_json(content), "opencode.json, or ~/.config/opencode/opencode.json")
+
+
+def _claude_code(way: _Way) -> ClientSettings:
+    model = way.served.model
+    names = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL")
+    env = {
+        "ANTHROPIC_BASE_URL": way.base_url,
+        **{f"ANTHROPIC_{name}": model for name in names},
+        # Otherwise each request begins with another line, and no prefix is found in the cache.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    if way.served.context_tokens is not None:
+        limit_tokens = _output_tokens(way.served.context_tokens)
+        env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(limit_tokens)
+    content: dict[str, Any] = {"env": env}
+    if way.key_file is None:
+        env["ANTHROPIC_AUTH_TOKEN"] = NO_KEY
+    else:
+        content["apiKeyHelper"] = f"cat {shlex.quote(str(way.key_file))}"
+    return ClientSettings(_json(content), "FILE of `claude --settings FILE`")
+
+
+def _continue(way: _Way) -> ClientSettings:
+    served = way.served
+    variable = f"SPARKDEPLOY_{''.join(it if it.isalnum() else '_' for it in served.name).upper()}"
+    model: dict[str, Any] = {
+        "name": f"{served.model} ({served.name})",
+        "provider": "vllm",
+        "model": served.model,
+        "apiBase": f"{way.base_url}/v1",
+        "apiKey": NO_KEY if way.key_file is None else f"${{{{ secrets.{variable} }}}}",
+        "roles": ["chat", "edit", "apply"] if served.writes_text else ["embed"],
+    }
+    if served.context_tokens is not None and served.writes_text:
+        model["defaultCompletionOptions"] = {"contextLength": served.context_tokens}
+    content = {"name": "sparkdeploy", "version": "1.0.0", "schema": "v1", "models": [model]}
+    text = yaml_text.dump(content)
+    if way.key_file is not None:
+        line = f'printf "{variable}=%s\\n" "$(cat {shlex.quote(str(way.key_file))})"'
+        text = f"# The key, once: {line} >> ~/.continue/.env\n{text}"
+    return ClientSettings(text, "~/.continue/config.yaml")
+
+
+def _curl(way: _Way) -> ClientSettings:
+    """The key goes through a pipe: what stands in arguments, every user of the machine reads."""
+    path = CHAT if way.served.writes_text else EMBEDDINGS
+    body = json.dumps(example_body(path, way.served.model))
+    words = ["curl", "-s", f"{way.base_url}{path}", "-H", "Content-Type: application/json"]
+    command = shlex.join([*words, "-d", body])
+    if way.key_file is not None:
+        header = 'header = "Authorization: Bearer %s"\\n'
+        key = f"$(cat {shlex.quote(str(way.key_file))})"
+        command = f"printf '{header}' \"{key}\" | {command} -K -"
+    return ClientSettings(f"{command}\n", "a shell")
+
+
+def _output_tokens(context_tokens: int) -> int:
+    return min(LONGEST_OUTPUT_TOKENS, context_tokens // OUTPUT_SHARE)
+
+
+def _key_for_shell(way: _Way) -> str:
+    if way.key_file is None:
+        return NO_KEY
+    return f'"$(cat {shlex.quote(str(way.key_file))})"'
+
+
+def _key_for_opencode(way: _Way) -> str:
+    if way.key_file is None:
+        return NO_KEY
+    path = str(way.key_file)
+    if set(path) & set('{}"\\\n'):
+        raise UsageError(
+            f"opencode cannot read a key from {path!r}", hint="set SPARKDEPLOY_STATE_DIR"
+        )
+    return f"{{file:{path}}}"
+
+
+def _json(content: object) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
+_SETTINGS: dict[Client, Callable[[_Way], ClientSettings]] = {
+    Client.OPENAI: _openai,
+    Client.OPENCODE: _opencode,
+    Client.CLAUDE_CODE: _claude_code,
+    Client.CONTINUE: _continue,
+    Client.OPEN_WEBUI: _open_webui,
+    Client.CURL: _curl,
+}

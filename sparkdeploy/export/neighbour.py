@@ -1,0 +1,82 @@
+"""What runs beside deployments, as Compose starts it: images of others, and their files."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy import yaml_text
+from sparkdeploy.export.compose_file import services_text
+from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkdeploy.settings import Hosts
+
+COMPOSE_FILE = "compose.yaml"
+WRITTEN_BY = "written by `sparkdeploy export"
+"""In each file that a later export may replace."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedFile:
+    path: str
+    """Below the folder that it is written into."""
+    text: str
+    is_program: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Files that belong together; the first is the one to print where no folder is named."""
+
+    files: tuple[ExportedFile, ...]
+    folders: tuple[str, ...] = ()
+    """What the containers write into."""
+    user: str = ""
+    """UID:GID whose these folders are; empty where there is none."""
+    next_step: str = ""
+    """What to type in the folder."""
+
+
+def image_of(name: str, hosts: Hosts) -> str:
+    told = _images()[name]
+    return f"{getattr(hosts, told['registry'])}/{told['image']}:{told['tag']}"
+
+
+def neighbour_service(image: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML content
+    """Return a service on the machine's own network, for that is where deployments listen.
+
+    It has no capability, and `more` takes the place of what stands here.
+    """
+    return {
+        "image": image,
+        "network_mode": "host",
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "restart": "unless-stopped",
+        "logging": {"driver": LOG_DRIVER, "options": LOG_SIZE},
+        **more,
+    }
+
+
+def read_only(source: str, target: str) -> dict[str, Any]:
+    return {"type": "bind", "source": source, "target": target, "read_only": True}
+
+
+def writable(source: str, target: str) -> dict[str, Any]:
+    return {"type": "bind", "source": source, "target": target}
+
+
+def compose_of(command: str, services: Mapping[str, Any], **more: Any) -> ExportedFile:  # noqa: ANN401
+    """Return the Compose file of these services, as `sparkdeploy export COMMAND` writes it."""
+    comment = f"# {WRITTEN_BY} {command}`.\n"
+    return ExportedFile(COMPOSE_FILE, comment + services_text(services, **more))
+
+
+@functools.cache
+def _images() -> Mapping[str, Any]:
+    return dict(yaml_text.load_file(Path(__file__).with_name("images.yaml")))

@@ -1,0 +1,250 @@
+"""`connect`: what each client is told, and that no key and no stranger's word is in it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from sparkdeploy.commands import chosen, neighbours
+from sparkdeploy.deploy.served import served_by
+from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.export.client_names import Client
+from sparkdeploy.export.clients import client_settings
+from sparkdeploy.node.facts import own_name
+from sparkdeploy.settings import ON_VARIABLE, load_settings
+from tests.unit.commands.lab import reached_alone
+from tests.unit.export.served import EMBEDDER, MAIN, SMALL
+from tests.unit.fake_containers import FakeContainers, container
+from tests.unit.golden import assert_golden
+
+if TYPE_CHECKING:
+    from sparkdeploy.node.container import ContainerFact
+    from tests.unit.program import Run
+
+ENDINGS = {Client.OPENCODE: "json", Client.CLAUDE_CODE: "json", Client.CONTINUE: "yaml"}
+VALUES = {"model": {"served_name": ["qwen", "alias"]}, "serve": {"max_model_len": 4096}}
+
+
+def deployment(name: str, port: int = 8000, **more: str) -> ContainerFact:
+    values = {"served_name": "qwen", "recipe": "v2", "recipe_values": json.dumps(VALUES)}
+    marks = {"port": str(port), "user": own_name(), "exposure": "loopback", **values, **more}
+    return container(f"sparkdeploy-{name}", deployment=name, **marks)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeContainers:
+    made = FakeContainers()
+    reached_alone(monkeypatch, made)
+    for module in (chosen, neighbours):
+        monkeypatch.setattr(module, "connect", lambda _settings: made)
+    return made
+
+
+def given(engine: FakeContainers, *facts: ContainerFact) -> None:
+    engine.facts.update({fact.container_id: fact for fact in facts})
+
+
+@pytest.mark.parametrize("client", list(Client))
+@pytest.mark.parametrize("served", [MAIN, SMALL], ids=["key", "no-key"])
+def test_what_a_client_is_told(
+    request: pytest.FixtureRequest, client: Client, served: object
+) -> None:
+    chosen_one = MAIN if served is MAIN else SMALL
+    ending = ENDINGS.get(client, "sh")
+    kind = "with-a-key" if chosen_one.key_file else "without"
+    told = client_settings(client, chosen_one, "127.0.0.1")
+    assert_golden(request, f"exports/connect/{client.value}-{kind}.{ending}", told.text)
+    if ending == "json":
+        json.loads(told.text)
+    if ending == "yaml":
+        yaml.safe_load(told.text)
+
+
+@pytest.mark.parametrize("client", [Client.OPENAI, Client.OPEN_WEBUI])
+def test_a_shell_reads_the_key_out_of_its_file(client: Client, tmp_path: Path) -> None:
+    key_file = tmp_path / "it's $HOME" / "main"
+    key_file.parent.mkdir()
+    key_file.write_text("the key\n")
+    told = client_settings(client, replace(MAIN, key_file=key_file), "127.0.0.1")
+    assert "the key" not in told.text
+    script = f'{told.text}printf "%s" "$OPENAI_API_KEY"'
+    assert run_shell(script, tmp_path) == "the key"
+
+
+def test_curl_gets_the_key_through_a_pipe_and_never_as_an_argument(tmp_path: Path) -> None:
+    key_file = tmp_path / "it's" / "main"
+    key_file.parent.mkdir()
+    key_file.write_text("the key\n")
+    program = tmp_path / "curl"
+    program.write_text('#!/bin/sh\nfor word; do echo "argument $word"; done\ncat\n')
+    program.chmod(0o755)
+    told = client_settings(Client.CURL, replace(MAIN, key_file=key_file), "spark.local")
+    said = run_shell(told.text, tmp_path).splitlines()
+    assert said[-1] == 'header = "Authorization: Bearer the key"'
+    arguments = [line.removeprefix("argument ") for line in said[:-1]]
+    assert "the key" not in " ".join(arguments)
+    assert "http://spark.local:8000/v1/chat/completions" in arguments
+    assert json.loads(arguments[arguments.index("-d") + 1])["model"] == "qwen"
+
+
+def test_claude_codes_helper_prints_the_key(tmp_path: Path) -> None:
+    key_file = tmp_path / "a 'b'" / "main"
+    key_file.parent.mkdir()
+    key_file.write_text("the key\n")
+    told = client_settings(Client.CLAUDE_CODE, replace(MAIN, key_file=key_file), "127.0.0.1")
+    helper = json.loads(told.text)["apiKeyHelper"]
+    assert shlex.split(helper) == ["cat", str(key_file)]
+    assert run_shell(helper, tmp_path) == "the key\n"
+
+
+def test_a_model_that_writes_no_text_is_no_partner_of_an_agent() -> None:
+    for client in (Client.OPENCODE, Client.CLAUDE_CODE):
+        with pytest.raises(UsageError, match="embedder writes no text"):
+            client_settings(client, EMBEDDER, "127.0.0.1")
+    assert "/v1/embeddings" in client_settings(Client.CURL, EMBEDDER, "127.0.0.1").text
+    told = yaml.safe_load(client_settings(Client.CONTINUE, EMBEDDER, "127.0.0.1").text)
+    assert told["models"][0]["roles"] == ["embed"]
+
+
+def test_a_key_file_that_opencode_would_misread_is_refused() -> None:
+    with pytest.raises(UsageError, match="opencode cannot read"):
+        client_settings(Client.OPENCODE, replace(MAIN, key_file=Path("/x}{env:HOME}")), "a")
+
+
+def test_the_only_deployment_needs_no_name(run: Run, engine: FakeContainers) -> None:
+    given(engine, deployment("web", 8123))
+    done = run("connect")
+    assert done.returncode == 0, done.stderr
+    assert "export OPENAI_BASE_URL=http://127.0.0.1:8123/v1\n" in done.stdout
+    told = run.answer("connect", "opencode", "web", "--json")
+    assert told["model"] == "qwen"
+    assert told["context_tokens"] == 4096
+    assert told["key_file"] is None
+
+
+def test_a_key_is_named_by_its_file_and_never_read(run: Run, engine: FakeContainers) -> None:
+    """The file is not even there: nothing of it is needed."""
+    given(engine, deployment("web", exposure="public"))
+    done = run("connect", "claude-code", "--host", "spark.local")
+    assert done.returncode == 0, done.stderr
+    assert str(load_settings().state_dir / "keys" / "web") in done.stdout
+    assert "http://spark.local:8000" in done.stdout
+
+
+def test_another_machine_is_told_the_way_to_a_loopback_deployment(
+    run: Run, engine: FakeContainers
+) -> None:
+    given(engine, deployment("web"))
+    done = run("connect", "openai", "--host", "spark.local")
+    assert done.returncode == 2
+    assert "ssh -N -L 8000:127.0.0.1:8000 spark.local" in done.stderr
+
+
+def test_on_another_machine_the_way_to_it_is_said(
+    run: Run, engine: FakeContainers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given(engine, deployment("web"))
+    monkeypatch.setenv(ON_VARIABLE, "ada@spark-1")
+    assert "ssh -N -L 8000:127.0.0.1:8000 ada@spark-1" in run("connect").stderr
+
+
+@pytest.mark.parametrize("host", ["-x", "a b", "$(id)", "a/b", "", "a'b", "user@host"])
+def test_what_is_no_host_is_refused(run: Run, engine: FakeContainers, host: str) -> None:
+    given(engine, deployment("web", exposure="public"))
+    assert run("connect", "openai", f"--host={host}").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["{env:HF_TOKEN}", "$(id)", "a\nb", "${{ secrets.X }}", '"', "x" * 300, ""]
+)
+def test_a_name_in_a_strangers_label_reaches_no_settings(name: str) -> None:
+    with pytest.raises(NodeError, match="no name for requests"):
+        served_by(deployment("web", served_name=name), load_settings())
+
+
+@pytest.mark.parametrize("values", ["", "[]", "{", "[" * 100_000, '{"model": 1, "serve": []}'])
+def test_a_damaged_label_tells_the_name_alone(values: str) -> None:
+    served = served_by(deployment("web", recipe_values=values), load_settings())
+    assert served.models == ("qwen",)
+    assert served.context_tokens is None
+
+
+def test_exports_are_about_all_deployments_of_ones_own(run: Run, engine: FakeContainers) -> None:
+    given(
+        engine,
+        deployment("a", 8001),
+        deployment("b", 8002, served_name="other", recipe_values="", exposure="public"),
+        deployment("hers", 8003, user="anna"),
+    )
+    targets = [
+        job["static_configs"][0]["targets"][0]
+        for job in yaml.safe_load(run("export", "prometheus").stdout)["scrape_configs"]
+    ]
+    assert targets == ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:9100"]
+    named = yaml.safe_load(run("export", "prometheus", "hers").stdout)
+    assert named["scrape_configs"][0]["job_name"] == "vllm-hers"
+    assert run("export", "prometheus", "nobody").returncode == 4
+
+
+def test_a_gateways_key_is_made_once_and_shown_to_nobody(
+    run: Run, engine: FakeContainers, tmp_path: Path
+) -> None:
+    given(engine, deployment("a", 8001))
+    assert "master_key" not in run("export", "litellm").stdout
+    key_file = load_settings().state_dir / "keys" / ".litellm"
+    assert not key_file.exists()
+    done = run("export", "litellm", "--public", "-o", str(tmp_path / "gateway"))
+    assert done.returncode == 0, done.stderr
+    key = key_file.read_text()
+    assert key.startswith("sk-")
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    written = "".join(path.read_text() for path in (tmp_path / "gateway").iterdir())
+    assert key.strip() not in written + done.stdout + done.stderr
+    run("export", "litellm", "--public")
+    assert key_file.read_text() == key
+
+
+def test_containers_run_as_whose_the_keys_are(
+    run: Run, engine: FakeContainers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given(engine, deployment("a", 8001, exposure="public"))
+    key_file = load_settings().state_dir / "keys" / "a"
+    key_file.parent.mkdir(parents=True)
+    key_file.write_text("k")
+    owner = key_file.stat().st_uid
+    run("export", "prometheus", "-o", str(tmp_path / "watch"))
+    compose = yaml.safe_load((tmp_path / "watch" / "compose.yaml").read_text())
+    assert compose["services"]["prometheus"]["user"] == f"{owner}:{key_file.stat().st_gid}"
+    monkeypatch.setattr("os.geteuid", lambda: owner + 1)
+    done = run("export", "prometheus", "a")
+    assert done.returncode == 4
+    assert f"those of uid {owner}" in done.stderr
+
+
+def test_a_gateway_takes_no_deployments_port(run: Run, engine: FakeContainers) -> None:
+    given(engine, deployment("a", 4000))
+    done = run("export", "litellm")
+    assert done.returncode == 2
+    assert "port 4000 is a deployment's" in done.stderr
+
+
+def test_there_is_nothing_to_connect_to(run: Run, engine: FakeContainers) -> None:
+    for words in (("connect",), ("export", "litellm"), ("export", "open-webui")):
+        done = run(*words)
+        assert done.returncode == 4
+        assert "nothing is deployed" in done.stderr
+
+
+def run_shell(script: str, folder: Path) -> str:
+    env = {"PATH": f"{folder}:/usr/bin:/bin", "HOME": "/nowhere"}
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, check=True, timeout=30, env=env
+    )
+    return done.stdout

@@ -1,0 +1,221 @@
+"""What runs beside deployments: reviewed files, and that no key and no false name is in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from sparkdeploy.commands.neighbours import write_export
+from sparkdeploy.errors import UsageError
+from sparkdeploy.export.grafana import dashboard, grafana_export
+from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key
+from sparkdeploy.export.open_webui import open_webui_export
+from sparkdeploy.export.prometheus import prometheus_export
+from sparkdeploy.export.rules import recording_rules
+from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.settings import load_settings
+from tests.unit.export.served import EMBEDDER, MAIN, SMALL
+from tests.unit.golden import assert_golden
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkdeploy.export.neighbour import Export
+
+USER = "1000:1000"
+EVERY = (MAIN, SMALL, EMBEDDER)
+KEY = Path("/home/ada/.local/state/sparkdeploy/keys/.litellm")
+GATEWAY = Gateway(4000, Exposure.LOOPBACK, USER, KEY)
+
+
+def exports() -> dict[str, Export]:
+    hosts = load_settings({}).hosts
+    return {
+        "litellm": litellm_export(EVERY, GATEWAY, hosts),
+        "open-webui": open_webui_export(EVERY, 3001, Exposure.LOOPBACK, hosts),
+        "prometheus": prometheus_export(EVERY, USER, hosts),
+        "grafana": grafana_export(USER, hosts),
+    }
+
+
+def text_of(export: Export, path: str) -> str:
+    return next(file.text for file in export.files if file.path == path)
+
+
+def read(export: Export, path: str) -> Any:
+    return yaml.safe_load(text_of(export, path))
+
+
+@pytest.mark.parametrize("name", ["litellm", "open-webui", "prometheus", "grafana"])
+def test_the_files_of_an_export(request: pytest.FixtureRequest, name: str) -> None:
+    for file in exports()[name].files:
+        if not file.is_program:
+            assert_golden(request, f"exports/{name}/{file.path}", file.text)
+
+
+def test_a_gateway_routes_each_name_to_its_own_port() -> None:
+    told = read(exports()["litellm"], "litellm.yaml")["model_list"]
+    routes = {entry["model_name"]: entry["litellm_params"]["api_base"] for entry in told}
+    assert routes == {
+        "qwen": "http://127.0.0.1:8000/v1",
+        "qwen-122b": "http://127.0.0.1:8000/v1",
+        "gpt-oss": "http://127.0.0.1:8001/v1",
+        "Qwen/Embedding": "http://127.0.0.1:8002/v1",
+    }
+    modes = {entry["model_name"]: entry["model_info"]["mode"] for entry in told}
+    assert modes["Qwen/Embedding"] == "embedding"
+
+
+def test_a_name_that_would_mean_two_models_is_refused() -> None:
+    other = replace(SMALL, models=("qwen",))
+    hosts = load_settings({}).hosts
+    with pytest.raises(UsageError, match="main and small are both called qwen"):
+        litellm_export((MAIN, other), GATEWAY, hosts)
+    # Two copies of one recipe share the requests.
+    twin = replace(MAIN, name="twin", port=8003)
+    told = read(litellm_export((MAIN, twin), GATEWAY, hosts), "litellm.yaml")["model_list"]
+    assert [entry["model_name"] for entry in told].count("qwen") == 2
+
+
+def test_no_models_name_reads_a_variable_of_the_gateway() -> None:
+    named = replace(SMALL, models=("os.environ/LITELLM_MASTER_KEY",))
+    with pytest.raises(UsageError, match="for a variable's"):
+        litellm_export((named,), GATEWAY, load_settings({}).hosts)
+
+
+def test_a_gateway_opens_nothing_that_has_a_key() -> None:
+    assert needs_key(Exposure.LOOPBACK, (SMALL, MAIN))
+    assert needs_key(Exposure.PUBLIC, (SMALL,))
+    assert not needs_key(Exposure.LOOPBACK, (SMALL, EMBEDDER))
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"), [("litellm", "LITELLM_MASTER_KEY"), ("open-webui", "OPENAI_API_KEYS")]
+)
+def test_a_container_takes_its_keys_from_files(tmp_path: Path, name: str, variable: str) -> None:
+    """The words that it starts with, run by the real shell with files where it has them."""
+    (service,) = read(exports()[name], "compose.yaml")["services"].values()
+    assert not any("KEY" in key for key in service["environment"] if key != "OPENAI_API_BASE_URLS")
+    shell, flag, script = service["entrypoint"]
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "main").write_text("secret of main\n")
+    (keys / ".gateway").write_text("sk-gateway\n")
+    before, _, _ = script.replace("$$", "$").replace("/run/keys", str(keys)).partition("exec ")
+    done = subprocess.run(
+        [shell, flag, f"{before} env"], capture_output=True, text=True, check=True, timeout=30
+    )
+    told = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    expected = {"LITELLM_MASTER_KEY": "sk-gateway", "OPENAI_API_KEYS": "secret of main;none"}
+    assert told[variable] == expected[variable]
+    if name == "litellm":
+        assert told["SPARKDEPLOY_KEY_0"] == "secret of main"
+
+
+def test_every_neighbour_is_held_as_tight_as_it_can_be() -> None:
+    for export in exports().values():
+        for name, service in read(export, "compose.yaml")["services"].items():
+            assert service["cap_drop"] == ["ALL"], name
+            assert service["security_opt"] == ["no-new-privileges"], name
+            assert "privileged" not in service
+            tag = service["image"].rpartition(":")[2]
+            assert tag[0].isdigit() or tag[0] == "v", f"{name} moves with {tag}"
+            writable = [
+                it["source"]
+                for it in service["volumes"]
+                if isinstance(it, dict) and not it.get("read_only")
+            ]
+            assert writable in ([], ["./data"]), name
+
+
+def test_images_come_from_the_mirror_that_is_configured() -> None:
+    hosts = load_settings({"SPARKDEPLOY_GITHUB_REGISTRY": "mirror.test"}).hosts
+    compose = read(litellm_export((SMALL,), GATEWAY, hosts), "compose.yaml")
+    assert compose["services"]["litellm"]["image"].startswith("mirror.test/")
+
+
+def test_the_dashboard_shows_only_what_is_recorded_or_exported() -> None:
+    expressions = [target["expr"] for it in dashboard()["panels"] for target in it["targets"]]
+    recorded = {rule["record"] for group in recording_rules()["groups"] for rule in group["rules"]}
+    used = {
+        text.partition("{")[0].removeprefix("max_over_time(")
+        for text in expressions
+        if text.startswith(("deployment", "max_over_time"))
+    }
+    assert used <= recorded
+    assert len(expressions) == len(set(expressions))
+
+
+def test_files_are_written_with_their_folders_and_written_again(tmp_path: Path) -> None:
+    export = exports()["prometheus"]
+    write_export(export, tmp_path)
+    write_export(export, tmp_path)
+    assert (tmp_path / "data").is_dir()
+    assert (tmp_path / "gpu-textfile.sh").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "rules.yml").read_text() == text_of(export, "rules.yml")
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_files_of_others_stay_as_they_were(tmp_path: Path, kind: str) -> None:
+    mine, target = tmp_path / "rules.yml", tmp_path / "elsewhere"
+    make: dict[str, Callable[[], object]] = {
+        "file": lambda: mine.write_text("groups: []\n"),
+        "link": lambda: mine.symlink_to(target),
+        "folder": mine.mkdir,
+    }
+    make[kind]()
+    with pytest.raises(UsageError, match="not written by sparkdeploy"):
+        write_export(exports()["prometheus"], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rules.yml"]
+
+
+@pytest.mark.outside
+def test_the_gpus_figures_become_files_for_node_exporter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_export(exports()["prometheus"], tmp_path)
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\necho '0, 31.50, 2418, 44'\necho '1, [N/A], 208, 40'\nexec sleep 60\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    told = tmp_path / "textfile"
+    with subprocess.Popen([tmp_path / "gpu-textfile.sh"], cwd="/", start_new_session=True) as run:
+        until_there(told / "gpu-1.prom")
+        first, second = ((told / f"gpu-{gpu}.prom").read_text() for gpu in (0, 1))
+        run.terminate()
+        assert run.wait(30) == 0
+        # The real nvidia-smi ends at its next line, which nobody reads; this one sleeps.
+        os.killpg(run.pid, signal.SIGKILL)
+    assert 'sparkdeploy_gpu_power_watts{gpu="0"} 31.50\n' in first
+    assert 'sparkdeploy_gpu_clock_megahertz{gpu="0"} 2418\n' in first
+    assert 'sparkdeploy_gpu_temperature_celsius{gpu="0"} 44\n' in first
+    assert "watts" not in second
+    assert 'sparkdeploy_gpu_clock_megahertz{gpu="1"} 208\n' in second
+    assert list(told.iterdir()) == [], "figures of a program that has ended"
+
+
+def until_there(path: Path) -> None:
+    ends_s = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < ends_s, path
+        time.sleep(0.02)
+
+
+def test_a_dashboard_is_json_that_grafana_can_import() -> None:
+    content = json.loads(text_of(exports()["grafana"], "dashboard.json"))
+    assert content["uid"] == "sparkdeploy"
+    assert len({panel["id"] for panel in content["panels"]}) == len(content["panels"])
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in content["panels"]]
+    assert len(set(places)) == len(places)
