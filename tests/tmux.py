@@ -65,8 +65,10 @@ def terminal(
     command = shlex.join([sys.executable, "-m", "sparkdeploy", *arguments])
     # The shell hears Ctrl-C as well, and goes on.
     script = f"trap : INT; echo {shlex.quote(BEFORE)}; {command}; echo {LEFT} $?; exec cat"
+    # What would make it write plain lines.
+    hidden = {"CI", "COLUMNS", "LINES", "NO_COLOR", "TMUX"}
     environment = {
-        **{name: it for name, it in os.environ.items() if name not in {"NO_COLOR", "TMUX"}},
+        **{name: it for name, it in os.environ.items() if name not in hidden},
         **env,
         "LC_ALL": "C.UTF-8",
         "TERM": "screen-256color",
