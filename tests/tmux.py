@@ -67,9 +67,9 @@ def terminal(
     script = f"trap : INT; echo {shlex.quote(BEFORE)}; {command}; echo {LEFT} $?; exec cat"
     # What would make it write plain lines.
     hidden = {"CI", "COLUMNS", "LINES", "NO_COLOR", "TMUX"}
+    inherited = {name: it for name, it in {**os.environ, **env}.items() if name not in hidden}
     environment = {
-        **{name: it for name, it in os.environ.items() if name not in hidden},
-        **env,
+        **inherited,
         "LC_ALL": "C.UTF-8",
         "TERM": "screen-256color",
     }
