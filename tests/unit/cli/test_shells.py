@@ -18,7 +18,11 @@ pytestmark = [pytest.mark.outside, pytest.mark.runs("completion")]
 NODES = "cluster:\n  nodes: [{name: spark-1, ssh: a.local}, {name: spark-2, ssh: b.local}]\n"
 
 
-@pytest.fixture(params=list(Shell), ids=str)
+# fish starts slowest by far.
+SHELLS = [pytest.param(it, marks=[pytest.mark.slow] * (it is Shell.FISH), id=it) for it in Shell]
+
+
+@pytest.fixture(params=SHELLS)
 def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Terminal]:
     config = tmp_path / "config"
     (config / "recipes").mkdir(parents=True)
