@@ -142,7 +142,7 @@ def _image_table(images: Sequence[ShelfImage]) -> TextTable:
         row_of(
             *(row.tag, row.engine, row.stage, row.platform),
             format_bytes(row.size_bytes),
-            ", ".join(row.deployments),
+            ", ".join(dict.fromkeys(row.deployments)),
         )
         for row in images
     )

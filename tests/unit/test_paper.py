@@ -19,6 +19,7 @@ class Terminal(io.StringIO):
 def colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("CI", raising=False)
 
 
 def test_each_ink_has_a_style() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from check_tensor_parallel import _start_ranks
 from check_vllm_hooks import EXPERT, _config, _mlp, _one_rank, _process, _vllm_log
+from sparkdeploy_vllm import cpu_engine
 from sparkdeploy_vllm.int4_linear import Int4SharedExpertMethod
 from sparkdeploy_vllm.int4_maths import dequantize_groups, fit_groups
 from sparkdeploy_vllm.ledger import ConversionMismatchError
@@ -186,6 +187,8 @@ def _refusal(act: Any) -> str:
 
 def _serve(rank: int, ranks: int, folder: str) -> None:
     """One rank of a shared expert whose whole matrices lie in a checkpoint."""
+    # As the plugin does in each process: without AVX-512 vLLM's CPU build multiplies no INT4.
+    cpu_engine.register()
     os.environ["VLLM_DIST_IDENT"] = "sparkdeploy-shared-int4"
     with set_current_vllm_config(VllmConfig()):
         store = f"file://{folder}/store-{ranks}"
