@@ -5,6 +5,7 @@ Nothing here draws, and the time is always told from outside.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.ink import Ink, Line, Piece, line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 REFRESH_EVERY_S = 1.0
 """Figures and words that change more often than this cannot be read; the bar may."""
@@ -173,6 +174,20 @@ class Agenda:
             else:
                 parts.append(doing.left_s(now_s))
         return None if None in parts else sum(part for part in parts if part is not None)
+
+
+@contextlib.contextmanager
+def ending(tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell how what runs within ended: `done`, `interrupted` or `failed`."""
+    outcome = "failed"
+    try:
+        yield
+        outcome = "done"
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+        raise
+    finally:
+        tell(outcome)
 
 
 def ended_line(doing: Doing, outcome: str, duration: str) -> Line:

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from sparkdeploy.agenda import ending, in_seconds
 from sparkdeploy.ink import Ink, plain_text
 from sparkdeploy.paper import columns_of, draws_on, inked, painted
 from sparkdeploy.table import laid_out
@@ -46,11 +47,7 @@ def format_gib(size_bytes: float) -> str:
 
 def format_seconds(duration_s: float) -> str:
     """Return a duration as a person reads it: `12m03s`, `4.2s`."""
-    if duration_s < 60:
-        return f"{duration_s:.1f}s"
-    minutes, seconds = divmod(round(duration_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
+    return f"{duration_s:.1f}s" if duration_s < 60 else in_seconds(round(duration_s))
 
 
 class StatusLine(Protocol):
@@ -270,16 +267,13 @@ class Console:
                 yield step
             return
         step = Step(title, started_s, PlainStatus(sys.stderr, self.clock), self.clock)
-        outcome = "failed"
-        try:
-            yield step
-            outcome = "done"
-        except KeyboardInterrupt:
-            outcome = "interrupted"
-            raise
-        finally:
+
+        def end(outcome: str) -> None:
             step.status.close()
             self.info(f"{title}: {outcome} ({format_seconds(self.clock() - started_s)})")
+
+        with ending(end):
+            yield step
 
     def expect(self, *awaited: Awaited) -> None:
         """Announce steps that come within this block of steps."""

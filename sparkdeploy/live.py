@@ -6,12 +6,13 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self, TextIO
 
-from sparkdeploy.agenda import Agenda, Awaited, Doing, ended_line, in_seconds
+from sparkdeploy.agenda import Agenda, Awaited, Doing, ended_line, ending, in_seconds
 from sparkdeploy.errors import Mistakes
 from sparkdeploy.ink import Ink, Line, Piece, line_of
 from sparkdeploy.paper import cells_of, painted
 from sparkdeploy.picture import UNENDING, Picture, rows_taken, size_of, terminal_beneath
 from sparkdeploy.terminal import visible, visible_line
+from sparkdeploy.wrap import clipped
 
 if TYPE_CHECKING:
     import os
@@ -47,16 +48,13 @@ class LiveWork:
     def step(self, title: str) -> Iterator[LiveStep]:
         step = LiveStep(self, self.agenda.begin(title, self.clock()))
         self.picture.draw()
-        outcome = "failed"
-        try:
-            yield step
-            outcome = "done"
-        except KeyboardInterrupt:
-            outcome = "interrupted"
-            raise
-        finally:
+
+        def end(outcome: str) -> None:
             step.end_stage(outcome)
             self.end(step.doing, outcome)
+
+        with ending(end):
+            yield step
 
     def end(self, doing: Doing, outcome: str) -> None:
         self.agenda.end(doing)
@@ -149,5 +147,4 @@ def failure_lines(
 
 def _cut(text: str, width: int) -> Line:
     """A line of a log that is longer than the row says its important things at the beginning."""
-    shown = text if len(text) <= width else f"{text[: width - 1]}…"
-    return line_of(Piece(shown, Ink.QUIET))
+    return line_of(Piece(clipped(text, width), Ink.QUIET))

@@ -6,6 +6,7 @@ or in the ink of one. Nothing is ever cut; what alone is wider than a row sticks
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -68,6 +69,14 @@ def cells(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(map(_cells_of, text))
+
+
+def clipped(text: str, width: int) -> str:
+    """Return a text of at most `width` cells; `…` stands for what is left out."""
+    if cells(text) <= width:
+        return text
+    ends = itertools.accumulate(map(_cells_of, text))
+    return text[: sum(end < width for end in ends)] + "…"
 
 
 def _cells_of(character: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy import yaml_text
 from sparkdeploy.export.neighbour import (
     WRITTEN_BY,
     Export,
@@ -14,6 +13,7 @@ from sparkdeploy.export.neighbour import (
     image_of,
     neighbour_service,
     read_only,
+    settings_of,
     writable,
 )
 from sparkdeploy.export.panels import PANELS, Panel
@@ -35,7 +35,6 @@ SCHEMA_VERSION = 39
 
 def grafana_export(user: str, hosts: Hosts) -> Export:
     """Return the dashboard, and what Grafana reads and Compose starts; `user` is a UID:GID."""
-    comment = f"# {WRITTEN_BY} grafana`.\n"
     service = neighbour_service(
         image_of("grafana", hosts),
         user=user,
@@ -55,8 +54,8 @@ def grafana_export(user: str, hosts: Hosts) -> Export:
     return Export(
         files=(
             ExportedFile(DASHBOARD_FILE, json.dumps(dashboard(), indent=1) + "\n"),
-            ExportedFile(DATA_SOURCES_FILE, comment + yaml_text.dump(_data_sources())),
-            ExportedFile(DASHBOARDS_FILE, comment + yaml_text.dump(_dashboards())),
+            settings_of("grafana", DATA_SOURCES_FILE, _data_sources()),
+            settings_of("grafana", DASHBOARDS_FILE, _dashboards()),
             compose_of("grafana", {"grafana": service}),
         ),
         folders=(DATA,),

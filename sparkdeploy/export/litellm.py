@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy import yaml_text
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.neighbour import (
-    WRITTEN_BY,
     Export,
-    ExportedFile,
     compose_of,
     image_of,
     neighbour_service,
     read_only,
+    settings_of,
 )
 from sparkdeploy.plan.launch import Exposure
 
@@ -60,7 +58,7 @@ def litellm_export(served: Sequence[ServedDeployment], gateway: Gateway, hosts: 
     Raises UsageError where one name would mean two models.
     """
     _refuse_ambiguous(served)
-    config = ExportedFile(CONFIG_FILE, _config_text(served, gateway))
+    config = settings_of("litellm", CONFIG_FILE, _config(served, gateway))
     service = _service(served, gateway, image_of("litellm", hosts))
     compose = compose_of("litellm", {"litellm": service})
     return Export((config, compose), next_step="docker compose up -d")
@@ -81,7 +79,7 @@ def _refuse_ambiguous(served: Sequence[ServedDeployment]) -> None:
                 )
 
 
-def _config_text(served: Sequence[ServedDeployment], gateway: Gateway) -> str:
+def _config(served: Sequence[ServedDeployment], gateway: Gateway) -> dict[str, Any]:
     content: dict[str, Any] = {
         "model_list": [entry for number, it in enumerate(served) for entry in _entries(it, number)],
         # A request that failed is not sent again by itself: the machine may have too much to do.
@@ -90,7 +88,7 @@ def _config_text(served: Sequence[ServedDeployment], gateway: Gateway) -> str:
     }
     if gateway.key_file is not None:
         content["general_settings"] = {"master_key": f"{FROM_ENVIRONMENT}{MASTER_KEY_VARIABLE}"}
-    return f"# {WRITTEN_BY} litellm`.\n{yaml_text.dump(content)}"
+    return content
 
 
 def _entries(served: ServedDeployment, number: int) -> Iterator[dict[str, Any]]:

@@ -73,8 +73,16 @@ def writable(source: str, target: str) -> dict[str, Any]:
 
 def compose_of(command: str, services: Mapping[str, Any], **more: Any) -> ExportedFile:  # noqa: ANN401
     """Return the Compose file of these services, as `sparkdeploy export COMMAND` writes it."""
-    comment = f"# {WRITTEN_BY} {command}`.\n"
-    return ExportedFile(COMPOSE_FILE, comment + services_text(services, **more))
+    return _marked(COMPOSE_FILE, command, services_text(services, **more))
+
+
+def settings_of(command: str, path: str, content: dict[str, Any]) -> ExportedFile:
+    """Return a YAML file of settings, as `sparkdeploy export COMMAND` writes it."""
+    return _marked(path, command, yaml_text.dump(content))
+
+
+def _marked(path: str, command: str, text: str) -> ExportedFile:
+    return ExportedFile(path, f"# {WRITTEN_BY} {command}`.\n{text}")
 
 
 @functools.cache

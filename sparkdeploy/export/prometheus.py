@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy import yaml_text
 from sparkdeploy.export.neighbour import (
-    WRITTEN_BY,
     Export,
     ExportedFile,
     compose_of,
     image_of,
     neighbour_service,
     read_only,
+    settings_of,
     writable,
 )
 from sparkdeploy.export.rules import recording_rules
@@ -42,7 +41,6 @@ def prometheus_export(served: Sequence[ServedDeployment], user: str, hosts: Host
 
     `user` is the UID:GID that may read the key files.
     """
-    comment = f"# {WRITTEN_BY} prometheus`.\n"
     services = {
         "prometheus": _prometheus(served, user, image_of("prometheus", hosts)),
         "node-exporter": _node_exporter(image_of("node-exporter", hosts)),
@@ -50,8 +48,8 @@ def prometheus_export(served: Sequence[ServedDeployment], user: str, hosts: Host
     program = Path(__file__).with_name(GPU_PROGRAM).read_text(encoding="utf-8")
     return Export(
         files=(
-            ExportedFile(CONFIG_FILE, comment + yaml_text.dump(_config(served))),
-            ExportedFile(RULES_FILE, comment + yaml_text.dump(recording_rules())),
+            settings_of("prometheus", CONFIG_FILE, _config(served)),
+            settings_of("prometheus", RULES_FILE, recording_rules()),
             compose_of("prometheus", services),
             ExportedFile(GPU_PROGRAM, program, is_program=True),
         ),

@@ -11,12 +11,12 @@ from sparkdeploy.commands.watch.layout import (
     field,
     fitted,
     flow,
-    shortened,
     sparkline,
     wrapped,
 )
 from sparkdeploy.commands.watch.scene import GIB, Standing
 from sparkdeploy.ink import Ink, Line, Piece, line_of, plain_text
+from sparkdeploy.wrap import clipped
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -104,7 +104,7 @@ def _block(
 def _title(item: WatchedDeployment, now: datetime) -> tuple[Line, ...]:
     up = f"up {words.ago(item.up_since, now)}" if item.up_since is not None else ""
     return (
-        line_of(Piece(shortened(item.name, NAME_COLUMNS), Ink.STRONG)),
+        line_of(Piece(clipped(item.name, NAME_COLUMNS), Ink.STRONG)),
         line_of(_state(item, now)),
         line_of(up),
         line_of("" if item.life.is_gone else item.url),
@@ -183,7 +183,7 @@ def _kv(item: WatchedDeployment) -> Line:
 
 
 def _row(item: WatchedDeployment, now: datetime, columns: int) -> Line:
-    name = line_of(Piece(f"{shortened(item.name, NAME_COLUMNS):<{NAME_COLUMNS}}", Ink.STRONG))
+    name = line_of(Piece(f"{clipped(item.name, NAME_COLUMNS):<{NAME_COLUMNS}}", Ink.STRONG))
     if item.life is not Standing.SERVING:
         return fitted((name, line_of(_state(item, now))), columns)
     return fitted((name, *_main_figures(item)), columns)
@@ -197,12 +197,12 @@ def _node_lines(scene: Scene, columns: int) -> tuple[Line, ...]:
 
 
 def _node(node: WatchedNode, now: datetime, columns: int) -> tuple[Line, ...]:
-    name = line_of(Piece(shortened(node.name, NAME_COLUMNS), Ink.STRONG))
+    name = line_of(Piece(clipped(node.name, NAME_COLUMNS), Ink.STRONG))
     if node.gone_since is not None:
         since = f"gone since {words.clock(node.gone_since)} ({words.ago(node.gone_since, now)})"
         head = fitted((name, line_of(Piece(since, Ink.BAD))), columns)
         room = columns - len(plain_text(head)) - 2
-        why = shortened(node.problem, room) if room > 10 else ""
+        why = clipped(node.problem, room) if room > 10 else ""
         return ((*head, Piece(f"  {why}", Ink.QUIET)),)
     return flow((name, *_machine(node)), columns, "")
 

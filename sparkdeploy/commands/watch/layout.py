@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdeploy.ink import Ink, Line, Piece, plain_text
+from sparkdeploy.wrap import line_cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,10 +27,10 @@ def flow(fields: Iterable[Line], columns: int, indent: str = "  ") -> tuple[Line
     lines: list[list[Piece]] = []
     width = columns + 1
     for item in filter(plain_text, fields):
-        needed = len(BETWEEN) + len(plain_text(item))
+        needed = len(BETWEEN) + line_cells(item)
         if width + needed > columns:
             lines.append([Piece(indent)])
-            width = len(indent) + len(plain_text(item))
+            width = len(indent) + line_cells(item)
         else:
             lines[-1].append(Piece(BETWEEN))
             width += needed
@@ -52,10 +53,6 @@ def wrapped(text: str, columns: int, most_lines: int) -> tuple[str, ...]:
         lines.append(text[:cut])
         text = text[cut:].lstrip()
     return tuple(lines)
-
-
-def shortened(text: str, columns: int) -> str:
-    return text if len(text) <= columns else text[: columns - 1] + "…"
 
 
 def sparkline(values: Sequence[float], columns: int, ramp: str = BLOCKS) -> str:

@@ -10,7 +10,6 @@ import resource
 import select
 import signal
 import time
-from contextlib import suppress
 
 from sparkdeploy_vllm.guard import processes
 from sparkdeploy_vllm.guard.report import report
@@ -48,13 +47,13 @@ def write_stacks(leader: int) -> int:
     found = [pid for pid in below if processes.is_alive(pid)]
     told = {pid: processes.description_of(pid) for pid in found}
     for pid in found:
-        _send(pid, signal.SIGSTOP)
+        processes.send(pid, signal.SIGSTOP)
     deadline_s = time.monotonic() + ALL_STACKS_TIMEOUT_S
     for pid in found:
         if time.monotonic() < deadline_s:
             report("stacks_follow", **told[pid])
-            _send(pid, signal.SIGABRT)
-            _send(pid, signal.SIGCONT)
+            processes.send(pid, signal.SIGABRT)
+            processes.send(pid, signal.SIGCONT)
             _wait_for_end(pid)
     processes.reap(leader)
     return len(found)
@@ -73,7 +72,7 @@ def gpu_state() -> str:
     os.close(write_end)
     said = _read_for(read_end, GPU_TIMEOUT_S)
     # A driver that hangs keeps it for ever: it is left to `kill_all`.
-    _send(pid, signal.SIGKILL)
+    processes.send(pid, signal.SIGKILL)
     return said.decode(errors="replace").strip()
 
 
@@ -90,11 +89,6 @@ def _read_for(read_end: int, timeout_s: float) -> bytes:
     finally:
         os.close(read_end)
     return said[:MOST_GPU_BYTES]
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
 
 
 def _wait_for_end(pid: int) -> None:

@@ -90,6 +90,12 @@ def reap(leader: int) -> int | None:
             leader_status = status
 
 
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that may be gone, or be one that we may not touch."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
 def kill_all(leader: int) -> tuple[int, list[int]]:
     """SIGKILL the group of `leader` and every descendant, and reap them, until nothing is left.
 
@@ -103,8 +109,7 @@ def kill_all(leader: int) -> tuple[int, list[int]]:
     while True:
         living = descendants(os.getpid())
         for pid in living:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
         killed.update(living)
         reap(leader)
         if not living or time.monotonic() > deadline:
