@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
 import signal
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +15,7 @@ import pytest
 from sparkdeploy.server.tally import read_tally
 from tests.engine.conftest import SpecMaker, model_at, port_of, start_serving, until
 from tests.engine.program import Program
-from tests.tmux import BEFORE, LEFT, terminal
+from tests.engine.terminal.screen import SIZES, screen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,9 +23,12 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.node.host import DockerHost
+    from tests.engine.terminal.screen import Screen
 
 pytestmark = [pytest.mark.docker, pytest.mark.runs("status", "chat", "ask")]
 
+BEFORE = "what stood here before"
+LEFT = "left with"
 LOAD = 90
 """Tokens a second that the stand-in counts."""
 FIGURES = (
@@ -46,6 +52,16 @@ def program(tmp_path: Path) -> Program:
 @pytest.fixture
 def loaded(make_spec: SpecMaker) -> ContainerSpec:
     return make_spec(load=LOAD)
+
+
+@contextlib.contextmanager
+def terminal(program: Program, *arguments: str) -> Iterator[Screen]:
+    """Run `sparkdeploy` on a screen, between the lines BEFORE and LEFT with its exit code."""
+    command = shlex.join([sys.executable, "-m", "sparkdeploy", *arguments])
+    script = f"trap : INT; echo {shlex.quote(BEFORE)}; {command}; echo {LEFT} $?"
+    folder = program.root / "terminal"
+    with screen(["sh", "-c", script], program.env, folder, SIZES[0]) as window:
+        yield window
 
 
 def watched(program: Program, *names: str) -> Iterator[dict[str, Any]]:
@@ -101,7 +117,7 @@ def test_each_figure_is_whole_at_every_size_and_the_window_is_given_back(
     host: DockerHost, loaded: ContainerSpec, program: Program, deployment: str
 ) -> None:
     start_serving(host, loaded)
-    with terminal("status", "--watch", deployment, env=program.env) as window:
+    with terminal(program, "status", "--watch", deployment) as window:
         for columns, rows in ((80, 24), (120, 40), (200, 50), (100, 12), (80, 24)):
             window.resize(columns, rows)
             screen = window.until(partial(is_whole, columns=columns))
@@ -110,7 +126,7 @@ def test_each_figure_is_whole_at_every_size_and_the_window_is_given_back(
             assert all(len(line) <= columns for line in screen.split("\n"))
             assert screen.count("first token") == 1, "what stood there before is gone"
             assert BEFORE not in screen
-        window.type("q")
+        window.press("q")
         left = window.until(lambda seen: f"{LEFT} 0" in seen)
         assert left.startswith(BEFORE), "the screen is as it was"
         assert "first token" not in left
@@ -120,7 +136,7 @@ def test_a_server_that_is_killed_stays_as_gone_and_ctrl_c_leaves(
     host: DockerHost, loaded: ContainerSpec, program: Program, deployment: str
 ) -> None:
     container_id = start_serving(host, loaded)
-    with terminal("status", "--watch", deployment, env=program.env) as window:
+    with terminal(program, "status", "--watch", deployment) as window:
         window.until(lambda seen: "serving" in seen and "2 running" in seen)
         host._api.kill(container_id, "KILL")
         window.until(lambda seen: "gone: does not answer since" in seen or "gone: exited" in seen)
@@ -128,7 +144,7 @@ def test_a_server_that_is_killed_stays_as_gone_and_ctrl_c_leaves(
         assert "last error: something killed it (SIGKILL)" in screen
         host.remove(container_id)
         window.until(lambda seen: "gone: removed since" in seen)
-        window.type("C-c")
+        window.press("C-c")
         assert window.until(lambda seen: f"{LEFT} 0" in seen).startswith(BEFORE)
 
 
@@ -156,21 +172,21 @@ def test_a_chat_at_a_terminal(
     long_answer = " ".join(f"word{number}" for number in range(400))
     spec = make_spec(text=long_answer, thought="Let me think.", pieces_per_s=20)
     start_serving(host, spec)
-    with terminal("chat", deployment, env=program.env) as window:
+    with terminal(program, "chat", deployment) as window:
         window.until(lambda seen: "\n>" in seen)
-        window.type("Hello", "Enter")
+        window.press("Hello", "Enter")
         window.until(lambda seen: "Let me think." in seen and "word5" in seen)
-        window.type("C-c")
+        window.press("C-c")
         window.until(lambda seen: "(ended)" in seen)
         with model_at(port_of(spec)) as model:
             until(lambda: "stand_in:given_up 1" in model.exposition())
         saved = program.root / "conversation.json"
-        window.type(f"/save {saved}", "Enter")
+        window.press(f"/save {saved}", "Enter")
         until(saved.exists)
         window.until(lambda seen: "written to" in seen)
-        window.type("C-c")
+        window.press("C-c")
         window.until(lambda seen: "Ctrl-D leaves" in seen)
-        window.type("C-d")
+        window.press("C-d")
         window.until(lambda seen: f"{LEFT} 0" in seen)
     said = json.loads(saved.read_text())["messages"]
     assert [message["role"] for message in said] == ["user", "assistant"]

@@ -16,7 +16,7 @@ import pytest
 from tests.engine.conftest import DEADLINE_S, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 SIZES = ((80, 24), (120, 40), (200, 50))
@@ -47,9 +47,17 @@ class Screen:
         """Make the window another size, as somebody who pulls at its corner does."""
         self._tmux("resize-window", "-x", str(columns), "-y", str(rows))
 
-    def press(self, key: str) -> None:
-        """Press a key: `C-c`, `Enter`."""
-        self._tmux("send-keys", key)
+    def press(self, *keys: str) -> None:
+        """Press keys: `C-c`, `Enter`; other words letter by letter."""
+        self._tmux("send-keys", *keys)
+
+    def until(self, condition: Callable[[str], bool]) -> str:
+        """Return the first screen of which it is true; fail with the last one."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not condition(shown := self.shows()):
+            assert time.monotonic() < deadline_s, f"never seen; the screen:\n{shown}"
+            time.sleep(0.05)
+        return shown
 
     def until_shown(self, words: str, timeout_s: float = DEADLINE_S) -> str:
         """Wait until the screen has these words; return all of it."""
