@@ -1,0 +1,134 @@
+"""sparkdeploy installed by name: its wheel and its sdist, with no checkout beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy import __version__
+from sparkdeploy.commands.elsewhere.program import identity
+
+CHECKOUT = Path(__file__).parents[3]
+UV = Path(sys.executable).with_name("uv")
+OURS = ("SPARKDEPLOY_", "XDG_", "PYTHON")
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """Somebody with an empty home, who has the distributions in a folder and no checkout."""
+
+    home: Path
+    dists: Path
+
+    def run(self, *argv: str | Path, **more_env: str) -> subprocess.CompletedProcess[str]:
+        """Run a program in the home, whatever its exit code."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+        return subprocess.run(
+            argv,
+            cwd=self.home,
+            env={**kept, "HOME": str(self.home), **more_env},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def uvx(self, source: str | Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run sparkdeploy as `uvx` does; `source` is a name, or a distribution's path."""
+        # What one test has fetched, the next one need not.
+        where = ("--find-links", self.dists, "--cache-dir", self.dists / "cache")
+        return self.run(UV, "tool", "run", *where, "--from", source, "sparkdeploy", *arguments)
+
+
+@pytest.fixture(scope="module")
+def dists(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the sdist, and the wheel out of that sdist, by the tools that are here."""
+    folder = tmp_path_factory.mktemp("dists")
+    _build(folder)
+    return folder
+
+
+def _build(folder: Path, *options: str) -> None:
+    argv: list[str | Path] = [
+        UV,
+        "build",
+        *options,
+        "--no-build-isolation",
+        "--python",
+        sys.executable,
+    ]
+    done = subprocess.run(
+        [*argv, "--out-dir", folder, CHECKOUT], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def stranger(dists: Path, tmp_path: Path) -> Stranger:
+    home = tmp_path / "home"
+    home.mkdir()
+    return Stranger(home, dists)
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    (found,) = folder.glob(pattern)
+    return found
+
+
+def test_the_sdist_makes_the_very_wheel_of_the_checkout(dists: Path, tmp_path: Path) -> None:
+    _build(tmp_path, "--wheel")
+    ours, theirs = (
+        {item.filename: item.CRC for item in zipfile.ZipFile(_only(folder, "*.whl")).infolist()}
+        for folder in (tmp_path, dists)
+    )
+    assert ours == theirs
+    assert not [name for name in ours if name.startswith(("tests/", "docs/"))]
+
+
+def test_it_runs_by_name_in_an_empty_home_with_all_that_the_checkout_has(
+    stranger: Stranger,
+) -> None:
+    version = stranger.uvx("sparkdeploy", "--version")
+    assert version.stdout == f"sparkdeploy {__version__}\n", version.stderr
+    # A digest of the package, the recipes and the Dockerfiles.
+    assert stranger.uvx("sparkdeploy", "--identity").stdout.strip() == identity()
+
+    listed = stranger.uvx("sparkdeploy", "list", "--json")
+    assert listed.returncode == 0, listed.stderr
+    names = {item["name"] for item in json.loads(listed.stdout)["recipes"]}
+    assert names >= {path.stem for path in (CHECKOUT / "recipes").glob("*.yaml")}
+
+    planned = stranger.uvx("sparkdeploy", "plan", "v2", "--json")
+    plan = json.loads(planned.stdout)
+    assert plan["recipe"] == "v2", planned.stderr
+    assert [item["stage"] for item in plan["images"]] == ["base", "engine", "plugin"]
+
+
+def test_the_sdist_installs_what_the_wheel_does(stranger: Stranger) -> None:
+    said = stranger.uvx(_only(stranger.dists, "*.tar.gz"), "--identity")
+    assert said.stdout.strip() == identity(), said.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
+def test_pipx_installs_it(stranger: Stranger, tmp_path: Path, pattern: str) -> None:
+    tools = tmp_path / "tools"
+    made = stranger.run(sys.executable, "-m", "venv", tools)
+    assert made.returncode == 0, made.stderr
+    fetched = stranger.run(tools / "bin" / "python", "-m", "pip", "install", "--quiet", "pipx")
+    assert fetched.returncode == 0, fetched.stderr
+
+    dist = _only(stranger.dists, pattern)
+    places = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
+    installed = stranger.run(tools / "bin" / "pipx", "install", dist, **places)
+    assert installed.returncode == 0, installed.stderr
+    command = tmp_path / "bin" / "sparkdeploy"
+    assert stranger.run(command, "--identity").stdout.strip() == identity()
+    assert "mtp-2" in stranger.run(command, "list").stdout
