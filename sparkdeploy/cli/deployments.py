@@ -12,9 +12,11 @@ from sparkdeploy.cli.options import (
     ClusterOption,
     JsonOption,
     KnownBadOption,
+    MaxLenOption,
     NameOption,
     OnOption,
     PageCacheOption,
+    PortOption,
     PublicOption,
     RecipeArgument,
     SetOption,
@@ -22,11 +24,12 @@ from sparkdeploy.cli.options import (
     YesOption,
     current_settings,
     requested,
-    with_consent,
+    with_knobs,
 )
 from sparkdeploy.cli.printing import answer, print_plan, require_no_problems
 from sparkdeploy.cli.watching import WatchedArgument, WatchOption, show_watch
 from sparkdeploy.console import console, format_bytes
+from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +51,8 @@ UpdateImageOption = Annotated[
 def up(
     recipe: RecipeArgument = None,
     assignments: SetOption = None,
+    port: PortOption = None,
+    max_len: MaxLenOption = None,
     name: NameOption = "main",
     public: PublicOption = False,
     cluster: ClusterOption = False,
@@ -73,7 +78,6 @@ def up(
     from sparkdeploy.commands.up import Extent, Handover
     from sparkdeploy.commands.up import up as deploy
     from sparkdeploy.deploy.memory import PageCache
-    from sparkdeploy.errors import UsageError
 
     if sum((prepare, detach, dry_run)) > 1:
         raise UsageError("--dry-run, --prepare and --detach exclude each other")
@@ -82,7 +86,7 @@ def up(
     if dry_run and update_image:
         raise UsageError("--update-image asks the registry, and --dry-run asks nobody")
     settings = current_settings()
-    assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
+    assignments = with_knobs(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
     request = requested(recipe, assignments, settings, name=name, public=public, cluster=cluster)
     if dry_run:
         plan = plan_for(request, settings)
@@ -146,7 +150,6 @@ def down(
     """Stop and remove a deployment; images, checkpoints and caches stay."""
     from sparkdeploy.commands import chosen
     from sparkdeploy.commands.operate import take_down, take_everything_down
-    from sparkdeploy.errors import UsageError
 
     if everything and name is not None:
         raise UsageError("give a deployment's name or --all, not both")
@@ -212,6 +215,8 @@ def diagnose(
 def rehearse(
     recipe: RecipeArgument = None,
     assignments: SetOption = None,
+    port: PortOption = None,
+    max_len: MaxLenOption = None,
     name: NameOption = "rehearsal",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Make the text without speculation anew.")
@@ -227,7 +232,7 @@ def rehearse(
     from sparkdeploy.commands import rehearse as stage
 
     settings = current_settings()
-    assignments = with_consent(assignments, unsafe=unsafe)
+    assignments = with_knobs(assignments, port, max_len, unsafe=unsafe)
     report = stage.rehearse(
         requested(recipe, assignments, settings, name=name, cluster=cluster),
         settings,
@@ -238,20 +243,14 @@ def rehearse(
     content = {**asdict(report), "tokens_a_second": report.tokens_a_second}
     answer(_rehearsal_lines(report), content, as_json=as_json)
     if report.is_kept and not as_json:
-        _say_way_in(report)
+        from sparkdeploy.cli.outcome import say_next
 
-
-def _say_way_in(report: Report) -> None:
-    """Say on a terminal what may be asked of a rehearsal that goes on, and what typed next."""
-    from sparkdeploy.cli.outcome import curl_line, say_next
-    from sparkdeploy.server.pooling import CHAT
-
-    if report.answers and console.draws:
-        console.info(f"try: {curl_line(report.base_url, CHAT, report.model)}")
-    say_next(report.deployment)
+        say_next(report.deployment)
 
 
 def _rehearsal_lines(report: Report) -> Iterator[str]:
+    from sparkdeploy.cli.outcome import curl_line
+
     compared = ", and its text is the one without speculation" if report.is_compared else ""
     yield f"rehearsal of {report.recipe}: it answers{compared}"
     # What dummy weights say is noise.
@@ -281,6 +280,7 @@ def _rehearsal_lines(report: Report) -> Iterator[str]:
             f"  still serving at {report.base_url}/v1; `sparkdeploy down {report.deployment}` "
             "ends it"
         )
+        yield f"try: {curl_line(report.base_url, report.endpoint, report.model)}"
 
 
 def _speculation_lines(report: Report) -> Iterator[str]:

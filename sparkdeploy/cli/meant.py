@@ -91,6 +91,9 @@ SETTINGS = {
 }
 """What vLLM and others call a recipe's values, beside the names that are alike."""
 OPTIONS = {
+    "--ctx": "--max-len",
+    "--context-length": "--max-len",
+    "--max-model-len": "--max-len",
     "--force": "--yes",
     "--assume-yes": "--yes",
     "-d": "--detach",

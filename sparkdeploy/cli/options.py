@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperCommand
 
+from sparkdeploy.errors import UsageError
+
 if TYPE_CHECKING:
     from sparkdeploy.commands.request import Request
     from sparkdeploy.settings import Settings
@@ -96,6 +98,18 @@ SetOption = Annotated[
         "'model.served_name=[a, b]'.",
     ),
 ]
+PortOption = Annotated[
+    int | None,
+    typer.Option("--port", min=1024, max=65535, help="Where it answers, as `--set serve.port=`."),
+]
+MaxLenOption = Annotated[
+    str | None,
+    typer.Option(
+        "--max-len",
+        metavar="TOKENS",
+        help="Of a request with its answer, such as 64K; as `--set serve.max_model_len=`.",
+    ),
+]
 KnownBadOption = Annotated[
     bool,
     typer.Option(
@@ -127,6 +141,35 @@ def with_consent(
     """Return the overrides with what the user consents to among them."""
     given = {"allow_known_bad=true": known_bad, "allow_unsafe=true": unsafe}
     return [*(assignments or ()), *(consent for consent, is_given in given.items() if is_given)]
+
+
+def with_knobs(
+    assignments: list[str] | None,
+    port: int | None,
+    max_len: str | None,
+    *,
+    known_bad: bool = False,
+    unsafe: bool = False,
+) -> list[str]:
+    """Return the overrides with those that have an option of their own, consents too.
+
+    Raises UsageError for a value that is given both ways.
+    """
+    from sparkdeploy.recipe.document import is_set
+
+    said = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
+    given = {"--port": ("serve.port", port), "--max-len": ("serve.max_model_len", max_len)}
+    for option, (path, value) in given.items():
+        if value is None:
+            continue
+        for assignment in assignments or ():
+            if is_set(path, assignment):
+                raise UsageError(
+                    f"{option} and --set {assignment} are about the same value, {path}",
+                    hint="give one of the two",
+                )
+        said.append(f"{path}={value}")
+    return said
 
 
 def requested(

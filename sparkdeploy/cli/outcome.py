@@ -7,14 +7,13 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.cli.options import current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.commands.request import up_words
 from sparkdeploy.commands.up import Extent
 from sparkdeploy.console import console
 from sparkdeploy.plan.backends import planned_backends
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.server.pooling import CHAT, COMPLETIONS, example_body
+from sparkdeploy.server.pooling import CHAT, example_body, route_to_try
 from sparkdeploy.server.truth import findings
 from sparkdeploy.settings import ON_VARIABLE
 
@@ -40,8 +39,7 @@ def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json
 def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
     name = outcome.plan.deployment.name
     if extent is Extent.PREPARE:
-        words = up_words(request, current_settings())
-        yield f"ready to start: {shlex.join(['sparkdeploy', *words])}"
+        yield f"ready to start: {shlex.join(['sparkdeploy', *up_words(request)])}"
         return
     if extent is Extent.DETACH and outcome.changed:
         yield f"{name} is starting; `sparkdeploy status` shows when it answers"
@@ -96,7 +94,7 @@ def _tried(outcome: Outcome) -> str:
     """Return the route to try: a chat's, or the one of a model that writes no text."""
     readiness, serve = outcome.readiness, outcome.plan.resolved.recipe.serve
     if readiness is not None:
-        return CHAT if readiness.answer.path == COMPLETIONS else readiness.answer.path
+        return route_to_try(readiness.answer.path)
     return "/v1/embeddings" if serve.runner == "pooling" else CHAT
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,9 +13,11 @@ from sparkdeploy.cli.options import (
     FitsOption,
     JsonOption,
     KnownBadOption,
+    MaxLenOption,
     NameOption,
     OfflineOption,
     OnOption,
+    PortOption,
     PublicOption,
     RecipeArgument,
     SetOption,
@@ -23,6 +25,7 @@ from sparkdeploy.cli.options import (
     current_settings,
     requested,
     with_consent,
+    with_knobs,
 )
 from sparkdeploy.cli.printing import (
     answer,
@@ -32,6 +35,9 @@ from sparkdeploy.cli.printing import (
 )
 from sparkdeploy.console import console
 from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
+
+if TYPE_CHECKING:
+    from sparkdeploy.plan.steps import Plan
 
 HardwareOption = Annotated[
     str | None,
@@ -174,6 +180,8 @@ def show_recipe(
 def plan_recipe(
     recipe: RecipeArgument = None,
     assignments: SetOption = None,
+    port: PortOption = None,
+    max_len: MaxLenOption = None,
     name: NameOption = "main",
     public: PublicOption = False,
     cluster: ClusterOption = False,
@@ -194,7 +202,7 @@ def plan_recipe(
     _on: OnOption = None,
 ) -> None:
     """Say what `up` would do, and do nothing; with --hardware, what would fit and how fast."""
-    assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
+    assignments = with_knobs(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
     if hardware is not None or html is not None or headers:
         # An estimate has no steps to show or to check.
         if show is not None or check:
@@ -226,9 +234,16 @@ def plan_recipe(
     # What `up` would refuse goes before what it would do.
     if check or show is None:
         require_no_problems(plan)
-    if check and plan.has_work:
-        raise ChangesPendingError("the plan has work to do", hint="run `sparkdeploy up`")
-    if check and plan.is_unchecked:
+    if check:
+        _require_nothing_to_do(plan)
+
+
+def _require_nothing_to_do(plan: Plan) -> None:
+    """Raise ChangesPendingError where there is work, or memory was not checked."""
+    if plan.has_work:
+        command = f"sparkdeploy up {plan.resolved.called}"
+        raise ChangesPendingError("the plan has work to do", hint=f"run `{command}`")
+    if plan.is_unchecked:
         raise ChangesPendingError("memory was not checked", hint="the line with ? says why")
 
 

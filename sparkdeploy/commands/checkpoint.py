@@ -243,8 +243,7 @@ def refuse_other_family(resolved: Resolved, settings: Settings) -> None:
         return
     found = published_config(model, settings)
     if not is_qwen35_moe(found.config):
-        name = resolved.wanted or resolved.recipe.name
         raise RecipeError(
-            f"{name} serves {model.source}, and a twin resembles Qwen3.5-MoE alone",
-            hint=f"sparkdeploy rehearse {shlex.quote(name)} shrinks its own configuration",
+            f"{resolved.called} serves {model.source}, and a twin resembles Qwen3.5-MoE alone",
+            hint=f"sparkdeploy rehearse {resolved.called} shrinks its own configuration",
         )

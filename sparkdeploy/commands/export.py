@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.request import plan_for, resolve, up_words
+from sparkdeploy.commands.request import plan_for, resolve, seen_from_anywhere, up_words
 from sparkdeploy.errors import BuildError, CheckpointError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.systemd_unit import Unit, unit_text
@@ -50,7 +50,7 @@ def export_systemd(request: Request, settings: Settings, env: Mapping[str, str])
     return unit_text(
         Unit(
             deployment=request.deployment.name,
-            up=[*program, *up_words(request, settings), "--yes"],
+            up=[*program, *up_words(seen_from_anywhere(request, settings)), "--yes"],
             down=[*program, "down", request.deployment.name],
             user=_user(),
             folder=str(Path.cwd()),
@@ -66,7 +66,7 @@ def export_compose(request: Request, settings: Settings) -> str:
     Raises CheckpointError as long as the model is not here: its owner is the container's user.
     """
     plan = plan_for(request, settings)
-    prepare = shlex.join(["sparkdeploy", *up_words(request, settings), "--prepare"])
+    prepare = _prepare(request)
     if plan.head.spec is None:
         raise CheckpointError(
             "the model is not here yet, so the container's user and mounts are unknown",
@@ -74,7 +74,12 @@ def export_compose(request: Request, settings: Settings) -> str:
         )
     if tag := unsettled([step.stage for step in plan.images]):
         raise BuildError(f"nobody has asked yet what the image {tag} is", hint=prepare)
-    return compose_text(plan.head.spec.with_fingerprint(), prepare=prepare)
+    written = _prepare(seen_from_anywhere(request, settings))
+    return compose_text(plan.head.spec.with_fingerprint(), prepare=written)
+
+
+def _prepare(request: Request) -> str:
+    return shlex.join(["sparkdeploy", *up_words(request), "--prepare"])
 
 
 def _user() -> str:

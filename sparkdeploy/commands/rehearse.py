@@ -23,7 +23,6 @@ from sparkdeploy.deploy.changing import held_back, locked_here
 from sparkdeploy.deploy.watch import start_title
 from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
-from sparkdeploy.node.ports import is_port_free
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.recipe.load import library, load_engine
@@ -34,6 +33,7 @@ from sparkdeploy.rehearsal.miniature import (
     make_drafter,
     miniature_of,
     miniature_of_stand_in,
+    port_of,
     twin_to_serve,
     with_fp8_twin,
     without_speculation,
@@ -42,6 +42,7 @@ from sparkdeploy.rehearsal.reference import Answer
 from sparkdeploy.rehearsal.requests import Asked, ask_conversation, ask_sampled
 from sparkdeploy.rehearsal.stand_in import make_stand_in
 from sparkdeploy.server.client import ServedModel
+from sparkdeploy.server.pooling import CHAT, route_to_try
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,7 +61,6 @@ TURBOQUANT = "TURBOQUANT"
 """What a layer's attention is called in the log of an engine that has such a cache."""
 MOE_OF_QWEN = re.compile(r"Qwen3\.[5-9]-\d+B-A\d+B", re.IGNORECASE)
 """Repositories of Qwen3.5-MoE, where nobody can be asked for the config.json."""
-PORTS = range(8190, 8290)
 QUESTIONS = "sampling, a conversation"
 TWIN_SEED = 20261121
 TWIN_SHAPE = TwinShape()
@@ -107,6 +107,8 @@ class Report:
     reference: str
     """Where the text without speculation came from."""
     base_url: str
+    endpoint: str
+    """The route that may be tried."""
     model: str
     """As requests name it."""
     is_kept: bool
@@ -244,7 +246,7 @@ def _miniature(request: Request, settings: Settings) -> Miniature:
             f"{resolved.recipe.name} cannot be rehearsed: not known is {error}",
             hint="`sparkdeploy plan` holds its flags and parsers against the release all the same",
         ) from error
-    return miniature_of_stand_in(resolved, engine=engine, stand_in=stand_in, port=_free_port())
+    return miniature_of_stand_in(resolved, engine=engine, stand_in=stand_in, port=port_of(resolved))
 
 
 def _published(resolved: Resolved, settings: Settings) -> PublishedConfig | None:
@@ -265,14 +267,7 @@ def _miniature_of_twin(resolved: Resolved, engine: Engine, settings: Settings) -
     resolved = with_fp8_twin(resolved, twin)
     count_twin(resolved, twin, settings)
     make_drafter(resolved, twin, TWIN_SHAPE, seed=TWIN_SEED)
-    return miniature_of(resolved, engine=engine, twin=twin, port=_free_port())
-
-
-def _free_port() -> int:
-    port = next(filter(is_port_free, PORTS), None)
-    if port is None:
-        raise NodeError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free")
-    return port
+    return miniature_of(resolved, engine=engine, twin=twin, port=port_of(resolved))
 
 
 def _texts_without_speculation(
@@ -354,6 +349,7 @@ def _report(small: Miniature, run: _Run, source: str, *, is_kept: bool) -> Repor
         draft_fp8_layers=facts.draft_fp8_layers if facts else None,
         reference=source,
         base_url=run.outcome.plan.base_url,
+        endpoint=route_to_try(readiness.answer.path) if readiness else CHAT,
         model=small.resolved.recipe.model.served_names[0],
         is_kept=is_kept,
         deployment=run.outcome.plan.deployment.name,

@@ -97,9 +97,9 @@ def as_started(
     return resolve(request, settings, ImageLock(settings.state_dir, {new.tag: new.settled})), new
 
 
-def up_words(request: Request, settings: Settings) -> list[str]:
+def up_words(request: Request) -> list[str]:
     """Return the `up` that means this request, without the program's name."""
-    words = ["up", from_anywhere(request.recipe, settings)]
+    words = ["up", request.recipe]
     words += [word for item in request.assignments for word in ("--set", item)]
     if request.reach is Reach.CLUSTER:
         words.append("--cluster")
@@ -140,6 +140,11 @@ def with_expected_paths(plan: Plan, settings: Settings) -> Plan:
     expected = decide(resolved, settings, observed, plan.deployment, plan.formation)
     # The rest of the plan stays as it is: there is a download to do.
     return replace(plan, parts=expected.parts)
+
+
+def seen_from_anywhere(request: Request, settings: Settings) -> Request:
+    """Return the request as it may be typed in any folder."""
+    return replace(request, recipe=from_anywhere(request.recipe, settings))
 
 
 def from_anywhere(recipe: str, settings: Settings) -> str:

@@ -216,7 +216,7 @@ def _has_image(node: Node, tag: str) -> bool:
 def _image_to_come(plan: Plan, part: Part) -> Check:
     recipe = plan.resolved.recipe.name
     value = f"the image of {recipe} is not on {part.node} yet"
-    fix = f"sparkdeploy up {recipe} --cluster --prepare"
+    fix = f"sparkdeploy up {plan.resolved.called} --cluster --prepare"
     return Check(part.node, "engine image", "not seen", value, fix=fix)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import lock_descriptor
 
 from sparkdeploy.errors import NodeError
+from sparkdeploy.moment import clock_words
 from sparkdeploy.node.shared_files import (
     SHARED_FILE_MODE,
     SHARED_FOLDER_MODE,
@@ -52,7 +53,7 @@ class Holder:
         what = f"`{self.command}`" if self.command else "another process"
         if self.pid is None:
             return what
-        since = f", since {self.since}" if self.since else ""
+        since = f", since {_moment_words(self.since)}" if self.since else ""
         return f"{what} (pid {self.pid} of {self.user}{since})"
 
 
@@ -271,6 +272,10 @@ def _command(said: object) -> str:
         return ""
     shown = "".join(char if char.isprintable() else "?" for char in said[:MAX_COMMAND])
     return shown.replace("`", "'").strip()
+
+
+def _moment_words(since: str) -> str:
+    return clock_words(datetime.fromisoformat(since), datetime.now(UTC))
 
 
 def _since(said: object) -> str:

@@ -27,6 +27,8 @@ class PortOwner:
     deployment: str | None = None
     process: str | None = None
     pid: int | None = None
+    is_listening: bool = True
+    """A deployment owns its port from its start, long before it listens."""
 
     def describe(self) -> str:
         if self.deployment:
@@ -65,7 +67,8 @@ def port_owner(
     for fact in containers:
         # The parts of the other nodes carry the port of their head, who alone listens.
         if fact.is_running and not fact.rank and fact.labels.get(labels.PORT) == str(port):
-            return PortOwner(deployment=fact.deployment)
+            is_listening = any(_listening_inodes(port, proc))
+            return PortOwner(deployment=fact.deployment, is_listening=is_listening)
     inodes = set(_listening_inodes(port, proc))
     return next(_socket_holders(inodes, proc), PortOwner())
 

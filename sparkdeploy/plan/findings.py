@@ -91,7 +91,7 @@ def _gpu_findings(resolved: Resolved, seen: ObservedNode) -> Iterator[Finding]:
         node.gpu_failure,
         node=node.name,
         engine=resolved.engine.name,
-        rehearsed=None if needs_another else resolved.wanted or recipe.name,
+        rehearsed=None if needs_another else resolved.called,
     )
     if node.gpu is None:
         return
@@ -157,7 +157,8 @@ def _image(plan: Plan) -> Finding:
     step = plan.images[-1]
     image = plan.observed.head.images.get(step.stage.tag)
     if image is None or step.action is not Action.REUSE:
-        return ok(check, f"{step.stage.tag} will be built by `up`")
+        # What it will be called depends on the base, and no registry was asked for that here.
+        return ok(check, f"{plan.resolved.engine.name} has no such image yet; `up` makes it")
     if step.stage.name == "guard":
         return ok(check, f"{step.stage.tag}: {plan.resolved.engine.image} as it is, and the guard")
     rebuild = f"sparkdeploy image rm {step.stage.tag}, then `sparkdeploy up` builds it anew"

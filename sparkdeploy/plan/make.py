@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 OVERLAY_WRITE_BYTES = 16 * 10**6
 """An overlay is links, one config and one index; the 122B's index is the largest of them."""
+STARTING = "starting, and as the recipe says"
 NOT_NEEDED = "not needed: a later stage is here"
 
 
@@ -132,6 +133,8 @@ def _part(plan: Plan, seat: Seat) -> Part:
     place = place_of(plan.observed, plan.folders, seat.node)
     spec = _spec(plan, seat, place, claim) if place is not None else None
     action, reason = _done_about(spec, existing_container(seen, plan.deployment))
+    if action is Action.REUSE and _is_starting(plan):
+        reason = STARTING
     needs = _head_needs(plan) if seat.is_head else _worker_needs(plan, seen)
     needs = replace(
         needs,
@@ -184,6 +187,12 @@ def _done_about(
     if not existing.is_running:
         return Action.REPLACE, f"the container is {existing.state}"
     return Action.REUSE, "running as the recipe says"
+
+
+def _is_starting(plan: Plan) -> bool:
+    """Say whether the deployment runs and nobody listens on its port yet."""
+    owner = plan.observed.port
+    return owner is not None and owner.deployment == plan.deployment.name and not owner.is_listening
 
 
 def _head_needs(plan: Plan) -> Needs:

@@ -148,7 +148,7 @@ def _draft_problems(resolved: Resolved, observed: Observed) -> Iterator[Problem]
         yield Problem(
             "model.draft_vocabulary",
             f"draft head: {model.name} has no tokenizer.json to count its frequent tokens with",
-            f"sparkdeploy up {resolved.recipe.name} --set checkpoint.draft_lm_head=null",
+            f"sparkdeploy up {resolved.called} --set checkpoint.draft_lm_head=null",
             blocks="prepare",
         )
 

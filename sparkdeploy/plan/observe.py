@@ -340,7 +340,7 @@ def source_already_here(
 def _port_owner(
     port: int, exposure: Exposure, containers: tuple[ContainerFact, ...]
 ) -> PortOwner | None:
-    """A deployment of ours owns its port from its start, long before it listens."""
+    """A deployment of ours owns its port also while it starts, and is not listening yet."""
     owner = ports.port_owner(port, containers)
     if owner.deployment is None and ports.is_port_free(port, exposure.host):
         return None

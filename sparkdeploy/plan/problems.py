@@ -87,11 +87,11 @@ def _preview_problems(plan: Plan) -> Iterator[Problem]:
 def _too_few_nodes(plan: Plan) -> Iterator[Problem]:
     least, count = plan.resolved.recipe.cluster.least_nodes, len(plan.parts)
     if count < least:
-        name = plan.resolved.wanted or plan.resolved.recipe.name
+        name = plan.resolved.recipe.name
         yield Problem(
             "recipe.nodes",
             f"{name} needs {least} nodes (cluster.min_nodes), and this plan has {count}",
-            f"sparkdeploy up {name} --cluster",
+            f"sparkdeploy up {plan.resolved.called} --cluster",
             blocks="prepare",
         )
 

@@ -157,7 +157,7 @@ def mods_text(plan: Plan) -> str:
     """Return every file of every mod as it would be in the image, and which mods are not here."""
     resolved = plan.resolved
     if not resolved.mods:
-        return f"{shown(resolved.wanted or resolved.recipe.name)} has no mods"
+        return f"{shown(resolved.called)} has no mods"
     missing = [mod for mod in resolved.mods if mod.is_missing]
     return "\n".join(
         [

@@ -82,7 +82,7 @@ def room_finding(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding
             CHECK,
             f"by estimate one request of {row.context_tokens:,} tokens does not fit beside "
             f"{weights} of weights",
-            "lower serve.max_model_len or compress the cache: `sparkdeploy show RECIPE --capacity`",
+            f"lower serve.max_model_len or compress the cache: `{_capacity_command(plan)}`",
         )
     elif row is not None:
         yield ok(
@@ -90,6 +90,11 @@ def room_finding(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding
             f"by estimate {row.concurrency:.1f} requests of {row.context_tokens:,} tokens fit "
             f"beside {weights} of weights",
         )
+
+
+def _capacity_command(plan: Plan) -> str:
+    cluster = "" if plan.formation.is_alone else " --cluster"
+    return f"sparkdeploy show {plan.resolved.called} --capacity{cluster}"
 
 
 def not_checked(plan: Plan, reason: str) -> Finding:

@@ -94,6 +94,18 @@ def _merge_mapping(
     return merged
 
 
+def is_set(dotted: str, assignment: str) -> bool:
+    """Say whether one `--set path=value` changes that value; RecipeError as `with_setting`."""
+    found: Any = with_setting(Document({}, {}), assignment).content
+    for key in dotted.split("."):
+        if not isinstance(found, dict):
+            return True  # what stands above it is replaced
+        if key not in found:
+            return False
+        found = found[key]
+    return True
+
+
 def with_setting(document: Document, assignment: str) -> Document:
     """Apply one `--set path=value`, a value in YAML; RecipeError for what cannot be set."""
     dotted, separator, text = assignment.partition("=")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -78,6 +79,11 @@ class Resolved:
     allowed: tuple[Mistake, ...] = ()
     """What `--allow-unsafe` consents to."""
 
+    @property
+    def called(self) -> str:
+        """What a command that is proposed says for it: what the user said, as it is typed."""
+        return shlex.quote(self.wanted or self.recipe.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -142,8 +148,9 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
     image = recipe.image or (engine.image if engine is not None else None)
     if engine is not None:
         engine = settled_engine(_with_image(engine, recipe.image), library.images)
-    # A value that is wrong was left out, and its absence is no second mistake.
-    wrong = {mistake.path for mistake in mistakes}
+    # A value that is wrong was left out; what that means for the mapping that it stood in is no
+    # second mistake.
+    wrong = {mistake.path[:end] for mistake in mistakes for end in range(1, len(mistake.path) + 1)}
     found = rules.find_contradictions(recipe, engine)
     mistakes += [mistake for mistake in found if mistake.path not in wrong]
     refused, warnings = _arguments(recipe, engine)

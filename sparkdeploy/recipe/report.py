@@ -147,7 +147,7 @@ def _remarks(row: Mapping[str, Any]) -> str:
 def origin_lines(resolved: Resolved) -> Iterator[Block]:
     """Yield `path: value  # where it was written` for every value of a resolved recipe.
 
-    Files are called by their names; which ones these are stands at the end.
+    Files are called by their names; in which folders they lie stands at the end.
     """
     content = resolved.recipe.model_dump(by_alias=True)
     files = {str(it.file) for it in resolved.origins.values() if it.line is not None}
@@ -160,11 +160,20 @@ def origin_lines(resolved: Resolved) -> Iterator[Block]:
         text = f"{'.'.join(map(str, path))}: {json.dumps(value)}"
         rows.append(row_of(text, Piece(f"# {origin or 'default'}", Ink.QUIET)))
     yield TextTable((TextColumn("", Fill.WORDS), TextColumn()), tuple(rows))
-    for file, name in sorted(names.items(), key=lambda item: item[1]):
-        if name != file:
-            yield line_of(Piece(f"# {name} is {file}", Ink.QUIET))
+    yield from _folder_lines(names)
     if resolved.translation is not None:
         yield from short_lines(resolved.translation)
+
+
+def _folder_lines(names: Mapping[str, str]) -> Iterator[Line]:
+    """Yield each folder once, with what lies in it."""
+    by_folder: dict[str, list[str]] = {}
+    for file, name in sorted(names.items(), key=lambda item: item[1]):
+        if name != file:
+            by_folder.setdefault(file.removesuffix(f"/{name}") or "/", []).append(name)
+    for folder, found in by_folder.items():
+        lie = "lies" if len(found) == 1 else "lie"
+        yield line_of(Piece(f"# {', '.join(found)} {lie} in {folder}", Ink.QUIET))
 
 
 def short_names(files: Iterable[str]) -> dict[str, str]:

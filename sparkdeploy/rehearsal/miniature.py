@@ -19,7 +19,8 @@ from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.twin.drafter import build_drafter
 from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
 from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.errors import NodeError, RecipeError
+from sparkdeploy.node.ports import is_port_free
 from sparkdeploy.recipe.flags import flag_of
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.paths import is_folder
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 TURBOQUANT = "turboquant_"
 DFLASH = "dflash"
+PORTS = range(8190, 8290)
 MAX_MODEL_LEN = 2048
 DRAFT_ROWS = 256
 """Half of the twin's tokens: the other half is what a draft head leaves out."""
@@ -132,6 +134,20 @@ def _refuse_without_miniature(resolved: Resolved) -> None:
             "can be made for MTP and DFlash",
             hint="rehearse it with --set serve.speculative=null: everything but the drafts",
         )
+
+
+def port_of(resolved: Resolved) -> int:
+    """Return the port that was typed, or a free one: the recipe's own is for the model itself.
+
+    Raises NodeError where none is free.
+    """
+    origin = resolved.origins.get(("serve", "port"))
+    if origin is not None and origin.line is None:
+        return resolved.recipe.serve.port
+    port = next(filter(is_port_free, PORTS), None)
+    if port is None:
+        raise NodeError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free")
+    return port
 
 
 def miniature_of_stand_in(

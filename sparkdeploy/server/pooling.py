@@ -40,6 +40,11 @@ POOLING_ENDPOINTS = (
 """As vLLM 0.25.1, 0.32.0 and 0.33.0 have them; a model with embeddings has scores as well."""
 
 
+def route_to_try(answered: str) -> str:
+    """Return the route for a user's first request: a chat's for a model that completes texts."""
+    return CHAT if answered == COMPLETIONS else answered
+
+
 def example_body(path: str, model: str) -> Mapping[str, Any]:
     """Return what a user may try on a route."""
     if path == CHAT:

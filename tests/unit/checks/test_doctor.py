@@ -159,6 +159,14 @@ def test_a_missing_mod_is_a_finding_like_any_other(
     assert lines[lines.index("image") + 1].startswith("  x mods ")
 
 
+def test_an_image_that_is_to_come_has_no_fingerprint_yet(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = examined("spark", shipped, monkeypatch, recipe="baseline")
+    # `plan` asks the registry for the base and knows more; two names of one thing help nobody.
+    assert found["docker.image"].seen == "cuda-0.25 has no such image yet; `up` makes it"
+
+
 def test_words_name_the_thing_and_its_value(
     shipped: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,13 +67,29 @@ def test_plan_works_without_docker_gpu_and_network(run: Run) -> None:
     assert "docker: images and containers are unknown" in done.stdout
 
 
+@pytest.mark.parametrize("words", [("plan",), ("doctor",), ("up", "--dry-run")])
+def test_every_hint_names_a_recipe_as_the_user_did(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    text = "schema: 1\nname: mine\ntitle: t\nextends: v2\ncluster: {min_nodes: 2}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    done = run(*words, "./mine.yaml")
+    assert done.returncode == 4
+    assert "sparkdeploy rehearse ./mine.yaml\n" in done.stdout
+    assert "sparkdeploy up ./mine.yaml --cluster\n" in done.stdout
+    assert "sparkdeploy show ./mine.yaml --capacity" in done.stdout
+    said = re.findall(r"sparkdeploy (?:up|rehearse|show|plan) (\S+)", done.stdout + done.stderr)
+    assert {word.strip("`") for word in said} == {"./mine.yaml"}
+
+
 def test_plan_check_exits_nine_when_there_is_work(
     run: Run, shipped: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = plan(shipped, observed())
     monkeypatch.setattr("sparkdeploy.commands.request.plan_for", lambda *_: made)
     done = run("plan", "v2", "--check")
-    assert (done.returncode, "run `sparkdeploy up`" in done.stderr) == (9, True)
+    assert (done.returncode, "run `sparkdeploy up v2`" in done.stderr) == (9, True)
 
 
 def test_plan_check_exits_nine_when_memory_was_not_checked(

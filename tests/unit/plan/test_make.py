@@ -197,6 +197,17 @@ def test_a_port_of_somebody_else_is_a_problem_and_our_own_is_not(shipped: Librar
     assert plan(shipped, own).problems == ()
 
 
+@pytest.mark.parametrize("is_listening", [True, False])
+def test_a_container_that_still_starts_is_not_said_to_run(
+    shipped: Library, *, is_listening: bool
+) -> None:
+    port = PortOwner("main", is_listening=is_listening)
+    made = plan(shipped, replace(settled(shipped), port=port))
+    assert made.head.action is Action.REUSE
+    words = "running as the recipe says" if is_listening else "starting, and as the recipe says"
+    assert made.head.reason == words
+
+
 @pytest.mark.parametrize(
     ("settings", "is_proposed"),
     [((), True), (("preview=a fork",), False), (("engine=image", "image=a/b:c"), False)],

@@ -295,10 +295,37 @@ def test_files_are_called_as_shortly_as_tells_them_apart() -> None:
     assert short_names([]) == {}
 
 
-def test_show_ends_with_the_files_that_it_names(shipped: Library) -> None:
-    lines = plain_lines(origin_lines(load_recipe(shipped, "v2")), 80)
-    assert f"# v2.yaml is {shipped.recipe_files()['v2']}" in lines
-    assert [line for line in lines if "/v2.yaml:" in line] == []
+def test_show_ends_with_the_folder_of_the_files_that_it_names(shipped: Library) -> None:
+    folder = str(shipped.recipe_files()["v2"].parent)
+    lines = plain_lines(origin_lines(load_recipe(shipped, "v2")), None)
+    named = "baseline.yaml, hybrid.yaml, mtp-1.yaml, mtp-2.yaml, v2.yaml"
+    assert lines[-1] == f"# {named} lie in {folder}"
+    assert [line for line in lines[:-1] if folder in line] == []
+
+
+def test_show_of_an_own_recipe_names_both_folders(shipped: Library, tmp_path: Path) -> None:
+    mine = write(tmp_path, "mine", "schema: 1\nname: mine\ntitle: t\nextends: baseline\n")
+    *_, theirs, own = plain_lines(origin_lines(load_recipe(shipped, str(mine))), None)
+    assert theirs == f"# baseline.yaml lies in {shipped.recipe_files()['v2'].parent}"
+    assert own == f"# mine.yaml lies in {tmp_path}"
+
+
+def test_a_folder_alone_names_a_model(shipped: Library, tmp_path: Path) -> None:
+    text = "schema: 1\nname: mine\ntitle: t\nengine: cuda-0.33\nmodel: {path: ./weights}\n"
+    found = load_recipe(shipped, str(write(tmp_path, "mine", text))).recipe.model
+    assert (found.source, found.served_names) == (str(tmp_path / "weights"), ("weights",))
+
+
+@pytest.mark.parametrize("model", ["{path: 5}", "{repo: x}", "{pth: ./weights}"])
+def test_a_model_that_is_named_wrongly_is_not_called_missing_too(
+    shipped: Library, tmp_path: Path, model: str
+) -> None:
+    text = f"schema: 1\nname: mine\ntitle: t\nengine: cuda-0.33\nmodel: {model}\n"
+    path = write(tmp_path, "mine", text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, str(path))
+    (line,) = (caught.value.detail or "").splitlines()
+    assert line.startswith(f"{path}:5: model.")
 
 
 def test_a_broken_recipe_of_the_user_does_not_hide_the_others(

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -234,6 +235,8 @@ def test_the_holder_is_named_with_its_user_and_not_by_what_somebody_wrote(tmp_pa
     assert own is not None
     assert forged is not None
     assert own.describe().startswith(f"`sparkdeploy up v2` (pid {os.getpid()} of ")
+    # By this machine's clock, and without a zone.
+    assert re.search(r", since (\w{3} )?\d\d:\d\d\)$", own.describe())
     assert forged.describe() == f"another process (pid {os.getpid()} of {own.user})"
 
 

@@ -58,6 +58,15 @@ def test_our_own_deployment_is_named_before_its_process(taken_port: int) -> None
     assert port_owner(taken_port, [container(taken_port)]) == PortOwner(deployment="main")
 
 
+def test_a_deployment_owns_its_port_before_it_listens() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = int(server.getsockname()[1])
+        owner = port_owner(port, [container(port)])
+
+    assert owner == PortOwner(deployment="main", is_listening=False)
+
+
 def test_a_worker_does_not_listen_on_the_port_of_its_head() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
