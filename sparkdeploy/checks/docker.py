@@ -109,11 +109,11 @@ def _check_state(containers: Sequence[ContainerFact], attended: Mapping[str, str
             f"{_on_its_head(halves[0], current)}sparkdeploy rollback {halves[0]}",
         )
     settled = [item for item in current if item.deployment not in replaced]
-    dead = [item for item in settled if not item.is_running]
+    dead = [item for item in settled if not (item.is_running or item.is_stopped)]
     if dead:
         named = ", ".join(f"{item.deployment} ({item.state} {item.exit_code})" for item in dead)
         return warn(check, f"not running: {named}", f"sparkdeploy logs {dead[0].deployment}")
-    told = [f"{item.deployment} runs" for item in settled]
+    told = [f"{it.deployment} {'runs' if it.is_running else 'is stopped'}" for it in settled]
     told += [
         f"{name} is being replaced: {attended[name]} waits for it" for name in sorted(replaced)
     ]

@@ -55,9 +55,7 @@ ELSEWHERE = {
     "serve": "up",
     "settings": "config",
     "simulate": "rehearse",
-    "start": "up",
     "stat": "status",
-    "stop": "down",
     "tail": "logs",
     "talk": "chat",
     "teardown": "down",
@@ -72,7 +70,6 @@ ELSEWHERE = {
 IN_GROUPS = {"list": "ls", "remove": "rm", "delete": "rm", "download": "pull", "fetch": "pull"}
 IN_WORDS = {
     "exec": "docker exec -it sparkdeploy-NAME bash; `sparkdeploy logs` shows what it says",
-    "restart": "`sparkdeploy down`, and then the same `sparkdeploy up` as before",
     "attach": "`sparkdeploy logs --follow`",
     **dict.fromkeys(("monitor", "stats", "top", "watch"), "`sparkdeploy status --watch`"),
     "version": "`sparkdeploy --version`",

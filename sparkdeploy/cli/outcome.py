@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.commands.request import Request
+    from sparkdeploy.commands.stop import Started
     from sparkdeploy.commands.up import Outcome
 
 
@@ -34,6 +35,26 @@ def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json
     answer(_lines(outcome, extent, request), _as_dict(outcome, extent), as_json=as_json)
     if extent is Extent.ANSWER and not as_json:
         say_next(outcome.plan.deployment.name)
+
+
+def print_started(started: Started, *, as_json: bool) -> None:
+    """Print where what was started again answers."""
+    state = "answers" if started.changed else "was up already and answers"
+    told = f"{started.deployment} {state} at {started.base_url}/v1 as {started.model}"
+    answer([told], started_as_dict(started), as_json=as_json)
+    if not as_json:
+        say_next(started.deployment)
+
+
+def started_as_dict(started: Started) -> dict[str, Any]:
+    readiness = started.readiness
+    return {
+        "deployment": started.deployment,
+        "base_url": started.base_url,
+        "model": started.model,
+        "changed": started.changed,
+        "startup_s": readiness.startup_s if readiness else None,
+    }
 
 
 def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:

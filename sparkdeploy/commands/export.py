@@ -51,7 +51,7 @@ def export_systemd(request: Request, settings: Settings, env: Mapping[str, str])
         Unit(
             deployment=request.deployment.name,
             up=[*program, *up_words(seen_from_anywhere(request, settings)), "--yes"],
-            down=[*program, "down", request.deployment.name],
+            stop=[*program, "stop", request.deployment.name],
             user=_user(),
             folder=str(Path.cwd()),
             env={name: env[name] for name in FOLDER_VARIABLES if env.get(name)},

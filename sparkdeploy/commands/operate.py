@@ -135,7 +135,7 @@ def _state_on(nodes: Nodes, deployment: str, head: StatusRow | None, name: str) 
     if fact is None or fact.nodes[:1] != (nodes.here.name,):
         return NO_CONTAINER
     if not fact.is_running:
-        return f"exited ({fact.exit_code})"
+        return deployments.STOPPED if fact.is_stopped else f"exited ({fact.exit_code})"
     is_of_this_start = head is None or fact.launch == head.launch
     return deployments.RUNNING if is_of_this_start else deployments.OTHER_LAUNCH
 
@@ -153,9 +153,12 @@ def _with_members(row: StatusRow, members: tuple[MemberRow, ...]) -> StatusRow:
     # What an earlier one has left on other nodes is no part of what serves now.
     asked = (*row.nodes, "cluster") if row.nodes else ()
     needed = [member for member in members if member.node in asked]
-    if row.half_done or all(member.state == deployments.RUNNING for member in needed):
+    is_stopped = row.state == deployments.STOPPED
+    wanted = deployments.STOPPED if is_stopped else deployments.RUNNING
+    if row.half_done or all(member.state == wanted for member in needed):
         return replace(row, members=members)
-    return replace(row, members=members, state=deployments.BROKEN)
+    state = deployments.HALF_STOPPED if is_stopped else deployments.BROKEN
+    return replace(row, members=members, state=state)
 
 
 def _left_over(name: str, members: tuple[MemberRow, ...]) -> StatusRow:

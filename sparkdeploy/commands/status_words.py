@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.operate import BEING_REPLACED
@@ -39,9 +39,10 @@ INKS = {
     deployments.WORKER: Ink.PLAIN,
     "starting": Ink.CAUTION,
     BEING_REPLACED: Ink.CAUTION,
-    "stopped": Ink.QUIET,
+    deployments.STOPPED: Ink.QUIET,
 }
 """Every other state is a failure."""
+MEMBER_INKS = {deployments.RUNNING: Ink.PLAIN, deployments.STOPPED: Ink.QUIET}
 
 
 def status_lines(rows: Sequence[StatusRow]) -> Iterator[Block]:
@@ -83,6 +84,22 @@ def _since(row: StatusRow) -> str:
     return f"{clock_words(moment, moment + timedelta(seconds=row.uptime_s))} ({ago})"
 
 
+def _moment(stamped: str) -> str:
+    """Return when something was, by the clock here, and how long ago that is."""
+    moment, now = datetime.fromisoformat(stamped), datetime.now(UTC)
+    # A clock that was set back is no reason to show an end in the future.
+    ago_s = max((now - moment).total_seconds(), 0.0)
+    return f"{clock_words(moment, now)} ({format_seconds(ago_s)} ago)"
+
+
+def _how_to_start(row: StatusRow) -> str:
+    if row.head:
+        return f"`sparkdeploy start {row.name}` on {row.head} starts it again"
+    if row.state == deployments.HALF_STOPPED:
+        return f"`sparkdeploy stop {row.name}` ends what still runs of it"
+    return f"`sparkdeploy start {row.name}` starts it again"
+
+
 def _restarts(row: StatusRow) -> Piece:
     if row.uptime_s is None:
         return Piece("")
@@ -103,7 +120,7 @@ def _beneath(row: StatusRow) -> Iterator[Line | str]:
     if row.drafting:
         yield line_of("  ", Piece("!", Ink.CAUTION), f" {row.drafting}")
     for member in row.members:
-        ink = Ink.PLAIN if member.state == deployments.RUNNING else Ink.BAD
+        ink = MEMBER_INKS.get(member.state, Ink.BAD)
         yield line_of(f"  {member.node}: ", Piece(member.state, ink))
     if row.half_done:
         yield f"  {row.half_done}"
@@ -111,7 +128,9 @@ def _beneath(row: StatusRow) -> Iterator[Line | str]:
 
 
 def _next_step(row: StatusRow) -> Iterator[str]:
-    if row.exit_code is not None and not row.half_done and row.state != "stopped":
+    if row.stopped_at:
+        yield f"  stopped {_moment(row.stopped_at)}: {_how_to_start(row)}"
+    elif row.exit_code is not None and not row.half_done and row.state != deployments.STOPPED:
         shows, packs = f"`sparkdeploy logs {row.name}`", f"`sparkdeploy diagnose {row.name}`"
         yield f"  {shows} shows why, {packs} packs it"
     elif row.state == "starting":

@@ -12,6 +12,7 @@ from sparkdeploy import labels
 from sparkdeploy.commands.checkpoint_fetch import bring_models
 from sparkdeploy.commands.known_image import ImagePolicy, Trial, with_known_image
 from sparkdeploy.commands.reach import Reach, everyone, needed
+from sparkdeploy.commands.replacing import ask_to_replace
 from sparkdeploy.commands.request import as_started
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import (
@@ -29,13 +30,12 @@ from sparkdeploy.deploy.memory import PageCache, make_room_for
 from sparkdeploy.deploy.recovery import abandon, end_start, recover
 from sparkdeploy.deploy.serving import answers, remark_on_drafts
 from sparkdeploy.deploy.watch import Watch, awaited_start, start_pace
-from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
-from sparkdeploy.node.facts import is_another, own_name
+from sparkdeploy.errors import CheckpointError, NodeError
+from sparkdeploy.node.facts import own_name
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.problems import (
-    existing_container,
     ownership_problems,
     refuse_to_prepare,
     refuse_to_start,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sparkdeploy.commands.request import Request
-    from sparkdeploy.node.container import ContainerSpec
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.plan.steps import Part, Plan
     from sparkdeploy.recipe.load import Resolved
@@ -64,6 +64,7 @@ _CONTAINERS = {
     Action.START: "making the container",
     Action.REPLACE: "replacing the old container",
 }
+_AGAIN = "starting the stopped container again"
 
 
 class Extent(Enum):
@@ -192,7 +193,7 @@ class _Up:
             return plan, is_starting
         console.info_blocks(plan_lines(plan))
         if starts:
-            self._ask(plan)
+            ask_to_replace(plan, self.consent)
         # The usual `up` has nothing to prepare, and is there sooner without all that builds.
         from sparkdeploy.deploy.inside import refuse_blind  # noqa: PLC0415
         from sparkdeploy.deploy.prepare import prepare  # noqa: PLC0415
@@ -231,30 +232,10 @@ class _Up:
     def _draft(self, resolved: Resolved) -> Plan:
         return draft_plan(resolved, self.settings, self.serving, self.request.deployment)
 
-    def _ask(self, plan: Plan) -> None:
-        seen = ((part, plan.observed.node(part.node)) for part in plan.parts)
-        running = [
-            fact
-            for part, node in seen
-            if part.action is Action.REPLACE and node is not None
-            if (fact := existing_container(node, plan.deployment)) is not None and fact.is_running
-        ]
-        if not running:
-            return
-        reason = next(part.reason for part in plan.parts if part.action is Action.REPLACE)
-        # Users of one machine share its names: whoever replaces another's should know.
-        user = running[0].user
-        name = f"deployment {self.name}{f' of {user}' if is_another(user) else ''}"
-        if not self.consent(f"{name} is running and will be replaced ({reason}). Go on?"):
-            raise SparkdeployError(
-                f"deployment {self.name} was not replaced",
-                hint="say yes, or pass --yes; another --name starts a second one beside it",
-            )
-
     def _start(self, plan: Plan) -> None:
         """Start all parts together: a rank that is left over from before cannot join anew."""
-        specs = [
-            (self.serving.node(seat.node), self._labelled(plan, plan.parts[seat.rank]))
+        parts = [
+            (self.serving.node(seat.node), self._comes(plan, plan.parts[seat.rank]))
             for seat in plan.formation.start_order
         ]
         claims = {part.node: part.claim for part in plan.parts}
@@ -267,8 +248,13 @@ class _Up:
             reason = "another `up` took its place before it answered"
             end_start(self.nodes, self.name, self.settings, reason=reason)
             leaving = parts_elsewhere(self.nodes, self.name, plan.formation.nodes)
-            with console.drawn_step(_CONTAINERS[plan.head.action]):
-                self.launch.start(specs, make_room, leaving)
+            is_again = plan.head.stopped is not None
+            doing = _AGAIN if is_again else _CONTAINERS[plan.head.action]
+            with console.drawn_step(doing):
+                self.launch.start(parts, make_room, leaving)
+
+    def _comes(self, plan: Plan, part: Part) -> ContainerSpec | ContainerFact:
+        return part.stopped if part.stopped is not None else self._labelled(plan, part)
 
     def _labelled(self, plan: Plan, part: Part) -> ContainerSpec:
         """Return the spec with what the next plan and a rollback have to know on it."""

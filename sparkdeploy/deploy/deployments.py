@@ -29,6 +29,9 @@ HEALTHY = "healthy"
 BROKEN = "broken"
 """A cluster that lost a node: its head may look healthy and will hang."""
 HALF_REPLACED = "half replaced"
+HALF_STOPPED = "half stopped"
+"""A cluster's head is stopped, and a part of it goes on."""
+STOPPED = "stopped"
 OTHER_LAUNCH = "of another start than the head"
 CAUSE_CHARACTERS = 200
 WORKER = "worker"
@@ -83,8 +86,8 @@ class StatusRow:
     name: str
     recipe: str
     state: str
-    """healthy, starting, exited (N), created, half or being replaced; stopped: only kept ones;
-    broken: a cluster that lost a node."""
+    """healthy, starting, stopped, exited (N), created, half or being replaced; half stopped or
+    broken: a cluster of which parts run and others do not."""
     port: int | None = None
     uptime_s: float | None = None
     memory_bytes: int | None = None
@@ -116,6 +119,8 @@ class StatusRow:
     """`loopback`, or `public`: other machines reach its port, with a key."""
     since: str = ""
     """When its container was started, in UTC; empty when it does not run."""
+    stopped_at: str = ""
+    """When it was stopped, in UTC; empty for what runs, failed, or is only kept for a rollback."""
     requests: int | None = None
     """Finished since vLLM was started, by its own count; None where it tells nothing."""
     requests_a_minute: float | None = None
@@ -251,6 +256,7 @@ def _row(
         model=visible_line(fact.labels.get(labels.SERVED_NAME, ""))[:CAUSE_CHARACTERS],
         exposure=_exposure(fact),
         since=stamp(parse_time(fact.started_at)) if fact.is_running else "",
+        stopped_at=_stopped_at(deployment),
     )
 
 
@@ -258,6 +264,11 @@ def _url(deployment: DeploymentContainers) -> str:
     port = deployment.current.port
     is_here = port is not None and not deployment.is_of_another_head
     return f"http://127.0.0.1:{port}/v1" if is_here else ""
+
+
+def _stopped_at(deployment: DeploymentContainers) -> str:
+    fact = deployment.serving
+    return stamp(parse_time(fact.finished_at)) if fact is not None and fact.is_stopped else ""
 
 
 def _exposure(fact: ContainerFact) -> str:
@@ -284,8 +295,8 @@ def _state(
     fact = deployment.current
     if deployment.is_half_replaced:
         return HALF_REPLACED
-    if deployment.serving is None:
-        return "stopped"
+    if deployment.serving is None or fact.is_stopped:
+        return STOPPED
     if fact.is_running and deployment.is_of_another_head:
         return WORKER
     if fact.is_running:

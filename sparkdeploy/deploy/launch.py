@@ -107,6 +107,7 @@ class Launch:
         except SparkdeployError as error:
             with held_back(), changing():
                 self._require_in_place(error)
+                self._require_wanted(error)
                 folders = self.revert({**details(), **_cause_of(error)})
             fate = "; the previous deployment is starting again" if self.replaces else ""
             kept = "".join(f"; evidence: {folder}" for folder in folders)
@@ -208,6 +209,15 @@ class Launch:
 
     def _is_in_place(self) -> bool:
         return all(it.is_in_place() for node, it in self.begun if node.is_here)
+
+    def _require_wanted(self, cause: SparkdeployError) -> None:
+        """`stop` settles what it stops, so that it stays: nothing of it has failed."""
+        head = self.head
+        fact = head.host.find_container(head.container_id)
+        is_stopped = fact is not None and fact.is_stopped
+        if is_stopped and not self.record.is_unsettled(self.deployment, head.container_id):
+            self.is_settled = True
+            raise TakenAwayError(self.deployment) from cause
 
     def _require_in_place(self, cause: SparkdeployError | None) -> None:
         if not self._is_in_place():

@@ -15,10 +15,11 @@ from sparkdeploy.deploy.deployments import (
 )
 from sparkdeploy.deploy.expectation import hold
 from sparkdeploy.deploy.new_meaning import keep_what_answered, may_still_start
-from sparkdeploy.deploy.replace import Replacement
+from sparkdeploy.deploy.replace import Origin, Replacement
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.node import named
+from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.problems import owner_of
 
@@ -216,6 +217,8 @@ def _hold_first_start(nodes: Nodes, deployment: str, settings: Settings) -> Reco
         _hold_whole(nodes, deployment, fact, settings)
     except UnhealthyError as error:
         started = Replacement(host, deployment, crashes_dir(settings), new_id=fact.container_id)
+        # One that has ended before was started again, and stays, stopped.
+        started.origin = Origin.ENDED if parse_time(fact.finished_at) else Origin.MADE
         return _reverted(started, error.message)
     return Recovery("held")
 
@@ -256,13 +259,13 @@ def follow(host: DockerHost, deployment: str, *, head: Head, crashes_dir: Path) 
     if new is None or is_of_head:
         return Recovery("nothing")
     # One that the head keeps is kept here too.
-    half_done.was_kept = new.launch in head.launches
+    half_done.origin = Origin.KEPT if new.launch in head.launches else Origin.MADE
     return _reverted(half_done, "its head has no container of the same start")
 
 
 def _reverted(started: Replacement, reason: str) -> Recovery:
     started.revert({"cause": {"meaning": reason}})
-    fate = "the new container is gone"
+    fate = "it is stopped" if started.origin is Origin.ENDED else "the new container is gone"
     if started.old_id is not None:
         fate = "the old container is back; the new one is gone"
     return Recovery("reverted", f"{started.deployment}: {fate} ({reason})")
@@ -271,15 +274,16 @@ def _reverted(started: Replacement, reason: str) -> Recovery:
 def _half_done(host: DockerHost, found: DeploymentContainers, crashes_dir: Path) -> Replacement:
     """Return what a command that died had begun, as far as the containers tell."""
     new, old = found.serving, found.replaced
+    # A rollback is told from an upgrade: a container that comes back is older than the other. One
+    # of which no time is known was made.
+    was_kept = new is not None and old is not None and "" < new.created_at < old.created_at
     return Replacement(
         host,
         found.name,
         crashes_dir,
         old_id=old.container_id if old is not None else None,
         new_id=new.container_id if new is not None else None,
-        # A rollback is told from an upgrade: a container that comes back is older than the other.
-        # One of which no time is known was made.
-        was_kept=new is not None and old is not None and "" < new.created_at < old.created_at,
+        origin=Origin.KEPT if was_kept else Origin.MADE,
         # Nobody knows whether the command that died had told it to stop: it may end any moment.
         is_old_told_to_stop=old is not None and old.is_running,
     )

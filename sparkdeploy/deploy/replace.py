@@ -6,6 +6,7 @@ can be followed by `recovery.recover`:
     NAME only                       nothing is half done
     NAME-replaced only              the new one does not exist: the old one comes back
     NAME and NAME-replaced          the new one is tried: it stays if it answers
+    NAME, which has ended           stopped, or dead: `start` and `up` start or replace it
     NAME-kept-N                     an earlier one, stopped, for `rollback`; newer ones count higher
 
 The node's lock is held while containers change, and not while the new one is waited for: `down`
@@ -15,6 +16,7 @@ and `rollback` may end a start. Whoever waited then finds its container gone and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
@@ -23,14 +25,13 @@ from sparkdeploy.deploy.changing import held_back
 from sparkdeploy.deploy.deployments import find_deployment, kept_name, replaced_name
 from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.errors import NodeError, UnhealthyError
-from sparkdeploy.node.container import ContainerSpec
+from sparkdeploy.node.container import ContainerFact, ContainerSpec
 from sparkdeploy.plan.container import container_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
 
 
@@ -44,6 +45,14 @@ class TakenAwayError(UnhealthyError):
         )
 
 
+class Origin(Enum):
+    """Where the container that is tried comes from, and so where it goes when it fails."""
+
+    MADE = "it was made for this start, and is removed"
+    KEPT = "it was kept for a rollback, and is kept again"
+    ENDED = "it had ended under its own name, and stays there, stopped"
+
+
 @dataclass(slots=True)
 class Replacement:
     """A new container that is being tried; `commit` keeps it, `revert` brings the old one back."""
@@ -53,8 +62,9 @@ class Replacement:
     crashes_dir: Path
     old_id: str | None = None
     new_id: str | None = None
-    was_kept: bool = False
-    """The new one was kept for a rollback: if it fails it is kept again, one that was made goes."""
+    origin: Origin = Origin.MADE
+    stopped_id: str | None = None
+    """What stood stopped under the name, and is kept from now on as an earlier one."""
     is_old_told_to_stop: bool = False
     """From then on the old one may end at any moment, although it still runs."""
 
@@ -74,7 +84,7 @@ class Replacement:
         new = self.host.find_container(self.container_id)
         wanted = new.keep_count if new is not None else 0
         # What was rolled back from is kept in any case: that is how to go forward again.
-        return max(wanted, 1) if self.was_kept else wanted
+        return wanted if self.origin is Origin.MADE else max(wanted, 1)
 
     def commit(self, keep: int | None = None) -> None:
         """Let the new one stay; keep `keep` of its predecessors, or as many as its label says."""
@@ -96,6 +106,9 @@ class Replacement:
     def revert(self, details: Mapping[str, Any] | None = None) -> Path | None:
         """Put the new one away and bring the old one back; return the folder of the evidence."""
         folder = self._discard_new(details or {})
+        stopped = self.host.find_container(self.stopped_id) if self.stopped_id else None
+        if stopped is not None:
+            self.host.rename(stopped.container_id, container_name(self.deployment))
         if self.old_id is None:
             return folder
         if self.is_old_told_to_stop:
@@ -114,12 +127,49 @@ class Replacement:
         if self.new_id is None or self.host.find_container(self.new_id) is None:
             return None
         folder = self.evidence_of(self.new_id, details)
-        if self.was_kept:
-            self.host.stop(self.new_id)
-            self._keep(self.new_id)
-        else:
+        if self.origin is Origin.MADE:
             self.host.remove(self.new_id)
+            return folder
+        self.host.stop(self.new_id)
+        if self.origin is Origin.KEPT:
+            self._keep(self.new_id)
         return folder
+
+    def set_aside(self) -> None:
+        """Take what stands under the name out of the way; it knows afterwards what that was."""
+        old = self.host.find_container(container_name(self.deployment))
+        if old is None:
+            return
+        if old.is_running:
+            self.old_id = old.container_id
+            self.host.rename(old.container_id, replaced_name(self.deployment))
+            self.is_old_told_to_stop = True
+            self.host.stop(old.container_id)
+        elif old.is_stopped:
+            # Nothing of it runs that would have to come back: it is an earlier one from now on.
+            self._keep(old.container_id)
+            self.stopped_id = old.container_id
+        else:
+            self._save_end(old)
+            self.host.remove(old.container_id)
+
+    def bring(self, part: ContainerSpec | ContainerFact) -> None:
+        """Make a container, or bring one that was made before, and start it."""
+        if isinstance(part, ContainerSpec):
+            self.new_id = self.host.create(part)
+        elif part.name == container_name(self.deployment):
+            self.origin, self.new_id = Origin.ENDED, part.container_id
+            self._save_end(part)
+        else:
+            self.origin = Origin.KEPT
+            self.host.rename(part.container_id, container_name(self.deployment))
+            self.new_id = part.container_id
+        self.host.start(self.container_id)
+
+    def _save_end(self, fact: ContainerFact) -> None:
+        """Save the evidence of one that died, before its end can be seen no more."""
+        if fact.exit_code and fact.state == "exited" and not fact.is_stopped:
+            self.evidence_of(fact.container_id, {})
 
     def _keep(self, container_id: str) -> None:
         """Give a stopped container the next number; a clock that jumps cannot mix them up."""
@@ -144,41 +194,47 @@ def begin(
     *,
     before_start: Callable[[], None],
 ) -> None:
-    """Set a running old container aside and start the new one, or a kept one again.
+    """Set a running old container aside and start the new one, or one that was made before.
 
     The old one is renamed before it is stopped, so that its name tells the half-done state from
-    a deployment that ended by itself. An old container that has ended already is removed, after
-    its evidence is saved. `before_start` is called when nothing of the deployment runs and may
-    raise. Raises NodeError when a foreign container has the name. Whatever it raises, the
-    replacement knows how far it came, and `revert` undoes that.
+    a deployment that ended by itself. An old container that died is removed, after its evidence
+    is saved; one that was stopped is kept. What has the name itself may be started again: of
+    several parts one may still run, and is stopped first. `before_start` is called when nothing of
+    the deployment runs and may raise. Raises NodeError when a foreign container has the name.
+    Whatever it raises, the replacement knows how far it came, and `revert` undoes that.
     """
     host, deployment = replacement.host, replacement.deployment
     _refuse_anothers(host, deployment, part.labels)
     _refuse_half_done(host, deployment)
+    is_there = isinstance(part, ContainerFact) and part.name == container_name(deployment)
     # Not within what follows: until the old one is known to be the old one, it would look new.
-    _set_aside(replacement)
+    if isinstance(part, ContainerFact) and is_there:
+        _end_left_over(host, part.container_id)
+    else:
+        replacement.set_aside()
     try:
         before_start()
-        if isinstance(part, ContainerSpec):
-            replacement.new_id = host.create(part)
-        else:
-            replacement.was_kept = True
-            host.rename(part.container_id, container_name(deployment))
-            replacement.new_id = part.container_id
-        host.start(replacement.new_id)
+        replacement.bring(part)
     except BaseException:
         with held_back():
             # It may have come just before the interruption.
-            found = host.find_container(container_name(deployment))
+            found = None if is_there else host.find_container(container_name(deployment))
             if found is not None and found.container_id != replacement.old_id:
                 replacement.new_id = found.container_id
         raise
 
 
+def _end_left_over(host: DockerHost, container_id: str) -> None:
+    """A rank that still runs cannot join those that start anew."""
+    fact = host.find_container(container_id)
+    if fact is not None and fact.is_running:
+        host.stop(container_id)
+
+
 def leave(replacement: Replacement) -> None:
     """Set a running container aside with nothing in its place: this node is needed no more."""
     _refuse_half_done(replacement.host, replacement.deployment)
-    _set_aside(replacement)
+    replacement.set_aside()
 
 
 def _refuse_half_done(host: DockerHost, deployment: str) -> None:
@@ -212,19 +268,3 @@ def _refuse_anothers(host: DockerHost, deployment: str, marks: Mapping[str, str]
 
 def _is_ours(fact: ContainerFact, deployment: str) -> bool:
     return fact.labels.get(labels.KIND) == "container" and fact.deployment == deployment
-
-
-def _set_aside(replacement: Replacement) -> None:
-    host, deployment = replacement.host, replacement.deployment
-    old = host.find_container(container_name(deployment))
-    if old is None:
-        return
-    if not old.is_running:
-        if old.exit_code and old.state == "exited":
-            replacement.evidence_of(old.container_id, {})
-        host.remove(old.container_id)
-        return
-    replacement.old_id = old.container_id
-    host.rename(old.container_id, replaced_name(deployment))
-    replacement.is_old_told_to_stop = True
-    host.stop(old.container_id)

@@ -26,7 +26,7 @@ class Unit:
     deployment: str
     up: Sequence[str]
     """The command that starts it, with its absolute program first."""
-    down: Sequence[str]
+    stop: Sequence[str]
     user: str
     folder: str
     """Where relative paths of the command are meant from."""
@@ -65,7 +65,7 @@ RemainAfterExit=yes
 User={_specifiers_escaped(unit.user)}
 WorkingDirectory={_specifiers_escaped(unit.folder)}
 {environment}ExecStart={command_line(unit.up)}
-ExecStop={command_line((FAILING_IS_FINE + unit.down[0], *unit.down[1:]))}
+ExecStop={command_line((FAILING_IS_FINE + unit.stop[0], *unit.stop[1:]))}
 Restart=on-failure
 RestartSec={BETWEEN_STARTS_S}
 RestartPreventExitStatus={" ".join(map(str, HOPELESS_EXIT_CODES))}
@@ -100,7 +100,7 @@ def _check_admitted(unit: Unit) -> None:
                 f"{name} is {value!r}: systemd takes only UTF-8 text for a variable",
                 hint=f"unset {name}, or name its folder otherwise",
             )
-    for program in (unit.up[0], unit.down[0]):
+    for program in (unit.up[0], unit.stop[0]):
         if "$" in program:
             raise UsageError(
                 f"systemd would expand the $ in {program!r}",

@@ -23,6 +23,10 @@ NAME_START = "sparkdeploy-"
 TAG_START = "sparkdeploy/"
 REPLACED_SUFFIX = "-replaced"
 KEPT_MARK = "-kept-"
+EXIT_IDLE = 88
+"""How the guard ends a container that nobody has asked anything for long, and nothing else."""
+ORDERLY_EXITS = frozenset({0, 143, EXIT_IDLE})
+"""Told to stop, by SIGTERM or by the guard of an idle one; the guard lets no other end look so."""
 LOG_DRIVER, LOG_SIZE = "json-file", {"max-size": "50m", "max-file": "3"}
 _ENDING = re.compile(rf"|{REPLACED_SUFFIX}|{KEPT_MARK}[1-9][0-9]{{0,8}}")
 
@@ -105,6 +109,12 @@ class ContainerFact:
     @property
     def is_running(self) -> bool:
         return self.state in {"running", "paused"}
+
+    @property
+    def is_stopped(self) -> bool:
+        """Say whether it ended because it was told to: nothing failed, and it may start again."""
+        is_orderly = self.exit_code in ORDERLY_EXITS and not self.oom_killed
+        return self.state == "exited" and is_orderly
 
     @property
     def deployment(self) -> str:

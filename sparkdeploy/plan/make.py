@@ -32,6 +32,7 @@ OVERLAY_WRITE_BYTES = 16 * 10**6
 """An overlay is links, one config and one index; the 122B's index is the largest of them."""
 STARTING = "starting, and as the recipe says"
 NOT_NEEDED = "not needed: a later stage is here"
+SAME = "stopped; the same container"
 
 
 def make_plan(
@@ -56,7 +57,9 @@ def make_plan(
         images=image_steps(stages, observed.head.images),
         checkpoint=_checkpoint_step(observed),
     )
-    plan = replace(plan, parts=_together([_part(plan, seat) for seat in plan.formation.seats]))
+    plan = replace(
+        plan, parts=_together(plan, [_part(plan, seat) for seat in plan.formation.seats])
+    )
     plan = replace(plan, findings=tuple(machine_findings(plan)))
     return replace(plan, problems=tuple(find_problems(plan)))
 
@@ -165,16 +168,39 @@ def _image_name(plan: Plan) -> str:
     return top.tag if tag is None else f"<{top.name} on {tag}>"
 
 
-def _together(parts: Sequence[Part]) -> tuple[Part, ...]:
+def _together(plan: Plan, parts: Sequence[Part]) -> tuple[Part, ...]:
     """A rank that still runs cannot join those that start anew: all start, or none."""
     if not any(part.action.is_work for part in parts):
         return tuple(parts)
+    stopped = _stopped_whole(plan, parts)
+    if stopped is not None:
+        return tuple(
+            replace(part, action=Action.START, reason=f"{SAME} starts again", stopped=fact)
+            for part, fact in zip(parts, stopped, strict=True)
+        )
     return tuple(
         part
         if part.action.is_work
         else replace(part, action=Action.REPLACE, reason="starts together with the others")
         for part in parts
     )
+
+
+def _stopped_whole(plan: Plan, parts: Sequence[Part]) -> list[ContainerFact] | None:
+    """Return the containers of one launch that is what is asked for, and that was stopped.
+
+    None where one is missing, is another, or died: what starts together was made together.
+    """
+    found = []
+    for part in parts:
+        seen = plan.observed.node(part.node)
+        fact = existing_container(seen, plan.deployment) if seen is not None else None
+        if fact is None or part.spec is None or fact.fingerprint != part.spec.fingerprint():
+            return None
+        if not (fact.is_stopped or (fact.is_running and fact.rank)):
+            return None
+        found.append(fact)
+    return found if len({fact.launch for fact in found}) == 1 else None
 
 
 def _done_about(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ContainerSpec
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec
     from sparkdeploy.plan.container import Deployment, HostFolders
     from sparkdeploy.plan.formation import Formation, Seat
     from sparkdeploy.plan.observed import Observed
@@ -98,6 +98,8 @@ class Part:
     claim: MemoryClaim | None
     """None where the node's memory is not known."""
     needs: Needs
+    stopped: ContainerFact | None = None
+    """The very container that is asked for, stopped: it starts again, and none is made."""
 
     @property
     def node(self) -> str:

@@ -222,7 +222,7 @@ class EngineReader(Reader):
         if fact.is_running:
             restarts = restarts_of(self._host, fact.container_id)
             return restarts.count, restarts.cause.describe() if restarts.cause else ""
-        if fact.state not in {"exited", "dead"} or fact.exit_code == 0:
+        if fact.state not in {"exited", "dead"} or fact.is_stopped:
             return 0, ""
         return 0, death(self._host, fact.container_id, fact).cause.describe()
 

@@ -194,13 +194,17 @@ def _life(look: ContainerLook, server: ServerLook, *, is_whole: bool) -> Standin
     }
     of_containers = {
         Standing.REMOVED: look.removed_at is not None,
-        Standing.STOPPED: found.serving is None and found.replaced is None,
+        Standing.STOPPED: found.replaced is None and (found.serving is None or _is_stopped(found)),
         Standing.EXITED: not found.current.is_running,
         Standing.WORKER: found.is_of_another_head,
         Standing.BROKEN: not is_whole,
     }
     so = (life for life, is_so in (of_containers | of_server).items() if is_so)
     return next(so, Standing.STARTING)
+
+
+def _is_stopped(found: DeploymentContainers) -> bool:
+    return found.serving is not None and found.serving.is_stopped
 
 
 def _told(life: Standing, found: DeploymentContainers) -> str:

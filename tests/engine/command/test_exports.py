@@ -169,7 +169,7 @@ def test_systemd_finds_no_fault_with_hostile_words(tmp_path: Path) -> None:
     made = Unit(
         deployment="words",
         up=("/bin/true", *words),
-        down=("/bin/true",),
+        stop=("/bin/true",),
         user="root",
         folder="/",
         env={f"V{number}": word for number, word in enumerate(words)},

@@ -20,8 +20,8 @@ COMMANDS = {
     "ps": "status",
     "ps -a": "status",
     "-q ps --json": "-q status --json",
-    "stop web": "down web",
-    "stop -t 5 web": "down",
+    "kill web": "down web",
+    "kill -t 5 web": "down",
     "rm web --all": "down web --all",
     "kill one two": "down one",
     "run v2 --name x --on spark-2": "up v2 --name x --on spark-2",
@@ -31,7 +31,7 @@ COMMANDS = {
     "images": "image ls",
     "rmi cuda-0.25 cuda-0.33": "image rm cuda-0.25 cuda-0.33",
     "statsu": "status",
-    "stpo web": "down web",
+    "stpo web": "stop web",
     "talk web": "chat web",
     "check": "doctor",
     "checkpoint list": "checkpoint ls",
@@ -89,11 +89,11 @@ def test_every_answer_is_a_command_of_ours() -> None:
 
 
 def test_a_mistyped_command_exits_as_any_wrong_usage_does(run: Run) -> None:
-    done = run("stop", "web")
+    done = run("kill", "web")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "error: there is no command stop\n  fix: did you mean `sparkdeploy down web`?\n"
+        "error: there is no command kill\n  fix: did you mean `sparkdeploy down web`?\n"
     )
 
 

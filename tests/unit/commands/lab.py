@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sparkdeploy import labels
 from sparkdeploy.commands import operate, reach, rollback
+from sparkdeploy.commands import stop as commands_stop
 from sparkdeploy.commands import up as commands_up
 from sparkdeploy.commands.reach import Reach
 from sparkdeploy.commands.request import Request
 from sparkdeploy.commands.up import Extent, Handover, Outcome
+from sparkdeploy.deploy import again, prepare, recovery
 from sparkdeploy.deploy import launch as deploy_launch
-from sparkdeploy.deploy import prepare, recovery
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.expectation import Expectation
 from sparkdeploy.deploy.replace import begin as begin_for_real
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from sparkdeploy.commands.stop import Started
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.ssh import SshLink
@@ -90,6 +92,15 @@ class Engine(FakeContainers):
     def stop(self, key: str, *, timeout_s: int = 30) -> None:
         self._step()
         super().stop(key, timeout_s=timeout_s)
+        now = datetime.now(UTC).isoformat()
+        self.facts[key] = replace(self.facts[key], finished_at=now)
+
+    def dies(self, key: str, exit_code: int = 1) -> None:
+        """End a container by itself."""
+        now = datetime.now(UTC).isoformat()
+        self.facts[key] = replace(
+            self.facts[key], state="exited", exit_code=exit_code, finished_at=now
+        )
 
     def rename(self, key: str, name: str) -> None:
         self._step()
@@ -199,6 +210,16 @@ class Lab:
         self.steps = 0
         return rollback.roll_back("main").action
 
+    def stop(self) -> tuple[str, ...]:
+        self.steps = 0
+        stopped = commands_stop.stop("main")
+        self.is_answering = False
+        return stopped
+
+    def start(self) -> Started:
+        self.steps = 0
+        return commands_stop.start("main")
+
     def down(self) -> tuple[str, ...]:
         return operate.take_down("main")
 
@@ -301,8 +322,8 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr(commands_up, "expectation_of", lambda *_: Expectation(None, (), None))
     monkeypatch.setattr(commands_up, "make_room_for", lambda *_: None)
     monkeypatch.setattr(commands_up, "starting_together", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(rollback, "make_room_for", lambda *_: None)
-    monkeypatch.setattr(rollback, "starting_together", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(again, "make_room_for", lambda *_: None)
+    monkeypatch.setattr(again, "starting_together", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(Watch, "_wait_for_head", wait_for_head)
     monkeypatch.setattr("sparkdeploy.deploy.watch.recall_durations", lambda *_a, **_k: {})
     monkeypatch.setattr("sparkdeploy.deploy.watch.remember_durations", lambda *_: None)
@@ -315,7 +336,7 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
         begin_for_real(replacement, part=part, before_start=before_start)
 
     monkeypatch.setattr(deploy_launch, "begin", begin)
-    for module in (commands_up, recovery, operate):
+    for module in (commands_up, recovery, operate, commands_stop):
         monkeypatch.setattr(module, "answers", lambda fact: fact.is_running and lab.is_answering)
     return lab
 

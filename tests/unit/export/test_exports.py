@@ -43,7 +43,7 @@ def is_variable(text: str) -> bool:
 UNIT = Unit(
     deployment="main",
     up=("/opt/sparkdeploy/bin/python", "-m", "sparkdeploy", "up", "v2", "--yes"),
-    down=("/opt/sparkdeploy/bin/python", "-m", "sparkdeploy", "down", "main"),
+    stop=("/opt/sparkdeploy/bin/python", "-m", "sparkdeploy", "stop", "main"),
     user="ada",
     folder="/home/ada",
     env={"HF_HOME": "/data/hf 100%"},
@@ -83,10 +83,10 @@ def read_by_systemd(unit: Unit) -> tuple[list[list[str]], dict[str, str], list[s
     """Commands, environment and names of all settings, as systemd reads them."""
     found = settings_of(unit_text(unit).encode())
     (up,) = [value for name, value in found if name == "ExecStart"]
-    (down,) = [value for name, value in found if name == "ExecStop"]
+    (stop,) = [value for name, value in found if name == "ExecStop"]
     # `-`: what it exits with is no failure of the unit.
-    assert down.startswith(b'"-/')
-    commands = [command_of(up), command_of(down.replace(b"-", b"", 1))]
+    assert stop.startswith(b'"-/')
+    commands = [command_of(up), command_of(stop.replace(b"-", b"", 1))]
     pairs = [words_of(value) for name, value in found if name == "Environment"]
     assert all(len(pair) == 1 for pair in pairs)
     env = dict(os.fsdecode(pair[0]).split("=", 1) for pair in pairs)
@@ -114,7 +114,7 @@ def test_systemd_reads_back_the_very_command(
     unit = replace(UNIT, up=["/opt/x %h/python", *argv], env=env, folder=folder)
     commands, variables, names = read_by_systemd(unit)
 
-    assert commands == [unit.up, list(unit.down)]
+    assert commands == [unit.up, list(unit.stop)]
     assert variables == env
     assert [name for name in names if name != "Environment"] == PLAIN_NAMES
 

@@ -89,7 +89,7 @@ def test_a_child_that_ignores_the_stop_is_killed_after_the_grace_period(start: S
     guard.stdout.readline()
     guard.send_signal(signal.SIGTERM)
     code, _, stderr = finish(guard)
-    assert code == 137
+    assert code == 143
     assert events(stderr)[0]["event"] == "grace_over"
 
 

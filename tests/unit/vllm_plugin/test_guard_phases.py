@@ -24,7 +24,7 @@ EXPECTED: dict[str, Outcome] = {
     "running_not_healthy": (BY_SIGNAL, 1, []),
     "running_healthy": (BY_SIGNAL, 1, []),
     "running_and_ends_well": (0, 1, []),
-    "running_and_ignored": (137, 1, ["grace_over"]),
+    "running_and_ignored": (143, 1, ["grace_over"]),
     "again_in_grace": (21, 1, []),
     "while_the_group_is_killed": (7, 1, []),
     "while_the_group_is_killed_after_an_end_with_0": (1, 1, ["ended_without_stop"]),

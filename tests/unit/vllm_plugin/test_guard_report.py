@@ -207,7 +207,7 @@ def test_with_a_full_stderr_the_grace_period_still_ends(start: Start, unread: in
     assert guard.stdout is not None
     guard.stdout.readline()
     guard.send_signal(signal.SIGTERM)
-    assert guard.wait(30) == 137
+    assert guard.wait(30) == 143
 
 
 def test_with_a_full_stderr_a_memory_trip_still_ends_with_86(

@@ -27,6 +27,8 @@ EXIT_MEMORY_FLOOR = 86
 EXIT_STALLED = 87
 GUARDS_OWN = (EXIT_MEMORY_FLOOR, EXIT_STALLED)
 EXIT_CANNOT_RUN = 127
+EXIT_KILLED = 128 + signal.SIGKILL
+EXIT_TOLD_TO_STOP = 128 + signal.SIGTERM
 EXIT_SILENT_END = 1
 MAX_NAMED = 8
 _WATCHED = (*STOP_SIGNALS, signal.SIGCHLD)
@@ -220,6 +222,8 @@ class Supervision:
         if code in GUARDS_OWN and not self.has_stalled:
             report("ended_with_the_guards_code", child_exit_code=code, exit_code=EXIT_SILENT_END)
             return EXIT_SILENT_END
+        if code == EXIT_KILLED and self.stop_deadline_s == float("inf"):
+            return EXIT_TOLD_TO_STOP  # We killed it, and `killed` would read like an accident.
         return code
 
     def _may_restart(self) -> bool:

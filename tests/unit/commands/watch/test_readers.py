@@ -162,7 +162,7 @@ def test_a_deployment_starts_serves_falls_silent_ends_and_is_removed(
         assert "answered 500" in silent.last_error
         assert silent.figures.generated_tokens == 5, "the last figures stay"
         engine.stop("sparkdeploy-main")
-        until(lambda: life(scene()) is Standing.EXITED)
+        until(lambda: life(scene()) is Standing.STOPPED)
         engine.remove("sparkdeploy-main")
         until(lambda: life(scene()) is Standing.REMOVED)
         engine.facts["again"] = replace(deployed("main", server.port), container_id="again")

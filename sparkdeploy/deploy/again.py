@@ -1,0 +1,133 @@
+"""Containers that were made before, started again together: kept ones, or stopped ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdeploy import labels
+from sparkdeploy.console import console
+from sparkdeploy.deploy.changing import starting_together
+from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.expectation import expectation_on
+from sparkdeploy.deploy.launch import parts_elsewhere
+from sparkdeploy.deploy.memory import make_room_for
+from sparkdeploy.deploy.watch import Watch, start_pace
+from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.container import own_tags
+from sparkdeploy.node.node import named
+from sparkdeploy.plan.problems import owner_of
+from sparkdeploy.recipe.schema import Limits
+
+if TYPE_CHECKING:
+    from sparkdeploy.deploy.launch import Launch
+    from sparkdeploy.deploy.memory import PageCache
+    from sparkdeploy.estimate.memory_claim import MemoryClaim
+    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.settings import Settings
+
+Parts = list[tuple["Node", "ContainerFact"]]
+
+
+def start_again(
+    nodes: Nodes,
+    launch: Launch,
+    head: ContainerFact,
+    settings: Settings,
+    *,
+    command: str,
+    page_cache: PageCache,
+) -> None:
+    """Start a container of this node, and all parts that it once started with, on their nodes.
+
+    Memory is looked at before each starts, as it was planned then. Raises NodeError or
+    SparkdeployError where a part is missing, or its node is in use; nothing was changed then.
+    """
+    parts = parts_of(nodes, head)
+    claims = {node.name: _claim(node, fact) for node, fact in parts}
+
+    def make_room(node: Node) -> None:
+        make_room_for(node, launch.deployment, claims[node.name], page_cache)
+
+    with starting_together([node for node, _ in parts], settings, command):
+        for node, _ in parts:
+            _refuse_others(node, nodes.here.name)
+        needed = [node.name for node, _ in parts]
+        launch.start(parts, make_room, parts_elsewhere(nodes, launch.deployment, needed))
+
+
+def parts_of(nodes: Nodes, head: ContainerFact) -> Parts:
+    """Return what is left of the launch that a head's container was part of; workers first."""
+    found = []
+    for name in head.nodes[1:]:
+        node = nodes.node(name)
+        if node.is_here:
+            raise NodeError(f"{name} is this machine, and {head.name} names it as a worker")
+        with named(node):
+            deployment = find_deployment(node.docker, head.deployment)
+        facts = deployment.containers if deployment is not None else ()
+        fact = next((fact for fact in facts if fact.launch == head.launch), None)
+        if fact is None:
+            raise SparkdeployError(
+                f"{head.name} is one of {len(head.nodes)} parts that started together, and {name} "
+                "keeps none of them",
+                hint="the earlier recipe brings it back: `sparkdeploy up RECIPE --cluster "
+                f"--name {head.deployment}`",
+            )
+        found.append((node, fact))
+    return [*found, (nodes.here, head)]
+
+
+def watch_again(launch: Launch, settings: Settings, command: str) -> Watch:
+    """Return the wait for what was started again: as long as it was given at first."""
+    return watch_parts(launch.deployment, launch.started, launch.head.host, settings, command)
+
+
+def watch_parts(
+    deployment: str, parts: dict[Node, str], host: DockerHost, settings: Settings, command: str
+) -> Watch:
+    """Return the wait for parts that run; `host` is that of the head."""
+    head_id = next(container_id for node, container_id in parts.items() if node.is_here)
+    fact = host.find_container(head_id)
+    timeout_s = fact.startup_timeout_s if fact is not None else None
+    return Watch(
+        deployment=deployment,
+        command=command,
+        deadline_s=timeout_s if timeout_s is not None else Limits().startup_timeout_s,
+        pace=pace_of(host, fact) if fact is not None else command,
+        parts=parts,
+        settings=settings,
+    )
+
+
+def pace_of(host: DockerHost, fact: ContainerFact) -> str:
+    """Return the key under which `up` has remembered what such a start takes."""
+    image = host.find_image(fact.image_id)
+    tags = own_tags(image.tags) if image is not None else ()
+    image_name = tags[0] if tags else fact.image_id
+    return start_pace(image_name, fact.labels.get(labels.RECIPE, ""), max(len(fact.nodes), 1))
+
+
+def _claim(node: Node, fact: ContainerFact) -> MemoryClaim | None:
+    expected = expectation_on(fact)
+    if expected is None:
+        console.warn(
+            f"{fact.name} on {node.name} is of an earlier version: its memory and log are not "
+            "checked"
+        )
+    return expected.memory if expected is not None else None
+
+
+def _refuse_others(node: Node, head: str) -> None:
+    """As `up` does: two launches of several nodes never mix."""
+    if node.is_here:
+        return
+    with named(node):
+        facts = node.docker.own_containers()
+    for fact in facts:
+        if fact.is_running and fact.nodes and (owner := owner_of(fact, node.name)) != head:
+            raise NodeError(
+                f"{node.name}: in use: {owner}'s cluster deployment {fact.deployment} runs there",
+                hint=f"on {owner}: sparkdeploy down {fact.deployment}",
+            )

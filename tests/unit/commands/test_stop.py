@@ -1,0 +1,257 @@
+"""`stop`, `start` and `restart` over one, two and three machines, interrupted and killed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.commands import stop as commands_stop
+from sparkdeploy.commands.status_words import status_lines
+from sparkdeploy.deploy import again
+from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.ink import plain_text
+from sparkdeploy.table import laid_out
+from tests.unit.commands.lab import NEW, Killed, Lab, build, dies, interrupts, launches
+
+if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Library
+    from sparkdeploy.server.health import Readiness
+
+OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
+
+
+@pytest.fixture(params=[1, 2, 3])
+def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
+    monkeypatch.setattr(commands_stop, "is_port_free", lambda _port: True)
+    lab = build(monkeypatch, shipped, request.param)
+    lab.up(OLD)
+    return lab
+
+
+def ids(lab: Lab) -> list[str]:
+    """The container of each machine under the deployment's name."""
+    found = (engine.find_container(NEW) for engine in lab.engines)
+    return [fact.container_id if fact is not None else "" for fact in found]
+
+
+def check_serves(lab: Lab, text: str) -> None:
+    assert lab.running() == [text] * lab.count
+    assert len(launches(lab)) == 1
+    assert lab.record.is_unsettled("main", ids(lab)[0]) is False
+
+
+def told(lab: Lab) -> str:
+    return "\n".join(plain_text(line) for line in laid_out(status_lines([lab.status()]), None))
+
+
+def test_what_was_stopped_starts_again_as_the_very_same(lab: Lab) -> None:
+    before, waits = ids(lab), lab.waits
+    assert len(lab.stop()) == lab.count
+    assert lab.running() == [None] * lab.count
+    started = lab.start()
+    assert (started.changed, ids(lab), lab.waits) == (True, before, waits + 1)
+    assert started.base_url == "http://127.0.0.1:8000"
+    check_serves(lab, "1")
+
+
+def test_a_second_stop_and_a_second_start_do_nothing(lab: Lab) -> None:
+    lab.stop()
+    assert (lab.stop(), lab.steps) == ((), 0)
+    lab.start()
+    assert (lab.start().changed, lab.steps) == (False, 0)
+
+
+def test_status_says_since_when_and_how_to_start(lab: Lab) -> None:
+    lab.stop()
+    row = lab.status()
+    assert row.state == "stopped"
+    assert row.stopped_at
+    assert {member.state for member in row.members} <= {"stopped"}
+    assert "ago): `sparkdeploy start main` starts it again" in told(lab)
+    assert "shows why" not in told(lab)
+
+
+def test_up_of_the_same_recipe_starts_a_stopped_one(lab: Lab) -> None:
+    before = ids(lab)
+    lab.stop()
+    assert lab.up(OLD).changed
+    assert ids(lab) == before
+    assert lab.names() == [[NEW]] * lab.count
+    check_serves(lab, "1")
+
+
+def test_another_recipe_keeps_the_stopped_one_and_rollback_brings_it_back(lab: Lab) -> None:
+    before = ids(lab)
+    lab.stop()
+    lab.up(LATER)
+    assert lab.names() == [[NEW, f"{NEW}-kept-1"]] * lab.count
+    check_serves(lab, "2")
+    assert lab.roll_back() == "returned"
+    assert ids(lab) == before
+    check_serves(lab, "1")
+
+
+def test_another_recipe_that_fails_leaves_the_stopped_one_stopped(lab: Lab) -> None:
+    before = ids(lab)
+    lab.stop()
+    lab.wait = dies
+    with pytest.raises(UnhealthyError, match=r"^it died; evidence"):
+        lab.up(LATER)
+    assert (ids(lab), lab.running()) == (before, [None] * lab.count)
+    assert lab.names() == [[NEW]] * lab.count
+    assert lab.status().state == "stopped"
+
+
+def test_rollback_of_a_stopped_one_keeps_it_for_going_forward(lab: Lab) -> None:
+    lab.up(LATER)
+    lab.stop()
+    assert lab.roll_back() == "returned"
+    check_serves(lab, "1")
+    assert lab.roll_back() == "returned"
+    check_serves(lab, "2")
+
+
+def test_down_of_a_stopped_one_leaves_nothing(lab: Lab) -> None:
+    lab.stop()
+    assert len(lab.down()) == lab.count
+    assert lab.names() == [[]] * lab.count
+
+
+def test_a_start_that_fails_stays_stopped(lab: Lab) -> None:
+    before = ids(lab)
+    lab.stop()
+    lab.wait = dies
+    with pytest.raises(UnhealthyError, match=r"^it died; evidence"):
+        lab.start()
+    assert (ids(lab), lab.running()) == (before, [None] * lab.count)
+    lab.wait = lab._answer
+    assert lab.start().changed
+    check_serves(lab, "1")
+
+
+def test_without_room_nothing_is_started(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.stop()
+
+    def refuses(*_: Any) -> None:
+        raise NodeError("memory: 3 GiB needed")
+
+    monkeypatch.setattr(again, "make_room_for", refuses)
+    with pytest.raises(NodeError, match="3 GiB needed"):
+        lab.start()
+    assert lab.status().state == "stopped"
+
+
+def test_ctrl_c_while_it_is_waited_for_lets_it_go_on(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.stop()
+    lab.wait = interrupts
+    with pytest.raises(KeyboardInterrupt):
+        lab.start()
+    assert "main goes on starting" in capsys.readouterr().err
+    assert lab.running() == ["1"] * lab.count
+    lab.wait = lab._answer
+    assert lab.start().changed is False, "the next one waits for it"
+    check_serves(lab, "1")
+
+
+def test_what_died_starts_again_too_and_its_evidence_is_kept(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[str] = []
+    monkeypatch.setattr(
+        "sparkdeploy.deploy.replace.Replacement.evidence_of",
+        lambda _self, container_id, _details: saved.append(container_id),
+    )
+    before = ids(lab)
+    lab.engines[0].dies(before[0])
+    assert lab.start().changed
+    assert (ids(lab), saved) == (before, [before[0]])
+    check_serves(lab, "1")
+
+
+def test_stop_gives_a_replacement_up_and_stops_what_served_before(lab: Lab) -> None:
+    from sparkdeploy.commands.up import Extent
+
+    before = ids(lab)
+    lab.is_answering = False
+    lab.up(LATER, extent=Extent.DETACH)
+    lab.stop()
+    assert (ids(lab), lab.running()) == (before, [None] * lab.count)
+    assert lab.names() == [[NEW]] * lab.count
+
+
+def test_stop_while_an_up_waits_leaves_what_it_started(lab: Lab) -> None:
+    lab.down()
+
+    def stopped_meanwhile(_parts: Any) -> Readiness:
+        lab.stop()
+        return dies(_parts)
+
+    lab.wait = stopped_meanwhile
+    with pytest.raises(UnhealthyError, match="stopped or replaced by another command"):
+        lab.up(OLD)
+    assert lab.status().state == "stopped"
+    lab.wait = lab._answer
+    lab.start()
+    check_serves(lab, "1")
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_a_kill_at_any_change_is_repaired(lab: Lab, at: int) -> None:
+    """Of `stop`, `start` and `up` of another recipe on a stopped one."""
+    for doing in (lab.stop, lab.start, lab.stop, lambda: lab.up(LATER)):
+        lab.kill_at = at
+        try:
+            doing()
+        except Killed:
+            lab.is_answering = False
+        lab.kill_at = 0
+    lab.stop() if any(ids(lab)) else None
+    assert lab.running() == [None] * lab.count
+    lab.up(LATER)
+    check_serves(lab, "2")
+
+
+@pytest.mark.parametrize("at", range(1, 4))
+def test_start_after_a_stop_that_was_killed(lab: Lab, at: int) -> None:
+    before = ids(lab)
+    lab.kill_at = at
+    try:
+        lab.stop()
+    except Killed:
+        lab.is_answering = False
+    lab.kill_at = 0
+    row = lab.status()
+    assert row.state in {"stopped", "half stopped", "starting", "healthy"}
+    if row.state == "half stopped":
+        assert "`sparkdeploy stop main` ends what still runs of it" in told(lab)
+    lab.start()
+    assert ids(lab) == before
+    check_serves(lab, "1")
+
+
+def test_a_part_that_cannot_be_reached_is_named(
+    monkeypatch: pytest.MonkeyPatch, shipped: Library
+) -> None:
+    lab = build(monkeypatch, shipped, 2)
+    lab.up(OLD)
+    lab.gone = {"spark-2"}
+    with pytest.raises(NodeError, match="its part may go on where nobody answers: spark-2"):
+        lab.stop()
+    assert lab.running() == [None, "1"]
+    lab.gone = set()
+    lab.stop()
+    assert lab.running() == [None, None]
+
+
+def test_a_port_that_somebody_has_taken_is_said(
+    monkeypatch: pytest.MonkeyPatch, shipped: Library
+) -> None:
+    lab = build(monkeypatch, shipped, 1)
+    lab.up(OLD)
+    lab.stop()
+    monkeypatch.setattr(commands_stop, "is_port_free", lambda _port: False)
+    with pytest.raises(NodeError, match="port 8000 of main is in use by"):
+        lab.start()
