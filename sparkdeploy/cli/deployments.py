@@ -1,4 +1,4 @@
-"""`up`, `status`, `logs`, `stop`, `start`, `restart`, `down`, `rollback` and more: what runs."""
+"""`up`, `switch`, `status`, `logs`, `down`, `rollback`, `diagnose`, `rehearse`: what runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sparkdeploy.cli.options import (
     JsonOption,
     KnownBadOption,
     MaxLenOption,
+    NameArgument,
     NameOption,
     OnOption,
     PageCacheOption,
@@ -24,6 +25,7 @@ from sparkdeploy.cli.options import (
     YesOption,
     current_settings,
     requested,
+    with_consent,
     with_knobs,
 )
 from sparkdeploy.cli.printing import answer, print_plan, require_no_problems
@@ -35,10 +37,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.commands.rehearse import Report
+    from sparkdeploy.commands.request import Request
+    from sparkdeploy.commands.up import Extent, Handover
+    from sparkdeploy.settings import Settings
 
-NameArgument = Annotated[
-    str | None,
-    typer.Argument(help="The deployment's name; may be left out where there is one alone."),
+SoloOption = Annotated[bool, typer.Option("--solo", help="Deploy on this machine alone.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan, do nothing.")]
+KeepOption = Annotated[
+    int, typer.Option(min=0, metavar="N", help="Earlier containers to keep for `rollback`.")
 ]
 UpdateImageOption = Annotated[
     bool,
@@ -56,15 +62,13 @@ def up(
     name: NameOption = "main",
     public: PublicOption = False,
     cluster: ClusterOption = False,
-    solo: Annotated[bool, typer.Option("--solo", help="Deploy on this machine alone.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, do nothing.")] = False,
+    solo: SoloOption = False,
+    dry_run: DryRunOption = False,
     prepare: Annotated[bool, typer.Option("--prepare", help="Do all but the start.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return after the start.")] = False,
     known_bad: KnownBadOption = False,
     unsafe: UnsafeOption = False,
-    keep: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Earlier containers to keep for `rollback`.")
-    ] = 1,
+    keep: KeepOption = 1,
     update_image: UpdateImageOption = False,
     drop_page_cache: PageCacheOption = False,
     yes: YesOption = False,
@@ -72,12 +76,7 @@ def up(
     _on: OnOption = None,
 ) -> None:
     """Deploy a recipe: images, checkpoint, container, and the model's first answer."""
-    from sparkdeploy.cli.outcome import print_outcome
-    from sparkdeploy.commands.known_image import ImagePolicy
-    from sparkdeploy.commands.request import plan_for, resolve, resolve_unasked
-    from sparkdeploy.commands.up import Extent, Handover
-    from sparkdeploy.commands.up import up as deploy
-    from sparkdeploy.deploy.memory import PageCache
+    from sparkdeploy.commands.up import Extent
 
     if sum((prepare, detach, dry_run)) > 1:
         raise UsageError("--dry-run, --prepare and --detach exclude each other")
@@ -89,22 +88,92 @@ def up(
     assignments = with_knobs(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
     request = requested(recipe, assignments, settings, name=name, public=public, cluster=cluster)
     if dry_run:
-        plan = plan_for(request, settings)
-        print_plan(plan, None, as_json=as_json)
-        require_no_problems(plan)
+        _show_plan(request, settings, as_json=as_json)
         return
     extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
+    handover = _handover(keep, drop_page_cache=drop_page_cache, update_image=update_image)
+    _deploy(request, settings, extent, handover, yes=yes, as_json=as_json)
+
+
+def switch(
+    recipe: Annotated[str, typer.Argument(help="The recipe to serve from now on.")],
+    assignments: SetOption = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="The deployment; may be left out where there is one alone."),
+    ] = None,
+    cluster: ClusterOption = False,
+    solo: SoloOption = False,
+    dry_run: DryRunOption = False,
+    known_bad: KnownBadOption = False,
+    unsafe: UnsafeOption = False,
+    keep: KeepOption = 1,
+    drop_page_cache: PageCacheOption = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Serve another recipe where a deployment answers: the same port, key and aliases."""
+    from sparkdeploy.commands import chosen
+    from sparkdeploy.commands.reach import Reach
+    from sparkdeploy.commands.switch import address_of, at_address
+    from sparkdeploy.commands.up import Extent
+
+    if solo and cluster:
+        raise UsageError("--solo and --cluster exclude each other")
+    settings = current_settings()
+    name = name if name is not None else chosen.said(None, f"switch {recipe} --name")
+    address = address_of(name, settings)
+    is_cluster = cluster or (address.reach is Reach.CLUSTER and not solo)
+    assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
+    request = requested(recipe, assignments, settings, name=name, cluster=is_cluster)
+    request = at_address(request, address, settings)
+    if dry_run:
+        _show_plan(request, settings, as_json=as_json)
+        return
+    handover = _handover(keep, drop_page_cache=drop_page_cache)
+    _deploy(request, settings, Extent.ANSWER, handover, yes=yes, as_json=as_json)
+
+
+def _show_plan(request: Request, settings: Settings, *, as_json: bool) -> None:
+    from sparkdeploy.commands.request import plan_for
+
+    plan = plan_for(request, settings)
+    print_plan(plan, None, as_json=as_json)
+    require_no_problems(plan)
+
+
+def _handover(keep: int, *, drop_page_cache: bool, update_image: bool = False) -> Handover:
+    from sparkdeploy.commands.known_image import ImagePolicy
+    from sparkdeploy.commands.up import Handover
+    from sparkdeploy.deploy.memory import PageCache
+
+    page_cache = PageCache.DROP if drop_page_cache else PageCache.ASK
+    return Handover(keep, page_cache, ImagePolicy.UPDATE if update_image else ImagePolicy.KEEP)
+
+
+def _deploy(
+    request: Request,
+    settings: Settings,
+    extent: Extent,
+    handover: Handover,
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    from sparkdeploy.cli.outcome import print_outcome
+    from sparkdeploy.commands.known_image import ImagePolicy
+    from sparkdeploy.commands.request import resolve, resolve_unasked
+    from sparkdeploy.commands.up import up as deploy
+
+    is_update = handover.images is ImagePolicy.UPDATE
     outcome = deploy(
-        (resolve_unasked if update_image else resolve)(request, settings),
+        (resolve_unasked if is_update else resolve)(request, settings),
         request,
         settings,
         extent=extent,
         consent=(lambda _question: True) if yes else console.confirm,
-        handover=Handover(
-            keep,
-            PageCache.DROP if drop_page_cache else PageCache.ASK,
-            ImagePolicy.UPDATE if update_image else ImagePolicy.KEEP,
-        ),
+        handover=handover,
     )
     print_outcome(outcome, request, extent, as_json=as_json)
 
@@ -162,56 +231,6 @@ def down(
         console.info("nothing to do")
     for container in removed:
         console.info(f"removed {container}")
-
-
-def stop(name: NameArgument = None, _on: OnOption = None) -> None:
-    """End a deployment's containers and leave them there, so that `start` brings them back."""
-    from sparkdeploy.commands import chosen
-    from sparkdeploy.commands.stop import stop as end
-
-    name = chosen.to_change(name, "stop")
-    if name == chosen.NOTHING:
-        console.info("nothing to do: nothing is deployed")
-        return
-    stopped = end(name)
-    if not stopped:
-        console.info(f"nothing to do: {name} does not run")
-        return
-    for container in stopped:
-        console.info(f"stopped {container}")
-    console.info(f"its memory is free; `sparkdeploy start {name}` starts the same again")
-
-
-def start(
-    name: NameArgument = None,
-    drop_page_cache: PageCacheOption = False,
-    as_json: JsonOption = False,
-    _on: OnOption = None,
-) -> None:
-    """Start a stopped deployment again: the same containers, until the model's first answer."""
-    from sparkdeploy.cli.outcome import print_started
-    from sparkdeploy.commands import chosen
-    from sparkdeploy.commands.stop import start as begin
-    from sparkdeploy.deploy.memory import PageCache
-
-    page_cache = PageCache.DROP if drop_page_cache else PageCache.ASK
-    print_started(begin(chosen.said(name, "start"), page_cache), as_json=as_json)
-
-
-def restart(
-    name: NameArgument = None,
-    drop_page_cache: PageCacheOption = False,
-    as_json: JsonOption = False,
-    _on: OnOption = None,
-) -> None:
-    """Stop a deployment, and start the same containers again."""
-    from sparkdeploy.cli.outcome import print_started
-    from sparkdeploy.commands import chosen
-    from sparkdeploy.commands.stop import restart as begin_anew
-    from sparkdeploy.deploy.memory import PageCache
-
-    page_cache = PageCache.DROP if drop_page_cache else PageCache.ASK
-    print_started(begin_anew(chosen.said(name, "restart"), page_cache), as_json=as_json)
 
 
 def rollback(

@@ -24,6 +24,7 @@ from sparkdeploy.cli import (
     image,
     recipe_import,
     recipes,
+    stopping,
     talking,
     upkeep,
 )
@@ -47,14 +48,15 @@ app.command("new")(recipes.new)
 app.command("show")(recipes.show_recipe)
 app.command("plan")(recipes.plan_recipe)
 app.command("up")(deployments.up)
+app.command("switch")(deployments.switch)
 app.command("status")(deployments.status)
 app.command("logs")(deployments.logs)
 app.command("ask")(talking.ask)
 app.command("chat")(talking.chat)
 app.command("connect")(connecting.connect)
-app.command("stop")(deployments.stop)
-app.command("start")(deployments.start)
-app.command("restart")(deployments.restart)
+app.command("stop")(stopping.stop)
+app.command("start")(stopping.start)
+app.command("restart")(stopping.restart)
 app.command("down")(deployments.down)
 app.command("rollback")(deployments.rollback)
 app.command("diagnose")(deployments.diagnose)

@@ -56,6 +56,7 @@ ELSEWHERE = {
     "settings": "config",
     "simulate": "rehearse",
     "stat": "status",
+    "swap": "switch",
     "tail": "logs",
     "talk": "chat",
     "teardown": "down",

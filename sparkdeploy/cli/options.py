@@ -119,6 +119,10 @@ KnownBadOption = Annotated[
 UnsafeOption = Annotated[
     bool, typer.Option("--allow-unsafe", help="Allow all that a recipe from elsewhere asks for.")
 ]
+NameArgument = Annotated[
+    str | None,
+    typer.Argument(help="The deployment's name; may be left out where there is one alone."),
+]
 NameOption = Annotated[str, typer.Option("--name", help="The deployment's name.")]
 PublicOption = Annotated[
     bool,

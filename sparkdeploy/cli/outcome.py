@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.commands.request import up_words
 from sparkdeploy.commands.up import Extent
-from sparkdeploy.console import console
+from sparkdeploy.console import console, format_seconds
 from sparkdeploy.plan.backends import planned_backends
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.pooling import CHAT, example_body, route_to_try
@@ -32,6 +32,8 @@ def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json
         _say_way_in(outcome)
     if outcome.drafting:
         console.warn(outcome.drafting)
+    if outcome.silence_s is not None:
+        console.info(f"nobody was answered for {format_seconds(outcome.silence_s)}")
     answer(_lines(outcome, extent, request), _as_dict(outcome, extent), as_json=as_json)
     if extent is Extent.ANSWER and not as_json:
         say_next(outcome.plan.deployment.name)
@@ -129,6 +131,7 @@ def _as_dict(outcome: Outcome, extent: Extent) -> dict[str, Any]:
         "changed": outcome.changed,
         "endpoint": _tried(outcome) if extent is Extent.ANSWER else None,
         "startup_s": readiness.startup_s if readiness else None,
+        "silence_s": outcome.silence_s,
         "phases_s": dict(readiness.phases_s) if readiness else None,
         "backends": _backends(outcome),
         "drafting": outcome.drafting or None,

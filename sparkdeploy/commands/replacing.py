@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkdeploy.console import console
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.facts import is_another
 from sparkdeploy.plan.problems import existing_container
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
     from sparkdeploy.plan.steps import Plan
 
 
-def ask_to_replace(plan: Plan, consent: Callable[[str], bool]) -> None:
-    """Raise SparkdeployError when something runs that the plan replaces, and nobody consents."""
+def ask_to_replace(plan: Plan, consent: Callable[[str], bool], silence: str) -> None:
+    """Raise SparkdeployError when something runs that the plan replaces, and nobody consents.
+
+    `silence` is how long nobody will be answered; it is said first, also where nobody is asked.
+    """
     running = list(_replaced(plan))
     if not running:
         return
@@ -25,6 +29,7 @@ def ask_to_replace(plan: Plan, consent: Callable[[str], bool]) -> None:
     # Users of one machine share its names: whoever replaces another's should know.
     user = running[0].user
     name = f"deployment {plan.deployment.name}{f' of {user}' if is_another(user) else ''}"
+    console.info(f"from its end to the new one's first answer nobody is answered: {silence}")
     if not consent(f"{name} is running and will be replaced ({reason}). Go on?"):
         raise SparkdeployError(
             f"deployment {plan.deployment.name} was not replaced",

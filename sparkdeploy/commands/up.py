@@ -29,7 +29,7 @@ from sparkdeploy.deploy.launch import Launch, parts_elsewhere
 from sparkdeploy.deploy.memory import PageCache, make_room_for
 from sparkdeploy.deploy.recovery import abandon, end_start, recover
 from sparkdeploy.deploy.serving import answers, remark_on_drafts
-from sparkdeploy.deploy.watch import Watch, awaited_start, start_pace
+from sparkdeploy.deploy.watch import Watch, awaited_start, expected_silence, start_pace
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.node.node import named
@@ -87,6 +87,8 @@ class Outcome:
     changed: bool
     readiness: Readiness | None = None
     """None when nothing was started, or nobody waited."""
+    silence_s: float | None = None
+    """From the end of what was replaced to the first answer; None where nothing ran before."""
     drafting: str = ""
     """What is wrong with the drafts of one that answers; one just started has drafted little."""
 
@@ -193,7 +195,7 @@ class _Up:
             return plan, is_starting
         console.info_blocks(plan_lines(plan))
         if starts:
-            ask_to_replace(plan, self.consent)
+            ask_to_replace(plan, self.consent, expected_silence(_pace(plan), self.settings))
         # The usual `up` has nothing to prepare, and is there sooner without all that builds.
         from sparkdeploy.deploy.inside import refuse_blind  # noqa: PLC0415
         from sparkdeploy.deploy.prepare import prepare  # noqa: PLC0415
@@ -300,7 +302,7 @@ class _Up:
         readiness = self.launch.wait_and_settle(
             watch.wait, self._settling, partial(self._details, plan, watch), self.trial.succeed
         )
-        return Outcome(plan, changed=True, readiness=readiness)
+        return Outcome(plan, True, readiness, self.launch.silence_s)
 
     def _wait_for_what_starts(self, plan: Plan) -> Readiness:
         found = {}

@@ -8,6 +8,7 @@ whatever a command that died left half done on other nodes follows what the head
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,6 +47,7 @@ class Launch:
     """In the order in which they were begun; each knows how far it has come."""
     is_settled: bool = False
     noted_before: tuple[str, ...] = ()
+    answered_s: float | None = None
 
     @property
     def started(self) -> dict[Node, str]:
@@ -63,6 +65,12 @@ class Launch:
     def replaces(self) -> bool:
         """Say whether something that ran has made room."""
         return any(replacement.old_id is not None for _, replacement in self.begun)
+
+    @property
+    def silence_s(self) -> float | None:
+        """Return how long nobody was answered; None before an answer, and where nothing ran."""
+        ends = [it.told_to_stop_s for _, it in self.begun if it.told_to_stop_s is not None]
+        return self.answered_s - min(ends) if ends and self.answered_s is not None else None
 
     def start(
         self,
@@ -104,6 +112,7 @@ class Launch:
         """
         try:
             result = wait()
+            self.answered_s = time.monotonic()
         except SparkdeployError as error:
             with held_back(), changing():
                 self._require_in_place(error)

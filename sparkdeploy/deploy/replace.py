@@ -15,6 +15,7 @@ and `rollback` may end a start. Whoever waited then finds its container gone and
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,8 @@ class Replacement:
     origin: Origin = Origin.MADE
     stopped_id: str | None = None
     """What stood stopped under the name, and is kept from now on as an earlier one."""
+    told_to_stop_s: float | None = None
+    """When this command told the old one to stop, by the clock that only goes on."""
     is_old_told_to_stop: bool = False
     """From then on the old one may end at any moment, although it still runs."""
 
@@ -144,6 +147,7 @@ class Replacement:
             self.old_id = old.container_id
             self.host.rename(old.container_id, replaced_name(self.deployment))
             self.is_old_told_to_stop = True
+            self.told_to_stop_s = time.monotonic()
             self.host.stop(old.container_id)
         elif old.is_stopped:
             # Nothing of it runs that would have to come back: it is an earlier one from now on.

@@ -25,6 +25,7 @@ from sparkdeploy.server.phases import (
     UNITS,
     PhaseTracker,
     recall_durations,
+    recall_similar,
     remember_durations,
 )
 
@@ -61,6 +62,20 @@ def awaited_start(deployment: str, pace: str, settings: Settings) -> Awaited:
     """Return the start as a step to come, with what it took last time."""
     known_s = recall_durations(settings.state_dir, pace, otherwise={})
     return Awaited(start_title(deployment), sum(known_s.values()) if known_s else None)
+
+
+def expected_silence(pace: str, settings: Settings) -> str:
+    """Say how long nobody is answered while a start takes a running one's place, and who says so.
+
+    The old one ends within seconds; the start of the new one is what takes long.
+    """
+    known_s = recall_durations(settings.state_dir, pace, otherwise={})
+    if known_s:
+        return f"about {format_seconds(sum(known_s.values()))}, as its last start here took"
+    similar_s = recall_similar(settings.state_dir, pace)
+    if similar_s is not None:
+        return f"about {format_seconds(similar_s)}, as a start of it took here on another image"
+    return "how long is not known here: it has not been started on this machine"
 
 
 @dataclass(slots=True)

@@ -213,6 +213,17 @@ def recall_durations(
         return otherwise
 
 
+def recall_similar(state_dir: Path, key: str) -> float | None:
+    """Return the seconds of the newest start of the same recipe on another image; None for none."""
+    recipe = re.sub(r"[^\w.-]", "_", key.partition(" ")[2])
+    pattern = re.compile(rf".+_[0-9a-f]+_{re.escape(recipe)}\.json")
+    files = [path for path in (state_dir / "starts").glob("*.json") if pattern.fullmatch(path.name)]
+    for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, OverflowError):
+            return sum(float(duration_s) for duration_s in read_json(path).values())
+    return None
+
+
 def remember_durations(state_dir: Path, key: str, phases_s: Mapping[str, float]) -> None:
     """Keep what a successful start took; `key` names image, recipe and hardware."""
     rounded = {name: round(value, 2) for name, value in phases_s.items()}

@@ -47,7 +47,8 @@ def main(argv: list[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--served-model-name", default="stand-in")
+    parser.add_argument("--served-model-name", nargs="+", default=["stand-in"])
+    parser.add_argument("--only-names", action="store_true", help="know no other model, as vLLM")
     parser.add_argument("--text", default=" Paris", help="what every answer says")
     parser.add_argument("--say", help="a line of the log")
     parser.add_argument("--log", help="recorded log that is replayed before the API starts")
@@ -179,7 +180,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, "")
             self._count_the_guard()
         elif self.path == "/v1/models":
-            self._answer(200, {"data": [{"id": self.server.orders.served_model_name}]})
+            names = self.server.orders.served_model_name
+            self._answer(200, {"data": [{"id": name} for name in names]})
         elif self.path == "/metrics":
             generated = self.server.generated_tokens
             figures = ""
@@ -203,6 +205,9 @@ class _Handler(BaseHTTPRequestHandler):
             while not self.server.guard_answers:
                 time.sleep(0.02)
             os._exit(orders.exit_code)
+        if orders.only_names and asked.get("model") not in orders.served_model_name:
+            self._answer(404, {"error": {"message": f"no model {asked.get('model')}"}})
+            return
         if orders.answer_status != 200:
             self._answer(orders.answer_status, "the stand-in was told to refuse")
             return
@@ -214,7 +219,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/chat/completions":
             choice = {"finish_reason": "length", "message": {"content": orders.text}}
         usage = {"prompt_tokens": 5, "completion_tokens": tokens}
-        self._answer(200, {"choices": [choice], "usage": usage})
+        model = orders.served_model_name[0]
+        self._answer(200, {"model": model, "choices": [choice], "usage": usage})
 
     def _stream(self, asked: dict[str, object]) -> None:
         """Answer word by word, as vLLM does; at the end what it took."""

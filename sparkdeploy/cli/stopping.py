@@ -1,0 +1,56 @@
+"""`stop`, `start` and `restart`: the same containers end, and start again."""
+
+from __future__ import annotations
+
+from sparkdeploy.cli.options import JsonOption, NameArgument, OnOption, PageCacheOption
+from sparkdeploy.console import console
+
+
+def stop(name: NameArgument = None, _on: OnOption = None) -> None:
+    """End a deployment's containers and leave them there, so that `start` brings them back."""
+    from sparkdeploy.commands import chosen
+    from sparkdeploy.commands.stop import stop as end
+
+    name = chosen.to_change(name, "stop")
+    if name == chosen.NOTHING:
+        console.info("nothing to do: nothing is deployed")
+        return
+    stopped = end(name)
+    if not stopped:
+        console.info(f"nothing to do: {name} does not run")
+        return
+    for container in stopped:
+        console.info(f"stopped {container}")
+    console.info(f"its memory is free; `sparkdeploy start {name}` starts the same again")
+
+
+def start(
+    name: NameArgument = None,
+    drop_page_cache: PageCacheOption = False,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Start a stopped deployment again: the same containers, until the model's first answer."""
+    from sparkdeploy.cli.outcome import print_started
+    from sparkdeploy.commands import chosen
+    from sparkdeploy.commands.stop import start as begin
+    from sparkdeploy.deploy.memory import PageCache
+
+    page_cache = PageCache.DROP if drop_page_cache else PageCache.ASK
+    print_started(begin(chosen.said(name, "start"), page_cache), as_json=as_json)
+
+
+def restart(
+    name: NameArgument = None,
+    drop_page_cache: PageCacheOption = False,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Stop a deployment, and start the same containers again."""
+    from sparkdeploy.cli.outcome import print_started
+    from sparkdeploy.commands import chosen
+    from sparkdeploy.commands.stop import restart as begin_anew
+    from sparkdeploy.deploy.memory import PageCache
+
+    page_cache = PageCache.DROP if drop_page_cache else PageCache.ASK
+    print_started(begin_anew(chosen.said(name, "restart"), page_cache), as_json=as_json)
