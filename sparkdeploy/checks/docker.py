@@ -48,9 +48,9 @@ def check_architecture(engine: str, processor: str | None) -> Finding:
     )
 
 
-def check_nvidia_runtime(info: EngineInfo) -> Finding:
+def check_nvidia_runtime(*, has_runtime: bool) -> Finding:
     check = "docker.nvidia_runtime"
-    if info.has_nvidia_runtime:
+    if has_runtime:
         return ok(check, "containers reach the GPU by the nvidia runtime")
     missing = "docker has no nvidia runtime, so containers cannot reach the GPU"
     return fail(check, missing, INSTALL_RUNTIME)

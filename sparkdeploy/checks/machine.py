@@ -28,6 +28,7 @@ STUCK_SHARE = 0.4
 """A busy GB10 that was stuck ran at 702 of about 3000 MHz (eugr/spark-vllm-docker#334)."""
 UNSTICK = "sudo nvidia-smi -rgc; if it stays, switch the machine off and unplug it for a minute"
 SWAPPED_BYTES = 2**30
+REVIVE_DRIVER = "sudo reboot, after an update of the driver; else `sudo dmesg | grep -i nvrm`"
 DROP_CACHES = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
 
 
@@ -66,7 +67,7 @@ def check_gpu(
     return fail(
         check,
         f"GPU: none was found on {node}, nvidia-smi says: {failure}",
-        "sudo reboot, after an update of the driver; else `sudo dmesg | grep -i nvrm`",
+        REVIVE_DRIVER,
     )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.fabric import Interface
     from sparkdeploy.node.facts import Machine
+    from sparkdeploy.settings import Settings
     from sparkdeploy.shell import Completed
 
 READ_TIMEOUT_S = 2.0
@@ -51,6 +52,17 @@ class Places:
     model_folder: str = ""
     """The recipe's model in a hub cache: `models--ORG--NAME`."""
     targets: tuple[NeededHost, ...] = ()
+
+
+def own_folders(settings: Settings) -> dict[str, str]:
+    """Return the folders of a user by role."""
+    return {
+        "hub_cache": str(settings.hub_cache),
+        "state": str(settings.state_dir),
+        "cache": str(settings.cache_dir),
+        "data": str(settings.data_dir),
+        "lock": str(settings.lock_dir),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
-"""`config` and `clean`: the settings of this installation, and what it has left behind."""
+"""`setup`, `config` and `clean`: what a machine lacks, how it is set, what was left behind."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,12 +12,47 @@ import typer
 from sparkdeploy.cli.options import JsonOption, OnOption, YesOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_bytes
+from sparkdeploy.errors import NodeError
 from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sparkdeploy.commands.clean import Leftover
+
+
+def setup(
+    rehearsal: Annotated[
+        bool, typer.Option("--rehearsal", help="For rehearsals alone: no GPU, and less disk.")
+    ] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    _on: OnOption = None,
+) -> None:
+    """Look for all that this machine lacks; as root, install it after a question."""
+    from sparkdeploy.checks import report
+    from sparkdeploy.checks.setup import Need, Purpose, can_be_mended, commands_of, packages_of
+    from sparkdeploy.commands.setup import set_up
+
+    def agrees(needs: Sequence[Need]) -> bool:
+        doing = [*packages_of(needs), *(it.remedy.value for it in needs if it.remedy)]
+        return yes or console.confirm(f"Install and set up: {', '.join(doing)}?")
+
+    purpose = Purpose.REHEARSAL if rehearsal else Purpose.SERVING
+    needs = set_up(current_settings(), purpose, agrees=agrees)
+    findings, commands = [need.finding for need in needs], list(commands_of(needs))
+    told = [*report.lines(findings), *_to_type(commands)]
+    answer(told, {**report.as_dict(findings), "commands": commands}, as_json=as_json)
+    if failed := report.failures(findings):
+        by_itself = f"sudo {Path(sys.argv[0]).absolute()} setup --yes"
+        hint = f"`{by_itself}` does it, or the commands above" if can_be_mended(needs) else None
+        raise NodeError(f"{failed} missing", hint=hint or "the commands above, then this again")
+
+
+def _to_type(commands: Sequence[str]) -> Iterator[str]:
+    if commands:
+        yield "All of it:"
+        yield from (f"  {command}" for command in commands)
 
 
 def config(as_json: JsonOption = False) -> None:
@@ -33,6 +70,10 @@ def config(as_json: JsonOption = False) -> None:
 
 def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, remove nothing.")] = False,
+    everything: Annotated[
+        bool,
+        typer.Option("--everything", help="All that is ours but settings and downloads."),
+    ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
@@ -41,6 +82,7 @@ def clean(
     import time
 
     from sparkdeploy.commands import clean as cleaning
+    from sparkdeploy.commands import purge as purging
     from sparkdeploy.commands.reach import connect
 
     def agrees(found: Sequence[Leftover]) -> bool:
@@ -50,10 +92,15 @@ def clean(
     settings = current_settings()
     with connect(settings) as host:
         if dry_run:
-            found = cleaning.find_leftovers(settings, host, now_s=time.time())
+            found = tuple(
+                purging.find_everything(settings, host)
+                if everything
+                else cleaning.find_leftovers(settings, host, now_s=time.time())
+            )
             _show(found)
         else:
-            found = cleaning.clean(settings, host, agrees=agrees)
+            remove = purging.purge if everything else cleaning.clean
+            found = remove(settings, host, agrees=agrees)
             console.info(f"removed {len(found)}" if found else "nothing was removed")
     if as_json:
         console.answer_json([asdict(item) for item in found])

@@ -33,7 +33,7 @@ KEPT_DAYS = 14
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    kind: Literal["container", "image", "crash folder", "cache"]
+    kind: Literal["container", "image", "crash folder", "cache", "folder"]
     name: str
     """A container's id, an image's tag, or a folder's path."""
     size_bytes: int

@@ -14,7 +14,13 @@ from sparkdeploy.checks import machine as machine_checks
 from sparkdeploy.checks.finding import fail, not_seen
 from sparkdeploy.checks.others import check_other_servers
 from sparkdeploy.checks.recipe import recipe_findings
-from sparkdeploy.checks.surroundings import HurriedMachine, NeededHost, Places, read_surroundings
+from sparkdeploy.checks.surroundings import (
+    HurriedMachine,
+    NeededHost,
+    Places,
+    own_folders,
+    read_surroundings,
+)
 from sparkdeploy.checks.survey import survey
 from sparkdeploy.checks.symptoms import gpu_symptoms, machine_symptoms
 from sparkdeploy.commands.reach import connect
@@ -197,13 +203,7 @@ def _places(resolved: Resolved, settings: Settings) -> Places:
     usual = [Path("~/.cache/huggingface/hub").expanduser(), Path("/root/.cache/huggingface/hub")]
     others = dict.fromkeys(str(item) for item in usual if item != settings.hub_cache)
     return Places(
-        folders={
-            "hub_cache": str(settings.hub_cache),
-            "state": str(settings.state_dir),
-            "cache": str(settings.cache_dir),
-            "data": str(settings.data_dir),
-            "lock": str(settings.lock_dir),
-        },
+        folders=own_folders(settings),
         other_hub_caches=tuple(others),
         model_folder="models--" + resolved.recipe.model.known_as.replace("/", "--"),
         targets=tuple(_targets(settings)),

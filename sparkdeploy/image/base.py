@@ -42,7 +42,7 @@ def debian_root(stage: Stage, settings: Settings, step: Step) -> Iterator[Path]:
     if shell.which("mmdebstrap") is None:
         raise NodeError(
             "mmdebstrap is not installed, and no registry answers for the base image",
-            hint=f"sudo apt-get install --yes {' '.join(_missing_packages())}",
+            hint=f"sudo apt-get install --yes {' '.join(missing_packages(os.geteuid()))}",
         )
     if stage.platform is not None and shell.which("arch-test") is None:
         raise NodeError(
@@ -74,10 +74,12 @@ def base_of_root(name: str) -> str:
     return "\n".join(["FROM scratch", f"ADD {name} /", *_CONFIGURATION, ""])
 
 
-def _missing_packages() -> list[str]:
-    """Return what mmdebstrap needs here beside itself, as install.sh's check_base_image_source."""
-    wanted = {"mmdebstrap": True, "debian-archive-keyring": not DEBIAN_KEYRING.exists()}
-    wanted["uidmap"] = os.geteuid() != 0 and not any(map(shell.which, ("newuidmap", "fakechroot")))
+def missing_packages(uid: int) -> list[str]:
+    """Return what a user lacks here to make a base image; root needs no user namespace."""
+    wanted = {"mmdebstrap": shell.which("mmdebstrap") is None}
+    # Ubuntu's apt cannot verify Debian's signatures without it.
+    wanted["debian-archive-keyring"] = not DEBIAN_KEYRING.exists()
+    wanted["uidmap"] = uid != 0 and not any(map(shell.which, ("newuidmap", "fakechroot")))
     return [name for name, is_wanted in wanted.items() if is_wanted]
 
 

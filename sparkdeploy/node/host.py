@@ -137,6 +137,39 @@ class DockerHost(Containers):
         with translated(f"remove image {reference}"):
             self._api.remove_image(reference)
 
+    def remove_own_images(self) -> tuple[str, ...]:
+        """Remove all images with our label and the untagged steps made on them.
+
+        Returns the ids of those that stay: something that is not ours was made from them.
+        """
+        while True:
+            # One goes only after those made from it: in rounds, until a round removes nothing.
+            ours = self._own_images_and_steps()
+            if not [image_id for image_id in ours if self._is_removed(image_id)]:
+                return tuple(sorted(ours))
+
+    def _own_images_and_steps(self) -> set[str]:
+        """What stands on an image of ours inherits its labels; a tag says whose it is."""
+        with translated("list images"):
+            listed = self._api.images(all=True)
+        tags = {it["Id"]: set(it.get("RepoTags") or ()) - {"<none>:<none>"} for it in listed}
+        ours = {
+            it["Id"]
+            for it in listed
+            if labels.KIND in (it.get("Labels") or {})
+            and set(own_tags(tags[it["Id"]])) == tags[it["Id"]]
+        }
+        untagged = [it for it in listed if not tags[it["Id"]]]
+        while more := {it["Id"] for it in untagged if it.get("ParentId") in ours} - ours:
+            ours |= more
+        return ours
+
+    def _is_removed(self, image_id: str) -> bool:
+        with suppress(NodeError), translated(f"remove image {image_id}"):
+            self._api.remove_image(image_id, force=True)
+            return True
+        return False
+
     def remove_leftover_tag(self, reference: str) -> None:
         """Take a tag off an image with our label `leftover`; never raise."""
         with suppress(NodeError), translated(f"remove leftover {reference}"):

@@ -99,7 +99,7 @@ def _gpu_findings(resolved: Resolved, seen: ObservedNode) -> Iterator[Finding]:
     ours = frozenset(item.container_id for item in seen.containers)
     yield check_other_users(node.gpu_processes, ours)
     if node.docker is not None:
-        yield check_nvidia_runtime(node.docker)
+        yield check_nvidia_runtime(has_runtime=node.docker.has_nvidia_runtime)
 
 
 def plan_findings(plan: Plan) -> Iterator[Finding]:

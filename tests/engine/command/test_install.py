@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -16,12 +17,13 @@ import pytest
 
 from sparkdeploy import __version__
 from sparkdeploy.settings import CA_BUNDLE_VARIABLES, PROXY_VARIABLES
+from tests.engine.command.dists import CHECKOUT, UV, build_dists, the_only
 from tests.engine.turns import vllm_turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHECKOUT = Path(__file__).parents[3]
+CHECKED_OUT = f"--volume={CHECKOUT}:/checkout:ro"
 SYSTEM_CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 PACKAGES = "python3,python3-venv,ca-certificates"
 # Bits of capabilities.h that a nested Docker Engine needs; SYS_RESOURCE is not everywhere to give.
@@ -32,7 +34,14 @@ CAPABILITIES = {
     "SYS_RESOURCE": 24,
     "SYS_PTRACE": 19,
 }
-PASSED_ON = ("PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_TRUSTED_HOST", *PROXY_VARIABLES)
+SOMEBODY = ("--user=1000:1000", "--env=HOME=/tmp")
+PASSED_ON = (
+    "PIP_INDEX_URL",
+    "UV_DEFAULT_INDEX",
+    "PIP_FIND_LINKS",
+    "PIP_TRUSTED_HOST",
+    *PROXY_VARIABLES,
+)
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
@@ -64,31 +73,35 @@ def debian_image() -> str:
 @pytest.fixture
 def machine(debian_image: str) -> Iterator[str]:
     """Start a bare machine with the checkout at /checkout, read-only; return its name."""
-    with _running(debian_image, []) as name:
+    with _running(debian_image, [CHECKED_OUT]) as name:
         yield name
 
 
 @pytest.fixture
 def nesting_machine(debian_image: str) -> Iterator[str]:
     """Start a bare machine on which a Docker Engine of its own can run."""
+    with _running(debian_image, [*_nesting(), CHECKED_OUT]) as name:
+        yield name
+
+
+def _nesting() -> list[str]:
     may = int(re.findall(r"CapBnd:\s*(\w+)", Path("/proc/self/status").read_text())[0], 16)
     options = [f"--cap-add={name}" for name, bit in CAPABILITIES.items() if may >> bit & 1]
     options += ["--security-opt=seccomp=unconfined", "--security-opt=systempaths=unconfined"]
     options += ["--security-opt=apparmor=unconfined", "--device-cgroup-rule=a *:* rwm"]
     # Overlays cannot be stacked on the container's own root: the engine gets a volume.
-    options += ["--volume=/var/lib/docker", "--volume=/sys/fs/cgroup:/sys/fs/cgroup"]
-    with _running(debian_image, options) as name:
-        yield name
+    return [*options, "--volume=/var/lib/docker", "--volume=/sys/fs/cgroup:/sys/fs/cgroup"]
 
 
 @contextlib.contextmanager
 def _running(image: str, options: list[str]) -> Iterator[str]:
     name = f"lab-install-{uuid.uuid4().hex[:12]}"
-    options = [*options, f"--volume={CHECKOUT}:/checkout:ro"]
+    options = list(options)
     named = (os.environ.get(variable) for variable in CA_BUNDLE_VARIABLES)
     bundle = next((Path(value) for value in named if value), SYSTEM_CA_BUNDLE)
     if bundle.is_file():
         options += [f"--volume={bundle}:/ca.pem:ro", "--env=PIP_CERT=/ca.pem"]
+        options += ["--env=SSL_CERT_FILE=/ca.pem"]
     options += [f"--env={variable}" for variable in PASSED_ON if variable in os.environ]
     for folder in os.environ.get("PIP_FIND_LINKS", "").split():
         options += [f"--volume={folder}:{folder}:ro"]
@@ -107,7 +120,8 @@ def test_the_command_works_on_a_pristine_machine_and_a_second_run_is_quick(machi
 
     version = docker("exec", machine, "sparkdeploy", "--version")
     assert __version__ in version.stdout, version.stderr
-    listed = docker("exec", machine, "sparkdeploy", "list")
+    # What root has installed is every user's.
+    listed = docker("exec", *SOMEBODY, machine, "sparkdeploy", "list")
     assert listed.returncode == 0, listed.stderr
     assert "mtp-2" in listed.stdout
 
@@ -119,14 +133,19 @@ def test_the_command_works_on_a_pristine_machine_and_a_second_run_is_quick(machi
 
     removed = docker("exec", machine, "/checkout/install.sh", "--uninstall")
     assert removed.returncode == 0, removed.stderr
-    assert docker("exec", machine, "test", "-e", "/usr/local/bin/sparkdeploy").returncode == 1
+    for left in ("/usr/local/bin/sparkdeploy", "/opt/sparkdeploy"):
+        assert docker("exec", machine, "test", "-e", left).returncode == 1
 
 
 def test_a_user_on_a_machine_without_docker_is_told_all_commands(machine: str) -> None:
-    result = docker("exec", "--user=1000:1000", "--env=HOME=/tmp", machine, "/checkout/install.sh")
+    result = docker("exec", *SOMEBODY, machine, "/checkout/install.sh")
     assert result.returncode == 4
     assert "sudo apt-get install -y docker.io" in result.stderr
-    assert docker("exec", machine, "test", "-e", "/tmp/.local").returncode == 1
+
+    looked = docker("exec", *SOMEBODY, machine, "/tmp/.local/bin/sparkdeploy", "setup", "--json")
+    assert looked.returncode == 4
+    (install, *_) = json.loads(looked.stdout)["commands"]
+    assert install.startswith("sudo apt-get update && sudo apt-get install -y docker.io")
 
 
 @pytest.mark.slow
@@ -137,5 +156,24 @@ def test_a_rehearsal_on_a_bare_machine_ends_with_an_answer(nesting_machine: str)
         started_s = time.monotonic()
         result = docker("exec", nesting_machine, "/checkout/install.sh", "--rehearse", "v2")
     print(f"cold rehearsal from a bare machine: {time.monotonic() - started_s:.0f} s")
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert "LM head int8" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4800)
+def test_uvx_rehearses_on_a_bare_machine_without_a_checkout(
+    debian_image: str, tmp_path: Path
+) -> None:
+    """From a wheel to an answer: `setup` brings what is missing, and no file of ours is beside."""
+    build_dists(tmp_path)
+    given = [f"--volume={tmp_path}:/dists:ro", f"--volume={UV}:/usr/local/bin/uv:ro"]
+    uvx = ("uv", "tool", "run", "--from", f"/dists/{the_only(tmp_path, '*.whl').name}")
+    with _running(debian_image, [*_nesting(), *given]) as name, vllm_turn():
+        started_s = time.monotonic()
+        ready = docker("exec", name, *uvx, "sparkdeploy", "setup", "--rehearsal", "--yes")
+        assert ready.returncode == 0, ready.stdout + ready.stderr
+        result = docker("exec", "--workdir=/tmp", name, *uvx, "sparkdeploy", "rehearse", "v2")
+    print(f"cold rehearsal by uvx from a bare machine: {time.monotonic() - started_s:.0f} s")
     assert result.returncode == 0, result.stderr[-4000:]
     assert "LM head int8" in result.stdout

@@ -8,15 +8,17 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy import __version__
 from sparkdeploy.commands.elsewhere.program import identity
+from tests.engine.command.dists import CHECKOUT, UV, build_dists, the_only
 
-CHECKOUT = Path(__file__).parents[3]
-UV = Path(sys.executable).with_name("uv")
+if TYPE_CHECKING:
+    from pathlib import Path
+
 OURS = ("SPARKDEPLOY_", "XDG_", "PYTHON")
 
 
@@ -51,23 +53,8 @@ class Stranger:
 def dists(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the sdist, and the wheel out of that sdist, by the tools that are here."""
     folder = tmp_path_factory.mktemp("dists")
-    _build(folder)
+    build_dists(folder)
     return folder
-
-
-def _build(folder: Path, *options: str) -> None:
-    argv: list[str | Path] = [
-        UV,
-        "build",
-        *options,
-        "--no-build-isolation",
-        "--python",
-        sys.executable,
-    ]
-    done = subprocess.run(
-        [*argv, "--out-dir", folder, CHECKOUT], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
@@ -77,15 +64,10 @@ def stranger(dists: Path, tmp_path: Path) -> Stranger:
     return Stranger(home, dists)
 
 
-def _only(folder: Path, pattern: str) -> Path:
-    (found,) = folder.glob(pattern)
-    return found
-
-
 def test_the_sdist_makes_the_very_wheel_of_the_checkout(dists: Path, tmp_path: Path) -> None:
-    _build(tmp_path, "--wheel")
+    build_dists(tmp_path, "--wheel")
     ours, theirs = (
-        {item.filename: item.CRC for item in zipfile.ZipFile(_only(folder, "*.whl")).infolist()}
+        {item.filename: item.CRC for item in zipfile.ZipFile(the_only(folder, "*.whl")).infolist()}
         for folder in (tmp_path, dists)
     )
     assert ours == theirs
@@ -112,7 +94,7 @@ def test_it_runs_by_name_in_an_empty_home_with_all_that_the_checkout_has(
 
 
 def test_the_sdist_installs_what_the_wheel_does(stranger: Stranger) -> None:
-    said = stranger.uvx(_only(stranger.dists, "*.tar.gz"), "--identity")
+    said = stranger.uvx(the_only(stranger.dists, "*.tar.gz"), "--identity")
     assert said.stdout.strip() == identity(), said.stderr
 
 
@@ -125,7 +107,7 @@ def test_pipx_installs_it(stranger: Stranger, tmp_path: Path, pattern: str) -> N
     fetched = stranger.run(tools / "bin" / "python", "-m", "pip", "install", "--quiet", "pipx")
     assert fetched.returncode == 0, fetched.stderr
 
-    dist = _only(stranger.dists, pattern)
+    dist = the_only(stranger.dists, pattern)
     places = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
     installed = stranger.run(tools / "bin" / "pipx", "install", dist, **places)
     assert installed.returncode == 0, installed.stderr

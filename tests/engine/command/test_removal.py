@@ -138,6 +138,48 @@ def test_clean_removes_what_is_ours_and_unused_and_nothing_else(place: Place) ->
     assert place.program.answer("clean", "--yes") == []
 
 
+def test_clean_everything_leaves_what_is_somebody_elses(place: Place, tmp_path: Path) -> None:
+    homes = {"XDG_DATA_HOME": "share", "XDG_CACHE_HOME": "cached", "XDG_STATE_HOME": "states"}
+    env = {name: str(tmp_path / folder) for name, folder in homes.items()}
+    # Without our own variables the folders are the default ones.
+    env |= {f"SPARKDEPLOY_{kind}_DIR": "" for kind in ("STATE", "DATA", "CACHE")}
+    program = Program(tmp_path, {**place.program.more_env, **env})
+    kept = tmp_path / "share" / "sparkdeploy" / "venv" / "bin"
+    overlay = tmp_path / "share" / "sparkdeploy" / "m" / "ck"
+    for folder in (kept, overlay, tmp_path / "cached" / "sparkdeploy" / "engines"):
+        folder.mkdir(parents=True)
+    engine = place.engine_stage()
+    place.deploy(place.old_image(engine), "main")
+    # A step that a build of ours made and did not finish, and a stranger with our label.
+    place.client.images.build(
+        fileobj=io.BytesIO(f"FROM {engine.tag}\nCOPY Dockerfile /y\n".encode())
+    )
+    foreign = place.foreign_image("someone/else:1")
+    stranger = place.client.containers.create(foreign, ["/x"], labels={labels.KIND: ""})
+
+    shown = program.answer("clean", "--everything", "--dry-run")
+    assert {"image", "container", "folder"} == {item["kind"] for item in shown}
+    assert place.tags() > {engine.tag, foreign}
+    removed = program.answer("clean", "--everything", "--yes")
+    assert {item["name"] for item in removed} >= {item["name"] for item in shown}
+
+    assert place.tags() == {foreign}
+    assert [item.id for item in place.client.containers.list(all=True)] == [stranger.id]
+    assert kept.is_dir()
+    assert not overlay.exists()
+    assert not (tmp_path / "cached" / "sparkdeploy").exists()
+
+
+def test_clean_everything_names_an_image_that_a_foreign_one_stands_on(place: Place) -> None:
+    ours = place.engine_stage()
+    context = io.BytesIO(f"FROM {ours.tag}\nCOPY Dockerfile /x\n".encode())
+    foreign, _ = place.client.images.build(fileobj=context, tag="someone/child:1")
+    done = place.program.run("clean", "--everything", "--yes")
+    assert done.returncode == 1
+    assert str(place.client.images.get(ours.tag).id) in done.stderr
+    assert place.client.images.get("someone/child:1").id == foreign.id
+
+
 def test_clean_removes_what_looked_into_an_image_for_a_command_that_was_killed(
     place: Place,
 ) -> None:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socketserver import UnixStreamServer
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 CHECKOUT = Path(__file__).parents[3]
-BASE_COMMANDS = ["bash", "cat", "cp", "df", "dirname", "env", "find", "grep", "ln", "ls", "mkdir"]
-BASE_COMMANDS += ["mountpoint"]
-BASE_COMMANDS += ["readlink", "rm", "sed", "sh", "sha256sum", "sleep", "sort", "tail", "uname"]
-BASE_COMMANDS += ["rmdir", "xargs"]
+BASE_COMMANDS = ["bash", "cat", "cp", "dirname", "env", "find", "grep", "ln", "mkdir", "readlink"]
+BASE_COMMANDS += ["rm", "rmdir", "sh", "sha256sum", "sort", "xargs"]
 
 # Answers for `python -m venv` and `pip install` in no time; the rest is the real interpreter.
 PYTHON_STUB = """#!/bin/sh
@@ -39,10 +29,19 @@ if [ "$1" = -m ] && [ "$2" = pip ]; then
   cp "{root}/tool" "$(dirname "$0")/sparkdeploy"
   exit
 fi
+if [ "$1" = -P ]; then
+  shift 3
+  echo "checkout $*" >>"{root}/calls"
+  exit
+fi
 exec "{python}" "$@"
 """
 TOOL_STUB = """#!/bin/sh
 [ "$1" = --version ] && exit 0
+if [ "$1" = setup ]; then
+  echo "setup $*" >>"{root}/calls"
+  exit "$(cat "{root}/setup-exit-code")"
+fi
 echo "sparkdeploy $*" >>"{root}/calls"
 exit "$(cat "{root}/tool-exit-code")"
 """
@@ -59,7 +58,6 @@ class Machine:
     root: Path
     checkout: Path
     environment: dict[str, str] = field(default_factory=dict)
-    runtimes: dict[str, object] = field(default_factory=lambda: {"runc": {}})
 
     @property
     def commands(self) -> Path:
@@ -95,6 +93,9 @@ class Machine:
     def tool_ends_with(self, exit_code: int) -> None:
         (self.root / "tool-exit-code").write_text(str(exit_code))
 
+    def setup_ends_with(self, exit_code: int) -> None:
+        (self.root / "setup-exit-code").write_text(str(exit_code))
+
     def calls(self, name: str) -> list[str]:
         path = self.root / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
@@ -114,59 +115,29 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Return a user's machine with Python, mmdebstrap and disk space, but no Docker Engine."""
+    """Return a user's machine with Python, apt and sudo."""
     made = Machine(root=tmp_path, checkout=_make_checkout(tmp_path / "checkout"))
     made.commands.mkdir()
     for name in BASE_COMMANDS:
         (made.commands / name).symlink_to(_real(name))
     made.environment = {
         "PATH": str(made.commands),
-        "SPARKDEPLOY_SYSTEM_PATH": "",
         "HOME": str(tmp_path),
         # Names complete in no such shell; bash would put its own name there.
         "SHELL": "/bin/sh",
         "SPARKDEPLOY_HOME": str(made.venv.parent),
         "SPARKDEPLOY_BIN": str(made.link.parent),
-        "SPARKDEPLOY_ENGINE_LOG": str(tmp_path / "dockerd.log"),
-        "SPARKDEPLOY_LOCK_DIR": str(tmp_path / "lock"),
         "SPARKDEPLOY_TMPFILES": str(tmp_path / "tmpfiles.d"),
-        "SPARKDEPLOY_DEBIAN_KEYRING": str(tmp_path / "keyring"),
-        "DOCKER_HOST": f"unix://{tmp_path}/docker.sock",
     }
     made.add("python3", PYTHON_STUB.format(root=tmp_path, python=sys.executable))
-    made.add("df", "#!/bin/sh\necho header\necho disk 0 0 200000000 0% /\n")
-    for name in ("sudo", "apt-get", "mmdebstrap", "newuidmap"):
+    for name in ("sudo", "apt-get"):
         made.add_recording(name)
-    (tmp_path / "keyring").touch()
     made.user_is("ada", 1000)
     made.tool_ends_with(0)
+    made.setup_ends_with(0)
     (tmp_path / "tool").write_text(TOOL_STUB.format(root=tmp_path))
     (tmp_path / "tool").chmod(0o755)
     return made
-
-
-@pytest.fixture
-def engine(machine: Machine) -> Iterator[None]:
-    """Let a Docker Engine answer /info on the machine's socket."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = {"DockerRootDir": str(machine.root), "Runtimes": machine.runtimes}
-            body |= {"CDISpecDirs": ["/etc/cdi", "/var/run/cdi"]}
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    server = UnixStreamServer(str(machine.root / "docker.sock"), Answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def _make_checkout(root: Path) -> Path:
@@ -174,8 +145,12 @@ def _make_checkout(root: Path) -> Path:
         (root / folder).mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE", "sparkdeploy/module.py"):
         (root / name).write_text(name)
-    (root / "sparkdeploy" / "registries.yaml").write_text("container_registry: 127.0.0.1:1\n")
-    (root / "install.sh").write_bytes((CHECKOUT / "install.sh").read_bytes())
+    script = (CHECKOUT / "install.sh").read_text()
+    # The places of the real machine that it names by themselves.
+    for place in ("/opt/sparkdeploy", "/usr/bin/python3"):
+        assert place in script
+        script = script.replace(place, f"{root.parent}{place}")
+    (root / "install.sh").write_text(script)
     (root / "install.sh").chmod(0o755)
     return root
 

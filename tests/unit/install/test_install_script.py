@@ -1,143 +1,94 @@
-"""install.sh on machines made of stubs: what it demands, what it does, what it leaves."""
+"""install.sh on machines made of stubs: what it brings, what it calls, what it leaves."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-
-from sparkdeploy import labels
 
 if TYPE_CHECKING:
     from tests.unit.install.conftest import Machine
 
 pytestmark = pytest.mark.outside
 
-OLD_PYTHON = "#!/bin/sh\nexit 1\n"
+OLD_PYTHON = "#!/bin/sh\necho old\n"
 PYTHON_WITHOUT_VENV = "#!/bin/sh\necho bare\n"
-FULL_DISK = "#!/bin/sh\necho header\necho disk 0 0 1024 0% /\n"
-# Images are files; like the real engine it refuses to remove one that another was made from.
-DOCKER_STUB = """#!/bin/sh
-cd "{root}"
-case "$1 $2" in
-  "ps -aq")
-    shift 2
-    echo "docker ps $*" >>calls
-    [ "$*" = "--filter label={label} --filter name=^/sparkdeploy-" ] || echo foreign-id
-    echo ours-id ;;
-  "rm -f") echo "docker rm $3" >>calls ;;
-  "images -aq")
-    for id in $(ls images); do
-      [ "$4" = --filter ] && ! grep -q ours "images/$id" || echo "$id"
-    done ;;
-  "image inspect") shift 4; for id; do read -r line <"images/$id"; echo "$id $line"; done ;;
-  rmi*)
-    [ "$2" = -f ] && shift
-    grep -q "^$2 " images/* && exit 1
-    rm "images/$2" ;;
-esac
-"""
-OUR_CONTAINERS = f"--filter label={labels.KIND} --filter name=^/sparkdeploy-"
-REMOTE_ENGINE = "tcp://127.0.0.1:1"
+INSTALL_PYTHON = "sudo apt-get update && sudo apt-get install -y python3 python3-venv"
 
 
-def test_every_missing_prerequisite_is_named_at_once_with_its_command(machine: Machine) -> None:
+def test_a_user_without_python_is_told_the_command_and_nothing_is_called(machine: Machine) -> None:
     machine.add("python3", OLD_PYTHON)
-    machine.add("df", FULL_DISK)
-    machine.remove("mmdebstrap")
-    result = machine.run()
+    result = machine.run("--tool-only")
     assert result.returncode == 4
-    for part in ("4 missing", "- Python 3.11", "- Docker Engine", "- mmdebstrap", "- disk space"):
-        assert part in result.stderr
-    for packages in ("python3 python3-venv", "docker.io ", "mmdebstrap"):
-        assert f"sudo apt-get update && sudo apt-get install -y {packages}" in result.stderr
-
-
-def test_a_user_without_root_never_has_sudo_or_apt_called(machine: Machine) -> None:
-    assert machine.run().returncode == 4
-    assert machine.calls("sudo") == []
-    assert machine.calls("apt-get") == []
+    assert INSTALL_PYTHON in result.stderr
+    assert not machine.calls("sudo") + machine.calls("apt-get")
     assert not machine.venv.exists()
 
 
-def test_yes_lets_sudo_install_what_is_missing(machine: Machine) -> None:
-    machine.environment["DOCKER_HOST"] = REMOTE_ENGINE
-    machine.remove("mmdebstrap")
-    machine.run("--yes")
-    installs = [call for call in machine.calls("sudo") if "install -y" in call]
-    assert len(installs) == 1
-    assert installs[0].endswith(" mmdebstrap")
-
-
-def test_root_installs_packages_after_updating_the_lists(machine: Machine) -> None:
+def test_root_gets_python_after_the_lists_are_updated(machine: Machine) -> None:
+    machine.add("python3", OLD_PYTHON)
     machine.user_is("root", 0)
-    machine.environment["DOCKER_HOST"] = REMOTE_ENGINE
-    machine.remove("mmdebstrap")
-    result = machine.run()
-    assert [call.split()[-1] for call in machine.calls("apt-get")] == ["update", "mmdebstrap"]
+    result = machine.run("--tool-only")
+    assert [call.split()[-1] for call in machine.calls("apt-get")] == ["update", "python3-venv"]
     assert result.returncode == 4, "the stub installs nothing, so it is still missing"
-    assert machine.calls("sudo") == []
+    assert not machine.calls("sudo")
 
 
-def test_a_user_on_ubuntu_is_told_all_that_the_base_image_needs(machine: Machine) -> None:
-    machine.environment["DOCKER_HOST"] = REMOTE_ENGINE
-    for name in ("mmdebstrap", "newuidmap"):
-        machine.remove(name)
-    (machine.root / "keyring").unlink()
-    result = machine.run()
-    assert result.returncode == 4
-    assert "install -y mmdebstrap debian-archive-keyring uidmap\n" in result.stderr
-    machine.add_recording("mmdebstrap")
-    machine.add_recording("fakechroot")
-    result = machine.run()
-    assert result.returncode == 4
-    assert "install -y debian-archive-keyring\n" in result.stderr
-
-
-def test_root_needs_no_user_namespace(machine: Machine) -> None:
-    machine.user_is("root", 0)
-    machine.environment["DOCKER_HOST"] = REMOTE_ENGINE
-    machine.remove("newuidmap")
-    result = machine.run()
-    assert result.returncode == 0, result.stderr
-    assert machine.calls("apt-get") == []
+def test_yes_lets_sudo_install_python(machine: Machine) -> None:
+    machine.add("python3", PYTHON_WITHOUT_VENV)
+    machine.run("--tool-only", "--yes")
+    assert machine.calls("sudo")[-1].endswith("install -y --no-install-recommends python3-venv")
 
 
 def test_a_package_that_cannot_be_installed_ends_with_what_apt_said(machine: Machine) -> None:
     machine.user_is("root", 0)
-    machine.environment["DOCKER_HOST"] = REMOTE_ENGINE
-    machine.remove("mmdebstrap")
+    machine.add("python3", PYTHON_WITHOUT_VENV)
     machine.add("apt-get", "#!/bin/sh\necho no such mirror\nexit 100\n")
     result = machine.run()
     assert result.returncode == 1
     assert "no such mirror" in result.stderr
 
 
-def test_root_changes_nothing_when_something_cannot_be_installed(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ((), ""),
+        (("--rehearse", "v2"), " --rehearsal"),
+        (("--up", "v2"), ""),
+        (("--tool-only",), None),
+    ],
+)
+def test_what_comes_after_python_is_for_setup_to_say(
+    machine: Machine, mode: tuple[str, ...], options: str | None
+) -> None:
+    machine.setup_ends_with(4)
+    result = machine.run(*mode)
+    assert machine.calls("setup") == ([] if options is None else [f"setup setup{options}"])
+    assert result.returncode == (0 if options is None else 4)
+    assert not machine.calls("sparkdeploy")
+    assert not machine.calls("sudo")
+
+
+def test_root_lets_setup_install_without_a_question(machine: Machine) -> None:
     machine.user_is("root", 0)
-    machine.add("df", FULL_DISK)
-    result = machine.run()
-    assert result.returncode == 4
-    assert "- disk space" in result.stderr
-    assert "- Docker Engine" in result.stderr
-    assert machine.calls("apt-get") == []
+    assert machine.run().returncode == 0
+    assert machine.calls("setup") == ["setup setup --yes"]
 
 
-def test_a_docker_client_without_an_engine_is_a_missing_engine(machine: Machine) -> None:
-    machine.add_recording("docker", "echo 28.2")
-    result = machine.run()
-    assert result.returncode == 4
-    assert "- Docker Engine" in result.stderr
+def test_yes_lets_sudo_set_up_what_is_missing_and_looks_again(machine: Machine) -> None:
+    machine.setup_ends_with(4)
+    result = machine.run("--rehearse", "v2", "--yes")
+    tool = machine.venv / "bin" / "sparkdeploy"
+    assert machine.calls("sudo") == [f"sudo -- {tool} setup --rehearsal --yes"]
+    assert machine.calls("setup") == ["setup setup --rehearsal"] * 2
+    assert result.returncode == 4, "the stub installs nothing, so it is still missing"
 
 
-def test_a_stopped_engine_gets_the_command_that_starts_it(machine: Machine) -> None:
-    machine.add_recording("dockerd")
-    result = machine.run()
-    assert result.returncode == 4
-    assert "- a running Docker Engine" in result.stderr
-    assert "sudo sh -c 'setsid dockerd" in result.stderr or "enable --now docker" in result.stderr
-    assert machine.calls("dockerd") == []
+def test_a_failed_setup_passes_its_exit_code_on(machine: Machine) -> None:
+    machine.setup_ends_with(1)
+    assert machine.run("--yes").returncode == 1
+    assert not machine.calls("sudo")
 
 
 def test_a_python_without_venv_names_the_package(machine: Machine) -> None:
@@ -148,7 +99,6 @@ def test_a_python_without_venv_names_the_package(machine: Machine) -> None:
 
 
 def test_tool_only_needs_no_docker(machine: Machine) -> None:
-    machine.remove("mmdebstrap")
     result = machine.run("--tool-only")
     assert result.returncode == 0, result.stderr
     assert machine.link.resolve() == machine.venv / "bin" / "sparkdeploy"
@@ -197,7 +147,6 @@ def test_a_foreign_file_in_the_place_of_the_link_stays(machine: Machine) -> None
     assert machine.link.read_text() == "mine"
 
 
-@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("exit_code", [0, 4, 7])
 @pytest.mark.parametrize("mode", ["rehearse", "up"])
 def test_the_exit_code_of_the_command_passes_through(
@@ -209,7 +158,6 @@ def test_the_exit_code_of_the_command_passes_through(
     assert machine.calls("sparkdeploy") == [f"sparkdeploy {mode} mtp-1"]
 
 
-@pytest.mark.usefixtures("engine")
 def test_a_plain_run_without_a_spark_prepares_nothing(machine: Machine) -> None:
     machine.add_recording("nvidia-smi", "exit 9")
     result = machine.run()
@@ -218,28 +166,16 @@ def test_a_plain_run_without_a_spark_prepares_nothing(machine: Machine) -> None:
     assert "sparkdeploy rehearse v2" in result.stdout
 
 
-@pytest.mark.usefixtures("engine")
-def test_a_spark_without_the_nvidia_runtime_is_told_how_to_get_it(machine: Machine) -> None:
-    machine.add("nvidia-smi", "#!/bin/sh\necho NVIDIA GB10\n")
-    result = machine.run()
-    assert result.returncode == 4
-    assert "sudo nvidia-ctk runtime configure --runtime=docker" in result.stderr
-
-
-@pytest.mark.usefixtures("engine")
 def test_a_plain_run_on_a_spark_prepares_the_default_recipe(machine: Machine) -> None:
     machine.add("nvidia-smi", "#!/bin/sh\necho NVIDIA GB10\n")
-    machine.runtimes["nvidia"] = {}
     result = machine.run("--yes")
     assert result.returncode == 0, result.stderr
     assert machine.calls("sparkdeploy") == ["sparkdeploy up --prepare --yes"]
     assert result.stdout.endswith("sparkdeploy up\n")
 
 
-@pytest.mark.usefixtures("engine")
 def test_a_preparation_that_fails_is_not_called_ready(machine: Machine) -> None:
     machine.add("nvidia-smi", "#!/bin/sh\necho NVIDIA GB10\n")
-    machine.runtimes["nvidia"] = {}
     machine.tool_ends_with(6)
     result = machine.run()
     assert result.returncode == 6
@@ -271,32 +207,6 @@ def test_help_names_every_mode_and_needs_nothing(machine: Machine) -> None:
     assert result.returncode == 0
     for flag in ("--tool-only", "--rehearse", "--up", "--uninstall", "--purge", "--yes"):
         assert flag in result.stdout
-
-
-def test_root_makes_the_lock_folder_that_all_users_share_for_every_boot(machine: Machine) -> None:
-    entry, folder = machine.root / "tmpfiles.d" / "sparkdeploy.conf", machine.root / "lock"
-    machine.run("--tool-only")
-    made_by_a_user = entry.exists() or folder.exists()
-    machine.user_is("root", 0)
-    result = machine.run("--tool-only")
-
-    assert not made_by_a_user
-    assert result.returncode == 0, result.stderr
-    assert entry.read_text() == f"d {folder} 1777 root root -\n"
-    assert folder.stat().st_mode & 0o7777 == 0o1777
-    machine.run("--uninstall")
-    assert not entry.exists()
-
-
-def test_a_lock_folder_that_is_there_already_is_left_alone(machine: Machine) -> None:
-    elsewhere = machine.root / "elsewhere"
-    elsewhere.mkdir(mode=0o700)
-    (machine.root / "lock").symlink_to(elsewhere)
-    machine.user_is("root", 0)
-    result = machine.run("--tool-only")
-
-    assert result.returncode == 0, result.stderr
-    assert elsewhere.stat().st_mode & 0o7777 == 0o700
 
 
 def test_names_complete_in_the_users_login_shell(machine: Machine) -> None:
@@ -332,33 +242,15 @@ def test_uninstalling_removes_command_and_link_and_says_what_stays(machine: Mach
     assert not machine.link.is_symlink()
     assert not machine.venv.exists()
     assert checkpoints.is_dir()
-    containers = f"docker ps -aq --filter label={labels.KIND} --filter 'name=^/sparkdeploy-' | "
-    for part in (containers, "docker rm", "docker rmi", f"rm -rf {machine.data}\n", "--purge"):
-        assert part in result.stdout
+    for part in (f"checkpoints ({machine.data})", "--uninstall --purge"):
+        assert part in result.stderr
 
 
-def test_purging_touches_only_what_has_our_label_and_a_containers_name(machine: Machine) -> None:
-    machine.add("docker", DOCKER_STUB.format(root=machine.root, label=labels.KIND))
-    machine.run("--tool-only")
-    store = machine.root / "images"
-    store.mkdir()
-    # name of the file: the image's id; content: parent, number of tags; whose it is
-    (store / "base").write_text("- 1\nours\n")
-    (store / "engine").write_text("base 1\nours\n")
-    (store / "step").write_text("base 0\nforeign\n")
-    (store / "foreign").write_text("- 1\nforeign\n")
-    result = machine.run("--uninstall", "--purge")
-    assert result.returncode == 0, result.stderr
-    assert [path.name for path in store.iterdir()] == ["foreign"]
-    assert machine.calls("docker") == [f"docker ps {OUR_CONTAINERS}", "docker rm ours-id"]
-    assert not machine.venv.parent.exists()
+PURGE = "checkout clean --everything --yes"
 
 
 @pytest.mark.parametrize("home", ["tools", None])
-def test_purging_removes_what_is_ours_and_leaves_the_users_folder(
-    machine: Machine, home: str | None
-) -> None:
-    machine.add("docker", "#!/bin/sh\n")
+def test_purging_is_the_work_of_this_checkouts_program(machine: Machine, home: str | None) -> None:
     foreign = machine.root / "tools" / "mine"
     foreign.mkdir(parents=True)
     del machine.environment["SPARKDEPLOY_HOME"]
@@ -368,36 +260,39 @@ def test_purging_removes_what_is_ours_and_leaves_the_users_folder(
         venv = machine.root / home / "venv"
     machine.run("--tool-only")
     assert machine.link.resolve().is_relative_to(venv)
-    (machine.data / "m").mkdir(parents=True)
     result = machine.run("--uninstall", "--purge")
     assert result.returncode == 0, result.stderr
+    assert machine.calls("checkout") == [PURGE]
     assert not venv.exists()
     assert not machine.data.exists()
     assert not machine.link.is_symlink()
     assert foreign.is_dir()
 
 
-def test_purging_fails_when_a_foreign_image_needs_ours(machine: Machine) -> None:
-    machine.add("docker", DOCKER_STUB.format(root=machine.root, label=labels.KIND))
-    store = machine.root / "images"
-    store.mkdir()
-    (store / "base").write_text("- 1\nours\n")
-    (store / "foreign").write_text("base 1\nforeign\n")
+def test_purging_where_nothing_is_installed_installs_it_first(machine: Machine) -> None:
     result = machine.run("--uninstall", "--purge")
-    assert result.returncode == 1
-    assert "could not be removed" in result.stderr
-    assert sorted(path.name for path in store.iterdir()) == ["base", "foreign"]
-
-
-def test_the_registry_is_named_where_the_script_looks_for_it() -> None:
-    registries = Path(__file__).parents[3] / "sparkdeploy" / "registries.yaml"
-    assert "\ncontainer_registry: " in registries.read_text()
-
-
-def test_a_relative_lock_folder_is_made_nowhere(machine: Machine) -> None:
-    machine.environment["SPARKDEPLOY_LOCK_DIR"] = "relative"
-    machine.user_is("root", 0)
-    result = machine.run("--tool-only")
-
     assert result.returncode == 0, result.stderr
-    assert not (machine.root / "tmpfiles.d" / "sparkdeploy.conf").exists()
+    assert machine.calls("checkout") == [PURGE]
+    assert not machine.venv.exists()
+
+
+def test_an_older_place_of_root_gives_way_to_one_that_all_users_can_read(machine: Machine) -> None:
+    older = machine.data / "venv"
+    machine.environment["SPARKDEPLOY_HOME"] = str(older.parent)
+    machine.user_is("root", 0)
+    machine.run("--tool-only")
+    assert machine.link.resolve().is_relative_to(older)
+    del machine.environment["SPARKDEPLOY_HOME"]
+
+    removed = machine.run("--uninstall")
+    assert removed.returncode == 0, removed.stderr
+    assert not older.exists()
+    assert not machine.link.is_symlink()
+
+    shutil.copytree(machine.root / "commands", older / "bin")
+    assert machine.run("--tool-only").returncode == 0
+    assert (
+        machine.link.resolve()
+        == machine.root / "opt" / "sparkdeploy" / "venv" / "bin" / "sparkdeploy"
+    )
+    assert not older.exists()
