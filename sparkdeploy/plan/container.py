@@ -195,9 +195,10 @@ def _stall_options(recipe: Recipe) -> list[str]:
     if not limits.stall_s:
         return []
     options = ["--stall-s", f"{limits.stall_s:g}"]
+    if recipe.serve.runner != "pooling":
+        options += ["--canary-model", recipe.model.served_names[0]]
     if limits.canary_idle_s is not None:
-        model = recipe.model.served_names[0]
-        options += ["--canary-s", f"{limits.canary_idle_s:g}", "--canary-model", model]
+        options += ["--canary-s", f"{limits.canary_idle_s:g}"]
     return options
 
 

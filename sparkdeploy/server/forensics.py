@@ -124,7 +124,7 @@ _GUARD_STOPPED = Cause(
 _GUARD_SAW_NO_WORK = Cause(
     STALLED,
     "",
-    "its engine hung: it had requests and moved nothing, while /health said all is well",
+    "its engine stalled: it had requests and moved nothing, while /health said all is well",
     "the log has the stacks of its processes; `sparkdeploy diagnose` packs them for a bug report",
 )
 _KERNEL_KILLED = Cause(
@@ -220,7 +220,9 @@ def _what_stood_still(log: str) -> str:
     if not told:
         return ""
     if "canary_unanswered_s" in told[-1]:
-        return f"idle, and a token asked for did not come in {told[-1]['canary_unanswered_s']} s"
+        waited_s = told[-1].get("waited_s")
+        who = "idle" if waited_s is None else f"a client waited for {waited_s} s"
+        return f"{who}, and a token asked for did not come in {told[-1]['canary_unanswered_s']} s"
     running, still_s = told[-1].get("running"), told[-1].get("still_s")
     return f"{running} requests running, no token and no cache moved for {still_s} s"
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -34,18 +37,55 @@ PORT = free_port()
 NAME = unique_name("hung")
 STALL_S = 20
 LATE_S = 10
-LONG = {"prompt": "a b c", "max_tokens": 1500, "ignore_eos": True}
+LONG = {"prompt": "a b c", "max_tokens": 1000, "ignore_eos": True}
+"""Some seconds of a twin's writing."""
+RUNNING = re.compile(r"^vllm:num_requests_running\{.*\} (\S+)$", re.MULTILINE)
+
+
+SPIN = "/tmp/spin"
+"""While this file is there, an engine with the mod below never leaves its next step."""
+SPINNER = f"""
+import os
+from vllm.v1.sample.logits_processor import LogitsProcessor
+class Spinner(LogitsProcessor):
+    def __init__(self, *_): pass
+    def is_argmax_invariant(self): return False
+    def update_state(self, batch_update): pass
+    def apply(self, logits):
+        while os.path.exists({SPIN!r}): pass
+        return logits
+"""
+INSTALL = f"""
+target="$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/spinner.py"
+cat >"$target" <<'END'{SPINNER}END
+"""
+SPINNING_RECIPE = {
+    "schema": 1,
+    "name": "spinning",
+    "title": "An engine that can be made to spin in Python",
+    "extends": TWIN_RECIPE,
+    "mods": [{"run": INSTALL}],
+    # vLLM takes no processors of others beside drafts.
+    "serve": {"speculative": None, "extra_args": ["--logits-processors", "spinner:Spinner"]},
+}
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+def user(tmp_path_factory: pytest.TempPathFactory) -> Program:
     made = twin_user(tmp_path_factory.mktemp("hung-vllm"), port=PORT)
-    done = made.run(
-        *("up", TWIN_RECIPE, "--name", NAME, "--yes", "--set", f"limits.stall_s={STALL_S}")
-    )
+    (made.root / "config" / "recipes" / "spinning.yaml").write_text(json.dumps(SPINNING_RECIPE))
+    return made
+
+
+@pytest.fixture(params=[TWIN_RECIPE])
+def program(user: Program, request: pytest.FixtureRequest) -> Iterator[Program]:
+    stall = f"limits.stall_s={STALL_S}"
+    done = user.run("up", request.param, "--name", NAME, "--yes", "--set", stall)
     assert done.returncode == 0, done.stderr
-    yield made
-    made.run("down", NAME)
+    assert ask(max_tokens=2).ok
+    time.sleep(5)  # the guard asks for health every two seconds
+    yield user
+    user.run("down", NAME)
 
 
 def log(host: DockerHost) -> str:
@@ -77,6 +117,11 @@ def is_healthy() -> bool:
         return model.is_healthy()
 
 
+def is_busy() -> bool:
+    page = requests.get(f"http://127.0.0.1:{PORT}/metrics", timeout=10).text
+    return any(float(running) > 0 for running in RUNNING.findall(page))
+
+
 def ask(**more: object) -> requests.Response:
     model = requests.get(f"http://127.0.0.1:{PORT}/v1/models", timeout=10).json()["data"][0]["id"]
     body = {**LONG, "model": model, **more}
@@ -88,26 +133,53 @@ def ask_in_vain() -> None:
         ask()
 
 
-def test_an_engine_that_hangs_while_it_serves_is_started_again(
-    program: Program, host: DockerHost
-) -> None:
-    assert ask(max_tokens=2).ok
-    time.sleep(5)  # the guard asks for health every two seconds
+@contextlib.contextmanager
+def somebody_waits() -> Iterator[None]:
     asked = threading.Thread(target=ask_in_vain)
     asked.start()
-    time.sleep(2)
-    os.kill(engine_core(host), signal.SIGSTOP)
-    hung_s = time.monotonic()
-
-    until(lambda: '"event": "stalled"' in log(host), timeout_s=3 * STALL_S)
-
-    noticed_s = time.monotonic() - hung_s
-    assert noticed_s <= STALL_S + LATE_S
-    until(lambda: '"event": "restart"' in log(host), timeout_s=60)
+    yield
     asked.join(timeout=60)
+
+
+def started_again(host: DockerHost, *, within_s: float) -> str:
+    """Wait until it was noticed, told and mended; what the log says by then."""
+    hung_s = time.monotonic()
+    until(lambda: '"event": "stalled"' in log(host), timeout_s=within_s + 30)
+    noticed_s = time.monotonic() - hung_s
+    print(f"noticed after {noticed_s:.1f} s")
+    assert noticed_s <= within_s
+    until(lambda: '"event": "restart"' in log(host), timeout_s=60)
     until(is_healthy, timeout_s=300)
     assert ask(max_tokens=2).ok
-    said = log(host)
+    return log(host)
+
+
+def test_an_engine_that_is_stopped_while_it_serves(program: Program, host: DockerHost) -> None:
+    with somebody_waits():
+        until(is_busy, timeout_s=10)
+        os.kill(engine_core(host), signal.SIGSTOP)
+        said = started_again(host, within_s=STALL_S + LATE_S)
     assert "Fatal Python error: Aborted" in said
     assert "run_busy_loop" in said
+    assert "stalled" in program.run("status").stdout
+
+
+@pytest.mark.usefixtures("program")
+def test_an_engine_that_is_stopped_while_idle_is_asked_first(host: DockerHost) -> None:
+    os.kill(engine_core(host), signal.SIGSTOP)
+    with somebody_waits():
+        said = started_again(host, within_s=2 * (STALL_S + LATE_S))
+    assert "canary_unanswered_s" in said
+
+
+@pytest.mark.parametrize("program", ["spinning"], indirect=True)
+def test_an_engine_that_spins_in_python(program: Program, host: DockerHost) -> None:
+    container = f"sparkdeploy-{NAME}"
+    with somebody_waits():
+        until(is_busy, timeout_s=10)
+        subprocess.run(["docker", "exec", container, "touch", SPIN], check=True)
+        until(lambda: '"event": "stalled"' in log(host), timeout_s=STALL_S + LATE_S)
+        subprocess.run(["docker", "exec", container, "rm", SPIN], check=True)
+        said = started_again(host, within_s=STALL_S + LATE_S)
+    assert re.search(r'spinner.py", line \d+ in apply', said)
     assert "stalled" in program.run("status").stdout

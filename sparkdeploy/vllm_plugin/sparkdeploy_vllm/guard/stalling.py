@@ -3,12 +3,15 @@
 An engine that hangs leaves /health green: another process answers it.
 """
 
+import functools
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparkdeploy_vllm.guard.asking import PollingRequest, question
+from sparkdeploy_vllm.guard.waiting import Waiters, connected
 
 LOOK_EVERY_S = 4.0
 LONGEST_STEP_S = 10.0
@@ -102,10 +105,10 @@ class Stillness:
 
 @dataclass(slots=True)
 class Canary:
-    """One token asked of a server that nobody has asked anything for long."""
+    """One token asked of a server that nobody has asked anything for long, or that is in doubt."""
 
     ask: PollingRequest
-    after_idle_s: float
+    after_idle_s: float = math.inf
     _idle_since_s: float | None = None
     _asked_s: float | None = None
 
@@ -116,9 +119,14 @@ class Canary:
         if not is_idle or self._idle_since_s is None:
             self._idle_since_s = now_s
         elif now_s - self._idle_since_s >= self.after_idle_s:
+            self.send(now_s)
+        return False
+
+    def send(self, now_s: float) -> None:
+        """Ask now; one that is under way stays the only one."""
+        if self._asked_s is None:
             self._asked_s = now_s
             self.ask.tick(now_s)
-        return False
 
     def _wait(self, now_s: float, asked_s: float) -> bool:
         answer = self.ask.tick(now_s)
@@ -136,21 +144,46 @@ class StallWatch:
     metrics: PollingRequest
     stillness: Stillness
     canary: Canary | None = None
-    _is_idle: bool = False
+    waiters: Waiters | None = None
+    _last: Mapping[str, EngineWork] = field(default_factory=dict)
+    _seen_s: float = 0.0
+    _waited_s: float = 0.0
 
     def tick(self, now_s: float) -> dict[str, object] | None:
         """Move on; what is known of a hang that has just been noticed."""
-        is_unanswered = self.canary is not None and self.canary.tick(now_s, is_idle=self._is_idle)
+        canary = self.canary
+        is_unanswered = canary is not None and canary.tick(now_s, is_idle=self._is_idle)
         # Behind many requests of others it waits its turn; whether those move is looked at below.
-        if self.canary is not None and is_unanswered and self._is_idle:
-            return {"canary_unanswered_s": self.canary.ask.answer_timeout_s}
+        if canary is not None and is_unanswered and self._is_idle:
+            return self._unanswered(canary)
         answer = self.metrics.tick(now_s)
         if answer is None or answer.status != b"200":
             return None
         engines = read_counters(answer.body)
-        self._is_idle = not any(counters.running for counters in engines.values())
+        self._ask_for_who_waits(now_s, engines)
+        self._last, self._seen_s = engines, now_s
         engine = self.stillness.see(now_s, engines)
         return None if engine is None else self.stillness.facts_of(engine)
+
+    @property
+    def _is_idle(self) -> bool:
+        return bool(self._last) and not any(work.running for work in self._last.values())
+
+    def _ask_for_who_waits(self, now_s: float, engines: Mapping[str, EngineWork]) -> None:
+        if self.waiters is None or self.canary is None:
+            return
+        waited_s = self.waiters.see(
+            min(now_s - self._seen_s, LONGEST_STEP_S), has_moved=engines != self._last
+        )
+        has_worked = any(work.has_worked for work in engines.values())
+        if has_worked and self._is_idle and waited_s >= self.stillness.stall_s:
+            self._waited_s = waited_s
+            self.waiters.acquit()
+            self.canary.send(now_s)
+
+    def _unanswered(self, canary: Canary) -> dict[str, object]:
+        waited = {"waited_s": round(self._waited_s, 1)} if self._waited_s else {}
+        return {"canary_unanswered_s": canary.ask.answer_timeout_s, **waited}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +194,20 @@ class StallOrders:
     """`http://127.0.0.1:8000`."""
     stall_s: float
     key: str = ""
-    canary_after_s: float | None = None
+    canary_after_s: float = math.inf
+    """How long an idle server is asked nothing."""
     canary_model: str = ""
+    """Empty for a model that writes no text: it is asked for nothing."""
 
     def watch(self) -> StallWatch:
         """A watch that has seen nothing yet; ValueError where the server's address is none."""
         metrics = question(f"{self.server}/metrics", key=self.key)
         metrics.every_s = LOOK_EVERY_S
-        return StallWatch(metrics, Stillness(self.stall_s), self._canary())
+        waiters = Waiters(functools.partial(connected, metrics.port))
+        return StallWatch(metrics, Stillness(self.stall_s), self._canary(), waiters)
 
     def _canary(self) -> Canary | None:
-        if self.canary_after_s is None:
+        if not self.canary_model:
             return None
         body = json.dumps({"model": self.canary_model, "prompt": "a", "max_tokens": 1}).encode()
         ask = question(f"{self.server}/v1/completions", method="POST", key=self.key, body=body)

@@ -5,6 +5,7 @@ Memory is read without allocating any, and the server is asked without waiting f
 
 import argparse
 import gc
+import math
 import os
 import signal
 import time
@@ -279,8 +280,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N")
     parser.add_argument("--health-url", metavar="URL", help="restarts need one 200 from here")
     parser.add_argument("--stall-s", type=float, metavar="S", help="an engine hangs after that")
-    parser.add_argument("--canary-s", type=float, metavar="S", help="ask for a token when idle")
-    parser.add_argument("--canary-model", default="", metavar="NAME")
+    parser.add_argument("--canary-model", default="", metavar="NAME", help="can be asked for text")
+    parser.add_argument("--canary-s", type=float, default=math.inf, metavar="S", help="when idle")
     parser.add_argument("command", nargs="+", metavar="-- COMMAND")
     return parser
 
