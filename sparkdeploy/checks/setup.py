@@ -42,7 +42,7 @@ class Remedy(Enum):
     SHARE_LOCK = "make the lock folder of all users"
 
 
-class Access(Enum):
+class Admission(Enum):
     OPEN = "may ask the Docker Engine"
     NEW_LOGIN = "is in its group, and was not when the login began"
     CLOSED = "is not in its group"
@@ -54,7 +54,7 @@ class EngineFact:
 
     info: EngineInfo | None = None
     failure: NodeError | None = None
-    access: Access = Access.OPEN
+    admission: Admission = Admission.OPEN
     is_local: bool = True
     is_installed: bool = False
 
@@ -160,11 +160,11 @@ def _check_gpu(gpu: GpuReading) -> Need:
 
 def _check_engine(fact: SetupFact) -> Need:
     check, engine = "docker.engine", fact.engine
-    if engine.access is Access.CLOSED:
+    if engine.admission is Admission.CLOSED:
         user = user_name(fact.uid)
         join = f"sudo usermod -aG docker {shlex.quote(user)}    # then log out and in again"
         return Need(fail(check, f"{user} may not use the Docker Engine without sudo", join))
-    if engine.access is Access.NEW_LOGIN:
+    if engine.admission is Admission.NEW_LOGIN:
         seen = "the group docker has this user only from the next login on"
         return Need(fail(check, seen, "log out and in again, or here: newgrp docker"))
     if engine.info is not None or not engine.is_local:

@@ -16,7 +16,7 @@ from sparkdeploy import shell
 from sparkdeploy.checks.setup import (
     ENGINE_LOG,
     LOCK_ENTRY,
-    Access,
+    Admission,
     EngineFact,
     Need,
     Purpose,
@@ -132,19 +132,19 @@ def _engine(settings: Settings) -> EngineFact:
         is_refused = isinstance(error.__cause__, PermissionError)
         return EngineFact(
             failure=error,
-            access=_access() if is_refused else Access.OPEN,
+            admission=_admission() if is_refused else Admission.OPEN,
             is_local=address.startswith("unix://"),
             is_installed=_has_system_program("dockerd"),
         )
 
 
-def _access() -> Access:
+def _admission() -> Admission:
     """Say what a refused user may do: the login may be older than the group's list."""
     with contextlib.suppress(KeyError):
         group = grp.getgrnam("docker")
         if facts.own_name() in group.gr_mem and group.gr_gid not in os.getgroups():
-            return Access.NEW_LOGIN
-    return Access.CLOSED
+            return Admission.NEW_LOGIN
+    return Admission.CLOSED
 
 
 def _registry_answers(settings: Settings) -> bool:

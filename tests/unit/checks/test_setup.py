@@ -9,7 +9,7 @@ import pytest
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.setup import (
     ENGINE_PACKAGES,
-    Access,
+    Admission,
     EngineFact,
     Need,
     Purpose,
@@ -112,11 +112,11 @@ def test_an_engine_elsewhere_is_never_installed_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("access", "words"),
-    [(Access.CLOSED, "sudo usermod -aG docker "), (Access.NEW_LOGIN, "newgrp docker")],
+    ("admission", "words"),
+    [(Admission.CLOSED, "sudo usermod -aG docker "), (Admission.NEW_LOGIN, "newgrp docker")],
 )
-def test_a_user_outside_the_group_is_told_and_nobody_adds_them(access: Access, words: str) -> None:
-    refused = EngineFact(failure=REFUSED, access=access, is_installed=True)
+def test_a_user_outside_the_group_is_told_how_to_join(admission: Admission, words: str) -> None:
+    refused = EngineFact(failure=REFUSED, admission=admission, is_installed=True)
     need = failed(replace(WELL, engine=refused))["docker.engine"]
     assert words in (need.finding.fix or "")
     assert not need.can_be_mended
