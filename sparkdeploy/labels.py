@@ -18,6 +18,8 @@ RECIPE = PREFIX + "recipe"
 RECIPE_VALUES = PREFIX + "recipe-values"
 """JSON: the recipe as it was deployed, with what it inherits and what --set changed; of `serve.env`
 the names alone."""
+REQUEST = PREFIX + "request"
+"""JSON: what was typed, recipe and --set, for `update`; of `serve.env` the paths alone."""
 PORT = PREFIX + "port"
 EXPOSURE = PREFIX + "exposure"
 ROLE = PREFIX + "role"

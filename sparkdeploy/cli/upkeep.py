@@ -1,4 +1,4 @@
-"""`setup`, `config` and `clean`: what a machine lacks, how it is set, what was left behind."""
+"""`setup`, `update`, `config` and `clean`: what this machine lacks, gets, is told, and has left."""
 
 from __future__ import annotations
 
@@ -53,6 +53,14 @@ def _to_type(commands: Sequence[str]) -> Iterator[str]:
     if commands:
         yield "All of it:"
         yield from (f"  {command}" for command in commands)
+
+
+def update(as_json: JsonOption = False, _on: OnOption = None) -> None:
+    """Show what this version would rebuild or restart, and how a newer one comes."""
+    from sparkdeploy.commands.update import update_lines, update_report
+
+    report = update_report(current_settings())
+    answer(update_lines(report), report.as_dict(), as_json=as_json)
 
 
 def config(as_json: JsonOption = False) -> None:

@@ -294,7 +294,8 @@ def _reference_file(resolved: Resolved, venue: Venue) -> Path:
 
 
 def _serve(resolved: Resolved, venue: Venue) -> _Run:
-    request = Request(resolved.recipe.name, (), venue.deployment, venue.reach)
+    name = resolved.recipe.name
+    request = Request(name, (), venue.deployment, venue.reach, is_rehearsal=True)
     console.expect(Awaited(start_title(venue.deployment.name)), Awaited(QUESTIONS))
     outcome = up(
         resolved, request, venue.settings, extent=Extent.ANSWER, consent=lambda _question: True

@@ -39,6 +39,8 @@ class Request:
     assignments: tuple[str, ...] = ()
     deployment: Deployment = field(default_factory=lambda: Deployment("main"))
     reach: Reach = Reach.HERE
+    is_rehearsal: bool = False
+    """The recipe is served in miniature."""
 
 
 def make_request(

@@ -12,6 +12,7 @@ from sparkdeploy import labels
 from sparkdeploy.commands.checkpoint_fetch import bring_models
 from sparkdeploy.commands.known_image import ImagePolicy, Trial, with_known_image
 from sparkdeploy.commands.reach import Reach, everyone, needed
+from sparkdeploy.commands.remembered import request_label
 from sparkdeploy.commands.replacing import ask_to_replace
 from sparkdeploy.commands.request import as_started
 from sparkdeploy.console import console
@@ -195,7 +196,7 @@ class _Up:
             return plan, is_starting
         console.info_blocks(plan_lines(plan))
         if starts:
-            ask_to_replace(plan, self.consent, expected_silence(_pace(plan), self.settings))
+            ask_to_replace(plan, self.consent, expected_silence(pace_of(plan), self.settings))
         # The usual `up` has nothing to prepare, and is there sooner without all that builds.
         from sparkdeploy.deploy.inside import refuse_blind  # noqa: PLC0415
         from sparkdeploy.deploy.prepare import prepare  # noqa: PLC0415
@@ -214,7 +215,7 @@ class _Up:
         """Say on a terminal what is going to be done; a start that runs already is waited for."""
         console.expect(*awaited_preparation(plan))
         if self.extent is Extent.ANSWER and plan.has_work:
-            console.expect(awaited_start(self.name, _pace(plan), self.settings))
+            console.expect(awaited_start(self.name, pace_of(plan), self.settings))
 
     def _now(self) -> Resolved:
         """Return the recipe for what its tag is by now: what was found half done was settled."""
@@ -267,6 +268,7 @@ class _Up:
             labels.KEEP: str(self.handover.keep),
             labels.EXPECTATION: expectation_of(plan, part).as_label(),
             labels.USER: own_name(),
+            labels.REQUEST: request_label(self.request, self.settings),
             labels.RECIPE_VALUES: json.dumps(values_to_show(plan.resolved.recipe)),
         }
         if self.trial.new is not None:
@@ -346,7 +348,7 @@ class _Up:
             deployment=self.name,
             command=self._command,
             deadline_s=recipe.limits.startup_timeout_s,
-            pace=_pace(plan),
+            pace=pace_of(plan),
             parts=parts,
             settings=self.settings,
             usual_s=TWIN_START_S if on_cpu else SPARK_COLD_START_S,
@@ -374,7 +376,7 @@ class _Up:
         return f"{self.name} goes on starting; {look} show it"
 
 
-def _pace(plan: Plan) -> str:
+def pace_of(plan: Plan) -> str:
     """Return the key under which the durations of such starts are remembered."""
     return start_pace(
         plan.images[-1].stage.tag, plan.resolved.recipe.name, len(plan.formation.nodes)
