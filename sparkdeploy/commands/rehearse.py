@@ -39,7 +39,7 @@ from sparkdeploy.rehearsal.miniature import (
     without_speculation,
 )
 from sparkdeploy.rehearsal.reference import Answer
-from sparkdeploy.rehearsal.requests import Asked, ask_conversation, ask_sampled
+from sparkdeploy.rehearsal.requests import ANSWERED, Asked, ask_conversation, ask_sampled
 from sparkdeploy.rehearsal.stand_in import make_stand_in
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.pooling import CHAT, route_to_try
@@ -304,7 +304,7 @@ def _serve(resolved: Resolved, venue: Venue) -> _Run:
     with ServedModel(outcome.plan.base_url, model=recipe.model.served_names[0]) as model:
         if model.pooling_endpoint() is not None:
             done = model.pool(PROMPTS[0])
-            pooled = Asked(f"a text to {done.path}", "answered")
+            pooled = Asked(f"a text to {done.path}", ANSWERED)
             return _Run(outcome, (), None, (pooled,))
         before = model.speculation()
         with console.drawn_step(f"{len(PROMPTS)} texts"):

@@ -36,6 +36,8 @@ class ServedDeployment:
     """What a request may take in all, where the recipe says it."""
     writes_text: bool = True
     """Whether it answers in words; an embedding model does not."""
+    drafts: bool = False
+    """Whether it speculates, so that some kinds of sampling are refused."""
 
     @property
     def model(self) -> str:
@@ -64,6 +66,7 @@ def served_by(fact: ContainerFact, settings: Settings) -> ServedDeployment:
         key_file=settings.state_dir / "keys" / fact.deployment if is_public else None,
         context_tokens=_context_tokens(serve),
         writes_text=serve.get("runner") != "pooling",
+        drafts=bool(serve.get("speculative")),
     )
 
 

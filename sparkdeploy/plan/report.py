@@ -15,7 +15,7 @@ from sparkdeploy.plan.images import mods_of
 from sparkdeploy.plan.make import unsettled
 from sparkdeploy.plan.room import CHECK as ROOM
 from sparkdeploy.plan.typed import docker_run, typed
-from sparkdeploy.recipe import graphs
+from sparkdeploy.recipe import graphs, prefix_caching
 from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.release import is_tag
@@ -102,6 +102,8 @@ def _title(plan: Plan) -> Iterator[str]:
             "  piecewise CUDA graphs: full ones with TurboQuant and speculation are proven "
             f"{graphs.proven_releases()}"
         )
+    if prefix_caching.falls_back(recipe, engine):
+        yield f"  without prefix caching: {prefix_caching.REASON}"
 
 
 def _steps(plan: Plan) -> TextTable:

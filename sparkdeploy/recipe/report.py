@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FIT_INKS = {"fits": Ink.GOOD, "on": Ink.GOOD, "no": Ink.QUIET}
 """Of the first word of what a recipe's verdict is."""
 LEFT_OUT = "(left out)"
+BESIDE_DRAFTS = "it drafts: vLLM refuses requests with min_p or logit_bias (HTTP 400)"
+"""`SamplingParams._validate_spec_decode`, the same in 0.25.1 and 0.32.0."""
 ANY_RELEASE = "any"
 """Of an engine that stands for every image."""
 _FORMAT = re.compile(
@@ -160,6 +162,8 @@ def origin_lines(resolved: Resolved) -> Iterator[Block]:
         text = f"{'.'.join(map(str, path))}: {json.dumps(value)}"
         rows.append(row_of(text, Piece(f"# {origin or 'default'}", Ink.QUIET)))
     yield TextTable((TextColumn("", Fill.WORDS), TextColumn()), tuple(rows))
+    if resolved.recipe.serve.speculative is not None:
+        yield line_of(Piece(f"# {BESIDE_DRAFTS}", Ink.QUIET))
     yield from _folder_lines(names)
     if resolved.translation is not None:
         yield from short_lines(resolved.translation)

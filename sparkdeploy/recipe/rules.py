@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.recipe import features, flags, graphs
+from sparkdeploy.recipe import features, flags, graphs, prefix_caching
 from sparkdeploy.recipe.families import family_of
 from sparkdeploy.recipe.image_name import WAYS
 from sparkdeploy.recipe.settled import is_unknown
@@ -295,6 +295,7 @@ def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
                 "choose another engine (`sparkdeploy list` shows them), or drop the setting",
             )
     yield from _turboquant_with_mtp(recipe, engine)
+    yield from _prefix_caching(recipe, engine)
     yield from _engine_itself(recipe, engine)
 
 
@@ -362,4 +363,13 @@ def _turboquant_with_mtp(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
             "TurboQuant with speculation writes garbage under full CUDA graphs unless they were "
             f"proven right: they are {graphs.proven_releases()}, not with engine {engine.name}",
             "remove cudagraph_mode: piecewise graphs are chosen then",
+        )
+
+
+def _prefix_caching(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
+    if recipe.serve.enable_prefix_caching and prefix_caching.is_impossible(recipe, engine):
+        yield Mistake(
+            ("serve", "enable_prefix_caching"),
+            f"engine {engine.name}: {prefix_caching.REASON}",
+            "remove it, or set serve.speculative to null",
         )

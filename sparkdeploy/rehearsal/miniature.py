@@ -21,6 +21,7 @@ from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
 from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.ports import is_port_free
+from sparkdeploy.recipe import prefix_caching
 from sparkdeploy.recipe.flags import flag_of
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.paths import is_folder
@@ -59,7 +60,7 @@ _DROPPED = {
 
 
 _OF_A_TWIN = {
-    "enable_prefix_caching": "the CPU engine cannot combine it with drafts",
+    "enable_prefix_caching": prefix_caching.REASON,
     "quantization": "the twin says itself how it is quantised",
     "hf_overrides": "the twin has a configuration of its own",
     "kv_cache_dtype": "the CPU engine has no such cache",
@@ -108,7 +109,7 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
         dropped.append(f"serve.speculative.model={drafting.model} -> a drafter made for the twin")
     if recipe.serve.extra_args:
         dropped.append(f"serve.extra_args={recipe.serve.extra_args}: they may exist on CUDA only")
-    # The CPU build answers 500 to the first request when MTP or DFlash meets prefix caching.
+    # Also without drafts: both texts that are compared are made in one way.
     serve = serve.model_copy(update={"extra_args": [], "enable_prefix_caching": False})
     checkpoint, fewer = _treatment_of_twin(recipe.checkpoint)
     small, notes = _on_cpu(resolved, engine, twin, serve, checkpoint)
@@ -213,9 +214,8 @@ def _without_what_needs_a_gpu(serve: Serve, stand_in: StandInModel) -> tuple[Ser
         notes.append(f"serve.speculative={drafting.method}: its drafter has no miniature")
         changed["speculative"] = None
     elif drafting is not None:
-        # The CPU build answers 500 to the first request when MTP meets prefix caching.
         changed["enable_prefix_caching"] = False
-        notes.append("serve.enable_prefix_caching -> false: the CPU engine cannot do it with MTP")
+        notes.append(f"serve.enable_prefix_caching -> false: {prefix_caching.REASON}")
     kept, dropped = _kept_arguments(serve.extra_args)
     changed["extra_args"] = kept
     notes += [f"{flag}: nobody knows what it means on a CPU" for flag in dropped]

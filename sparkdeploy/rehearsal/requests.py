@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.server.client import ServedModel
+from sparkdeploy.server.pooling import COMPLETIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.recipe.schema import Recipe
-    from sparkdeploy.server.client import ServedModel
 
 MAX_TOKENS = 16
+AT_ONCE = 8
 PROMPT = "Once upon a time"
 SAMPLED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "the model's own settings": {},
     "temperature": {"temperature": 0.8},
     "top-k and top-p": {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
     "min-p": {"temperature": 0.8, "min_p": 0.05},
@@ -25,11 +29,14 @@ SAMPLED: Final[Mapping[str, Mapping[str, Any]]] = {
         "frequency_penalty": 0.5,
         "repetition_penalty": 1.1,
     },
-    "four at once": {"temperature": 0.8, "n": 4},
+    "four answers": {"temperature": 0.8, "n": 4, "logprobs": 3},
     "log probabilities": {"temperature": 0.0, "logprobs": 3},
     "a seed": {"temperature": 0.8, "seed": 7},
     "a grammar": {"temperature": 0.8, "structured_outputs": {"choice": ["yes", "no"]}},
+    "a least length": {"temperature": 0.8, "min_tokens": MAX_TOKENS // 2, "ignore_eos": False},
+    "stop strings": {"temperature": 0.8, "stop": ["e", "the"]},
 }
+"""What `generation_config.json` says goes into the first and, where they are silent, the others."""
 TOOL: Final = {
     "type": "function",
     "function": {
@@ -43,6 +50,7 @@ TOOL: Final = {
     },
 }
 _SHOWN_CHARACTERS = 200
+ANSWERED: Final = "answered"
 _REFUSED = " answered 400: "
 
 
@@ -56,17 +64,36 @@ class Asked:
 
     @property
     def is_answered(self) -> bool:
-        return self.outcome == "answered"
+        return self.outcome == ANSWERED
 
 
 def ask_sampled(model: ServedModel) -> Iterator[Asked]:
-    """Send each kind of sampling; a refusal is listed, anything else fails the rehearsal.
+    """Send each kind of sampling alone, and all that is answered again, eight at once.
 
-    Raises UnhealthyError for a server that fails or dies.
+    A refusal is listed, anything else fails the rehearsal: UnhealthyError for a server that fails
+    or dies.
     """
+    answered: list[Mapping[str, Any]] = []
     for what, extra in SAMPLED.items():
         body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "ignore_eos": True, **extra}
-        yield _asked(model, f"sampling with {what}", "/v1/completions", body)
+        asked = _asked(model, f"sampling with {what}", COMPLETIONS, body)
+        if asked.is_answered:
+            answered.append(body)
+        yield asked
+    yield _asked_at_once(model, answered)
+
+
+def _asked_at_once(model: ServedModel, bodies: Sequence[Mapping[str, Any]]) -> Asked:
+    what = "eight of these at once"
+
+    def ask(body: Mapping[str, Any]) -> Asked:
+        # Each over a connection of its own.
+        with ServedModel(model.base_url, model.api_key, model=model.name) as apart:
+            return _asked(apart, what, COMPLETIONS, body)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        done = list(pool.map(ask, bodies))
+    return next((item for item in done if not item.is_answered), Asked(what, ANSWERED))
 
 
 def ask_conversation(model: ServedModel, recipe: Recipe) -> Iterator[Asked]:
@@ -96,4 +123,4 @@ def _asked(model: ServedModel, what: str, path: str, body: Mapping[str, Any]) ->
         raise UnhealthyError(
             f"{what} is not answered: {error.message}", detail=error.detail, hint=error.hint
         ) from error
-    return Asked(what, "answered")
+    return Asked(what, ANSWERED)

@@ -129,6 +129,17 @@ def test_the_only_deployment_needs_no_name(run: Run, engine: FakeContainers) -> 
     assert told["key_file"] is None
 
 
+@pytest.mark.parametrize("speculative", [None, {"method": "mtp", "tokens": 2}])
+def test_who_drafts_tells_clients_what_is_refused(
+    run: Run, engine: FakeContainers, speculative: dict[str, object] | None
+) -> None:
+    values = json.dumps({"serve": {"speculative": speculative}})
+    given(engine, deployment("web", recipe_values=values))
+    said = run("connect")
+    assert said.returncode == 0, said.stderr
+    assert ("min_p or logit_bias" in said.stderr) is (speculative is not None)
+
+
 def test_a_key_is_named_by_its_file_and_never_read(run: Run, engine: FakeContainers) -> None:
     """The file is not even there: nothing of it is needed."""
     given(engine, deployment("web", exposure="public"))

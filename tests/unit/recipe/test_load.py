@@ -328,6 +328,12 @@ def test_a_model_that_is_named_wrongly_is_not_called_missing_too(
     assert line.startswith(f"{path}:5: model.")
 
 
+@pytest.mark.parametrize(("name", "drafts"), [("v2", True), ("hybrid", False)])
+def test_show_says_what_is_refused_beside_drafts(shipped: Library, name: str, drafts: bool) -> None:
+    lines = plain_lines(origin_lines(load_recipe(shipped, name)))
+    assert any("min_p" in line and "logit_bias" in line for line in lines) is drafts
+
+
 def test_a_broken_recipe_of_the_user_does_not_hide_the_others(
     shipped: Library, tmp_path: Path
 ) -> None:
