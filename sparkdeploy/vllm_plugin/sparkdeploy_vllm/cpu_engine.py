@@ -7,6 +7,10 @@ near-tie, and a rehearsal could not tell that from a fault. Here both cases shar
 (with AVX-512-BF16 the fused kernel, whose packed weights are there anyway; without, the arithmetic
 below) and one recurrence (the plain kernel, token by token).
 
+A step of one token, such as a prompt of one: the convolution's operator refuses its input, whose
+rows lie as far apart as in the projection that it was cut from, and the engine dies (0.25.1 and
+0.32). For one row any distance is right, and it is told the one it wants.
+
 INT4: vLLM 0.32 takes `CPUWNA16LinearKernel` on every CPU, but compiles its operator for AVX-512
 alone: on other machines the engine loads, says that it is healthy and dies at its first request.
 There the weights are unpacked while loading and multiplied in plain torch. That takes eight times
@@ -35,6 +39,7 @@ from sparkdeploy_vllm.announce import announce_once
 from sparkdeploy_vllm.maths import linear_per_row
 
 SPECULATIVE_RECURRENCE = "fused_sigmoid_gating_delta_rule_update_spec_cpu"
+CONVOLUTION = "causal_conv1d_fwd_cpu"
 INT4_OPERATOR = "cpu_gemm_wna16"
 BITS = 4
 TURBOQUANT_PATH = "sparkdeploy_vllm.turboquant_cpu.CpuTurboQuantBackend"
@@ -119,6 +124,21 @@ def _register_delta_net() -> None:
         )
     if hasattr(_custom_ops, SPECULATIVE_RECURRENCE):
         setattr(_custom_ops, SPECULATIVE_RECURRENCE, recur_token_by_token)
+    if hasattr(_custom_ops, CONVOLUTION):
+        setattr(_custom_ops, CONVOLUTION, _of_any_row(getattr(_custom_ops, CONVOLUTION)))
+
+
+def _of_any_row(theirs: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def convolve_prompts(x: Tensor, *rest: Any, **named: Any) -> Tensor:
+        return theirs(dense(x), *rest, **named)
+
+    return convolve_prompts
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return `x` [dim, tokens] of one token with its row as long as it is; any other as it is."""
+    is_one_token = x.dim() == 2 and x.shape[1] == 1 and x.stride(0) == 1
+    return x.as_strided(x.shape, (1, x.shape[0])) if is_one_token else x
 
 
 def recur_token_by_token(  # noqa: PLR0913 - the operator's own arguments

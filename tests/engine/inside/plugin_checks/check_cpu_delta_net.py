@@ -68,6 +68,31 @@ def check_verifying_three_tokens_equals_decoding_them_one_by_one() -> None:
         assert torch.equal(together[[2, 3, 4][index]], one_by_one[3])
 
 
+def check_a_prompt_of_one_token_is_convolved_wherever_its_row_was_cut_from() -> None:
+    """Beside drafts or not, the engine died of it."""
+    register()
+    if not current_platform.is_cpu():
+        return
+    dim = 256
+    projection = torch.randn(1, dim + 64).bfloat16()
+    weight = torch.randn(dim, 4).bfloat16()
+    got = [
+        _custom_ops.causal_conv1d_fwd_cpu(
+            x=row.transpose(0, 1),
+            weight=weight,
+            bias=None,
+            conv_states=torch.zeros(SLOTS, 3, dim).bfloat16().transpose(1, 2),
+            query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
+            cache_indices=torch.tensor([2], dtype=torch.int32),
+            has_initial_state=torch.tensor([False]),
+            silu_activation=True,
+            is_weight_packed=False,
+        )
+        for row in (projection[:, :dim], torch.empty(1, dim).bfloat16().copy_(projection[:, :dim]))
+    ]
+    assert torch.equal(*got)
+
+
 def check_the_convolution_is_torch_s_and_ignores_the_number_of_positions() -> None:
     window = torch.randn(2, 64, 6).bfloat16()
     weight, bias = torch.randn(64, 4).bfloat16(), torch.randn(64).bfloat16()
