@@ -10,12 +10,13 @@ import re
 import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparkdeploy import folders, yaml_text
+from sparkdeploy.about import about
 from sparkdeploy.errors import Mistakes, RecipeError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ ON_VARIABLE = "SPARKDEPLOY_ON"
 CLUSTER_VARIABLE = "SPARKDEPLOY_CLUSTER_FILE"
 
 resources = folders.resources
+_HOST = "the host of registries.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +82,115 @@ class Settings:
     """Where each value came from: `default`, `environment NAME` or the file's path."""
 
 
-class _ConfigFile(BaseModel):
+class ConfigFile(BaseModel):
     """config.yaml as a user writes it; every key is optional."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    default_recipe: str | None = None
-    docker_host: str | None = None
-    data_dir: str | None = None
-    cache_dir: str | None = None
-    ca_bundle: str | None = None
-    index_url: str | None = None
-    wheelhouse: str | None = None
-    container_registry: str | None = None
-    github_registry: str | None = None
-    torch_cpu_index: str | None = None
-    torch_cuda_index: str | None = None
-    package_index: str | None = None
-    source_forge: str | None = None
-    debian_mirror: str | None = None
-    hub: str | None = None
+    default_recipe: Annotated[
+        str | None,
+        about("What commands take that are given no recipe.", "v3", unset="`v2`"),
+    ] = None
+    docker_host: Annotated[
+        str | None,
+        about(
+            "The Docker Engine; one by ssh is where every command runs.",
+            "ssh://ada@spark-1",
+            unset="`DOCKER_HOST`, or this machine's",
+        ),
+    ] = None
+    data_dir: Annotated[
+        str | None,
+        about(
+            "Where prepared checkpoints lie.",
+            "/data/sparkdeploy",
+            unset="`~/.local/share/sparkdeploy`",
+        ),
+    ] = None
+    cache_dir: Annotated[
+        str | None,
+        about(
+            "Where builds work, and compiled kernels are kept.",
+            "/data/cache/sparkdeploy",
+            unset="`~/.cache/sparkdeploy`",
+        ),
+    ] = None
+    ca_bundle: Annotated[
+        str | None,
+        about(
+            "A PEM file of the CAs that builds trust.",
+            "/etc/ssl/certs/company.pem",
+            unset="what pip, requests and OpenSSL are told",
+        ),
+    ] = None
+    index_url: Annotated[
+        str | None,
+        about(
+            "Where builds get Python packages.",
+            "https://pypi.company.lan/simple",
+            unset="pip's own setting, or `package_index`",
+        ),
+    ] = None
+    wheelhouse: Annotated[
+        str | None,
+        about(
+            "A folder of wheels for builds, or several with spaces between.",
+            "/data/wheels",
+            unset="pip's own setting, or none",
+        ),
+    ] = None
+    container_registry: Annotated[
+        str | None,
+        about("Where base images come from.", "registry.company.lan", unset=_HOST),
+    ] = None
+    github_registry: Annotated[
+        str | None,
+        about(
+            "Where images of LiteLLM and Open WebUI come from.", "registry.company.lan", unset=_HOST
+        ),
+    ] = None
+    torch_cpu_index: Annotated[
+        str | None,
+        about(
+            "Where torch's wheels for CPUs come from.", "https://torch.company.lan/cpu", unset=_HOST
+        ),
+    ] = None
+    torch_cuda_index: Annotated[
+        str | None,
+        about(
+            "Where torch's wheels for CUDA come from.",
+            "https://torch.company.lan/cu130",
+            unset=_HOST,
+        ),
+    ] = None
+    package_index: Annotated[
+        str | None,
+        about(
+            "Python's package index, where `index_url` names none.",
+            "https://pypi.company.lan/simple",
+            unset=_HOST,
+        ),
+    ] = None
+    source_forge: Annotated[
+        str | None,
+        about(
+            "Where a build of vLLM's sources fetches CUTLASS and kernels from.",
+            "https://git.company.lan",
+            unset=_HOST,
+        ),
+    ] = None
+    debian_mirror: Annotated[
+        str | None,
+        about(
+            "What a base without a registry is made from.",
+            "http://debian.company.lan/debian",
+            unset=_HOST,
+        ),
+    ] = None
+    hub: Annotated[
+        str | None,
+        about("Where models are downloaded from.", "https://hub.company.lan", unset=_HOST),
+    ] = None
     cluster: dict[str, Any] | None = None
 
 
@@ -169,7 +260,7 @@ def _choose(
         **_default_hosts(),
     }
     sources = {}
-    for name in {*values, *_ConfigFile.model_fields} - {"cluster"}:
+    for name in {*values, *ConfigFile.model_fields} - {"cluster"}:
         variable = f"SPARKDEPLOY_{name.upper()}"
         if env.get(variable):
             values[name], sources[name] = env[variable], f"environment {variable}"
@@ -204,24 +295,36 @@ def _read_config(path: Path) -> dict[str, Any]:
         return {}
     content = yaml_text.load_file(path) or {}
     try:
-        return _ConfigFile.model_validate(content).model_dump()
+        return ConfigFile.model_validate(content).model_dump()
     except ValidationError as error:
         raise RecipeError(
             f"{path} is not a valid configuration",
-            detail=mistakes(error),
-            hint="keys: " + ", ".join(_ConfigFile.model_fields),
+            detail=mistakes(error, path),
+            hint="keys: " + ", ".join(ConfigFile.model_fields),
         ) from error
 
 
-def mistakes(error: ValidationError, *above: str) -> Mistakes:
-    """Return what is wrong with config.yaml, or with its part `above`, a line for each mistake."""
+def mistakes(error: ValidationError, file: Path, *above: str) -> Mistakes:
+    """Return what is wrong with config.yaml, or with its part `above`, each with file and line."""
+    lines: Mapping[yaml_text.KeyPath, int] = {}
+    # A cluster that was sent here stands in another file.
+    with contextlib.suppress(RecipeError):
+        lines = yaml_text.load_mapping(yaml_text.read_text(file), str(file)).lines
     return Mistakes(
         "\n".join(
+            f"{_place((*above, *item['loc']), lines, file)}"
             f"{'.'.join(map(str, (*above, *item['loc'])))}: "
             f"{item['msg'].removeprefix('Value error, ')}"
             for item in error.errors(include_url=False)
         )
     )
+
+
+def _place(key: yaml_text.KeyPath, lines: Mapping[yaml_text.KeyPath, int], file: Path) -> str:
+    """Return the file and the line of the longest part of a key that stands there."""
+    while key and key not in lines:
+        key = key[:-1]
+    return f"{file}:{lines[key]}: " if key else ""
 
 
 def _sent_cluster(env: Mapping[str, str]) -> dict[str, Any] | None:

@@ -100,11 +100,11 @@ def fits(
 def new(
     name: Annotated[str, typer.Argument(help="What the recipe is to be called.")],
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--model", metavar="MODEL", help="ORG/NAME[@REVISION] on the hub, or a folder."
         ),
-    ],
+    ] = None,
     base: Annotated[
         str | None, typer.Option("--from", metavar="RECIPE", help="The recipe that it changes.")
     ] = None,
@@ -120,18 +120,19 @@ def new(
     _offline: OfflineOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a recipe for a model from its configuration; a comment marks each guess."""
+    """Write a recipe: for a model from its configuration, or to change another one by hand."""
     from sparkdeploy.commands.new_recipe import new_recipe
 
     made = new_recipe(name, model, base, destination, current_settings())
     told = {**asdict(made), "path": made.path and str(made.path)}
     if made.path is None:
-        console.info(made.verdict)
+        if made.verdict:
+            console.info(made.verdict)
         answer([made.text.rstrip("\n")], told, as_json=as_json)
         return
     lines = (
         made.text.rstrip("\n"),
-        f"# {made.verdict}",
+        *((f"# {made.verdict}",) if made.verdict else ()),
         *(f"# switched off, for this model cannot have {item}" for item in made.cannot_have),
         f"# written to {made.path}; `{made.next_step}` says what `up` would do",
     )

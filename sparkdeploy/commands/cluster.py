@@ -22,6 +22,7 @@ from sparkdeploy.node.node import Node, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
 from sparkdeploy.plan.draft import decide, form
 from sparkdeploy.plan.observe import Registry, observe
+from sparkdeploy.recipe.editors import schema_line
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def section(found: Iterable[Host], user: str | None) -> str:
     """Return the section for config.yaml that holds every host that counts."""
     good = [(item.address, item.facts) for item in found if item.facts is not None]
     nodes = [_node(address, facts, user, [other for _, other in good]) for address, facts in good]
-    return yaml_text.dump({"cluster": {"nodes": nodes}})
+    return f"{schema_line('config')}\n{yaml_text.dump({'cluster': {'nodes': nodes}})}"
 
 
 def fabric_of(facts: FabricFact, others: Sequence[FabricFact]) -> tuple[Interface, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.recipe.editors import schema_line
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.yaml_text import in_line
 
@@ -50,6 +51,7 @@ class DraftRecipe:
         return "\n".join([*itertools.chain(*parts), *self._cluster(), ""])
 
     def _head(self) -> Iterator[str]:
+        yield schema_line("recipe")
         yield "# Made by `sparkdeploy new`. What says `guess` is not the word of the model's owner."
         yield from (f"# {note}" for note in self.notes)
         yield "schema: 1"

@@ -1,4 +1,5 @@
-"""`new`: a recipe for a model of which there is none, from what its owner publishes of it."""
+"""`new`: a recipe for a model of which there is none, from what its owner publishes of it; or one
+that changes another."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from sparkdeploy.commands.estimate import Among, WhenMissing, ground_for
 from sparkdeploy.commands.estimate_machine import HERE
 from sparkdeploy.commands.new_draft import DraftRecipe, Guess
 from sparkdeploy.commands.new_engine import engine_for
+from sparkdeploy.commands.new_from import changing_text
 from sparkdeploy.commands.new_model import NewModel, Use
 from sparkdeploy.commands.new_treatment import misfits
 from sparkdeploy.errors import (
@@ -63,7 +65,8 @@ class NewRecipe:
     """None where it was written nowhere."""
     text: str
     verdict: str
-    """Whether it fits, and how much at once; or why nobody knows."""
+    """Whether it fits, and how much at once; or why nobody knows. Empty where nothing of it was
+    chosen."""
     nodes: int
     """How many machines it is for."""
     cannot_have: tuple[str, ...]
@@ -73,12 +76,13 @@ class NewRecipe:
 
 
 def new_recipe(
-    name: str, model: str, base: str | None, destination: str | None, settings: Settings
+    name: str, model: str | None, base: str | None, destination: str | None, settings: Settings
 ) -> NewRecipe:
-    """Write a recipe for a model into the user's own folder, or to `destination`; `-` is nowhere.
+    """Write a recipe into the user's own folder, or to `destination`; `-` is nowhere.
 
-    Raises UsageError for a name, a model or a destination that is none, RecipeError where a file
-    of that name exists or a shipped recipe has it, NodeError where none can be written, and
+    It is one for a model, or without a model one that changes its base. Raises UsageError for a
+    name, a model or a destination that is none, RecipeError where a file of that name exists or a
+    shipped recipe has it, or the base is none, NodeError where none can be written, and
     CheckpointError where nobody knows the model's config.json.
     """
     if re.fullmatch(NAME_PATTERN, name) is None:
@@ -91,6 +95,27 @@ def new_recipe(
             hint="choose another name, or write it elsewhere with -o FILE",
         )
     path = _place(name, destination, settings)
+    made = _changing(name, base, settings) if model is None else _made(name, model, base, settings)
+    if path is None:
+        return made
+    _write(path, made.text)
+    called = name if destination is None else _typed(path)
+    return replace(made, path=path, next_step=_next_step(called, made.nodes, settings))
+
+
+def _changing(name: str, base: str | None, settings: Settings) -> NewRecipe:
+    if base is None:
+        raise UsageError(
+            "a new recipe is for a model, or changes another recipe",
+            hint="--model ORG/NAME, or --from RECIPE (`sparkdeploy list` shows them)",
+        )
+    # Nothing is run: what it asks for is judged when the new one is.
+    recipe = load_recipe(library(settings), base, ("allow_unsafe=true",)).recipe
+    text = changing_text(name, _findable(base), recipe)
+    return NewRecipe(None, text, "", recipe.cluster.least_nodes, (), "")
+
+
+def _made(name: str, model: str, base: str | None, settings: Settings) -> NewRecipe:
     weights = _weights(model)
     published = published_config(weights, settings, "--model FOLDER")
     refuse_gguf_alone(weights.source, published.files)
@@ -99,13 +124,8 @@ def new_recipe(
     if base is not None:
         draft = _without_misfits(draft, published, settings)
     draft, verdict = _fitted(draft, published, settings)
-    text = draft.text()
-    if path is not None:
-        _write(path, text)
     cannot_have = tuple(f"{base}'s {it.setting}: {it.reason}" for it in draft.misfits)
-    called = name if destination is None or path is None else _typed(path)
-    step = _next_step(called, draft.nodes, settings) if path is not None else ""
-    return NewRecipe(path, text, verdict, draft.nodes, cannot_have, step)
+    return NewRecipe(None, draft.text(), verdict, draft.nodes, cannot_have, "")
 
 
 def _typed(path: Path) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from sparkdeploy import shell
+from sparkdeploy.about import about
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.container import is_name
 from sparkdeploy.node.fabric import SCRIPT, fabric_told
@@ -57,11 +59,18 @@ def _is_destination(text: str) -> str:
 class FabricPort(Strict):
     """One interface of the fabric; a QSFP port shows itself as two of them, its twins."""
 
-    interface: Annotated[str, Field(pattern=r"^[\w.-]{1,15}$")]
-    address: Annotated[str, AfterValidator(_with_prefix)]
-    """IPv4 with its prefix length: 192.168.177.11/24."""
-    rdma: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None = None
-    """The RDMA device behind it, such as rocep1s0f1; NCCL uses sockets without one."""
+    interface: Annotated[
+        str, Field(pattern=r"^[\w.-]{1,15}$"), about("As `ip link` calls it.", "enp1s0f1np1")
+    ]
+    address: Annotated[
+        str,
+        AfterValidator(_with_prefix),
+        about("IPv4 with its prefix length.", "192.168.177.11/24"),
+    ]
+    rdma: Annotated[
+        Annotated[str, Field(pattern=r"^[\w.-]+$")] | None,
+        about("The RDMA device behind it.", "rocep1s0f1", unset="NCCL uses sockets"),
+    ] = None
 
     @property
     def ip(self) -> str:
@@ -75,12 +84,22 @@ class FabricPort(Strict):
 class ClusterNode(Strict):
     """One machine: how it is reached, and its place on the fabric."""
 
-    name: Annotated[str, AfterValidator(_is_node_name)]
-    ssh: Annotated[str, AfterValidator(_is_destination)]
-    """What ssh is given: an address or a Host of ~/.ssh/config; not used for this machine."""
-    user: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None = None
-    """Whom ssh logs in as; ssh's own configuration decides when left out."""
-    docker_socket: Annotated[str, Field(pattern=r"^/")] = "/var/run/docker.sock"
+    name: Annotated[str, AfterValidator(_is_node_name), about("What commands call it.", "spark-1")]
+    ssh: Annotated[
+        str,
+        AfterValidator(_is_destination),
+        about(
+            "What ssh is given: an address or a Host of ~/.ssh/config; not used for this machine.",
+            "192.168.177.11",
+        ),
+    ]
+    user: Annotated[
+        Annotated[str, Field(pattern=r"^[\w.-]+$")] | None,
+        about("Whom ssh logs in as.", "ada", unset="ssh's own configuration decides"),
+    ] = None
+    docker_socket: Annotated[
+        str, Field(pattern=r"^/"), about("Of its Docker Engine.", "/run/user/1000/docker.sock")
+    ] = "/var/run/docker.sock"
     fabric: Annotated[tuple[FabricPort, ...], Field(min_length=1, max_length=4, strict=False)]
     """The first one carries the rendezvous and all control traffic."""
 
@@ -98,8 +117,10 @@ class ClusterConfig(Strict):
     """All nodes; the file can be the same on each of them."""
 
     nodes: Annotated[tuple[ClusterNode, ...], Field(min_length=2, strict=False)]
-    master_port: Port = MASTER_PORT
-    ray_port: Port = RAY_PORT
+    master_port: Annotated[
+        Port, about("Where ranks meet.", 29501, unit="port", flag="--master-port")
+    ] = MASTER_PORT
+    ray_port: Annotated[Port, about("Where Ray's nodes meet.", 6379, unit="port")] = RAY_PORT
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -129,7 +150,7 @@ def read_cluster(section: Mapping[str, Any] | None, file: str) -> ClusterConfig:
     except ValidationError as error:
         raise RecipeError(
             f"{file}: the cluster is not valid",
-            detail=mistakes(error, "cluster"),
+            detail=mistakes(error, Path(file), "cluster"),
             hint="docs/cluster.md shows the section with every key",
         ) from error
 

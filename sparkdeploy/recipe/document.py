@@ -9,13 +9,15 @@ from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 KeyPath = yaml_text.KeyPath
 FIXED_KEYS = frozenset({"schema", "extends", "name"})
 """Keys that say which recipe it is; `--set` changes values, not the recipe."""
 
+SECTIONS = ("model", "checkpoint", "serve", "cluster", "backends", "limits")
+"""Mappings of a recipe; one in which all is commented out says nothing, and is no mistake."""
 FOREIGN_SIGNS = frozenset({"recipe_version", "sparkrun_version", "container", "command", "runtime"})
 """Keys that recipes of others have, one at least, and ours never."""
 
@@ -45,8 +47,9 @@ class Document:
 def read_document(path: Path) -> Document:
     """Read one YAML mapping; raise RecipeError when it is none or over the reader's limits."""
     marked = yaml_text.load_mapping(yaml_text.read_text(path), str(path))
+    content = marked.content
     return Document(
-        marked.content,
+        {key: it for key, it in content.items() if it is not None or key not in SECTIONS},
         {key: ValueOrigin(str(path), line) for key, line in marked.lines.items()},
         tuple(key for key, _ in marked.duplicates),
     )
@@ -123,9 +126,18 @@ def with_setting(document: Document, assignment: str) -> Document:
             f"--set cannot change {path[0]}: the file's inheritance is settled before",
             hint="write a recipe file of your own that extends the one you want",
         )
-    for key in reversed(path):
-        nested = {key: nested}
     typed = ValueOrigin(f"--set {name}", None)
     above: list[KeyPath] = [path[:end] for end in range(1, len(path))]
     origins = {mapping: document.origins.get(mapping, typed) for mapping in above}
-    return merge(document, Document(nested, {**origins, path: typed}))
+    origins |= dict.fromkeys(_paths_of(nested, path), typed)
+    for key in reversed(path):
+        nested = {key: nested}
+    return merge(document, Document(nested, origins))
+
+
+def _paths_of(value: Any, path: KeyPath) -> Iterator[KeyPath]:  # noqa: ANN401 - YAML content
+    """Yield the path of a value and of all that is in it."""
+    yield path
+    items = value.items() if isinstance(value, dict) else ()
+    for key, item in items:
+        yield from _paths_of(item, (*path, str(key)))

@@ -3,17 +3,72 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from sparkdeploy.recipe.image_name import image_name
 
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
+
+
+@dataclass(frozen=True, slots=True)
+class _AlsoText:
+    """A number that may be written as text too: an editor has to know, the reader knows."""
+
+    pattern: str
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        number = handler(schema)
+        return {**number, "type": [number["type"], "string"], "pattern": self.pattern}
+
+
+@dataclass(frozen=True, slots=True)
+class _AlsoFalse:
+    """YAML 1.1 reads a bare `off` as false; editors may do so too."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [handler(schema), {"const": False}]}
+
+
+T = TypeVar("T")
+
+
+def _off_of_false(value: Any) -> Any:  # noqa: ANN401 - YAML content
+    """YAML 1.1 reads a bare `off` as false."""
+    return "off" if value is False else value
+
+
 Port = Annotated[int, Field(ge=1024, le=65535)]
 """Below 1024 a container without capabilities may not listen."""
 PositiveInt = Annotated[int, Field(ge=1)]
-# YAML 1.1 reads a bare `off` as false.
-BareOff = BeforeValidator(lambda value: "off" if value is False else value)
+
+
+def _no_truth(value: Any) -> Any:  # noqa: ANN401 - YAML content
+    """Python takes `true` for 1."""
+    if isinstance(value, bool):
+        raise ValueError("Input should be a number")  # noqa: TRY004 - pydantic's way to say it
+    return value
+
+
+Decimal = Annotated[
+    float,
+    Field(strict=False),
+    BeforeValidator(_no_truth),
+    _AlsoText(r"^\s*[+-]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][+-]?[0-9]+)?\s*$"),
+]
+"""Whole numbers too, and `1e3`, which YAML 1.1 takes for text."""
+Fraction = Annotated[Decimal, Field(gt=0, le=1)]
+OrBareOff = Annotated[T, BeforeValidator(_off_of_false), _AlsoFalse()]
+"""Choices of which one is `off`, with or without quotes."""
 MAX_PATH_BYTES = 2048
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 ImageReference = Annotated[str, Field(max_length=512), AfterValidator(image_name)]
@@ -47,20 +102,21 @@ ServedName = Annotated[str, Field(pattern=r"^[\w./:][\w./:@-]*$")]
 VllmRelease = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
 Text = Annotated[str, Field(pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$", max_length=65_536)]
 """Words over several lines, without what moves a terminal's cursor."""
+_TOKENS = r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([kKmM]?)"
 _TOKEN_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 """As vLLM reads them: 64k is 64,000, and 64K is 65,536."""
 
 
 def _tokens(value: Any) -> Any:  # noqa: ANN401 - YAML content
     """Read a number of tokens as vLLM does; what is none is left to the type."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([kKmM]?)", str(value))
+    match = re.fullmatch(_TOKENS, str(value))
     if not isinstance(value, str) or match is None:
         return value
     count = float(match[1]) * _TOKEN_UNITS[match[2]]
     return int(count) if count.is_integer() else value
 
 
-Tokens = Annotated[PositiveInt, BeforeValidator(_tokens)]
+Tokens = Annotated[PositiveInt, BeforeValidator(_tokens), _AlsoText(f"^{_TOKENS}$")]
 
 
 WORKSPACE_TEMPLATE = r"^[A-Za-z0-9_-][\w.-]*(/[A-Za-z0-9_-][\w.-]*)*\.jinja$"

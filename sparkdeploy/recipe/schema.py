@@ -4,222 +4,96 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import Field
 
+from sparkdeploy.about import about
 from sparkdeploy.recipe.fields import (
     NAME_PATTERN,
-    WORKSPACE_TEMPLATE,
-    BareOff,
-    HostPath,
+    Decimal,
     ImageReference,
-    Port,
+    OrBareOff,
     PositiveInt,
     Printable,
-    Repository,
-    Revision,
-    ServedName,
     Strict,
     Text,
-    Tokens,
     VllmRelease,
-    Word,
 )
-from sparkdeploy.recipe.paths import is_folder
+from sparkdeploy.recipe.serve import LoraAdapter, Serve, Speculative
+from sparkdeploy.recipe.weights import Checkpoint, DraftLmHead, Fp8Dense, Model, Weights
 
-
-class Weights(Strict):
-    """A repository on the hub, or a folder on this machine, which goes before it."""
-
-    repo: Repository | None = None
-    """A repository on the hub."""
-    revision: Revision = "main"
-    """A branch, a tag or a commit; `up` pins the commit that it was."""
-    path: HostPath | None = None
-    """A folder of this machine in its place; relative to the recipe's file."""
-
-    @property
-    def source(self) -> str:
-        """Where they come from, as the recipe names it."""
-        return self.path or self.repo or ""
-
-    @property
-    def known_as(self) -> str:
-        """The name under which others know them, whether they lie in a folder or not."""
-        return self.repo or self.source
-
-
-class Model(Weights):
-    """Which weights are served, and under which names."""
-
-    served_name: ServedName | Annotated[list[ServedName], Field(min_length=1)] | None = None
-    """What clients call it, the first of several counts; left out: the repository's name, or the
-    folder's."""
-
-    @property
-    def served_names(self) -> tuple[str, ...]:
-        if self.served_name is None:
-            return (self.repo or self.source.rstrip("/").rpartition("/")[2],)
-        return (self.served_name,) if isinstance(self.served_name, str) else (*self.served_name,)
-
-
-class Fp8Dense(Strict):
-    """How the dense layers that the INT4 checkpoint leaves in BF16 become FP8."""
-
-    mode: Annotated[Literal["online", "prebuilt", "off"], BareOff] = "off"
-    layers: Literal["shared_expert"] = "shared_expert"
-    source: HostPath | None = None
-    """ORG/NAME[@REVISION], or a folder: what begins with `/`, `~` or `.`, as for `model.path`."""
-    from_: Annotated[Literal["source", "hub", "folder"], Field(alias="from")] = "source"
-    """For mode prebuilt. `source`: the FP8 tensors are fetched from there. `hub`, `folder`: the
-    model itself is a finished hybrid, from the hub or in `model.path`."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the model brings its FP8 weights under their own names."""
-        return self.mode == "prebuilt" and self.from_ != "source"
-
-
-class DraftLmHead(Strict):
-    """An LM head of the draft model's own, over its most frequent tokens."""
-
-    rows: Annotated[int, Field(ge=64)] = 65_536
-    """How many tokens the draft head knows, the most frequent ones."""
-    dtype: Literal["int8"] = "int8"
-
-
-class Checkpoint(Strict):
-    """What is done to the downloaded weights before vLLM mounts them."""
-
-    fp8_dense: Fp8Dense = Fp8Dense()
-    mtp: Annotated[Literal["required", "off"] | None, BareOff] = None
-    """Whether the draft layer has to be there; null leaves that to vLLM."""
-    mtp_weights: Literal["int4-fp8", "bf16"] = "bf16"
-    """What the plugin makes of the draft layer while it is loaded: of its experts INT4 in groups
-    of 128, of its other matrices FP8. The model verifies every draft."""
-    lm_head: Literal["int8", "int4", "bf16"] = "bf16"
-    """What the plugin makes of the LM head while it is loaded; the logits of `int8` and `int4` are
-    FP32."""
-    shared_experts: Literal["int4", "bf16"] = "bf16"
-    """What the plugin makes of the shared experts while they are loaded: INT4 in groups of 128."""
-    draft_lm_head: DraftLmHead | None = None
-
-
-class Speculative(Strict):
-    """Speculative decoding: which drafter, and how many tokens it drafts a step.
-
-    Any further key is one of vLLM's own, such as `draft_sample_method` or `moe_backend`.
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    __pydantic_extra__: dict[str, JsonValue]
-
-    method: Word | None = None
-    """One of vLLM's own names; left out, vLLM tells it from the drafter."""
-    tokens: Annotated[int, Field(ge=1, le=64)]
-    """Drafted a step: vLLM's `num_speculative_tokens`."""
-    model: HostPath | None = None
-    """The drafter, where it is a model of its own: ORG/NAME, or a folder: what begins with `/`, `~`
-    or `.`, as for `model.path`."""
-    revision: Revision = "main"
-    """Of the drafter."""
-
-    @property
-    def is_mtp(self) -> bool:
-        """Whether the served model's own layer drafts: `deepseek_mtp` is vLLM's older name."""
-        by_method = self.method == "mtp" or (self.method or "").endswith("_mtp")
-        return by_method and self.model is None
-
-    @property
-    def drafter(self) -> Weights | None:
-        """The model that drafts, where it is one of its own."""
-        if self.model is None:
-            return None
-        if is_folder(self.model):
-            return Weights.model_construct(repo=None, revision=self.revision, path=self.model)
-        # Whether it is a repository is held when it is looked for, as for every word of a hub.
-        return Weights.model_construct(repo=self.model, revision=self.revision, path=None)
-
-    @property
-    def further(self) -> dict[str, JsonValue]:
-        return dict(self.__pydantic_extra__)
-
-
-class LoraAdapter(Weights):
-    """A LoRA adapter, which clients ask for by its name."""
-
-    name: ServedName
-    """What clients ask for."""
-
-
-class Serve(Strict):
-    """vLLM's own settings, each under its flag's name."""
-
-    port: Port = 8000
-    """On loopback; on every address with `--public`."""
-    attention_backend: Word | None = None
-    speculative: Speculative | None = None
-    kv_cache_dtype: Word = "auto"
-    mamba_ssm_cache_dtype: Word | None = None
-    """Of the states of Gated DeltaNet and Mamba: `float32`, `bfloat16`, `float16`; left out, what
-    the model's config.json says."""
-    quantization: Word | None = None
-    max_model_len: Tokens | Literal["auto"] | None = None
-    """In tokens; `64k` is 64,000 and `64K` is 65,536, as for vLLM. `auto`: what memory allows."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, strict=False)] = 0.85
-    reasoning_parser: Word | None = None
-    tool_call_parser: Word | None = None
-    enable_auto_tool_choice: bool | None = None
-    load_format: Word | None = None
-    max_num_batched_tokens: Tokens | None = None
-    max_num_seqs: PositiveInt | None = None
-    runner: Word | None = None
-    """`pooling` serves embeddings, scores and classes instead of text."""
-    convert: Word | None = None
-    generation_config: Word | None = None
-    """`auto`: the model's own sampling defaults; `vllm`: none."""
-    enable_chunked_prefill: bool | None = None
-    enable_prefix_caching: bool | None = None
-    enable_expert_parallel: bool | None = None
-    chat_template: HostPath | None = None
-    """A file beside the recipe, instead of the model's own template."""
-    chat_template_of_mod: Annotated[str, Field(pattern=WORKSPACE_TEMPLATE)] | None = None
-    """A template that one of the recipe's mods brings: its place below /workspace in the image.
-    Without mods the model's own is used."""
-    default_chat_template_kwargs: dict[str, JsonValue] | None = None
-    hf_overrides: dict[str, JsonValue] | None = None
-    override_generation_config: dict[str, JsonValue] | None = None
-    compilation_config: dict[str, JsonValue] | None = None
-    enforce_eager: bool | None = None
-    trust_remote_code: bool | None = None
-    lora: list[LoraAdapter] = Field(default_factory=list)
-    env: dict[str, Printable] = Field(default_factory=dict)
-    """Variables of the container."""
-    extra_args: list[Printable] = Field(default_factory=list)
-    """Flags of vLLM's that have no field, word by word."""
-
-    @property
-    def context_limit(self) -> int | None:
-        """In tokens; None where vLLM decides."""
-        return self.max_model_len if isinstance(self.max_model_len, int) else None
+__all__ = [
+    "Backends",
+    "Checkpoint",
+    "Cluster",
+    "DraftLmHead",
+    "Expect",
+    "Fp8Dense",
+    "Limits",
+    "LoraAdapter",
+    "Mod",
+    "Model",
+    "Recipe",
+    "Serve",
+    "Speculative",
+    "Subject",
+    "Weights",
+]
 
 
 class Cluster(Strict):
-    """Read only with --cluster. The three sizes multiplied are the GPUs of all nodes."""
+    """Several machines; read only with --cluster. The three sizes multiplied are the GPUs of all
+    nodes."""
 
-    tensor_parallel: PositiveInt = 2
-    """Parts that every layer is divided into."""
-    pipeline_parallel: PositiveInt = 1
-    """Parts that the row of layers is divided into."""
-    data_parallel: PositiveInt = 1
-    """Copies of the whole model; each answers requests of its own."""
-    min_nodes: PositiveInt | None = None
-    """Fewer are refused."""
-    max_nodes: PositiveInt | None = None
-    """More are refused."""
-    backend: Literal["native", "ray"] = "native"
-    """How the nodes meet: by vLLM's own means, or in a Ray cluster."""
-    speculative: Annotated[Speculative | Literal["off"] | None, BareOff] = None
+    tensor_parallel: Annotated[
+        PositiveInt,
+        about(
+            "Parts that every layer is divided into.",
+            2,
+            unit="GPUs",
+            flag="--tensor-parallel-size",
+        ),
+    ] = 2
+    pipeline_parallel: Annotated[
+        PositiveInt,
+        about(
+            "Parts that the row of layers is divided into.",
+            2,
+            unit="GPUs",
+            flag="--pipeline-parallel-size",
+        ),
+    ] = 1
+    data_parallel: Annotated[
+        PositiveInt,
+        about(
+            "Copies of the whole model; each answers requests of its own.",
+            2,
+            unit="copies",
+            flag="--data-parallel-size",
+        ),
+    ] = 1
+    min_nodes: Annotated[
+        PositiveInt | None, about("Fewer are refused.", 2, unit="nodes", unset="1")
+    ] = None
+    max_nodes: Annotated[
+        PositiveInt | None, about("More are refused.", 4, unit="nodes", unset="no limit")
+    ] = None
+    backend: Annotated[
+        Literal["native", "ray"],
+        about(
+            "How the nodes meet: by vLLM's own means, or in a Ray cluster.",
+            "native",
+            flag="--distributed-executor-backend",
+        ),
+    ] = "native"
+    speculative: Annotated[
+        OrBareOff[Speculative | Literal["off"] | None],
+        about(
+            "In the place of `serve.speculative` on several nodes, with the same keys; or `off`.",
+            "off",
+            flag="--speculative-config",
+            unset="as `serve.speculative` says",
+        ),
+    ] = None
 
     @property
     def least_nodes(self) -> int:
@@ -227,14 +101,37 @@ class Cluster(Strict):
 
 
 class Limits(Strict):
-    memory_floor_gib: Annotated[float, Field(ge=0, le=512, strict=False)] = 4.0
-    """The guard ends vLLM before the machine has less memory than that."""
-    startup_timeout_s: Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)] = 1800.0
-    """From the start of the containers to the first answer."""
-    stall_s: Annotated[float, Field(ge=0, strict=False, allow_inf_nan=False)] = 120.0
-    """Requests that move nothing for so long are a hung engine, which the guard ends; 0: never."""
-    canary_idle_s: Annotated[float, Field(ge=60, strict=False, allow_inf_nan=False)] | None = None
-    """After so long without a request the guard asks for a token itself; null: it does not."""
+    """What the guard and `up` hold a deployment to."""
+
+    memory_floor_gib: Annotated[
+        Decimal,
+        Field(ge=0, le=512),
+        about("The guard ends vLLM before the machine has less memory than that.", 4, unit="GiB"),
+    ] = 4.0
+    startup_timeout_s: Annotated[
+        Decimal,
+        Field(gt=0, allow_inf_nan=False),
+        about("From the start of the containers to the first answer.", 3600, unit="seconds"),
+    ] = 1800.0
+    stall_s: Annotated[
+        Decimal,
+        Field(ge=0, allow_inf_nan=False),
+        about(
+            "Requests that move nothing for so long are a hung engine, which the guard ends; 0: "
+            "never.",
+            300,
+            unit="seconds",
+        ),
+    ] = 120.0
+    canary_idle_s: Annotated[
+        Annotated[Decimal, Field(ge=60, allow_inf_nan=False)] | None,
+        about(
+            "After so long without a request the guard asks for a token itself.",
+            600,
+            unit="seconds",
+            unset="it does not ask",
+        ),
+    ] = None
 
 
 Subject = Literal["attention", "moe", "linear", "kv_cache", "speculation", "graphs", "transport"]
@@ -248,32 +145,58 @@ class Backends(Strict):
     against the log anyway. Here stands what has no flag, and what is only worth a warning.
     """
 
-    moe: Annotated[str, Field(pattern=r"^[\w ]+$")] | None = None
-    """The kernel of the experts, by its name in the log."""
-    linear: Annotated[str, Field(pattern=r"^\w+$")] | None = None
-    """A kernel that some linear layer must have got."""
-    graphs: Annotated[Literal["full", "piecewise", "off"], BareOff] | None = None
-    """The least that is captured as CUDA graphs."""
-    warn_only: list[Subject] = Field(default_factory=list)
-    """Where another choice is told, and fails nothing."""
+    moe: Annotated[
+        Annotated[str, Field(pattern=r"^[\w ]+$")] | None,
+        about(
+            "The kernel of the experts, by its name in the log.", "MARLIN", unset="not looked at"
+        ),
+    ] = None
+    linear: Annotated[
+        Annotated[str, Field(pattern=r"^\w+$")] | None,
+        about(
+            "A kernel that some linear layer must have got.",
+            "MarlinLinearKernel",
+            unset="not looked at",
+        ),
+    ] = None
+    graphs: Annotated[
+        OrBareOff[Literal["full", "piecewise", "off"] | None],
+        about("The least that is captured as CUDA graphs.", "piecewise", unset="not looked at"),
+    ] = None
+    warn_only: Annotated[
+        list[Subject],
+        about("Where another choice is told, and fails nothing.", ["moe"], unset="nowhere"),
+    ] = Field(default_factory=list)
 
 
-TokensPerSecond = Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)]
+TokensPerSecond = Annotated[Decimal, Field(gt=0, allow_inf_nan=False)]
 
 
 class Expect(Strict):
-    """What others reported for this recipe, and where."""
+    """What others reported for this recipe, and where: one of the two figures."""
 
-    end_to_end_tok_s: TokensPerSecond | None = None
-    """Tokens of an answer a second with prefill and HTTP in it, as `bench` takes suite five."""
-    stream_decode_tok_s: Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)] | None = (
-        None
-    )
-    """Tokens a second of one stream once it runs; no floor for `bench --gate`."""
-    hardware: Printable
-    engine: Printable
-    source: Printable
-    """Who reported it."""
+    end_to_end_tok_s: Annotated[
+        TokensPerSecond | None,
+        about(
+            "Tokens of an answer a second with prefill and HTTP in it, as `bench` takes suite "
+            "five.",
+            51.6,
+            unit="tokens a second",
+            unset="not told",
+        ),
+    ] = None
+    stream_decode_tok_s: Annotated[
+        TokensPerSecond | None,
+        about(
+            "Tokens a second of one stream once it runs; no floor for `bench --gate`.",
+            59.0,
+            unit="tokens a second",
+            unset="not told",
+        ),
+    ] = None
+    hardware: Annotated[Printable, about("On what it was measured.", "DGX Spark")]
+    engine: Annotated[Printable, about("With which vLLM.", "vLLM 0.19.1")]
+    source: Annotated[Printable, about("Who reported it.", "albond, v2")]
 
     @property
     def tok_s(self) -> float:
@@ -291,12 +214,22 @@ class Mod(Strict):
     Both run as root while the image is built, so both need consent.
     """
 
-    folder: Printable | None = None
-    """As its author names it, `mods/NAME`."""
-    run: Text | None = None
-    """Commands of a shell."""
-    network: bool = False
-    """Whether they may fetch while the image is built; what they fetch is in no fingerprint."""
+    folder: Annotated[
+        Printable | None,
+        about("As its author names it.", "mods/fix-parser", unset="`run` is needed"),
+    ] = None
+    run: Annotated[
+        Text | None,
+        about("Commands of a shell.", "pip install numba==0.61", unset="`folder` is needed"),
+    ] = None
+    network: Annotated[
+        bool,
+        about(
+            "Whether they may fetch while the image is built; what they fetch is in no "
+            "fingerprint.",
+            example=True,
+        ),
+    ] = False
 
     @property
     def name(self) -> str:
@@ -306,31 +239,70 @@ class Mod(Strict):
 class Recipe(Strict):
     """One recipe with everything it inherits filled in."""
 
-    schema_version: Annotated[Literal[1], Field(alias="schema")]
-    """1, the version of this format."""
-    name: Annotated[str, Field(pattern=NAME_PATTERN)]
-    """Small letters, digits, `.`, `_` and `-`."""
-    title: Printable
-    """One line for people."""
-    source: Printable | None = None
-    """Whose settings they are, where they are another's."""
-    preview: Printable | None = None
-    """The fork or the unreleased build of vLLM that it needs; an engine of ours is no such one."""
-    least_vllm: VllmRelease | None = None
-    """The first release that serves it; an older one is refused."""
-    extends: Printable | None = None
-    """The recipe that this one changes, by its name or by its file."""
-    engine: Annotated[str, Field(pattern=NAME_PATTERN)]
-    """Where vLLM comes from; `sparkdeploy list` shows them."""
-    image: ImageReference | None = None
-    """For an engine of kind `image`: which one, by digest, local id or tag. `up` asks once what a
-    tag is, and keeps to that."""
+    schema_version: Annotated[
+        Literal[1], Field(alias="schema"), about("The version of this format.", 1)
+    ]
+    name: Annotated[
+        str,
+        Field(pattern=NAME_PATTERN),
+        about("Small letters, digits, `.`, `_` and `-`.", "mine"),
+    ]
+    title: Annotated[Printable, about("One line for people.", "A model of my own")]
+    source: Annotated[
+        Printable | None,
+        about("Whose settings they are, where they are another's.", "albond, v2", unset="yours"),
+    ] = None
+    preview: Annotated[
+        Printable | None,
+        about(
+            "The fork or the unreleased build of vLLM that it needs; an engine of ours is no such "
+            "one.",
+            "a fork of vLLM with GLM-5.3",
+            unset="none",
+        ),
+    ] = None
+    least_vllm: Annotated[
+        VllmRelease | None,
+        about(
+            "The first release that serves it; an older one is refused.",
+            "0.33.0",
+            unset="what the model's family needs",
+        ),
+    ] = None
+    extends: Annotated[
+        Printable | None,
+        about("The recipe that this one changes, by its name or by its file.", "v2", unset="none"),
+    ] = None
+    engine: Annotated[
+        str,
+        Field(pattern=NAME_PATTERN),
+        about("Where vLLM comes from; `sparkdeploy list` shows them.", "cuda-0.33"),
+    ]
+    image: Annotated[
+        ImageReference | None,
+        about(
+            "For an engine of kind `image`: which one, by digest, local id or tag. `up` asks once "
+            "what a tag is, and keeps to that.",
+            "vllm/vllm-openai:v0.33.0",
+            unset="what the engine's file names",
+        ),
+    ] = None
     mods: list[Mod] = Field(default_factory=list)
-    """Changes to the engine's image that others wrote, in this order, each a stage of its own."""
-    allow_known_bad: bool = False
-    """Serve with a vLLM release that is known to fail on a Spark; `--allow-known-bad` sets it."""
-    allow_unsafe: bool = False
-    """Take settings that load code or move files; only `--allow-unsafe` sets it."""
+    allow_known_bad: Annotated[
+        bool,
+        about(
+            "Serve with a vLLM release that is known to fail on a Spark; `--allow-known-bad` sets "
+            "it.",
+            example=True,
+        ),
+    ] = False
+    allow_unsafe: Annotated[
+        bool,
+        about(
+            "Take settings that load code or move files; only `--allow-unsafe` sets it.",
+            example=True,
+        ),
+    ] = False
     model: Model
     checkpoint: Checkpoint = Checkpoint()
     serve: Serve = Serve()

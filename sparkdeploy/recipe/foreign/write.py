@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.editors import schema_line
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.unsafe import CONSENT_OPTIONS
 
@@ -36,7 +37,8 @@ def recipe_text(translation: Translation) -> str:
     document = translation.document.content
     content = {key: value for key, value in document.items() if key not in CONSENT_OPTIONS}
     keys = sorted(content, key=lambda key: ORDER.index(key) if key in ORDER else len(ORDER))
-    lines = [f"# Imported from {shown(Path(translation.file).name)} ({translation.format})."]
+    lines = [schema_line("recipe")]
+    lines += [f"# Imported from {shown(Path(translation.file).name)} ({translation.format})."]
     for key in keys:
         lines += _lines(key, content[key], key, said, "")
     if translation.dropped:

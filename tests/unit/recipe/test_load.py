@@ -445,3 +445,39 @@ def test_an_older_engine_has_no_int4_shared_experts(shipped: Library) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe(shipped, "v2", (SHARED_INT4, FP8_OFF, "engine=cuda-0.19"))
     assert "came with 0.25.1" in f"{caught.value.message} {caught.value.detail}"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "told"),
+    [
+        ("serve.max_model_len=x", "serve.max_model_len: 'x' is wrong; Input should be a valid"),
+        ("model.served_name=5", "Input should be a valid string or a valid list"),
+        ("cluster.speculative=x", "Input should be a mapping or 'off'"),
+        ("cluster.speculative={tokens: x}", "cluster.speculative.tokens: 'x' is wrong"),
+        ("serve.lora=[{nam: x}]", "serve.lora.0.nam: unknown key; did you mean name?"),
+        ("model.repo=x", "; for example Qwen/Qwen3-8B"),
+        ("limits.memory_floor_gib=true", "Input should be a number"),
+    ],
+)
+def test_a_wrong_value_is_told_where_it_stands_and_what_may_stand_there(
+    shipped: Library, assignment: str, told: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, "v2", [assignment])
+    assert told in (caught.value.detail or "")
+
+
+def test_a_mapping_that_is_set_is_the_origin_of_all_in_it(shipped: Library) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(shipped, "v2", ["checkpoint={mtp: maybe}"])
+    assert (caught.value.detail or "").startswith("--set checkpoint: checkpoint.mtp: 'maybe'")
+
+
+def test_a_section_in_which_all_is_commented_out_says_nothing(
+    shipped: Library, tmp_path: Path
+) -> None:
+    text = "schema: 1\nname: a\ntitle: t\nextends: v2\nmodel:\nserve:\n  # port: 1\nlimits:\n"
+    made = load_recipe(shipped, str(write(tmp_path, "a", text))).recipe
+    same = {"name", "title", "extends", "expect"}
+    of_base = load_recipe(shipped, "v2").recipe
+    assert made.model_dump(exclude=same) == of_base.model_dump(exclude=same)

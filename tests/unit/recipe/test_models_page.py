@@ -48,7 +48,8 @@ is ours; that image is somebody else's code all the same, and `up` pins it to it
 A model that has no recipe yet: `sparkdeploy new NAME --model ORG/NAME` writes a first one from the
 model's config.json and generation_config.json: its family, the parsers known for it, a context that
 fits, the least release, how it samples. Every line that is a guess has a comment that says so.
-`--from RECIPE` starts from the settings of another one.
+`--from RECIPE` starts from the settings of another one; without `--model` it writes a recipe to
+edit, which changes nothing yet and has the usual values as comments.
 """
 
 

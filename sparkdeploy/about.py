@@ -1,0 +1,26 @@
+"""What people are told of a field: it stands beside the field, and pages and editors read it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+UNIT, FLAG, UNSET = "x-unit", "x-vllm", "x-unset"
+"""Keys of a JSON schema, of ours alone."""
+
+
+def about(
+    meaning: str, example: JsonValue, *, unit: str = "", flag: str = "", unset: str = ""
+) -> Any:  # noqa: ANN401 - what pydantic's own Field returns
+    """Return it for `Annotated`: what a value means, and one that somebody may write.
+
+    `unit` is what a number counts, `flag` what of vLLM it becomes, and `unset` what happens where
+    it is left out and has no default.
+    """
+    told = {UNIT: unit, FLAG: flag, UNSET: unset}
+    extra: dict[str, JsonValue] = {key: value for key, value in told.items() if value}
+    return Field(description=meaning, examples=[example], json_schema_extra=extra or None)

@@ -1,0 +1,152 @@
+"""The format's part on weights: which are served, and what is done to them before."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sparkdeploy.about import about
+from sparkdeploy.recipe.fields import (
+    HostPath,
+    OrBareOff,
+    Repository,
+    Revision,
+    ServedName,
+    Strict,
+)
+
+
+class Weights(Strict):
+    """A repository on the hub, or a folder on this machine, which goes before it."""
+
+    repo: Annotated[
+        Repository | None,
+        about(
+            "A repository on the hub.",
+            "Qwen/Qwen3-8B",
+            unset="needed, unless `path` is given",
+        ),
+    ] = None
+    revision: Annotated[
+        Revision, about("A branch, a tag or a commit; `up` pins the commit that it was.", "main")
+    ] = "main"
+    path: Annotated[
+        HostPath | None,
+        about(
+            "A folder of this machine in its place; relative to the recipe's file.",
+            "~/models/qwen3-8b",
+            unset="the repository's download",
+        ),
+    ] = None
+
+    @property
+    def source(self) -> str:
+        """Where they come from, as the recipe names it."""
+        return self.path or self.repo or ""
+
+    @property
+    def known_as(self) -> str:
+        """The name under which others know them, whether they lie in a folder or not."""
+        return self.repo or self.source
+
+
+class Model(Weights):
+    """Which weights are served, and under which names: `repo` or `path` is needed.
+
+    vLLM gets their folder inside the container, as `vllm serve FOLDER`.
+    """
+
+    served_name: Annotated[
+        ServedName | Annotated[list[ServedName], Field(min_length=1)] | None,
+        about(
+            "What clients call it; of several, the first counts.",
+            "qwen",
+            flag="--served-model-name",
+            unset="the repository's name, or the folder's",
+        ),
+    ] = None
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        if self.served_name is None:
+            return (self.repo or self.source.rstrip("/").rpartition("/")[2],)
+        return (self.served_name,) if isinstance(self.served_name, str) else (*self.served_name,)
+
+
+class Fp8Dense(Strict):
+    """How the dense layers that the INT4 checkpoint leaves in BF16 become FP8."""
+
+    mode: Annotated[
+        OrBareOff[Literal["online", "prebuilt", "off"]],
+        about("`online`: while vLLM loads. `prebuilt`: from tensors that are FP8.", "online"),
+    ] = "off"
+    layers: Annotated[
+        Literal["shared_expert"], about("Which layers these are.", "shared_expert")
+    ] = "shared_expert"
+    source: Annotated[
+        HostPath | None,
+        about(
+            "Where FP8 tensors are: ORG/NAME[@REVISION], or a folder, which begins with `/`, `~` "
+            "or `.`.",
+            "Qwen/Qwen3.5-122B-A10B-FP8",
+            unset="needed for mode prebuilt, and refused otherwise",
+        ),
+    ] = None
+    from_: Annotated[
+        Literal["source", "hub", "folder"],
+        Field(alias="from"),
+        about(
+            "For mode prebuilt. `source`: the FP8 tensors are fetched from there. `hub`, "
+            "`folder`: the model itself is a finished hybrid, from the hub or in `model.path`.",
+            "source",
+        ),
+    ] = "source"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the model brings its FP8 weights under their own names."""
+        return self.mode == "prebuilt" and self.from_ != "source"
+
+
+class DraftLmHead(Strict):
+    """An LM head of the draft model's own, over its most frequent tokens."""
+
+    rows: Annotated[
+        int,
+        Field(ge=64),
+        about("How many tokens the draft head knows, the most frequent ones.", 65_536, unit="rows"),
+    ] = 65_536
+    dtype: Annotated[Literal["int8"], about("Of its matrix.", "int8")] = "int8"
+
+
+class Checkpoint(Strict):
+    """What is done to the downloaded weights before vLLM mounts them; the plugin does it while it
+    loads, and the downloads stay as they are."""
+
+    fp8_dense: Fp8Dense = Fp8Dense()
+    mtp: Annotated[
+        OrBareOff[Literal["required", "off"] | None],
+        about(
+            "Whether the draft layer has to be there.",
+            "required",
+            unset="left to vLLM",
+        ),
+    ] = None
+    mtp_weights: Annotated[
+        Literal["int4-fp8", "bf16"],
+        about(
+            "What becomes of the draft layer: of its experts INT4 in groups of 128, of its other "
+            "matrices FP8. The model verifies every draft.",
+            "int4-fp8",
+        ),
+    ] = "bf16"
+    lm_head: Annotated[
+        Literal["int8", "int4", "bf16"],
+        about("What becomes of the LM head; logits of `int8` and `int4` are FP32.", "int8"),
+    ] = "bf16"
+    shared_experts: Annotated[
+        Literal["int4", "bf16"],
+        about("What becomes of the shared experts: INT4 in groups of 128.", "int4"),
+    ] = "bf16"
+    draft_lm_head: DraftLmHead | None = None
