@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # On the GPU machine: unpack the committed code, make the plugin's folders, and make both twins in
-# the background (again only when how they are made has changed).
+# the background (again only when how they are made has changed). PACKED is the folder that came.
 set -euo pipefail
+PACKED=${PACKED:-.gpu}
 mkdir -p /tmp/code /tmp/m /tmp/zstd
 rm -rf /tmp/code/sparkdeploy /tmp/code/tests /tmp/plugin /tmp/plugin-variant /tmp/stand
-tar -xf .gpu/code.tar -C /tmp/code
-cp .gpu/zstd/* /tmp/zstd/
+tar -xf "$PACKED/code.tar" -C /tmp/code
+cp "$PACKED"/zstd/* /tmp/zstd/
 cp -r /tmp/code/tests/gpu/stand /tmp/stand
 python3 - <<'P'
 import sys, zipfile
@@ -22,7 +23,7 @@ if ! cmp -s /tmp/stand/twins.py /tmp/m/twins.py; then
   cp /tmp/stand/twins.py /tmp/m/twins.py
   for twin in ${TWINS:-wide nervous}; do
     rm -rf "/tmp/m/twins/$twin"
-    PYTHONPATH=/tmp/code setsid nohup python3 /tmp/m/twins.py "$twin" /tmp/m \
+    PYTHONPATH=/tmp/code:/tmp/lite setsid nohup python3 /tmp/m/twins.py "$twin" /tmp/m \
       > "/tmp/m/$twin.log" 2>&1 &
   done
 fi

@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import profiling
+import sampling
 
 COMMON_FLAGS = [
     *("--host", "127.0.0.1", "--served-model-name", "twin", "--max-model-len", "4096"),
@@ -416,6 +417,8 @@ def _probe(server: Server, plan: dict, texts: dict[str, list[dict]]) -> None:
     server.seen["counted"] = server.counters()
     if server.spec.get("sampled"):
         server.seen["sampled"] = server.sampled()
+    if server.spec.get("sampling"):
+        server.seen["sampling"] = sampling.seen(f"http://127.0.0.1:{server.port}")
     for context in server.spec.get("contexts", []):
         server.seen[f"context {context}"] = server.context_steps(context)
     if server.spec.get("timing"):

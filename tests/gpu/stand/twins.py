@@ -3,7 +3,8 @@
 `wide` has the 122B's vocabulary, hidden size, attention and draft layer, and 32 of its experts; a
 grammar decides its text by wide margins, about half of its drafts are accepted. `nervous` has eight
 full-attention layers that matter and no margins at all: nonsense in its attention shows in its text
-at once. `narrow` is as wide as the 35B, with the wide one's grammar.
+at once. `narrow` is as wide as the 35B, with the wide one's grammar. `small` has heads that a made
+DFlash drafter, `drafter` beside it, can have too.
 """
 
 import sys
@@ -22,6 +23,7 @@ from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.twin import fp8, grammar, tensors, values
 from sparkdeploy.checkpoint.twin.build import build_twin
+from sparkdeploy.checkpoint.twin.drafter import build_drafter
 from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
 
 SEED = 7
@@ -56,6 +58,8 @@ NERVOUS = TwinShape(
 NARROW = replace(
     WIDE, hidden=2048, expert_intermediate=512, shared_expert_intermediate=512, attention_heads=16
 )
+SMALL = TwinShape(hidden=256, expert_format=ExpertFormat.INT4)
+"""A made drafter has one head as wide as the stream, and GPUs have kernels for 256 at most."""
 DRAFT_ROWS = 65_536
 DRAFT = DraftVocabulary(rank_tokens({}, special=(), vocabulary=WIDE.vocab), 0, 0, ())
 """By token number alone: this grammar says nearly every token there is, so any list is as good."""
@@ -80,6 +84,12 @@ def make(which: str, root: Path) -> None:
         _scale_grammar(NARROW)
         _build(root, which, NARROW)
         build_overlay(open_folder(root / "twins" / which), V2, root / "m" / "ck" / "35b-v2")
+    elif which == "small":
+        _scale_grammar(SMALL)
+        _build(root, which, SMALL)
+        build_drafter(root / "twins" / "drafter", SMALL, seed=SEED)
+        dflash = replace(V2, mtp="off")
+        build_overlay(open_folder(root / "twins" / which), dflash, root / "m" / "ck" / "small-v2")
     elif which == "wide":
         _scale_grammar(WIDE)
         _build(root, which, WIDE)

@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# On the GPU machine, in the checkout's root: the sitting of vLLM 0.33.0 with its own torch, packed by
+# pack_own_torch.sh. README.md beside this has the calls, one line each.
+#   own_torch.sh first          unpack the code, make twins and the loaders' checkpoint in the background
+#   own_torch.sh part           take the part of the site that this call carried
+#   own_torch.sh start          join the parts, link CUDA's libraries, start the servers and the soak
+#   own_torch.sh take SECONDS   wait for the checks, no longer than that; what there is goes to $OUT
+#   own_torch.sh loaders        in the background: cold starts of each loader, once the checks are through
+#   own_torch.sh soaked SECONDS wait for the soak's end, no longer than that; all results go to $OUT
+# The folders are those of the other sittings; FIRST, PARTS, SITE and VENV are for trying it elsewhere.
+set -euo pipefail
+FIRST=${FIRST:-.gpu/033/first}
+PARTS=${PARTS:-/tmp/parts}
+SITE=${SITE:-/tmp/site}
+VENV=${VENV:-/tmp/venv}
+SOAK_PORT=8500
+SOAK_S=${SOAK_S:-900}
+TWINS=(wide nervous small)
+CUDA_FOLDERS=(cu13 cudnn cusparselt nvshmem)
+STAND_PYTHON="$VENV/bin/python"
+# The machine's cuDNN is older than the one torch was built with; it has every function it asks for.
+export PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK=1
+
+first() {
+  mkdir -p "$PARTS" /tmp/m /tmp/lite /tmp/lib /tmp/logs /tmp/out
+  cp -r "$FIRST"/lite/. /tmp/lite/
+  cp "$FIRST"/lib/* /tmp/lib/
+  cp .gpu/033/site.sha256 "$PARTS/"
+  TWINS="${TWINS[*]}" PACKED="$FIRST" bash <(tar -xOf "$FIRST/code.tar" tests/gpu/stand/prepare.sh)
+  setsid nohup python3 /tmp/stand/loaders.py make /tmp/loaded > /tmp/logs/make.log 2>&1 &
+  nvidia-smi --query-gpu=index,name,driver_version,memory.total --format=csv
+  python3 -c 'import sys, torch; print(sys.version, torch.__version__)'
+  nvidia_folder
+  df -h /tmp /dev/shm | cat
+}
+
+part() {
+  mkdir -p "$PARTS"
+  mv .gpu/033/site.zst.* "$PARTS/"
+  ls "$PARTS" | wc -l
+}
+
+# Where that machine's own torch has CUDA's libraries.
+nvidia_folder() {
+  python3 -c 'import nvidia; print(next(iter(nvidia.__path__)))'
+}
+
+site() {
+  (cd "$PARTS" && sha256sum --quiet -c site.sha256)
+  mkdir -p "$SITE" "$VENV/bin" /tmp/lib
+  cat "$PARTS"/site.zst.* | LD_LIBRARY_PATH=/tmp/zstd /tmp/zstd/zstd -dc | tar -x -C "$SITE"
+  local cuda folder base
+  cuda=$(nvidia_folder)
+  for folder in "${CUDA_FOLDERS[@]}"; do
+    if [ ! -d "$cuda/$folder/lib" ]; then
+      echo "$cuda/$folder/lib: not there, carry it (own_torch.sh names what is shared)" >&2
+      return 1
+    fi
+    ln -sfn "$cuda/$folder" "$SITE/nvidia/$folder"
+  done
+  # fastsafetensors opens these by names that the packages do not have.
+  ln -sfn "$cuda/cu13/lib/libcudart.so.13" /tmp/lib/libcudart.so
+  ln -sfn "$cuda/cu13/lib/libcufile.so.0" /tmp/lib/libcufile.so.0
+  # A Python that sees none of that machine's own packages.
+  base=$(python3 -c 'import sys; print(sys._base_executable)')
+  ln -sfn "$base" "$VENV/bin/python"
+  printf 'home = %s\ninclude-system-site-packages = false\n' "$(dirname "$base")" > "$VENV/pyvenv.cfg"
+}
+
+start() {
+  date +%s > /tmp/out/started_at
+  site
+  PYTHONPATH=$SITE "$STAND_PYTHON" - << 'P' | tee "$OUT/site.json"
+import json, torch, triton
+one = torch.ones(512, 512, device="cuda", dtype=torch.bfloat16)
+print(json.dumps({"torch": torch.__version__, "triton": triton.__version__, "cudnn":
+  torch.backends.cudnn.version(), "nccl": torch.cuda.nccl.version(), "product": float((one @ one)[0, 0]),
+  "gpu": torch.cuda.get_device_name()}))
+P
+  local twin
+  for twin in "${TWINS[@]}"; do
+    timeout 200 bash -c "until grep -q took /tmp/m/$twin.log; do sleep 1; done" ||
+      tail -n 5 "/tmp/m/$twin.log"
+    tail -n 1 "/tmp/m/$twin.log"
+  done
+  cp "$OUT/site.json" /tmp/out/
+  cd /tmp/stand
+  PYTHONPATH=$SITE setsid nohup "$STAND_PYTHON" serve.py own_torch.json /tmp/out/checks \
+    > /tmp/logs/checks.txt 2>&1 &
+  soak_server
+}
+
+# The recipe `v2` as a user starts it, with CUDA graphs and prefix caching, and its load beside it.
+soak_server() {
+  VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_USE_DEEP_GEMM=0 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 \
+    OMP_NUM_THREADS=2 PYTHONPATH=/tmp/stand/smallest:$SITE:/tmp/plugin \
+    setsid nohup "$STAND_PYTHON" -m vllm.entrypoints.openai.api_server \
+    --model /tmp/m/m/ck/v2 --host 127.0.0.1 --port "$SOAK_PORT" --served-model-name twin --seed 0 \
+    --max-model-len 32768 --max-num-batched-tokens 4096 --max-num-seqs 8 \
+    --limit-mm-per-prompt '{"image":0,"video":0}' --gdn-prefill-backend triton \
+    --enable-prefix-caching --enable-auto-tool-choice --tool-call-parser qwen3_coder \
+    --gpu-memory-utilization 0.05 --kv-cache-memory-bytes 6442450944 \
+    --speculative-config '{"method":"mtp","num_speculative_tokens":2}' \
+    --compilation-config '{"cudagraph_capture_sizes":[1,2,3,4,6,8,12,18,24]}' \
+    > /tmp/logs/soak-server.log 2>&1 &
+  local server=$!
+  echo "$server" > /tmp/out/soak.pid
+  setsid nohup "$STAND_PYTHON" soak.py run "http://127.0.0.1:$SOAK_PORT" /tmp/out/soak \
+    --seconds "$SOAK_S" --wait-s 560 --pid "$server" > /tmp/logs/soak.txt 2>&1 &
+}
+
+results() {
+  mkdir -p "$OUT"
+  local made
+  for made in checks/result.json checks/texts.json soak/soak.jsonl soak/verdict.json loaders.json; do
+    if [ -e "/tmp/out/$made" ]; then cp "/tmp/out/$made" "$OUT/${made//\//-}"; fi
+  done
+  tar -czf "$OUT/logs.tgz" --exclude=traces -C /tmp logs
+  nvidia-smi --query-gpu=memory.used,utilization.gpu --format=csv,noheader
+  echo "$(($(date +%s) - $(cat /tmp/out/started_at))) s since the servers were started; $(uptime)"
+  for made in /tmp/logs/*.log; do echo "$made $(tail -n 1 "$made" | cut -c 1-150)"; done
+  tail -c 600 /tmp/logs/soak.txt
+  tail -n 1 /tmp/out/soak/soak.jsonl 2> /dev/null | cut -c 1-400 || true
+}
+
+until_there() { # FILE SECONDS
+  local end=$(($(date +%s) + $2))
+  until [ -e "$1" ] || [ "$(date +%s)" -ge "$end" ]; do sleep 2; done
+}
+
+take() {
+  until_there /tmp/out/checks/done "$1"
+  tail -c 4000 /tmp/logs/checks.txt
+  results
+}
+
+loaders() {
+  until_there /tmp/loaded/made 60
+  LD_LIBRARY_PATH=/tmp/lib VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 \
+    PYTHONPATH=$SITE setsid nohup "$STAND_PYTHON" /tmp/stand/loaders.py measure /tmp/loaded \
+    /tmp/out/loaders.json > /tmp/logs/loaders.txt 2>&1 &
+}
+
+soaked() {
+  until_there /tmp/out/soak/verdict.json "$1"
+  cat /tmp/out/soak/verdict.json /tmp/out/loaders.json 2> /dev/null || true
+  results
+}
+
+"$@"

@@ -1,0 +1,163 @@
+"""The soak of the GPU stand: what it takes for a fault, and what it asks of a server."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from tests.unit.plan.test_two_sittings import loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import ModuleType
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return loaded("soak", monkeypatch)
+
+
+def sample(number: int, **changed: object) -> dict[str, Any]:
+    """The line of a server that bears it: half of its drafts are accepted, its memory stays."""
+    return {
+        "kind": "sample", "at_s": 10.0 * number, "requests": number, "cancelled": 0,
+        "tokens": 500 * number, "errors": [], "silent_s": 0.5, "drafted": 1000.0 * number,
+        "accepted": 500.0 * number, "host_bytes": 8 * GIB, "gpu_bytes": 12 * GIB,
+        "shortest_prompt": 12_000, "longest_prompt": 21_000, **changed,
+    }  # fmt: skip
+
+
+def canary(when: str, *texts: str) -> dict[str, Any]:
+    return {"kind": "canary", "when": when, "texts": list(texts)}
+
+
+def soaked(*samples: dict[str, Any]) -> list[dict[str, Any]]:
+    return [canary("before", "a", "b"), *samples, canary("after", "a", "b")]
+
+
+def test_a_soak_that_went_well_has_no_fault(soak: ModuleType) -> None:
+    verdict = soak.judge(soaked(*(sample(n) for n in range(1, 91))))
+    assert verdict.faults == ()
+    assert verdict.figures["acceptance_halves"] == (0.5, 0.5)
+    assert verdict.figures["requests"] == 90
+
+
+@pytest.mark.parametrize(
+    ("number", "changed", "fault"),
+    [
+        (40, {"errors": ["HTTP Error 500"]}, "1 errors, the first: HTTP Error 500"),
+        (40, {"silent_s": 75.0}, "stalled: 75 s without a token"),
+    ],
+)
+def test_one_bad_line_is_a_fault(
+    soak: ModuleType, number: int, changed: dict[str, Any], fault: str
+) -> None:
+    lines = soaked(*(sample(n, **(changed if n == number else {})) for n in range(1, 91)))
+    assert soak.judge(lines).faults == (fault,)
+
+
+@pytest.mark.parametrize("name", ["host_bytes", "gpu_bytes"])
+def test_memory_that_goes_on_growing_is_a_fault_and_a_warm_up_is_none(
+    soak: ModuleType, name: str
+) -> None:
+    leaks = soaked(*(sample(n, **{name: 8 * GIB + n * (16 << 20)}) for n in range(1, 91)))
+    (fault,) = soak.judge(leaks).faults
+    assert fault.startswith(f"{name} grew by ")
+    warms = soaked(*(sample(n, **{name: min(n, 15) * GIB}) for n in range(1, 91)))
+    assert soak.judge(warms).faults == ()
+
+
+def test_memory_that_nobody_saw_is_no_fault(soak: ModuleType) -> None:
+    lines = soaked(*(sample(n, gpu_bytes=None, host_bytes=None) for n in range(1, 91)))
+    verdict = soak.judge(lines)
+    assert (verdict.faults, verdict.figures["gpu_bytes_growth"]) == ((), None)
+
+
+def test_acceptance_that_sinks_is_a_fault(soak: ModuleType) -> None:
+    lines = soaked(
+        *(sample(n, accepted=500.0 * min(n, 54) + 100.0 * max(0, n - 54)) for n in range(1, 91))
+    )
+    assert soak.judge(lines).faults == ("accepted drafts went from 50% to 10%",)
+
+
+def test_texts_that_changed_and_those_that_were_not_asked_again(soak: ModuleType) -> None:
+    samples = [sample(n) for n in range(1, 91)]
+    changed = [canary("before", "a", "b"), *samples, canary("after", "a", "c")]
+    assert soak.judge(changed).faults == ("greedy texts [1] changed",)
+    cut = [canary("before", "a", "b"), *samples]
+    assert soak.judge(cut).faults == ("the greedy texts were not asked again",)
+
+
+def test_a_soak_of_a_minute_says_nothing(soak: ModuleType) -> None:
+    (fault,) = soak.judge(soaked(*(sample(n) for n in range(1, 7)))).faults
+    assert fault.startswith("cut short: ")
+
+
+class SmallServer(http.server.BaseHTTPRequestHandler):
+    """A token a word; streams replies of fifty words, says what a server with drafts counts."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def do_GET(self) -> None:
+        counted = "\n".join(
+            f'vllm:spec_decode_num_{name}_tokens_total{{engine="0"}} {20.0 * len(self.asked)}'
+            for name in ("draft", "accepted")
+        )
+        self._answer(counted.encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        if not body.get("stream"):
+            usage = {"prompt_tokens": len(body["prompt"].split())}
+            self._answer(json.dumps({"choices": [{"text": "yes"}], "usage": usage}).encode())
+            return
+        prompt = sum(len(message["content"].split()) for message in body["messages"])
+        event = {"choices": [{"delta": {"content": "a "}}], "usage": {"prompt_tokens": prompt}}
+        self._answer(f"data: {json.dumps(event)}\n\n".encode() * 50 + b"data: [DONE]\n\n")
+
+    def _answer(self, content: bytes) -> None:
+        self.send_response(200)
+        self.end_headers()
+        try:
+            self.wfile.write(content)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(SmallServer, "asked", [])
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), SmallServer)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_agents_grow_their_conversations_cancel_and_are_counted(
+    soak: ModuleType, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak, "EVERY_S", 0.05)
+    target = soak.Target(url, "twin", opening=1200, longest=3000)
+    verdict = soak.run(target, tmp_path, agents=2, seconds=0.6, pid=None)
+    assert verdict.faults == ()
+    figures = verdict.figures
+    assert figures["cancelled"] > 0
+    assert figures["requests"] > 7
+    smallest, largest = figures["prompt_tokens"]
+    assert 1200 <= smallest < 3000 <= largest < 3000 + soak.TURN_TOKENS + soak.REPLY_TOKENS
+    seeds = {body["seed"] for body in SmallServer.asked if body.get("stream")}
+    assert len(seeds) > 7
+    read = [json.loads(line) for line in (tmp_path / "soak.jsonl").read_text().splitlines()]
+    assert [line["when"] for line in read if line["kind"] == "canary"] == ["before", "after"]
