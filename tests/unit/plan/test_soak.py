@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from tests.unit.plan.test_two_sittings import loaded
+from tests.unit.plan.test_two_sittings import STAND, loaded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,19 +145,37 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.server_close()
 
 
-def test_agents_grow_their_conversations_cancel_and_are_counted(
-    soak: ModuleType, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_conversation_grows_to_its_longest_and_a_cancelled_turn_is_asked_again(
+    soak: ModuleType, url: str
 ) -> None:
-    monkeypatch.setattr(soak, "EVERY_S", 0.05)
+    target, tally = soak.Target(url, "twin", opening=1200, longest=3000), soak.Tally()
+    # Every seventh request of an agent is cancelled, every fourth has to call a tool.
+    soak.Agent(5, target, tally, until=float("inf"))._conversation()
+    sizes = [len(body["messages"]) for body in SmallServer.asked]
+    assert sizes == [2, 4, 4, 6]
+    assert ["tool_choice" in body for body in SmallServer.asked] == [False, False, True, False]
+    seen = tally.taken()
+    assert (seen["requests"], seen["cancelled"], seen["errors"]) == (4, 1, [])
+    assert seen["tokens"] == 3 * 50 + soak.CANCELLED_AFTER + 1
+    assert 1200 <= seen["shortest_prompt"] < 3000 <= seen["longest_prompt"] < 4500
+
+
+def test_a_run_leaves_its_lines_and_says_that_it_was_too_short(
+    soak: ModuleType, url: str, tmp_path: Path
+) -> None:
     target = soak.Target(url, "twin", opening=1200, longest=3000)
-    verdict = soak.run(target, tmp_path, agents=2, seconds=0.6, pid=None)
-    assert verdict.faults == ()
-    figures = verdict.figures
-    assert figures["cancelled"] > 0
-    assert figures["requests"] > 7
-    smallest, largest = figures["prompt_tokens"]
-    assert 1200 <= smallest < 3000 <= largest < 3000 + soak.TURN_TOKENS + soak.REPLY_TOKENS
-    seeds = {body["seed"] for body in SmallServer.asked if body.get("stream")}
-    assert len(seeds) > 7
+    verdict = soak.run(target, tmp_path, agents=2, seconds=0.2, pid=None)
+    (fault,) = verdict.faults
+    assert fault.startswith("cut short: ")
     read = [json.loads(line) for line in (tmp_path / "soak.jsonl").read_text().splitlines()]
-    assert [line["when"] for line in read if line["kind"] == "canary"] == ["before", "after"]
+    assert [line.get("when", "sampled") for line in read] == ["before", "sampled", "after"]
+    assert read[1]["requests"] > 0
+    assert read[1]["drafted"] == read[1]["accepted"] > 0
+
+
+def test_the_plan_of_0_33_compares_servers_that_it_starts() -> None:
+    plan = json.loads((STAND / "own_torch.json").read_text())
+    names = [server["name"] for server in plan["servers"]]
+    assert len(set(names)) == len(names)
+    compared = {text.partition("/")[0] for pair in plan["pairs"] for text in pair}
+    assert compared == set(names)
