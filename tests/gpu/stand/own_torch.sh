@@ -37,7 +37,7 @@ first() {
 part() {
   mkdir -p "$PARTS"
   mv .gpu/033/site.zst.* "$PARTS/"
-  ls "$PARTS" | wc -l
+  find "$PARTS" -name 'site.zst.*' | wc -l
 }
 
 # Where that machine's own torch has CUDA's libraries.
