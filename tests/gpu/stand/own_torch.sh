@@ -15,7 +15,7 @@ SITE=${SITE:-/tmp/site}
 VENV=${VENV:-/tmp/venv}
 SOAK_PORT=8500
 SOAK_S=${SOAK_S:-900}
-TWINS=(wide nervous small)
+MADE=(wide nervous small)
 CUDA_FOLDERS=(cu13 cudnn cusparselt nvshmem)
 STAND_PYTHON="$VENV/bin/python"
 # The machine's cuDNN is older than the one torch was built with; it has every function it asks for.
@@ -26,11 +26,11 @@ first() {
   cp -r "$FIRST"/lite/. /tmp/lite/
   cp "$FIRST"/lib/* /tmp/lib/
   cp .gpu/033/site.sha256 "$PARTS/"
-  TWINS="${TWINS[*]}" PACKED="$FIRST" bash <(tar -xOf "$FIRST/code.tar" tests/gpu/stand/prepare.sh)
+  TWINS="${MADE[*]}" PACKED="$FIRST" bash <(tar -xOf "$FIRST/code.tar" tests/gpu/stand/prepare.sh)
   setsid nohup python3 /tmp/stand/loaders.py make /tmp/loaded > /tmp/logs/make.log 2>&1 &
   nvidia-smi --query-gpu=index,name,driver_version,memory.total --format=csv
   python3 -c 'import sys, torch; print(sys.version, torch.__version__)'
-  nvidia_folder
+  ls "$(nvidia_folder)"
   df -h /tmp /dev/shm | cat
 }
 
@@ -42,7 +42,9 @@ part() {
 
 # Where that machine's own torch has CUDA's libraries.
 nvidia_folder() {
-  python3 -c 'import nvidia; print(next(iter(nvidia.__path__)))'
+  python3 -c '
+import nvidia, pathlib
+print(next(one for one in nvidia.__path__ if (pathlib.Path(one) / "cu13/lib/libcublas.so.13").exists()))'
 }
 
 site() {
@@ -78,7 +80,7 @@ print(json.dumps({"torch": torch.__version__, "triton": triton.__version__, "cud
   "gpu": torch.cuda.get_device_name()}))
 P
   local twin
-  for twin in "${TWINS[@]}"; do
+  for twin in "${MADE[@]}"; do
     timeout 200 bash -c "until grep -q took /tmp/m/$twin.log; do sleep 1; done" ||
       tail -n 5 "/tmp/m/$twin.log"
     tail -n 1 "/tmp/m/$twin.log"
@@ -99,7 +101,7 @@ soak_server() {
     --max-model-len 32768 --max-num-batched-tokens 4096 --max-num-seqs 8 \
     --limit-mm-per-prompt '{"image":0,"video":0}' --gdn-prefill-backend triton \
     --enable-prefix-caching --enable-auto-tool-choice --tool-call-parser qwen3_coder \
-    --gpu-memory-utilization 0.05 --kv-cache-memory-bytes 6442450944 \
+    --gpu-memory-utilization 0.05 --kv-cache-memory-bytes 3221225472 \
     --speculative-config '{"method":"mtp","num_speculative_tokens":2}' \
     --compilation-config '{"cudagraph_capture_sizes":[1,2,3,4,6,8,12,18,24]}' \
     > /tmp/logs/soak-server.log 2>&1 &
