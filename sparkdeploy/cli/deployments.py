@@ -66,6 +66,9 @@ def up(
     dry_run: DryRunOption = False,
     prepare: Annotated[bool, typer.Option("--prepare", help="Do all but the start.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return after the start.")] = False,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Go on until it ends, as units of systemd do.")
+    ] = False,
     known_bad: KnownBadOption = False,
     unsafe: UnsafeOption = False,
     keep: KeepOption = 1,
@@ -78,8 +81,8 @@ def up(
     """Deploy a recipe: images, checkpoint, container, and the model's first answer."""
     from sparkdeploy.commands.up import Extent
 
-    if sum((prepare, detach, dry_run)) > 1:
-        raise UsageError("--dry-run, --prepare and --detach exclude each other")
+    if sum((prepare, detach, dry_run, stay)) > 1:
+        raise UsageError("--dry-run, --prepare, --detach and --stay exclude each other")
     if solo and cluster:
         raise UsageError("--solo and --cluster exclude each other")
     if dry_run and update_image:
@@ -93,6 +96,10 @@ def up(
     extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
     handover = _handover(keep, drop_page_cache=drop_page_cache, update_image=update_image)
     _deploy(request, settings, extent, handover, yes=yes, as_json=as_json)
+    if stay:
+        from sparkdeploy.commands.stay import stay_with
+
+        stay_with(name)
 
 
 def switch(

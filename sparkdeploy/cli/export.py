@@ -49,18 +49,34 @@ def systemd(
     assignments: SetOption = None,
     name: NameOption = "main",
     public: PublicOption = False,
+    on_demand: Annotated[
+        bool, typer.Option("--socket", help="Start it when the first client connects.")
+    ] = False,
+    folder: FolderOption = None,
     known_bad: KnownBadOption = False,
     unsafe: UnsafeOption = False,
 ) -> None:
-    """Print a unit that starts the deployment at boot by the same `up`; after 3 tries it stops."""
-    from sparkdeploy.commands.export import export_systemd
+    """A unit that starts the deployment at boot by the same `up`, and again after it died."""
+    from sparkdeploy.commands.export import export_socket, export_systemd
+    from sparkdeploy.export.neighbour import Export, ExportedFile
     from sparkdeploy.export.systemd_unit import unit_name
 
     settings = current_settings()
     assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
     request = requested(recipe, assignments, settings, name=name, public=public)
-    console.answer_text(export_systemd(request, settings, os.environ))
-    unit = unit_name(name)
+    if on_demand:
+        found = export_socket(request, settings, os.environ)
+        _hand_over(found.export, folder)
+        console.info(f"a request that finds it stopped waits {found.first_wait}")
+        console.info(found.stops)
+        return
+    text, unit = export_systemd(request, settings, os.environ), unit_name(name)
+    if folder is not None:
+        enable = f"sudo systemctl daemon-reload && sudo systemctl enable {unit}"
+        step = f"sudo cp {unit} /etc/systemd/system/ && {enable}"
+        _hand_over(Export((ExportedFile(unit, text),), next_step=step), folder)
+        return
+    console.answer_text(text)
     console.info(f"to use it: sparkdeploy export systemd ... | sudo tee /etc/systemd/system/{unit}")
     console.info(f"           sudo systemctl daemon-reload && sudo systemctl enable {unit}")
 

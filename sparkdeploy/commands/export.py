@@ -6,14 +6,26 @@ import os
 import pwd
 import shlex
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.request import plan_for, resolve, seen_from_anywhere, up_words
+from sparkdeploy.commands.switch import PORT
+from sparkdeploy.console import format_seconds
 from sparkdeploy.errors import BuildError, CheckpointError
 from sparkdeploy.export.compose_file import compose_text
-from sparkdeploy.export.systemd_unit import Unit, unit_text
+from sparkdeploy.export.neighbour import Export, ExportedFile
+from sparkdeploy.export.socket_units import (
+    proxy_name,
+    proxy_text,
+    server_port,
+    socket_name,
+    socket_text,
+)
+from sparkdeploy.export.systemd_unit import Unit, unit_name, unit_text
 from sparkdeploy.plan.make import unsettled
+from sparkdeploy.server.phases import recall_similar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +62,7 @@ def export_systemd(request: Request, settings: Settings, env: Mapping[str, str])
     return unit_text(
         Unit(
             deployment=request.deployment.name,
-            up=[*program, *up_words(seen_from_anywhere(request, settings)), "--yes"],
+            up=[*program, *up_words(seen_from_anywhere(request, settings)), "--yes", "--stay"],
             stop=[*program, "stop", request.deployment.name],
             user=_user(),
             folder=str(Path.cwd()),
@@ -58,6 +70,51 @@ def export_systemd(request: Request, settings: Settings, env: Mapping[str, str])
             startup_timeout_s=resolved.recipe.limits.startup_timeout_s,
         )
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SocketExport:
+    """The units, and what is to be known of them before the first client comes."""
+
+    export: Export
+    first_wait: str
+    """How long a request waits that finds the deployment stopped."""
+    stops: str
+    """When it stops, so that it has to be woken."""
+
+
+def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) -> SocketExport:
+    """Return the units by which the first connection starts the deployment.
+
+    Clients keep the recipe's port; the server gets another one. Raises RecipeError.
+    """
+    recipe = resolve(request, settings).recipe
+    name, port = request.deployment.name, recipe.serve.port
+    behind = server_port(port)
+    others = [item for item in request.assignments if not item.startswith(f"{PORT}=")]
+    moved = replace(request, assignments=(*others, f"{PORT}={behind}"))
+    host = request.deployment.exposure.host
+    files = (
+        ExportedFile(socket_name(name), socket_text(name, host, port)),
+        ExportedFile(proxy_name(name), proxy_text(name, behind)),
+        ExportedFile(unit_name(name), export_systemd(moved, settings, env)),
+    )
+    install = f"sudo cp {' '.join(file.path for file in files)} /etc/systemd/system/"
+    enable = f"sudo systemctl daemon-reload && sudo systemctl enable --now {socket_name(name)}"
+    idle_s = recipe.limits.idle_stop_s
+    stops = (
+        f"it stops after {format_seconds(idle_s)} without a request"
+        if idle_s is not None
+        else "it never stops by itself: --set limits.idle_stop_s=1800 lets it, after half an hour"
+    )
+    # The image of its next start is not known here: the newest start of the recipe tells.
+    known_s = recall_similar(settings.state_dir, f"any {recipe.name}")
+    waits = (
+        f"about {format_seconds(known_s)}, as its last start here took"
+        if known_s is not None
+        else "how long is not known here: it has not been started on this machine"
+    )
+    return SocketExport(Export(files, next_step=f"{install} && {enable}"), waits, stops)
 
 
 def export_compose(request: Request, settings: Settings) -> str:

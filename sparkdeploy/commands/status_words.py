@@ -129,7 +129,8 @@ def _beneath(row: StatusRow) -> Iterator[Line | str]:
 
 def _next_step(row: StatusRow) -> Iterator[str]:
     if row.stopped_at:
-        yield f"  stopped {_moment(row.stopped_at)}: {_how_to_start(row)}"
+        why = f", {row.stopped_because}," if row.stopped_because else ""
+        yield f"  stopped{why} {_moment(row.stopped_at)}: {_how_to_start(row)}"
     elif row.exit_code is not None and not row.half_done and row.state != deployments.STOPPED:
         shows, packs = f"`sparkdeploy logs {row.name}`", f"`sparkdeploy diagnose {row.name}`"
         yield f"  {shows} shows why, {packs} packs it"

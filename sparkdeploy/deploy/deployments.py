@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
+from sparkdeploy.deploy.served import stopped_because
 from sparkdeploy.errors import NodeError
 from sparkdeploy.moment import stamp
 from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX, is_name
@@ -121,6 +122,8 @@ class StatusRow:
     """When its container was started, in UTC; empty when it does not run."""
     stopped_at: str = ""
     """When it was stopped, in UTC; empty for what runs, failed, or is only kept for a rollback."""
+    stopped_because: str = ""
+    """Why it stopped itself: `idle for 30m`; empty where somebody told it to."""
     requests: int | None = None
     """Finished since vLLM was started, by its own count; None where it tells nothing."""
     requests_a_minute: float | None = None
@@ -257,6 +260,7 @@ def _row(
         exposure=_exposure(fact),
         since=stamp(parse_time(fact.started_at)) if fact.is_running else "",
         stopped_at=_stopped_at(deployment),
+        stopped_because=stopped_because(fact) if deployment.serving is not None else "",
     )
 
 

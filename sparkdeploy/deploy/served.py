@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
+from sparkdeploy.node.container import EXIT_IDLE, MAX_STARTUP_S
 from sparkdeploy.plan.launch import Exposure
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_VALUES_CHARACTERS = 1 << 20
 MAX_CONTEXT_TOKENS = 1 << 30
+_UNITS = (("h", 3600), ("m", 60), ("s", 1))
 _MODEL = re.compile(r"[\w./:][\w./:@-]{0,199}")
 """As recipes have it: quotes, braces and dollars would mean something to who reads the name."""
 
@@ -68,6 +70,17 @@ def served_by(fact: ContainerFact, settings: Settings) -> ServedDeployment:
         writes_text=serve.get("runner") != "pooling",
         drafts=bool(serve.get("speculative")),
     )
+
+
+def stopped_because(fact: ContainerFact) -> str:
+    """Say why it stopped itself: `idle for 30m`; empty for what was told to stop."""
+    if fact.exit_code != EXIT_IDLE or not fact.is_stopped:
+        return ""
+    told = _mapping(_values(fact).get("limits")).get("idle_stop_s")
+    if not isinstance(told, int | float) or not 0 < told < MAX_STARTUP_S:
+        return "idle"
+    unit, size_s = next(it for it in _UNITS if not told % it[1] or it[1] == 1)
+    return f"idle for {told / size_s:g}{unit}"
 
 
 def _models(fact: ContainerFact, values: dict[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A systemd unit that starts a deployment after a reboot, by the very `up` a user would type."""
+"""systemd units of a deployment: started by the very `up` a user would type, watched, woken."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ LONGEST_LINE_BYTES = 1 << 20
 """What systemd reads of a line; a unit with a longer one is not loaded."""
 FAILING_IS_FINE = "-"
 """Before a program's path: a stop that finds nothing to end is none that failed."""
-HOPELESS_EXIT_CODES = (2, 3, 5, 6)
-"""Usage, recipe, image, checkpoint: trying again changes nothing."""
+HOPELESS_EXIT_CODES = (2, 3, 5, 6, 86)
+"""Usage, recipe, image, checkpoint: trying again changes nothing. After a trip of the memory guard
+it would fill the machine once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,14 @@ StartLimitIntervalSec={interval_s}
 StartLimitBurst={MAX_STARTS}
 
 [Service]
-Type=oneshot
-RemainAfterExit=yes
+Type=notify
 User={_specifiers_escaped(unit.user)}
 WorkingDirectory={_specifiers_escaped(unit.folder)}
 {environment}ExecStart={command_line(unit.up)}
 ExecStop={command_line((FAILING_IS_FINE + unit.stop[0], *unit.stop[1:]))}
 Restart=on-failure
 RestartSec={BETWEEN_STARTS_S}
+SuccessExitStatus=130
 RestartPreventExitStatus={" ".join(map(str, HOPELESS_EXIT_CODES))}
 TimeoutStartSec=infinity
 TimeoutStopSec=120

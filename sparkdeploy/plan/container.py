@@ -182,6 +182,8 @@ def _guard_options(
     if seat.is_head:
         options += ["--health-url", f"http://127.0.0.1:{recipe.serve.port}/health"]
         options += _stall_options(recipe)
+    if formation.is_alone and recipe.limits.idle_stop_s is not None:
+        options += ["--idle-stop-s", f"{recipe.limits.idle_stop_s:g}"]
     if formation.is_alone:
         # One rank of several cannot come back by itself, so its guard restarts nothing.
         options += ["--max-restarts", str(MAX_RESTARTS)]

@@ -44,6 +44,7 @@ def find_problems(plan: Plan) -> Iterator[Problem]:
     yield from _preview_problems(plan)
     yield from architecture_problems(plan)
     yield from _too_few_nodes(plan)
+    yield from _idle_problems(plan)
     yield from ownership_problems(plan)
     for part in plan.parts:
         seen = plan.observed.node(part.node)
@@ -92,6 +93,18 @@ def _too_few_nodes(plan: Plan) -> Iterator[Problem]:
             "recipe.nodes",
             f"{name} needs {least} nodes (cluster.min_nodes), and this plan has {count}",
             f"sparkdeploy up {plan.resolved.called} --cluster",
+            blocks="prepare",
+        )
+
+
+def _idle_problems(plan: Plan) -> Iterator[Problem]:
+    """The guard of a head can end its own part: those of other nodes would keep their memory."""
+    if plan.resolved.recipe.limits.idle_stop_s is not None and not plan.formation.is_alone:
+        yield Problem(
+            "recipe.idle",
+            "limits.idle_stop_s stops a deployment of one machine, and this plan has "
+            f"{len(plan.parts)} nodes",
+            "--set limits.idle_stop_s=null, or serve it on one machine with --solo",
             blocks="prepare",
         )
 

@@ -132,6 +132,15 @@ class Limits(Strict):
             unset="it does not ask",
         ),
     ] = None
+    idle_stop_s: Annotated[
+        Annotated[Decimal, Field(ge=10, allow_inf_nan=False)] | None,
+        about(
+            "After so long without a request it stops itself, on one machine.",
+            1800,
+            unit="seconds",
+            unset="it serves on",
+        ),
+    ] = None
 
 
 Subject = Literal["attention", "moe", "linear", "kv_cache", "speculation", "graphs", "transport"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.console import format_gib
+from sparkdeploy.node.container import EXIT_IDLE
 from sparkdeploy.server.log_lines import LogLine, guard_payload, lines_of, read_line
 from sparkdeploy.server.nccl import is_chatter, is_told_by_nccl
 
@@ -127,6 +128,12 @@ _GUARD_SAW_NO_WORK = Cause(
     "its engine stalled: it had requests and moved nothing, while /health said all is well",
     "the log has the stacks of its processes; `sparkdeploy diagnose` packs them for a bug report",
 )
+_NOBODY_ASKED = Cause(
+    "idle",
+    "",
+    "nobody asked it anything for as long as limits.idle_stop_s says, so it stopped itself",
+    "`sparkdeploy start` starts it again",
+)
 _KERNEL_KILLED = Cause(
     "oom_killed",
     "",
@@ -145,6 +152,8 @@ def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
         return replace(_GUARD_STOPPED, line=_memory_left(log))
     if exit_code == EXIT_STALLED:
         return replace(_GUARD_SAW_NO_WORK, line=_what_stood_still(log))
+    if exit_code == EXIT_IDLE:
+        return _NOBODY_ASKED
     if oom_killed:
         return _KERNEL_KILLED
     lines = [read_line(text) for text in lines_of(log)]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
+import os
 import random
 import re
+import shlex
 import signal
-import threading
+import subprocess
+import sys
 import time
-from dataclasses import dataclass, field
-from http.client import HTTPConnection
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.engine.conftest import until
+from sparkdeploy.export.socket_units import PROXY
+from tests.engine.asking import ALIAS, MODELS, Client
+from tests.engine.conftest import free_port, model_at, until
 from tests.engine.ground import LONGEST_KILL_S, NEVER, Ground, seeds
 
 if TYPE_CHECKING:
@@ -28,67 +30,7 @@ pytestmark = [
     pytest.mark.runs("switch", "stop", "start", "down", "rollback", "status", "up"),
 ]
 
-ASK_EVERY_S = 0.1
-ALIAS = "chat"
-"""What clients of both models ask for; each model has a name of its own beside it."""
-MODELS = ("first", "second")
 _TOLD = re.compile(r"nobody was answered for (?:(\d+)m )?([\d.]+)s")
-
-
-@dataclass(frozen=True)
-class Reply:
-    """One answer: when, to what name, and whose text; empty where the name was refused."""
-
-    at_s: float
-    asked: str
-    text: str
-
-
-@dataclass
-class Client:
-    """Asks for the alias and for both models in turns, until it is told to end."""
-
-    port: int
-    replies: list[Reply] = field(default_factory=list)
-    _over: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def __enter__(self) -> Self:
-        """Begin to ask."""
-        self._thread = threading.Thread(target=self._ask_on, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End."""
-        self._over.set()
-        assert self._thread is not None
-        self._thread.join()
-
-    def _ask_on(self) -> None:
-        while not self._over.wait(ASK_EVERY_S):
-            for name in (ALIAS, *MODELS):
-                with contextlib.suppress(OSError, ValueError):
-                    self.replies.append(self._ask(name))
-
-    def _ask(self, name: str) -> Reply:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=2)
-        body = json.dumps({"model": name, "prompt": "x", "max_tokens": 1})
-        connection.request("POST", "/v1/completions", body)
-        answer = connection.getresponse()
-        content = json.loads(answer.read())
-        connection.close()
-        text = content["choices"][0]["text"] if answer.status == 200 else ""
-        return Reply(time.monotonic(), name, text)
-
-    def texts(self, name: str) -> list[str]:
-        """What was answered to a name, each once, in order."""
-        return list(dict.fromkeys(it.text for it in self.replies if it.asked == name))
-
-    def silence_s(self) -> float:
-        """The longest time between two answers to the alias."""
-        times = [it.at_s for it in self.replies if it.asked == ALIAS and it.text]
-        return max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +59,6 @@ def start(place: Ground, command: str, model: str, behaviour: str = "") -> Runni
     return place.cli.start(command, model, "--yes", "--set", words)
 
 
-def check_names(client: Client) -> None:
-    """Nobody who asked for one model was answered by the other."""
-    for model in MODELS:
-        assert set(client.texts(model)) <= {model, ""}
-    assert set(client.texts(ALIAS)) <= {*MODELS}
-
-
 def test_clients_of_the_alias_stay_and_no_model_answers_for_another(first: Ground) -> None:
     with Client(first.port) as client:
         until(lambda: len(client.replies) > 5)
@@ -131,7 +66,7 @@ def test_clients_of_the_alias_stay_and_no_model_answers_for_another(first: Groun
         assert command.wait() == 0, command.said()
         until(lambda: client.replies[-1].at_s - client.replies[0].at_s > 1)
         until(lambda: "second" in client.texts("second"))
-    check_names(client)
+    client.check_names()
     assert client.texts(ALIAS) == ["first", "second"]
     assert client.texts("first") == ["first", ""]
     found = _TOLD.search(command.said())
@@ -151,7 +86,7 @@ def test_a_new_one_that_fails_leaves_the_old_one_serving(first: Ground) -> None:
         first.check_whole("first")
         before = len(client.replies)
         until(lambda: any(it.text for it in client.replies[before:]))
-    check_names(client)
+    client.check_names()
     assert client.texts(ALIAS) == ["first"]
 
 
@@ -178,7 +113,7 @@ def test_a_switch_killed_at_any_moment_is_repaired(first: Ground, seed: int) -> 
         command = start(first, "up", "first")
         assert command.wait() == 0, command.said()
         first.check_whole("first")
-    check_names(client)
+    client.check_names()
 
 
 def test_what_was_stopped_is_silent_and_starts_as_the_same(first: Ground) -> None:
@@ -208,3 +143,43 @@ def test_a_stop_or_start_killed_at_any_moment_is_repaired(first: Ground, seed: i
     code, said = first.cli.run("start")
     assert code == 0, said
     first.check_whole("first")
+
+
+@pytest.mark.slow
+def test_an_idle_one_stops_itself_and_the_first_connection_wakes_it(first: Ground) -> None:
+    """As the units of `export systemd --socket` do; here systemd's own tools stand for systemd."""
+    before = first.deployment()
+    assert before is not None
+    idle = ("up", "first", "--yes", "--set", "limits.idle_stop_s=10")
+    words = ("--set", "serve.env.STAND_IN=--text first")
+    assert first.cli.run(*idle, *words)[0] == 0
+    until(lambda: first.servers() == 0, timeout_s=60)
+    said = first.cli.run("status")[1]
+    assert "stopped, idle for 10s, " in said
+    assert "`sparkdeploy start main` starts it again" in said
+    assert "main is stopped" in first.cli.run("doctor")[1]
+
+    port = free_port()
+    program = shlex.join([sys.executable, "-m", "sparkdeploy", *idle, *words])
+    woken = f"{program} >&2 && exec {PROXY} 127.0.0.1:{first.port}"
+    listens = ["systemd-socket-activate", "-l", f"127.0.0.1:{port}", "bash", "-c", woken]
+    with subprocess.Popen(listens, env={**os.environ, **first.cli.env}) as activated:
+        try:
+            until(lambda: is_listening(port))
+            with model_at(port) as model:
+                began_s = time.monotonic()
+                assert model.complete("x", 1, timeout_s=60).text == "first"
+                print(f"the first request waited {time.monotonic() - began_s:.1f} s")
+            assert first.servers() == 1
+        finally:
+            activated.terminate()
+    after = first.deployment()
+    assert after is not None
+    assert after.current.container_id != before.current.container_id
+    first.check_whole("first")
+
+
+def is_listening(port: int) -> bool:
+    """Say whether somebody listens, without connecting: that would wake the server."""
+    table = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return any(line.split()[1:4:2] == [f"0100007F:{port:04X}", "0A"] for line in table)

@@ -14,12 +14,15 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.commands.request import make_request
+from sparkdeploy.commands.export import export_socket
+from sparkdeploy.commands.request import Request, make_request
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.compose_file import compose_text
+from sparkdeploy.export.socket_units import PROXY, proxy_text, server_port, socket_text
 from sparkdeploy.export.systemd_unit import MAX_STARTS, Unit, unit_text
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.server.phases import remember_durations
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
 from tests.unit.conftest import REPOSITORY
@@ -68,6 +71,34 @@ def test_a_storm_ends_although_every_try_takes_its_time() -> None:
     assert int(keys["StartLimitBurst"]) == MAX_STARTS
     tries_s = MAX_STARTS * (UNIT.startup_timeout_s + int(keys["RestartSec"]))
     assert int(keys["StartLimitIntervalSec"]) > tries_s
+
+
+def test_the_first_connection_finds_a_socket_a_way_and_a_server(
+    request: pytest.FixtureRequest,
+) -> None:
+    assert_golden(request, "v2/sparkdeploy-main.socket", socket_text("main", "127.0.0.1", 8000))
+    assert_golden(request, "v2/sparkdeploy-main-proxy.service", proxy_text("main", 18000))
+
+
+@given(st.integers(1024, 65_535))
+def test_the_server_s_port_is_another_that_can_be_listened_on(port: int) -> None:
+    assert 1024 <= server_port(port) <= 65_535
+    assert server_port(port) != port
+
+
+def test_clients_keep_the_port_and_the_server_gets_another() -> None:
+    settings = load_settings()
+    request = Request("v2", ("serve.port=8123", "limits.idle_stop_s=1800"))
+    found = export_socket(request, settings, {})
+    texts = {file.path: file.text for file in found.export.files}
+    assert "ListenStream=127.0.0.1:8123\n" in texts["sparkdeploy-main.socket"]
+    assert f"{PROXY} 127.0.0.1:18123\n" in texts["sparkdeploy-main-proxy.service"]
+    assert '"serve.port=18123"' in texts["sparkdeploy-main.service"]
+    assert "8123=" not in texts["sparkdeploy-main.service"]
+    assert found.stops == "it stops after 30m00s without a request"
+    assert found.first_wait.startswith("how long is not known here")
+    remember_durations(settings.state_dir, f"sparkdeploy/plugin:{'a' * 16} v2", {"weights": 42.0})
+    assert export_socket(request, settings, {}).first_wait.startswith("about 42.0s")
 
 
 # Whatever a process can be given: bytes without NUL, as Python holds those that are no UTF-8.

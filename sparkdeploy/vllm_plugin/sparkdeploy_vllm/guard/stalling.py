@@ -17,10 +17,10 @@ LOOK_EVERY_S = 4.0
 LONGEST_STEP_S = 10.0
 """Between two looks no more is counted: a machine that slept, or a container that was paused, has
 waited for nothing."""
-_RUNNING = b"num_requests_running"
+_RUNNING, _WAITING = b"num_requests_running", b"num_requests_waiting"
 _WORKED = (b"generation_tokens_total", b"prompt_tokens_total")
 _SAMPLE = re.compile(
-    rb"^vllm:(num_requests_running|generation_tokens_total|prompt_tokens_total"
+    rb"^vllm:(num_requests_running|num_requests_waiting|generation_tokens_total|prompt_tokens_total"
     rb"|kv_cache_usage_perc|gpu_cache_usage_perc)(?:\{([^}]*)\})? (\S+)",
     re.MULTILINE,
 )
@@ -37,6 +37,8 @@ class EngineWork:
     """Whether it has read or written a token since its start."""
     moving: tuple[tuple[bytes, bytes], ...]
     """Tokens read and written, and use of the KV cache, which alone moves in a long prefill."""
+    waiting: float = field(default=0.0, compare=False)
+    """Requests that wait for their turn."""
 
     def as_facts(self) -> dict[str, object]:
         told = {name.decode(): value.decode(errors="replace") for name, value in self.moving}
@@ -57,7 +59,8 @@ def _counters(samples: list[tuple[bytes, bytes]]) -> EngineWork:
     return EngineWork(
         running=sum(_number(value) for name, value in samples if name == _RUNNING),
         has_worked=any(_number(value) > 0 for name, value in samples if name in _WORKED),
-        moving=tuple(sample for sample in samples if sample[0] != _RUNNING),
+        moving=tuple(sample for sample in samples if sample[0] not in (_RUNNING, _WAITING)),
+        waiting=sum(_number(value) for name, value in samples if name == _WAITING),
     )
 
 

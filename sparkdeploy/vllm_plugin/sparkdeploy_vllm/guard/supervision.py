@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sparkdeploy_vllm.guard import evidence, processes
 from sparkdeploy_vllm.guard.asking import STATUS_BYTES, PollingRequest, question
+from sparkdeploy_vllm.guard.idling import IdleOrders, IdleWatch
 from sparkdeploy_vllm.guard.processes import STOP_SIGNALS
 from sparkdeploy_vllm.guard.report import line_of, report, write_at_once
 from sparkdeploy_vllm.guard.stalling import StallOrders, StallWatch
@@ -26,7 +27,8 @@ POLL_S = 0.1
 TRIP_MARGIN_BYTES = 1 << 30
 EXIT_MEMORY_FLOOR = 86
 EXIT_STALLED = 87
-GUARDS_OWN = (EXIT_MEMORY_FLOOR, EXIT_STALLED)
+EXIT_IDLE = 88
+GUARDS_OWN = (EXIT_MEMORY_FLOOR, EXIT_STALLED, EXIT_IDLE)
 EXIT_CANNOT_RUN = 127
 EXIT_KILLED = 128 + signal.SIGKILL
 EXIT_TOLD_TO_STOP = 128 + signal.SIGTERM
@@ -48,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             grace_s=options.grace_s,
             max_restarts=options.max_restarts,
             stalls=_stall_orders(options, env),
+            idle=_idle_orders(options, env),
         )
         memory = AvailableMemory(options.meminfo)
         probe = question(options.health_url) if options.health_url else None
@@ -102,6 +105,8 @@ class Orders:
     max_restarts: int
     stalls: StallOrders | None = None
     """None: a hung engine is not noticed."""
+    idle: IdleOrders | None = None
+    """None: it serves on, whether anybody asks or not."""
 
 
 class Supervision:
@@ -117,6 +122,7 @@ class Supervision:
         self.has_been_healthy = False
         self.restarts = 0
         self.has_stalled = False
+        self.stops_idle = False
         floor = orders.memory_floor_bytes
         self.trip_below_bytes = 0 if floor is None else floor + TRIP_MARGIN_BYTES
 
@@ -133,7 +139,7 @@ class Supervision:
             if code is None:
                 return EXIT_MEMORY_FLOOR
             _, left = processes.kill_all(self.child)
-            crash_code = self._honest(code)
+            crash_code = EXIT_IDLE if self.stops_idle else self._honest(code)
             if left:
                 _say_who_is_left(left, crash_code)
             if left or not self._may_restart():
@@ -151,6 +157,7 @@ class Supervision:
         """The child's exit code, or None after a memory trip (everything is dead then)."""
         healthy = self.has_stalled = False
         stalls = self.orders.stalls.watch() if self.orders.stalls is not None else None
+        idle = self.orders.idle.watch() if self.orders.idle is not None else None
         while True:
             self._take_signal()
             if self._tripped():
@@ -160,8 +167,11 @@ class Supervision:
                 return processes.exit_code(status)
             if self.probe is not None and not healthy:
                 healthy = self._is_healthy(self.probe)
-            elif stalls is not None and self.stop_deadline_s is None and self._hangs(stalls):
-                return EXIT_STALLED
+            elif self.stop_deadline_s is None:
+                if stalls is not None and self._hangs(stalls):
+                    return EXIT_STALLED
+                if idle is not None:
+                    self._stop_when_idle(idle)
             if self.stop_deadline_s is not None and time.monotonic() >= self.stop_deadline_s:
                 with suppress(ProcessLookupError):
                     os.killpg(self.child, signal.SIGKILL)
@@ -191,9 +201,19 @@ class Supervision:
             return
         if self.stop_deadline_s is not None:
             return  # Who stops us says so twice, and some servers take a second word as a kill.
+        self._stop(info.si_signo)
+
+    def _stop(self, number: int) -> None:
         self.stop_deadline_s = time.monotonic() + self.orders.grace_s
         with suppress(ProcessLookupError):
-            os.kill(self.child, info.si_signo)
+            os.kill(self.child, number)
+
+    def _stop_when_idle(self, idle: IdleWatch) -> None:
+        idle_s = idle.tick(time.monotonic())
+        if idle_s is not None:
+            self.stops_idle = True
+            report("idle", idle_s=round(idle_s, 1), exit_code=EXIT_IDLE)
+            self._stop(signal.SIGTERM)
 
     def _tripped(self) -> bool:
         if not self.trip_below_bytes:
@@ -282,6 +302,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stall-s", type=float, metavar="S", help="an engine hangs after that")
     parser.add_argument("--canary-model", default="", metavar="NAME", help="can be asked for text")
     parser.add_argument("--canary-s", type=float, default=math.inf, metavar="S", help="when idle")
+    parser.add_argument("--idle-stop-s", type=float, metavar="S", help="stop when nobody asks")
     parser.add_argument("command", nargs="+", metavar="-- COMMAND")
     return parser
 
@@ -298,6 +319,16 @@ def _stall_orders(options: argparse.Namespace, env: dict[str, str]) -> StallOrde
         canary_after_s=options.canary_s,
         canary_model=options.canary_model,
     )
+    orders.watch()
+    return orders
+
+
+def _idle_orders(options: argparse.Namespace, env: Mapping[str, str]) -> IdleOrders | None:
+    """Orders, once the address has been tried; ValueError for one that is none."""
+    if options.idle_stop_s is None or options.health_url is None:
+        return None
+    server, key = options.health_url.removesuffix("/health"), env.get(KEY_VARIABLE, "")
+    orders = IdleOrders(server, options.idle_stop_s, key)
     orders.watch()
     return orders
 

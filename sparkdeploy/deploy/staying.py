@@ -1,0 +1,84 @@
+"""A deployment that serves, watched until it ends: its parts live and die together."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.watch import STOP_TIMEOUT_S
+from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.node.node import named
+from sparkdeploy.server.forensics import EXIT_MEMORY_FLOOR
+from sparkdeploy.server.health import death
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.node import Node, Nodes
+
+LOOK_EVERY_S = 2.0
+
+
+class NoMemoryLeftError(UnhealthyError):
+    """The memory guard ended it: whoever starts it again at once fills the machine again."""
+
+    exit_code = EXIT_MEMORY_FLOOR
+
+
+def stay(nodes: Nodes, deployment: str, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Return when a deployment was stopped or removed; what takes its place is watched on.
+
+    When a part has died the others are stopped, for they hang without it, and UnhealthyError
+    says what it died of, NoMemoryLeftError where the memory guard did it. A node that does not
+    answer is taken to go on: a network that is cut ends nothing.
+    """
+    while _goes_on(nodes, deployment):
+        sleep(LOOK_EVERY_S)
+
+
+def _goes_on(nodes: Nodes, deployment: str) -> bool:
+    with contextlib.suppress(NodeError):
+        found = find_deployment(nodes.here.docker, deployment)
+        if found is None:
+            return False
+        # Whoever replaces it decides what becomes of it.
+        if found.is_half_replaced:
+            return True
+        head = found.serving
+        if head is None or head.is_stopped:
+            return False
+        parts = list(_parts(nodes, head))
+        died = next((it for it in parts if not (it[1].is_running or it[1].is_stopped)), None)
+        if died is not None:
+            raise _end(parts, *died)
+    return True
+
+
+def _parts(nodes: Nodes, head: ContainerFact) -> Iterator[tuple[Node, ContainerFact]]:
+    """Yield the parts of a head's launch that can be seen, the head first."""
+    yield nodes.here, head
+    for name in head.nodes[1:]:
+        with contextlib.suppress(NodeError):
+            node = nodes.node(name)
+            with named(node):
+                there = find_deployment(node.docker, head.deployment)
+            serving = there.serving if there is not None else None
+            if serving is not None and serving.launch == head.launch:
+                yield node, serving
+
+
+def _end(
+    parts: list[tuple[Node, ContainerFact]], node: Node, fact: ContainerFact
+) -> UnhealthyError:
+    for other, part in parts:
+        with contextlib.suppress(NodeError):
+            other.docker.stop(part.container_id, timeout_s=STOP_TIMEOUT_S)
+    error: UnhealthyError = death(node.docker, fact.container_id, fact)
+    if fact.exit_code == EXIT_MEMORY_FLOOR:
+        error = NoMemoryLeftError(error.message, hint=error.hint, detail=error.detail)
+    if fact.nodes:
+        error.message = f"{node.name}: {error.message}"
+    return error

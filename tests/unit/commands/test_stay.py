@@ -1,0 +1,121 @@
+"""What `up --stay` does when a part dies, is stopped, or makes room, on one and more machines."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.commands.stay import stay_with, tell_systemd
+from sparkdeploy.deploy import staying
+from sparkdeploy.deploy.staying import NoMemoryLeftError
+from sparkdeploy.errors import NodeError, UnhealthyError
+from tests.unit.commands.lab import NEW, Lab, build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sparkdeploy.recipe.load import Library
+
+LATER = "serve.max_num_seqs=2"
+
+
+@pytest.fixture(params=[1, 2, 3])
+def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
+    lab = build(monkeypatch, shipped, request.param)
+    lab.up("serve.max_num_seqs=1")
+    return lab
+
+
+def stays(lab: Lab, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], object]) -> int:
+    """Stay while these happen, one between two looks; return how many of them it saw."""
+    left = list(happens)
+    seen = 0
+
+    def sleep(_duration_s: float) -> None:
+        nonlocal seen
+        assert left, "it goes on for ever"
+        left.pop(0)()
+        seen += 1
+
+    def stay(nodes: object, name: str) -> None:
+        staying.stay(nodes, name, sleep)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("sparkdeploy.commands.stay.stay", stay)
+    stay_with("main")
+    return seen
+
+
+def part(lab: Lab, number: int) -> str:
+    fact = lab.engines[number].find_container(NEW)
+    assert fact is not None
+    return fact.container_id
+
+
+def nothing() -> None:
+    """A while passes."""
+
+
+def test_it_ends_with_what_was_stopped_or_removed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stays(lab, monkeypatch, nothing, nothing, lab.stop) == 3
+    assert stays(lab, monkeypatch) == 0
+    lab.up(LATER)
+    assert stays(lab, monkeypatch, lab.down) == 1
+
+
+def test_any_part_that_dies_ends_them_all_and_the_next_up_starts_all(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(lab.count):
+        hung = part(lab, number)
+        with pytest.raises(UnhealthyError, match="87") as caught:
+            stays(lab, monkeypatch, lambda: lab.engines[number].dies(hung, 87))  # noqa: B023
+        assert caught.value.exit_code == 7
+        assert lab.running() == [None] * lab.count
+        if lab.count > 1:
+            assert caught.value.message.startswith(f"spark-{number + 1}: ")
+        lab.up("serve.max_num_seqs=1")
+        assert lab.running() == ["1"] * lab.count
+
+
+def test_after_a_trip_of_the_memory_guard_nothing_starts_it_again(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NoMemoryLeftError) as caught:
+        stays(lab, monkeypatch, lambda: lab.engines[0].dies(part(lab, 0), 86))
+    assert caught.value.exit_code == 86
+
+
+def test_what_takes_its_place_is_watched_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stays(lab, monkeypatch, lambda: lab.up(LATER), nothing, lab.roll_back, lab.stop) == 4
+
+
+def test_a_node_that_does_not_answer_ends_nothing(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = lab.engines[-1]
+
+    def cut() -> None:
+        engine.breaks_with = NodeError("nobody answers")
+
+    def back() -> None:
+        engine.breaks_with = None
+
+    assert stays(lab, monkeypatch, cut, nothing, nothing, back, lab.stop) == 5
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_systemd_is_told_when_it_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_abstract: bool
+) -> None:
+    tell_systemd("READY=1")
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listens:
+        listens.bind(f"\0{path}" if is_abstract else path)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{path}" if is_abstract else path)
+        tell_systemd("READY=1")
+        assert listens.recv(64) == b"READY=1"
