@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy import labels
+from sparkdeploy.checks.report import MEANINGS
 from sparkdeploy.node.facts import NodeFact
 from sparkdeploy.node.ports import PortOwner
 from sparkdeploy.plan.findings import plan_findings
@@ -274,3 +275,12 @@ def test_a_docker_disk_too_small_for_the_build_is_told_before(shipped: Library) 
     made = plan(shipped, observed(node=node), "v2", "engine=cpu-0.32")
     assert "disk: building the images takes 5.5 GB and /var/lib/docker has 1.0 GB" in messages(made)
     assert made.head.needs.image_bytes == 5_500_000_000
+
+
+@pytest.mark.parametrize("node", [SPARK, LAPTOP])
+def test_a_plan_ends_with_what_its_signs_mean(shipped: Library, node: NodeFact) -> None:
+    *lines, last = plain_lines(plan_lines(plan(shipped, observed(node=node))))
+    signs = {line.split()[0] for line in lines if line.strip()} & set(MEANINGS)
+    assert signs
+    told = {part.split()[0] for part in last.strip().strip("()").split("  ")}
+    assert told == signs

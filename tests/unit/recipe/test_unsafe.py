@@ -493,3 +493,14 @@ def test_a_graph_mode_that_is_no_word_is_a_mistake_and_no_bug(tmp_path: Path, mo
     recipe.write_text(recipe.read_text().replace("extends: v2", "extends: v2-tq"))
     with pytest.raises(RecipeError, match="mistake"):
         resolved(str(recipe))
+
+
+def test_a_folder_that_is_not_there_is_called_so_before_anything_else(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    gone = "/nowhere/at/all"
+    path.write_text(
+        f"schema: 1\nname: mine\ntitle: t\nengine: cuda-0.33\nmodel: {{path: {gone}}}\n"
+    )
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(SHELF, str(path))
+    assert f"model.path: {gone} does not exist" in (caught.value.detail or "")
