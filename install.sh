@@ -12,6 +12,7 @@ MODE=plain # plain | tool-only | rehearse | up | uninstall
 RECIPE=""
 AGREED=0
 PURGE=0
+FOR_ALL="" # as root: the command is for all users
 
 usage() {
   cat <<'TEXT'
@@ -97,7 +98,7 @@ usage_error() { fail 2 "install.sh: $1"$'\n'"Try: ./install.sh --help"; }
 
 choose_places() {
   local home="$OWN_HOME" bin="$HOME/.local/bin"
-  if is_root; then home=/opt/sparkdeploy bin=/usr/local/bin; fi
+  if is_root; then home=/opt/sparkdeploy bin=/usr/local/bin FOR_ALL=yes; fi
   TOOL_HOME="${SPARKDEPLOY_HOME:-$home}"
   VENV="$TOOL_HOME/venv"
   LINK="${SPARKDEPLOY_BIN:-$bin}/sparkdeploy"
@@ -126,21 +127,24 @@ find_python() {
   for candidate in ${SPARKDEPLOY_PYTHON:+"$SPARKDEPLOY_PYTHON"} python3 python3.1{4,3,2,1} /usr/bin/python3; do
     case "$(python_state "$candidate")" in
       ready) PYTHON="$candidate"; return ;;
-      private) PYTHON="${PYTHON:-$candidate}" ;;
+      private)
+        PYTHON="${PYTHON:-$candidate}"
+        if [ "$candidate" = "${SPARKDEPLOY_PYTHON:-}" ]; then return; fi ;;
       # Debian packages ensurepip apart; the version is in the name only where there are several.
       bare) PYTHON_PACKAGES=("${candidate##*/}-venv"); if [ -z "$PYTHON" ]; then return; fi ;;
     esac
   done
 }
 
-# Prints `ready`, `private` (it runs for root alone), `bare` (without ensurepip), `old` or nothing.
+# Prints `ready`, `bare` (without ensurepip), `old` or nothing; `private` of one that only root can
+# run, where all users are to run it.
 python_state() {
   if ! command -v "$1" >/dev/null; then return; fi
   "$1" -I -c 'import importlib.util, os, sys
 has_venv = all(map(importlib.util.find_spec, ("ensurepip", "venv")))
-is_private = os.path.realpath(sys.executable).startswith("/root/")
+is_private = sys.argv[1] and os.path.realpath(sys.executable).startswith("/root/")
 state = "bare" if not has_venv else "private" if is_private else "ready"
-print("old" if sys.version_info < (3, 11) else state)' 2>/dev/null || true
+print("old" if sys.version_info < (3, 11) else state)' "$FOR_ALL" 2>/dev/null || true
 }
 
 is_root() { [ "$(id -u)" -eq 0 ]; }
