@@ -370,7 +370,10 @@ def run(target: Target, folder: Path, *, agents: int, seconds: float, pid: int |
             agent.join(120)
         if any(agent.is_alive() for agent in crew):
             note({**lines[-1], "errors": ["a request did not end within 120 s of the soak's end"]})
-        note({"kind": "canary", "when": "after", "texts": target.canaries()})
+        try:
+            note({"kind": "canary", "when": "after", "texts": target.canaries()})
+        except OSError as error:
+            note({**lines[-1], "errors": [f"the greedy texts at the end: {error!r}"]})
     return judge(lines, min(WARM_UP_S, seconds / 4))
 
 

@@ -173,6 +173,25 @@ def test_a_run_leaves_its_lines_and_says_that_it_was_too_short(
     assert read[1]["drafted"] == read[1]["accepted"] > 0
 
 
+def test_a_server_that_dies_is_judged(
+    soak: ModuleType, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = soak.Target(url, "twin", opening=1200, longest=3000)
+
+    answers = iter((["a"], ["a"]))
+
+    def dying(asked: Any) -> list[str]:
+        try:
+            return next(answers)
+        except StopIteration:
+            raise ConnectionRefusedError(111, asked.url) from None
+
+    monkeypatch.setattr(soak.Target, "canaries", dying)
+    verdict = soak.run(target, tmp_path, agents=1, seconds=0.1, pid=None)
+    assert "1 errors, the first: the greedy texts at the end: Connection" in verdict.faults[1]
+    assert verdict.faults[-1] == "the greedy texts were not asked again"
+
+
 def test_the_plan_of_0_33_compares_servers_that_it_starts() -> None:
     plan = json.loads((STAND / "own_torch.json").read_text())
     names = [server["name"] for server in plan["servers"]]
