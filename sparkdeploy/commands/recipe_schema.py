@@ -29,6 +29,7 @@ TITLES = {
     "engine": "An engine of sparkdeploy",
     "config": "sparkdeploy's config.yaml",
 }
+BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 OF_EVERY_RECIPE = ("name", "title")
 """What no recipe inherits."""
 WHOLE = ("Expect", "LoraAdapter", "Mod")
@@ -84,7 +85,7 @@ def _plain(schema: Any) -> Any:  # noqa: ANN401 - JSON
     if not isinstance(schema, dict):
         return schema
     kept = {
-        key: _plain(value)
+        _keyword(key, value): _plain(value)
         for key, value in schema.items()
         # A field may be called so.
         if not (key == "title" and isinstance(value, str))
@@ -94,9 +95,14 @@ def _plain(schema: Any) -> Any:  # noqa: ANN401 - JSON
     return kept
 
 
+def _keyword(key: str, value: object) -> str:
+    """Return JSON Schema's word for a bound; pydantic keeps its own behind a validator of ours."""
+    return BOUNDS.get(key, key) if isinstance(value, int | float) else key
+
+
 def _description(schema: dict[str, Any]) -> str:
     """Editors show this alone."""
     words = [" ".join(schema["description"].split())]
-    words += [f"In {schema[UNIT]}."] if UNIT in schema else []
+    words += [f"Unit: {schema[UNIT]}."] if UNIT in schema else []
     words += [f"Becomes {schema[FLAG]}."] if FLAG in schema else []
     return " ".join(words)

@@ -13,7 +13,8 @@ from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from sparkdeploy import yaml_text
-from sparkdeploy.commands.recipe_schema import schema_text
+from sparkdeploy.about import FLAG, UNIT, UNSET
+from sparkdeploy.commands.recipe_schema import BOUNDS, schema_text
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.editors import Format, schema_file, schema_line
 from sparkdeploy.recipe.engine import Engine
@@ -117,6 +118,55 @@ def test_what_the_loader_takes_the_schema_takes(
 )
 def test_what_is_no_recipe_is_none_for_the_schema(text: str) -> None:
     assert mistakes("recipe", yaml_text.load(text, "here") or {})
+
+
+BEYOND = (
+    "serve.port=80",
+    "serve.max_model_len=0",
+    "serve.gpu_memory_utilization=1.5",
+    "serve.speculative={tokens: 65}",
+    "limits.stall_s=-1",
+    "limits.memory_floor_gib=513",
+    "limits.startup_timeout_s=0",
+    "limits.canary_idle_s=59",
+    "cluster.min_nodes=0",
+    "checkpoint={draft_lm_head: {rows: 63}}",
+    "expect.end_to_end_tok_s=0",
+)
+
+
+@pytest.mark.parametrize("assignment", BEYOND)
+def test_a_bound_of_the_loader_is_one_of_the_schema(shipped: Library, assignment: str) -> None:
+    path, _, value = assignment.partition("=")
+    with pytest.raises(RecipeError):
+        load_recipe(shipped, "v2", [assignment])
+    content = copy.deepcopy(WHOLE)
+    assert mistakes("recipe", content) == []
+    set_below(content, tuple(path.split(".")), yaml_text.load(value, "here"))
+    assert mistakes("recipe", content)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_schema_has_no_word_that_nobody_reads(kind: Format) -> None:
+    words = {
+        *("$defs", "$ref", "$schema", "additionalProperties", "anyOf", "const", "default"),
+        *("description", "enum", "examples", "items", "maxItems", "maxLength", "minItems"),
+        *("pattern", "properties", "required", "title", "type", *BOUNDS.values()),
+        *(FLAG, UNIT, UNSET),
+    }
+    assert keywords(json.loads(schema_text(kind))) <= words
+
+
+def keywords(schema: Any) -> set[str]:
+    if not isinstance(schema, dict):
+        return set().union(*map(keywords, schema)) if isinstance(schema, list) else set()
+    found = set(schema)
+    for key, value in schema.items():
+        if key in ("properties", "$defs"):
+            found |= set().union(*map(keywords, value.values()))
+        elif key not in ("default", "examples", "const", "enum"):
+            found |= keywords(value)
+    return found
 
 
 POOL = st.sampled_from(
