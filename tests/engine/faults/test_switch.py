@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.export.socket_units import PROXY
+from sparkdeploy.server.client import ServedModel
 from tests.engine.asking import ALIAS, MODELS, Client
-from tests.engine.conftest import free_port, model_at, until
+from tests.engine.conftest import free_port, until
 from tests.engine.ground import LONGEST_KILL_S, NEVER, Ground, seeds
 
 if TYPE_CHECKING:
@@ -162,11 +163,13 @@ def test_an_idle_one_stops_itself_and_the_first_connection_wakes_it(first: Groun
     port = free_port()
     program = shlex.join([sys.executable, "-m", "sparkdeploy", *idle, *words])
     woken = f"{program} >&2 && exec {PROXY} 127.0.0.1:{first.port}"
-    listens = ["systemd-socket-activate", "-l", f"127.0.0.1:{port}", "bash", "-c", woken]
-    with subprocess.Popen(listens, env={**os.environ, **first.cli.env}) as activated:
+    env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **first.cli.env}
+    given = [word for name, value in env.items() for word in ("-E", f"{name}={value}")]
+    listens = ["systemd-socket-activate", *given, "-l", f"127.0.0.1:{port}", "bash", "-c", woken]
+    with subprocess.Popen(listens) as activated:
         try:
             until(lambda: is_listening(port))
-            with model_at(port) as model:
+            with ServedModel(f"http://127.0.0.1:{port}", model="first") as model:
                 began_s = time.monotonic()
                 assert model.complete("x", 1, timeout_s=60).text == "first"
                 print(f"the first request waited {time.monotonic() - began_s:.1f} s")

@@ -113,12 +113,14 @@ class Canary:
     ask: PollingRequest
     after_idle_s: float = math.inf
     _idle_since_s: float | None = None
-    _asked_s: float | None = None
+    _is_asked: bool = False
+    _seen_s: float = 0.0
+    _waited_s: float = 0.0
 
     def tick(self, now_s: float, *, is_idle: bool) -> bool:
         """Move on; whether the token has not come in time."""
-        if self._asked_s is not None:
-            return self._wait(now_s, self._asked_s)
+        if self._is_asked:
+            return self._wait(now_s)
         if not is_idle or self._idle_since_s is None:
             self._idle_since_s = now_s
         elif now_s - self._idle_since_s >= self.after_idle_s:
@@ -127,17 +129,20 @@ class Canary:
 
     def send(self, now_s: float) -> None:
         """Ask now; one that is under way stays the only one."""
-        if self._asked_s is None:
-            self._asked_s = now_s
+        if not self._is_asked:
+            self._is_asked, self._seen_s, self._waited_s = True, now_s, 0.0
             self.ask.tick(now_s)
 
-    def _wait(self, now_s: float, asked_s: float) -> bool:
+    def _wait(self, now_s: float) -> bool:
+        # While the container was paused, server and guard have both waited for nothing.
+        self._waited_s += min(now_s - self._seen_s, LONGEST_STEP_S)
+        self._seen_s = now_s
         answer = self.ask.tick(now_s)
         if answer is None and self.ask.is_waiting:
             return False
-        self._asked_s = self._idle_since_s = None
+        self._is_asked, self._idle_since_s = False, None
         # A refused connection is a server that ends or begins, and no hung one.
-        return answer is None and now_s - asked_s >= self.ask.answer_timeout_s
+        return answer is None and self._waited_s >= self.ask.answer_timeout_s
 
 
 @dataclass(slots=True)
