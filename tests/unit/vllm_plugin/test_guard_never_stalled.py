@@ -1,4 +1,4 @@
-"""Half an hour of a sound server in every situation that looks like a hang, told by a clock of its own.
+"""Half an hour of a sound server in all that looks like a hang, told by a clock of its own.
 
 The watch is the guard's; the server, its clients and the time are played. Nothing of it may ever
 be called hung, and the same server that stops working must be.
