@@ -57,7 +57,7 @@ class Client:
     def _ask(self, name: str) -> Reply:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=20)
         body = json.dumps({"model": name, "prompt": "x", "max_tokens": 1})
-        connection.request("POST", "/v1/completions", body)
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         content = json.loads(answer.read())
         connection.close()

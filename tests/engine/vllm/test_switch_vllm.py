@@ -45,7 +45,7 @@ def test_vllm_makes_room_for_another_model_and_starts_again_as_the_same(
 ) -> None:
     first = program.answer("up", "first", "--name", NAME, "--yes")
     with Client(PORT) as client:
-        until(lambda: any(it.text for it in client.replies))
+        until(lambda: any(it.model for it in client.replies))
         done = program.answer("switch", "second", "--name", NAME, "--yes")
         until(lambda: "second" in {it.model for it in client.replies})
     assert done["base_url"] == first["base_url"]
