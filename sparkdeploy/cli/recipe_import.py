@@ -30,7 +30,7 @@ group.command("search", cls=FitsHereByDefault)(recipe_source.search_recipes)
 def recipe_schema(
     kind: Annotated[
         Literal["recipe", "engine", "config"],
-        typer.Argument(metavar="[FORMAT]", help="Of which: recipe, engine or config."),
+        typer.Argument(metavar="FORMAT", help="Of which: recipe, engine or config."),
     ] = "recipe",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there.")
