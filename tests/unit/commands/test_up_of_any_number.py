@@ -359,3 +359,14 @@ def test_no_label_carries_what_a_variable_holds(lab: Lab) -> None:
     assert len(found) == lab.count
     assert "Pl4nted-s3cret" not in repr(found)
     assert all(name in repr(found) for name in names)
+
+
+def test_an_idle_stop_is_of_one_machine(lab: Lab) -> None:
+    idle = "limits.idle_stop_s=1800"
+    if lab.count == 1:
+        assert lab.up(idle).changed
+        return
+    with pytest.raises(NodeError) as caught:
+        lab.up(idle)
+    assert f"this plan has {lab.count} nodes" in str(caught.value.detail)
+    assert lab.names() == [[]] * lab.count

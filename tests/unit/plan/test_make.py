@@ -10,6 +10,7 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.checks.report import MEANINGS
+from sparkdeploy.errors import RecipeError
 from sparkdeploy.node.facts import NodeFact
 from sparkdeploy.node.ports import PortOwner
 from sparkdeploy.plan.findings import plan_findings
@@ -67,12 +68,28 @@ def test_a_serve_setting_replaces_the_container_and_rebuilds_nothing(shipped: Li
     assert actions(made) == [Action.REUSE] * 4 + [Action.REPLACE]
 
 
-def test_a_stopped_container_is_replaced(shipped: Library) -> None:
+@pytest.mark.parametrize("code", [1, 86, 87, 137, None])
+def test_a_container_that_died_is_replaced(shipped: Library, code: int | None) -> None:
     facts = settled(shipped)
-    stopped = replace(facts.head.containers[0], state="exited")
-    made = plan(shipped, changed(facts, containers=(stopped,)))
+    died = replace(facts.head.containers[0], state="exited", exit_code=code)
+    made = plan(shipped, changed(facts, containers=(died,)))
     assert made.head.action is Action.REPLACE
     assert "exited" in made.head.reason
+
+
+@pytest.mark.parametrize("code", [0, 143, 88])
+def test_a_stopped_container_starts_again_where_it_is_what_is_asked_for(
+    shipped: Library, code: int
+) -> None:
+    facts = settled(shipped)
+    stopped = replace(facts.head.containers[0], state="exited", exit_code=code)
+    made = plan(shipped, changed(facts, containers=(stopped,)))
+    assert (made.head.action, made.head.stopped) == (Action.START, stopped)
+    assert made.head.reason == "stopped; the same container starts again"
+    other = plan(shipped, changed(facts, containers=(stopped,)), "v2", "serve.max_num_seqs=3")
+    assert (other.head.action, other.head.stopped) == (Action.REPLACE, None)
+    killed = replace(stopped, oom_killed=True)
+    assert plan(shipped, changed(facts, containers=(killed,))).head.action is Action.REPLACE
 
 
 def test_another_deployment_is_started_beside(shipped: Library) -> None:
@@ -284,3 +301,21 @@ def test_a_plan_ends_with_what_its_signs_mean(shipped: Library, node: NodeFact) 
     assert signs
     told = {part.split()[0] for part in last.strip().strip("()").split("  ")}
     assert told == signs
+
+
+def test_the_guard_is_told_when_an_idle_server_stops(shipped: Library) -> None:
+    made = plan(shipped, observed(), "v2", "limits.idle_stop_s=1800")
+    assert made.head.spec is not None
+    options = made.head.spec.command[: made.head.spec.command.index("--")]
+    assert options[options.index("--idle-stop-s") + 1] == "1800"
+    usual = plan(shipped, observed()).head.spec
+    assert usual is not None
+    assert "--idle-stop-s" not in usual.command
+
+
+def test_an_idle_stop_and_a_shorter_canary_contradict_each_other(shipped: Library) -> None:
+    both = ("limits.idle_stop_s=1800", "limits.canary_idle_s=600")
+    with pytest.raises(RecipeError) as caught:
+        plan(shipped, observed(), "v2", *both)
+    assert "never is idle for so long" in str(caught.value.detail)
+    plan(shipped, observed(), "v2", "limits.idle_stop_s=1800", "limits.canary_idle_s=3600")
