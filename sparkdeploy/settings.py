@@ -76,6 +76,8 @@ class Settings:
     hosts: Hosts
     build: BuildNetwork
     node_name: str
+    rehearsal_engine: str | None = None
+    """The engine for CPUs that rehearsals run on; None: that of the nearest release."""
     cluster: Mapping[str, Any] | None = None
     """The section of config.yaml as it stands there; only commands with --cluster look into it."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -90,6 +92,14 @@ class ConfigFile(BaseModel):
     default_recipe: Annotated[
         str | None,
         about("What commands take that are given no recipe.", "v3", unset="`v2`"),
+    ] = None
+    rehearsal_engine: Annotated[
+        str | None,
+        about(
+            "The engine for CPUs that rehearsals run on.",
+            "cpu-0.32",
+            unset="that of the release nearest to the recipe's",
+        ),
     ] = None
     docker_host: Annotated[
         str | None,
@@ -215,6 +225,7 @@ def load_settings(env: Mapping[str, str] = os.environ) -> Settings:
         hub_cache=folders.hub_cache(env),
         docker_host=values["docker_host"] or env.get("DOCKER_HOST"),
         default_recipe=values["default_recipe"],
+        rehearsal_engine=values["rehearsal_engine"] or None,
         hosts=Hosts(**{name: values[name] for name in _default_hosts()}),
         build=_build_network(values, env),
         node_name=socket.gethostname(),
@@ -229,6 +240,7 @@ def describe(settings: Settings) -> tuple[tuple[str, str, str], ...]:
     values = {
         **asdict(settings.hosts),
         "default_recipe": settings.default_recipe,
+        "rehearsal_engine": settings.rehearsal_engine,
         "docker_host": settings.docker_host,
         "data_dir": settings.data_dir,
         "cache_dir": settings.cache_dir,

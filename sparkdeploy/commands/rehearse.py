@@ -16,6 +16,7 @@ from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.checkpoint.verify import is_qwen35_moe
 from sparkdeploy.commands.operate import take_down
 from sparkdeploy.commands.reach import Reach
+from sparkdeploy.commands.rehearsal_engine import rehearsal_engine
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.commands.up import Extent, Outcome, up
 from sparkdeploy.console import console
@@ -25,7 +26,6 @@ from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, Unhealth
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.formation import for_cluster
-from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.rehearsal import reference
 from sparkdeploy.rehearsal.miniature import (
     Miniature,
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from sparkdeploy.server.metrics import Speculation
     from sparkdeploy.settings import Settings
 
-ENGINE = "cpu-0.32"
 DEPLOYMENT = "rehearsal"
 TURBOQUANT = "TURBOQUANT"
 """What a layer's attention is called in the log of an engine that has such a cache."""
@@ -234,7 +233,7 @@ def _tidied(name: str, afterwards: Afterwards) -> Iterator[None]:
 
 def _miniature(request: Request, settings: Settings) -> Miniature:
     resolved = resolve(request, settings)
-    engine = load_engine(library(settings), ENGINE)
+    engine = rehearsal_engine(resolved, settings)
     published = _published(resolved, settings)
     if published is None or is_qwen35_moe(published.config):
         return _miniature_of_twin(resolved, engine, settings)

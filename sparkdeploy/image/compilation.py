@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import requests
-
 from sparkdeploy import labels
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.errors import BuildError, Mistakes, NodeError
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
 GB, GIB = 10**9, 2**30
 MEMORY_PER_COMPILER_GIB = 4
-KNOCK_TIMEOUT_S = 10
 POLL_EVERY_S = 2.0
 TAIL_LINES = 30
 COMPILED_FROM = ("below", "architecture", "compile/compile.sh", "compile/source", "lock/torch.txt")
@@ -88,11 +85,8 @@ def refuse_unreachable(engine: str, settings: Settings) -> None:
         ("CUTLASS and the attention kernels", settings.hosts.source_forge),
         ("the CUDA build of torch", settings.hosts.torch_cuda_index),
     ):
-        try:
-            requests.head(
-                url, timeout=KNOCK_TIMEOUT_S, verify=str(settings.build.ca_bundle or True)
-            )
-        except (requests.RequestException, OSError) as error:
+        error = network.refusal(url, settings)
+        if error is not None:
             raise BuildError(
                 f"engine {engine} cannot be compiled here: {what} come from {url}, which does not"
                 " answer",

@@ -6,6 +6,8 @@ import shlex
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import requests
+
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.lock import WheelPlatform, index_variables, wheels_in
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 DOWNLOAD_TIMEOUT_S = 300
+KNOCK_TIMEOUT_S = 10
 _CA_BUNDLE = "/network/ca.pem"
 _WHEELS = "/network/wheels"
 
@@ -141,10 +144,34 @@ def _is_complete(stage: Stage, wheels: Mapping[Path, PackagePin]) -> bool:
     return bool(stage.pins) and set(wheels.values()) >= set(stage.pins)
 
 
-def _torch_source(stage: Stage, settings: Settings, wheels: Mapping[Path, PackagePin]) -> str:
+def has_torch_at_hand(stage: Stage, settings: Settings) -> bool:
+    """Return whether an engine's torch lies in a folder of wheels, or the index of it answers."""
+    wheels = find_wheels(stage, settings.build.find_links)
+    if _torch_wheels_suffice(stage, wheels):
+        return True
+    return refusal(_torch_index(stage, settings), settings) is None
+
+
+def refusal(url: str, settings: Settings) -> Exception | None:
+    """Ask a host for anything; return why nothing came back."""
+    try:
+        requests.head(url, timeout=KNOCK_TIMEOUT_S, verify=str(settings.build.ca_bundle or True))
+    except (requests.RequestException, OSError) as error:
+        return error
+    return None
+
+
+def _torch_wheels_suffice(stage: Stage, wheels: Mapping[Path, PackagePin]) -> bool:
     torch = {pin for pin in stage.pins if pin.name == "torch"}
-    if torch and torch <= set(wheels.values()):
-        return "--no-index"
+    return bool(torch) and torch <= set(wheels.values())
+
+
+def _torch_index(stage: Stage, settings: Settings) -> str:
     hosts = settings.hosts
-    index = hosts.torch_cuda_index if stage.runs_on == "cuda" else hosts.torch_cpu_index
-    return f"--default-index {index}"
+    return hosts.torch_cuda_index if stage.runs_on == "cuda" else hosts.torch_cpu_index
+
+
+def _torch_source(stage: Stage, settings: Settings, wheels: Mapping[Path, PackagePin]) -> str:
+    if _torch_wheels_suffice(stage, wheels):
+        return "--no-index"
+    return f"--default-index {_torch_index(stage, settings)}"

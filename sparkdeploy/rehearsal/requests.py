@@ -117,10 +117,16 @@ def _asked(model: ServedModel, what: str, path: str, body: Mapping[str, Any]) ->
     try:
         model.ask(path, body)
     except UnhealthyError as error:
-        if _REFUSED in error.message and model.is_healthy():
+        if _REFUSED in error.message and _is_healthy(model):
             words = error.message.partition(_REFUSED)[2]
             return Asked(what, f"refused: {words[:_SHOWN_CHARACTERS]}")
         raise UnhealthyError(
             f"{what} is not answered: {error.message}", detail=error.detail, hint=error.hint
         ) from error
     return Asked(what, ANSWERED)
+
+
+def _is_healthy(model: ServedModel) -> bool:
+    """Ask over a new connection: vLLM 0.25.1 ends the one on which it refused a request."""
+    with ServedModel(model.base_url, model.api_key) as again:
+        return again.is_healthy()

@@ -21,7 +21,7 @@ from tests.cluster.lending import lend
 from tests.cluster.machines import HOME, Machine, cluster_section, two_machines
 from tests.cluster.stand_in.image import build_stand_in_engine, fetch_ray
 from tests.engine.conftest import WITHOUT_DOCKER, interrupts_are_heard, until
-from tests.engine.shipped_stages import build_all, shipped_stages
+from tests.engine.shipped_stages import REHEARSAL, build_all, shipped_stages
 from tests.engine.turns import vllm_turn
 from tests.unit.conftest import REPOSITORY
 
@@ -68,6 +68,7 @@ class Program:
             "HF_HUB_CACHE": f"{HOME}/hub",
             "PYTHONPATH": str(self.package),
             "SPARKDEPLOY_RESOURCES": str(REPOSITORY),
+            "SPARKDEPLOY_REHEARSAL_ENGINE": REHEARSAL,
         }
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:

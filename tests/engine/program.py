@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tests.engine.shipped_stages import REHEARSAL
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -30,7 +32,8 @@ class Program:
             f"SPARKDEPLOY_{kind.upper()}_DIR": str(self.root / kind)
             for kind in ("config", "state", "data", "cache", "lock")
         }
-        return {**os.environ, **folders, "HF_HUB_CACHE": str(self.root / "hub"), **self.more_env}
+        own = {"HF_HUB_CACHE": str(self.root / "hub"), "SPARKDEPLOY_REHEARSAL_ENGINE": REHEARSAL}
+        return {**os.environ, **folders, **own, **self.more_env}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start it and return at once."""

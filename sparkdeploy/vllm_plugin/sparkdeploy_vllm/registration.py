@@ -6,7 +6,7 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
-from sparkdeploy_vllm import cpu_engine
+from sparkdeploy_vllm import cpu_drafts, cpu_engine
 from sparkdeploy_vllm.hybrid_config import SparkHybridConfig
 from sparkdeploy_vllm.lm_head import SparkLMHead, replace_layer
 from sparkdeploy_vllm.treatment import METHOD_NAME
@@ -22,6 +22,7 @@ def register_all() -> None:
     _register_turboquant()
     if current_platform.is_cpu():
         cpu_engine.register()
+        cpu_drafts.register()
 
 
 def _register_turboquant() -> None:

@@ -12,11 +12,12 @@ from urllib.request import Request, urlopen
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.commands.rehearse import ENGINE, MAX_TOKENS, RECORDED_EARLIER, SERVED_BEFORE
+from sparkdeploy.commands.rehearse import MAX_TOKENS, RECORDED_EARLIER, SERVED_BEFORE
 from sparkdeploy.rehearsal.miniature import DRAFT_ROWS
 from sparkdeploy.rehearsal.requests import ANSWERED, PROMPT, SAMPLED
 from tests.engine.program import Program
 from tests.engine.recorded_texts import recorded_texts
+from tests.engine.shipped_stages import REHEARSAL
 from tests.families import config
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ pytestmark = [
 ]
 
 LAYERS = 4
+ONE_TOKEN = 5
 FP8_LAYERS = 3 * LAYERS
 SEEDED = {**SAMPLED["top-k and top-p"], "seed": 7}
 
@@ -53,12 +55,19 @@ def check_answers(report: dict[str, Any]) -> None:
 def engine_images(host: DockerHost) -> set[str]:
     """The images of this engine; other tests make some of their own meanwhile."""
     return {
-        image.image_id for image in host.own_images() if image.labels.get(labels.ENGINE) == ENGINE
+        image.image_id
+        for image in host.own_images()
+        if image.labels.get(labels.ENGINE) == REHEARSAL
     }
 
 
 def test_baseline_serves_the_untouched_checkpoint(program: Program) -> None:
-    report = program.answer("rehearse", "baseline")
+    report = program.answer("rehearse", "baseline", "--keep")
+    try:
+        # A step of one token ended the engine where nothing drafts.
+        assert ask(report, [ONE_TOKEN], {"temperature": 0.0})
+    finally:
+        program.run("down", report["deployment"])
     check_answers(report)
     assert report["lm_head"] is None
     assert report["speculation"] is None
@@ -180,7 +189,7 @@ def ask_in_every_way_at_once(report: dict[str, Any]) -> None:
         assert len(list(pool.map(partial(ask, report, PROMPT), ways))) == len(ways) > 20
 
 
-def ask(report: dict[str, Any], prompt: str, extra: Mapping[str, Any]) -> str:
+def ask(report: dict[str, Any], prompt: str | list[int], extra: Mapping[str, Any]) -> str:
     body = {"model": report["model"], "prompt": prompt, "max_tokens": MAX_TOKENS, **extra}
     url = f"{report['base_url']}/v1/completions"
     request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})

@@ -1,0 +1,90 @@
+"""The engine for CPUs that a rehearsal runs on."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from sparkdeploy.commands.reach import connect
+from sparkdeploy.console import console
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.image.network import has_torch_at_hand
+from sparkdeploy.image.stages import BASE_SOURCES, stages_of
+from sparkdeploy.node import facts
+from sparkdeploy.recipe.library import library
+from sparkdeploy.recipe.load import load_engine
+from sparkdeploy.rehearsal.cpu_engine import by_nearness
+from sparkdeploy.settings import resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.image.stages import Stage
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.recipe.engine import Engine
+    from sparkdeploy.recipe.load import Library, Resolved
+    from sparkdeploy.settings import Settings
+
+
+def rehearsal_engine(resolved: Resolved, settings: Settings) -> Engine:
+    """Return the recipe's own engine for CPUs, the one in the settings, or the nearest release's.
+
+    Of several releases one that cannot be had here is passed over: its image is not here, and
+    neither is its build of torch nor the index that has it. That is said. Raises RecipeError for
+    a setting that names no such engine.
+    """
+    shelf = library(settings)
+    if resolved.engine.kind == "cpu":
+        return resolved.engine
+    if settings.rehearsal_engine:
+        return _named(shelf, settings)
+    nearest = by_nearness(resolved.engine, _engines(shelf))
+    with connect(settings) as docker:
+        found = next((it for it in nearest if _is_at_hand(it, docker, settings)), None)
+    if found is None:
+        # Its build will say what is missing.
+        return nearest[0]
+    if found is not nearest[0]:
+        console.info(
+            f"{nearest[0].name} is nearer to {resolved.engine.name} than {found.name}, and its "
+            "build of torch is out of reach: `torch_cpu_index` in config.yaml names another index"
+        )
+    return found
+
+
+def _named(shelf: Library, settings: Settings) -> Engine:
+    engine = load_engine(shelf, settings.rehearsal_engine or "")
+    if engine.kind != "cpu":
+        raise RecipeError(
+            f"rehearsal_engine is {engine.name}, which is not for CPUs",
+            hint=f"it is set by {settings.sources.get('rehearsal_engine', 'the environment')}",
+        )
+    return engine
+
+
+def _engines(shelf: Library) -> Iterator[Engine]:
+    for name in shelf.engine_files():
+        # Somebody's broken file of another engine keeps nobody from rehearsing.
+        with suppress(RecipeError):
+            yield load_engine(shelf, name)
+
+
+def _is_at_hand(engine: Engine, docker: DockerHost, settings: Settings) -> bool:
+    stages = _engine_stages(engine, docker)
+    tags = {tag for image in docker.own_images() for tag in image.tags}
+    if any(stage.tag in tags for stage in stages):
+        return True
+    return has_torch_at_hand(stages[0], settings)
+
+
+def _engine_stages(engine: Engine, docker: DockerHost) -> list[Stage]:
+    """Return its stage with vLLM, on either base."""
+    architecture = facts.architecture_of(docker.info())
+    return [
+        stage
+        for source in BASE_SOURCES
+        for stage in stages_of(
+            engine, base_source=source, architecture=architecture, resources=resources()
+        )
+        if stage.name == "engine"
+    ]
