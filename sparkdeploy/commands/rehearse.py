@@ -234,9 +234,10 @@ def _tidied(name: str, afterwards: Afterwards) -> Iterator[None]:
 def _miniature(request: Request, settings: Settings) -> Miniature:
     resolved = resolve(request, settings)
     engine = rehearsal_engine(resolved, settings)
+    port = port_of(resolved, _ports_of_others(request.deployment.name, settings))
     published = _published(resolved, settings)
     if published is None or is_qwen35_moe(published.config):
-        return _miniature_of_twin(resolved, engine, settings)
+        return _miniature_of_twin(resolved, engine, port, settings)
     folder = settings.data_dir / "stand-ins" / request.deployment.name
     try:
         stand_in = make_stand_in(folder, published, resolved.recipe.model.source)
@@ -245,7 +246,14 @@ def _miniature(request: Request, settings: Settings) -> Miniature:
             f"{resolved.recipe.name} cannot be rehearsed: not known is {error}",
             hint="`sparkdeploy plan` holds its flags and parsers against the release all the same",
         ) from error
-    return miniature_of_stand_in(resolved, engine=engine, stand_in=stand_in, port=port_of(resolved))
+    return miniature_of_stand_in(resolved, engine=engine, stand_in=stand_in, port=port)
+
+
+def _ports_of_others(name: str, settings: Settings) -> frozenset[int | None]:
+    """A deployment has its port from its start on, long before it listens."""
+    with this_node(settings) as nodes:
+        containers = nodes.here.docker.own_containers()
+    return frozenset(it.port for it in containers if it.deployment != name)
 
 
 def _published(resolved: Resolved, settings: Settings) -> PublishedConfig | None:
@@ -258,7 +266,9 @@ def _published(resolved: Resolved, settings: Settings) -> PublishedConfig | None
         return None
 
 
-def _miniature_of_twin(resolved: Resolved, engine: Engine, settings: Settings) -> Miniature:
+def _miniature_of_twin(
+    resolved: Resolved, engine: Engine, port: int, settings: Settings
+) -> Miniature:
     twin = settings.data_dir / "twins" / f"twin-{TWIN_SEED}"
     with console.step("twin checkpoint"):
         build_twin(twin, TWIN_SHAPE, seed=TWIN_SEED)
@@ -266,7 +276,7 @@ def _miniature_of_twin(resolved: Resolved, engine: Engine, settings: Settings) -
     resolved = with_fp8_twin(resolved, twin)
     count_twin(resolved, twin, settings)
     make_drafter(resolved, twin, TWIN_SHAPE, seed=TWIN_SEED)
-    return miniature_of(resolved, engine=engine, twin=twin, port=port_of(resolved))
+    return miniature_of(resolved, engine=engine, twin=twin, port=port)
 
 
 def _texts_without_speculation(

@@ -27,7 +27,7 @@ from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.paths import is_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
     from pathlib import Path
 
     from sparkdeploy.checkpoint.twin.shape import TwinShape
@@ -137,15 +137,15 @@ def _refuse_without_miniature(resolved: Resolved) -> None:
         )
 
 
-def port_of(resolved: Resolved) -> int:
+def port_of(resolved: Resolved, owned: Container[int | None] = ()) -> int:
     """Return the port that was typed, or a free one: the recipe's own is for the model itself.
 
-    Raises NodeError where none is free.
+    `owned` are those of deployments, which may not listen yet. Raises NodeError where none is free.
     """
     origin = resolved.origins.get(("serve", "port"))
     if origin is not None and origin.line is None:
         return resolved.recipe.serve.port
-    port = next(filter(is_port_free, PORTS), None)
+    port = next((it for it in PORTS if it not in owned and is_port_free(it)), None)
     if port is None:
         raise NodeError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free")
     return port

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.errors import NodeError
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.rehearsal.miniature import PORTS, port_of
 
@@ -64,3 +65,13 @@ def test_what_is_no_value_is_refused(run: Run, option: str, value: str, code: in
 def test_a_rehearsal_keeps_to_the_port_that_was_typed(shipped: Library) -> None:
     assert port_of(load_recipe(shipped, "v2", ["serve.port=18151"])) == 18151
     assert port_of(load_recipe(shipped, "v2")) in PORTS
+
+
+def test_a_rehearsal_leaves_the_ports_of_deployments_that_do_not_listen_yet(
+    shipped: Library,
+) -> None:
+    recipe = load_recipe(shipped, "v2")
+    first = port_of(recipe)
+    assert port_of(recipe, {first}) in set(PORTS) - {first}
+    with pytest.raises(NodeError, match="no port from 8190 to 8289"):
+        port_of(recipe, PORTS)
