@@ -254,11 +254,12 @@ class Containers(DockerConnection):
 
     def memory_bytes(self, container_id: str) -> int | None:
         """Return the memory a running container takes without page cache; None when unknown."""
-        with translated(f"measure container {container_id[:12]}"):
-            try:
-                stats = self._api.stats(container_id, stream=False, one_shot=True)
-            except JSONDecodeError:
-                return None  # it ended a moment ago, and the engine answers nothing at all
+        stats: dict[str, Any] = {}
+        # One that was removed a moment ago has none, and of one that ended a moment ago the engine
+        # answers nothing at all.
+        doing = f"measure container {container_id[:12]}"
+        with suppress(NotInDockerError), translated(doing), suppress(JSONDecodeError):
+            stats = self._api.stats(container_id, stream=False, one_shot=True)
         memory = stats.get("memory_stats") or {}
         if "usage" not in memory:
             return None

@@ -199,3 +199,5 @@ def test_what_a_container_takes_of_memory_is_measured(
 
     until(lambda: (host.memory_bytes(container_id) or 0) > 200 << 20)
     assert (host.memory_bytes(container_id) or 0) < 300 << 20
+    host.remove(container_id)
+    assert host.memory_bytes(container_id) is None
