@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -144,7 +145,7 @@ def update_lines(report: UpdateReport) -> Iterator[str]:
         yield f"{row.deployment} ({made_by}): {row.effect.value}{took}"
         yield from (f"  {reason}" for reason in row.reasons)
         if row.up and row.effect is not Effect.REFUSED:
-            yield f"  sparkdeploy {' '.join(row.up)}"
+            yield f"  {shlex.join(('sparkdeploy', *row.up))}"
 
 
 def _told(fact: ContainerFact, label: str) -> str:

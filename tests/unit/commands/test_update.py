@@ -94,6 +94,13 @@ def test_what_was_typed_is_planned_again_and_not_the_recipe_alone(lab: Lab) -> N
     assert row.up == ("up", "v2", "--set", "serve.max_num_seqs=7")
 
 
+def test_its_words_may_be_typed_as_they_stand(lab: Lab) -> None:
+    lab.up("model.served_name=[a, b]")
+    label_of(lab, **{labels.FINGERPRINT: "of an older version"})
+    *_, last = update_lines(update_report(load_settings()))
+    assert last == "  sparkdeploy up v2 --set 'model.served_name=[a, b]'"
+
+
 def test_several_machines_are_planned_together(
     monkeypatch: pytest.MonkeyPatch, shipped: Library
 ) -> None:
