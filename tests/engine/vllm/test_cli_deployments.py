@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.docker,
     pytest.mark.in_order,
     pytest.mark.timeout(1200),
-    pytest.mark.runs("bench", "checkpoint", "down", "logs", "plan", "status", "up"),
+    pytest.mark.runs("bench", "checkpoint", "down", "logs", "plan", "status", "up", "update"),
 ]
 
 MAIN, SECOND, THIRD = (unique_name(word) for word in ("main", "second", "third"))
