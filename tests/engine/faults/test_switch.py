@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.timeout(600),
-    pytest.mark.runs("switch", "stop", "start", "down", "rollback", "status", "up"),
+    pytest.mark.runs("doctor", "switch", "stop", "start", "down", "rollback", "status", "up"),
 ]
 
 _TOLD = re.compile(r"nobody was answered for (?:(\d+)m )?([\d.]+)s")
