@@ -56,7 +56,7 @@ After={server} {socket_name(deployment)}
 Requires={socket_name(deployment)}
 
 [Service]
-Type=notify
+Type=exec
 ExecStart={PROXY} 127.0.0.1:{port}
 DynamicUser=yes
 PrivateTmp=yes
