@@ -51,10 +51,16 @@ def _goes_on(nodes: Nodes, deployment: str) -> bool:
         if head is None or head.is_stopped:
             return False
         parts = list(_parts(nodes, head))
-        died = next((it for it in parts if not (it[1].is_running or it[1].is_stopped)), None)
-        if died is not None:
+        died = next((it for it in parts if not it[1].is_running), None)
+        # A part alone was stopped by nobody of ours: a `stop` ends the head first, meanwhile.
+        if died is not None and (not head.is_running or _runs_still(nodes, head)):
             raise _end(parts, *died)
     return True
+
+
+def _runs_still(nodes: Nodes, head: ContainerFact) -> bool:
+    fact = nodes.here.docker.find_container(head.container_id)
+    return fact is not None and fact.is_running and fact.name == head.name
 
 
 def _parts(nodes: Nodes, head: ContainerFact) -> Iterator[tuple[Node, ContainerFact]]:

@@ -82,6 +82,17 @@ def test_any_part_that_dies_ends_them_all_and_the_next_up_starts_all(
         assert lab.running() == ["1"] * lab.count
 
 
+def test_a_part_that_is_stopped_alone_ends_them_all(
+    monkeypatch: pytest.MonkeyPatch, shipped: Library
+) -> None:
+    """As by a node that was shut down and is there again."""
+    lab = build(monkeypatch, shipped, 2)
+    lab.up("serve.max_num_seqs=1")
+    with pytest.raises(UnhealthyError, match=r"^spark-2: "):
+        stays(lab, monkeypatch, lambda: lab.engines[1].stop(part(lab, 1)))
+    assert lab.running() == [None, None]
+
+
 def test_after_a_trip_of_the_memory_guard_nothing_starts_it_again(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
