@@ -125,26 +125,18 @@ find_python() {
   if grep -qs '^VERSION_ID="22.04"' /etc/os-release; then python=python3.11; fi
   PYTHON_PACKAGES=("$python" "$python-venv")
   for candidate in ${SPARKDEPLOY_PYTHON:+"$SPARKDEPLOY_PYTHON"} python3 python3.1{4,3,2,1} /usr/bin/python3; do
-    case "$(python_state "$candidate")" in
-      ready) PYTHON="$candidate"; return ;;
-      private)
-        PYTHON="${PYTHON:-$candidate}"
-        if [ "$candidate" = "${SPARKDEPLOY_PYTHON:-}" ]; then return; fi ;;
-      # Debian packages ensurepip apart; the version is in the name only where there are several.
-      bare) PYTHON_PACKAGES=("${candidate##*/}-venv"); if [ -z "$PYTHON" ]; then return; fi ;;
-    esac
+    # Debian packages ensurepip apart.
+    if ! "$candidate" -I -c 'import ensurepip, venv, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then continue; fi
+    PYTHON="${PYTHON:-$candidate}"
+    if [ -n "${SPARKDEPLOY_PYTHON:-}" ] || ! is_for_root_alone "$candidate"; then
+      PYTHON="$candidate"
+      return
+    fi
   done
 }
 
-# Prints `ready`, `bare` (without ensurepip), `old` or nothing; `private` of one that only root can
-# run, where all users are to run it.
-python_state() {
-  if ! command -v "$1" >/dev/null; then return; fi
-  "$1" -I -c 'import importlib.util, os, sys
-has_venv = all(map(importlib.util.find_spec, ("ensurepip", "venv")))
-is_private = sys.argv[1] and os.path.realpath(sys.executable).startswith("/root/")
-state = "bare" if not has_venv else "private" if is_private else "ready"
-print("old" if sys.version_info < (3, 11) else state)' "$FOR_ALL" 2>/dev/null || true
+is_for_root_alone() {
+  [ -n "$FOR_ALL" ] && [[ "$("$1" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')" == /root/* ]]
 }
 
 is_root() { [ "$(id -u)" -eq 0 ]; }
@@ -199,7 +191,7 @@ link_tool() {
   mkdir -p -- "$folder"
   ln -sfn -- "$VENV/bin/sparkdeploy" "$LINK"
   say "Command: $LINK"
-  if is_root && [[ "$(readlink -f -- "$VENV/bin/python")" == /root/* ]]; then
+  if is_for_root_alone "$VENV/bin/python"; then
     say "Only root can run it, for its Python lies below /root. SPARKDEPLOY_PYTHON names another one."
   fi
   case ":$PATH:" in

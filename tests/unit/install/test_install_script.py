@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.outside
 
-OLD_PYTHON = "#!/bin/sh\necho old\n"
-PYTHON_WITHOUT_VENV = "#!/bin/sh\necho bare\n"
+NO_PYTHON_FOR_US = "#!/bin/sh\nexit 1\n"
+"""Too old, or without the module venv."""
 INSTALL_PYTHON = "sudo apt-get update && sudo apt-get install -y python3 python3-venv"
 
 
 def test_a_user_without_python_is_told_the_command_and_nothing_is_called(machine: Machine) -> None:
-    machine.add("python3", OLD_PYTHON)
+    machine.add("python3", NO_PYTHON_FOR_US)
     result = machine.run("--tool-only")
     assert result.returncode == 4
     assert INSTALL_PYTHON in result.stderr
@@ -27,7 +27,7 @@ def test_a_user_without_python_is_told_the_command_and_nothing_is_called(machine
 
 
 def test_root_gets_python_after_the_lists_are_updated(machine: Machine) -> None:
-    machine.add("python3", OLD_PYTHON)
+    machine.add("python3", NO_PYTHON_FOR_US)
     machine.user_is("root", 0)
     result = machine.run("--tool-only")
     assert [call.split()[-1] for call in machine.calls("apt-get")] == ["update", "python3-venv"]
@@ -36,14 +36,14 @@ def test_root_gets_python_after_the_lists_are_updated(machine: Machine) -> None:
 
 
 def test_yes_lets_sudo_install_python(machine: Machine) -> None:
-    machine.add("python3", PYTHON_WITHOUT_VENV)
+    machine.add("python3", NO_PYTHON_FOR_US)
     machine.run("--tool-only", "--yes")
-    assert machine.calls("sudo")[-1].endswith("install -y --no-install-recommends python3-venv")
+    assert machine.calls("sudo")[-1].endswith("--no-install-recommends python3 python3-venv")
 
 
 def test_a_package_that_cannot_be_installed_ends_with_what_apt_said(machine: Machine) -> None:
     machine.user_is("root", 0)
-    machine.add("python3", PYTHON_WITHOUT_VENV)
+    machine.add("python3", NO_PYTHON_FOR_US)
     machine.add("apt-get", "#!/bin/sh\necho no such mirror\nexit 100\n")
     result = machine.run()
     assert result.returncode == 1
@@ -91,11 +91,14 @@ def test_a_failed_setup_passes_its_exit_code_on(machine: Machine) -> None:
     assert not machine.calls("sudo")
 
 
-def test_a_python_without_venv_names_the_package(machine: Machine) -> None:
-    machine.add("python3", PYTHON_WITHOUT_VENV)
-    result = machine.run("--tool-only")
-    assert result.returncode == 4
-    assert "sudo apt-get install -y python3-venv" in result.stderr
+def test_a_python_that_is_named_goes_before_all_others(machine: Machine) -> None:
+    machine.add("mine", (machine.commands / "python3").read_text().replace("venv $*", "mine $*"))
+    machine.environment["SPARKDEPLOY_PYTHON"] = "mine"
+    assert machine.run("--tool-only").returncode == 0
+    assert len(machine.calls("mine")) == 1
+    machine.add("mine", NO_PYTHON_FOR_US)
+    (machine.checkout / "sparkdeploy" / "module.py").write_text("changed")
+    assert machine.run("--tool-only").returncode == 0
 
 
 def test_tool_only_needs_no_docker(machine: Machine) -> None:
