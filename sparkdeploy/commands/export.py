@@ -23,7 +23,7 @@ from sparkdeploy.export.socket_units import (
     socket_name,
     socket_text,
 )
-from sparkdeploy.export.systemd_unit import Unit, unit_name, unit_text
+from sparkdeploy.export.systemd_unit import Again, Unit, unit_name, unit_text
 from sparkdeploy.plan.make import unsettled
 from sparkdeploy.server.phases import recall_similar
 
@@ -51,7 +51,9 @@ FOLDER_VARIABLES = (
 """Variables that say where things are. No other enters a unit: proxies and tokens are secrets."""
 
 
-def export_systemd(request: Request, settings: Settings, env: Mapping[str, str]) -> str:
+def export_systemd(
+    request: Request, settings: Settings, env: Mapping[str, str], again: Again = Again.UNIT
+) -> str:
     """Return the unit that does at boot what `up` with these options does now.
 
     Raises RecipeError for a recipe that is none.
@@ -68,6 +70,7 @@ def export_systemd(request: Request, settings: Settings, env: Mapping[str, str])
             folder=str(Path.cwd()),
             env={name: env[name] for name in FOLDER_VARIABLES if env.get(name)},
             startup_timeout_s=resolved.recipe.limits.startup_timeout_s,
+            again=again,
         )
     )
 
@@ -97,7 +100,7 @@ def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) 
     files = (
         ExportedFile(socket_name(name), socket_text(name, host, port)),
         ExportedFile(proxy_name(name), proxy_text(name, behind)),
-        ExportedFile(unit_name(name), export_systemd(moved, settings, env)),
+        ExportedFile(unit_name(name), export_systemd(moved, settings, env, Again.REQUEST)),
     )
     install = f"sudo cp {' '.join(file.path for file in files)} /etc/systemd/system/"
     enable = f"sudo systemctl daemon-reload && sudo systemctl enable --now {socket_name(name)}"

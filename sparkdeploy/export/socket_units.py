@@ -29,7 +29,10 @@ def server_port(port: int) -> int:
 
 
 def socket_text(deployment: str, host: str, port: int) -> str:
-    """Return the socket's unit; connections that come before the server answers wait."""
+    """Return the socket's unit; connections that come before the server answers wait.
+
+    Where it cannot be started they are closed: one that stayed would start it again and again.
+    """
     return f"""\
 # {socket_name(deployment)}: written by `sparkdeploy export systemd --socket`.
 [Unit]
@@ -38,6 +41,7 @@ Description=port {port} of sparkdeploy deployment {deployment}
 [Socket]
 ListenStream={host}:{port}
 Service={proxy_name(deployment)}
+FlushPending=yes
 
 [Install]
 WantedBy=sockets.target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import UsageError
@@ -22,6 +23,13 @@ HOPELESS_EXIT_CODES = (2, 3, 5, 6, 86)
 it would fill the machine once more."""
 
 
+class Again(Enum):
+    """Who starts a deployment again that has died."""
+
+    UNIT = "systemd, after a while and a few times"
+    REQUEST = "the next connection; systemd counts every wake as a start, so none is limited"
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     deployment: str
@@ -33,6 +41,7 @@ class Unit:
     """Where relative paths of the command are meant from."""
     env: Mapping[str, str]
     startup_timeout_s: float
+    again: Again = Again.UNIT
 
 
 def unit_name(deployment: str) -> str:
@@ -47,6 +56,10 @@ def unit_text(unit: Unit) -> str:
     """
     _check_admitted(unit)
     interval_s = int((MAX_STARTS + 1) * (unit.startup_timeout_s + BETWEEN_STARTS_S))
+    limit = f"StartLimitIntervalSec={interval_s}\nStartLimitBurst={MAX_STARTS}"
+    again = f"Restart=on-failure\nRestartSec={BETWEEN_STARTS_S}"
+    if unit.again is Again.REQUEST:
+        limit, again = "StartLimitIntervalSec=0", "Restart=no"
     environment = "".join(
         f"Environment={quoted(f'{name}={value}')}\n" for name, value in sorted(unit.env.items())
     )
@@ -57,8 +70,7 @@ Description=sparkdeploy deployment {unit.deployment}
 Requires=docker.service
 Wants=network-online.target
 After=docker.service network-online.target
-StartLimitIntervalSec={interval_s}
-StartLimitBurst={MAX_STARTS}
+{limit}
 
 [Service]
 Type=notify
@@ -66,8 +78,7 @@ User={_specifiers_escaped(unit.user)}
 WorkingDirectory={_specifiers_escaped(unit.folder)}
 {environment}ExecStart={command_line(unit.up)}
 ExecStop={command_line((FAILING_IS_FINE + unit.stop[0], *unit.stop[1:]))}
-Restart=on-failure
-RestartSec={BETWEEN_STARTS_S}
+{again}
 SuccessExitStatus=130
 RestartPreventExitStatus={" ".join(map(str, HOPELESS_EXIT_CODES))}
 TimeoutStartSec=infinity

@@ -19,7 +19,7 @@ from sparkdeploy.commands.request import Request, make_request
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.socket_units import PROXY, proxy_text, server_port, socket_text
-from sparkdeploy.export.systemd_unit import MAX_STARTS, Unit, unit_text
+from sparkdeploy.export.systemd_unit import MAX_STARTS, Again, Unit, unit_text
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.server.phases import remember_durations
@@ -78,6 +78,15 @@ def test_the_first_connection_finds_a_socket_a_way_and_a_server(
 ) -> None:
     assert_golden(request, "v2/sparkdeploy-main.socket", socket_text("main", "127.0.0.1", 8000))
     assert_golden(request, "v2/sparkdeploy-main-proxy.service", proxy_text("main", 18000))
+
+
+def test_no_wake_is_one_too_many() -> None:
+    """systemd counts a start that was asked for as it counts one that failed."""
+    text = unit_text(replace(UNIT, again=Again.REQUEST))
+    assert "StartLimitIntervalSec=0\n" in text
+    assert "Restart=no\n" in text
+    assert "StartLimitBurst" not in text
+    assert "FlushPending=yes\n" in socket_text("main", "127.0.0.1", 8000)
 
 
 @given(st.integers(1024, 65_535))
