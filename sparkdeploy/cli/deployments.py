@@ -103,7 +103,7 @@ def up(
 
 
 def switch(
-    recipe: Annotated[str, typer.Argument(help="The recipe to serve from now on.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Its name or file.")],
     assignments: SetOption = None,
     name: Annotated[
         str | None,

@@ -67,7 +67,7 @@ def systemd(
     if on_demand:
         found = export_socket(request, settings, os.environ)
         _hand_over(found.export, folder)
-        console.info(f"a request that finds it stopped waits {found.first_wait}")
+        console.info(f"how long a request waits that finds it stopped: {found.first_wait}")
         console.info(found.stops)
         return
     text, unit = export_systemd(request, settings, os.environ), unit_name(name)

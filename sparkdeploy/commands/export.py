@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.commands.request import plan_for, resolve, seen_from_anywhere, up_words
 from sparkdeploy.commands.switch import PORT
 from sparkdeploy.console import format_seconds
+from sparkdeploy.deploy.watch import NOT_KNOWN
 from sparkdeploy.errors import BuildError, CheckpointError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.neighbour import Export, ExportedFile
@@ -115,7 +116,7 @@ def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) 
     waits = (
         f"about {format_seconds(known_s)}, as its last start here took"
         if known_s is not None
-        else "how long is not known here: it has not been started on this machine"
+        else NOT_KNOWN
     )
     return SocketExport(Export(files, next_step=f"{install} && {enable}"), waits, stops)
 

@@ -29,7 +29,7 @@ def ask_to_replace(plan: Plan, consent: Callable[[str], bool], silence: str) -> 
     # Users of one machine share its names: whoever replaces another's should know.
     user = running[0].user
     name = f"deployment {plan.deployment.name}{f' of {user}' if is_another(user) else ''}"
-    console.info(f"from its end to the new one's first answer nobody is answered: {silence}")
+    console.info(f"for how long nobody will be answered: {silence}")
     if not consent(f"{name} is running and will be replaced ({reason}). Go on?"):
         raise SparkdeployError(
             f"deployment {plan.deployment.name} was not replaced",

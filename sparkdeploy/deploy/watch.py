@@ -47,6 +47,7 @@ POLL_S = 0.5
 LOST_AFTER_S = 5.0
 """How long a node may not answer before its container counts as lost."""
 STOP_TIMEOUT_S = 3
+NOT_KNOWN = "not known here, for it was not started on this machine yet"
 
 
 def start_title(deployment: str) -> str:
@@ -75,7 +76,7 @@ def expected_silence(pace: str, settings: Settings) -> str:
     similar_s = recall_similar(settings.state_dir, pace)
     if similar_s is not None:
         return f"about {format_seconds(similar_s)}, as a start of it took here on another image"
-    return "how long is not known here: it has not been started on this machine"
+    return NOT_KNOWN
 
 
 @dataclass(slots=True)

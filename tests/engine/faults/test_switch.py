@@ -75,7 +75,7 @@ def test_clients_of_the_alias_stay_and_no_model_answers_for_another(first: Groun
     told_s = 60 * int(found[1] or 0) + float(found[2])
     print(f"silence: {client.silence_s():.2f} s by the client, {told_s} s told")
     assert abs(client.silence_s() - told_s) < 1.0
-    assert "from its end to the new one's first answer nobody is answered: " in command.said()
+    assert "for how long nobody will be answered: " in command.said()
     first.check_whole("second")
 
 

@@ -105,7 +105,7 @@ def test_clients_keep_the_port_and_the_server_gets_another() -> None:
     assert '"serve.port=18123"' in texts["sparkdeploy-main.service"]
     assert "8123=" not in texts["sparkdeploy-main.service"]
     assert found.stops == "it stops after 30m00s without a request"
-    assert found.first_wait.startswith("how long is not known here")
+    assert found.first_wait.startswith("not known here")
     remember_durations(settings.state_dir, f"sparkdeploy/plugin:{'a' * 16} v2", {"weights": 42.0})
     assert export_socket(request, settings, {}).first_wait.startswith("about 42.0s")
 
