@@ -13,11 +13,10 @@ from sparkdeploy.image.stages import BASE_SOURCES, stages_of
 from sparkdeploy.node import facts
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import load_engine
-from sparkdeploy.rehearsal.cpu_engine import by_nearness
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.host import DockerHost
@@ -26,28 +25,32 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
-def rehearsal_engine(resolved: Resolved, settings: Settings) -> Engine:
-    """Return the recipe's own engine for CPUs, the one in the settings, or the nearest release's.
+def rehearsal_engine(
+    resolved: Resolved,
+    settings: Settings,
+    ordered: Callable[[Engine, Iterable[Engine]], list[Engine]],
+) -> Engine:
+    """Return the recipe's own engine for CPUs, the one in the settings, or the first in an order.
 
-    Of several releases one that cannot be had here is passed over: its image is not here, and
-    neither is its build of torch nor the index that has it. That is said. Raises RecipeError for
-    a setting that names no such engine.
+    One that cannot be had here is passed over: its image is not here, and neither is its build of
+    torch nor the index that has it. That is said. Raises RecipeError for a setting that names no
+    such engine.
     """
     shelf = library(settings)
     if resolved.engine.kind == "cpu":
         return resolved.engine
     if settings.rehearsal_engine:
         return _named(shelf, settings)
-    nearest = by_nearness(resolved.engine, _engines(shelf))
+    first, *others = ordered(resolved.engine, _engines(shelf))
     with connect(settings) as docker:
-        found = next((it for it in nearest if _is_at_hand(it, docker, settings)), None)
+        found = next((it for it in (first, *others) if _is_at_hand(it, docker, settings)), None)
     if found is None:
         # Its build will say what is missing.
-        return nearest[0]
-    if found is not nearest[0]:
+        return first
+    if found is not first:
         console.info(
-            f"{nearest[0].name} is nearer to {resolved.engine.name} than {found.name}, and its "
-            "build of torch is out of reach: `torch_cpu_index` in config.yaml names another index"
+            f"{found.name} stands in for {first.name}, whose build of torch is out of reach: "
+            "`torch_cpu_index` in config.yaml names another index"
         )
     return found
 

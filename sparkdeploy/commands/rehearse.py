@@ -17,16 +17,18 @@ from sparkdeploy.checkpoint.verify import is_qwen35_moe
 from sparkdeploy.commands.operate import take_down
 from sparkdeploy.commands.reach import Reach
 from sparkdeploy.commands.rehearsal_engine import rehearsal_engine
+from sparkdeploy.commands.rehearsal_neighbours import ports_of_others, refuse_to_replace
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.commands.up import Extent, Outcome, up
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import held_back, locked_here
 from sparkdeploy.deploy.watch import start_title
-from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, UnhealthyError
+from sparkdeploy.errors import CheckpointError, RecipeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.rehearsal import reference
+from sparkdeploy.rehearsal.cpu_engine import by_nearness, newest_first
 from sparkdeploy.rehearsal.miniature import (
     Miniature,
     count_twin,
@@ -154,7 +156,7 @@ def rehearse(
     reach, name = request.reach, request.deployment.name
     lock = f"{settings.node_name}-{name}"
     with locked_here(settings, lock, f"rehearse {request.recipe}"), console.steps():
-        _refuse_to_replace(name, settings, consent)
+        refuse_to_replace(name, settings, consent)
         # What the recipe says of several nodes is for its miniature.
         small = _miniature(replace(request, reach=Reach.HERE), settings)
         if reach is Reach.CLUSTER:
@@ -174,20 +176,6 @@ class Venue:
     deployment: Deployment
     reach: Reach
     settings: Settings
-
-
-def _refuse_to_replace(name: str, settings: Settings, consent: Callable[[str], bool]) -> None:
-    """Somebody may use what an earlier rehearsal left running."""
-    with this_node(settings) as nodes:
-        running = [it for it in nodes.here.docker.own_containers() if it.deployment == name]
-    if any(it.is_running for it in running) and not consent(
-        f"{name} is running; end it and rehearse anew?"
-    ):
-        raise NodeError(
-            f"{name} is running and stays",
-            hint=f"--name NAME rehearses beside it, --yes replaces it, `sparkdeploy down {name}` "
-            "ends it",
-        )
 
 
 def _rehearse_stand_in(small: Miniature, venue: Venue, *, afterwards: Afterwards) -> Report:
@@ -233,11 +221,12 @@ def _tidied(name: str, afterwards: Afterwards) -> Iterator[None]:
 
 def _miniature(request: Request, settings: Settings) -> Miniature:
     resolved = resolve(request, settings)
-    engine = rehearsal_engine(resolved, settings)
-    port = port_of(resolved, _ports_of_others(request.deployment.name, settings))
+    port = port_of(resolved, ports_of_others(request.deployment.name, settings))
     published = _published(resolved, settings)
     if published is None or is_qwen35_moe(published.config):
+        engine = rehearsal_engine(resolved, settings, by_nearness)
         return _miniature_of_twin(resolved, engine, port, settings)
+    engine = rehearsal_engine(resolved, settings, newest_first)
     folder = settings.data_dir / "stand-ins" / request.deployment.name
     try:
         stand_in = make_stand_in(folder, published, resolved.recipe.model.source)
@@ -247,13 +236,6 @@ def _miniature(request: Request, settings: Settings) -> Miniature:
             hint="`sparkdeploy plan` holds its flags and parsers against the release all the same",
         ) from error
     return miniature_of_stand_in(resolved, engine=engine, stand_in=stand_in, port=port)
-
-
-def _ports_of_others(name: str, settings: Settings) -> frozenset[int | None]:
-    """A deployment has its port from its start on, long before it listens."""
-    with this_node(settings) as nodes:
-        containers = nodes.here.docker.own_containers()
-    return frozenset(it.port for it in containers if it.deployment != name)
 
 
 def _published(resolved: Resolved, settings: Settings) -> PublishedConfig | None:

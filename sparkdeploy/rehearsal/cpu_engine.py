@@ -1,4 +1,9 @@
-"""Which engine for CPUs stands in for a recipe's own: the one of the nearest release."""
+"""Which engine for CPUs stands in for a recipe's own.
+
+The twin is served by the nearest release: its drafts and treatments were shown on each. Of other
+families vLLM for CPUs learned one after the other (0.25.1 has no latent attention), so that a
+stand-in is served by the newest.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +24,17 @@ def by_nearness(own: Engine, candidates: Iterable[Engine]) -> list[Engine]:
     Between two that are equally near the newer one goes first, and the newest of all where nobody
     knows what release an image has.
     """
-    newest_first = sorted(
-        (engine for engine in candidates if engine.kind == "cpu"),
-        key=lambda engine: parse_version(engine.vllm),
-        reverse=True,
-    )
+    engines = newest_first(own, candidates)
     if is_unknown(own):
-        return newest_first
+        return engines
     wanted = _number(own)
-    return sorted(newest_first, key=lambda engine: abs(_number(engine) - wanted))
+    return sorted(engines, key=lambda engine: abs(_number(engine) - wanted))
+
+
+def newest_first(_own: Engine, candidates: Iterable[Engine]) -> list[Engine]:
+    """Return the engines for CPUs among these, whatever the recipe's own is."""
+    for_cpus = (engine for engine in candidates if engine.kind == "cpu")
+    return sorted(for_cpus, key=lambda engine: parse_version(engine.vllm), reverse=True)
 
 
 def _number(engine: Engine) -> int:

@@ -22,6 +22,7 @@ from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.ports import is_port_free
 from sparkdeploy.recipe import prefix_caching
+from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.flags import flag_of
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.paths import is_folder
@@ -41,6 +42,9 @@ TURBOQUANT = "turboquant_"
 DFLASH = "dflash"
 PORTS = range(8190, 8290)
 MAX_MODEL_LEN = 2048
+STATES = "float32"
+ANY_STATES_SINCE = (0, 32, 0)
+"""`chunk_gated_delta_rule_cpu` of 0.25.1 refuses other states than FP32; between was not tried."""
 DRAFT_ROWS = 256
 """Half of the twin's tokens: the other half is what a draft head leaves out."""
 STARTUP_TIMEOUT_S = 600.0
@@ -101,6 +105,8 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
     """Return the rehearsal of a recipe; raise RecipeError when nothing of it would be left."""
     recipe = resolved.recipe
     serve, dropped = _serve_on_cpu(recipe.serve, port, _DROPPED | _out_of_a_twin(recipe.serve))
+    if serve.mamba_ssm_cache_dtype is not None:
+        serve = _with_states(serve, engine, dropped)
     drafting = serve.speculative
     if drafting is not None and not drafting.is_mtp:
         _refuse_without_miniature(resolved)
@@ -157,6 +163,8 @@ def miniature_of_stand_in(
     """Return the rehearsal of a recipe whose model is none of Qwen3.5-MoE."""
     recipe = resolved.recipe
     serve, dropped = _serve_on_cpu(recipe.serve, port, _DROPPED | _OF_A_STAND_IN)
+    if stand_in.is_hybrid:
+        serve = _with_states(serve, engine, dropped)
     serve, fewer = _without_what_needs_a_gpu(serve, stand_in)
     untreated = type(recipe.checkpoint)()
     if recipe.checkpoint != untreated:
@@ -190,6 +198,18 @@ def _on_cpu(
         resolved, recipe=recipe.model_copy(update=changed), engine=engine, mods=(), image=None
     )
     return small, [f"engine {resolved.engine.name} -> {engine.name}", *free]
+
+
+def _with_states(serve: Serve, engine: Engine, dropped: list[str]) -> Serve:
+    """Return it with recurrent states that the release can keep, and add what that changed."""
+    own = serve.mamba_ssm_cache_dtype
+    if parse_version(engine.vllm) >= ANY_STATES_SINCE or own == STATES:
+        return serve
+    dropped.append(
+        f"serve.mamba_ssm_cache_dtype={own or 'null'} -> {STATES}: vLLM {engine.vllm} for CPUs has "
+        "no others"
+    )
+    return serve.model_copy(update={"mamba_ssm_cache_dtype": STATES})
 
 
 def _out_of_a_twin(serve: Serve) -> dict[str, str]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from vllm.model_executor.layers.quantization.turboquant.centroids import get_centroids
 from vllm.v1.attention.backend import AttentionImpl, AttentionMetadata, AttentionMetadataBuilder
+from vllm.v1.attention.backends import turboquant_attn
 
 from sparkdeploy_vllm.turboquant_backend import SparkTurboQuantBackend, refuse_what_is_ignored
 from sparkdeploy_vllm.turboquant_format import FP8_BITS, slot_format
@@ -100,15 +101,15 @@ class CpuTurboQuantImpl(AttentionImpl[CpuTurboQuantMetadata]):
     ) -> None:
         """Store tokens [T, KV heads, D] where `slot_mapping` int [T] says; -1 is padding.
 
-        The cache is uint8 [blocks, KV heads, tokens of a block, slot bytes].
+        The cache is one that `by_token` takes.
         """
         del layer
         stored = (slot_mapping >= 0).nonzero().squeeze(1)
         places = slot_mapping[stored].long()
         slots = pack_slots(key[stored], value[stored], self.layout, self.centroids)
-        by_token = kv_cache.transpose(1, 2)
-        block_tokens = by_token.shape[1]
-        by_token[places // block_tokens, places % block_tokens] = slots
+        cache = by_token(kv_cache)
+        block_tokens = cache.shape[1]
+        cache[places // block_tokens, places % block_tokens] = slots
 
     def forward(  # noqa: PLR0913, PLR0917 - vLLM's own arguments
         self,
@@ -149,13 +150,22 @@ class CpuTurboQuantImpl(AttentionImpl[CpuTurboQuantMetadata]):
 def read_slots(kv_cache: Tensor, blocks: Tensor, context: int) -> Tensor:
     """A request's first `context` slots, in its tokens' order: [context, KV heads, slot bytes].
 
-    The cache is uint8 [blocks, KV heads, tokens of a block, slot bytes], `blocks` int [B] the
-    request's row of the block table.
+    The cache is one that `by_token` takes, `blocks` int [B] the request's row of the block table.
     """
-    by_token = kv_cache.transpose(1, 2)
+    cache = by_token(kv_cache)
     token = torch.arange(context, device=kv_cache.device)
-    block_tokens = by_token.shape[1]
-    return by_token[blocks[token // block_tokens].long(), token % block_tokens]
+    block_tokens = cache.shape[1]
+    return cache[blocks[token // block_tokens].long(), token % block_tokens]
+
+
+def by_token(kv_cache: Tensor) -> Tensor:
+    """View a cache as uint8 [blocks, tokens of a block, KV heads, slot bytes].
+
+    That is how vLLM hands it over until 0.28, where a back end states its shape; from 0.29 on the
+    heads stand before the tokens.
+    """
+    states_shape = "get_kv_cache_shape" in vars(turboquant_attn.TurboQuantAttentionBackend)
+    return kv_cache if states_shape else kv_cache.transpose(1, 2)
 
 
 class CpuTurboQuantBackend(SparkTurboQuantBackend):

@@ -12,7 +12,7 @@ from sparkdeploy.commands import rehearsal_engine as room
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.recipe.load import load_engine, load_recipe
-from sparkdeploy.rehearsal.cpu_engine import by_nearness
+from sparkdeploy.rehearsal.cpu_engine import by_nearness, newest_first
 from sparkdeploy.settings import load_settings, resources
 from tests.unit.plan.facts import DOCKER, built
 
@@ -61,7 +61,8 @@ def docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Docker:
 
 
 def chosen(shipped: Library, recipe: str = "v2", *settings: str) -> str:
-    return room.rehearsal_engine(load_recipe(shipped, recipe, settings), load_settings()).name
+    resolved = load_recipe(shipped, recipe, settings)
+    return room.rehearsal_engine(resolved, load_settings(), by_nearness).name
 
 
 def answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +99,12 @@ def test_of_two_equally_near_ones_the_newer_goes_first(shipped: Library) -> None
     assert by_nearness(of_release(shipped, "0.25.0"), engines)[0].name == "0.26.0"
 
 
+def test_other_families_are_served_by_the_newest(shipped: Library) -> None:
+    engines = [load_engine(shipped, name) for name in NAMES]
+    names = [engine.name for engine in newest_first(of_release(shipped, "0.25.1"), engines)]
+    assert names == ["cpu-0.32", "cpu-0.25"]
+
+
 @pytest.mark.usefixtures("docker")
 @pytest.mark.parametrize(("engine", "name"), [("cuda-0.25", "cpu-0.25"), ("cuda-0.33", "cpu-0.32")])
 def test_a_rehearsal_takes_the_release_nearest_to_the_recipes(
@@ -127,7 +134,7 @@ def test_a_farther_one_that_is_here_goes_before_one_that_cannot_be_had(
     )
     docker.images = tuple(built(stage) for stage in stages)
     assert chosen(shipped) == "cpu-0.32"
-    assert "cpu-0.25 is nearer to cuda-0.25 than cpu-0.32" in capsys.readouterr().err
+    assert "cpu-0.32 stands in for cpu-0.25" in capsys.readouterr().err
 
 
 def test_what_the_user_names_goes_before_all(

@@ -79,6 +79,18 @@ def test_another_cache_than_turboquant_is_dropped_and_said(shipped: Library) -> 
     assert [note for note in made.dropped if note.startswith("serve.kv_cache_dtype=fp8: ")]
 
 
+@pytest.mark.parametrize(("engine", "kept"), [("cpu-0.25", "float32"), ("cpu-0.32", "bfloat16")])
+def test_the_dtype_of_states_is_kept_where_the_release_has_it(
+    shipped: Library, engine: str, kept: str
+) -> None:
+    made = miniature_of(
+        load_recipe(shipped, "v3-fast"), engine=load_engine(shipped, engine), twin=TWIN, port=8123
+    )
+    assert made.resolved.recipe.serve.mamba_ssm_cache_dtype == kept
+    said = [note for note in made.dropped if note.startswith("serve.mamba_ssm_cache_dtype=")]
+    assert len(said) == (kept == "float32")
+
+
 def test_a_machine_gives_no_more_than_the_recipe_asks_for(shipped: Library) -> None:
     limits = rehearsed(shipped, "v2", "limits.memory_floor_gib=0.5").resolved.recipe.limits
     assert limits.memory_floor_gib == 0.5
