@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Pack vLLM 0.25.1 for a lent GPU machine that reaches no registry and has torch 2.11, triton and
 # numpy already. Run in the repository's root; leaves .gpu/site.zst.NN (one part a call) and
-# .gpu/code.tar (the committed code). UV names the uv to use.
+# .gpu/code.tar (the committed code), .gpu/lite. UV names the uv to use.
 set -euo pipefail
 UV=${UV:-uv}
 WORK=${WORK:-/tmp/gpu}
@@ -30,6 +30,10 @@ if [ ! -d "$WORK/slim" ]; then
 fi
 tar --sort=name -C "$WORK/slim" -cf - . | zstd -T2 -12 -q | split -b "$PART_BYTES" -d - .gpu/site.zst.
 git archive --format=tar HEAD sparkdeploy tests/gpu/stand > .gpu/code.tar
+# What makes the twins, before the site is there.
+rm -rf .gpu/lite
+"$UV" pip install -q --target .gpu/lite "${TARGET[@]}" \
+  filelock jinja2 platformdirs pydantic pyyaml requests xxhash
 mkdir -p .gpu/zstd
 cp "$(command -v zstd)" .gpu/zstd/
 ldd "$(command -v zstd)" | grep -Eo "/[^ ]*lib(z|zstd|lzma|lz4)[.][^ ]*" | xargs -I{} cp -L {} .gpu/zstd/
