@@ -23,12 +23,12 @@ from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.evidence import (
     ROOT_CAUSE,
     known_secrets,
+    newest_crash,
     text_without_secrets,
     write_evidence,
 )
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.context import ContextFile, write_tar
-from sparkdeploy.node.container import is_name
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal import visible, visible_line
@@ -99,7 +99,7 @@ def _collect(
 ) -> dict[str, str]:
     if (folder := _named_folder(subject, settings)) is not None:
         return _read_folder(folder, "crash")
-    newest = _newest_crash(subject, settings)
+    newest = newest_crash(crashes_dir(settings), subject)
     found = {} if newest is None else _read_folder(newest, "crash")
     try:
         with connect(settings) as host:
@@ -127,14 +127,6 @@ def _named_folder(subject: str, settings: Settings) -> Path | None:
             return folder
         return kept if kept.is_dir() else None
     return None
-
-
-def _newest_crash(name: str, settings: Settings) -> Path | None:
-    """Return the latest of a deployment's; the names of other deployments may begin alike."""
-    if not is_name(name):
-        return None
-    folders = (path for path in crashes_dir(settings).glob(f"{name}-2*") if path.is_dir())
-    return max(folders, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _read_folder(folder: Path, place: str) -> dict[str, str]:

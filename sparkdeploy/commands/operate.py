@@ -9,10 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sparkdeploy.commands.boot import given_up, with_given_up
 from sparkdeploy.commands.reach import connect, everyone
 from sparkdeploy.console import console
 from sparkdeploy.deploy import deployments
-from sparkdeploy.deploy.changing import changing
+from sparkdeploy.deploy.changing import changing, crashes_dir
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import MemberRow, nodes_with
 from sparkdeploy.deploy.serving import answers, counted_by
@@ -59,7 +60,9 @@ def current_rows() -> tuple[StatusRow, ...]:
     here = {row.name for row in rows}
     left = (_left_over(name, members.get(name, ())) for name in asked if name not in here)
     whole = (_with_members(row, members.get(row.name, ())) for row in rows)
-    return (*(_watched(row, settings) for row in whole), *(row for row in left if row.members))
+    watched = (_watched(row, settings) for row in whole)
+    seen = (*watched, *(row for row in left if row.members))
+    return with_given_up(seen, given_up(), crashes_dir(settings))
 
 
 def rows_of(names: Collection[str], rows: Sequence[StatusRow]) -> tuple[StatusRow, ...]:

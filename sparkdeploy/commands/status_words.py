@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.commands.operate import BEING_REPLACED
 from sparkdeploy.console import format_gib, format_seconds
 from sparkdeploy.deploy import deployments
+from sparkdeploy.export.systemd_unit import unit_name
 from sparkdeploy.ink import Ink, Piece, line_of
 from sparkdeploy.moment import clock_words
 from sparkdeploy.node.facts import is_another
@@ -124,7 +125,17 @@ def _beneath(row: StatusRow) -> Iterator[Line | str]:
         yield line_of(f"  {member.node}: ", Piece(member.state, ink))
     if row.half_done:
         yield f"  {row.half_done}"
+    yield from _boot(row)
     yield from _next_step(row)
+
+
+def _boot(row: StatusRow) -> Iterator[Line | str]:
+    if not row.given_up:
+        return
+    unit = unit_name(row.name)
+    yield line_of("  ", Piece(f"systemd has given it up, last because: {row.given_up}", Ink.BAD))
+    yield f"  `journalctl --unit={unit}` has what each start said"
+    yield f"  `sudo systemctl reset-failed {unit}`, then `sudo systemctl start {unit}` tries again"
 
 
 def _next_step(row: StatusRow) -> Iterator[str]:

@@ -128,6 +128,8 @@ class StatusRow:
     """Finished since vLLM was started, by its own count; None where it tells nothing."""
     requests_a_minute: float | None = None
     """Their mean over that time."""
+    given_up: str = ""
+    """Why the last start failed after which systemd gave it up."""
 
 
 def replaced_name(deployment: str) -> str:

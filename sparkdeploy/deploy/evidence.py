@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import __version__
+from sparkdeploy.node.container import is_name
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.server.forensics import guard_reports, root_cause
 from sparkdeploy.server.phases import read_whole
@@ -69,6 +70,16 @@ def save_evidence(
     for oldest in sorted(folders, key=lambda item: item.stat().st_mtime)[:-KEPT_CRASHES]:
         shutil.rmtree(oldest, ignore_errors=True)
     return folder
+
+
+def newest_crash(crashes_dir: Path, deployment: str) -> Path | None:
+    """Return the latest of a deployment's; the names of other deployments may begin alike."""
+    if not is_name(deployment):
+        return None
+    begun = re.compile(rf"{re.escape(deployment)}-\d{{8}}T\d{{6}}Z(-\d+)?")
+    paths = crashes_dir.glob(f"{deployment}-2*")
+    folders = (path for path in paths if begun.fullmatch(path.name) and path.is_dir())
+    return max(folders, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def write_evidence(

@@ -1,0 +1,94 @@
+"""What `status` says of deployments that systemd has given up starting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdeploy.commands.boot import given_up, with_given_up
+from sparkdeploy.commands.status_words import status_lines
+from sparkdeploy.deploy.deployments import HEALTHY, StatusRow
+from sparkdeploy.deploy.evidence import ROOT_CAUSE
+from sparkdeploy.errors import NodeError
+from sparkdeploy.shell import Completed
+from tests.unit.plain import plain_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+# As systemd 252 prints it, of units whose names begin with `sparkdeploy-`.
+TOLD = """\
+ExecMainStatus=7
+Id=sparkdeploy-main.service
+ActiveState=failed
+
+ExecMainStatus=0
+Id=sparkdeploy-well.service
+ActiveState=active
+
+ExecMainStatus=3
+Id=sparkdeploy-of.others.service
+ActiveState=failed
+"""
+
+
+class Systemd:
+    """A machine on which one program answers."""
+
+    def __init__(self, told: str | None) -> None:
+        self.told = told
+
+    def read_file(self, path: str) -> str:
+        raise NodeError(path)
+
+    def run(self, argv: Sequence[str], *, timeout_s: float) -> Completed:
+        assert (argv[0], timeout_s < 5) == ("systemctl", True)
+        if self.told is None:
+            raise NodeError("systemctl is missing")
+        return Completed(tuple(argv), 0, self.told, "")
+
+
+def crash(folder: Path, name: str, words: str) -> None:
+    (folder / name).mkdir(parents=True)
+    (folder / name / ROOT_CAUSE).write_text(f"{words}\n")
+
+
+def test_failed_units_are_told_apart(tmp_path: Path) -> None:
+    assert given_up(Systemd(TOLD), tmp_path) == {"main": 7, "of.others": 3}
+    assert given_up(Systemd(""), tmp_path) == {}
+    assert given_up(Systemd(None), tmp_path) == {}
+
+
+def test_the_way_from_a_socket_to_a_server_is_no_deployment(tmp_path: Path) -> None:
+    told = TOLD.replace("of.others", "well-proxy")
+    assert given_up(Systemd(told), tmp_path) == {"main": 7}
+    alone = TOLD.replace("of.others", "nobody-proxy")
+    assert given_up(Systemd(alone), tmp_path) == {"main": 7, "nobody-proxy": 3}
+
+
+def test_nobody_is_asked_where_systemd_does_not_run(tmp_path: Path) -> None:
+    assert given_up(Systemd(TOLD), tmp_path / "missing") == {}
+
+
+def test_a_deployment_that_is_not_there_gets_a_row_with_the_reason(tmp_path: Path) -> None:
+    crash(tmp_path, "main-20261120T120000Z", "out of memory: CUDA out of memory")
+    crash(tmp_path, "main-2-20261121T120000Z", "of another deployment")
+    (row,) = with_given_up((), {"main": 7}, tmp_path)
+    text = "\n".join(plain_lines(status_lines((row,)), 200))
+    assert (row.name, row.state) == ("main", "not started")
+    assert "systemd has given it up, last because: out of memory: CUDA out of memory" in text
+    assert "`sudo systemctl reset-failed sparkdeploy-main.service`" in text
+
+
+def test_a_crash_explains_only_a_start_that_ended_with_one(tmp_path: Path) -> None:
+    crash(tmp_path, "main-20261120T120000Z", "out of memory")
+    (row,) = with_given_up((), {"main": 3}, tmp_path)
+    assert row.given_up == "exit code 3"
+    (row,) = with_given_up((), {"main": 7}, tmp_path / "empty")
+    assert row.given_up == "exit code 7"
+
+
+def test_what_somebody_has_started_since_is_not_said_to_be_given_up(tmp_path: Path) -> None:
+    rows = (StatusRow("main", "v2", HEALTHY), StatusRow("old", "v2", "exited (1)"))
+    seen = with_given_up(rows, {"main": 7, "old": 7}, tmp_path)
+    assert [row.given_up for row in seen] == ["", "exit code 7"]
