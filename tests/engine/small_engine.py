@@ -8,7 +8,6 @@ namespace's first process ends, everything in it ends, the disk too. Builds have
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -21,9 +20,11 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.host import DockerHost
+from tests.engine.namespaces import children_of, network_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 START_DEADLINE_S = 60.0
 DISK_MIB = 96
@@ -90,24 +91,15 @@ class SmallEngine:
     def kill(self) -> None:
         """End the daemon at once, as a crash would; what runs in containers goes on."""
         assert self.daemon is not None
-        for pid in _children(self.daemon.pid):
+        for pid in children_of(self.daemon.pid):
             os.kill(pid, signal.SIGKILL)
         self.daemon.wait()
         (self.folder / "docker.sock").unlink(missing_ok=True)
         Path(f"/proc/{self.init_pid}/root/run/docker.pid").unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def network(self) -> Iterator[None]:
+    def network(self) -> AbstractContextManager[None]:
         """Put this thread, and what it starts, where a container on the host's network listens."""
-        with (
-            Path("/proc/thread-self/ns/net").open("rb") as own,
-            Path(f"/proc/{self.init_pid}/ns/net").open("rb") as inner,
-        ):
-            _enter(inner.fileno())
-            try:
-                yield
-            finally:
-                _enter(own.fileno())
+        return network_of(self.init_pid)
 
     def processes(self, words: bytes) -> list[int]:
         """Find what runs on it, in containers or not, by words of the command line."""
@@ -125,7 +117,7 @@ class SmallEngine:
     def open_files(self) -> int:
         """Count the files that the daemon holds open."""
         assert self.daemon is not None
-        (pid,) = _children(self.daemon.pid)
+        (pid,) = children_of(self.daemon.pid)
         return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
     def resize(self, size_mib: int) -> None:
@@ -178,20 +170,13 @@ def small_engine(
             try:
                 assert namespace.stdout is not None
                 assert namespace.stdout.readline() == "ready\n", "no namespace: is this root?"
-                engine = SmallEngine(folder, _children(namespace.pid)[0], program)
+                engine = SmallEngine(folder, children_of(namespace.pid)[0], program)
                 engine.start()
                 yield engine
             finally:
                 namespace.kill()
         if engine.daemon is not None:
             engine.daemon.wait()
-
-
-def _enter(namespace: int) -> None:
-    """Like os.setns, which Python has from 3.12 on."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(namespace, 0) != 0:
-        raise OSError(ctypes.get_errno(), "setns")
 
 
 def _offspring(pid: int) -> list[int]:
@@ -201,7 +186,3 @@ def _offspring(pid: int) -> list[int]:
         for thread in Path(f"/proc/{pid}/task").iterdir()
         for child in (thread / "children").read_text().split()
     ]
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
