@@ -138,7 +138,10 @@ def _state_on(nodes: Nodes, deployment: str, head: StatusRow | None, name: str) 
     if fact is None or fact.nodes[:1] != (nodes.here.name,):
         return NO_CONTAINER
     if not fact.is_running:
-        return deployments.STOPPED if fact.is_stopped else f"exited ({fact.exit_code})"
+        # One may die of its head's end before it is told to stop.
+        with_head = head is not None and head.stopped_at and head.launch == fact.launch
+        is_stopped = fact.is_stopped or with_head
+        return deployments.STOPPED if is_stopped else f"exited ({fact.exit_code})"
     is_of_this_start = head is None or fact.launch == head.launch
     return deployments.RUNNING if is_of_this_start else deployments.OTHER_LAUNCH
 

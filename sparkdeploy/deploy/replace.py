@@ -104,7 +104,9 @@ class Replacement:
         if self.old_id is not None and self.host.find_container(self.old_id) is not None:
             self.host.stop(self.old_id)
             self.host.remove(self.old_id)
-        self.old_id = None
+        if self.stopped_id is not None and self.host.find_container(self.stopped_id) is not None:
+            self.host.remove(self.stopped_id)
+        self.old_id = self.stopped_id = None
 
     def revert(self, details: Mapping[str, Any] | None = None) -> Path | None:
         """Put the new one away and bring the old one back; return the folder of the evidence."""
@@ -149,8 +151,10 @@ class Replacement:
             self.is_old_told_to_stop = True
             self.told_to_stop_s = time.monotonic()
             self.host.stop(old.container_id)
-        elif old.is_stopped:
+        elif old.is_stopped or old.rank:
             # Nothing of it runs that would have to come back: it is an earlier one from now on.
+            # Of a part its head says whether it died: the end of the head ends it, too.
+            self._save_end(old)
             self._keep(old.container_id)
             self.stopped_id = old.container_id
         else:

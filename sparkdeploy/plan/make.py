@@ -197,7 +197,8 @@ def _stopped_whole(plan: Plan, parts: Sequence[Part]) -> list[ContainerFact] | N
         fact = existing_container(seen, plan.deployment) if seen is not None else None
         if fact is None or part.spec is None or fact.fingerprint != part.spec.fingerprint():
             return None
-        if not (fact.is_stopped or (fact.is_running and fact.rank)):
+        # The head decides: others may still run, or have died of its end before they were told.
+        if not (fact.is_stopped or fact.rank):
             return None
         found.append(fact)
     return found if len({fact.launch for fact in found}) == 1 else None

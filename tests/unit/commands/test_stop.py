@@ -112,6 +112,24 @@ def test_rollback_of_a_stopped_one_keeps_it_for_going_forward(lab: Lab) -> None:
     check_serves(lab, "2")
 
 
+def test_workers_that_died_of_their_head_s_end_are_stopped_with_it(lab: Lab) -> None:
+    before = ids(lab)
+    lab.engines[0].stop(before[0])
+    for engine, container_id in zip(lab.engines[1:], before[1:], strict=True):
+        engine.dies(container_id)
+    lab.is_answering = False
+    assert lab.status().state == "stopped"
+    assert lab.up(OLD).changed
+    assert ids(lab) == before
+    lab.engines[0].stop(before[0])
+    for engine, container_id in zip(lab.engines[1:], before[1:], strict=True):
+        engine.dies(container_id)
+    lab.up(LATER)
+    assert lab.names() == [[NEW, f"{NEW}-kept-1"]] * lab.count
+    assert lab.roll_back() == "returned"
+    assert ids(lab) == before
+
+
 def test_down_of_a_stopped_one_leaves_nothing(lab: Lab) -> None:
     lab.stop()
     assert len(lab.down()) == lab.count

@@ -1,0 +1,107 @@
+"""`stop`, `start`, `switch` and `up --stay` over two machines, with the stand-in.
+
+The tests build on one another: the first of them starts what the others stop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.conftest import Program, docker_of, lend_engine, ours, up
+from tests.cluster.test_up import MAIN, ONE, TWO, serving, whole
+from tests.engine.conftest import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.machines import Machine
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.slow,
+    pytest.mark.in_order,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("on_both", "recipe", "both_end_empty"),
+    pytest.mark.runs("down", "rollback", "start", "status", "stop", "switch", "up"),
+]
+
+
+@pytest.fixture(scope="module")
+def on_both(stand_in: str, head: Machine, worker: Machine) -> None:
+    """The engine is on both machines already."""
+    lend_engine(head, worker, stand_in)
+
+
+@pytest.fixture(scope="module")
+def both_end_empty(program: Program, head: Machine, worker: Machine) -> Iterator[None]:
+    """In the end `down` leaves nothing of ours on either machine."""
+    yield
+    done = program.run("down", "--all")
+    assert done.returncode == 0, done.stderr
+    assert ours(head) == ours(worker) == []
+
+
+def ids(*machines: Machine) -> list[str]:
+    return [serving(machine).container_id for machine in machines]
+
+
+def test_all_parts_stop_and_the_very_same_start_together(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    assert up(program, *ONE).returncode == 0
+    before = ids(head, worker)
+    done = program.run("stop", "main")
+    assert done.returncode == 0, done.stderr
+    assert [serving(machine).is_running for machine in (head, worker)] == [False, False]
+    (row,) = program.answer("status")
+    assert (row["state"], [member["state"] for member in row["members"]]) == (
+        "stopped",
+        ["stopped"],
+    )
+    assert program.answer("start", "main")["changed"] is True
+    assert (ids(head, worker), whole(head, worker)) == (before, 1)
+    assert program.answer("restart", "main")["changed"] is True
+    assert (ids(head, worker), whole(head, worker)) == (before, 1)
+
+
+def test_up_starts_what_was_stopped_also_where_a_part_goes_on(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    before = ids(head, worker)
+    with docker_of(head) as host:
+        host.stop(before[0])
+    assert program.answer("status")[0]["state"] == "half stopped"
+    assert up(program, *ONE).returncode == 0
+    assert (ids(head, worker), whole(head, worker)) == (before, 1)
+
+
+def test_a_switch_goes_over_the_same_nodes(
+    program: Program, head: Machine, worker: Machine
+) -> None:
+    done = program.run("switch", "tiny", "--yes", *TWO)
+    assert done.returncode == 0, done.stderr
+    assert "nobody was answered for " in done.stderr
+    assert whole(head, worker) == 2
+    assert program.answer("rollback", "main")["action"] == "returned"
+    assert whole(head, worker) == 1
+
+
+@pytest.mark.parametrize("dies", ["head", "worker"])
+def test_a_part_that_dies_ends_the_watch_of_a_unit_and_its_next_start_mends_all(
+    program: Program, head: Machine, worker: Machine, dies: str
+) -> None:
+    stays = ("up", "tiny", "--cluster", "--yes", "--stay", *ONE)
+    process = program.start(*stays)
+    until(lambda: bool(ours(head)) and serving(head).is_running, timeout_s=300)
+    machine = head if dies == "head" else worker
+    until(lambda: program.answer("status")[0]["state"] == "healthy", timeout_s=300)
+    with docker_of(machine) as host:
+        host._api.kill(MAIN, "KILL")
+    done = program.finish(process)
+    assert done.returncode == 7, done.stderr
+    assert f"{machine.name}: " in done.stderr
+    assert [serving(it).is_running for it in (head, worker)] == [False, False]
+    assert up(program, *ONE).returncode == 0
+    assert whole(head, worker) == 1
