@@ -1,0 +1,90 @@
+"""Whole engines for a Spark's processor, built by the product where it is emulated.
+
+`./tests/run --arm` runs these alone; docs/engines.md has what they took.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.commands.image import remove_images
+from sparkdeploy.commands.image_build import StageImage, build_engine
+from sparkdeploy.errors import NodeError
+from sparkdeploy.image.emulation import refuse_without_emulation
+from sparkdeploy.image.inside.prove import runs_on
+from sparkdeploy.node import facts
+from sparkdeploy.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.node.host import DockerHost
+
+pytestmark = [pytest.mark.arm, pytest.mark.timeout(4 * 3600)]
+ENGINES = {"cuda-0.25": ("0.25.1", "2.11.0"), "cuda-0.33": ("0.33.0", "2.14.0")}
+SPARK = 121
+LOADER = Path(__file__).with_name("load_libraries.py").read_text(encoding="utf-8")
+
+Built = tuple[StageImage, ...]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def built(request: pytest.FixtureRequest, host: DockerHost) -> Iterator[Built]:
+    """Every stage of an engine; what was not here before goes again."""
+    if facts.architecture() != "x86_64":
+        pytest.skip("this machine is of a Spark's kind: nothing is emulated")
+    try:
+        refuse_without_emulation("aarch64")
+    except NodeError as error:
+        pytest.skip(f"{error.message}; {error.hint}")
+    settings = load_settings()
+    made = build_engine(request.param, (), "linux/arm64", settings)
+    for stage in made:
+        print(stage.stage, stage.tag, f"{stage.size_bytes / 1e9:.2f} GB")
+    yield made
+    remove_images([stage.tag for stage in reversed(made) if stage.was_built], settings)
+
+
+def proof_of(host: DockerHost, stage: StageImage) -> dict[str, object]:
+    image = host.find_image(stage.tag)
+    assert image is not None
+    assert facts.known_architecture(image.architecture) == "aarch64"
+    proof: dict[str, object] = json.loads(image.labels[labels.PROOF])
+    return proof
+
+
+def test_the_engine_is_what_its_lock_says_and_has_code_for_the_spark(
+    host: DockerHost, built: Built
+) -> None:
+    engine = built[1]
+    proof = proof_of(host, engine)
+    versions, kernels = proof["versions"], proof["kernels"]
+    assert isinstance(versions, dict)
+    assert isinstance(kernels, dict)
+    assert (versions["vllm"], versions["torch"]) == ENGINES[engine.engine]
+    assert str(proof["torch_cuda"]).startswith("13.")
+    for library in ("_C_stable_libtorch.abi3.so", "_moe_C_stable_libtorch.abi3.so"):
+        assert any(runs_on(name, SPARK) for name in kernels[library]), library
+    assert proof["rdma_missing"] == {}
+
+
+def test_the_plugin_fits(host: DockerHost, built: Built) -> None:
+    assert proof_of(host, built[2])["selfcheck"] == "fits"
+
+
+def test_every_library_of_vllm_loads_beside_a_stand_in_for_the_driver(
+    host: DockerHost, built: Built
+) -> None:
+    code, said = host.run_once(
+        built[-1].tag, ["-c", LOADER], entrypoint=["/opt/venv/bin/python"], timeout_s=3600
+    )
+    assert code == 0, said[-4000:]
+    found = json.loads(said.splitlines()[-1])
+    print(found.pop("torch"), len(found), "libraries")
+    assert len(found) > 5
+    assert {name: why for name, why in found.items() if why} == {}
