@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.in_order,
     pytest.mark.timeout(600),
     pytest.mark.usefixtures("on_both", "recipe", "both_end_empty"),
-    pytest.mark.runs("down", "rollback", "start", "status", "stop", "switch", "up"),
+    pytest.mark.runs("down", "restart", "rollback", "start", "status", "stop", "switch", "up"),
 ]
 
 
