@@ -15,7 +15,7 @@ LEVEL=${LEVEL:-12}
 TARGET=(--python-version 3.12 --python-platform x86_64-manylinux_2_35)
 LOCK=recipes/engines/locks/cuda-0.33/x86_64-py312.txt
 # CUDA's own, and what no model of the sitting imports (`imports.py` on this machine proves it).
-LEFT_OUT='nvidia-(cu.*|nv.*)|cuda-.*|nccl4py|nccl-extensions|nvtx|flashinfer-.*|tokenspeed-.*|tilelang'
+LEFT_OUT='nvidia-(cu.*|nv.*)|cuda-(core|python|tile|toolkit)|nccl4py|nccl-extensions|nvtx|flashinfer-.*|tokenspeed-.*|tilelang'
 LEFT_OUT+='|z3-solver|quack-kernels|humming-kernels|torch-c-dlpack-ext|torchaudio|torchcodec'
 LEFT_OUT+='|pynvvideocodec|opencv.*|ray|supervisor|ninja|hf-xet|grpcio|googleapis.*|opentelemetry-.*'
 LEFT_OUT+='|sentry-sdk|fastapi-cloud-cli|rignore|fastar|pyjwt|cryptography'

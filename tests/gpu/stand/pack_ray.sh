@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Pack Ray for the same machine, in one part of its own: .gpu/ray.zst, to be unpacked there into
-# /tmp/packed-ray, and in .gpu/lite what the twins are made with before vLLM's parts have come. Its dashboard, its Java and C++ workers and its libraries for training are left
-# out. Run in the repository's root; UV names the uv.
+# /tmp/packed-ray. Its dashboard, its Java and C++ workers and its libraries for training are left out. Run in the repository's root; UV names the uv.
 set -euo pipefail
 UV=${UV:-uv}
 WORK=${WORK:-/tmp/gpu}
@@ -13,6 +12,4 @@ rm -rf "$WORK/ray"
 (cd "$WORK/ray" && rm -rf bin ray/jars ray/cpp ray/rllib ray/tune ray/train ray/data ray/serve ray/dashboard/client)
 find "$WORK/ray" -name tests -type d -prune -exec rm -rf {} +
 tar --sort=name -C "$WORK/ray" -cf - . | zstd -T2 -15 -q -f -o .gpu/ray.zst
-rm -rf .gpu/lite
-"$UV" pip install -q --target .gpu/lite "${TARGET[@]}" filelock jinja2 platformdirs pydantic pyyaml requests xxhash
 ls -l .gpu/ray.zst
