@@ -40,8 +40,8 @@ says, without its load format and its served name, and without `--trust-remote-c
 classes of its own for these models. A figure is told with who reported it; *decode* leaves prefill
 out, and is no floor for `bench --gate`.
 
-Recipes with `cuda-0.33` need that release or a newer one. It passed on Hopper and is unknown on GB10
-([engines.md](engines.md#what-was-shown-of-each)).
+Recipes with `cuda-0.33` need that release or a newer one. It passed on Hopper, and is unknown on
+GB10 ([engines.md](engines.md#what-was-shown-of-each)).
 
 A *fork* is a build of vLLM that somebody else made, with kernels or flags that no release has.
 Where its author publishes an image, the recipe names it: it asks for no consent, because the recipe
