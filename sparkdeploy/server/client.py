@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 HEALTH_TIMEOUT_S = 1.0
 CALL_TIMEOUT_S = 10.0
+ROUTES_TIMEOUT_S = 120.0
+"""vLLM makes its list of routes when it is first asked for: seconds, on a busy machine many."""
 ANSWER_TIMEOUT_S = 600.0
 GREEDY = {"temperature": 0.0}
 _SHOWN_CHARACTERS = 500
@@ -139,7 +141,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
 
     def pooling_endpoint(self) -> PoolingEndpoint | None:
         """Return the route of a model that writes no text; None for one that does, or has none."""
-        paths = self._call_json("/openapi.json").get("paths", {})
+        paths = self._call_json("/openapi.json", timeout_s=ROUTES_TIMEOUT_S).get("paths", {})
         if COMPLETIONS in paths:
             return None
         return next((item for item in POOLING_ENDPOINTS if item.path in paths), None)
