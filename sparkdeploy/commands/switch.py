@@ -6,15 +6,19 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sparkdeploy import labels
 from sparkdeploy.commands.reach import Reach, connect
 from sparkdeploy.commands.request import resolve
 from sparkdeploy.deploy.deployments import refuse_as_worker, require_deployment
 from sparkdeploy.deploy.served import served_by
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.facts import is_another
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.document import is_set
 
 if TYPE_CHECKING:
     from sparkdeploy.commands.request import Request
+    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.settings import Settings
 
 PORT, NAMES = "serve.port", "model.served_name"
@@ -32,10 +36,14 @@ class Address:
 
 
 def address_of(name: str, settings: Settings) -> Address:
-    """Return the address of a deployment that runs or is stopped; NodeError without one."""
+    """Return the address of a deployment that runs or is stopped.
+
+    Raises NodeError without one, and for one whose key is another user's.
+    """
     with connect(settings) as host:
         refuse_as_worker(host, name)
         fact = require_deployment(host, name).current
+    _refuse_anothers_key(fact)
     served = served_by(fact, settings)
     return Address(
         port=served.port,
@@ -43,6 +51,18 @@ def address_of(name: str, settings: Settings) -> Address:
         aliases=served.models[1:],
         reach=Reach.CLUSTER if fact.nodes else Reach.HERE,
     )
+
+
+def _refuse_anothers_key(fact: ContainerFact) -> None:
+    """A key stays in its user's own folder: the caller's would be another, and no client has it."""
+    is_public = fact.labels.get(labels.EXPOSURE) == Exposure.PUBLIC.value
+    if is_public and is_another(fact.user):
+        raise NodeError(
+            f"{fact.deployment} is public and {fact.user} deployed it: its clients have a key "
+            "that only that user can keep",
+            hint=f"have {fact.user} switch it, or replace it under your own key: "
+            f"`sparkdeploy up RECIPE --name {fact.deployment} --public`",
+        )
 
 
 def at_address(request: Request, address: Address, settings: Settings) -> Request:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.commands import operate as operating
+from sparkdeploy.commands import switch
 from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.deploy.serving import read_key
 from sparkdeploy.errors import NodeError, SparkdeployError
@@ -65,3 +66,21 @@ def test_a_key_that_is_another_users_names_who_can_read_it() -> None:
     with pytest.raises(NodeError, match="cannot be read") as caught:
         read_key(fact, load_settings())
     assert caught.value.hint == "run this as anna"
+
+
+@pytest.mark.parametrize("exposure", ["public", "loopback"])
+@pytest.mark.parametrize(("user", "is_anothers"), WHOSE)
+def test_a_public_deployment_of_another_user_is_not_switched_to_another_key(
+    monkeypatch: pytest.MonkeyPatch, user: str, is_anothers: bool, exposure: str
+) -> None:
+    marks = {"port": "8123", "served_name": "old", "exposure": exposure}
+    engine = FakeContainers.of(container("sparkdeploy-main", user=user, **marks))
+    monkeypatch.setattr(switch, "connect", lambda _settings: engine)
+    if not (is_anothers and exposure == "public"):
+        assert switch.address_of("main", load_settings()).port == 8123
+        return
+    with pytest.raises(NodeError, match="main is public and anna deployed it") as caught:
+        switch.address_of("main", load_settings())
+    assert caught.value.hint is not None
+    assert "have anna switch it" in caught.value.hint
+    assert "up RECIPE --name main --public" in caught.value.hint
