@@ -103,6 +103,8 @@ OPTIONS = {
     "--format": "--json",
     "--image-update": "--update-image",
 }
+MOST_NAMED = 3
+"""Commands that are named as those that have an option; one that more have is no help."""
 
 
 class _Misfit(NamedTuple):
@@ -226,9 +228,9 @@ def _no_option(typed: Sequence[str], misfit: _Misfit, words: Words) -> UsageErro
         # Such as --verbose, which goes before the command.
         return UsageError(message, hint=_did_you_mean([misfit.word, *before, *behind]))
     settings = words.settings if command.option("--set") is not None else ()
-    meant = _option_meant(name, command, settings)
+    meant = _option_meant(name, command, [path for path in settings if _is_set_by_hand(path)])
     if not meant:
-        return UsageError(message, hint=f"`{called} --help` lists them")
+        return UsageError(message, hint=_who_has_it(name, words) or f"`{called} --help` lists them")
     if meant.startswith("-"):
         return UsageError(
             message, hint=_did_you_mean([*before, f"{meant}{equals}{value}", *behind])
@@ -238,6 +240,20 @@ def _no_option(typed: Sequence[str], misfit: _Misfit, words: Words) -> UsageErro
     return UsageError(
         message, hint=_did_you_mean([*before, "--set", f"{meant}={value or 'VALUE'}", *behind])
     )
+
+
+def _is_set_by_hand(path: str) -> bool:
+    """Figures that others reported are part of a recipe, and nothing to try out."""
+    return not path.startswith("expect.")
+
+
+def _who_has_it(name: str, words: Words) -> str:
+    """Return which commands have an option of this name; empty for none, and for many."""
+    having = [path for path, it in words.commands.items() if name in it.option_names()]
+    if not 0 < len(having) <= MOST_NAMED:
+        return ""
+    commands = " and ".join(f"`sparkdeploy {path}`" for path in sorted(having))
+    return f"{commands} {'has' if len(having) == 1 else 'have'} it"
 
 
 def _option_meant(name: str, command: Command, settings: Iterable[str]) -> str:

@@ -96,8 +96,8 @@ def hardware_seen(
 
 def hardware_named(name: str, table: Mapping[str, Hardware]) -> Hardware:
     """Return a machine of the table; raise UsageError for a name that is not in it."""
-    if name not in table:
+    if name.lower() not in table:
         raise UsageError(
             f"there is no hardware {name}", hint="known: " + ", ".join([*sorted(table), "here"])
         )
-    return table[name]
+    return table[name.lower()]

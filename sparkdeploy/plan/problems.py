@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from sparkdeploy.plan.steps import Part, Plan
 
 LOAD_FACTOR = 2
+
+MOST_MACHINES = 8
+"""Nobody is told to buy more: what the design is for."""
 
 
 def find_problems(plan: Plan) -> Iterator[Problem]:
@@ -189,9 +193,11 @@ def _too_large(plan: Plan, weights_bytes: int, claim: MemoryClaim) -> tuple[str,
     share = plan.resolved.recipe.serve.gpu_memory_utilization
     has = f"vLLM may use {format_gib(claim.needed_bytes)} ({share:g} of the machine's memory)"
     if plan.formation.is_alone:
+        needed = math.ceil(weights_bytes / claim.needed_bytes)
+        divided = f", {needed} such machines with --cluster" if needed <= MOST_MACHINES else ""
         return (
             f"memory: the weights alone take {format_gib(weights_bytes)}, and {has}",
-            "use a machine with more memory, two of them with --cluster, or a smaller model",
+            f"use a machine with more memory{divided}, or a smaller model",
         )
     return (
         f"memory: its share of the weights alone takes {format_gib(weights_bytes)}, and {has}",

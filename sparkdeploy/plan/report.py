@@ -210,9 +210,8 @@ def _takes(part: Part) -> Iterator[str]:
 
 def _needs(needs: Needs) -> str:
     return (
-        f"  to download {_disk(needs.download_bytes)} of model, to write "
-        f"{_disk(needs.write_bytes)} of checkpoint and {_disk(needs.image_bytes)} of images, "
-        f"memory {_memory(needs.memory_bytes)}"
+        f"  to download {_disk(needs.download_bytes)} of model; disk: {_disk(needs.write_bytes)} "
+        f"for it, {_disk(needs.image_bytes)} for images; memory {_memory(needs.memory_bytes)}"
     )
 
 

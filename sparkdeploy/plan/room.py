@@ -68,6 +68,9 @@ def room_finding(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding
     """Say how many requests fit by estimate; a model whose size nobody knows is never passed."""
     if plan.resolved.engine.runs_on == "cpu":
         return
+    claim, weights_bytes = part.claim, part.needs.weights_bytes
+    if claim is not None and weights_bytes is not None and weights_bytes > claim.needed_bytes:
+        return  # no context is short enough, and what to do is said by what refuses it
     room = room_of(plan, part, seen)
     if room.budget is None:
         yield not_checked(plan, room.unknown)

@@ -92,7 +92,7 @@ def list_lines(
     """Yield recipes by model, then engines; `fits` says of each recipe whether it fits here."""
     yield (
         "recipes (* is the default; fits: on this machine, on 2: on two like it, ? is not known; "
-        "tok/s are others', ~ without prefill)"
+        "tok/s are others', ~ without prefill; `list --fits spark` for a Spark)"
     )
     rows: list[TextRow | Line] = []
     for model, found in _by_model([row for row in recipes if "error" not in row]):

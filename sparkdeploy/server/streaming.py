@@ -135,7 +135,8 @@ def _piece(data: bytes) -> AnswerPiece:
         return AnswerPiece()
     if content.get("error"):
         raise UnhealthyError(
-            f"the server broke its answer off: {server_words(json.dumps(content))}"
+            f"the server broke its answer off: {server_words(json.dumps(content))}",
+            hint="`sparkdeploy logs` shows why, `sparkdeploy diagnose` packs it",
         )
     choice = _first(content.get("choices"))
     delta = choice.get("delta")

@@ -77,6 +77,20 @@ def test_the_line_that_was_meant_is_said_whole(typed: str, answered: str | None)
         assert error is None
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        # Not by --set: `expect` has what others reported on which hardware.
+        ("show v2 --hardware spark", "`sparkdeploy fits` and `sparkdeploy plan` have it"),
+        ("status --suite five", "`sparkdeploy bench pair` and `sparkdeploy bench run` have it"),
+    ],
+)
+def test_an_option_of_another_command_is_said_to_be_that_one_s(typed: str, hint: str) -> None:
+    error = corrected(shlex.split(typed), WORDS)
+    assert error is not None
+    assert error.hint == hint
+
+
 def test_every_answer_is_a_command_of_ours() -> None:
     for words in meant.ELSEWHERE.values():
         assert words in WORDS.commands

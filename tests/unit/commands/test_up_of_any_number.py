@@ -255,7 +255,7 @@ def test_a_model_larger_than_a_node_is_divided_or_refused(lab: Lab) -> None:
             lab.up(OLD)
         detail = caught.value.detail or ""
         assert "the weights alone take 150.0 GiB" in detail
-        assert "a machine with more memory, two of them with --cluster" in detail
+        assert "a machine with more memory, 2 such machines with --cluster" in detail
         return
     shares = {part.needs.weights_bytes for part in lab.up(OLD).plan.parts}
     assert shares == {-(-150 * 2**30 // lab.count)}
