@@ -19,6 +19,7 @@ from sparkdeploy.commands.up import pace_of
 from sparkdeploy.console import format_seconds
 from sparkdeploy.deploy.deployments import list_deployments
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.facts import is_another
 from sparkdeploy.server.phases import recall_durations, recall_similar
 from sparkdeploy.settings import ON_VARIABLE
 from sparkdeploy.terminal import visible_line
@@ -26,6 +27,7 @@ from sparkdeploy.terminal import visible_line
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkdeploy.commands.remembered import TypedBefore
     from sparkdeploy.deploy.deployments import DeploymentContainers
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.plan.steps import Plan
@@ -93,12 +95,7 @@ def _effects(found: DeploymentContainers, settings: Settings) -> Effects:
     fact = found.current
     known = (found.name, _told(fact, labels.RECIPE), _told(fact, labels.VERSION))
     typed = typed_before(fact)
-    if found.is_of_another_head:
-        return Effects(*known, Effect.UNKNOWN, (f"{fact.nodes[0]} heads it: ask there",))
-    if typed is not None and typed.is_rehearsal:
-        return Effects(*known, Effect.UNKNOWN, ("a rehearsal: `rehearse` makes it anew",))
-    if typed is not None and typed.left_out:
-        why = f"the value of --set {' and '.join(typed.left_out)} is kept nowhere"
+    if why := _untold_because(found, typed):
         return Effects(*known, Effect.UNKNOWN, (why,))
     request = request_again(fact, typed)
     try:
@@ -111,6 +108,20 @@ def _effects(found: DeploymentContainers, settings: Settings) -> Effects:
     if typed is None:
         reasons = (*reasons, "by the recipe's name alone: what else was typed was not kept then")
     return Effects(*known, effect, reasons, tuple(up_words(request)), _start_s(plan, settings))
+
+
+def _untold_because(found: DeploymentContainers, typed: TypedBefore | None) -> str:
+    """Say why a plan made here would be another than that of its `up`; empty where it is none."""
+    fact = found.current
+    if found.is_of_another_head:
+        return f"{fact.nodes[0]} heads it: ask there"
+    if is_another(fact.user):  # a plan made here has the caller's folders and key
+        return f"{fact.user} deployed it: `sparkdeploy update` of that user tells"
+    if typed is not None and typed.is_rehearsal:
+        return "a rehearsal: `rehearse` makes it anew"
+    if typed is not None and typed.left_out:
+        return f"the value of --set {' and '.join(typed.left_out)} is kept nowhere"
+    return ""
 
 
 def effect_of(plan: Plan) -> tuple[Effect, tuple[str, ...]]:

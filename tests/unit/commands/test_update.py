@@ -138,6 +138,7 @@ def test_a_secret_that_was_kept_nowhere_is_no_reason_to_restart(lab: Lab) -> Non
         ({labels.REQUEST: '{"recipe": "gone"}'}, "gone"),
         ({labels.REQUEST: '{"recipe": "v2", "is_rehearsal": true}'}, "a rehearsal"),
         ({labels.NODES: "spark-9,spark-1", labels.RANK: "1"}, "spark-9 heads it"),
+        ({labels.USER: "anna"}, "anna deployed it: `sparkdeploy update` of that user tells"),
     ],
 )
 def test_what_cannot_be_planned_says_why(lab: Lab, change: dict[str, str], words: str) -> None:
@@ -146,6 +147,7 @@ def test_what_cannot_be_planned_says_why(lab: Lab, change: dict[str, str], words
     row = told(lab)
     assert row.effect is Effect.UNKNOWN
     assert words in row.reasons[0]
+    assert row.up == ()
 
 
 def test_without_docker_it_still_says_how_a_newer_version_comes(
