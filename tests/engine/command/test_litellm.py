@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.error import HTTPError
-from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
-import yaml
 
 from sparkdeploy.commands.neighbours import write_export
 from sparkdeploy.deploy.served import ServedDeployment
 from sparkdeploy.export.litellm import Gateway, litellm_export
-from sparkdeploy.export.neighbour import image_of
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.settings import load_settings
-from tests.engine.conftest import free_port, until
+from tests.engine.conftest import free_port
+from tests.engine.neighbours import litellm, post
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +24,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.runs("export")]
 
 HOSTS = load_settings({}).hosts
-RELEASE = image_of("litellm", HOSTS).rpartition(":v")[2]
-ENVIRONMENT = Path("/var/tmp") / f"sparkdeploy-litellm-{RELEASE}"
-OPENER = build_opener(ProxyHandler({}))
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
 MASTER_KEY, KEY = "sk-of-the-gateway", "key of main"
 
 
@@ -86,7 +79,7 @@ def models() -> Iterator[tuple[Model, Model]]:
 
 @pytest.fixture(scope="module")
 def gateway(models: tuple[Model, Model], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """LiteLLM as the container starts it: the paths alone are those of this machine."""
+    """LiteLLM before both, one of them with a key."""
     folder, (big, small) = tmp_path_factory.mktemp("gateway"), models
     keys = folder / "keys"
     keys.mkdir()
@@ -99,34 +92,8 @@ def gateway(models: tuple[Model, Model], tmp_path_factory: pytest.TempPathFactor
     )
     told = Gateway(port, Exposure.LOOPBACK, "0:0", keys / ".gateway")
     write_export(litellm_export(served, told, HOSTS), folder)
-    (service,) = yaml.safe_load((folder / "compose.yaml").read_text())["services"].values()
-    words = [
-        word.replace("$$", "$").replace("/etc/litellm", str(folder)).replace("/run/keys", str(keys))
-        for word in service["entrypoint"]
-    ]
-    env = {**service["environment"], "PATH": f"{program_folder()}:{os.environ['PATH']}"}
-    check = service["healthcheck"]["test"][1:]
-    with (
-        (folder / "log").open("w") as log,
-        subprocess.Popen(words, cwd=folder, env=env, stdout=log, stderr=log) as process,
-    ):
-        try:
-            until(lambda: subprocess.run(check, env=env, check=False).returncode == 0)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-
-
-def program_folder() -> Path:
-    """Return where the release is installed, at first into a folder that later runs find."""
-    folder = ENVIRONMENT / "bin"
-    if not (ENVIRONMENT / "whole").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
-        # Without prisma, which the image has, a key that is missing ends in a bug of LiteLLM's.
-        wanted = [f"litellm[proxy]=={RELEASE}", "prisma"]
-        subprocess.run([folder / "python", "-m", "pip", "install", "-q", *wanted], check=True)
-        (ENVIRONMENT / "whole").touch()
-    return folder
+    with litellm(folder, port) as url:
+        yield url
 
 
 def test_each_name_reaches_its_own_model_with_its_own_key(
@@ -134,10 +101,11 @@ def test_each_name_reaches_its_own_model_with_its_own_key(
 ) -> None:
     big, small = models
     for name in ("qwen", "alias"):
-        answer = post(gateway, "/v1/chat/completions", model=name, messages=HELLO)
+        answer = post(f"{gateway}{CHAT}", MASTER_KEY, model=name, messages=HELLO)
         assert answer["choices"][0]["message"]["content"] == "I am big"
-        assert big.asked[-1] == ("/v1/chat/completions", name, f"Bearer {KEY}")
-    assert post(gateway, "/v1/embeddings", model="org/embed", input=["x"])["data"][0]["embedding"]
+        assert big.asked[-1] == (CHAT, name, f"Bearer {KEY}")
+    told = post(f"{gateway}/v1/embeddings", MASTER_KEY, model="org/embed", input=["x"])
+    assert told["data"][0]["embedding"]
     path, name, key = small.asked[-1]
     assert (path, name) == ("/v1/embeddings", "org/embed")
     assert KEY not in key
@@ -164,18 +132,6 @@ def test_a_name_that_no_deployment_has_reaches_nothing(
 def refusal_of(gateway: str, key: str, model: str) -> int:
     """Return the status that a request is refused with."""
     with pytest.raises(HTTPError) as refused:
-        post(gateway, "/v1/chat/completions", key, model=model, messages=HELLO)
+        post(f"{gateway}{CHAT}", key, model=model, messages=HELLO)
     with refused.value:
         return refused.value.code
-
-
-HELLO = [{"role": "user", "content": "Hello"}]
-
-
-def post(gateway: str, path: str, key: str = MASTER_KEY, **body: Any) -> Any:
-    headers = {"Content-Type": "application/json"}
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    request = Request(f"{gateway}{path}", json.dumps(body).encode(), headers)
-    with OPENER.open(request, timeout=60) as response:
-        return json.load(response)
