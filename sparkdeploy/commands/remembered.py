@@ -9,8 +9,10 @@ from pydantic import BaseModel, ConfigDict
 from sparkdeploy import labels
 from sparkdeploy.commands.reach import Reach
 from sparkdeploy.commands.request import Request, from_anywhere
+from sparkdeploy.errors import RecipeError
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.recipe.document import is_set
 
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
@@ -36,7 +38,9 @@ class TypedBefore(BaseModel):
 
 
 def request_label(request: Request, settings: Settings) -> str:
-    """Return the label. Any variable of `serve.env` may be a secret: its path stays alone."""
+    """Return the label. Any variable of `serve.env` may be a secret: of what sets one, as the
+    loader reads it, the path stays alone.
+    """
     typed = TypedBefore(
         recipe=from_anywhere(request.recipe, settings),
         set=[_without_secret(item) for item in request.assignments],
@@ -65,5 +69,8 @@ def request_again(fact: ContainerFact, typed: TypedBefore | None) -> Request:
 
 
 def _without_secret(assignment: str) -> str:
-    path = assignment.partition("=")[0]
-    return path if path == "serve" or path.startswith("serve.env") else assignment
+    path = assignment.partition("=")[0].strip()
+    try:
+        return path if is_set("serve.env", assignment) else assignment
+    except RecipeError:
+        return path  # no loader of ours reads it: who knows what it holds

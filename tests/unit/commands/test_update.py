@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sparkdeploy import labels
 from sparkdeploy.commands import request, update
@@ -178,12 +180,50 @@ def test_a_label_longer_than_any_request_is_none() -> None:
 
 def test_a_label_gives_back_what_was_typed(tmp_path: Path) -> None:
     typed = request.Request(
-        str(tmp_path / "mine.yaml"), ("serve.port=8001", "serve={}"), Deployment("chat")
+        str(tmp_path / "mine.yaml"), ("serve.port=8001", "serve.env={}"), Deployment("chat")
     )
     label = request_label(typed, load_settings())
     fact = container("sparkdeploy-chat", deployment="chat", request=label)
     again = request_again(fact, typed_before(fact))
-    assert again == replace(typed, assignments=("serve.port=8001", "serve"))
+    assert again == replace(typed, assignments=("serve.port=8001", "serve.env"))
+
+
+SECRET = "hf_planted"
+WAYS_TO_SET_A_VARIABLE = [
+    "serve.env.HF_TOKEN={}",
+    "serve.env={{HF_TOKEN: {}}}",
+    "serve={{port: 8001, env: {{HF_TOKEN: {}}}}}",
+    "serve={{? env : {{HF_TOKEN: {}}}}}",
+    'serve={{"\\x65nv": {{HF_TOKEN: {}}}}}',
+    "serve={{<<: {{env: {{HF_TOKEN: {}}}}}}}",
+    "serve.env.A={{no YAML: {}",
+]
+
+
+@given(
+    way=st.sampled_from(WAYS_TO_SET_A_VARIABLE),
+    before=st.sampled_from(["", " ", "\t", "\n "]),
+    around=st.sampled_from(["=", " =", "= ", " = "]),
+    quote=st.sampled_from(["", "'", '"']),
+)
+def test_no_value_of_a_variable_is_ever_in_the_label(
+    way: str, before: str, around: str, quote: str
+) -> None:
+    written = way.replace("=", around, 1).format(f"{quote}{SECRET}{quote}")
+    typed = request.Request("v2", (before + written,), Deployment("main"))
+    label = request_label(typed, load_settings())
+    assert SECRET not in label
+    (left,) = TypedBefore.model_validate_json(label).left_out
+    assert left == way.partition("=")[0]
+
+
+@pytest.mark.parametrize(
+    "assignment", ["serve.environment=x", "serve={port: 8001}", " serve.port = 8001", "a=serve.env"]
+)
+def test_what_sets_no_variable_is_kept_as_it_was_typed(assignment: str) -> None:
+    typed = request.Request("v2", (assignment,), Deployment("main"))
+    label = request_label(typed, load_settings())
+    assert TypedBefore.model_validate_json(label).set == [assignment]
 
 
 @pytest.mark.parametrize(
