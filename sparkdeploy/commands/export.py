@@ -10,11 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.request import plan_for, resolve, seen_from_anywhere, up_words
+from sparkdeploy.commands.request import (
+    plan_for,
+    resolve,
+    seen_from_anywhere,
+    sets_variables,
+    up_words,
+)
 from sparkdeploy.commands.switch import PORT
-from sparkdeploy.console import format_seconds
+from sparkdeploy.console import console, format_seconds
 from sparkdeploy.deploy.watch import NOT_KNOWN
-from sparkdeploy.errors import BuildError, CheckpointError
+from sparkdeploy.errors import BuildError, CheckpointError, UsageError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.neighbour import Export, ExportedFile
 from sparkdeploy.export.socket_units import (
@@ -26,6 +32,7 @@ from sparkdeploy.export.socket_units import (
 )
 from sparkdeploy.export.systemd_unit import Again, Unit, unit_name, unit_text
 from sparkdeploy.plan.make import unsettled
+from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.server.phases import recall_similar
 
 if TYPE_CHECKING:
@@ -57,9 +64,10 @@ def export_systemd(
 ) -> str:
     """Return the unit that does at boot what `up` with these options does now.
 
-    Raises RecipeError for a recipe that is none.
+    Raises RecipeError for a recipe that is none, and UsageError for a variable that is typed.
     """
     resolved = resolve(request, settings)
+    _refuse_variables(request, settings)
     # This very program, found without PATH.
     program = (sys.executable, "-m", "sparkdeploy")
     return unit_text(
@@ -74,6 +82,18 @@ def export_systemd(
             again=again,
         )
     )
+
+
+def _refuse_variables(request: Request, settings: Settings) -> None:
+    """A unit is read by everybody, and so are the arguments of what it runs for months."""
+    typed = [item.partition("=")[0].strip() for item in request.assignments if sets_variables(item)]
+    if typed:
+        raise UsageError(
+            f"--set {' and '.join(typed)} cannot stand in a unit: every user can read it there, "
+            "and in `ps` as long as it serves",
+            hint=f"put serve.env into a recipe file of yours that extends {request.recipe}, in "
+            f"{settings.config_dir / 'recipes'} and of mode 0600, and export that",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +155,10 @@ def export_compose(request: Request, settings: Settings) -> str:
         )
     if tag := unsettled([step.stage for step in plan.images]):
         raise BuildError(f"nobody has asked yet what the image {tag} is", hint=prepare)
+    own = [name for name in plan.resolved.recipe.serve.env if name not in lists().env]
+    if own:
+        # The container's environment is part of its description: Compose takes it from the file.
+        console.warn(f"the file has the values of {' and '.join(own)}: keep it at mode 0600")
     written = _prepare(seen_from_anywhere(request, settings))
     return compose_text(plan.head.spec.with_fingerprint(), prepare=written)
 

@@ -8,11 +8,9 @@ from pydantic import BaseModel, ConfigDict
 
 from sparkdeploy import labels
 from sparkdeploy.commands.reach import Reach
-from sparkdeploy.commands.request import Request, from_anywhere
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.commands.request import Request, from_anywhere, sets_variables
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.recipe.document import is_set
 
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
@@ -69,8 +67,4 @@ def request_again(fact: ContainerFact, typed: TypedBefore | None) -> Request:
 
 
 def _without_secret(assignment: str) -> str:
-    path = assignment.partition("=")[0].strip()
-    try:
-        return path if is_set("serve.env", assignment) else assignment
-    except RecipeError:
-        return path  # no loader of ours reads it: who knows what it holds
+    return assignment.partition("=")[0].strip() if sets_variables(assignment) else assignment

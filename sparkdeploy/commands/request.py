@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint.cache import STORE
 from sparkdeploy.commands.reach import Reach, serving
 from sparkdeploy.console import console
-from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.errors import NodeError, RecipeError, UsageError
 from sparkdeploy.node.container import refuse_no_name
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import decide, draft_plan
 from sparkdeploy.plan.expected import with_expected_models
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.recipe.document import is_set
 from sparkdeploy.recipe.library import library, of_source
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.recipe.release import is_tag
@@ -97,6 +98,14 @@ def as_started(
     if new is None or new.tag != resolved.image:
         return resolve(request, settings), None
     return resolve(request, settings, ImageLock(settings.state_dir, {new.tag: new.settled})), new
+
+
+def sets_variables(assignment: str) -> bool:
+    """Say whether a `--set` changes `serve.env`, of which any variable may be a secret."""
+    try:
+        return is_set("serve.env", assignment)
+    except RecipeError:
+        return True  # no loader of ours reads it: who knows what it holds
 
 
 def up_words(request: Request) -> list[str]:

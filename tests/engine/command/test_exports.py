@@ -180,7 +180,7 @@ def test_systemd_finds_no_fault_with_hostile_words(tmp_path: Path) -> None:
 
 
 def test_systemd_finds_no_fault_with_a_unit(tmp_path: Path) -> None:
-    strange = f"serve.env.STRANGE={json.dumps(UNEXPANDED)}"
+    strange = f"title={json.dumps(UNEXPANDED)}"
     done = Program(tmp_path).run("export", "systemd", "v2", "--name", "second", "--set", strange)
     assert done.returncode == 0, done.stderr
     unit = tmp_path / "sparkdeploy-second.service"

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.commands.export import export_socket
+from sparkdeploy.commands.export import export_socket, export_systemd
 from sparkdeploy.commands.request import Request, make_request
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.compose_file import compose_text
@@ -31,6 +31,7 @@ from tests.unit.golden import assert_golden
 from tests.unit.plan.test_launch import spec_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 V2 = spec_of(load_recipe(Library((REPOSITORY / "recipes",)), "v2"))
@@ -186,8 +187,6 @@ def test_what_systemd_would_read_otherwise_is_refused(more: dict[str, Any], word
 def test_a_unit_runs_as_who_made_it_whatever_a_variable_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from sparkdeploy.commands.export import export_systemd
-
     monkeypatch.setenv("LOGNAME", "root\nExecStartPre=/bin/evil")
     options = {"exposure": Exposure.PUBLIC, "settings": load_settings()}
     request = make_request("v2", [], name="second", **options)  # type: ignore[arg-type]
@@ -264,8 +263,6 @@ def test_compose_is_given_no_text_that_it_cannot_hold() -> None:
 def test_a_recipe_file_is_named_so_that_systemd_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sparkdeploy.commands.export import export_systemd
-
     (tmp_path / "mine.yaml").write_text("schema: 1\nname: mine\ntitle: t\nextends: v2\n")
     monkeypatch.chdir(tmp_path)
     request = make_request(
@@ -281,3 +278,19 @@ def test_a_recipe_file_is_named_so_that_systemd_finds_it(
     assert '"--public" "--yes"' in text
     assert 'Environment="HF_HOME=/data"' in text
     assert "planted" not in text
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["serve.env.A=hush", " serve.env.A=hush", "serve.env={A: hush}", "serve={env: {A: hush}}"],
+)
+@pytest.mark.parametrize("export", [export_systemd, export_socket])
+def test_no_variable_stands_in_a_unit_where_everybody_reads_it(
+    export: Callable[..., object], typed: str
+) -> None:
+    with pytest.raises(UsageError, match=r"--set serve\S* cannot stand in a unit") as caught:
+        export(Request("v2", (typed, "serve.port=8001")), load_settings(), {})
+    assert "hush" not in f"{caught.value.message}{caught.value.hint}"
+    assert "mode 0600" in (caught.value.hint or "")
+    told = export(Request("v2", ("serve={max_num_seqs: 1}",)), load_settings(), {})
+    assert "serve={max_num_seqs: 1}" in str(told)
