@@ -14,7 +14,7 @@ from sparkdeploy.server.pooling import PoolingEndpoint, example_body
 from sparkdeploy.server.streaming import CHAT_PATH, AnswerSoFar, answer_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.commands.talk.side import Partner
     from sparkdeploy.server.streaming import AnswerPiece
@@ -132,7 +132,7 @@ def follow(
         body["chat_template_kwargs"] = NO_THOUGHTS
     try:
         with partner.model.streamed(CHAT_PATH, body) as chunks:
-            for piece in answer_pieces(chunks):
+            for piece in _pieces_of(partner, chunks):
                 so_far.take(piece)
                 telling.take(piece)
     except NoSuchRouteError as error:
@@ -142,6 +142,19 @@ def follow(
         if hint is None:
             raise
         raise AnswerRefusedError(error.message, hint=hint, detail=error.detail) from error
+
+
+def _pieces_of(partner: Partner, chunks: Iterable[bytes]) -> Iterator[AnswerPiece]:
+    """Yield the answer; an UnhealthyError in its midst says whose it was, and where to look."""
+    try:
+        yield from answer_pieces(chunks)
+    except UnhealthyError as error:
+        name = partner.deployment
+        raise UnhealthyError(
+            f"{name}: {error.message}",
+            hint=f"`sparkdeploy logs {name}` shows why, `sparkdeploy diagnose {name}` packs it",
+            detail=error.detail,
+        ) from error
 
 
 def _writes_no_text(partner: Partner) -> AnswerRefusedError:

@@ -49,6 +49,8 @@ class Talking(ThreadingHTTPServer):
         self.finish = "stop"
         self.most_events: int | None = None
         """After so many the connection ends."""
+        self.dies_with = ""
+        """What the engine says after the first piece."""
 
     def fact(self, name: str = "main", **marks: str) -> ContainerFact:
         return container(
@@ -79,6 +81,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         deltas = self.server.deltas(body)
         events: list[Any] = [{"choices": [{"delta": delta}]} for delta in deltas]
+        if self.server.dies_with:
+            events[1:] = [{"error": {"message": self.server.dies_with}}]
         events.append({"choices": [{"delta": {}, "finish_reason": self.server.finish}]})
         usage = {"prompt_tokens": 10, "completion_tokens": len(deltas)}
         events.append({"choices": [], "usage": usage})
@@ -246,6 +250,20 @@ def test_an_answer_that_breaks_off_ends_its_line(run: Run, server: Talking) -> N
     done = run("ask", "What?", "--max-tokens", "3")
     assert (done.returncode, done.stdout) == (7, "Paris\n")
     assert "ended before the answer did" in done.stderr
+    assert "error: main: " in done.stderr
+
+
+@pytest.mark.parametrize("command", ["ask", "chat"])
+def test_an_engine_that_dies_in_an_answer_is_named_with_where_to_look(
+    run: Run, server: Talking, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    server.dies_with = "EngineCore encountered an issue."
+    typed(monkeypatch, "one")
+    done = run(*(("ask", "What?") if command == "ask" else ("chat",)))
+    assert done.stdout == "Paris\n"
+    said = "error: main: the server broke its answer off: EngineCore encountered an issue.\n"
+    assert said in done.stderr
+    assert "`sparkdeploy logs main` shows why, `sparkdeploy diagnose main` packs" in done.stderr
 
 
 def test_a_model_that_only_embeds_says_so(run: Run, server: Talking) -> None:
