@@ -33,9 +33,9 @@ KEPT_DAYS = 14
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    kind: Literal["container", "image", "crash folder", "cache", "folder"]
+    kind: Literal["deployment", "container", "image", "crash folder", "cache", "folder"]
     name: str
-    """A container's id, an image's tag, or a folder's path."""
+    """A deployment's name, a container's id, an image's tag, or a folder's path."""
     size_bytes: int
     """Of an image with all its layers: what it shares with others stays."""
     why: str

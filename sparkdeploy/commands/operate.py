@@ -255,7 +255,7 @@ def take_down(name: str) -> tuple[str, ...]:
         found = deployments.find_deployment(host, name)
         if found is not None and is_another(found.current.user):
             console.warn(f"{name} was deployed by {found.current.user}")
-        return _end(nodes, name, settings)
+        return end(nodes, name, settings)
 
 
 def take_everything_down() -> tuple[str, ...]:
@@ -273,11 +273,11 @@ def take_everything_down() -> tuple[str, ...]:
             console.warn(f"{name} stays: it is a part of what {foreign[name]} heads")
             continue
         with everyone(settings, name) as nodes, changing(settings, "down --all"):
-            removed += _end(nodes, name, settings)
+            removed += end(nodes, name, settings)
     return tuple(removed)
 
 
-def _end(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
+def end(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
     """Remove a deployment everywhere; what a node still has that does not answer stays noted."""
     record = ClusterRecord.below(settings.state_dir)
     found = deployments.find_deployment(nodes.here.docker, name)

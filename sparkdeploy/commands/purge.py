@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.clean import Leftover
+from sparkdeploy.commands.operate import end
+from sparkdeploy.commands.reach import everyone
 from sparkdeploy.deploy.changing import changing
+from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.deploy.deployments import list_deployments, nodes_with, refuse_as_worker
 from sparkdeploy.errors import NodeError, SparkdeployError
 
 if TYPE_CHECKING:
@@ -25,35 +30,37 @@ def purge(
 ) -> tuple[Leftover, ...]:
     """Remove it once `agrees` has seen it; settings and downloads of models stay.
 
-    Raises NodeError for a folder that cannot go, and SparkdeployError naming images of ours that
-    somebody else's were made from, when all else is gone.
+    Raises NodeError as `find_everything` does, and for a folder that cannot go. When all else is
+    gone: NodeError naming nodes that did not answer, of which the notes stay, and SparkdeployError
+    naming images of ours that somebody else's were made from.
     """
     with changing(settings, "clean --everything"):
         found = tuple(find_everything(settings, host))
         if not found or not agrees(found):
             return ()
+        waiting = _take_clusters_down(found, settings)
         for item in found:
             if item.kind == "container":
                 host.remove(item.name)
         staying = host.remove_own_images()
+        noted_in = str(settings.state_dir) if waiting else None
         for item in found:
-            if item.kind == "folder":
+            if item.kind == "folder" and item.name != noted_in:
                 _remove_folder(Path(item.name))
-    if staying:
-        raise SparkdeployError(
-            f"these images stay, for something that is not ours was made from them: "
-            f"{', '.join(staying)}",
-            hint="remove what was made from them, then this again",
-        )
+    _refuse_to_be_done(waiting, staying, settings)
     return found
 
 
 def find_everything(settings: Settings, host: DockerHost) -> Iterator[Leftover]:
-    """Yield our containers, images and folders.
+    """Yield our deployments over several nodes, containers, images and folders.
 
     Anybody can put our label on a container, so its name counts too; images go by label. A folder
-    that the user named may hold other things as well, and stays.
+    that the user named may hold other things as well, and stays. Raises NodeError on a machine
+    that has a part of what another one heads.
     """
+    for deployment in list_deployments(host):
+        refuse_as_worker(host, deployment.name, there=f"sparkdeploy down {deployment.name}")
+    yield from _over_several_nodes(settings, host)
     for fact in host.own_containers():
         yield Leftover("container", fact.name, 0, f"deployment {fact.deployment}")
     for container_id in host.ended_checks():
@@ -68,7 +75,43 @@ def find_everything(settings: Settings, host: DockerHost) -> Iterator[Leftover]:
             yield Leftover("folder", str(folder), 0, why)
 
 
+def _over_several_nodes(settings: Settings, host: DockerHost) -> Iterator[Leftover]:
+    record = ClusterRecord.below(settings.state_dir)
+    here = {found.name: found for found in list_deployments(host)}
+    for name in dict.fromkeys((*here, *record.deployments())):
+        if nodes := nodes_with(here.get(name), record.nodes(name)):
+            yield Leftover("deployment", name, 0, f"its parts on {', '.join(nodes)}")
+
+
+def _take_clusters_down(found: Sequence[Leftover], settings: Settings) -> tuple[str, ...]:
+    """End what `found` has over several nodes; return those that did not answer."""
+    for item in found:
+        if item.kind == "deployment":
+            with everyone(settings, item.name) as nodes:
+                end(nodes, item.name, settings)
+    record = ClusterRecord.below(settings.state_dir)
+    noted = (node for name in record.deployments() for node in record.nodes(name))
+    return tuple(dict.fromkeys(noted))
+
+
+def _refuse_to_be_done(waiting: Sequence[str], staying: Sequence[str], settings: Settings) -> None:
+    if waiting:
+        raise NodeError(
+            f"{', '.join(waiting)} may still have parts of deployments; what is noted of them "
+            f"stays in {settings.state_dir}",
+            hint="when they answer again, this again; one that is gone for good: take it out of "
+            "config.yaml before",
+        )
+    if staying:
+        raise SparkdeployError(
+            f"these images stay, for something that is not ours was made from them: "
+            f"{', '.join(staying)}",
+            hint="remove what was made from them, then this again",
+        )
+
+
 def _remove_folder(folder: Path) -> None:
+    """Empty it and remove it; a link goes, and what it leads to stays empty, as a mount does."""
     try:
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
@@ -77,7 +120,19 @@ def _remove_folder(folder: Path) -> None:
             else:
                 path.unlink()
         if not any(folder.iterdir()):
-            folder.rmdir()
+            _remove_empty(folder)
     except OSError as error:
         told = f"{error.filename} cannot be removed: {error.strerror}"
         raise NodeError(told, hint=f"sudo rm -r {folder}") from error
+
+
+def _remove_empty(folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        # Something is mounted there: not ours to unmount.

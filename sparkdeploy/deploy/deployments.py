@@ -175,14 +175,17 @@ def no_deployment(name: str, known: Collection[str]) -> NodeError:
     )
 
 
-def refuse_as_worker(host: DockerHost, name: str) -> None:
-    """Raise NodeError where this machine has only a part of what another one heads."""
+def refuse_as_worker(host: DockerHost, name: str, *, there: str = "run the same command") -> None:
+    """Raise NodeError where this machine has only a part of what another one heads.
+
+    `there` is what to do on that other machine.
+    """
     found = find_deployment(host, name)
     if found is not None and found.is_of_another_head:
         head = found.current.nodes[0]
         raise NodeError(
             f"this machine is only a worker of {name}, which {head} heads",
-            hint=f"on {head}, run the same command; if {head} is gone for good: "
+            hint=f"on {head}, {there}; if {head} is gone for good: "
             f"docker rm -f {found.current.name}",
         )
 

@@ -1,0 +1,140 @@
+"""What `clean --everything` does to deployments over several nodes, and to folders of all kinds."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.commands import purge as purging
+from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.errors import NodeError
+from sparkdeploy.settings import load_settings
+from tests.unit.commands.lab import NEW, Engine, Lab, build
+from tests.unit.commands.two_nodes import part
+from tests.unit.fake_containers import container
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkdeploy.commands.clean import Leftover
+    from sparkdeploy.node.container import ImageFact
+    from sparkdeploy.recipe.load import Library
+
+
+class NoImages(Engine):
+    """An engine that has containers and nothing else."""
+
+    def ended_checks(self) -> tuple[str, ...]:
+        return ()
+
+    def own_images(self) -> tuple[ImageFact, ...]:
+        return ()
+
+    def remove_own_images(self) -> tuple[str, ...]:
+        return ()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let the folders be those that nobody has named, below this one."""
+    for kind in ("DATA", "CACHE", "STATE"):
+        monkeypatch.delenv(f"SPARKDEPLOY_{kind}_DIR", raising=False)
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind.lower()))
+    return tmp_path
+
+
+@pytest.fixture
+def lab(home: Path, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
+    """Three machines with one deployment over all of them."""
+    del home
+    made = build(monkeypatch, shipped, 3)
+    made.engines = [NoImages(lab=made) for _ in made.engines]
+    made.up()
+    return made
+
+
+def agrees(_found: Sequence[Leftover]) -> bool:
+    return True
+
+
+def purge(engine: Engine) -> tuple[Leftover, ...]:
+    return purging.purge(load_settings(), engine.host, agrees=agrees)
+
+
+def test_a_deployment_over_several_nodes_goes_from_all_of_them(lab: Lab) -> None:
+    removed = purge(lab.engines[0])
+    assert lab.names() == [[], [], []]
+    told = [(item.name, item.why) for item in removed if item.kind == "deployment"]
+    assert told == [("main", "its parts on spark-1, spark-2, spark-3")]
+    assert not load_settings().state_dir.exists()
+
+
+def test_what_an_unreachable_node_has_stays_noted_until_it_is_back(lab: Lab) -> None:
+    lab.gone = {"spark-3"}
+    with pytest.raises(NodeError, match="spark-3 may still have parts") as caught:
+        purge(lab.engines[0])
+    assert caught.value.exit_code == 4
+    assert lab.names() == [[], [], [NEW]]
+    assert lab.record.nodes("main") == ("spark-3",)
+    assert not load_settings().cache_dir.exists()
+
+    lab.gone = set()
+    purge(lab.engines[0])
+    assert lab.names() == [[], [], []]
+    assert lab.record.deployments() == ()
+
+
+def test_a_note_alone_is_reason_enough_where_the_user_named_the_folders(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings()
+    for kind in ("data", "cache", "state"):
+        folder = getattr(settings, f"{kind}_dir")
+        monkeypatch.setenv(f"SPARKDEPLOY_{kind.upper()}_DIR", str(folder))
+    lab.engines[0].facts = {}
+    purge(lab.engines[0])
+    assert lab.names() == [[], [], []]
+
+
+def test_a_worker_removes_nothing_and_names_the_head(home: Path) -> None:
+    live = replace(part(NEW, "x", nodes="spark-2,spark-1", rank="1"), container_id="x")
+    own = container("sparkdeploy-own", deployment="own")
+    engine = NoImages({"x": live, "own": own})
+    folder = home / "cache" / "sparkdeploy" / "engines"
+    folder.mkdir(parents=True)
+    with pytest.raises(NodeError, match="which spark-2 heads") as caught:
+        purge(engine)
+    assert caught.value.exit_code == 4
+    assert "on spark-2, sparkdeploy down main;" in (caught.value.hint or "")
+    assert engine.facts == {"x": live, "own": own}
+    assert folder.is_dir()
+
+
+def test_a_link_goes_and_what_it_leads_to_stays_empty(home: Path) -> None:
+    disk, link = home / "disk", home / "cache" / "sparkdeploy"
+    (disk / "engines").mkdir(parents=True)
+    link.parent.mkdir()
+    link.symlink_to(disk)
+    purge(NoImages())
+    assert not link.is_symlink()
+    assert list(disk.iterdir()) == []
+
+
+def test_a_mount_point_stays_empty(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted = home / "cache" / "sparkdeploy"
+    (mounted / "engines").mkdir(parents=True)
+    rmdir = Path.rmdir
+
+    def refuse(folder: Path) -> None:
+        if folder == mounted:
+            raise OSError(errno.EBUSY, "Device or resource busy", str(folder))
+        rmdir(folder)
+
+    monkeypatch.setattr(Path, "rmdir", refuse)
+    purge(NoImages())
+    assert list(mounted.iterdir()) == []
+    assert not ClusterRecord.below(load_settings().state_dir).folder.exists()
