@@ -198,12 +198,18 @@ link_tool() {
     *":$folder:"*) ;;
     *) say "$folder is not on your PATH. Add it:  export PATH=\"$folder:\$PATH\"" ;;
   esac
-  if has_older_place; then remove "$OWN_HOME/venv"; fi
+  if has_older_place; then
+    remove "$OWN_HOME/venv"
+    ln -s -- "$VENV" "$OWN_HOME/venv"
+    say "It leads to $VENV now, for units of systemd that were exported before."
+  fi
 }
 
-# Earlier versions installed for root where nobody else could read it.
+# Earlier versions installed for root where nobody else could read it. With `sudo -E` the home is
+# another user's, and so is what is installed there.
 has_older_place() {
-  [ -z "${SPARKDEPLOY_HOME:-}" ] && [ "$OWN_HOME" != "$TOOL_HOME" ] && [ -d "$OWN_HOME/venv" ]
+  [ -z "${SPARKDEPLOY_HOME:-}" ] && [ "$OWN_HOME" != "$TOOL_HOME" ] &&
+    [ -d "$OWN_HOME/venv" ] && [ ! -L "$OWN_HOME/venv" ] && [ -O "$OWN_HOME/venv" ]
 }
 
 # Tab completes names in the user's login shell. Who cannot have it can do without. With sudo the
@@ -259,6 +265,10 @@ uninstall() {
     "$VENV/bin/sparkdeploy" completion remove >&2 || true
   fi
   if [ -L "$LINK" ] && [ "$(readlink -- "$LINK")" = "$VENV/bin/sparkdeploy" ]; then remove "$LINK"; fi
+  if [ -L "$OWN_HOME/venv" ] && [ "$(readlink -- "$OWN_HOME/venv")" = "$VENV" ]; then
+    remove "$OWN_HOME/venv"
+    rmdir -- "$OWN_HOME" 2>/dev/null || true
+  fi
   if is_root; then rm -f -- "$TMPFILES/sparkdeploy.conf"; fi
   if [ -d "$VENV" ]; then remove "$VENV"; else say "No virtual environment at $VENV"; fi
   # The folder of the virtual environment may be the user's own: it goes only when it is empty.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -294,8 +295,32 @@ def test_an_older_place_of_root_gives_way_to_one_that_all_users_can_read(machine
 
     shutil.copytree(machine.root / "commands", older / "bin")
     assert machine.run("--tool-only").returncode == 0
-    assert (
-        machine.link.resolve()
-        == machine.root / "opt" / "sparkdeploy" / "venv" / "bin" / "sparkdeploy"
-    )
-    assert not older.exists()
+    venv = machine.root / "opt" / "sparkdeploy" / "venv"
+    assert machine.link.resolve() == venv / "bin" / "sparkdeploy"
+    # Units of systemd that were exported before name it.
+    assert older.is_symlink()
+    assert older.resolve() == venv
+
+    again = machine.run("--tool-only")
+    assert "Removed" not in again.stderr
+    assert older.resolve() == venv
+
+    assert machine.run("--uninstall").returncode == 0
+    assert not older.is_symlink()
+    assert not older.parent.exists()
+    assert not venv.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user as well")
+@pytest.mark.parametrize("mode", ["--tool-only", "--uninstall"])
+def test_what_a_user_has_installed_stays_when_root_has_that_users_home(
+    machine: Machine, mode: str
+) -> None:
+    theirs = machine.data / "venv"
+    theirs.mkdir(parents=True)
+    os.chown(theirs, 65534, 65534)
+    machine.user_is("root", 0)
+    del machine.environment["SPARKDEPLOY_HOME"]
+    assert machine.run(mode).returncode == 0
+    assert theirs.is_dir()
+    assert not theirs.is_symlink()
