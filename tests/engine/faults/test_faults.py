@@ -193,6 +193,9 @@ def test_a_full_disk_of_ones_own_still_brings_the_old_one_back(
 # ---- memory ---------------------------------------------------------------------------------
 
 
+NAMED = ("--served-model-name", "x")
+
+
 @pytest.fixture
 def hog(place: Ground, tmp_path: Path) -> Iterator[ContainerSpec]:
     """A guarded server that takes 1 GiB a second; the guard's meminfo mirrors what it holds."""
@@ -207,7 +210,7 @@ def hog(place: Ground, tmp_path: Path) -> Iterator[ContainerSpec]:
         name=container_name("main"),
         image=REFERENCE,
         entrypoint=GUARD_ENTRYPOINT,
-        command=(*options, "--", "vllm", "serve", "x", "--port", str(place.port)),
+        command=(*options, "--", "vllm", "serve", "x", "--port", str(place.port), *NAMED),
         env={},
         mounts=(Mount(str(meminfo), "/m/meminfo"),),
         user="65532:65532",
@@ -252,7 +255,7 @@ def test_the_guard_needs_nobody_who_waits(place: Ground, hog: ContainerSpec) -> 
 
     found = place.deployment()
     assert found is not None
-    assert found.current.exit_code == 86
+    assert found.current.exit_code == 86, log
     assert log.count("memory_floor") == 1
     assert '"restart"' not in log
     assert place.servers() == 0
