@@ -94,7 +94,9 @@ def up(
         _show_plan(request, settings, as_json=as_json)
         return
     extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
-    handover = _handover(keep, drop_page_cache=drop_page_cache, update_image=update_image)
+    handover = _handover(
+        keep, drop_page_cache=drop_page_cache, update_image=update_image, stay=stay
+    )
     _deploy(request, settings, extent, handover, yes=yes, as_json=as_json)
     if stay:
         from sparkdeploy.commands.stay import stay_with
@@ -150,13 +152,20 @@ def _show_plan(request: Request, settings: Settings, *, as_json: bool) -> None:
     require_no_problems(plan)
 
 
-def _handover(keep: int, *, drop_page_cache: bool, update_image: bool = False) -> Handover:
+def _handover(
+    keep: int, *, drop_page_cache: bool, update_image: bool = False, stay: bool = False
+) -> Handover:
     from sparkdeploy.commands.known_image import ImagePolicy
     from sparkdeploy.commands.up import Handover
+    from sparkdeploy.deploy.launch import Interruption
     from sparkdeploy.deploy.memory import PageCache
 
-    page_cache = PageCache.DROP if drop_page_cache else PageCache.ASK
-    return Handover(keep, page_cache, ImagePolicy.UPDATE if update_image else ImagePolicy.KEEP)
+    return Handover(
+        keep,
+        PageCache.DROP if drop_page_cache else PageCache.ASK,
+        ImagePolicy.UPDATE if update_image else ImagePolicy.KEEP,
+        Interruption.STOPS if stay else Interruption.GOES_ON,
+    )
 
 
 def _deploy(

@@ -19,8 +19,9 @@ def stay_with(deployment: str) -> None:
     Raises UnhealthyError when a part of it died; the others are stopped then.
     """
     tell_systemd("READY=1")
-    with everyone(load_settings(), deployment) as nodes:
-        stay(nodes, deployment)
+    settings = load_settings()
+    with everyone(settings, deployment) as nodes:
+        stay(nodes, deployment, settings)
     console.info(f"{deployment} was stopped")
 
 

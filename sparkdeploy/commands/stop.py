@@ -24,6 +24,7 @@ from sparkdeploy.deploy.served import served_by
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.watch import awaited_start
 from sparkdeploy.errors import NodeError
+from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import named
 from sparkdeploy.node.ports import is_port_free, port_owner
 from sparkdeploy.settings import load_settings
@@ -57,13 +58,18 @@ def stop(name: str) -> tuple[str, ...]:
     """
     settings = load_settings()
     with everyone(settings, name) as nodes, changing(settings, f"stop {name}"):
-        refuse_as_worker(nodes.here.docker, name)
-        require_deployment(nodes.here.docker, name)
-        end_start(nodes, name, settings, reason="`stop` gave it up")
-        with held_back(), console.step(f"stop of {name}"):
-            # Whoever waits for its first answer then knows that it is to stay, stopped.
-            ClusterRecord.below(settings.state_dir).settle(name)
-            return _stop_everywhere(nodes, name, settings)
+        return stop_locked(nodes, name, settings)
+
+
+def stop_locked(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
+    """As `stop`, under the node's lock, which the caller holds."""
+    refuse_as_worker(nodes.here.docker, name)
+    require_deployment(nodes.here.docker, name)
+    end_start(nodes, name, settings, reason="`stop` gave it up")
+    with held_back(), console.step(f"stop of {name}"):
+        # Whoever waits for its first answer then knows that it is to stay, stopped.
+        ClusterRecord.below(settings.state_dir).settle(name)
+        return _stop_everywhere(nodes, name, settings)
 
 
 def start(name: str, page_cache: PageCache = PageCache.ASK) -> Started:
@@ -86,8 +92,13 @@ def start(name: str, page_cache: PageCache = PageCache.ASK) -> Started:
 
 def restart(name: str, page_cache: PageCache = PageCache.ASK) -> Started:
     """Stop it, and start the same again."""
-    stop(name)
-    return start(name, page_cache)
+    settings = load_settings()
+    # Between the two it is not given up: an `up --stay` goes on watching it.
+    with watching(
+        settings.lock_dir, settings.node_name, name, command=f"sparkdeploy restart {name}"
+    ):
+        stop(name)
+        return start(name, page_cache)
 
 
 def _stop_everywhere(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:

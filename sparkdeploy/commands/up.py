@@ -15,6 +15,7 @@ from sparkdeploy.commands.reach import Reach, everyone, needed
 from sparkdeploy.commands.remembered import request_label
 from sparkdeploy.commands.replacing import ask_to_replace
 from sparkdeploy.commands.request import as_started
+from sparkdeploy.commands.stop import stop_locked
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import (
     SETTLE_WAIT_S,
@@ -26,7 +27,7 @@ from sparkdeploy.deploy.changing import (
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.expectation import expectation_of
-from sparkdeploy.deploy.launch import Launch, parts_elsewhere
+from sparkdeploy.deploy.launch import Interruption, Launch, parts_elsewhere
 from sparkdeploy.deploy.memory import PageCache, make_room_for
 from sparkdeploy.deploy.recovery import abandon, end_start, recover
 from sparkdeploy.deploy.serving import answers, remark_on_drafts
@@ -80,6 +81,7 @@ class Handover:
     """How many earlier containers of the deployment stay, stopped, for `rollback`."""
     page_cache: PageCache = PageCache.ASK
     images: ImagePolicy = ImagePolicy.KEEP
+    interruption: Interruption = Interruption.GOES_ON
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def up(
     The node's lock is held until the containers run, and again when they have answered or failed.
     Raises RecipeError, NodeError, BuildError, CheckpointError or UnhealthyError; after any of them,
     and after an interruption, the deployment that was there before is there again on every node
-    that answers. Without one before, an interrupted start goes on.
+    that answers. Without one before, an interrupted start goes on, or is stopped (`Interruption`).
     """
     together = needed(resolved, request.reach, settings)
     name = request.deployment.name
@@ -323,6 +325,9 @@ class _Up:
             with self._settling():
                 abandon(host, self.name, crashes_dir=crashes, reason=error.message)
             raise
+        except KeyboardInterrupt:
+            self._stops_it()
+            raise
         finally:
             # What an `up --detach` left half replaced is finished, or reverted without an answer.
             with held_back(), self._settling():
@@ -365,6 +370,14 @@ class _Up:
             report = {"not_seen": repr(error)}
         return {"plan": plan_as_dict(plan), "doctor": report, **watch.details()}
 
+    def _stops_it(self) -> bool:
+        """Stop what would go on starting, where it is not to; say whether it was so."""
+        if self.handover.interruption is Interruption.GOES_ON:
+            return False
+        with held_back(), self._settling():
+            stop_locked(self.nodes, self.name, self.settings)
+        return True
+
     def _after_interrupt(self) -> str:
         found = find_deployment(self.nodes.here.docker, self.name)
         ours = {replacement.new_id for _, replacement in self.launch.begun}
@@ -372,6 +385,8 @@ class _Up:
             return f"{self.name} was not started"
         if found.serving.container_id not in ours:
             return f"{self.name} was not replaced: the deployment that was there is starting again"
+        if self._stops_it():
+            return f"{self.name} was stopped before it answered"
         look = f"`sparkdeploy status` and `sparkdeploy logs {self.name}`"
         return f"{self.name} goes on starting; {look} show it"
 

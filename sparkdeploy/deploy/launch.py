@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
     from sparkdeploy.node.node import Node, Nodes
 
 Result = TypeVar("Result")
+
+
+class Interruption(Enum):
+    """What becomes of a start that took nobody's place when its `up` is interrupted."""
+
+    GOES_ON = "it goes on"
+    STOPS = "it is stopped: systemd runs no ExecStop= of a unit that is not up yet"
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.watch import STOP_TIMEOUT_S
 from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import named
 from sparkdeploy.server.forensics import EXIT_MEMORY_FLOOR
 from sparkdeploy.server.health import death
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.settings import Settings
 
 LOOK_EVERY_S = 2.0
 
@@ -28,32 +30,43 @@ class NoMemoryLeftError(UnhealthyError):
     exit_code = EXIT_MEMORY_FLOOR
 
 
-def stay(nodes: Nodes, deployment: str, sleep: Callable[[float], None] = time.sleep) -> None:
+def stay(
+    nodes: Nodes,
+    deployment: str,
+    settings: Settings,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Return when a deployment was stopped or removed; what takes its place is watched on.
 
+    So is one that somebody starts again, or changes: whoever does that decides what becomes of it.
     When a part has died the others are stopped, for they hang without it, and UnhealthyError
     says what it died of, NoMemoryLeftError where the memory guard did it. A node that does not
     answer is taken to go on: a network that is cut ends nothing.
     """
-    while _goes_on(nodes, deployment):
+
+    def is_attended() -> bool:
+        return attendant_of(settings.lock_dir, settings.node_name, deployment) is not None
+
+    while _goes_on(nodes, deployment, is_attended):
         sleep(LOOK_EVERY_S)
 
 
-def _goes_on(nodes: Nodes, deployment: str) -> bool:
+def _goes_on(nodes: Nodes, deployment: str, is_attended: Callable[[], bool]) -> bool:
     with contextlib.suppress(NodeError):
         found = find_deployment(nodes.here.docker, deployment)
         if found is None:
-            return False
-        # Whoever replaces it decides what becomes of it.
+            return is_attended()
         if found.is_half_replaced:
             return True
         head = found.serving
         if head is None or head.is_stopped:
-            return False
+            return is_attended()
         parts = list(_parts(nodes, head))
         died = next((it for it in parts if not it[1].is_running), None)
         # A part alone was stopped by nobody of ours: a `stop` ends the head first, meanwhile.
-        if died is not None and (not head.is_running or _runs_still(nodes, head)):
+        if died is None or (head.is_running and not _runs_still(nodes, head)):
+            return True
+        if not is_attended():
             raise _end(parts, *died)
     return True
 

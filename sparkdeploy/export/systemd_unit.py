@@ -18,6 +18,9 @@ LONGEST_LINE_BYTES = 1 << 20
 """What systemd reads of a line; a unit with a longer one is not loaded."""
 FAILING_IS_FINE = "-"
 """Before a program's path: a stop that finds nothing to end is none that failed."""
+UNLESS_IT_ENDED = ("/bin/sh", "-c", '[ -z "$MAINPID" ] || exec "$@"', "sh")
+"""systemd stops also what has ended by itself, then without MAINPID: what somebody has stopped by
+hand may be starting again by now."""
 HOPELESS_EXIT_CODES = (2, 3, 5, 6, 86)
 """Usage, recipe, image, checkpoint: trying again changes nothing. After a trip of the memory guard
 it would fill the machine once more."""
@@ -77,7 +80,7 @@ Type=notify
 User={_specifiers_escaped(unit.user)}
 WorkingDirectory={_specifiers_escaped(unit.folder)}
 {environment}ExecStart={command_line(unit.up)}
-ExecStop={command_line((FAILING_IS_FINE + unit.stop[0], *unit.stop[1:]))}
+ExecStop={_stop_line(unit.stop)}
 {again}
 SuccessExitStatus=130
 RestartPreventExitStatus={" ".join(map(str, HOPELESS_EXIT_CODES))}
@@ -112,18 +115,22 @@ def _check_admitted(unit: Unit) -> None:
                 f"{name} is {value!r}: systemd takes only UTF-8 text for a variable",
                 hint=f"unset {name}, or name its folder otherwise",
             )
-    for program in (unit.up[0], unit.stop[0]):
-        if "$" in program:
-            raise UsageError(
-                f"systemd would expand the $ in {program!r}",
-                hint="install sparkdeploy in a folder without a $ in its name",
-            )
+    if "$" in unit.up[0]:
+        raise UsageError(
+            f"systemd would expand the $ in {unit.up[0]!r}",
+            hint="install sparkdeploy in a folder without a $ in its name",
+        )
 
 
 def command_line(argv: Sequence[str]) -> str:
     """Return a command as ExecStart= takes it: every word quoted, nothing expanded."""
     program, *words = argv
     return " ".join([quoted(program), *(quoted(word).replace("$", "$$") for word in words)])
+
+
+def _stop_line(stop: Sequence[str]) -> str:
+    shell, *words = UNLESS_IT_ENDED
+    return command_line((FAILING_IS_FINE + shell, *words, *stop))
 
 
 def quoted(word: str) -> str:

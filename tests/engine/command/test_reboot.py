@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.in_order,
-    pytest.mark.runs("export", "up", "stop", "status", "doctor"),
+    pytest.mark.runs("export", "up", "stop", "start", "restart", "status", "doctor"),
 ]
 
 UNIT = "sparkdeploy-main.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 BETWEEN_STARTS_S = 60
+LOOKS_S = 6
+"""Long enough for the unit to see what became of its deployment."""
 DIES = "--die-after-s 0 --crash-log crashes/cuda_oom --exit-code 1"
 
 
@@ -131,6 +133,37 @@ def test_what_is_stopped_stays_stopped_until_the_next_boot(owner: Owner) -> None
     assert (row["state"], row["given_up"]) == ("stopped", "")
     owner.machine.reboot()
     assert owner.text() == "one"
+
+
+def test_what_is_started_again_by_hand_goes_on(owner: Owner) -> None:
+    before = owner.containers()
+    restarted = owner.sparkdeploy("restart", "main")
+    assert restarted.returncode == 0, restarted.stderr
+    time.sleep(LOOKS_S)
+    assert owner.state() == ("active", "success"), owner.journal()
+    assert owner.containers() == before != ""
+    owner.sparkdeploy("stop", "main")
+    time.sleep(LOOKS_S)
+    assert owner.state() == ("inactive", "success")
+    started = owner.sparkdeploy("start", "main")
+    assert started.returncode == 0, started.stderr
+    time.sleep(LOOKS_S)
+    assert owner.containers() == before
+    owner.systemctl("start", UNIT)
+    assert owner.state() == ("active", "success")
+
+
+def test_what_is_still_starting_is_stopped_too(owner: Owner) -> None:
+    owner.sparkdeploy("down", "main")
+    until(lambda: owner.state() == ("inactive", "success"))
+    owner.change("--never-healthy")
+    owner.systemctl("start", "--no-block", UNIT)
+    until(lambda: owner.containers() != "")
+    owner.systemctl("stop", UNIT)
+    assert owner.state() == ("inactive", "success"), owner.journal()
+    assert owner.containers() == ""
+    (row,) = json.loads(owner.sparkdeploy("status", "--json").stdout)
+    assert row["state"] == "stopped"
 
 
 @pytest.mark.timeout(900)

@@ -21,6 +21,7 @@ from sparkdeploy.deploy import again, prepare, recovery
 from sparkdeploy.deploy import launch as deploy_launch
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.expectation import Expectation
+from sparkdeploy.deploy.launch import Interruption
 from sparkdeploy.deploy.replace import begin as begin_for_real
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import NodeError, RecipeError, UnhealthyError
@@ -187,6 +188,7 @@ class Lab:
         size: int | None = None,
         extent: Extent = Extent.ANSWER,
         keep: int = 1,
+        interruption: Interruption = Interruption.GOES_ON,
     ) -> Outcome:
         """Deploy v2 over `size` machines; all of them when left out."""
         size = self.count if size is None else size
@@ -203,7 +205,7 @@ class Lab:
             load_settings(),
             extent=extent,
             consent=self.consent,
-            handover=Handover(keep),
+            handover=Handover(keep, interruption=interruption),
         )
 
     def roll_back(self) -> str:

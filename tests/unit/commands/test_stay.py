@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.commands import stop as commands_stop
 from sparkdeploy.commands.stay import stay_with, tell_systemd
+from sparkdeploy.commands.up import Extent
 from sparkdeploy.deploy import staying
+from sparkdeploy.deploy.launch import Interruption
 from sparkdeploy.deploy.staying import NoMemoryLeftError
 from sparkdeploy.errors import NodeError, UnhealthyError
-from tests.unit.commands.lab import NEW, Lab, build
+from sparkdeploy.node.lock import attendant_of, watching
+from sparkdeploy.settings import load_settings
+from tests.unit.commands.lab import NEW, Lab, build, interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,14 +25,18 @@ if TYPE_CHECKING:
 
     from sparkdeploy.recipe.load import Library
 
-LATER = "serve.max_num_seqs=2"
+OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
 
 
 @pytest.fixture(params=[1, 2, 3])
-def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
-    lab = build(monkeypatch, shipped, request.param)
-    lab.up("serve.max_num_seqs=1")
-    return lab
+def empty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
+    return build(monkeypatch, shipped, request.param)
+
+
+@pytest.fixture
+def lab(empty: Lab) -> Lab:
+    empty.up(OLD)
+    return empty
 
 
 def stays(lab: Lab, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], object]) -> int:
@@ -40,8 +50,8 @@ def stays(lab: Lab, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], obje
         left.pop(0)()
         seen += 1
 
-    def stay(nodes: object, name: str) -> None:
-        staying.stay(nodes, name, sleep)  # type: ignore[arg-type]
+    def stay(nodes: object, name: str, settings: object) -> None:
+        staying.stay(nodes, name, settings, sleep)  # type: ignore[arg-type]
 
     monkeypatch.setattr("sparkdeploy.commands.stay.stay", stay)
     stay_with("main")
@@ -78,7 +88,7 @@ def test_any_part_that_dies_ends_them_all_and_the_next_up_starts_all(
         assert lab.running() == [None] * lab.count
         if lab.count > 1:
             assert caught.value.message.startswith(f"spark-{number + 1}: ")
-        lab.up("serve.max_num_seqs=1")
+        lab.up(OLD)
         assert lab.running() == ["1"] * lab.count
 
 
@@ -87,7 +97,7 @@ def test_a_part_that_is_stopped_alone_ends_them_all(
 ) -> None:
     """As by a node that was shut down and is there again."""
     lab = build(monkeypatch, shipped, 2)
-    lab.up("serve.max_num_seqs=1")
+    lab.up(OLD)
     with pytest.raises(UnhealthyError, match=r"^spark-2: "):
         stays(lab, monkeypatch, lambda: lab.engines[1].stop(part(lab, 1)))
     assert lab.running() == [None, None]
@@ -117,6 +127,75 @@ def test_a_node_that_does_not_answer_ends_nothing(
         engine.breaks_with = None
 
     assert stays(lab, monkeypatch, cut, nothing, nothing, back, lab.stop) == 5
+
+
+def test_what_somebody_starts_again_is_watched_on(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped, and with some parts started already: until nobody waits for it any more."""
+    monkeypatch.setattr(commands_stop, "is_port_free", lambda _port: True)
+    settings = load_settings()
+    waits = contextlib.ExitStack()
+
+    def stop() -> None:
+        waits.enter_context(
+            watching(settings.lock_dir, settings.node_name, "main", command="restart main")
+        )
+        lab.stop()
+
+    def start_first_part() -> None:
+        lab.engines[0].start(part(lab, 0))
+
+    def start_all() -> None:
+        lab.start()
+        waits.close()
+
+    happens = (stop, nothing, start_first_part, nothing, start_all, nothing, lab.stop)
+    assert stays(lab, monkeypatch, *happens) == len(happens)
+
+
+def test_a_restart_waits_for_its_start_from_its_stop_on(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings()
+    told = []
+
+    def start(name: str, _page_cache: object) -> None:
+        assert lab.running() == [None] * lab.count
+        attendant = attendant_of(settings.lock_dir, settings.node_name, name)
+        told.append(attendant.command if attendant is not None else "")
+
+    monkeypatch.setattr(commands_stop, "start", start)
+    commands_stop.restart("main")
+    assert told == ["sparkdeploy restart main"]
+
+
+def test_an_interrupt_ends_a_first_start_that_somebody_was_to_stay_with(
+    empty: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`systemctl stop` of a unit that is not up yet is a signal, and no `stop`."""
+    empty.wait = interrupts
+    with pytest.raises(KeyboardInterrupt):
+        empty.up(OLD, interruption=Interruption.STOPS)
+    assert empty.running() == [None] * empty.count
+    assert empty.status().state == "stopped"
+    assert "main was stopped before it answered" in capsys.readouterr().err
+
+
+def test_it_ends_a_start_that_another_command_began_too(empty: Lab) -> None:
+    empty.up(OLD, extent=Extent.DETACH)
+    empty.wait = interrupts
+    with pytest.raises(KeyboardInterrupt):
+        empty.up(OLD, interruption=Interruption.STOPS)
+    assert empty.running() == [None] * empty.count
+    assert empty.status().state == "stopped"
+
+
+def test_what_was_replaced_comes_back_as_after_any_interrupt(lab: Lab) -> None:
+    lab.wait = interrupts
+    with pytest.raises(KeyboardInterrupt):
+        lab.up(LATER, interruption=Interruption.STOPS)
+    assert lab.running() == ["1"] * lab.count
 
 
 @pytest.mark.parametrize("is_abstract", [False, True])

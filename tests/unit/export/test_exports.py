@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import subprocess
 import unicodedata
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from sparkdeploy.commands.request import Request, make_request
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.socket_units import PROXY, proxy_text, server_port, socket_text
-from sparkdeploy.export.systemd_unit import MAX_STARTS, Again, Unit, unit_text
+from sparkdeploy.export.systemd_unit import MAX_STARTS, UNLESS_IT_ENDED, Again, Unit, unit_text
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.server.phases import remember_durations
@@ -152,10 +153,10 @@ PLAIN_NAMES = [name for name in read_by_systemd(UNIT)[2] if name != "Environment
 def test_systemd_reads_back_the_very_command(
     argv: list[str], env: dict[str, str], folder: str
 ) -> None:
-    unit = replace(UNIT, up=["/opt/x %h/python", *argv], env=env, folder=folder)
+    unit = replace(UNIT, up=["/opt/x %h/python", *argv], stop=["/x", *argv], env=env, folder=folder)
     commands, variables, names = read_by_systemd(unit)
 
-    assert commands == [unit.up, list(unit.stop)]
+    assert commands == [unit.up, [*UNLESS_IT_ENDED, *unit.stop]]
     assert variables == env
     assert [name for name in names if name != "Environment"] == PLAIN_NAMES
 
@@ -165,6 +166,18 @@ def test_systemd_reads_back_the_very_command(
 )
 def test_systemd_expands_no_word_that_stands_alone(word: str) -> None:
     assert read_by_systemd(replace(UNIT, up=["/bin/x", word]))[0][0] == ["/bin/x", word]
+
+
+@pytest.mark.parametrize("word", ["main", "$HOME", "a b", "'", '"', "*"])
+def test_only_what_still_runs_is_stopped(word: str) -> None:
+    """systemd runs ExecStop= also when the program ended by itself: MAINPID is not set then."""
+    argv = read_by_systemd(replace(UNIT, stop=["/bin/echo", "stop", word]))[0][1]
+
+    def said(env: dict[str, str]) -> str:
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
+
+    assert said({"MAINPID": "4711"}) == f"stop {word}\n"
+    assert said({}) == ""
 
 
 @pytest.mark.parametrize(
