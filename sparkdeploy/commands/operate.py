@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.boot import given_up, with_given_up
+from sparkdeploy.commands.boot import failed_starts, with_failed_starts
 from sparkdeploy.commands.reach import connect, everyone
 from sparkdeploy.console import console
 from sparkdeploy.deploy import deployments
@@ -62,7 +62,7 @@ def current_rows() -> tuple[StatusRow, ...]:
     whole = (_with_members(row, members.get(row.name, ())) for row in rows)
     watched = (_watched(row, settings) for row in whole)
     seen = (*watched, *(row for row in left if row.members))
-    return with_given_up(seen, given_up(), crashes_dir(settings))
+    return with_failed_starts(seen, failed_starts(), crashes_dir(settings))
 
 
 def rows_of(names: Collection[str], rows: Sequence[StatusRow]) -> tuple[StatusRow, ...]:

@@ -130,9 +130,12 @@ def _beneath(row: StatusRow) -> Iterator[Line | str]:
 
 
 def _boot(row: StatusRow) -> Iterator[Line | str]:
+    unit = unit_name(row.name)
+    if row.wake_failed:
+        yield line_of("  ", Piece(f"its last start failed because: {row.wake_failed}", Ink.BAD))
+        yield f"  `journalctl --unit={unit}` has what it said; the next connection tries again"
     if not row.given_up:
         return
-    unit = unit_name(row.name)
     yield line_of("  ", Piece(f"systemd has given it up, last because: {row.given_up}", Ink.BAD))
     yield f"  `journalctl --unit={unit}` has what each start said"
     yield f"  `sudo systemctl reset-failed {unit}`, then `sudo systemctl start {unit}` tries again"

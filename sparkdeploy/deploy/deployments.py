@@ -130,6 +130,8 @@ class StatusRow:
     """Their mean over that time."""
     given_up: str = ""
     """Why the last start failed after which systemd gave it up."""
+    wake_failed: str = ""
+    """Why the last start failed, where the next connection to its socket starts it again."""
 
 
 def replaced_name(deployment: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.boot import given_up, with_given_up
+import pytest
+
+from sparkdeploy.commands.boot import FailedStart, failed_starts, with_failed_starts
 from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.deploy.deployments import HEALTHY, StatusRow
 from sparkdeploy.deploy.evidence import ROOT_CAUSE
@@ -54,26 +56,63 @@ def crash(folder: Path, name: str, words: str) -> None:
 
 
 def test_failed_units_are_told_apart(tmp_path: Path) -> None:
-    assert given_up(Systemd(TOLD), tmp_path) == {"main": 7, "of.others": 3}
-    assert given_up(Systemd(""), tmp_path) == {}
-    assert given_up(Systemd(None), tmp_path) == {}
+    assert failed_starts(Systemd(TOLD), tmp_path) == {
+        "main": FailedStart(7),
+        "of.others": FailedStart(3),
+    }
+    assert failed_starts(Systemd(""), tmp_path) == {}
+    assert failed_starts(Systemd(None), tmp_path) == {}
 
 
 def test_the_way_from_a_socket_to_a_server_is_no_deployment(tmp_path: Path) -> None:
     told = TOLD.replace("of.others", "well-proxy")
-    assert given_up(Systemd(told), tmp_path) == {"main": 7}
+    assert failed_starts(Systemd(told), tmp_path) == {"main": FailedStart(7)}
     alone = TOLD.replace("of.others", "nobody-proxy")
-    assert given_up(Systemd(alone), tmp_path) == {"main": 7, "nobody-proxy": 3}
+    assert failed_starts(Systemd(alone), tmp_path) == {
+        "main": FailedStart(7),
+        "nobody-proxy": FailedStart(3),
+    }
+
+
+WOKEN = """\
+Restart=no
+ExecMainStatus=4
+Id=sparkdeploy-main.service
+ActiveState=failed
+
+Id=sparkdeploy-main.socket
+ActiveState=active
+"""
+
+
+def test_what_a_connection_starts_again_is_not_given_up(tmp_path: Path) -> None:
+    assert failed_starts(Systemd(WOKEN), tmp_path) == {"main": FailedStart(4, is_woken=True)}
+    disabled = WOKEN.replace("=active", "=inactive")
+    assert failed_starts(Systemd(disabled), tmp_path) == {"main": FailedStart(4)}
+    limited = WOKEN.replace("=no", "=on-failure")
+    assert failed_starts(Systemd(limited), tmp_path) == {"main": FailedStart(4)}
+
+
+@pytest.mark.parametrize("rows", [(), (StatusRow("main", "v2", "stopped"),)])
+def test_it_is_said_that_the_next_connection_tries_again(
+    tmp_path: Path, rows: tuple[StatusRow, ...]
+) -> None:
+    (row,) = with_failed_starts(rows, {"main": FailedStart(4, is_woken=True)}, tmp_path)
+    text = "\n".join(plain_lines(status_lines((row,)), 200))
+    assert (row.wake_failed, row.given_up) == ("exit code 4", "")
+    assert "its last start failed because: exit code 4" in text
+    assert "the next connection tries again" in text
+    assert "reset-failed" not in text
 
 
 def test_nobody_is_asked_where_systemd_does_not_run(tmp_path: Path) -> None:
-    assert given_up(Systemd(TOLD), tmp_path / "missing") == {}
+    assert failed_starts(Systemd(TOLD), tmp_path / "missing") == {}
 
 
 def test_a_deployment_that_is_not_there_gets_a_row_with_the_reason(tmp_path: Path) -> None:
     crash(tmp_path, "main-20261120T120000Z", "out of memory: CUDA out of memory")
     crash(tmp_path, "main-2-20261121T120000Z", "of another deployment")
-    (row,) = with_given_up((), {"main": 7}, tmp_path)
+    (row,) = with_failed_starts((), {"main": FailedStart(7)}, tmp_path)
     text = "\n".join(plain_lines(status_lines((row,)), 200))
     assert (row.name, row.state) == ("main", "not started")
     assert "systemd has given it up, last because: out of memory: CUDA out of memory" in text
@@ -82,13 +121,13 @@ def test_a_deployment_that_is_not_there_gets_a_row_with_the_reason(tmp_path: Pat
 
 def test_a_crash_explains_only_a_start_that_ended_with_one(tmp_path: Path) -> None:
     crash(tmp_path, "main-20261120T120000Z", "out of memory")
-    (row,) = with_given_up((), {"main": 3}, tmp_path)
+    (row,) = with_failed_starts((), {"main": FailedStart(3)}, tmp_path)
     assert row.given_up == "exit code 3"
-    (row,) = with_given_up((), {"main": 7}, tmp_path / "empty")
+    (row,) = with_failed_starts((), {"main": FailedStart(7)}, tmp_path / "empty")
     assert row.given_up == "exit code 7"
 
 
 def test_what_somebody_has_started_since_is_not_said_to_be_given_up(tmp_path: Path) -> None:
     rows = (StatusRow("main", "v2", HEALTHY), StatusRow("old", "v2", "exited (1)"))
-    seen = with_given_up(rows, {"main": 7, "old": 7}, tmp_path)
+    seen = with_failed_starts(rows, {"main": FailedStart(7), "old": FailedStart(7)}, tmp_path)
     assert [row.given_up for row in seen] == ["", "exit code 7"]
