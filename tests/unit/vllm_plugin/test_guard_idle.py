@@ -2,14 +2,26 @@
 
 import socket
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sparkdeploy_vllm.guard.idling import Idleness, IdleOrders
-from sparkdeploy_vllm.guard.stalling import LONGEST_STEP_S, EngineWork
+from sparkdeploy_vllm.guard.asking import Reply
+from sparkdeploy_vllm.guard.idling import Idleness, IdleOrders, IdleWatch
+from sparkdeploy_vllm.guard.stalling import (
+    LONGEST_STEP_S,
+    Canary,
+    EngineWork,
+    StallWatch,
+    Stillness,
+)
+from sparkdeploy_vllm.guard.supervision import Orders, Supervision
+from sparkdeploy_vllm.guard.waiting import Waiters
 
 from tests.unit.vllm_plugin.guarded import Start, events, finish
+from tests.unit.vllm_plugin.test_guard_stalls import Mute
 
 LOOK_S = 4.0
 
@@ -73,6 +85,75 @@ def test_it_is_never_idle_for_longer_than_since_the_last_request(
             asked_s = now_s
         idle_s = idleness.see(now_s, {"0": work(float(running), float(waiting), tokens)})
         assert idle_s <= now_s - asked_s + 1e-6
+
+
+class Asked:
+    """A server's counters: a token for each question of the guard's, and those of others."""
+
+    def __init__(self, canary: Mute) -> None:
+        self.canary, self.others = canary, 0
+
+    def tick(self, now_s: float) -> Reply | None:
+        if now_s % LOOK_S:
+            return None
+        running, done = self.canary.is_waiting, self.canary.asked - self.canary.is_waiting
+        tokens = 5 + done + self.others
+        body = b"vllm:num_requests_running %d\nvllm:generation_tokens_total %d\n"
+        return Reply(b"200", body % (running, tokens) + b"vllm:prompt_tokens_total %d\n" % tokens)
+
+
+@pytest.mark.parametrize("lasts_s", [0.0, 3.0, 7.0])
+@pytest.mark.parametrize("others_every_s", [0, 100])
+def test_a_new_silent_connection_every_few_minutes_keeps_nobody_awake(
+    lasts_s: float, others_every_s: int
+) -> None:
+    """The guard asks the server about each of them, and its own token is no request."""
+    mute, seconds = Mute(answer_at_s=lasts_s), 0
+    page = Asked(mute)
+    waiters = Waiters(lambda: frozenset({b"%d" % (seconds // 180)}))
+    stalls = StallWatch(page, Stillness(60.0), Canary(mute), waiters)  # type: ignore[arg-type]
+    idle = IdleWatch(page, stop_after_s=1800.0)  # type: ignore[arg-type]
+    stops_at: list[int] = []
+    for seconds in range(3600):
+        page.others += bool(others_every_s) and seconds % others_every_s == 0
+        stalls.tick(float(seconds))
+        if stalls.is_asking:
+            idle.overlook(float(seconds))
+        if idle.tick(float(seconds)) is not None:
+            stops_at.append(seconds)
+    assert mute.asked == 20
+    if others_every_s:
+        assert stops_at == []
+    else:
+        assert 1800 <= stops_at[0] < 1900
+
+
+@pytest.mark.parametrize("is_asking", [True, False])
+def test_the_guard_overlooks_its_own_question_alone(is_asking: bool) -> None:
+    class Told:
+        overlooked = 0
+
+        def overlook(self, _now_s: float) -> None:
+            self.overlooked += 1
+
+        def tick(self, _now_s: float) -> None: ...
+
+    told, orders = Told(), Orders((), {}, None, grace_s=0.0, max_restarts=0)
+    guard: Any = Supervision(orders, memory=None, probe=None)  # type: ignore[arg-type]
+    guard._stop_when_idle(told, SimpleNamespace(is_asking=is_asking))
+    guard._stop_when_idle(told, None)
+    assert told.overlooked == is_asking
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_idle"),
+    [(work(tokens=6), True), (work(tokens=7), False), (work(running=1.0, tokens=6), False)],
+)
+def test_who_asks_beside_the_guard_is_seen(seen: EngineWork, is_idle: bool) -> None:
+    idleness = Idleness()
+    for number in range(10):
+        idleness.see(number * LOOK_S, {"0": work(tokens=5)})
+    assert (idleness.see(10 * LOOK_S, {"0": seen}, own_tokens=1) > 0) == is_idle
 
 
 def test_the_key_is_sent_to_the_metrics() -> None:

@@ -18,7 +18,8 @@ LONGEST_STEP_S = 10.0
 """Between two looks no more is counted: a machine that slept, or a container that was paused, has
 waited for nothing."""
 _RUNNING, _WAITING = b"num_requests_running", b"num_requests_waiting"
-_WORKED = (b"generation_tokens_total", b"prompt_tokens_total")
+_WRITTEN = b"generation_tokens_total"
+_WORKED = (_WRITTEN, b"prompt_tokens_total")
 _SAMPLE = re.compile(
     rb"^vllm:(num_requests_running|num_requests_waiting|generation_tokens_total|prompt_tokens_total"
     rb"|kv_cache_usage_perc|gpu_cache_usage_perc)(?:\{([^}]*)\})? (\S+)",
@@ -39,6 +40,11 @@ class EngineWork:
     """Tokens read and written, and use of the KV cache, which alone moves in a long prefill."""
     waiting: float = field(default=0.0, compare=False)
     """Requests that wait for their turn."""
+
+    @property
+    def written_tokens(self) -> float:
+        """Since its start."""
+        return sum(_number(value) for name, value in self.moving if name == _WRITTEN)
 
     def as_facts(self) -> dict[str, object]:
         told = {name.decode(): value.decode(errors="replace") for name, value in self.moving}
@@ -117,6 +123,10 @@ class Canary:
     _seen_s: float = 0.0
     _waited_s: float = 0.0
 
+    @property
+    def is_asked(self) -> bool:
+        return self._is_asked
+
     def tick(self, now_s: float, *, is_idle: bool) -> bool:
         """Move on; whether the token has not come in time."""
         if self._is_asked:
@@ -172,6 +182,11 @@ class StallWatch:
         self._last, self._seen_s = engines, now_s
         engine = self.stillness.see(now_s, engines)
         return None if engine is None else self.stillness.facts_of(engine)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a request of our own is under way."""
+        return self.canary is not None and self.canary.is_asked
 
     @property
     def _is_idle(self) -> bool:

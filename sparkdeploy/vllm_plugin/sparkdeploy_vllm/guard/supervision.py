@@ -171,7 +171,7 @@ class Supervision:
                 if stalls is not None and self._hangs(stalls):
                     return EXIT_STALLED
                 if idle is not None:
-                    self._stop_when_idle(idle)
+                    self._stop_when_idle(idle, stalls)
             if self.stop_deadline_s is not None and time.monotonic() >= self.stop_deadline_s:
                 with suppress(ProcessLookupError):
                     os.killpg(self.child, signal.SIGKILL)
@@ -208,7 +208,9 @@ class Supervision:
         with suppress(ProcessLookupError):
             os.kill(self.child, number)
 
-    def _stop_when_idle(self, idle: IdleWatch) -> None:
+    def _stop_when_idle(self, idle: IdleWatch, stalls: StallWatch | None) -> None:
+        if stalls is not None and stalls.is_asking:
+            idle.overlook(time.monotonic())
         idle_s = idle.tick(time.monotonic())
         if idle_s is not None:
             self.stops_idle = True
