@@ -28,7 +28,7 @@ class Mistake:
 def find_contradictions(recipe: Recipe, engine: Engine | None) -> list[Mistake]:
     rules = (
         *(_weights, _mods, _turboquant, _speculation, _fp8, _extra_arguments, _environment),
-        *(_cluster, _canary, _idle_stop, _reported_figure),
+        *(_cluster, _canary, _reported_figure),
     )
     problems = [mistake for rule in rules for mistake in rule(recipe)]
     if engine is not None:
@@ -269,19 +269,6 @@ def _canary(recipe: Recipe) -> Iterator[Mistake]:
             ("limits", "canary_idle_s"),
             "limits.stall_s is 0, so that nobody waits for the token",
             "set limits.stall_s to the seconds that a token may take",
-        )
-
-
-def _idle_stop(recipe: Recipe) -> Iterator[Mistake]:
-    limits = recipe.limits
-    if limits.idle_stop_s is None or limits.canary_idle_s is None:
-        return
-    if limits.canary_idle_s < limits.idle_stop_s:
-        yield Mistake(
-            ("limits", "idle_stop_s"),
-            f"the guard asks for a token after {limits.canary_idle_s:g} s without a request "
-            "(limits.canary_idle_s), so that it never is idle for so long",
-            "remove limits.canary_idle_s",
         )
 
 

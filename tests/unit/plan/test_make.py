@@ -10,7 +10,6 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.checks.report import MEANINGS
-from sparkdeploy.errors import RecipeError
 from sparkdeploy.node.facts import NodeFact
 from sparkdeploy.node.ports import PortOwner
 from sparkdeploy.plan.findings import plan_findings
@@ -311,11 +310,3 @@ def test_the_guard_is_told_when_an_idle_server_stops(shipped: Library) -> None:
     usual = plan(shipped, observed()).head.spec
     assert usual is not None
     assert "--idle-stop-s" not in usual.command
-
-
-def test_an_idle_stop_and_a_shorter_canary_contradict_each_other(shipped: Library) -> None:
-    both = ("limits.idle_stop_s=1800", "limits.canary_idle_s=600")
-    with pytest.raises(RecipeError) as caught:
-        plan(shipped, observed(), "v2", *both)
-    assert "never is idle for so long" in str(caught.value.detail)
-    plan(shipped, observed(), "v2", "limits.idle_stop_s=1800", "limits.canary_idle_s=3600")

@@ -104,14 +104,16 @@ class Asked:
 
 @pytest.mark.parametrize("lasts_s", [0.0, 3.0, 7.0])
 @pytest.mark.parametrize("others_every_s", [0, 100])
+@pytest.mark.parametrize("canary_after_s", [60.0, float("inf")])
 def test_a_new_silent_connection_every_few_minutes_keeps_nobody_awake(
-    lasts_s: float, others_every_s: int
+    lasts_s: float, others_every_s: int, canary_after_s: float
 ) -> None:
-    """The guard asks the server about each of them, and its own token is no request."""
+    """The guard asks about each of them, and now and then by itself: its token is no request."""
     mute, seconds = Mute(answer_at_s=lasts_s), 0
     page = Asked(mute)
     waiters = Waiters(lambda: frozenset({b"%d" % (seconds // 180)}))
-    stalls = StallWatch(page, Stillness(60.0), Canary(mute), waiters)  # type: ignore[arg-type]
+    canary = Canary(mute, canary_after_s)  # type: ignore[arg-type]
+    stalls = StallWatch(page, Stillness(60.0), canary, waiters)  # type: ignore[arg-type]
     idle = IdleWatch(page, stop_after_s=1800.0)  # type: ignore[arg-type]
     stops_at: list[int] = []
     for seconds in range(3600):
@@ -121,7 +123,7 @@ def test_a_new_silent_connection_every_few_minutes_keeps_nobody_awake(
             idle.overlook(float(seconds))
         if idle.tick(float(seconds)) is not None:
             stops_at.append(seconds)
-    assert mute.asked == 20
+    assert mute.asked >= 20
     if others_every_s:
         assert stops_at == []
     else:
