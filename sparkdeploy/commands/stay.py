@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 
 from sparkdeploy.commands.reach import everyone
 from sparkdeploy.console import console
@@ -20,8 +21,7 @@ def stay_with(deployment: str) -> None:
     """
     tell_systemd("READY=1")
     settings = load_settings()
-    with everyone(settings, deployment) as nodes:
-        stay(nodes, deployment, settings)
+    stay(partial(everyone, settings, deployment), deployment, settings)
     console.info(f"{deployment} was stopped")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,8 +51,8 @@ def stays(lab: Lab, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], obje
         left.pop(0)()
         seen += 1
 
-    def stay(nodes: object, name: str, settings: object) -> None:
-        staying.stay(nodes, name, settings, sleep)  # type: ignore[arg-type]
+    def stay(connect: object, name: str, settings: object) -> None:
+        staying.stay(connect, name, settings, sleep)  # type: ignore[arg-type]
 
     monkeypatch.setattr("sparkdeploy.commands.stay.stay", stay)
     stay_with("main")
@@ -127,6 +128,20 @@ def test_a_node_that_does_not_answer_ends_nothing(
         engine.breaks_with = None
 
     assert stays(lab, monkeypatch, cut, nothing, nothing, back, lab.stop) == 5
+
+
+def test_a_node_that_is_back_is_watched_again(
+    monkeypatch: pytest.MonkeyPatch, shipped: Library
+) -> None:
+    """A connection that broke off is made anew; what dies there afterwards is seen."""
+    lab = build(monkeypatch, shipped, 2)
+    lab.up(OLD)
+    hung = part(lab, 1)
+    lab.gone.add("spark-2")
+    dies = partial(lab.engines[1].dies, hung, 87)
+    with pytest.raises(UnhealthyError, match=r"^spark-2: "):
+        stays(lab, monkeypatch, nothing, lab.gone.clear, dies)
+    assert lab.running() == [None, None]
 
 
 def test_what_somebody_starts_again_is_watched_on(
