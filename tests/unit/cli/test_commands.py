@@ -78,7 +78,6 @@ def test_every_hint_names_a_recipe_as_the_user_did(
     assert done.returncode == 4
     assert "sparkdeploy rehearse ./mine.yaml\n" in done.stdout
     assert "sparkdeploy up ./mine.yaml --cluster\n" in done.stdout
-    assert "sparkdeploy show ./mine.yaml --capacity" in done.stdout
     said = re.findall(r"sparkdeploy (?:up|rehearse|show|plan) (\S+)", done.stdout + done.stderr)
     assert {word.strip("`") for word in said} == {"./mine.yaml"}
 
