@@ -336,7 +336,7 @@ def test_a_model_larger_than_a_node_is_refused_there_and_not_by_two(
             machine.take_command("nvidia-smi")
     (refusal,) = memory_problems(alone)
     assert "the weights alone take" in refusal["message"]
-    assert "more memory, two of them with --cluster, or a smaller model" in refusal["fix"]
+    assert "more memory, 2 such machines with --cluster, or a smaller model" in refusal["fix"]
     assert memory_problems(together) == []
     assert len(together["parts"]) == 2
 
