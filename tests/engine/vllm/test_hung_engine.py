@@ -10,6 +10,8 @@ import signal
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,10 +79,11 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Program:
     return made
 
 
-@pytest.fixture(params=[TWIN_RECIPE])
+@pytest.fixture(params=[(TWIN_RECIPE, f"limits.stall_s={STALL_S}")])
 def program(user: Program, request: pytest.FixtureRequest) -> Iterator[Program]:
-    stall = f"limits.stall_s={STALL_S}"
-    done = user.run("up", request.param, "--name", NAME, "--yes", "--set", stall)
+    recipe, *settings = request.param
+    words = [word for setting in settings for word in ("--set", setting)]
+    done = user.run("up", recipe, "--name", NAME, "--yes", *words)
     assert done.returncode == 0, done.stderr
     assert ask(max_tokens=2).ok
     time.sleep(5)  # the guard asks for health every two seconds
@@ -172,7 +175,7 @@ def test_an_engine_that_is_stopped_while_idle_is_asked_first(host: DockerHost) -
     assert "canary_unanswered_s" in said
 
 
-@pytest.mark.parametrize("program", ["spinning"], indirect=True)
+@pytest.mark.parametrize("program", [("spinning", f"limits.stall_s={STALL_S}")], indirect=True)
 def test_an_engine_that_spins_in_python(program: Program, host: DockerHost) -> None:
     container = f"sparkdeploy-{NAME}"
     with somebody_waits():
@@ -183,3 +186,61 @@ def test_an_engine_that_spins_in_python(program: Program, host: DockerHost) -> N
         said = started_again(host, within_s=STALL_S + LATE_S)
     assert re.search(r'spinner.py", line \d+ in apply', said)
     assert "stalled" in program.run("status").stdout
+
+
+HASTY_S = 6
+"""A guard that waits no longer than this would end anything that looks like a hang."""
+BUSY_S = 4 * HASTY_S
+LONG_PROMPT = "a b c " * 4_500
+
+
+def nobody_asks() -> None:
+    time.sleep(BUSY_S)
+
+
+def a_long_prompt_is_read() -> None:
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < BUSY_S:
+        assert ask(prompt=LONG_PROMPT, max_tokens=1).ok
+
+
+def many_think_in_silence() -> None:
+    """Nothing of an answer is sent before it is whole."""
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: ask(max_tokens=4_000), range(8)))
+    assert all(answer.ok for answer in answers)
+
+
+def a_client_reads_slowly() -> None:
+    model = requests.get(f"http://127.0.0.1:{PORT}/v1/models", timeout=10).json()["data"][0]["id"]
+    body = {**LONG, "model": model, "max_tokens": 4_000, "stream": True}
+    url = f"http://127.0.0.1:{PORT}/v1/completions"
+    with requests.post(url, json=body, stream=True, timeout=300) as answer:
+        for _ in islice(answer.iter_content(64), BUSY_S):
+            time.sleep(1)
+
+
+def the_machine_sleeps() -> None:
+    container = f"sparkdeploy-{NAME}"
+    with somebody_waits():
+        until(is_busy, timeout_s=10)
+        subprocess.run(["docker", "pause", container], check=True)
+        time.sleep(BUSY_S)
+        subprocess.run(["docker", "unpause", container], check=True)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [(TWIN_RECIPE, f"limits.stall_s={HASTY_S}", "serve.max_model_len=32768")],
+    indirect=True,
+)
+@pytest.mark.usefixtures("program")
+def test_an_engine_that_works_or_rests_is_left_alone(host: DockerHost) -> None:
+    lives = (
+        *(nobody_asks, a_long_prompt_is_read, many_think_in_silence),
+        *(a_client_reads_slowly, the_machine_sleeps),
+    )
+    for live in lives:
+        live()
+        assert '"event": "stalled"' not in log(host), live.__name__
+    assert ask(max_tokens=2).ok
