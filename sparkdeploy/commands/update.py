@@ -18,9 +18,10 @@ from sparkdeploy.commands.request import plan_for, up_words
 from sparkdeploy.commands.up import pace_of
 from sparkdeploy.console import format_seconds
 from sparkdeploy.deploy.deployments import list_deployments
+from sparkdeploy.deploy.watch import last_start_s
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.facts import is_another
-from sparkdeploy.server.phases import recall_durations, recall_similar
+from sparkdeploy.server.phases import recall_similar
 from sparkdeploy.settings import ON_VARIABLE
 from sparkdeploy.terminal import visible_line
 
@@ -166,5 +167,4 @@ def _told(fact: ContainerFact, label: str) -> str:
 
 def _start_s(plan: Plan, settings: Settings) -> float | None:
     pace = pace_of(plan)
-    known_s = recall_durations(settings.state_dir, pace, otherwise={})
-    return sum(known_s.values()) or recall_similar(settings.state_dir, pace)
+    return last_start_s(pace, settings) or recall_similar(settings.state_dir, pace)

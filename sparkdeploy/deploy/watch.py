@@ -59,10 +59,15 @@ def start_pace(image: str, recipe: str, node_count: int) -> str:
     return f"{image} {recipe}" + (f" on {node_count} nodes" if node_count > 1 else "")
 
 
+def last_start_s(pace: str, settings: Settings) -> float | None:
+    """Return what such a start took here last time; None where there was none."""
+    known_s = recall_durations(settings.state_dir, pace, otherwise={})
+    return sum(known_s.values()) if known_s else None
+
+
 def awaited_start(deployment: str, pace: str, settings: Settings) -> Awaited:
     """Return the start as a step to come, with what it took last time."""
-    known_s = recall_durations(settings.state_dir, pace, otherwise={})
-    return Awaited(start_title(deployment), sum(known_s.values()) if known_s else None)
+    return Awaited(start_title(deployment), last_start_s(pace, settings))
 
 
 def expected_silence(pace: str, settings: Settings) -> str:
@@ -70,9 +75,9 @@ def expected_silence(pace: str, settings: Settings) -> str:
 
     The old one ends within seconds; the start of the new one is what takes long.
     """
-    known_s = recall_durations(settings.state_dir, pace, otherwise={})
-    if known_s:
-        return f"about {format_seconds(sum(known_s.values()))}, as its last start here took"
+    last_s = last_start_s(pace, settings)
+    if last_s is not None:
+        return f"about {format_seconds(last_s)}, as its last start here took"
     similar_s = recall_similar(settings.state_dir, pace)
     if similar_s is not None:
         return f"about {format_seconds(similar_s)}, as a start of it took here on another image"

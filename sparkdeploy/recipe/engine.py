@@ -9,6 +9,7 @@ from pydantic import Field
 from sparkdeploy.about import about
 from sparkdeploy.recipe.fields import (
     NAME_PATTERN,
+    FormatVersion,
     ImageReference,
     PositiveInt,
     Printable,
@@ -64,9 +65,7 @@ class SourceBuild(Strict):
 class Engine(Strict):
     """Where vLLM comes from, and what its image stands on."""
 
-    schema_version: Annotated[
-        Literal[1], Field(alias="schema"), about("The version of this format.", 1)
-    ]
+    schema_version: FormatVersion
     name: Annotated[
         str,
         Field(pattern=NAME_PATTERN),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from sparkdeploy.about import about
 from sparkdeploy.recipe.image_name import image_name
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ def _off_of_false(value: Any) -> Any:  # noqa: ANN401 - YAML content
     return "off" if value is False else value
 
 
+FormatVersion = Annotated[
+    Literal[1], Field(alias="schema"), about("The version of this format.", 1)
+]
 Port = Annotated[int, Field(ge=1024, le=65535)]
 """Below 1024 a container without capabilities may not listen."""
 PositiveInt = Annotated[int, Field(ge=1)]

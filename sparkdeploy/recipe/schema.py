@@ -10,6 +10,7 @@ from sparkdeploy.about import about
 from sparkdeploy.recipe.fields import (
     NAME_PATTERN,
     Decimal,
+    FormatVersion,
     ImageReference,
     OrBareOff,
     PositiveInt,
@@ -248,9 +249,7 @@ class Mod(Strict):
 class Recipe(Strict):
     """One recipe with everything it inherits filled in."""
 
-    schema_version: Annotated[
-        Literal[1], Field(alias="schema"), about("The version of this format.", 1)
-    ]
+    schema_version: FormatVersion
     name: Annotated[
         str,
         Field(pattern=NAME_PATTERN),

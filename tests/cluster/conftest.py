@@ -189,6 +189,21 @@ def recipe(program: Program, head: Machine) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.fixture(scope="module")
+def on_both(stand_in: str, head: Machine, worker: Machine) -> None:
+    """The engine is on both machines already, as after an earlier `up`."""
+    lend_engine(head, worker, stand_in)
+
+
+@pytest.fixture(scope="module")
+def both_end_empty(program: Program, head: Machine, worker: Machine) -> Iterator[None]:
+    """In the end `down` leaves nothing of ours on either machine."""
+    yield
+    done = program.run("down", "--all")
+    assert done.returncode == 0, done.stderr
+    assert ours(head) == ours(worker) == []
+
+
 @pytest.fixture
 def nothing_stays(program: Program, head: Machine, worker: Machine) -> Iterator[None]:
     """After every test `down` leaves nothing of ours on either machine."""

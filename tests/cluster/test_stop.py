@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.conftest import Program, docker_of, lend_engine, ours, up
+from tests.cluster.conftest import Program, docker_of, up
 from tests.cluster.test_up import MAIN, ONE, TWO, serving, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.cluster.machines import Machine
 
 pytestmark = [
@@ -25,21 +23,6 @@ pytestmark = [
     pytest.mark.usefixtures("on_both", "recipe", "both_end_empty"),
     pytest.mark.runs("down", "restart", "rollback", "start", "status", "stop", "switch", "up"),
 ]
-
-
-@pytest.fixture(scope="module")
-def on_both(stand_in: str, head: Machine, worker: Machine) -> None:
-    """The engine is on both machines already."""
-    lend_engine(head, worker, stand_in)
-
-
-@pytest.fixture(scope="module")
-def both_end_empty(program: Program, head: Machine, worker: Machine) -> Iterator[None]:
-    """In the end `down` leaves nothing of ours on either machine."""
-    yield
-    done = program.run("down", "--all")
-    assert done.returncode == 0, done.stderr
-    assert ours(head) == ours(worker) == []
 
 
 def ids(*machines: Machine) -> list[str]:

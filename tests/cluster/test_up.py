@@ -69,21 +69,6 @@ main()
 """
 
 
-@pytest.fixture(scope="module")
-def on_both(stand_in: str, head: Machine, worker: Machine) -> None:
-    """The engine is on both machines already, as after an earlier `up`."""
-    lend_engine(head, worker, stand_in)
-
-
-@pytest.fixture(scope="module")
-def both_end_empty(program: Program, head: Machine, worker: Machine) -> Iterator[None]:
-    """In the end `down` leaves nothing of ours on either machine."""
-    yield
-    done = program.run("down", "--all")
-    assert done.returncode == 0, done.stderr
-    assert ours(head) == ours(worker) == []
-
-
 def serving(machine: Machine) -> ContainerFact:
     with docker_of(machine) as host:
         fact = host.find_container(MAIN)

@@ -49,7 +49,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> Lab:
     """Let `update` see the lab's machines, and count what it would change."""
     monkeypatch.setattr(update, "connect", lambda _settings: contextlib.nullcontext(lab.engines[0]))
     monkeypatch.setattr(request, "draft_plan", lab.draft)
-    monkeypatch.setattr("sparkdeploy.commands.update.recall_durations", lambda *_a, **_k: {})
+    monkeypatch.setattr("sparkdeploy.commands.update.last_start_s", lambda *_: None)
     return lab
 
 
