@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.node.host import DockerHost
-from tests.engine.booted_machine import BootedMachine, booted_machine
-from tests.engine.conftest import free_port, model_at, until
-from tests.engine.stand_in.engine import RECIPE, StandInEngine, build_image, copy_image, install
+from tests.engine.conftest import model_at, until
+from tests.engine.stand_in.booted import user_of_a_booted_machine
+from tests.engine.stand_in.engine import RECIPE, StandInEngine
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
+
+    from sparkdeploy.node.host import DockerHost
+    from tests.engine.booted_machine import BootedMachine
 
 pytestmark = [
     pytest.mark.slow,
@@ -86,11 +88,7 @@ def owner(
 ) -> Iterator[Owner]:
     """A machine with the unit, installed as the program says, and not started."""
     root = tmp_path_factory.mktemp("reboot")
-    image = build_image(host, python_base_image)
-    with booted_machine(root) as machine:
-        with DockerHost(machine.address) as own:
-            copy_image(host, own, image)
-            user = install(own, root, free_port())
+    with user_of_a_booted_machine(host, python_base_image, root) as (machine, user):
         made = Owner(machine, user)
         told = made.sparkdeploy("export", "systemd", "standin")
         assert f"sudo tee {UNIT_FILE}" in told.stderr

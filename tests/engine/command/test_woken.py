@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.node.host import DockerHost
-from tests.engine.booted_machine import BootedMachine, booted_machine
-from tests.engine.conftest import free_port, until
-from tests.engine.stand_in.engine import StandInEngine, build_image, copy_image, install
+from tests.engine.conftest import until
+from tests.engine.stand_in.booted import user_of_a_booted_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sparkdeploy.node.host import DockerHost
+    from tests.engine.booted_machine import BootedMachine
+    from tests.engine.stand_in.engine import StandInEngine
 
 pytestmark = [
     pytest.mark.slow,
@@ -78,11 +80,7 @@ def owner(
 ) -> Iterator[Owner]:
     """A machine with the three units; nothing was started."""
     root = tmp_path_factory.mktemp("woken")
-    image = build_image(host, python_base_image)
-    with booted_machine(root) as machine:
-        with DockerHost(machine.address) as own:
-            copy_image(host, own, image)
-            user = install(own, root, free_port())
+    with user_of_a_booted_machine(host, python_base_image, root) as (machine, user):
         made = Owner(machine, user)
         idle = ("--set", "limits.idle_stop_s=20")
         made.sparkdeploy("export", "systemd", "standin", "--socket", "-o", f"{root}/units", *idle)
