@@ -6,14 +6,18 @@
 #   own_torch.sh start          join the parts, link CUDA's libraries, start the servers and the soak
 #   own_torch.sh take SECONDS   wait for the checks, no longer than that; what there is goes to $OUT
 #   own_torch.sh loaders        in the background: cold starts of each loader, once the checks are through
-#   own_torch.sh soaked SECONDS wait for the soak's end, no longer than that; all results go to $OUT
+#   own_torch.sh kernels        TurboQuant's decode kernel alone, right and fast, once the checks are through
+#   own_torch.sh soaked SECONDS wait for the end of every soak, no longer than that; all results go to $OUT
 # The folders are those of the other sittings; FIRST, PARTS, SITE and VENV are for trying it elsewhere.
+# TWINS says which twins are made, PLAN what is asked of them, CARD on which GPU.
 set -euo pipefail
 FIRST=${FIRST:-.gpu/033/first}
 PARTS=${PARTS:-/tmp/parts}
 SITE=${SITE:-/tmp/site}
 VENV=${VENV:-/tmp/venv}
-MADE=(wide nervous small)
+TWINS=${TWINS:-wide nervous small}
+PLAN=${PLAN:-own_torch}
+export CARD=${CARD:-0}
 CUDA_FOLDERS=(cu13 cudnn cusparselt nvshmem)
 STAND_PYTHON="$VENV/bin/python"
 # The machine's cuDNN is older than the one torch was built with; it has every function it asks for.
@@ -24,8 +28,10 @@ first() {
   cp -r "$FIRST"/lite/. /tmp/lite/
   cp "$FIRST"/lib/* /tmp/lib/
   cp .gpu/033/site.sha256 "$PARTS/"
-  TWINS="${MADE[*]}" PACKED="$FIRST" bash <(tar -xOf "$FIRST/code.tar" tests/gpu/stand/prepare.sh)
-  setsid nohup python3 /tmp/stand/loaders.py make /tmp/loaded > /tmp/logs/make.log 2>&1 &
+  TWINS=$TWINS PACKED="$FIRST" bash <(tar -xOf "$FIRST/code.tar" tests/gpu/stand/prepare.sh)
+  if [ "$PLAN" = own_torch ]; then
+    setsid nohup python3 /tmp/stand/loaders.py make /tmp/loaded > /tmp/logs/make.log 2>&1 &
+  fi
   nvidia-smi --query-gpu=index,name,driver_version,memory.total --format=csv
   python3 -c 'import sys, torch; print(sys.version, torch.__version__)'
   ls "$(nvidia_folder)"
@@ -49,7 +55,7 @@ site() {
   (cd "$PARTS" && sha256sum --quiet -c site.sha256)
   mkdir -p "$SITE" "$VENV/bin" /tmp/lib
   cat "$PARTS"/site.zst.* | LD_LIBRARY_PATH=/tmp/zstd /tmp/zstd/zstd -dc | tar -x -C "$SITE"
-  local cuda folder base
+  local cuda folder base release
   cuda=$(nvidia_folder)
   for folder in "${CUDA_FOLDERS[@]}"; do
     if [ ! -d "$cuda/$folder/lib" ]; then
@@ -63,8 +69,12 @@ site() {
   ln -sfn "$cuda/cu13/lib/libcufile.so.0" /tmp/lib/libcufile.so.0
   # A Python that sees none of that machine's own packages.
   base=$(python3 -c 'import sys; print(sys._base_executable)')
+  release=$(python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
   ln -sfn "$base" "$VENV/bin/python"
   printf 'home = %s\ninclude-system-site-packages = false\n' "$(dirname "$base")" > "$VENV/pyvenv.cfg"
+  # CUDA's bindings look for NVRTC in a Python's own packages, not on PYTHONPATH.
+  mkdir -p "$VENV/lib/$release"
+  ln -sfn "$SITE" "$VENV/lib/$release/site-packages"
 }
 
 start() {
@@ -78,30 +88,28 @@ print(json.dumps({"torch": torch.__version__, "triton": triton.__version__, "cud
   "gpu": torch.cuda.get_device_name()}))
 P
   local twin
-  for twin in "${MADE[@]}"; do
+  for twin in $TWINS; do
     timeout 200 bash -c "until grep -q took /tmp/m/$twin.log; do sleep 1; done" ||
       tail -n 5 "/tmp/m/$twin.log"
     tail -n 1 "/tmp/m/$twin.log"
   done
   cp "$OUT/site.json" /tmp/out/
   cd /tmp/stand
-  PYTHONPATH=$SITE setsid nohup "$STAND_PYTHON" serve.py own_torch.json /tmp/out/checks \
-    > /tmp/logs/checks.txt 2>&1 &
-  STAND_PYTHON=$STAND_PYTHON SITE=$SITE bash soak_server.sh
+  CUDA_VISIBLE_DEVICES=$CARD PYTHONPATH=$SITE setsid nohup "$STAND_PYTHON" serve.py "$PLAN.json" \
+    /tmp/out/checks > /tmp/logs/checks.txt 2>&1 &
+  CUDA_VISIBLE_DEVICES=0 STAND_PYTHON=$STAND_PYTHON SITE=$SITE bash soak_server.sh
 }
 
 results() {
   mkdir -p "$OUT"
   local made
-  for made in checks/result.json checks/texts.json soak/soak.jsonl soak/verdict.json loaders.json; do
-    if [ -e "/tmp/out/$made" ]; then cp "/tmp/out/$made" "$OUT/${made//\//-}"; fi
-  done
+  (cd /tmp/out && tar -czf "$OUT/out.tgz" .)
   tar -czf "$OUT/logs.tgz" --exclude=traces -C /tmp logs
   nvidia-smi --query-gpu=memory.used,utilization.gpu --format=csv,noheader
   echo "$(($(date +%s) - $(cat /tmp/out/started_at))) s since the servers were started; $(uptime)"
   for made in /tmp/logs/*.log; do echo "$made $(tail -n 1 "$made" | cut -c 1-150)"; done
-  tail -c 600 /tmp/logs/soak.txt
-  tail -n 1 /tmp/out/soak/soak.jsonl 2> /dev/null | cut -c 1-400 || true
+  tail -c 600 /tmp/logs/soak*.txt
+  tail -q -n 1 /tmp/out/soak*/soak.jsonl 2> /dev/null | cut -c 1-400 || true
 }
 
 until_there() { # FILE SECONDS
@@ -122,9 +130,20 @@ loaders() {
     /tmp/out/loaders.json > /tmp/logs/loaders.txt 2>&1 &
 }
 
+kernels() {
+  local script
+  for script in accuracy bench; do
+    CUDA_VISIBLE_DEVICES=$CARD PYTHONPATH=$SITE "$STAND_PYTHON" \
+      "tests/gpu/kernels/turboquant_$script.py" 2>&1 | tee "/tmp/out/turboquant-$script.txt" || true
+  done
+}
+
 soaked() {
-  until_there /tmp/out/soak/verdict.json "$1"
-  cat /tmp/out/soak/verdict.json /tmp/out/loaders.json 2> /dev/null || true
+  local end=$(($(date +%s) + $1)) server
+  for server in /tmp/out/soak*.pid; do
+    until_there "${server%.pid}/verdict.json" $((end - $(date +%s)))
+  done
+  cat /tmp/out/soak*/verdict.json /tmp/out/loaders.json 2> /dev/null || true
   results
 }
 

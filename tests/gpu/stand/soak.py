@@ -318,15 +318,20 @@ def family_of(pid: int) -> set[int]:
     return found
 
 
-def host_bytes(pids: set[int]) -> int | None:
-    """Memory of the processes, what they share counted once."""
+def host_bytes(pids: set[int], kinds: str = "Anon|Shmem") -> int | None:
+    """Memory of the processes that no file holds, what they share counted once.
+
+    Pages of files ("File") are told and not judged: a page that another server maps as well is
+    shared out among them, so that ours seems to grow when that server ends.
+    """
     total = 0
     for pid in pids:
         try:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except OSError:
             continue
-        total += 1024 * sum(int(kib) for kib in re.findall(r"^Pss: +(\d+)", rollup, re.M))
+        sizes = re.findall(rf"^Pss_(?:{kinds}): +(\d+)", rollup, re.M)
+        total += 1024 * sum(int(kib) for kib in sizes)
     return total or None
 
 
@@ -381,6 +386,7 @@ def _sample(target: Target, tally: Tally, pid: int | None, at_s: float) -> Line:
     pids = family_of(pid) if pid else set()
     line = {"kind": "sample", "at_s": round(at_s, 1), **tally.taken()}
     line |= {"host_bytes": host_bytes(pids), "gpu_bytes": gpu_bytes(pids)}
+    line["file_bytes"] = host_bytes(pids, "File")
     try:
         return {**line, **target.drafts()}
     except OSError as error:

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# On the GPU machine, once the last part is here: join the parts in /tmp/parts into /tmp/site.
+# On the GPU machine, once the last part is here: join the parts into SITE.
 set -euo pipefail
-mkdir -p /tmp/site
-cat /tmp/parts/site.zst.* | LD_LIBRARY_PATH=/tmp/zstd /tmp/zstd/zstd -dc | tar -x -C /tmp/site
+PARTS=${PARTS:-/tmp/parts}
+SITE=${SITE:-/tmp/site}
+mkdir -p "$SITE"
+cat "$PARTS"/site.zst.* | LD_LIBRARY_PATH=/tmp/zstd /tmp/zstd/zstd -dc | tar -x -C "$SITE"

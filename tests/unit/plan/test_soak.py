@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import mmap
+import os
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -192,8 +194,21 @@ def test_a_server_that_dies_is_judged(
     assert verdict.faults[-1] == "the greedy texts were not asked again"
 
 
-def test_the_plan_of_0_33_compares_servers_that_it_starts() -> None:
-    plan = json.loads((STAND / "own_torch.json").read_text())
+def test_pages_of_a_file_are_told_and_are_no_growth(soak: ModuleType, tmp_path: Path) -> None:
+    file, size, own = tmp_path / "library", 16 << 20, {os.getpid()}
+    file.write_bytes(bytes(size))
+    before, before_of_files = soak.host_bytes(own), soak.host_bytes(own, "File")
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        assert not any(pages[:: mmap.PAGESIZE])
+        assert soak.host_bytes(own, "File") - before_of_files > size / 2
+        assert soak.host_bytes(own) - before < size / 2
+    kept = bytearray(b"x") * size
+    assert soak.host_bytes(own) - before > size / 2, len(kept)
+
+
+@pytest.mark.parametrize("sitting", ["own_torch", "own_torch_rest"])
+def test_the_plan_of_0_33_compares_servers_that_it_starts(sitting: str) -> None:
+    plan = json.loads((STAND / f"{sitting}.json").read_text())
     names = [server["name"] for server in plan["servers"]]
     assert len(set(names)) == len(names)
     compared = {text.partition("/")[0] for pair in plan["pairs"] for text in pair}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sparkdeploy_vllm.turboquant_backend import SparkTurboQuantBackend
+from sparkdeploy_vllm.turboquant_backend import SparkTurboQuantBackend, SparkTurboQuantImpl
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.turboquant_attn import (
     TurboQuantAttentionImpl,
@@ -55,3 +55,19 @@ class ShapeOnly(HostLengths):
     @staticmethod
     def get_builder_cls() -> type[TurboQuantMetadataBuilder]:
         return TurboQuantMetadataBuilder
+
+
+class VllmKernelImpl(SparkTurboQuantImpl):
+    """Ours, but for the decode kernel: vLLM's own reads the pages."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.kernel = None
+
+
+class VllmKernel(SparkTurboQuantBackend):
+    """With VllmKernelImpl."""
+
+    @staticmethod
+    def get_impl_cls() -> type[SparkTurboQuantImpl]:
+        return VllmKernelImpl
