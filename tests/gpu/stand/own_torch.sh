@@ -9,7 +9,7 @@
 #   own_torch.sh kernels        TurboQuant's decode kernel alone, right and fast, once the checks are through
 #   own_torch.sh soaked SECONDS wait for the end of every soak, no longer than that; all results go to $OUT
 # The folders are those of the other sittings; FIRST, PARTS, SITE and VENV are for trying it elsewhere.
-# TWINS says which twins are made, PLAN what is asked of them, CARD on which GPU.
+# TWINS says which twins are made, PLAN what is asked of them, CARD on which GPU; SOAK_S=0 soaks nothing.
 set -euo pipefail
 FIRST=${FIRST:-.gpu/033/first}
 PARTS=${PARTS:-/tmp/parts}
@@ -97,7 +97,9 @@ P
   cd /tmp/stand
   CUDA_VISIBLE_DEVICES=$CARD PYTHONPATH=$SITE setsid nohup "$STAND_PYTHON" serve.py "$PLAN.json" \
     /tmp/out/checks > /tmp/logs/checks.txt 2>&1 &
-  CUDA_VISIBLE_DEVICES=0 STAND_PYTHON=$STAND_PYTHON SITE=$SITE bash soak_server.sh
+  if [ "${SOAK_S:-900}" -gt 0 ]; then
+    CUDA_VISIBLE_DEVICES=0 STAND_PYTHON=$STAND_PYTHON SITE=$SITE bash soak_server.sh
+  fi
 }
 
 results() {
@@ -108,7 +110,7 @@ results() {
   nvidia-smi --query-gpu=memory.used,utilization.gpu --format=csv,noheader
   echo "$(($(date +%s) - $(cat /tmp/out/started_at))) s since the servers were started; $(uptime)"
   for made in /tmp/logs/*.log; do echo "$made $(tail -n 1 "$made" | cut -c 1-150)"; done
-  tail -c 600 /tmp/logs/soak*.txt
+  tail -c 600 /tmp/logs/soak*.txt || true
   tail -q -n 1 /tmp/out/soak*/soak.jsonl 2> /dev/null | cut -c 1-400 || true
 }
 

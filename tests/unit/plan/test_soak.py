@@ -206,7 +206,7 @@ def test_pages_of_a_file_are_told_and_are_no_growth(soak: ModuleType, tmp_path: 
     assert soak.host_bytes(own) - before > size / 2, len(kept)
 
 
-@pytest.mark.parametrize("sitting", ["own_torch", "own_torch_rest"])
+@pytest.mark.parametrize("sitting", ["own_torch", "own_torch_rest", "own_torch_graphs"])
 def test_the_plan_of_0_33_compares_servers_that_it_starts(sitting: str) -> None:
     plan = json.loads((STAND / f"{sitting}.json").read_text())
     names = [server["name"] for server in plan["servers"]]

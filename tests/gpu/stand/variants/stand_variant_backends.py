@@ -2,7 +2,11 @@
 
 from typing import Any
 
-from sparkdeploy_vllm.turboquant_backend import SparkTurboQuantBackend, SparkTurboQuantImpl
+from sparkdeploy_vllm.turboquant_backend import (
+    SparkTurboQuantBackend,
+    SparkTurboQuantBuilder,
+    SparkTurboQuantImpl,
+)
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.turboquant_attn import (
     TurboQuantAttentionImpl,
@@ -71,3 +75,19 @@ class VllmKernel(SparkTurboQuantBackend):
     @staticmethod
     def get_impl_cls() -> type[SparkTurboQuantImpl]:
         return VllmKernelImpl
+
+
+class FullGraphsBuilder(SparkTurboQuantBuilder):
+    """Ours, with vLLM's claim about CUDA graphs on a release where nobody has proven it."""
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
+        return super(SparkTurboQuantBuilder, cls).get_cudagraph_support(vllm_config, kv_cache_spec)
+
+
+class FullGraphs(SparkTurboQuantBackend):
+    """With FullGraphsBuilder."""
+
+    @staticmethod
+    def get_builder_cls() -> type[TurboQuantMetadataBuilder]:
+        return FullGraphsBuilder
