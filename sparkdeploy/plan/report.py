@@ -102,6 +102,7 @@ def _title(plan: Plan) -> Iterator[str]:
             "  piecewise CUDA graphs: full ones with TurboQuant and speculation are proven "
             f"{graphs.proven_releases()}"
         )
+        yield "    each step then waits longer for the CPU: also try --set serve.speculative=null"
     if prefix_caching.falls_back(recipe, engine):
         yield f"  without prefix caching: {prefix_caching.REASON}"
 

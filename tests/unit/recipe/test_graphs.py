@@ -112,11 +112,12 @@ def test_a_cpu_engine_has_no_graphs(shipped: Library) -> None:
     assert not falls_back(resolved.recipe, on_cpu)
 
 
-def test_a_plan_says_in_one_line_what_it_chose(shipped: Library) -> None:
+def test_a_plan_says_what_it_chose_and_what_may_be_faster(shipped: Library) -> None:
     words = "piecewise CUDA graphs: full ones with TurboQuant and speculation are proven"
     unproven = plain_lines(plan_lines(plan(shipped, observed(), "v2-tq", UNPROVEN)))
-    (chosen,) = (line for line in unproven if words in line)
-    assert chosen.endswith("on vLLM 0.25.1")
+    (at,) = (number for number, line in enumerate(unproven) if words in line)
+    assert unproven[at].endswith("on vLLM 0.25.1")
+    assert unproven[at + 1].endswith("also try --set serve.speculative=null")
     proven = plain_lines(plan_lines(plan(shipped, observed(), "v2-tq")))
     assert not [line for line in proven if words in line]
 
