@@ -98,6 +98,8 @@ def test_v2_has_an_int8_head_and_makes_its_own_reference(program: Program) -> No
     assert report["reference"] == SERVED_BEFORE
 
 
+# v3 in the default run has a draft head too.
+@pytest.mark.slow
 def test_a_draft_head_changes_no_text_builds_nothing_and_leaves_nothing(
     program: Program, host: DockerHost
 ) -> None:
@@ -247,6 +249,8 @@ def test_a_rehearsal_serves_prebuilt_tensors(program: Program) -> None:
     assert (report["fp8_layers"], report["lm_head"]) == (FP8_LAYERS, "bf16")
 
 
+# Each FP8 reader is held on real layers in tests/engine/inside.
+@pytest.mark.slow
 def test_a_rehearsal_serves_a_finished_hybrid(program: Program) -> None:
     report = program.answer(
         "rehearse", "hybrid", "--set", "checkpoint.fp8_dense={mode: prebuilt, from: hub}"

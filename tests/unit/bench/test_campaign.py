@@ -101,6 +101,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, talking_engine: Talking
     return Lab(tmp_path, talking_engine)
 
 
+@pytest.mark.slow
 def test_killed_at_three_moments_each_step_is_done_once_and_what_served_is_back(lab: Lab) -> None:
     lab.serve("mtp-1", COLOUR=PLANTED["variable"])
     before = lab.served()

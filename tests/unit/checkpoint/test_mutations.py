@@ -244,7 +244,7 @@ def break_json(path: Path, change: Change) -> None:
     path.write_bytes(beginning + text + data)
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(50))
 @given(
     name=st.sampled_from(JSON_FILES),
     change=changes,
@@ -310,7 +310,7 @@ BROKEN = [(name, broke) for name in (*JSON_FILES, "chat_template.jinja") for bro
 BROKEN += [(name, _grow) for name in JSON_FILES if name not in HASHED_ONLY]
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(50))
 @given(
     broken_file=st.sampled_from(BROKEN),
     at=st.integers(0, 1 << 22),

@@ -70,7 +70,7 @@ def damaged(text: str, seed: int) -> str:
 
 
 @given(st.sampled_from(SAMPLES), st.integers(0, 2**32))
-@settings(max_examples=examples(2000), deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 def test_a_damaged_recipe_is_a_recipe_or_a_mistake(
     tmp_path_factory: pytest.TempPathFactory, sample: str, seed: int
 ) -> None:
