@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-LONGEST_RUN_S = 1500
-
 
 @dataclass(frozen=True)
 class Program:
@@ -24,6 +22,8 @@ class Program:
 
     root: Path
     more_env: Mapping[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = (sys.executable, "-m", "sparkdeploy")
+    longest_run_s: float = 1500
 
     @property
     def env(self) -> dict[str, str]:
@@ -38,7 +38,7 @@ class Program:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start it and return at once."""
         return subprocess.Popen(
-            [sys.executable, "-m", "sparkdeploy", *arguments],
+            [*self.command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -50,7 +50,7 @@ class Program:
         """Run it to its end."""
         process = self.start(*arguments)
         try:
-            stdout, stderr = process.communicate(timeout=LONGEST_RUN_S)
+            stdout, stderr = process.communicate(timeout=self.longest_run_s)
         except BaseException:
             process.kill()
             process.wait()

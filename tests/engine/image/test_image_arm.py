@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.commands.image import remove_images
-from sparkdeploy.commands.image_build import StageImage, build_engine
-from sparkdeploy.errors import NodeError
-from sparkdeploy.image.emulation import refuse_without_emulation
 from sparkdeploy.image.inside.prove import runs_on
 from sparkdeploy.node import facts
 from sparkdeploy.settings import load_settings
+from tests.engine.emulated import Built, emulated_engine, skip_where_nothing_is_emulated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkdeploy.commands.image_build import StageImage
     from sparkdeploy.node.host import DockerHost
 
 pytestmark = [pytest.mark.arm, pytest.mark.timeout(4 * 3600)]
@@ -30,24 +28,13 @@ ENGINES = {"cuda-0.25": ("0.25.1", "2.11.0"), "cuda-0.33": ("0.33.0", "2.14.0")}
 SPARK = 121
 LOADER = Path(__file__).with_name("load_libraries.py").read_text(encoding="utf-8")
 
-Built = tuple[StageImage, ...]
-
 
 @pytest.fixture(scope="module", params=ENGINES)
 def built(request: pytest.FixtureRequest, host: DockerHost) -> Iterator[Built]:
     """Every stage of an engine; what was not here before goes again."""
-    if facts.architecture() != "x86_64":
-        pytest.skip("this machine is of a Spark's kind: nothing is emulated")
-    try:
-        refuse_without_emulation("aarch64")
-    except NodeError as error:
-        pytest.skip(f"{error.message}; {error.hint}")
-    settings = load_settings()
-    made = build_engine(request.param, (), "linux/arm64", settings)
-    for stage in made:
-        print(stage.stage, stage.tag, f"{stage.size_bytes / 1e9:.2f} GB")
-    yield made
-    remove_images([stage.tag for stage in reversed(made) if stage.was_built], settings)
+    skip_where_nothing_is_emulated()
+    with emulated_engine(request.param, load_settings()) as made:
+        yield made
 
 
 def proof_of(host: DockerHost, stage: StageImage) -> dict[str, object]:

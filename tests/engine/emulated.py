@@ -1,0 +1,42 @@
+"""Whole engines for a Spark's processor, on an x86-64."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.commands.image import remove_images
+from sparkdeploy.commands.image_build import StageImage, build_engine
+from sparkdeploy.errors import NodeError
+from sparkdeploy.image.emulation import refuse_without_emulation
+from sparkdeploy.node import facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.settings import Settings
+
+Built = tuple[StageImage, ...]
+
+
+def skip_where_nothing_is_emulated() -> None:
+    if facts.architecture() != "x86_64":
+        pytest.skip("this machine is of a Spark's kind: nothing is emulated")
+    try:
+        refuse_without_emulation("aarch64")
+    except NodeError as error:
+        pytest.skip(f"{error.message}; {error.hint}")
+
+
+@contextlib.contextmanager
+def emulated_engine(name: str, settings: Settings) -> Iterator[Built]:
+    """Every stage of an engine, or of a recipe's; what was not here before goes again."""
+    made = build_engine(name, (), "linux/arm64", settings)
+    for stage in made:
+        print(stage.stage, stage.tag, f"{stage.size_bytes / 1e9:.2f} GB")
+    try:
+        yield made
+    finally:
+        remove_images([stage.tag for stage in reversed(made) if stage.was_built], settings)
