@@ -19,6 +19,8 @@ import sys
 import zipfile
 from typing import TYPE_CHECKING
 
+from tests.engine.emulated import CPUINFO
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -33,22 +35,6 @@ LINKED = re.compile(
 OF_TORCH = re.compile(r"(torch|torchgen|functorch)/.*|" + re.escape(INFO) + "/(?!RECORD).*")
 CPUINFO_PATH, PATH_INSTEAD = b"/proc/cpuinfo", b"/opt/venv/cpu"
 """As long as each other: torch's libraries have the path in their data."""
-CPUINFO = "".join(
-    f"""\
-processor	: {number}
-BogoMIPS	: 100.00
-Features	: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc \
-dcpop asimddp
-CPU implementer	: 0x41
-CPU architecture: 8
-CPU variant	: 0x3
-CPU part	: 0xd0c
-CPU revision	: 1
-
-"""
-    for number in range(2)
-)
-"""Two cores of ARM's Neoverse N1."""
 SBGEMM = """
 typedef unsigned short bf16;
 static float wide(bf16 x) {

@@ -14,8 +14,15 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.image.inside.prove import runs_on
 from sparkdeploy.node import facts
+from sparkdeploy.node.container import ContainerSpec, Mount
 from sparkdeploy.settings import load_settings
-from tests.engine.emulated import Built, emulated_engine, skip_where_nothing_is_emulated
+from tests.engine.emulated import (
+    CPUINFO,
+    Built,
+    emulated_engine,
+    skip_where_nothing_is_emulated,
+)
+from tests.engine.vllm.twin_user import unique_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,11 +72,24 @@ def test_the_plugin_fits(host: DockerHost, built: Built) -> None:
 
 
 def test_every_library_of_vllm_loads_beside_a_stand_in_for_the_driver(
-    host: DockerHost, built: Built
+    host: DockerHost, built: Built, tmp_path: Path
 ) -> None:
-    code, said = host.run_once(
-        built[-1].tag, ["-c", LOADER], entrypoint=["/opt/venv/bin/python"], timeout_s=3600
+    processor = tmp_path / "cpuinfo"
+    processor.write_text(CPUINFO, encoding="utf-8")
+    loader = ContainerSpec(
+        name=unique_name("loader"),
+        image=built[-1].tag,
+        entrypoint=("/opt/venv/bin/python",),
+        command=("-c", LOADER),
+        env={},
+        mounts=(Mount(str(processor), "/proc/cpuinfo"),),
+        user="65532:65532",
+        gpus="none",
+        tmpfs={"/tmp": "rw,size=64m"},
+        shm_size_bytes=64 << 20,
+        network="none",
     )
+    code, said = host.run_to_end(loader, timeout_s=3600)
     assert code == 0, said[-4000:]
     found = json.loads(said.splitlines()[-1])
     print(found.pop("torch"), len(found), "libraries")

@@ -196,8 +196,8 @@ def test_a_server_that_dies_is_judged(
 
 def test_pages_of_a_file_are_told_and_are_no_growth(soak: ModuleType, tmp_path: Path) -> None:
     file, size, own = tmp_path / "library", 16 << 20, {os.getpid()}
-    with file.open("wb") as opened:
-        opened.truncate(size)
+    file.touch()
+    os.truncate(file, size)
     before, before_of_files = soak.host_bytes(own), soak.host_bytes(own, "File")
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as pages:
         assert not any(pages[:: mmap.PAGESIZE])
