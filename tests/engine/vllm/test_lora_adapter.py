@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tests.engine.program import Program
 
 pytestmark = [
+    # What the plugin makes of an adapter is held on real layers in tests/engine/inside.
+    pytest.mark.slow,
     pytest.mark.docker,
     pytest.mark.in_order,
     pytest.mark.timeout(1200),

@@ -94,7 +94,11 @@ def check_the_draft_proposes_frequent_tokens_by_the_target_s_own_logits() -> Non
         best = _best_two(processor, target, x)
     assert drafted.shape == verified.shape == (4, VOCABULARY)
     assert drafted.dtype == verified.dtype == torch.float32
-    assert torch.equal(drafted[:, TOKENS], verified[:, TOKENS])
+    # A product of 5 rows may add up in another order than one of 500, and once did.
+    largest = verified.abs().max().item()
+    torch.testing.assert_close(
+        drafted[:, TOKENS], verified[:, TOKENS], rtol=1e-6, atol=1e-6 * largest
+    )
     others = torch.ones(VOCABULARY, dtype=torch.bool)
     others[TOKENS] = False
     assert torch.isneginf(drafted[:, others]).all()
