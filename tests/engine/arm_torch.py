@@ -4,8 +4,7 @@ PyTorch's own index alone has `+cpu` builds. The build for CUDA computes on a CP
 once the libraries that it is linked with are beside it. Two things are added:
 
 - `sbgemm_`, a product of BF16 matrices, which vLLM calls and the `+cpu` build's OpenBLAS has.
-- A description of an ARM processor. qemu 7.2 shows programs the /proc/cpuinfo of the machine it
-  runs on, and torch ends with a segmentation fault over that of an x86-64.
+- A description of an ARM processor (`emulated.CPUINFO` says why).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -318,21 +319,21 @@ def family_of(pid: int) -> set[int]:
     return found
 
 
-def host_bytes(pids: set[int], kinds: str = "Anon|Shmem") -> int | None:
-    """Memory of the processes that no file holds, what they share counted once.
+def host_memory(pids: set[int]) -> dict[str, int | None]:
+    """Memory of the processes, what they share counted once: of no file, and pages of files.
 
-    Pages of files ("File") are told and not judged: a page that another server maps as well is
-    shared out among them, so that ours seems to grow when that server ends.
+    Pages of files are told and not judged: one that another server maps as well is shared out among
+    them, so that ours seem to grow when that server ends.
     """
-    total = 0
+    held: Counter[str] = Counter()
     for pid in pids:
         try:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except OSError:
             continue
-        sizes = re.findall(rf"^Pss_(?:{kinds}): +(\d+)", rollup, re.M)
-        total += 1024 * sum(int(kib) for kib in sizes)
-    return total or None
+        for kind, kib in re.findall(r"^Pss_(Anon|Shmem|File): +(\d+)", rollup, re.M):
+            held["file_bytes" if kind == "File" else "host_bytes"] += 1024 * int(kib)
+    return {name: held[name] or None for name in ("host_bytes", "file_bytes")}
 
 
 def gpu_bytes(pids: set[int]) -> int | None:
@@ -385,8 +386,7 @@ def run(target: Target, folder: Path, *, agents: int, seconds: float, pid: int |
 def _sample(target: Target, tally: Tally, pid: int | None, at_s: float) -> Line:
     pids = family_of(pid) if pid else set()
     line = {"kind": "sample", "at_s": round(at_s, 1), **tally.taken()}
-    line |= {"host_bytes": host_bytes(pids), "gpu_bytes": gpu_bytes(pids)}
-    line["file_bytes"] = host_bytes(pids, "File")
+    line |= {**host_memory(pids), "gpu_bytes": gpu_bytes(pids)}
     try:
         return {**line, **target.drafts()}
     except OSError as error:

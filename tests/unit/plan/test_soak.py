@@ -198,14 +198,15 @@ def test_pages_of_a_file_are_told_and_are_no_growth(soak: ModuleType, tmp_path: 
     file, size, own = tmp_path / "library", 16 << 20, {os.getpid()}
     file.touch()
     os.truncate(file, size)
-    before, before_of_files = soak.host_bytes(own), soak.host_bytes(own, "File")
+    before = soak.host_memory(own)
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as pages:
         assert not any(pages[:: mmap.PAGESIZE])
-        assert soak.host_bytes(own, "File") - before_of_files > size / 2
-        assert soak.host_bytes(own) - before < size / 2
+        mapped = soak.host_memory(own)
+        assert mapped["file_bytes"] - before["file_bytes"] > size / 2
+        assert mapped["host_bytes"] - before["host_bytes"] < size / 2
     with mmap.mmap(-1, size) as memory:
         memory[:: mmap.PAGESIZE] = b"x" * (size // mmap.PAGESIZE)
-        assert soak.host_bytes(own) - before > size / 2
+        assert soak.host_memory(own)["host_bytes"] - before["host_bytes"] > size / 2
 
 
 @pytest.mark.parametrize("sitting", ["own_torch", "own_torch_rest", "own_torch_graphs"])
