@@ -68,29 +68,6 @@ def build_pair(folder: Path, shape: PairShape) -> tuple[Path, Path]:
     return int4, fp8
 
 
-def build_122b_headers(folder: Path) -> int:
-    """Make a folder with the headers of the real INT4 model over holes; return its tensor count."""
-    shape = PairShape(hidden=3072, shared_intermediate=1024, vocab=248320, experts=256)
-    config = _config(shape)
-    sizes = model_sizes(config)
-    specs: list[Spec] = [
-        ("lm_head.weight", "BF16", (shape.vocab, shape.hidden)),
-        ("model.language_model.embed_tokens.weight", "BF16", (shape.vocab, shape.hidden)),
-        *((name, "BF16", size) for name, size in shared_expert_shapes(sizes)),
-        *_experts(shape, "qweight", "I32", 393_216),
-        *_experts(shape, "qzeros", "I32", 3_072),
-        *_experts(shape, "scales", "F16", 24_576),
-    ]
-    ordered = _interleaved(specs)
-    size = -(-len(ordered) // shape.shards)
-    for number in range(shape.shards):
-        path = folder / f"model-{number + 1:05}-of-{shape.shards:05}.safetensors"
-        _write_holes(path, ordered[number * size : (number + 1) * size])
-    _write_holes(folder / "model_extra_tensors.safetensors", list(_mtp(sizes)))
-    _write_index(folder, config)
-    return len(specs) + len(mtp_names(sizes))
-
-
 def _config(shape: PairShape) -> dict[str, object]:
     return {
         "architectures": ["Qwen3_5MoeForConditionalGeneration"],
@@ -133,7 +110,7 @@ def _write_shards(folder: Path, specs: Sequence[Spec], count: int) -> None:
 
 
 def _placed(specs: Sequence[Spec]) -> tuple[bytes, int]:
-    """The header of a file, and the bytes of the tensors after it."""
+    """Return the header of a file, and how many bytes of tensors follow it."""
     infos: list[TensorInfo] = []
     position = 0
     for name, dtype, shape in specs:
@@ -141,14 +118,6 @@ def _placed(specs: Sequence[Spec]) -> tuple[bytes, int]:
         infos.append(TensorInfo(name, dtype, shape, position, end))
         position = end
     return header_bytes(infos, {"format": "pt"}), position
-
-
-def _write_holes(path: Path, specs: Sequence[Spec]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    header, size_bytes = _placed(specs)
-    with path.open("wb") as file:
-        file.write(header)
-        file.truncate(len(header) + size_bytes)
 
 
 def _write(path: Path, specs: Sequence[Spec]) -> None:
